@@ -1,0 +1,225 @@
+"""The public calls: `topk` and `plan`. No thresholds and no device code live here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from ksieve import planner, problem
+from ksieve.errors import ArgumentError
+from ksieve.planner import DeviceInfo, Plan
+from ksieve.policy import SamplingPolicy
+from ksieve.problem import Device, Problem
+from ksieve.stats import Stats
+
+Backend = Literal["auto", "cpu", "cuda", "reference"]
+
+
+@overload
+def topk(
+    scores: Any, lengths: Any = None, k: int | None = None, *, return_stats: Literal[False] = False, **options: Any
+) -> Any: ...
+@overload
+def topk(
+    scores: Any, lengths: Any = None, k: int | None = None, *, return_stats: Literal[True], **options: Any
+) -> tuple[Any, Stats]: ...
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: int | None = None,
+    *,
+    plan: Plan | None = None,
+    policy: SamplingPolicy | str | None = None,
+    backend: Backend = "auto",
+    out: Any = None,
+    workspace: Any = None,
+    num_rows: Any = None,
+    return_stats: bool = False,
+) -> Any:
+    """Select the k largest scores of every row, exactly.
+
+    Parameters
+    ----------
+    scores : array, shape (rows, width)
+        float32, float16 or bfloat16; NumPy, PyTorch, CuPy or JAX, on CPU or CUDA. Last stride 1, any row
+        pitch of at least width, any base alignment. A NumPy uint16 array is read as bfloat16 bits.
+    lengths : array of int32, shape (rows,), optional
+        Valid prefix of each row, on the scores' device; never read back to the host. Below 0 counts as 0,
+        above width as width. Default: every row is valid throughout.
+    k : int
+        Slots per row, 1 to 2**20. May be omitted when `plan` is given.
+    plan : Plan, optional
+        From `ksieve.plan`; made from the arguments when omitted.
+    policy : SamplingPolicy or str, optional
+        Sampling policy when no plan is given; ``"direct"`` never samples.
+    backend : {"auto", "cpu", "cuda", "reference"}
+        "auto" follows the scores' device. "reference" is the NumPy model: slow, for study.
+    out : array of int32, shape (rows, k), optional
+        Receives the result, on the scores' device; must not overlap the scores or lengths.
+    workspace : array of bytes, optional
+        CUDA only: from ``plan.workspace()`` or the caller's own. One per stream.
+    num_rows : array of int32, shape (1,) or (), optional
+        CUDA: live row count on the device; rows from it on are left untouched. CPU: a host array.
+    return_stats : bool
+        Also return `Stats` (on CUDA this reads the statistics back, which synchronises).
+
+    Returns
+    -------
+    indices : array of int32, shape (rows, k)
+        Same library and device as `scores`. For a row of length L > k: k distinct positions below L, no
+        unselected valid score greater than a selected one, in no particular order. For L <= k: all L
+        positions, then -1.
+    stats : Stats
+        Only with ``return_stats=True``.
+
+    Raises
+    ------
+    ArgumentError
+        Before anything is launched or written; the message names the argument, what it got and what it takes.
+    BackendError
+        The backend cannot run here; the message names the remedy.
+
+    Notes
+    -----
+    NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Which of several scores tied at rank k are returned is
+    unspecified. See docs/contract.md.
+    """
+    if plan is not None:
+        if k is not None and k != plan.problem.k:
+            raise ArgumentError("k", k, f"{plan.problem.k}, the plan's k, or nothing")
+        k = plan.problem.k
+    if k is None:
+        raise ArgumentError("k", None, f"an int from 1 to {problem.MAX_K}")
+    asked, info, _ = problem.check_selection(scores, lengths, k, out=out, num_rows=num_rows)
+    if backend not in ("auto", "cpu", "cuda", "reference"):
+        raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
+    if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
+        raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
+    if plan is None:
+        plan = planner.choose(asked, _device_info(info.device), policy=policy)
+    else:
+        if policy is not None:
+            raise ArgumentError("policy", repr(policy), "nothing when plan is given: the plan holds one")
+        planner.check_covers(plan, asked)
+    if info.device.kind == "cuda":
+        from ksieve.backends import cuda
+
+        return cuda.run(
+            plan, scores, lengths, out=out, workspace=workspace, num_rows=num_rows, return_stats=return_stats
+        )
+    if workspace is not None:
+        raise ArgumentError("workspace", type(workspace).__name__, "nothing on the CPU")
+    return _run_on_host(plan, scores, lengths, backend, out, num_rows, return_stats, info.library)
+
+
+def plan(
+    *,
+    rows: int,
+    width: int,
+    k: int,
+    pitch: int | None = None,
+    dtype: str = "float32",
+    device: str | DeviceInfo = "cpu",
+    family: str | None = None,
+    policy: SamplingPolicy | str | None = None,
+) -> Plan:
+    """Fix kernel family, launch geometry and workspace from host-known facts alone.
+
+    Parameters
+    ----------
+    rows, width : int
+        Capacity of the score matrix; a call may bring fewer rows or a narrower matrix.
+    k : int
+        Slots per row.
+    pitch : int, optional
+        Scores from one row to the next; default `width`.
+    dtype : str
+        "float32", "float16" or "bfloat16".
+    device : str or DeviceInfo
+        "cpu", "cuda", "cuda:1", or the facts of a device that need not be present.
+    family : str, optional
+        Force a kernel family.
+    policy : SamplingPolicy or str, optional
+        Force a sampling policy; ``"direct"`` never samples.
+
+    Returns
+    -------
+    Plan
+        Printable; ``plan.reason`` says in words why it is what it is.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of range or the family cannot run the shape.
+    """
+    for name, value, least in (("rows", rows, 0), ("width", width, 0), ("pitch", pitch, width)):
+        if value is None and name == "pitch":
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise ArgumentError(name, repr(value), f"an int of at least {least}")
+    if dtype not in problem.SCORE_DTYPES:
+        raise ArgumentError("dtype", repr(dtype), f"one of {list(problem.SCORE_DTYPES)}")
+    info = device if isinstance(device, DeviceInfo) else _device_info(_parse_device(device))
+    asked = Problem(
+        int(rows),
+        int(width),
+        int(width if pitch is None else pitch),
+        problem.check_k(k),
+        dtype,
+        Device(info.kind, info.index),
+    )
+    return planner.choose(asked, info, family=family, policy=policy)
+
+
+def _parse_device(device: str) -> Device:
+    kind, _, index = str(device).partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise ArgumentError("device", repr(device), "'cpu', 'cuda' or 'cuda:<ordinal>'")
+    return Device(kind, int(index or 0))
+
+
+def _device_info(device: Device) -> DeviceInfo:
+    if device.kind == "cpu":
+        from ksieve.backends.cpu import thread_count
+
+        return DeviceInfo("cpu", threads=thread_count())
+    from ksieve.backends import cuda
+
+    return cuda.device_info(device.index)
+
+
+def _run_on_host(
+    plan: Plan,
+    scores: Any,
+    lengths: Any,
+    backend: Backend,
+    out: Any,
+    num_rows: Any,
+    return_stats: bool,
+    library: str,
+) -> Any:
+    matrix = problem.as_numpy(scores)
+    rows, width = matrix.shape
+    valid = np.full(rows, width, np.int32) if lengths is None else problem.as_numpy(lengths)
+    live = rows if num_rows is None else int(np.clip(problem.as_numpy(num_rows).reshape(()), 0, rows))
+    result = np.full((rows, plan.problem.k), -1, np.int32) if out is None else problem.as_numpy(out)
+    from ksieve.backends import cpu
+
+    run = cpu.run_reference if backend == "reference" else cpu.run
+    stats = run(plan, matrix[:live], valid[:live], result[:live], return_stats)
+    indices = out if out is not None else _like(result, library)
+    return (indices, stats) if return_stats else indices
+
+
+def _like(result: np.ndarray[Any, Any], library: str) -> Any:
+    """Hand a NumPy result back in the caller's library, without copying where the library allows it."""
+    if library == "torch":
+        import torch
+
+        return torch.from_numpy(result)
+    if library == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(result)
+    return result

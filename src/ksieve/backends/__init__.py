@@ -1,0 +1,1 @@
+"""Backends: each runs a `Plan`; none makes a choice."""

@@ -1,0 +1,47 @@
+"""Every exception that ksieve raises on purpose.
+
+All of them derive from `KsieveError`, so that one ``except`` clause catches what this package means to
+say and nothing else.
+"""
+
+from __future__ import annotations
+
+
+class KsieveError(Exception):
+    """Base class of all errors raised by ksieve."""
+
+
+class ArgumentError(KsieveError, ValueError):
+    """A caller's argument cannot be used; raised before any kernel is launched or any output written.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the offending argument, as the caller wrote it.
+    got : object
+        What was passed, in words or as a value.
+    takes : str
+        What would have been accepted.
+    """
+
+    def __init__(self, argument: str, got: object, takes: str) -> None:
+        self.argument = argument
+        self.got = got
+        self.takes = takes
+        super().__init__(f"{argument}: got {got}; takes {takes}")
+
+    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, object, str]]:
+        # Exception's default pickling would replay __init__ with the joined message alone.
+        return type(self), (self.argument, self.got, self.takes)
+
+
+class WorkspaceError(ArgumentError):
+    """A workspace is too small, misaligned, on another device, or was made for another plan."""
+
+
+class BackendError(KsieveError, RuntimeError):
+    """A backend cannot run here: missing package, driver or hardware. The message names the remedy."""
+
+
+class CaptureFormatError(KsieveError, ValueError):
+    """A file is not a readable score capture; the message names the file and what is wrong with it."""

@@ -1,0 +1,121 @@
+"""Ordered keys: the integers that every backend compares instead of scores.
+
+Two monotone maps, both *descending* (a better score has a smaller key):
+
+* `order_key`: float32 -> uint32, total order of the contract. ``-0.0`` and ``+0.0`` share a key and every
+  NaN has the largest one, so NaN ranks below ``-inf``.
+* `coarse_bin`: float32 -> 0..2047, the leading 11 bits of the same construction over the float16
+  round-to-nearest projection (paper, section "Phase 1: Coarse Boundary Localization").
+
+`BIN_CUTOFF_KEY` ties them together: ``coarse_bin(x) <= b`` exactly when
+``order_key(x) <= BIN_CUTOFF_KEY[b]``, so that a scan admits a coarse prefix with one float32 comparison.
+The CUDA mirror is ``kernels/keys.cuh``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+U32 = NDArray[np.uint32]
+
+COARSE_BINS = 2048
+"""Bins of the coarse key: 11 bits of the 16-bit projected key."""
+
+DIGIT_BITS = (11, 11, 10)
+"""Widths of the three exact digits of `order_key`, most significant first."""
+
+DIGIT_SHIFTS = (21, 10, 0)
+"""Right shift that brings each digit of `order_key` to bit 0."""
+
+NAN_KEY = 0xFFFFFFFF
+"""Key shared by every NaN: the worst."""
+
+_FLIP32 = np.uint32(0x7FFFFFFF)
+_FLIP16 = np.uint16(0x7FFF)
+
+
+def order_key(scores: Any) -> U32:
+    """Return the descending 32-bit ordered key of each score.
+
+    Parameters
+    ----------
+    scores : array_like of float32
+        Any shape. Narrower floats are widened exactly first.
+
+    Returns
+    -------
+    ndarray of uint32
+        Same shape; ``a > b`` as scores if and only if ``key(a) < key(b)``.
+    """
+    x = np.asarray(scores, dtype=np.float32)
+    bits = np.where(x == 0, np.float32(0), x).view(np.uint32)
+    key = np.where(bits >> np.uint32(31) != 0, bits, bits ^ _FLIP32)
+    return np.where(np.isnan(x), np.uint32(NAN_KEY), key).astype(np.uint32)
+
+
+def score_of_key(keys: Any) -> F32:
+    """Invert `order_key` (zeros come back as ``+0.0``, `NAN_KEY` as NaN)."""
+    k = np.asarray(keys, dtype=np.uint32)
+    bits = np.where(k >> np.uint32(31) != 0, k, k ^ _FLIP32).astype(np.uint32)
+    return bits.view(np.float32)
+
+
+def coarse_bin(scores: Any) -> NDArray[np.int32]:
+    """Return the 11-bit coarse bin (0 best, 2047 worst) of each score's float16 projection."""
+    x = np.asarray(scores, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        half = np.where(x == 0, np.float32(0), x).astype(np.float16)
+    bits = half.view(np.uint16)
+    key = np.where(bits >> np.uint16(15) != 0, bits, bits ^ _FLIP16)
+    key = np.where(np.isnan(x), np.uint16(0xFFFF), key)
+    return (key >> np.uint16(5)).astype(np.int32)
+
+
+def digit(keys: Any, round_index: int) -> NDArray[np.int32]:
+    """Return digit `round_index` (0, 1 or 2) of ordered keys: 11, 11 and 10 bits wide."""
+    k = np.asarray(keys, dtype=np.uint32)
+    mask = np.uint32((1 << DIGIT_BITS[round_index]) - 1)
+    return ((k >> np.uint32(DIGIT_SHIFTS[round_index])) & mask).astype(np.int32)
+
+
+def _bin_cutoff_keys() -> U32:
+    """Largest ordered key of each coarse bin's prefix, from the float16 rounding rule alone.
+
+    The worst float16 of a positive bin has an even mantissa, of a negative bin an odd one; the float32
+    midpoint towards the next worse float16 ties to even, so it belongs to the bin in the first case and
+    to the next bin in the second.
+    """
+    cutoff = np.zeros(COARSE_BINS, dtype=np.uint32)
+    for b in range(COARSE_BINS):
+        key16 = (b << 5) | 31
+        if key16 < 0x3FF:  # better than +inf: no score maps here
+            cutoff[b] = 0
+        elif key16 <= 0x7FFF:
+            half = 0x7FFF - key16
+            cutoff[b] = order_key(_midpoint(half, half - 1) if half else np.float32(0))
+        elif key16 < 0xFC00:
+            worst = _midpoint(key16, key16 + 1)
+            cutoff[b] = order_key(np.nextafter(worst, np.float32(np.inf)))
+        elif key16 < 0xFFFF:  # -inf, then bins that hold nothing more
+            cutoff[b] = order_key(np.float32(-np.inf))
+        else:
+            cutoff[b] = NAN_KEY
+    return cutoff
+
+
+def _midpoint(half_a: int, half_b: int) -> np.float32:
+    """Float32 halfway between two adjacent float16 bit patterns; infinity counts as 65536."""
+
+    def value(half: int) -> float:
+        v = float(np.array(half, dtype=np.uint16).view(np.float16))
+        return v if np.isfinite(v) else float(np.copysign(65536.0, v))
+
+    return np.float32((value(half_a) + value(half_b)) / 2)
+
+
+BIN_CUTOFF_KEY: U32 = _bin_cutoff_keys()
+"""Inclusive cutoff of each coarse bin as an ordered key; shape (2048,), non-decreasing."""

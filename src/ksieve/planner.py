@@ -1,0 +1,168 @@
+"""The planner: from host-known facts to a `Plan`, as pure data with a reason in words.
+
+Nothing here touches a device. The same facts always give the same plan, so a plan can be made before CUDA
+graph capture, compared, printed and tested on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ksieve.errors import ArgumentError
+from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
+from ksieve.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """Facts of a device that decisions may use; sizes in bytes."""
+
+    kind: str
+    name: str = "cpu"
+    index: int = 0
+    capability: tuple[int, int] = (0, 0)
+    sm_count: int = 0
+    shared_per_sm: int = 0
+    shared_per_block: int = 0
+    l2_bytes: int = 0
+    threads: int = 1
+
+
+CPU = DeviceInfo("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything fixed before a run: family, geometry, sampling policy, storage, and why.
+
+    Attributes
+    ----------
+    problem : Problem
+        Shape the plan was made for. `rows` is a capacity: fewer live rows may be run.
+    device : DeviceInfo
+    family : str
+        Kernel family: "cpu" or one of the CUDA families.
+    policy : SamplingPolicy or None
+        How boundaries are proposed; None is the direct-exact route.
+    capacity : int
+        Candidates each worker can hold; a frontier beyond it is scanned again, never spilled without bound.
+    held : int
+        Rows up to this length stay on chip in the direct-exact route.
+    splits : int
+        Workers per row.
+    ctas : int
+        Thread blocks launched (CUDA) or 0.
+    threads : int
+        Threads per block (CUDA) or worker threads (CPU).
+    workspace_bytes : int
+        Bytes a caller-owned workspace needs; fixed by the plan, never by the data.
+    reason : str
+        Why this family and these numbers, in words.
+    """
+
+    problem: Problem
+    device: DeviceInfo
+    family: str
+    policy: SamplingPolicy | None
+    capacity: int
+    held: int = 0
+    splits: int = 1
+    ctas: int = 0
+    threads: int = 0
+    workspace_bytes: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        p = self.problem
+        policy = self.policy.name if self.policy else "direct"
+        lines = [
+            f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}",
+            f"  policy     {policy}",
+            f"  capacity   {self.capacity} candidates per worker",
+            f"  geometry   {self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
+            f"  workspace  {self.workspace_bytes} bytes",
+            f"  reason     {self.reason}",
+        ]
+        return "\n".join(lines)
+
+
+def candidate_capacity(k: int) -> int:
+    """Candidates a CPU worker holds: 16384 (128 KiB of index and key pairs), or 4 k for larger k."""
+    return max(16_384, 4 * k)
+
+
+def default_policy(width: int, k: int) -> SamplingPolicy | None:
+    """Sampling policy of a row width: none where phase 1 cannot pay for itself.
+
+    The paper's crossover (section "Sampled-Path Ablations"): exact localization wins up to 24K, results are
+    mixed to 56K, both sampled policies win from 64K.
+    """
+    if width < 32_768 or 8 * k > width:
+        return None
+    return PAPER_64 if width < 131_072 else PAPER_128
+
+
+def check_covers(plan: Plan, asked: Problem) -> None:
+    """Refuse a call that the plan was not made for: it may bring less than planned, never more.
+
+    Raises
+    ------
+    ArgumentError
+        Names the plan's limit that the call exceeds.
+    """
+    made = plan.problem
+    for name in ("rows", "width"):
+        if getattr(asked, name) > getattr(made, name):
+            raise ArgumentError("plan", f"{name} {getattr(asked, name)}", f"at most the planned {getattr(made, name)}")
+    for name in ("dtype", "device"):
+        if getattr(asked, name) != getattr(made, name):
+            raise ArgumentError("plan", f"scores of {name} {getattr(asked, name)}", f"{name} {getattr(made, name)}")
+
+
+def choose(
+    problem: Problem, device: DeviceInfo, *, family: str | None = None, policy: SamplingPolicy | str | None = None
+) -> Plan:
+    """Choose a plan for a problem on a device.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : DeviceInfo
+    family : str, optional
+        Force a kernel family instead of choosing one.
+    policy : SamplingPolicy or str, optional
+        Force a sampling policy; ``"direct"`` forces the direct-exact route.
+
+    Raises
+    ------
+    ArgumentError
+        If the forced family does not exist on the device or cannot run the shape.
+    """
+    if device.kind == "cpu":
+        return _choose_cpu(problem, device, family, policy)
+    raise ArgumentError("device", device.kind, "'cpu'")
+
+
+def _choose_cpu(problem: Problem, device: DeviceInfo, family: str | None, policy: SamplingPolicy | str | None) -> Plan:
+    if family not in (None, "cpu"):
+        raise ArgumentError("family", repr(family), "'cpu' on a CPU device")
+    forced = policy is not None
+    chosen = resolve_policy(policy) if forced else default_policy(problem.width, problem.k)
+    why = (
+        "policy forced by the caller"
+        if forced
+        else (
+            f"width {problem.width} is wide enough for a sampled boundary"
+            if chosen
+            else f"width {problem.width} is too short for a sampled boundary at k={problem.k}"
+        )
+    )
+    return Plan(
+        problem,
+        device,
+        "cpu",
+        chosen,
+        candidate_capacity(problem.k),
+        threads=device.threads,
+        reason=f"rows in parallel on {device.threads} threads; {why}",
+    )

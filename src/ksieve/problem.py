@@ -1,0 +1,234 @@
+"""What a call asks for, checked: array descriptions, and the frozen `Problem` built from them.
+
+Everything that can be wrong with an argument is found here, before any kernel is launched or any output is
+written. No array library is imported: an array is recognised by what it is, and read through the
+attributes, the CUDA array interface or the DLPack protocol that it offers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ksieve.errors import ArgumentError
+
+MAX_K = 1 << 20
+SCORE_DTYPES = ("float32", "float16", "bfloat16")
+"""Score dtypes; an unsigned 16-bit NumPy array is read as bfloat16 bits."""
+
+_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_MANAGED = 1, 2, 3, 13
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where an array lives: kind "cpu" or "cuda", and the ordinal."""
+
+    kind: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """Host-known facts of one array. `strides` count elements; `pointer` is an address on `device`."""
+
+    library: str
+    device: Device
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First byte and one past the last byte that indexing can touch (non-negative strides)."""
+        if 0 in self.shape:
+            return self.pointer, self.pointer
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return self.pointer, self.pointer + (last + 1) * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One checked selection problem: rows of `width` scores, `pitch` scores apart, k slots per row."""
+
+    rows: int
+    width: int
+    pitch: int
+    k: int
+    dtype: str
+    device: Device
+
+
+def library_of(array: Any) -> str:
+    """Name the array library of an object: numpy, torch, cupy, jax, or other."""
+    root = type(array).__module__.partition(".")[0]
+    return {"jaxlib": "jax"}.get(root, root) if root in ("numpy", "torch", "cupy", "jax", "jaxlib") else "other"
+
+
+def inspect(array: Any, name: str) -> ArrayInfo:
+    """Describe an array of any supported library.
+
+    Raises
+    ------
+    ArgumentError
+        If the object is no array, or lives on a device that ksieve does not know.
+    """
+    library = library_of(array)
+    if library == "numpy" and isinstance(array, np.ndarray):
+        return _from_numpy(array, library)
+    if library == "torch" and hasattr(array, "data_ptr"):
+        if array.device.type not in ("cpu", "cuda"):
+            raise ArgumentError(name, f"a torch tensor on {array.device}", "a tensor on cpu or cuda")
+        device = Device(array.device.type, array.device.index or 0)
+        dtype = str(array.dtype).removeprefix("torch.")
+        return ArrayInfo(
+            library, device, array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, array.element_size()
+        )
+    if hasattr(array, "__cuda_array_interface__"):
+        return _from_cuda_interface(array, library, name)
+    if hasattr(array, "__dlpack__"):
+        kind, index = array.__dlpack_device__()
+        if int(kind) in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
+            return _from_numpy(as_numpy(array), library)
+        raise ArgumentError(name, f"an array on DLPack device {int(kind)}:{index}", "an array on cpu or cuda")
+    raise ArgumentError(
+        name, f"{type(array).__module__}.{type(array).__qualname__}", "a NumPy, PyTorch, CuPy or JAX array"
+    )
+
+
+def as_numpy(array: Any) -> np.ndarray[Any, Any]:
+    """View a host array of any supported library as NumPy, without copying; bfloat16 comes as uint16 bits."""
+    library = library_of(array)
+    if library == "torch":
+        if str(array.dtype) == "torch.bfloat16":
+            import torch
+
+            return np.asarray(array.detach().view(torch.int16).numpy()).view(np.uint16)
+        return np.asarray(array.detach().numpy())
+    view = array if isinstance(array, np.ndarray) else _from_dlpack_or_buffer(array)
+    return view.view(np.uint16) if view.dtype.name == "bfloat16" else view
+
+
+def check_selection(
+    scores: Any,
+    lengths: Any,
+    k: Any,
+    *,
+    out: Any = None,
+    num_rows: Any = None,
+) -> tuple[Problem, ArrayInfo, ArrayInfo | None]:
+    """Check the arguments of one selection and return the problem with its array descriptions.
+
+    Raises
+    ------
+    ArgumentError
+        Names the argument, what it got and what it takes.
+    """
+    info = inspect(scores, "scores")
+    k = check_k(k)
+    dtype = check_scores(info)
+    lengths_info = None
+    if lengths is not None:
+        lengths_info = inspect(lengths, "lengths")
+        _check_vector(lengths_info, "lengths", info.shape[0], info.device, ("int32",))
+    if num_rows is not None:
+        _check_vector(inspect(num_rows, "num_rows"), "num_rows", 1, info.device, ("int32",))
+    if out is not None:
+        _check_out(inspect(out, "out"), info, lengths_info, k)
+    rows, width = info.shape
+    pitch = info.strides[0] if rows > 1 else max(width, info.strides[0])
+    return Problem(rows, width, pitch, k, dtype, info.device), info, lengths_info
+
+
+def check_k(k: Any) -> int:
+    """Return k as an int in [1, 2**20]."""
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+        raise ArgumentError("k", f"{type(k).__name__} {k!r}", f"an int from 1 to {MAX_K}")
+    if not 1 <= k <= MAX_K:
+        raise ArgumentError("k", int(k), f"an int from 1 to {MAX_K}")
+    return int(k)
+
+
+def check_scores(info: ArrayInfo, name: str = "scores") -> str:
+    """Check a score matrix and return its canonical dtype name (uint16 reads as bfloat16)."""
+    dtype = "bfloat16" if info.dtype == "uint16" else info.dtype
+    if dtype not in SCORE_DTYPES:
+        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {', '.join(SCORE_DTYPES)}")
+    if len(info.shape) != 2:
+        raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (rows, width)")
+    rows, width = info.shape
+    if width > 1 and info.strides[1] != 1:
+        raise ArgumentError(name, f"last stride {info.strides[1]}", "last stride 1 (rows contiguous)")
+    if rows > 1 and width and info.strides[0] < width:
+        raise ArgumentError(name, f"row pitch {info.strides[0]} for width {width}", "row pitch of at least width")
+    if width >= 1 << 31:
+        raise ArgumentError(name, f"width {width}", "width below 2**31, so that indices fit int32")
+    return dtype
+
+
+def _check_vector(info: ArrayInfo, name: str, size: int, device: Device, dtypes: tuple[str, ...]) -> None:
+    if info.dtype not in dtypes:
+        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {' or '.join(dtypes)}")
+    if info.shape != (size,) and not (size == 1 and info.shape == ()):
+        raise ArgumentError(name, f"shape {info.shape}", f"shape ({size},)")
+    if size > 1 and info.strides[0] != 1:
+        raise ArgumentError(name, f"stride {info.strides[0]}", "a contiguous vector (stride 1)")
+    if info.device != device:
+        raise ArgumentError(name, f"device {info.device}", f"the scores' device, {device}")
+
+
+def _check_out(out: ArrayInfo, scores: ArrayInfo, lengths: ArrayInfo | None, k: int) -> None:
+    shape = (scores.shape[0], k)
+    if out.dtype != "int32":
+        raise ArgumentError("out", f"dtype {out.dtype}", "dtype int32")
+    if out.shape != shape:
+        raise ArgumentError("out", f"shape {out.shape}", f"shape {shape}")
+    if out.device != scores.device:
+        raise ArgumentError("out", f"device {out.device}", f"the scores' device, {scores.device}")
+    if (k > 1 and out.strides[1] != 1) or (shape[0] > 1 and out.strides[0] < k):
+        raise ArgumentError("out", f"strides {out.strides}", "contiguous rows that do not overlap")
+    for other, name in ((scores, "scores"), (lengths, "lengths")):
+        if other is None:
+            continue
+        (a, b), (c, d) = out.span, other.span
+        if a < d and c < b:
+            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
+
+
+def _from_numpy(array: np.ndarray[Any, Any], library: str) -> ArrayInfo:
+    itemsize = array.dtype.itemsize
+    # A stride that is no multiple of the item cannot be expressed in elements; report it as non-unit.
+    strides = tuple(s // itemsize if s % itemsize == 0 else -1 for s in array.strides)
+    pointer = array.__array_interface__["data"][0]
+    return ArrayInfo(library, Device("cpu"), pointer, array.shape, strides, array.dtype.name, itemsize)
+
+
+def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
+    facts = array.__cuda_array_interface__
+    dtype = np.dtype(facts["typestr"])
+    shape = tuple(int(n) for n in facts["shape"])
+    byte_strides = facts.get("strides")
+    if byte_strides is None:
+        strides = tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
+    else:
+        strides = tuple(int(s) // dtype.itemsize for s in byte_strides)
+    type_name = dtype.name
+    if type_name.startswith("void") or str(getattr(array, "dtype", "")) == "bfloat16":
+        type_name = str(getattr(array, "dtype", type_name))
+    index = 0
+    if hasattr(array, "__dlpack_device__"):
+        index = int(array.__dlpack_device__()[1])
+    return ArrayInfo(library, Device("cuda", index), int(facts["data"][0]), shape, strides, type_name, dtype.itemsize)
+
+
+def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return np.asarray(array)

@@ -1,0 +1,268 @@
+"""NumPy model of the algorithm: the truth that every backend's indices, routes and counts must equal.
+
+Written for reading, never for speed. One row at a time, in the paper's notation:
+
+1. Propose (`_propose`): a sampled view gives a primary and a rescue boundary.
+2. Certify (`_certify`): one scan counts C(tau0); an underfilled row tries the rescue band, then exact
+   coarse recovery. Every route ends in the same state (E_0, Q_0, k_0).
+3. Refine (`_refine`): three exact digits; better groups are committed, the boundary group is kept.
+
+Storage is part of the model. A backend holds at most `capacity` candidates; a frontier that does not fit is
+not spilled but scanned again, one exact digit narrower (`Stats.scans` counts it), unless all of it is one
+value, which any `capacity` >= k stored members solve.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.keys import BIN_CUTOFF_KEY, COARSE_BINS, coarse_bin, digit, order_key
+from ksieve.policy import SamplingPolicy
+from ksieve.stats import STATS_COLUMNS, Route, Stats
+
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+
+UNBOUNDED = 1 << 62
+"""Candidate capacity of a model with unlimited storage: the paper's own accounting."""
+
+
+@dataclass
+class RowTrace:
+    """Everything that happened to one row; `Stats` columns plus the boundaries and sets themselves."""
+
+    row: int
+    length: int
+    route: Route = Route.SHORT
+    tau: tuple[int, int] = (-1, -1)
+    admitted: tuple[int, int] = (-1, -1)
+    frontier: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    committed: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    filled: int = 0
+    scans: int = 0
+    sampled: int = 0
+
+    @property
+    def score_reads(self) -> int:
+        """Scores read before frontier-only refinement."""
+        return self.sampled + self.scans * self.length
+
+    def columns(self) -> list[int]:
+        """Values in the order of `STATS_COLUMNS`."""
+        return [
+            int(self.route),
+            *(_as_int32(t) for t in self.tau),
+            *self.admitted,
+            *self.frontier,
+            *self.committed,
+            self.filled,
+            self.scans,
+            self.sampled,
+        ]
+
+
+@dataclass
+class _Certified:
+    """The interface between validation and refinement: (E_0, Q_0); k_0 follows as k - |E_0|."""
+
+    committed: I64
+    frontier: I64
+
+
+def select(
+    scores: Any,
+    lengths: Any,
+    k: int,
+    *,
+    policy: SamplingPolicy | None,
+    capacity: int = UNBOUNDED,
+    held: int = 0,
+    splits: int = 1,
+) -> tuple[NDArray[np.int32], Stats]:
+    """Select the top k of every row exactly, with a full account of how.
+
+    Parameters
+    ----------
+    scores : array_like, shape (rows, width)
+        float32, or a narrower float that widens exactly.
+    lengths : array_like of int, shape (rows,)
+        Valid prefix of each row; clamped to [0, width].
+    k : int
+        Slots per row.
+    policy : SamplingPolicy or None
+        None takes the direct-exact route on every row.
+    capacity : int
+        Candidates a backend can hold per row, at least k; see the module docstring.
+    held : int
+        Rows of at most this length stay on chip in the direct-exact route, which then scans once.
+    splits : int
+        Segments of the KV-split composition. The merged state, and so every number returned, is the same for
+        any value, except that each further segment reads the view again.
+
+    Returns
+    -------
+    indices : ndarray of int32, shape (rows, k)
+        Best groups first; -1 in unused slots.
+    stats : Stats
+    """
+    matrix = np.asarray(scores)
+    rows, width = matrix.shape
+    valid = np.clip(np.asarray(lengths, dtype=np.int64), 0, width)
+    indices = np.full((rows, k), -1, dtype=np.int32)
+    raw = np.zeros((rows, len(STATS_COLUMNS)), dtype=np.int32)
+    for r in range(rows):
+        length = int(valid[r])
+        row = matrix[r, :length].astype(np.float32)
+        chosen, trace = select_row(row, k, row_id=r, policy=policy, capacity=capacity, held=held, splits=splits)
+        indices[r, : chosen.size] = chosen
+        raw[r] = trace.columns()
+    return indices, Stats(raw)
+
+
+def select_row(
+    row: NDArray[np.float32],
+    k: int,
+    *,
+    row_id: int = 0,
+    policy: SamplingPolicy | None,
+    capacity: int = UNBOUNDED,
+    held: int = 0,
+    splits: int = 1,
+) -> tuple[I64, RowTrace]:
+    """Select the top k of one valid row; arguments as in `select`."""
+    trace = RowTrace(row_id, row.size)
+    if row.size <= k:
+        trace.committed[0] = row.size
+        return np.arange(row.size, dtype=np.int64), trace
+    keys = order_key(row)
+    taus = _propose(row, keys, k, policy, trace, splits)
+    state = _certify(row, keys, k, taus, policy, trace, held, splits)
+    return _refine(keys, k, state, capacity, trace), trace
+
+
+# ---- phase 1: propose ------------------------------------------------------------------------------------
+
+
+def _propose(
+    row: NDArray[np.float32],
+    keys: U32,
+    k: int,
+    policy: SamplingPolicy | None,
+    trace: RowTrace,
+    splits: int,
+) -> tuple[int, int] | None:
+    """Turn the sampled view into (tau0, tau1), tau1 = -1 without rescue; None sends the row direct."""
+    if policy is None:
+        return None
+    view = policy.view(trace.row, row.size)
+    if not policy.usable(view.size, k):
+        return None
+    trace.sampled = view.size * splits
+    ordered = np.sort(coarse_bin(row[view]) if policy.boundary == "coarse" else keys[view])
+    primary, rescue = policy.primary_rank(k), policy.rescue_rank(k)
+    taus = (int(ordered[primary - 1]), int(ordered[rescue - 1]) if rescue else -1)
+    trace.tau = taus
+    return taus
+
+
+# ---- phase 2: certify ------------------------------------------------------------------------------------
+
+
+def _certify(
+    row: NDArray[np.float32],
+    keys: U32,
+    k: int,
+    taus: tuple[int, int] | None,
+    policy: SamplingPolicy | None,
+    trace: RowTrace,
+    held: int,
+    splits: int,
+) -> _Certified:
+    """Scan until a state with at least k admitted scores exists, by the cheapest route that has one."""
+    if taus is None or policy is None:
+        trace.route = Route.DIRECT
+        trace.scans = 1 if row.size <= held else 2
+        return _exact_coarse(row, k, trace)
+    exact = policy.boundary == "exact"
+    cutoffs = [int(t) if exact else int(BIN_CUTOFF_KEY[t]) for t in taus if t >= 0]
+    counts = [-1, -1]
+    for attempt, cutoff in enumerate(cutoffs):
+        trace.scans += 1
+        admitted = _admit(keys, cutoff, splits)
+        counts[attempt] = admitted.size
+        trace.admitted = (counts[0], counts[1])
+        if admitted.size >= k:
+            trace.route = Route.RESCUED if attempt else Route.CERTIFIED
+            return _divide_ties(keys, admitted, cutoff, k, trace) if exact else _whole(admitted, trace)
+    trace.scans += 2
+    trace.route = Route.RECOVERED_AFTER_BAND if len(cutoffs) == 2 else Route.RECOVERED
+    return _exact_coarse(row, k, trace)
+
+
+def _admit(keys: U32, cutoff: int, splits: int) -> I64:
+    """A(tau), gathered segment by segment: the KV-split composition is a plain disjoint union."""
+    bounds = np.linspace(0, keys.size, splits + 1).astype(np.int64)
+    parts = [
+        begin + np.flatnonzero(keys[begin:end] <= np.uint32(cutoff))
+        for begin, end in itertools.pairwise(bounds)
+    ]
+    return np.concatenate(parts)
+
+
+def _whole(admitted: I64, trace: RowTrace) -> _Certified:
+    trace.frontier[0] = admitted.size
+    return _Certified(np.empty(0, np.int64), admitted)
+
+
+def _divide_ties(keys: U32, admitted: I64, cutoff: int, k: int, trace: RowTrace) -> _Certified:
+    """Three-way test of an exact boundary: scores strictly better first, ties at it only if needed."""
+    tie = keys[admitted] == np.uint32(cutoff)
+    better, ties = admitted[~tie], admitted[tie]
+    if better.size >= k:
+        return _whole(better, trace)
+    trace.committed[0], trace.frontier[0] = better.size, ties.size
+    return _Certified(better, ties)
+
+
+def _exact_coarse(row: NDArray[np.float32], k: int, trace: RowTrace) -> _Certified:
+    """Coarse boundary of the complete row: better bins committed, the boundary bin is the frontier."""
+    bins = coarse_bin(row)
+    prefix = np.cumsum(np.bincount(bins, minlength=COARSE_BINS))
+    boundary = int(np.searchsorted(prefix, k))
+    committed, frontier = np.flatnonzero(bins < boundary), np.flatnonzero(bins == boundary)
+    trace.committed[0], trace.frontier[0] = committed.size, frontier.size
+    return _Certified(committed, frontier)
+
+
+# ---- phase 3: refine -------------------------------------------------------------------------------------
+
+
+def _refine(keys: U32, k: int, state: _Certified, capacity: int, trace: RowTrace) -> I64:
+    """Commit better digit groups, keep the boundary group, fill the last slots from equal keys."""
+    chosen, frontier = [state.committed], state.frontier
+    quota = k - state.committed.size
+    for j in range(3):
+        if frontier.size == quota:
+            break
+        if frontier.size > capacity and np.unique(keys[frontier]).size > 1:
+            trace.scans += 1
+        digits = digit(keys[frontier], j)
+        boundary = int(np.searchsorted(np.cumsum(np.bincount(digits)), quota))
+        better = frontier[digits < boundary]
+        chosen.append(better)
+        quota -= better.size
+        frontier = frontier[digits == boundary]
+        trace.committed[j + 1] = better.size
+        trace.frontier[j + 1] = frontier.size
+    trace.filled = quota
+    chosen.append(frontier[:quota])
+    return np.concatenate(chosen)
+
+
+def _as_int32(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value

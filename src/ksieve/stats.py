@@ -1,0 +1,96 @@
+"""Per-row statistics: what happened inside a selection, the same columns on every backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Route(IntEnum):
+    """How a row reached its answer (paper, table "Score-row traffic")."""
+
+    SHORT = 0
+    """At most k valid scores: every index is the answer and no score is read."""
+    CERTIFIED = 1
+    """The primary boundary held at least k scores: one scan."""
+    RESCUED = 2
+    """The primary boundary underfilled, the rescue band filled it: two scans."""
+    RECOVERED = 3
+    """Underfilled with no rescue boundary: exact coarse recovery, three scans."""
+    RECOVERED_AFTER_BAND = 4
+    """Underfilled even after the rescue band: exact coarse recovery, four scans."""
+    DIRECT = 5
+    """No usable view: exact coarse boundary from all scores, two scans (one when the row is held on chip)."""
+
+
+STATS_COLUMNS = (
+    "route",
+    "tau0",
+    "tau1",
+    "admitted0",
+    "admitted1",
+    "frontier0",
+    "frontier1",
+    "frontier2",
+    "frontier3",
+    "committed0",
+    "committed1",
+    "committed2",
+    "committed3",
+    "filled",
+    "scans",
+    "sampled",
+)
+"""Columns of the raw (rows, 16) int32 statistics array that backends fill, in order."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Statistics of one call, one entry per row; all arrays int32 of shape (rows,) on the host.
+
+    Attributes
+    ----------
+    route : `Route` values.
+    tau0, tau1 : primary and rescue boundary: coarse bin, or the bit pattern of the ordered key for an
+        "exact" policy; -1 where no boundary was proposed.
+    admitted0, admitted1 : C(tau0) and C(tau1), scores at or above each boundary; -1 where not counted.
+    frontier0..frontier3 : |Q_0|..|Q_3|, unresolved candidates before each exact digit and after the last.
+    committed0 : |E_0|, indices committed before refinement.
+    committed1..committed3 : |R_0|..|R_2|, indices committed by each exact digit.
+    filled : indices taken from the last frontier, once it fits the quota or holds one value.
+    scans : complete traversals of the valid row.
+    sampled : scores read by the view.
+    """
+
+    raw: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        if self.raw.ndim != 2 or self.raw.shape[1] != len(STATS_COLUMNS):
+            raise ValueError(f"raw statistics have shape {self.raw.shape}, expected (rows, {len(STATS_COLUMNS)})")
+
+    def __getattr__(self, name: str) -> NDArray[np.int32]:
+        try:
+            return self.raw[:, STATS_COLUMNS.index(name)]
+        except ValueError:
+            raise AttributeError(name) from None
+
+    def __len__(self) -> int:
+        return int(self.raw.shape[0])
+
+    def row(self, index: int) -> dict[str, int]:
+        """Return one row's statistics by column name."""
+        return dict(zip(STATS_COLUMNS, (int(v) for v in self.raw[index]), strict=True))
+
+    def route_counts(self) -> dict[Route, int]:
+        """Count rows per route, only routes that occurred, in route order."""
+        values, counts = np.unique(self.route, return_counts=True)
+        return {Route(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
+
+    def score_reads(self, lengths: Any) -> NDArray[np.int64]:
+        """Scores read from the row before frontier-only refinement, per row: ``sampled + scans * length``."""
+        valid = np.asarray(lengths, dtype=np.int64)
+        return self.sampled.astype(np.int64) + self.scans.astype(np.int64) * valid
