@@ -60,7 +60,7 @@ def topk(
     workspace : array of bytes, optional
         CUDA only: from ``plan.workspace()`` or the caller's own. One per stream.
     num_rows : array of int32, shape (1,) or (), optional
-        CUDA: live row count on the device; rows from it on are left untouched. CPU: a host array.
+        Live row count, on the scores' device, clamped to [0, rows]; rows from it on are filled with -1.
     return_stats : bool
         Also return `Stats` (on CUDA this reads the statistics back, which synchronises).
 
@@ -203,7 +203,8 @@ def _run_on_host(
     rows, width = matrix.shape
     valid = np.full(rows, width, np.int32) if lengths is None else problem.as_numpy(lengths)
     live = rows if num_rows is None else int(np.clip(problem.as_numpy(num_rows).reshape(()), 0, rows))
-    result = np.full((rows, plan.problem.k), -1, np.int32) if out is None else problem.as_numpy(out)
+    result = np.empty((rows, plan.problem.k), np.int32) if out is None else problem.as_numpy(out)
+    result[live:] = -1
     from ksieve.backends import cpu
 
     run = cpu.run_reference if backend == "reference" else cpu.run

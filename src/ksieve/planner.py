@@ -54,8 +54,14 @@ class Plan:
         Thread blocks launched (CUDA) or 0.
     threads : int
         Threads per block (CUDA) or worker threads (CPU).
+    ctas_per_sm : int
+        Blocks meant to be resident on one multiprocessor (CUDA): the register budget follows from it.
+    shared_capacity : int
+        Of `capacity`, the candidates held in shared memory (CUDA); the rest is bounded global spill.
     workspace_bytes : int
         Bytes a caller-owned workspace needs; fixed by the plan, never by the data.
+    workspace_zeroed : int
+        Leading bytes of it that must be zero before the first use; kernels leave them zero.
     reason : str
         Why this family and these numbers, in words.
     """
@@ -69,8 +75,16 @@ class Plan:
     splits: int = 1
     ctas: int = 0
     threads: int = 0
+    ctas_per_sm: int = 0
+    shared_capacity: int = 0
     workspace_bytes: int = 0
+    workspace_zeroed: int = 0
     reason: str = ""
+
+    @property
+    def spill_capacity(self) -> int:
+        """Candidates per worker that live in the global workspace, past the shared array (CUDA)."""
+        return self.capacity - self.shared_capacity
 
     def __str__(self) -> str:
         p = self.problem
