@@ -7,12 +7,14 @@ from ksieve.errors import (
     BackendError,
     CaptureFormatError,
     KsieveError,
+    VerificationError,
     WorkspaceError,
 )
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
 from ksieve.stats import Route, Stats
-from ksieve.verify import Verdict, verify
+from ksieve.verdict import Verdict
+from ksieve.verify import verify
 
 __all__ = [
     "ArgumentError",
@@ -25,6 +27,7 @@ __all__ = [
     "SamplingPolicy",
     "Stats",
     "Verdict",
+    "VerificationError",
     "WorkspaceError",
     "__version__",
     "plan",

@@ -45,3 +45,11 @@ class BackendError(KsieveError, RuntimeError):
 
 class CaptureFormatError(KsieveError, ValueError):
     """A file is not a readable score capture; the message names the file and what is wrong with it."""
+
+
+class VerificationError(KsieveError):
+    """An answer is not exact; the message is the verdict's text and `verdict` the verdict itself."""
+
+    def __init__(self, message: str, verdict: object = None) -> None:
+        self.verdict = verdict
+        super().__init__(message)

@@ -38,6 +38,24 @@ _FLIP32 = np.uint32(0x7FFFFFFF)
 _FLIP16 = np.uint16(0x7FFF)
 
 
+def widen(scores: Any) -> F32:
+    """Widen scores to float32 exactly; unsigned 16-bit integers are read as bfloat16 bits.
+
+    Parameters
+    ----------
+    scores : ndarray of float32, float16, bfloat16 (``ml_dtypes``) or uint16
+
+    Returns
+    -------
+    ndarray of float32
+        Same shape; the array itself when it is float32 already.
+    """
+    x = np.asarray(scores)
+    if x.dtype == np.uint16:
+        return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return x.astype(np.float32, copy=False)
+
+
 def order_key(scores: Any) -> U32:
     """Return the descending 32-bit ordered key of each score.
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.keys import BIN_CUTOFF_KEY, COARSE_BINS, coarse_bin, digit, order_key
+from ksieve.keys import BIN_CUTOFF_KEY, COARSE_BINS, coarse_bin, digit, order_key, widen
 from ksieve.policy import SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Route, Stats
 
@@ -89,7 +89,7 @@ def select(
     Parameters
     ----------
     scores : array_like, shape (rows, width)
-        float32, or a narrower float that widens exactly.
+        float32, or a narrower float that widens exactly; uint16 is read as bfloat16 bits.
     lengths : array_like of int, shape (rows,)
         Valid prefix of each row; clamped to [0, width].
     k : int
@@ -117,7 +117,7 @@ def select(
     raw = np.zeros((rows, len(STATS_COLUMNS)), dtype=np.int32)
     for r in range(rows):
         length = int(valid[r])
-        row = matrix[r, :length].astype(np.float32)
+        row = widen(matrix[r, :length])
         chosen, trace = select_row(row, k, row_id=r, policy=policy, capacity=capacity, held=held, splits=splits)
         indices[r, : chosen.size] = chosen
         raw[r] = trace.columns()
@@ -207,10 +207,7 @@ def _certify(
 def _admit(keys: U32, cutoff: int, splits: int) -> I64:
     """A(tau), gathered segment by segment: the KV-split composition is a plain disjoint union."""
     bounds = np.linspace(0, keys.size, splits + 1).astype(np.int64)
-    parts = [
-        begin + np.flatnonzero(keys[begin:end] <= np.uint32(cutoff))
-        for begin, end in itertools.pairwise(bounds)
-    ]
+    parts = [begin + np.flatnonzero(keys[begin:end] <= np.uint32(cutoff)) for begin, end in itertools.pairwise(bounds)]
     return np.concatenate(parts)
 
 
