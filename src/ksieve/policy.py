@@ -119,6 +119,6 @@ def resolve_policy(policy: SamplingPolicy | str | None) -> SamplingPolicy | None
         return policy
     if policy == "direct":
         return None
-    if policy in POLICIES:
+    if isinstance(policy, str) and policy in POLICIES:
         return POLICIES[policy]
     raise ArgumentError("policy", repr(policy), f"a SamplingPolicy or one of {['direct', *POLICIES]}")

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from ksieve import dlpack
 from ksieve.errors import ArgumentError
 
 MAX_K = 1 << 20
 SCORE_DTYPES = ("float32", "float16", "bfloat16")
 """Score dtypes; an unsigned 16-bit NumPy array is read as bfloat16 bits."""
 
-_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_MANAGED = 1, 2, 3, 13
+_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +81,28 @@ def inspect(array: Any, name: str) -> ArrayInfo:
         If the object is no array, or lives on a device that ksieve does not know.
     """
     library = library_of(array)
+    if isinstance(array, np.ndarray) and hasattr(array, "mask"):
+        raise ArgumentError(name, "a masked array, whose mask would be ignored", "a plain array")
     if library == "numpy" and isinstance(array, np.ndarray):
         return _from_numpy(array, library)
     if library == "torch" and hasattr(array, "data_ptr"):
         if array.device.type not in ("cpu", "cuda"):
             raise ArgumentError(name, f"a torch tensor on {array.device}", "a tensor on cpu or cuda")
+        if str(array.layout) != "torch.strided":
+            raise ArgumentError(name, f"a torch tensor of layout {array.layout}", "a dense (strided) tensor")
         device = Device(array.device.type, array.device.index or 0)
         dtype = str(array.dtype).removeprefix("torch.")
         return ArrayInfo(
             library, device, array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, array.element_size()
         )
     if hasattr(array, "__cuda_array_interface__"):
-        return _from_cuda_interface(array, library, name)
+        return _from_cuda_interface(array, library)
     if hasattr(array, "__dlpack__"):
         kind, index = array.__dlpack_device__()
         if int(kind) in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
             return _from_numpy(as_numpy(array), library)
+        if int(kind) == _DLPACK_CUDA:
+            return ArrayInfo(library, Device("cuda", int(index)), *dlpack.describe(array))
         raise ArgumentError(name, f"an array on DLPack device {int(kind)}:{index}", "an array on cpu or cuda")
     raise ArgumentError(
         name, f"{type(array).__module__}.{type(array).__qualname__}", "a NumPy, PyTorch, CuPy or JAX array"
@@ -133,14 +140,18 @@ def check_selection(
     info = inspect(scores, "scores")
     k = check_k(k)
     dtype = check_scores(info)
-    lengths_info = None
+    lengths_info = num_rows_info = None
     if lengths is not None:
         lengths_info = inspect(lengths, "lengths")
-        _check_vector(lengths_info, "lengths", info.shape[0], info.device, ("int32",))
+        _check_vector(lengths_info, "lengths", [(info.shape[0],)], info.device)
     if num_rows is not None:
-        _check_vector(inspect(num_rows, "num_rows"), "num_rows", 1, info.device, ("int32",))
+        num_rows_info = inspect(num_rows, "num_rows")
+        _check_vector(num_rows_info, "num_rows", [(1,), ()], info.device)
     if out is not None:
-        _check_out(inspect(out, "out"), info, lengths_info, k)
+        out_info = inspect(out, "out")
+        _check_out(out_info, info, {"scores": info, "lengths": lengths_info, "num_rows": num_rows_info}, k)
+        if out_info.device.kind == "cpu" and not as_numpy(out).flags.writeable:
+            raise ArgumentError("out", "a read-only array", "an array that can be written")
     rows, width = info.shape
     pitch = info.strides[0] if rows > 1 else max(width, info.strides[0])
     return Problem(rows, width, pitch, k, dtype, info.device), info, lengths_info
@@ -172,18 +183,18 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     return dtype
 
 
-def _check_vector(info: ArrayInfo, name: str, size: int, device: Device, dtypes: tuple[str, ...]) -> None:
-    if info.dtype not in dtypes:
-        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {' or '.join(dtypes)}")
-    if info.shape != (size,) and not (size == 1 and info.shape == ()):
-        raise ArgumentError(name, f"shape {info.shape}", f"shape ({size},)")
-    if size > 1 and info.strides[0] != 1:
+def _check_vector(info: ArrayInfo, name: str, shapes: list[tuple[int, ...]], device: Device) -> None:
+    if info.dtype != "int32":
+        raise ArgumentError(name, f"dtype {info.dtype}", "dtype int32")
+    if info.shape not in shapes:
+        raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
+    if info.shape and info.shape[0] > 1 and info.strides[0] != 1:
         raise ArgumentError(name, f"stride {info.strides[0]}", "a contiguous vector (stride 1)")
     if info.device != device:
         raise ArgumentError(name, f"device {info.device}", f"the scores' device, {device}")
 
 
-def _check_out(out: ArrayInfo, scores: ArrayInfo, lengths: ArrayInfo | None, k: int) -> None:
+def _check_out(out: ArrayInfo, scores: ArrayInfo, inputs: dict[str, ArrayInfo | None], k: int) -> None:
     shape = (scores.shape[0], k)
     if out.dtype != "int32":
         raise ArgumentError("out", f"dtype {out.dtype}", "dtype int32")
@@ -193,7 +204,7 @@ def _check_out(out: ArrayInfo, scores: ArrayInfo, lengths: ArrayInfo | None, k: 
         raise ArgumentError("out", f"device {out.device}", f"the scores' device, {scores.device}")
     if (k > 1 and out.strides[1] != 1) or (shape[0] > 1 and out.strides[0] < k):
         raise ArgumentError("out", f"strides {out.strides}", "contiguous rows that do not overlap")
-    for other, name in ((scores, "scores"), (lengths, "lengths")):
+    for name, other in inputs.items():
         if other is None:
             continue
         (a, b), (c, d) = out.span, other.span
@@ -203,21 +214,21 @@ def _check_out(out: ArrayInfo, scores: ArrayInfo, lengths: ArrayInfo | None, k: 
 
 def _from_numpy(array: np.ndarray[Any, Any], library: str) -> ArrayInfo:
     itemsize = array.dtype.itemsize
-    # A stride that is no multiple of the item cannot be expressed in elements; report it as non-unit.
-    strides = tuple(s // itemsize if s % itemsize == 0 else -1 for s in array.strides)
+    strides = _in_elements(array.strides, itemsize)
     pointer = array.__array_interface__["data"][0]
-    return ArrayInfo(library, Device("cpu"), pointer, array.shape, strides, array.dtype.name, itemsize)
+    dtype = array.dtype.name if array.dtype.isnative else f"{array.dtype} (foreign byte order)"
+    return ArrayInfo(library, Device("cpu"), pointer, array.shape, strides, dtype, itemsize)
 
 
-def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
+def _from_cuda_interface(array: Any, library: str) -> ArrayInfo:
     facts = array.__cuda_array_interface__
     dtype = np.dtype(facts["typestr"])
     shape = tuple(int(n) for n in facts["shape"])
     byte_strides = facts.get("strides")
     if byte_strides is None:
-        strides = tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
+        strides = dlpack.contiguous_strides(shape)
     else:
-        strides = tuple(int(s) // dtype.itemsize for s in byte_strides)
+        strides = _in_elements(byte_strides, dtype.itemsize)
     type_name = dtype.name
     if type_name.startswith("void") or str(getattr(array, "dtype", "")) == "bfloat16":
         type_name = str(getattr(array, "dtype", type_name))
@@ -225,6 +236,11 @@ def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
     if hasattr(array, "__dlpack_device__"):
         index = int(array.__dlpack_device__()[1])
     return ArrayInfo(library, Device("cuda", index), int(facts["data"][0]), shape, strides, type_name, dtype.itemsize)
+
+
+def _in_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...]:
+    # A stride that is no multiple of the item cannot be expressed in elements; -1 is refused as non-unit.
+    return tuple(int(s) // itemsize if s % itemsize == 0 else -1 for s in byte_strides)
 
 
 def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:

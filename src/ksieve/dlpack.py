@@ -1,0 +1,64 @@
+"""Reading a DLPack capsule: the address, shape and dtype of an array that offers nothing else.
+
+Some CUDA arrays (bfloat16 of JAX, for one) have no CUDA array interface. The layout is that of ``dlpack.h``,
+structure ``DLManagedTensor``, which every producer still hands out when no version is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Description(NamedTuple):
+    """What a capsule says; `strides` count elements."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+
+def describe(array: Any) -> Description:
+    """Read an array's description from its capsule, which is then dropped unconsumed.
+
+    No stream is synchronised (``stream=-1``): nothing is read here but host memory.
+    """
+    capsule = array.__dlpack__(stream=-1)
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
+    name = _CODES.get(tensor.code, f"code{tensor.code}:")
+    dtype = "bool" if name == "bool" else f"{name}{tensor.bits}"
+    if tensor.lanes != 1:
+        dtype += f"x{tensor.lanes}"
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    return Description(pointer, shape, strides, dtype, tensor.bits * tensor.lanes // 8)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a C-contiguous array."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * shape[i + 1]
+    return tuple(strides)
