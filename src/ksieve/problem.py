@@ -224,11 +224,8 @@ def _from_cuda_interface(array: Any, library: str) -> ArrayInfo:
     facts = array.__cuda_array_interface__
     dtype = np.dtype(facts["typestr"])
     shape = tuple(int(n) for n in facts["shape"])
-    byte_strides = facts.get("strides")
-    if byte_strides is None:
-        strides = dlpack.contiguous_strides(shape)
-    else:
-        strides = _in_elements(byte_strides, dtype.itemsize)
+    steps = facts.get("strides")
+    strides = dlpack.contiguous_strides(shape) if steps is None else _in_elements(steps, dtype.itemsize)
     type_name = dtype.name
     if type_name.startswith("void") or str(getattr(array, "dtype", "")) == "bfloat16":
         type_name = str(getattr(array, "dtype", type_name))
