@@ -53,7 +53,8 @@ def widen(scores: Any) -> F32:
     x = np.asarray(scores)
     if x.dtype == np.uint16:
         return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return x.astype(np.float32, copy=False)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return x.astype(np.float32, copy=False)
 
 
 def order_key(scores: Any) -> U32:
@@ -85,7 +86,7 @@ def score_of_key(keys: Any) -> F32:
 def coarse_bin(scores: Any) -> NDArray[np.int32]:
     """Return the 11-bit coarse bin (0 best, 2047 worst) of each score's float16 projection."""
     x = np.asarray(scores, dtype=np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         half = np.where(x == 0, np.float32(0), x).astype(np.float16)
     bits = half.view(np.uint16)
     key = np.where(bits >> np.uint16(15) != 0, bits, bits ^ _FLIP16)

@@ -1,0 +1,274 @@
+"""One table of cases for every backend: value families x shapes x k x lengths x layouts x dtypes.
+
+Needs NumPy and ksieve alone, so that a machine with nothing but a GPU stack can run it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy
+
+Family = Callable[[np.random.Generator, int, int, int], np.ndarray]
+
+
+def _normal(rng, rows, width, k):
+    return rng.standard_normal((rows, width))
+
+
+def _uniform(rng, rows, width, k):
+    return rng.random((rows, width))
+
+
+def _endpoint(rng, rows, width, k):
+    """First and last tenth of the row hold most of the top k, as sink and recent tokens do."""
+    at = np.linspace(0, 1, width) if width > 1 else np.zeros(width)
+    return rng.standard_normal((rows, width)) + 1.5 * ((at < 0.1) | (at > 0.9))
+
+
+def _few_values(rng, rows, width, k):
+    return rng.integers(-2, 3, (rows, width))
+
+
+def _relu_plateau(rng, rows, width, k):
+    """Positive scores are fewer than k, so the boundary is a plateau of zeros, some of them negative zeros."""
+    x = rng.standard_normal((rows, width))
+    positive = rng.random((rows, width)) < min(0.5 * k / max(width, 1), 0.5)
+    return np.where(positive, np.abs(x), np.where(x < 0, -0.0, 0.0))
+
+
+def _boundary_plateau(rng, rows, width, k):
+    """One value repeated across rank k, with better and worse ones around it."""
+    x = rng.standard_normal((rows, width))
+    order = np.argsort(np.argsort(-x, axis=1), axis=1)
+    return np.where((order > k // 2) & (order < 3 * k + width // 2), np.float32(0.1), x + 4.0 * np.sign(x))
+
+
+def _all_equal(rng, rows, width, k):
+    return np.full((rows, width), -3.25)
+
+
+def _all_nan(rng, rows, width, k):
+    return np.full((rows, width), np.nan)
+
+
+def _some_nan(rng, rows, width, k):
+    x = rng.standard_normal((rows, width))
+    return np.where(rng.random((rows, width)) < 0.3, np.nan, x)
+
+
+def _mostly_nan(rng, rows, width, k):
+    """Fewer than k numbers: NaN must fill the rest, after -inf."""
+    number = rng.random((rows, width)) < min(0.5 * k / max(width, 1), 0.5)
+    return np.where(number, np.where(rng.random((rows, width)) < 0.5, -np.inf, 1.0), np.nan)
+
+
+def _infinities(rng, rows, width, k):
+    return rng.choice(np.array([np.inf, -np.inf, 1.0, -1.0, 0.0]), (rows, width))
+
+
+def _subnormal(rng, rows, width, k):
+    bits = rng.integers(0, 1 << 23, (rows, width)).astype(np.uint32)
+    return (bits | (rng.integers(0, 2, (rows, width)).astype(np.uint32) << 31)).view(np.float32)
+
+
+def _signed_zero(rng, rows, width, k):
+    return rng.choice(np.array([0.0, -0.0]), (rows, width))
+
+
+def _one_coarse_bin(rng, rows, width, k):
+    """All of a row rounds to one float16: only the exact digits separate it."""
+    return np.float32(1.0) + rng.integers(0, 1 << 10, (rows, width)) * np.float32(2**-23)
+
+
+def _last_digit(rng, rows, width, k):
+    """Keys differ in the last 10 bits alone, so both leading digits resolve nothing."""
+    return (np.uint32(0x3F800000) + rng.integers(0, 1 << 9, (rows, width)).astype(np.uint32)).view(np.float32)
+
+
+def _half_overflow(rng, rows, width, k):
+    """Around 65520, where the float16 projection turns into infinity."""
+    return rng.choice([-1.0, 1.0], (rows, width)) * (65520 + rng.integers(-64, 64, (rows, width)))
+
+
+def _half_midpoint(rng, rows, width, k):
+    """Float32 values on, just below and just above the midpoints of adjacent float16 values."""
+    half = rng.integers(0, 0x7BFF, (rows, width)).astype(np.uint16)
+    low, high = half.view(np.float16), (half + np.uint16(1)).view(np.float16)
+    middle = ((low.astype(np.float64) + high.astype(np.float64)) / 2).astype(np.float32)
+    side = rng.integers(-1, 2, (rows, width))
+    return np.where(side == 0, middle, np.nextafter(middle, np.where(side < 0, -np.inf, np.inf).astype(np.float32)))
+
+
+def _random_bits(rng, rows, width, k):
+    """Every bit pattern, NaN payloads of both signs among them."""
+    return rng.integers(0, 1 << 32, (rows, width), dtype=np.uint32).view(np.float32)
+
+
+def _heavy_tailed(rng, rows, width, k):
+    with np.errstate(over="ignore"):
+        return rng.standard_cauchy((rows, width)) ** 3
+
+
+def _ascending(rng, rows, width, k):
+    return np.sort(rng.standard_normal((rows, width)), axis=1)
+
+
+def _descending(rng, rows, width, k):
+    return -np.sort(rng.standard_normal((rows, width)), axis=1)
+
+
+def _sampled_high(rng, rows, width, k):
+    """Scores alias with the strides of the paper's views: the sample sees the best, so proposals underfill."""
+    return _aliased(rng, rows, width, 3.0)
+
+
+def _sampled_low(rng, rows, width, k):
+    """The sample sees the worst, so a proposal admits nearly the whole row."""
+    return _aliased(rng, rows, width, -3.0)
+
+
+def _aliased(rng, rows, width, bias):
+    stride = 64 if width < 131_072 else 128
+    policy = PAPER_64 if stride == 64 else PAPER_128
+    phase = np.array([policy.phase(r) for r in range(rows)], dtype=np.int64).reshape(rows, 1)
+    return rng.standard_normal((rows, width)) + bias * (np.arange(width) % stride == phase)
+
+
+FAMILIES: dict[str, Family] = {
+    f.__name__.lstrip("_"): f
+    for f in (
+        _normal, _uniform, _endpoint, _few_values, _relu_plateau, _boundary_plateau, _all_equal, _all_nan,
+        _some_nan, _mostly_nan, _infinities, _subnormal, _signed_zero, _one_coarse_bin, _last_digit,
+        _half_overflow, _half_midpoint, _random_bits, _heavy_tailed, _ascending, _descending, _sampled_high,
+        _sampled_low,
+    )
+}  # fmt: skip
+"""Value families: (rng, rows, width, k) -> matrix, cast to float32 by `scores_of`."""
+
+SHAPES: tuple[tuple[int, int, int], ...] = (
+    (3, 1, 1),
+    (5, 7, 7),
+    (5, 7, 6),
+    (4, 33, 100),
+    (7, 257, 1),
+    (6, 1023, 64),
+    (3, 5003, 2048),
+    (2, 33_001, 512),
+    (3, 65_536, 1024),
+)
+"""(rows, width, k): k = 1, k = width, k = width - 1, k > width, odd widths, direct and sampled routes."""
+
+WIDE_SHAPES: tuple[tuple[int, int, int], ...] = ((3, 131_072, 2048), (2, 150_001, 4096), (2, 262_144, 2048))
+"""Shapes of the wide-row policy, with its rescue band."""
+
+LENGTHS = ("none", "full", "ragged", "edges", "short")
+LAYOUTS = ("dense", "pitched", "offset")
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One selection problem; `build` turns it into arrays, the same ones every time."""
+
+    family: str
+    rows: int
+    width: int
+    k: int
+    lengths: str
+    layout: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.rows}x{self.width}-k{self.k}-{self.lengths}-{self.layout}-{self.dtype}"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arrays of a case. `scores` is a view into `buffer`, so that another device can rebuild its layout."""
+
+    scores: np.ndarray
+    lengths: np.ndarray | None
+    k: int
+    buffer: np.ndarray
+    offset: int
+    pitch: int
+
+
+def scores_of(family: str, rows: int, width: int, k: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    """Make a dense matrix of a family; bfloat16 comes as uint16 bits."""
+    rng = np.random.default_rng(zlib.crc32(f"{family} {rows} {width} {k}".encode()) + seed)
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(FAMILIES[family](rng, rows, width, k), dtype=np.float32)
+        if dtype == "float16":
+            return x.astype(np.float16)
+    return (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if dtype == "bfloat16" else x
+
+
+def lengths_of(kind: str, rows: int, width: int, k: int, seed: int = 0) -> np.ndarray | None:
+    """Make the lengths of a kind: int32, shape (rows,), or None."""
+    rng = np.random.default_rng(rows * 7919 + width + seed)
+    if kind == "none":
+        return None
+    if kind == "full":
+        return np.full(rows, width, dtype=np.int32)
+    if kind == "short":
+        return rng.integers(0, min(k, width) + 1, rows).astype(np.int32)
+    if kind == "ragged":
+        return rng.integers(0, width + 1, rows).astype(np.int32)
+    edges = np.array([k, width + 1, -1, k + 1, 0, k - 1, 2**31 - 1, -(2**31), width - 1], dtype=np.int64)
+    return np.resize(edges, rows).astype(np.int32)
+
+
+def build(case: Case) -> Inputs:
+    """Make the arrays of a case."""
+    dense = scores_of(case.family, case.rows, case.width, case.k, case.dtype)
+    pitch = case.width + (0 if case.layout == "dense" else 5)
+    offset = 1 if case.layout == "offset" else 0
+    # Padding is NaN-free garbage better than most scores: reading past a row must show.
+    buffer = np.full(offset + case.rows * pitch, 0x6000, dtype=np.uint16 if dense.itemsize == 2 else np.uint32)
+    buffer = (buffer if dense.itemsize == 2 else buffer << np.uint32(16)).view(dense.dtype)
+    step = dense.itemsize
+    scores = np.lib.stride_tricks.as_strided(buffer[offset:], dense.shape, (pitch * step, step))
+    scores[...] = dense
+    return Inputs(scores, lengths_of(case.lengths, case.rows, case.width, case.k), case.k, buffer, offset, pitch)
+
+
+def _table(shapes: tuple[tuple[int, int, int], ...]) -> list[Case]:
+    """Every family at every shape; the other axes drawn once and for all."""
+    rng = np.random.default_rng(20)
+    return [
+        Case(family, *shape, str(rng.choice(LENGTHS)), str(rng.choice(LAYOUTS)), str(rng.choice(DTYPES)))
+        for family in FAMILIES
+        for shape in shapes
+    ]
+
+
+CASES: list[Case] = _table(SHAPES)
+"""Every family at every small shape: 207 cases."""
+
+WIDE_CASES: list[Case] = _table(WIDE_SHAPES)
+"""Every family at the shapes of the wide-row policy; a second or two per backend in all."""
+
+TINY = SamplingPolicy("tiny", 4, rescue_margin=1.75, min_rank=1)
+"""A sampled policy with a rescue band for rows of a few dozen scores."""
+
+POLICIES: tuple[SamplingPolicy | None, ...] = (
+    None,
+    PAPER_64,
+    PAPER_128,
+    TINY,
+    SamplingPolicy("tiny-plain", 8, min_rank=1),
+    SamplingPolicy("grouped", 4, rescue_margin=2.0, group=4, min_rank=2),
+    SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1),
+    SamplingPolicy("exact-grouped", 2, margin=2.0, group=8, boundary="exact", min_rank=1),
+    SamplingPolicy("whole", 1, margin=1.0, rescue_margin=1.0, min_rank=1),
+    SamplingPolicy("underfill", 2, margin=0.25, min_rank=1),
+    SamplingPolicy("underfill-band", 2, margin=0.25, rescue_margin=4.0, min_rank=1),
+    SamplingPolicy("underfill-twice", 2, margin=0.25, rescue_margin=0.5, boundary="exact", min_rank=1),
+)
+"""Policies that reach every route on small rows, direct among them."""

@@ -1,0 +1,57 @@
+"""Shared setup: one deterministic hypothesis profile, GPU tests only where a GPU is."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a GPU machine without the whole test extra
+    pass
+else:
+    settings.register_profile(
+        "ksieve", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("ksieve")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@cache
+def cuda_devices() -> int:
+    """Count CUDA devices by asking the driver itself, whatever packages are installed."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any("gpu" in item.keywords for item in items) and not cuda_devices():
+        skip = pytest.mark.skip(reason="no CUDA device")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Return the repository root."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Return the folder of material shared beside the repository; skip without it."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    return folder
