@@ -1,0 +1,134 @@
+"""Scores of an indexer, computed from its stored factors, the same bits every time.
+
+The formula of row t and key i, with heads j (DeepSeek-style lightning indexer)::
+
+    score[t, i] = key_scale[i] * sum_j weights[t, j] * max(0, dot(q[t, j], keys[i]))
+
+It is evaluated in float64 and rounded to float32 once, in this order: each dot product accumulates its
+products in ascending dimension; the head sum starts at +0 and adds ``weights * max(0, dot)`` in ascending j;
+the key's scale comes last. Every product and every sum is rounded on its own (no fused multiply-add).
+
+So a score depends on its own factors alone: not on the block of rows it was asked for with, nor on the machine.
+A matrix product (BLAS) adds in an order of its own. It is used where that cannot matter: where all partial sums
+of a dot product are integer multiples of one power of two and small enough to be exact in float64, which
+`dot_is_exact` proves from the factors at hand. int8 keys and float16 queries of up to 64 dimensions always are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = np.ndarray[Any, Any]
+F64 = NDArray[np.float64]
+
+KEY_TILE = 4096
+"""Keys evaluated at a time."""
+
+_DOTS_BYTES = 8 << 20
+"""Working memory for the dot products of one tile; bounds how many rows share a tile."""
+
+
+def evaluate(
+    q: Array,
+    weights: Array,
+    width: int,
+    read_keys: Callable[[int, int], Array],
+    key_scale: Array | None,
+) -> NDArray[np.float32]:
+    """Evaluate a block of rows against all keys.
+
+    Parameters
+    ----------
+    q : ndarray, shape (rows, heads, dim)
+        float16 or float32 (float64 holding such values).
+    weights : ndarray of float32, shape (rows, heads)
+    width : int
+        Number of keys.
+    read_keys : callable
+        ``read_keys(begin, end)`` gives keys as an array (end - begin, dim) of int8, float16 or float32.
+    key_scale : ndarray of float32, shape (width,), or None
+        None stands for 1.
+
+    Returns
+    -------
+    ndarray of float32, shape (rows, width)
+    """
+    rows, heads, _ = q.shape
+    out = np.empty((rows, width), dtype=np.float32)
+    tile = max(1, min(KEY_TILE, width))
+    step = max(1, _DOTS_BYTES // (8 * max(heads, 1) * tile))
+    for r in range(0, rows, step):
+        q_block = q[r : r + step].astype(np.float64)
+        w_block = weights[r : r + step].astype(np.float64)
+        q_grid = _grid(q[r : r + step])
+        for i in range(0, width, tile):
+            keys = read_keys(i, min(i + tile, width))
+            exact = dot_is_exact(q_grid, _grid(keys), q.shape[2])
+            dots = (_dots_any_order if exact else _dots_in_order)(q_block, keys.astype(np.float64))
+            total = _weighted_sum(dots, w_block)
+            if key_scale is not None:
+                total *= key_scale[i : i + keys.shape[0]]
+            with np.errstate(over="ignore"):
+                out[r : r + step, i : i + keys.shape[0]] = total
+    return out
+
+
+Grid = tuple[int, float] | None
+"""(e, m): every value is an integer multiple of 2**e and of magnitude at most m; None for non-finite values."""
+
+
+def dot_is_exact(a: Grid, b: Grid, dim: int) -> bool:
+    """Whether dot products of `dim` terms are exact in float64 in any order of summation.
+
+    Every partial sum is a multiple of ``2**(ea + eb)`` and at most ``dim * ma * mb``; it is exact when that
+    integer multiple fits the 53-bit significand.
+    """
+    if a is None or b is None:
+        return False
+    return dim * Fraction(a[1]) * Fraction(b[1]) <= Fraction(2) ** (53 + a[0] + b[0])
+
+
+def _grid(x: Array) -> Grid:
+    if x.dtype.kind == "i":
+        return 0, float(1 << (8 * x.dtype.itemsize - 1))
+    values = x.astype(np.float64).ravel()
+    values = values[values != 0]
+    if values.size == 0:
+        return 0, 0.0
+    if not np.isfinite(values).all():
+        return None
+    fraction, exponent = np.frexp(values)
+    mantissa = np.ldexp(fraction, 24).astype(np.int64)  # exact: float32 and narrower have 24 bits
+    lowest = np.frexp((mantissa & -mantissa).astype(np.float64))[1] - 1
+    return int((exponent - 24 + lowest).min()), float(np.abs(values).max())
+
+
+def _dots_any_order(q: F64, keys: F64) -> F64:
+    rows, heads, dim = q.shape
+    product: F64 = (q.reshape(rows * heads, dim) @ keys.T).reshape(rows, heads, keys.shape[0])
+    return product
+
+
+def _dots_in_order(q: F64, keys: F64) -> F64:
+    dots = np.zeros((*q.shape[:2], keys.shape[0]))
+    columns = np.ascontiguousarray(keys.T)
+    # Infinities and NaN among the factors give infinities and NaN; overflow of float64 is out of their reach.
+    with np.errstate(invalid="ignore"):
+        for d in range(q.shape[2]):
+            dots += q[:, :, d, None] * columns[d]
+    return dots
+
+
+def _weighted_sum(dots: F64, weights: F64) -> F64:
+    np.maximum(dots, 0, out=dots)
+    with np.errstate(invalid="ignore"):
+        dots *= weights[:, :, None]
+        total = np.zeros((dots.shape[0], dots.shape[2]))
+        for j in range(dots.shape[1]):
+            total += dots[:, j]
+    return total
