@@ -153,8 +153,16 @@ def check_selection(
         if out_info.device.kind == "cpu" and not as_numpy(out).flags.writeable:
             raise ArgumentError("out", "a read-only array", "an array that can be written")
     rows, width = info.shape
-    pitch = info.strides[0] if rows > 1 else max(width, info.strides[0])
+    pitch = max(width, info.strides[0])
     return Problem(rows, width, pitch, k, dtype, info.device), info, lengths_info
+
+
+def _check_aligned(info: ArrayInfo, name: str) -> None:
+    # A GPU cannot load a number from an address that is no multiple of its size; a CPU can.
+    if info.device.kind == "cuda" and info.pointer % info.itemsize:
+        raise ArgumentError(
+            name, f"address {info.pointer:#x}", f"an address that is a multiple of {info.itemsize} bytes"
+        )
 
 
 def check_k(k: Any) -> int:
@@ -174,12 +182,14 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     if len(info.shape) != 2:
         raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (rows, width)")
     rows, width = info.shape
-    if width > 1 and info.strides[1] != 1:
+    # An array without elements has whatever strides its library likes (NumPy: zeros).
+    if rows and width > 1 and info.strides[1] != 1:
         raise ArgumentError(name, f"last stride {info.strides[1]}", "last stride 1 (rows contiguous)")
     if rows > 1 and width and info.strides[0] < width:
         raise ArgumentError(name, f"row pitch {info.strides[0]} for width {width}", "row pitch of at least width")
     if width >= 1 << 31:
         raise ArgumentError(name, f"width {width}", "width below 2**31, so that indices fit int32")
+    _check_aligned(info, name)
     return dtype
 
 
@@ -192,6 +202,7 @@ def _check_vector(info: ArrayInfo, name: str, shapes: list[tuple[int, ...]], dev
         raise ArgumentError(name, f"stride {info.strides[0]}", "a contiguous vector (stride 1)")
     if info.device != device:
         raise ArgumentError(name, f"device {info.device}", f"the scores' device, {device}")
+    _check_aligned(info, name)
 
 
 def _check_out(out: ArrayInfo, scores: ArrayInfo, inputs: dict[str, ArrayInfo | None], k: int) -> None:
@@ -202,8 +213,9 @@ def _check_out(out: ArrayInfo, scores: ArrayInfo, inputs: dict[str, ArrayInfo | 
         raise ArgumentError("out", f"shape {out.shape}", f"shape {shape}")
     if out.device != scores.device:
         raise ArgumentError("out", f"device {out.device}", f"the scores' device, {scores.device}")
-    if (k > 1 and out.strides[1] != 1) or (shape[0] > 1 and out.strides[0] < k):
+    if (shape[0] and k > 1 and out.strides[1] != 1) or (shape[0] > 1 and out.strides[0] < k):
         raise ArgumentError("out", f"strides {out.strides}", "contiguous rows that do not overlap")
+    _check_aligned(out, "out")
     for name, other in inputs.items():
         if other is None:
             continue

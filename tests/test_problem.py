@@ -1,0 +1,448 @@
+"""Argument checking: every array kind described, every bad argument refused with a message that helps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve import problem
+from ksieve.errors import ArgumentError, KsieveError
+from ksieve.problem import ArrayInfo, Device, check_selection, inspect
+
+ROWS, WIDTH, K = 4, 50, 5
+
+
+def scores(dtype=np.float32):
+    return np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(dtype)
+
+
+def lengths():
+    return np.array([50, 3, 0, 20], dtype=np.int32)
+
+
+class FakeCuda:
+    """An array on a GPU as CuPy shows one, in memory that is never touched."""
+
+    def __init__(self, shape, typestr="<f4", strides=None, pointer=0x7F00_0000_0000, device=0):
+        self.__cuda_array_interface__ = {
+            "shape": shape, "typestr": typestr, "data": (pointer, False), "strides": strides, "version": 3,
+        }  # fmt: skip
+        self.device_index = device
+
+    def __dlpack_device__(self):
+        return 2, self.device_index
+
+
+class FakeDlpack:
+    """An array that speaks DLPack alone, as JAX's bfloat16 arrays do."""
+
+    def __init__(self, array, device=(1, 0)):
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        if self.device[0] == 2:
+            assert options == {"stream": -1}, "describing an array must not synchronise a stream"
+            return self.array.__dlpack__()
+        return self.array.__dlpack__(**options)
+
+
+def refuse(message, *args, **options):
+    """Call topk and expect exactly this message, before anything else happened."""
+    with pytest.raises(ArgumentError) as error:
+        ksieve.topk(*args, **options)
+    assert str(error.value) == message
+    assert isinstance(error.value, (ValueError, KsieveError))
+    assert error.value.argument == message.split(":")[0]
+
+
+# ---- descriptions ------------------------------------------------------------------------------------------
+
+
+def test_numpy_description():
+    x = np.zeros((ROWS, WIDTH + 6), dtype=np.float16)[:, 2 : 2 + WIDTH]
+    info = inspect(x, "scores")
+    assert info == ArrayInfo("numpy", Device("cpu"), x.ctypes.data, (ROWS, WIDTH), (WIDTH + 6, 1), "float16", 2)
+    begin, end = info.span
+    assert end - begin == 2 * ((ROWS - 1) * (WIDTH + 6) + WIDTH)
+
+
+def test_an_array_without_elements_spans_nothing():
+    info = inspect(np.zeros((0, 7), dtype=np.float32), "scores")
+    assert info.span[0] == info.span[1]
+
+
+def test_memory_mapped_and_subclassed_arrays(tmp_path):
+    path = tmp_path / "scores.npy"
+    np.save(path, scores())
+    mapped = np.load(path, mmap_mode="r")
+    assert inspect(mapped, "scores").library == "numpy"
+    np.testing.assert_array_equal(ksieve.topk(mapped, k=K), ksieve.topk(scores(), k=K))
+
+    class Labelled(np.ndarray):
+        pass
+
+    assert check_selection(scores().view(Labelled), None, K)[0].dtype == "float32"
+
+
+def test_cuda_array_interface_description():
+    info = inspect(FakeCuda((3, 8), "<f2", pointer=4096, device=1), "scores")
+    assert info == ArrayInfo("other", Device("cuda", 1), 4096, (3, 8), (8, 1), "float16", 2)
+    pitched = inspect(FakeCuda((3, 8), "<f4", strides=(48, 4)), "scores")
+    assert pitched.strides == (12, 1)
+    assert str(pitched.device) == "cuda:0"
+    asked, _, _ = check_selection(FakeCuda((3, 8), strides=(48, 4)), FakeCuda((3,), "<i4"), 2)
+    assert (asked.rows, asked.width, asked.pitch, asked.device.kind) == (3, 8, 12, "cuda")
+
+
+def test_cuda_interface_with_a_stride_between_elements_is_refused():
+    with pytest.raises(ArgumentError, match=r"scores: got row pitch -1"):
+        check_selection(FakeCuda((3, 8), "<f4", strides=(50, 4)), None, 2)
+
+
+def test_dlpack_on_the_host():
+    x = scores()
+    info = inspect(FakeDlpack(x), "scores")
+    assert (info.library, info.device, info.pointer) == ("other", Device("cpu"), x.ctypes.data)
+    np.testing.assert_array_equal(ksieve.topk(FakeDlpack(x), FakeDlpack(lengths()), k=K), ksieve.topk(x, lengths(), K))
+
+
+def test_dlpack_on_a_gpu_is_described_from_its_capsule():
+    x = np.zeros((3, 12), dtype=np.float16)[:, 1:9]
+    info = inspect(FakeDlpack(x, (2, 1)), "scores")
+    assert info == ArrayInfo("other", Device("cuda", 1), x.ctypes.data, (3, 8), (12, 1), "float16", 2)
+    for dtype in ("int32", "uint16", "float64", "bool"):
+        assert inspect(FakeDlpack(np.zeros(3, dtype=dtype), (2, 0)), "x").dtype == dtype
+
+
+def test_bfloat16_dlpack_on_a_gpu():
+    torch = pytest.importorskip("torch")
+
+    class OnGpu:
+        held = torch.zeros((2, 3), dtype=torch.bfloat16)
+
+        def __dlpack_device__(self):
+            return 2, 0
+
+        def __dlpack__(self, stream=None):
+            return self.held.__dlpack__()
+
+    info = inspect(OnGpu(), "scores")
+    assert (info.dtype, info.itemsize, info.pointer) == ("bfloat16", 2, OnGpu.held.data_ptr())
+
+
+def test_torch_description_and_results():
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(scores())
+    info = inspect(x[:, 1:], "scores")
+    assert info == ArrayInfo("torch", Device("cpu"), x.data_ptr() + 4, (ROWS, WIDTH - 1), (WIDTH, 1), "float32", 4)
+    result = ksieve.topk(x.requires_grad_(), torch.from_numpy(lengths()), k=K)
+    assert isinstance(result, torch.Tensor) and result.dtype == torch.int32
+    np.testing.assert_array_equal(result.numpy(), ksieve.topk(scores(), lengths(), K))
+    out = torch.full((ROWS, K), 7, dtype=torch.int32)
+    assert ksieve.topk(x, k=K, out=out) is out and not (out == 7).all()
+    half = torch.from_numpy(scores()).bfloat16()
+    bits = half.view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(ksieve.topk(half, k=K).numpy(), ksieve.topk(bits, k=K))
+
+
+def test_ml_dtypes_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = scores().astype(ml_dtypes.bfloat16)
+    assert check_selection(x, None, K)[0].dtype == "bfloat16"
+    np.testing.assert_array_equal(ksieve.topk(x, k=K), ksieve.topk(x.view(np.uint16), k=K))
+
+
+def test_problem_of_a_call():
+    x = np.zeros((ROWS, WIDTH + 3), dtype=np.float32)[:, :WIDTH]
+    asked, info, lengths_info = check_selection(x, lengths(), np.int64(K))
+    assert (asked.rows, asked.width, asked.pitch, asked.k, asked.dtype) == (ROWS, WIDTH, WIDTH + 3, K, "float32")
+    assert info.pointer == x.ctypes.data and lengths_info.shape == (ROWS,) and type(asked.k) is int
+    assert check_selection(x[:1], None, K)[0].pitch >= WIDTH
+    assert check_selection(np.zeros((0, 7), dtype=np.float32), None, K)[0].rows == 0
+    assert check_selection(np.zeros((3, 0), dtype=np.float32), None, K)[0].width == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (3, 0), (0, 0)])
+def test_matrices_without_elements(shape):
+    x, lengths = np.zeros(shape, dtype=np.float32), np.full(shape[0], 9, dtype=np.int32)
+    out = np.full((shape[0], K), 7, dtype=np.int32)
+    assert ksieve.topk(x, lengths, K, out=out) is out
+    assert (out == -1).all()
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "got"),
+    [
+        (lambda: scores(np.float64), "dtype float64"),
+        (lambda: scores(np.int32), "dtype int32"),
+        (lambda: scores(">f4"), "dtype >f4 (foreign byte order)"),
+    ],
+)
+def test_scores_of_a_wrong_dtype(bad, got):
+    refuse(f"scores: got {got}; takes dtype float32, float16, bfloat16", bad(), k=K)
+
+
+@pytest.mark.parametrize("shape", [(50,), (2, 5, 10), ()])
+def test_scores_of_a_wrong_rank(shape):
+    message = f"scores: got shape {shape}; takes a matrix of shape (rows, width)"
+    refuse(message, np.zeros(shape, dtype=np.float32), k=K)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (scores()[:, ::2], "scores: got last stride 2; takes last stride 1 (rows contiguous)"),
+        (scores()[:, ::-1], "scores: got last stride -1; takes last stride 1 (rows contiguous)"),
+        (scores().T, f"scores: got last stride {WIDTH}; takes last stride 1 (rows contiguous)"),
+        (scores()[::-1], f"scores: got row pitch -{WIDTH} for width {WIDTH}; takes row pitch of at least width"),
+        (
+            np.broadcast_to(scores()[:1], (ROWS, WIDTH)),
+            f"scores: got row pitch 0 for width {WIDTH}; takes row pitch of at least width",
+        ),
+        (
+            np.lib.stride_tricks.sliding_window_view(scores()[0], 20),
+            "scores: got row pitch 1 for width 20; takes row pitch of at least width",
+        ),
+        ([[1.0, 2.0]], "scores: got builtins.list; takes a NumPy, PyTorch, CuPy or JAX array"),
+        (None, "scores: got builtins.NoneType; takes a NumPy, PyTorch, CuPy or JAX array"),
+        (
+            np.ma.masked_less(scores(), 0),
+            "scores: got a masked array, whose mask would be ignored; takes a plain array",
+        ),
+        (FakeDlpack(scores(), (10, 0)), "scores: got an array on DLPack device 10:0; takes an array on cpu or cuda"),
+    ],
+)  # fmt: skip
+def test_scores_that_cannot_be_used(bad, message):
+    refuse(message, bad, k=K)
+
+
+def test_scores_too_wide_for_int32_indices():
+    with pytest.raises(ArgumentError, match=r"scores: got width 2147483648; takes width below 2\*\*31"):
+        check_selection(FakeCuda((1, 1 << 31)), None, K)
+
+
+def test_gpu_arrays_between_elements_are_refused():
+    args = {"scores": FakeCuda((4, 8), "<f2"), "lengths": FakeCuda((4,), "<i4"), "out": FakeCuda((4, 2), "<i4")}
+    check_selection(args["scores"], args["lengths"], 2, out=FakeCuda((4, 2), "<i4", pointer=0x1000))
+    for name, size in (("scores", 2), ("lengths", 4), ("out", 4)):
+        x = args[name].__cuda_array_interface__
+        odd = FakeCuda(x["shape"], x["typestr"], pointer=0x1001)
+        chosen = {**args, "out": FakeCuda((4, 2), "<i4", pointer=0x2000), name: odd}
+        with pytest.raises(ArgumentError) as error:
+            check_selection(chosen["scores"], chosen["lengths"], 2, out=chosen["out"])
+        assert str(error.value) == f"{name}: got address 0x1001; takes an address that is a multiple of {size} bytes"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_host_scores_at_an_odd_address(dtype):
+    x = scores(dtype)
+    odd = np.frombuffer(b"\0" + x.tobytes(), dtype=dtype, offset=1).reshape(x.shape)
+    assert not odd.flags.aligned
+    assert ksieve.verify(x, None, ksieve.topk(odd, k=K))
+
+
+@pytest.mark.parametrize(
+    ("k", "got"),
+    [
+        (0, "0"), (-1, "-1"), ((1 << 20) + 1, "1048577"), (True, "bool True"), (5.0, "float 5.0"), ("5", "str '5'"),
+        (None, "None"),
+    ],
+)  # fmt: skip
+def test_k_out_of_range_or_no_int(k, got):
+    refuse(f"k: got {got}; takes an int from 1 to 1048576", scores(), k=k)
+
+
+def test_largest_k():
+    assert problem.check_k(1 << 20) == problem.MAX_K == 1_048_576
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lengths().astype(np.int64), "lengths: got dtype int64; takes dtype int32"),
+        (lengths().astype(np.uint32), "lengths: got dtype uint32; takes dtype int32"),
+        (lengths().astype(np.float32), "lengths: got dtype float32; takes dtype int32"),
+        (lengths().astype(">i4"), "lengths: got dtype >i4 (foreign byte order); takes dtype int32"),
+        (lengths()[:3], "lengths: got shape (3,); takes shape (4,)"),
+        (lengths()[:, None], "lengths: got shape (4, 1); takes shape (4,)"),
+        (np.array(5, np.int32), "lengths: got shape (); takes shape (4,)"),
+        (np.zeros(8, np.int32)[::2], "lengths: got stride 2; takes a contiguous vector (stride 1)"),
+        ([50, 3, 0, 20], "lengths: got builtins.list; takes a NumPy, PyTorch, CuPy or JAX array"),
+        (FakeCuda((4,), "<i4"), "lengths: got device cuda:0; takes the scores' device, cpu"),
+    ],
+)
+def test_lengths_that_cannot_be_used(bad, message):
+    refuse(message, scores(), bad, K)
+
+
+def test_one_row_still_needs_a_vector_of_lengths():
+    message = "lengths: got shape (); takes shape (1,)"
+    refuse(message, scores()[:1], np.array(5, dtype=np.int32), K)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.zeros(1, np.int64), "num_rows: got dtype int64; takes dtype int32"),
+        (np.zeros(2, np.int32), "num_rows: got shape (2,); takes shape (1,) or ()"),
+        (3, "num_rows: got builtins.int; takes a NumPy, PyTorch, CuPy or JAX array"),
+        (FakeCuda((1,), "<i4"), "num_rows: got device cuda:0; takes the scores' device, cpu"),
+    ],
+)
+def test_num_rows_that_cannot_be_used(bad, message):
+    refuse(message, scores(), k=K, num_rows=bad)
+
+
+def read_only():
+    out = np.zeros((ROWS, K), dtype=np.int32)
+    out.flags.writeable = False
+    return out
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.zeros((ROWS, K), np.int64), "out: got dtype int64; takes dtype int32"),
+        (np.zeros((ROWS, K + 1), np.int32), "out: got shape (4, 6); takes shape (4, 5)"),
+        (
+            np.zeros((ROWS, 2 * K), np.int32)[:, ::2],
+            "out: got strides (10, 2); takes contiguous rows that do not overlap",
+        ),
+        (
+            np.broadcast_to(np.zeros(K, np.int32), (ROWS, K)),
+            "out: got strides (0, 1); takes contiguous rows that do not overlap",
+        ),
+        (read_only(), "out: got a read-only array; takes an array that can be written"),
+        (FakeCuda((ROWS, K), "<i4"), "out: got device cuda:0; takes the scores' device, cpu"),
+    ],
+)  # fmt: skip
+def test_out_that_cannot_be_used(bad, message):
+    refuse(message, scores(), k=K, out=bad)
+
+
+def test_out_overlapping_an_input():
+    held = np.zeros(1000, dtype=np.int32)
+    x = held[: ROWS * WIDTH].view(np.float32).reshape(ROWS, WIDTH)
+    last = held[ROWS * WIDTH - 1 :][: ROWS * K].reshape(ROWS, K)
+    refuse("out: got memory that overlaps scores; takes memory of its own", x, k=K, out=last)
+    after = held[ROWS * WIDTH :][: ROWS * K].reshape(ROWS, K)
+    assert ksieve.topk(x, k=K, out=after) is after
+    shared = held[500 : 500 + ROWS * K].reshape(ROWS, K)
+    refuse("out: got memory that overlaps lengths; takes memory of its own", scores(), shared[0, :ROWS], K, out=shared)
+    refuse(
+        "out: got memory that overlaps num_rows; takes memory of its own",
+        scores(), k=K, out=shared, num_rows=shared[0, :1],
+    )  # fmt: skip
+
+
+def test_devices_may_not_mix():
+    gpu = FakeCuda((ROWS, WIDTH))
+    for name, options in {
+        "lengths": {"lengths": lengths()},
+        "num_rows": {"num_rows": np.zeros(1, np.int32)},
+        "out": {"out": np.zeros((ROWS, K), np.int32)},
+    }.items():
+        refuse(f"{name}: got device cpu; takes the scores' device, cuda:0", gpu, k=K, **options)
+    other = FakeCuda((ROWS,), "<i4", device=1)
+    refuse("lengths: got device cuda:1; takes the scores' device, cuda:0", gpu, other, K)
+
+
+def test_torch_tensors_that_cannot_be_used():
+    torch = pytest.importorskip("torch")
+    refuse(
+        "scores: got a torch tensor on meta; takes a tensor on cpu or cuda",
+        torch.zeros((3, 4), device="meta"), k=2,
+    )  # fmt: skip
+    refuse(
+        "scores: got a torch tensor of layout torch.sparse_coo; takes a dense (strided) tensor",
+        torch.eye(4).to_sparse(), k=2,
+    )  # fmt: skip
+    refuse("scores: got dtype float64; takes dtype float32, float16, bfloat16", torch.zeros((3, 4)).double(), k=2)
+    refuse("lengths: got dtype int64; takes dtype int32", torch.zeros((3, 4)), torch.tensor([1, 2, 3]), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "gpu"}, "backend: got 'gpu'; takes 'auto', 'cpu', 'cuda' or 'reference'"),
+        ({"backend": "cuda"}, "backend: got 'cuda'; takes 'auto', or a backend for scores on cpu"),
+        ({"workspace": np.zeros(8, np.uint8)}, "workspace: got ndarray; takes nothing on the CPU"),
+    ],
+)
+def test_call_options(options, message):
+    refuse(message, scores(), k=K, **options)
+
+
+def test_policy_by_a_wrong_name():
+    names = ["direct", *ksieve.policy.POLICIES]
+    refuse(f"policy: got 'fast'; takes a SamplingPolicy or one of {names}", scores(), k=K, policy="fast")
+
+
+def test_nothing_is_written_when_an_argument_is_refused():
+    out = np.full((ROWS, K), 7, dtype=np.int32)
+    for options in ({"lengths": lengths().astype(np.int64)}, {"policy": "fast"}, {"workspace": out}):
+        with pytest.raises(ArgumentError):
+            ksieve.topk(scores(), k=K, out=out, **options)
+    assert (out == 7).all()
+
+
+# ---- plans -------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_serves_what_it_covers():
+    made = ksieve.plan(rows=8, width=64, k=K)
+    result = ksieve.topk(scores(), lengths(), plan=made)
+    np.testing.assert_array_equal(result, ksieve.topk(scores(), lengths(), K))
+    np.testing.assert_array_equal(result, ksieve.topk(scores(), lengths(), K, plan=made))
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "message"),
+    [
+        ({"rows": 3}, {}, "plan: got rows 4; takes at most the planned 3"),
+        ({"width": 49}, {}, "plan: got width 50; takes at most the planned 49"),
+        ({"dtype": "float16"}, {}, "plan: got scores of dtype float32; takes dtype float16"),
+        ({}, {"k": 6}, "k: got 6; takes 5, the plan's k, or nothing"),
+        ({}, {"policy": "paper-64"}, "policy: got 'paper-64'; takes nothing when plan is given: the plan holds one"),
+    ],
+)
+def test_a_plan_refuses_what_it_does_not_cover(made, options, message):
+    plan = ksieve.plan(**{"rows": 8, "width": 64, "k": K, **made})
+    refuse(message, scores(), plan=plan, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": -1}, "rows: got -1; takes an int of at least 0"),
+        ({"rows": 2.0}, "rows: got 2.0; takes an int of at least 0"),
+        ({"width": True}, "width: got True; takes an int of at least 0"),
+        ({"pitch": 63}, "pitch: got 63; takes an int of at least 64"),
+        ({"k": 0}, "k: got 0; takes an int from 1 to 1048576"),
+        ({"dtype": "float64"}, "dtype: got 'float64'; takes one of ['float32', 'float16', 'bfloat16']"),
+        ({"device": "tpu"}, "device: got 'tpu'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
+        ({"device": "cuda:x"}, "device: got 'cuda:x'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
+        ({"family": "row_exact"}, "family: got 'row_exact'; takes 'cpu' on a CPU device"),
+    ],
+)
+def test_plan_arguments(options, message):
+    with pytest.raises(ArgumentError) as error:
+        ksieve.plan(**{"rows": 8, "width": 64, "k": K, **options})
+    assert str(error.value) == message
+
+
+def test_plans_are_values_that_print_themselves():
+    one, two = (ksieve.plan(rows=64, width=131_072, k=2048) for _ in range(2))
+    assert one == two and hash(one) == hash(two)
+    for word in ("cpu", "64 x 131072 float32", "k=2048", "paper-128", "reason"):
+        assert word in str(one)
+    assert ksieve.plan(rows=64, width=65_536, k=2048).policy.name == "paper-64"
+    assert ksieve.plan(rows=64, width=8192, k=2048).policy is None
+    assert ksieve.plan(rows=64, width=131_072, k=2048, policy="direct").policy is None
