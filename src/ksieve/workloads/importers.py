@@ -147,12 +147,12 @@ class _ArraySource:
 
     def __init__(self, array: Array, dtype: str, names: tuple[str, ...] = ()) -> None:
         self.shape, self.dtype, self.names = array.shape, dtype, names
-        self._array = array.view(np.uint16) if array.dtype == _RAW16 else array
+        self._array = array
         self._at = 0
 
     def next_rows(self, count: int) -> Array:
         begin, self._at = self._at, self._at + count
-        return np.ascontiguousarray(self._array[begin : self._at])
+        return _native(self._array[begin : self._at])
 
 
 class _StreamSource:
@@ -180,8 +180,7 @@ class _StreamSource:
             raise CaptureFormatError(f"{self._path}: array {self._member!r} is damaged ({e})") from e
         if len(data) != size:
             raise CaptureFormatError(f"{self._path}: array {self._member!r} ends early")
-        stored = np.dtype(np.uint16) if self._stored == _RAW16 else self._stored
-        return np.frombuffer(data, dtype=stored).reshape(count, *self.shape[1:])
+        return _native(np.frombuffer(data, dtype=self._stored).reshape(count, *self.shape[1:]))
 
 
 @contextmanager
@@ -297,3 +296,9 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     if dtype in (np.uint16, _RAW16):
         return "bfloat16"
     return str(dtype.newbyteorder("=").name)
+
+
+def _native(array: Array) -> Array:
+    """Contiguous and in this machine's byte order, a view where it is already; raw 2-byte items as uint16."""
+    bits = array.view(np.uint16) if array.dtype == _RAW16 else array
+    return np.ascontiguousarray(bits, dtype=bits.dtype.newbyteorder("="))
