@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import lru_cache
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -15,14 +17,37 @@ from ksieve.stats import Stats
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 
+_cuda: Any = None
+"""The CUDA backend's module, once a call has needed it."""
+
 
 @overload
 def topk(
-    scores: Any, lengths: Any = None, k: int | None = None, *, return_stats: Literal[False] = False, **options: Any
+    scores: Any,
+    lengths: Any = None,
+    k: int | None = None,
+    *,
+    plan: Plan | None = None,
+    policy: SamplingPolicy | str | None = None,
+    backend: Backend = "auto",
+    out: Any = None,
+    workspace: Any = None,
+    num_rows: Any = None,
+    return_stats: Literal[False] = False,
 ) -> Any: ...
 @overload
 def topk(
-    scores: Any, lengths: Any = None, k: int | None = None, *, return_stats: Literal[True], **options: Any
+    scores: Any,
+    lengths: Any = None,
+    k: int | None = None,
+    *,
+    plan: Plan | None = None,
+    policy: SamplingPolicy | str | None = None,
+    backend: Backend = "auto",
+    out: Any = None,
+    workspace: Any = None,
+    num_rows: Any = None,
+    return_stats: Literal[True],
 ) -> tuple[Any, Stats]: ...
 def topk(
     scores: Any,
@@ -57,8 +82,9 @@ def topk(
         "auto" follows the scores' device. "reference" is the NumPy model: slow, for study.
     out : array of int32, shape (rows, k), optional
         Receives the result, on the scores' device; must not overlap the scores or lengths.
-    workspace : array of bytes, optional
-        CUDA only: from ``plan.workspace()`` or the caller's own. One per stream.
+    workspace : Workspace or array of bytes, optional
+        CUDA only: from ``plan.workspace()``, or the caller's own bytes, whose leading part is then zeroed on the
+        stream with every call. One per stream. Default: one is kept per device and stream.
     num_rows : array of int32, shape (1,) or (), optional
         Live row count, on the scores' device, clamped to [0, rows]; rows from it on are filled with -1.
     return_stats : bool
@@ -85,6 +111,36 @@ def topk(
     NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Which of several scores tied at rank k are returned is
     unspecified. See docs/contract.md.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling() and isinstance(scores, torch.Tensor):
+        from ksieve import torch_ops
+
+        torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)
+        return torch_ops.traced(scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows)
+    return topk_eager(
+        scores, lengths, k, plan, policy, backend, out=out, workspace=workspace, num_rows=num_rows,
+        return_stats=return_stats,
+    )  # fmt: skip
+
+
+def topk_eager(
+    scores: Any,
+    lengths: Any,
+    k: int | None,
+    plan: Plan | None = None,
+    policy: SamplingPolicy | str | None = None,
+    backend: Backend = "auto",
+    *,
+    out: Any = None,
+    workspace: Any = None,
+    num_rows: Any = None,
+    return_stats: bool = False,
+) -> Any:
+    """Run `topk` now, whether or not PyTorch is tracing: operators of a traced program call this."""
+    if _cuda is not None and backend in ("auto", "cuda") and not return_stats:
+        indices = _cuda.attempt(plan, scores, lengths, k, policy, out, workspace, num_rows)
+        if indices is not None:
+            return indices
     if plan is not None:
         if k is not None and k != plan.problem.k:
             raise ArgumentError("k", k, f"{plan.problem.k}, the plan's k, or nothing")
@@ -96,18 +152,21 @@ def topk(
         raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
+    given = plan is not None
     if plan is None:
-        plan = planner.choose(asked, _device_info(info.device), policy=policy)
+        plan = choose(asked, policy)
     else:
         if policy is not None:
             raise ArgumentError("policy", repr(policy), "nothing when plan is given: the plan holds one")
         planner.check_covers(plan, asked)
     if info.device.kind == "cuda":
-        from ksieve.backends import cuda
-
-        return cuda.run(
+        cuda = _cuda_backend()
+        indices = cuda.run(
             plan, scores, lengths, out=out, workspace=workspace, num_rows=num_rows, return_stats=return_stats
         )
+        if not given:
+            cuda.remember_choice(scores, k, policy, plan)
+        return indices
     if workspace is not None:
         raise ArgumentError("workspace", type(workspace).__name__, "nothing on the CPU")
     return _run_on_host(plan, scores, lengths, backend, out, num_rows, return_stats, info.library)
@@ -184,9 +243,24 @@ def _device_info(device: Device) -> DeviceInfo:
         from ksieve.backends.cpu import thread_count
 
         return DeviceInfo("cpu", threads=thread_count())
-    from ksieve.backends import cuda
+    return _cuda_backend().device_info(device.index)  # type: ignore[no-any-return]
 
-    return cuda.device_info(device.index)
+
+def _cuda_backend() -> Any:
+    global _cuda
+    if _cuda is None:
+        from ksieve.backends import cuda as _cuda
+    return _cuda
+
+
+def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:
+    """Return the plan that `topk` uses for a checked problem on the device it names; equal problems share one."""
+    return _choose(asked, _device_info(asked.device), policy)
+
+
+@lru_cache(maxsize=4096)
+def _choose(asked: Problem, device: DeviceInfo, policy: SamplingPolicy | str | None) -> Plan:
+    return planner.choose(asked, device, policy=policy)
 
 
 def _run_on_host(

@@ -7,6 +7,7 @@ graph capture, compared, printed and tested on a machine without a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ksieve.errors import ArgumentError
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
@@ -85,6 +86,42 @@ class Plan:
     def spill_capacity(self) -> int:
         """Candidates per worker that live in the global workspace, past the shared array (CUDA)."""
         return self.capacity - self.shared_capacity
+
+    def workspace(self, buffer: Any = None) -> Any:
+        """Make the workspace that calls with this plan use on CUDA.
+
+        Parameters
+        ----------
+        buffer : array of bytes, optional
+            The caller's own device memory: at least `workspace_bytes`, 256-byte aligned, alive as long as the
+            workspace is used. Allocated when omitted.
+
+        Returns
+        -------
+        Workspace
+            Zeroed where it has to be, on any stream. It serves one call at a time: make one per stream.
+
+        Raises
+        ------
+        ArgumentError
+            If the plan is not for a CUDA device.
+        WorkspaceError
+            If `buffer` is too small, misaligned or elsewhere.
+        """
+        from ksieve.backends import cuda
+
+        return cuda.workspace(self, buffer)
+
+    def prepare(self) -> Plan:
+        """Compile and load what the plan needs on CUDA, so that its first call may be inside a graph capture.
+
+        Returns the plan itself. A CPU plan needs no preparation.
+        """
+        if self.problem.device.kind == "cuda":
+            from ksieve.backends import cuda
+
+            cuda.prepare(self)
+        return self
 
     def __str__(self) -> str:
         p = self.problem

@@ -1,0 +1,37 @@
+"""The CUDA backend: compile, cache, workspaces and launches. It chooses nothing: plans are its input."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ksieve.backends.cuda import arrays, launch
+from ksieve.backends.cuda import driver as _driver
+from ksieve.backends.cuda import workspace as _workspace
+from ksieve.backends.cuda.call import attempt, recall, remember_choice, run
+from ksieve.backends.cuda.workspace import Workspace
+from ksieve.planner import DeviceInfo, Plan
+
+__all__ = ["Workspace", "attempt", "device_info", "prepare", "recall", "remember_choice", "run", "workspace"]
+
+
+@cache
+def device_info(index: int = 0) -> DeviceInfo:
+    """Facts of a CUDA device that is present, read once.
+
+    Raises
+    ------
+    BackendError
+        If the driver, the Python bindings or a GPU of compute capability 8.0 is missing, in one sentence.
+    """
+    return _driver.get().device_info(index)
+
+
+def prepare(plan: Plan, *, stats: bool = False) -> None:
+    """Compile and load a plan's kernel, so that its first call does not; see `Plan.prepare`."""
+    launch.launcher_of(plan, stats=stats, stream=arrays.ambient_stream(plan.problem.device.index))
+
+
+def workspace(plan: Plan, buffer: Any = None) -> Workspace:
+    """Allocate or wrap a plan's workspace; see `Plan.workspace`."""
+    return _workspace.make(plan, buffer, arrays.ambient_stream(plan.problem.device.index))

@@ -1,0 +1,169 @@
+"""Launching: one prepared call site per plan, of which a call patches pointers, row count and stream."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+
+from ksieve.backends.cuda import cache
+from ksieve.backends.cuda import driver as cuda_driver
+from ksieve.backends.cuda.driver import Driver
+from ksieve.backends.cuda.spec import KernelSpec, kernel_spec
+from ksieve.errors import ArgumentError, BackendError
+from ksieve.planner import DeviceInfo, Plan
+
+PARAMS = struct.Struct("=6Q2q6i")
+"""`Params` of kernels/params.cuh: scores, lengths, num_rows, indices, stats, workspace (addresses); pitch and
+out_pitch (elements); rows, width, k, primary_rank, rescue_rank, splits."""
+
+# One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
+# dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
+# Params; and one CUlaunchAttribute (id, padding, 64-byte value).
+_CONFIG = struct.Struct("=7I4xQQI4x")
+_ATTRIBUTE = struct.Struct("=I4x3I52x")
+_CONFIG_AT = PARAMS.size
+_STREAM_AT = _CONFIG_AT + 32
+_ARGUMENTS_AT = _CONFIG_AT + _CONFIG.size
+_ATTRIBUTE_AT = _ARGUMENTS_AT + 8
+_CLUSTER_DIMENSION = 4
+_PATCH = struct.Struct("=6Q2q6iI")
+_STREAM = struct.Struct("=Q")
+
+_MOST_BLOCKS = (1 << 31) - 1
+
+_functions: dict[tuple[int, KernelSpec], int] = {}
+_loading = threading.Lock()
+
+WARM_UP = (
+    "warm up first: call once with the same plan outside the capture, or plan.prepare() (`ksieve build` alone fills "
+    "the disk cache, but a kernel also has to be loaded)"
+)
+
+
+def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int) -> int:
+    """Load a kernel on a device, compiling it when no cache has it; the device's context is current.
+
+    Raises
+    ------
+    BackendError
+        If `stream` is being captured and the kernel is not loaded yet, or compilation fails.
+    """
+    function = _functions.get((index, spec))
+    if function is not None:
+        return function
+    if driver.is_capturing(stream):
+        raise BackendError(f"a kernel has to be compiled or loaded while a stream is being captured: {WARM_UP}")
+    with _loading:
+        if (index, spec) not in _functions:
+            cubin, _ = cache.obtain(spec)
+            _functions[index, spec] = driver.load(cubin.code, spec.entry, spec.shared_bytes)
+    return _functions[index, spec]
+
+
+def _check_device(plan: Plan, present: DeviceInfo) -> None:
+    """Refuse a plan made from another GPU's facts: its code or its shared memory may not fit this one."""
+    made = plan.device
+    if (made.capability, made.shared_per_block) != (present.capability, present.shared_per_block):
+        raise ArgumentError("plan", f"one made for {made.name}", f"one for cuda:{present.index}, {present.name}")
+
+
+class Launcher:
+    """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
+
+    def __init__(self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None) -> None:
+        self.plan = plan
+        self.driver = driver = driver or cuda_driver.get()
+        index = plan.problem.device.index
+        _check_device(plan, driver.device_info(index))
+        self.context = driver.context(index)
+        spec = kernel_spec(plan, stats=stats)
+        with driver.activated(self.context):
+            function = function_of(spec, index, driver, stream)
+        policy, k = plan.policy, plan.problem.k
+        self._k = k
+        self._ranks = (policy.primary_rank(k), policy.rescue_rank(k) or 0) if policy else (0, 0)
+        self._splits = plan.splits
+        self._most = plan.ctas if plan.family.startswith("persistent") else _MOST_BLOCKS
+        self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact") else 1
+        self._lock = threading.Lock()
+        self._memory = (ctypes.c_uint64 * ((_ATTRIBUTE_AT + _ATTRIBUTE.size) // 8))()
+        base = ctypes.addressof(self._memory)
+        clustered = plan.family == "cluster_exact"
+        _CONFIG.pack_into(
+            self._memory, _CONFIG_AT, 1, 1, 1, plan.threads, 1, 1, spec.shared_bytes, 0, base + _ATTRIBUTE_AT, clustered
+        )
+        _STREAM.pack_into(self._memory, _ARGUMENTS_AT, base)
+        _ATTRIBUTE.pack_into(self._memory, _ATTRIBUTE_AT, _CLUSTER_DIMENSION, plan.splits, 1, 1)
+        self._stream = 0
+        self._config = ctypes.c_void_p(base + _CONFIG_AT)
+        self._function = ctypes.c_void_p(function)
+        self._arguments = ctypes.c_void_p(base + _ARGUMENTS_AT)
+        self._current = ctypes.c_void_p()
+        self._current_ref = ctypes.byref(self._current)
+        self._enqueue = driver.launch
+        self._get_current = driver.get_current
+
+    def launch(
+        self,
+        scores: int,
+        lengths: int,
+        num_rows: int,
+        indices: int,
+        stats: int,
+        workspace: int,
+        pitch: int,
+        out_pitch: int,
+        rows: int,
+        width: int,
+        stream: int,
+    ) -> None:
+        """Enqueue the kernel on a stream of the plan's device; addresses are 0 where an argument is absent.
+
+        Raises
+        ------
+        BackendError
+            If the driver refuses the launch, or reports an error of earlier work.
+        """
+        primary, rescue = self._ranks
+        blocks = min(rows * self._per_row, self._most)
+        memory = self._memory
+        # The driver copies Params before it returns, so that one block of memory serves every call.
+        with self._lock:
+            _PATCH.pack_into(
+                memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
+                rows, width, self._k, primary, rescue, self._splits, blocks,
+            )  # fmt: skip
+            if stream != self._stream:
+                _STREAM.pack_into(memory, _STREAM_AT, stream)
+                self._stream = stream
+            # A default stream belongs to whatever context is current: another device's, or none in a new thread.
+            if self._get_current(self._current_ref) == 0 and self._current.value == self.context:
+                code = self._enqueue(self._config, self._function, self._arguments, None)
+            else:
+                with self.driver.activated(self.context):
+                    code = self._enqueue(self._config, self._function, self._arguments, None)
+        if code:
+            raise BackendError(
+                f"CUDA error at the launch of {self.plan.family}, possibly of earlier work on this device: "
+                f"{self.driver.error_text(code)}"
+            )
+
+
+_launchers: dict[tuple[Plan, bool], Launcher] = {}
+
+
+def launcher_of(plan: Plan, *, stats: bool, stream: int) -> Launcher:
+    """Return the prepared launcher of a plan, made on first use; equal plans share one."""
+    launcher = _launchers.get((plan, stats))
+    if launcher is None:
+        if len(_launchers) >= 4096:
+            _launchers.clear()
+        launcher = _launchers[plan, stats] = Launcher(plan, stats, stream)
+    return launcher
+
+
+def forget() -> None:
+    """Drop every launcher and loaded function, as in a new process; for tests."""
+    _launchers.clear()
+    _functions.clear()

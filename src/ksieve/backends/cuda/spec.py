@@ -1,0 +1,98 @@
+"""From a plan to the kernel that runs it: source file, entry, architecture and defines. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksieve import planner
+from ksieve.errors import ArgumentError
+from ksieve.planner import Plan
+
+SOURCES = Path(__file__).parents[2] / "kernels"
+"""Directory of the CUDA sources shipped with the package."""
+
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+"""Architectures that every kernel is compiled for in the tests; any newer one is compiled natively too."""
+
+STEMS = {
+    "persistent_sampled": "persistent",
+    "persistent_exact": "persistent",
+    "split_sampled": "split",
+    "row_exact": "row",
+    "cluster_exact": "cluster",
+}
+"""Source file of each kernel family, without ``.cu``; its entry is ``ksieve_<stem>``."""
+
+DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""Values of KSIEVE_DTYPE."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One specialisation of one kernel; everything that decides its machine code but the compiler itself.
+
+    Attributes
+    ----------
+    stem : str
+        Source file without ``.cu``.
+    arch : str
+        Real architecture, such as "sm_90a".
+    defines : tuple of (name, value)
+        Preprocessor definitions, in a fixed order.
+    """
+
+    stem: str
+    arch: str
+    defines: tuple[tuple[str, int], ...]
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel function."""
+        return f"ksieve_{self.stem}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a launch."""
+        return dict(self.defines)["KSIEVE_SHARED_BYTES"]
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """Architecture compiled for a compute capability; from 9.0 on with its architecture-specific features."""
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> KernelSpec:
+    """Specialisation that runs a plan.
+
+    Raises
+    ------
+    ArgumentError
+        If the plan is not one of the CUDA families.
+    """
+    if plan.family not in STEMS:
+        raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")
+    policy = plan.policy
+    defines = {
+        "KSIEVE_THREADS": plan.threads,
+        "KSIEVE_CTAS_PER_SM": plan.ctas_per_sm,
+        "KSIEVE_STRIDE": policy.stride if policy else 0,
+        "KSIEVE_GROUP": policy.group if policy else 1,
+        "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
+        "KSIEVE_EXACT_BOUNDARY": int(policy is not None and policy.boundary == "exact"),
+        "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
+        "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
+        "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
+        "KSIEVE_HELD": plan.held,
+        "KSIEVE_STATS": int(stats),
+        "KSIEVE_DTYPE": DTYPES[plan.problem.dtype],
+        "KSIEVE_SHARED_BYTES": planner.shared_bytes(plan),
+    }
+    return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
+
+
+def describe(spec: KernelSpec) -> str:
+    """One line for messages and tables: the file, the architecture and the defines that differ from zero."""
+    shown = " ".join(f"{name.removeprefix('KSIEVE_').lower()}={value}" for name, value in spec.defines if value)
+    return f"{spec.stem}.cu for {spec.arch} ({shown})"
