@@ -1,0 +1,77 @@
+# Two commands matter to a newcomer: `make demo` and `make test`. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Extras that `make test` installs. `make test EXTRAS=test,plot,torch,cuda` leaves nothing to skip but the GPU suite.
+EXTRAS ?= test
+# Extra arguments of pytest, e.g. `make test PYTEST="-k keys -x"`.
+PYTEST ?= -n 2
+
+BIN  := $(VENV)/bin
+comma := ,
+TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+SOURCES := src tests $(wildcard scripts)
+KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh)
+
+.PHONY: help demo test test-gpu check format docs bench-cpu clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.installed  ## install with base dependencies, select from the bundled capture, verify
+	@$(BIN)/ksieve demo
+
+test: $(TEST_STAMP)  ## install the test dependencies, run the whole CPU suite
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
+
+# Uses the caller's Python as it is (it needs torch, numpy, cuda-core and pytest) and downloads nothing.
+test-gpu:  ## run the GPU suite with $(PYTHON)
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests
+
+check: $(TEST_STAMP)  ## lint, formatting, types
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+ifneq ($(KERNELS),)
+	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
+endif
+
+format: $(TEST_STAMP)  ## apply the formatters
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+ifneq ($(KERNELS),)
+	$(BIN)/clang-format -i $(KERNELS)
+endif
+
+docs: $(TEST_STAMP)  ## regenerate docs/cli.md and the benchmark section of README.md
+	$(BIN)/python scripts/generate_docs.py
+
+bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/results/ (minutes)
+	$(BIN)/ksieve bench cpu
+
+clean:  ## remove the virtual environment and every cache
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info
+
+# --- the virtual environment -----------------------------------------------------------------------------
+# Debian ships Python without ensurepip unless python3-venv is installed; any pip of the system can then put
+# one into an empty environment.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "ksieve needs Python 3.11 or newer, and $(PYTHON) is not: try 'make PYTHON=python3.12 ...'" >&2; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || \
+	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; } || \
+	  { rm -rf $(VENV); \
+	    echo "could not create a virtual environment: on Debian or Ubuntu, 'apt-get install python3-venv'" >&2; exit 1; }
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing ksieve and its base dependencies into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(TEST_STAMP): $(VENV)/.installed
+	@echo "installing the extras [$(EXTRAS)] into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@

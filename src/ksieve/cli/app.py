@@ -1,0 +1,134 @@
+"""The command tree, in the order that ``--help`` lists it, and what becomes of errors."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ksieve import __version__
+from ksieve.cli import captures, measure, selection, terminal
+from ksieve.cli.options import flag
+from ksieve.errors import KsieveError
+
+EXIT_OK, EXIT_REFUTED, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+_SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "rich_markup_mode": "rich",
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+app = typer.Typer(
+    name="ksieve",
+    help="Exact Top-K selection over long, ragged score rows, at the speed of one read.",
+    epilog="Exit codes: 0 done (verify: exact), 1 verify refuted an answer, 2 the command could not run.",
+    **_SETTINGS,
+)
+
+_debug = False
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        terminal.say(f"ksieve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, flag("--version", "Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, flag("--debug", "Show the Python traceback of an error.")] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+def _add(group: typer.Typer, name: str, command: Callable[..., None], *examples: str) -> None:
+    """Add a command with the examples that its ``--help`` ends with."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    # One line per paragraph: the terminal decides where to break it.
+    help_text = "\n\n".join(" ".join(p.split()) for p in paragraphs)
+    epilog = "\n\n".join(["[bold]Examples[/]", *(f"$ {line}" for line in examples)])
+    group.command(name, help=help_text, epilog=epilog)(command)
+
+
+_add(
+    app,
+    "demo",
+    measure.demo,
+    "ksieve demo",
+    "ksieve demo --k 512 my_scores.safetensors",
+)
+_add(
+    app,
+    "select",
+    selection.select,
+    "ksieve select scores.safetensors --k 2048 --out indices.npy",
+    "ksieve select scores.safetensors --k 512 --stats",
+    "ksieve select scores.safetensors --k 2048 --policy direct --out indices.safetensors --stats-out stats.csv",
+)
+_add(
+    app,
+    "verify",
+    selection.verify,
+    "ksieve verify scores.safetensors indices.npy",
+    "ksieve verify scores.safetensors other_library.npy --sentinel 2147483647",
+    "ksieve verify scores.safetensors indices.npy && echo exact",
+)
+_add(
+    app,
+    "plan",
+    selection.plan,
+    "ksieve plan --rows 64 --width 131072 --k 2048",
+    "ksieve plan --rows 4096 --width 262144 --k 2048 --device h200",
+)
+_add(
+    app,
+    "synth",
+    captures.synth,
+    "ksieve synth endpoint_structured scores.safetensors --rows 64 --width 131072",
+    "ksieve synth relu_plateau plateau.safetensors --rows 99 --width 65536 --lengths ragged",
+)
+_add(
+    app,
+    "info",
+    captures.info,
+    "ksieve info examples/indexer_capture.safetensors",
+)
+_add(
+    app,
+    "import",
+    captures.import_,
+    "ksieve import scores.npy scores.safetensors",
+    "ksieve import scores.pt scores.safetensors --lengths lengths.npy",
+    "ksieve import run.npz scores.safetensors --name logits",
+)
+
+
+def main() -> None:
+    """Run the command line and exit; what ksieve or the system refuses becomes one line on stderr."""
+    try:
+        app(prog_name="ksieve")
+    except KsieveError as error:
+        _fail(str(error))
+    except FileNotFoundError as error:
+        _fail(f"no such file: {error.filename}")
+    except MemoryError as error:
+        _fail(f"out of memory: {error}" if str(error) else "out of memory")
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _fail(message: str) -> None:
+    if _debug:
+        raise
+    terminal.complain(message)
+    sys.exit(EXIT_ERROR)

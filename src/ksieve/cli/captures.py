@@ -1,0 +1,122 @@
+"""`ksieve synth`, `info` and `import`: making and describing captures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ksieve.cli import files, terminal
+from ksieve.cli.options import CapturePath, Dtype, choice, flag
+from ksieve.workloads.importers import SUFFIXES, import_scores
+from ksieve.workloads.lengths import LENGTHS
+from ksieve.workloads.producers import PRODUCERS, write_synthetic
+
+Target = Annotated[Path, typer.Argument(metavar="OUT", help="Capture to write (.safetensors).")]
+SuggestedK = Annotated[
+    int | None, typer.Option("--k", metavar="K", help="The K that the capture is meant for; stored with it.")
+]
+
+
+def _print_producers(wanted: bool) -> None:
+    if wanted:
+        for title, entries in (("producers", PRODUCERS), ("lengths", LENGTHS)):
+            terminal.say(title, style="bold")
+            terminal.facts(((entry.name, entry.description) for entry in entries.values()), indent=2)
+        raise typer.Exit
+
+
+def synth(
+    producer: Annotated[str, typer.Argument(metavar="PRODUCER", help="Family of scores; --list describes them.")],
+    out: Target,
+    rows: Annotated[int, typer.Option("--rows", metavar="M", help="Rows of the score matrix.")],
+    width: Annotated[int, typer.Option("--width", metavar="N", help="Scores per row.")],
+    lengths: Annotated[
+        str, typer.Option("--lengths", metavar="|".join(LENGTHS), help="Valid lengths; --list describes the kinds.")
+    ] = "full",
+    dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; narrower ones are rounded.")] = Dtype.float32,
+    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed: the same one gives the same file.")] = 0,
+    k: Annotated[
+        int, typer.Option("--k", metavar="K", help="The K that the capture is meant for; stored with it.")
+    ] = 2048,
+    _list: Annotated[
+        bool, flag("--list", "List producers and kinds of lengths, and exit.", callback=_print_producers, is_eager=True)
+    ] = False,
+) -> None:
+    """Make a capture of synthetic scores, block by block."""
+    files.check_output("OUT", out, (".safetensors",))
+    with terminal.progress("writing", rows) as update:
+        write_synthetic(
+            out,
+            producer,
+            rows,
+            width,
+            lengths=lengths,
+            dtype=dtype.value,
+            seed=seed,
+            k=k,
+            progress=update,
+        )
+    describe(out)
+
+
+def describe(path: Path) -> None:
+    """Print what a capture holds."""
+    with files.open_capture(path) as source:
+        terminal.facts(source.describe())
+
+
+def info(capture: CapturePath) -> None:
+    """Describe a capture: shape, lengths, kind, size and metadata. Reads the header, not the scores."""
+    describe(capture)
+
+
+def import_(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help=f"{', '.join(SUFFIXES)} with a score matrix (rows, width); a torch file may hold a dict of tensors.",
+        ),
+    ],
+    out: Target,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help='Array to take where SOURCE holds several. Default: "scores" or the only one.',
+        ),
+    ] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            "--lengths",
+            metavar="FILE",
+            help='File of integers, one valid length per row. Default: the array "lengths" of SOURCE, or full rows.',
+        ),
+    ] = None,
+    lengths_name: Annotated[
+        str | None,
+        typer.Option("--lengths-name", metavar="NAME", help="Array of lengths where its file holds several."),
+    ] = None,
+    dtype: Annotated[
+        Dtype | None, choice("--dtype", Dtype, "Round the scores to this dtype. Needed for float64.")
+    ] = None,
+    k: SuggestedK = None,
+) -> None:
+    """Copy a score matrix saved by NumPy or PyTorch into a capture, block by block."""
+    files.check_output("OUT", out, (".safetensors",))
+    with terminal.progress("importing") as update:
+        import_scores(
+            source,
+            out,
+            name=name,
+            lengths=lengths,
+            lengths_name=lengths_name,
+            dtype=dtype.value if dtype else None,
+            k=k,
+            progress=update,
+        )
+    describe(out)

@@ -1,0 +1,103 @@
+"""Files that commands read and write, beyond captures themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from ksieve.errors import ArgumentError, CaptureFormatError
+from ksieve.problem import check_k
+from ksieve.stats import STATS_COLUMNS, Stats
+from ksieve.workloads import capture
+from ksieve.workloads.capture import Capture
+from ksieve.workloads.importers import SUFFIXES
+from ksieve.workloads.importers import load_array as load_imported
+from ksieve.workloads.tensorfile import AtomicFile, TensorInfo, write_header
+
+INDEX_SUFFIXES = (".npy", ".safetensors")
+
+Write = Callable[[int, NDArray[np.int32]], None]
+
+
+def open_capture(path: Path) -> Capture:
+    """Open a capture; a file that only has to be imported first is met with the command that does it."""
+    if path.suffix in SUFFIXES and path.is_file():
+        remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
+        raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
+    return capture.open_capture(path)
+
+
+def check_output(option: str, path: Path | None, suffixes: Sequence[str]) -> None:
+    """Refuse an output file whose suffix names no known format or whose folder is missing; None passes."""
+    if path is not None and path.suffix not in suffixes:
+        raise ArgumentError(option, str(path), f"a file name ending in {' or '.join(suffixes)}")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ArgumentError(option, str(path), "a file in a folder that exists")
+
+
+@contextmanager
+def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
+    """Yield the function that appends blocks of indices to a file; None discards them.
+
+    The file takes its name only when every row has been written.
+    """
+    check_k(k)
+    check_output("--out", path, INDEX_SUFFIXES)
+    if path is None:
+        yield lambda begin, indices: None
+        return
+    with AtomicFile(path) as draft:
+        file = draft.file
+        (_npy_header if path.suffix == ".npy" else _safetensors_header)(file, rows, k)
+
+        def write(begin: int, indices: NDArray[np.int32]) -> None:
+            file.write(np.ascontiguousarray(indices, dtype="<i4").data)
+
+        yield write
+
+
+def load_array(path: Path, name: str | None, *, prefer: str) -> Any:
+    """Open an array of any importable file type or of a safetensors file; `.npy` stays on disk, memory-mapped.
+
+    Raises
+    ------
+    CaptureFormatError, ArgumentError, BackendError
+        The file is unreadable, or `name` does not say which of its arrays is meant.
+    """
+    if path.suffix != ".safetensors":
+        return load_imported(path, name, prefer=prefer)
+    try:
+        arrays = load_file(path)
+    except SafetensorError as error:
+        raise CaptureFormatError(f"{path}: not a complete safetensors file ({error})") from error
+    wanted = name or (prefer if prefer in arrays else next(iter(arrays)) if len(arrays) == 1 else None)
+    if wanted not in arrays:
+        raise ArgumentError("name", repr(name), f"one of {sorted(arrays)}, the arrays of {path}")
+    return arrays[wanted]
+
+
+def _npy_header(file: BinaryIO, rows: int, k: int) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (rows, k)})
+
+
+def _safetensors_header(file: BinaryIO, rows: int, k: int) -> None:
+    write_header(file, [TensorInfo("indices", "I32", (rows, k))], {"k": str(k), "sentinel": "-1"}, align="indices")
+
+
+def write_stats(path: Path, stats: Stats) -> None:
+    """Write the statistics of every row: named columns as .csv, the raw int32 array as .npy."""
+    with AtomicFile(path) as draft:
+        file = draft.file
+        if path.suffix == ".npy":
+            np.save(file, stats.raw)
+        else:
+            header = ",".join(("row", *STATS_COLUMNS))
+            numbered = np.column_stack([np.arange(len(stats)), stats.raw])
+            np.savetxt(file, numbered, fmt="%d", delimiter=",", header=header, comments="")

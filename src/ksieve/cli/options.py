@@ -1,0 +1,61 @@
+"""Arguments and options that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ksieve.policy import POLICIES
+
+
+class Backend(StrEnum):
+    """Where a selection runs."""
+
+    auto = "auto"
+    cpu = "cpu"
+    reference = "reference"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    """Score dtypes."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+def flag(name: str, text: str, **settings: Any) -> Any:
+    """Option without a value."""
+    return typer.Option(name, metavar="", help=text, **settings)
+
+
+def choice(name: str, choices: type[StrEnum], text: str) -> Any:
+    """Option that takes one of an enumeration's values."""
+    return typer.Option(name, metavar="|".join(choices), help=text)
+
+
+CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
+CaptureK = Annotated[
+    int | None,
+    typer.Option("--k", metavar="K", help="Slots per row, 1 to 1048576. What the capture suggests when omitted."),
+]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME",
+        help=f"Sampling policy: direct (never samples), {', '.join(POLICIES)}. Chosen by the row width when omitted.",
+    ),
+]
+BackendName = Annotated[
+    Backend,
+    choice(
+        "--backend",
+        Backend,
+        "auto takes a CUDA GPU that PyTorch can use, else the CPU; reference is the NumPy model: slow, for study.",
+    ),
+]

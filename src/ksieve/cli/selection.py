@@ -1,0 +1,167 @@
+"""`ksieve select`, `verify` and `plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from ksieve import api, stream
+from ksieve.cli import files, terminal
+from ksieve.cli.options import Backend, BackendName, CaptureK, CapturePath, Dtype, PolicyName, choice, flag
+from ksieve.devices import DEVICES, resolve_device
+from ksieve.errors import ArgumentError
+from ksieve.problem import MAX_K, check_k
+from ksieve.stats import Stats
+from ksieve.workloads.capture import Capture
+
+EXIT_REFUTED = 1
+
+
+def select(
+    capture: CapturePath,
+    k: CaptureK = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Where the indices go, .npy or .safetensors. Nothing is written when omitted.",
+        ),
+    ] = None,
+    stats: Annotated[bool, flag("--stats", "Print how rows reached their answer, and the traffic.")] = False,
+    stats_out: Annotated[
+        Path | None,
+        typer.Option("--stats-out", metavar="FILE", help="Write one line of statistics per row, .csv or .npy."),
+    ] = None,
+    backend: BackendName = Backend.auto,
+    policy: PolicyName = None,
+) -> None:
+    """Select the K largest scores of every row of a capture, exactly.
+
+    The capture is read in blocks of rows, so it may be larger than memory. Indices are int32 of shape (rows, K), in no
+    particular order within a row; a row shorter than K ends in -1.
+    """
+    files.check_output("--stats-out", stats_out, (".csv", ".npy"))
+    with files.open_capture(capture) as source:
+        slots = suggested_k(source, k)
+        with (
+            files.index_writer(out, source.rows, slots) as write,
+            terminal.progress("selecting", source.rows) as update,
+        ):
+            result = stream.select(
+                source,
+                slots,
+                write,
+                backend=backend.value,
+                policy=policy,
+                return_stats=stats or stats_out is not None,
+                progress=update,
+            )
+        valid = valid_lengths(source)
+    terminal.say(
+        f"selected k={slots} of {source.rows:,} rows x {source.width:,} on {result.plan.device.name}: selection "
+        f"{terminal.seconds_text(result.select_seconds)}, reading {terminal.seconds_text(result.read_seconds)}"
+    )
+    if out is not None:
+        terminal.say(f"indices: {out}")
+    if result.stats is not None:
+        if stats:
+            terminal.say()
+            print_stats(result.stats, valid)
+        if stats_out is not None:
+            files.write_stats(stats_out, result.stats)
+            terminal.say(f"statistics: {stats_out}")
+
+
+def suggested_k(source: Capture, k: int | None) -> int:
+    """Return k, or what the capture is meant for when the caller said nothing."""
+    if k is None and source.k is None:
+        raise ArgumentError("--k", "nothing", f"an int from 1 to {MAX_K}: {source.path} suggests none")
+    return check_k(source.k if k is None else k)
+
+
+def valid_lengths(source: Capture) -> NDArray[np.int64]:
+    """Lengths as the contract reads them, clamped to [0, width]."""
+    return np.clip(source.lengths.astype(np.int64), 0, source.width)
+
+
+def print_stats(stats: Stats, valid: NDArray[np.int64]) -> None:
+    """Print rows, share and score traffic per route, then over all rows."""
+    reads = stats.score_reads(valid)
+    rows = []
+    for route, count in stats.route_counts().items():
+        at = stats.route == route
+        scans = reads[at].sum() / max(valid[at].sum(), 1)
+        rows.append((route.name.lower().replace("_", " "), f"{count:,}", f"{count / len(stats):.1%}", f"{scans:.3f}"))
+    rows.append(("all", f"{len(stats):,}", "100.0%", f"{reads.sum() / max(valid.sum(), 1):.3f}"))
+    terminal.table(("route", "rows", "share", "row scans"), rows)
+
+
+def verify(
+    capture: CapturePath,
+    indices: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INDICES",
+            help="Index array of shape (rows, k), int32 or int64: .npy, .npz, .safetensors or a torch file.",
+        ),
+    ],
+    k: Annotated[int | None, typer.Option("--k", metavar="K", help="Expected slots per row.")] = None,
+    sentinel: Annotated[int, typer.Option("--sentinel", metavar="INT", help="What unused slots hold.")] = -1,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Array to take where INDICES holds several.")
+    ] = None,
+) -> None:
+    """Prove or refute that an index array, of any library, is an exact Top-K answer for a capture.
+
+    Every row is checked, none is sampled. Exit code 0: exact. 1: refuted, and the first offending row is explained.
+    """
+    from ksieve.verify import verify as check
+
+    answer = files.load_array(indices, name, prefer="indices")
+    with files.open_capture(capture) as source, terminal.progress("verifying", source.rows) as update:
+        verdict = check(source, None, answer, k=k, sentinel=sentinel, progress=update)
+    terminal.say(str(verdict))
+    if not verdict.ok:
+        raise typer.Exit(EXIT_REFUTED)
+
+
+def plan(
+    rows: Annotated[int, typer.Option("--rows", metavar="M", help="Rows of the score matrix, at most.")],
+    width: Annotated[int, typer.Option("--width", metavar="N", help="Scores per row, at most.")],
+    k: Annotated[int, typer.Option("--k", metavar="K", help="Slots per row, 1 to 1048576.")],
+    pitch: Annotated[
+        int | None,
+        typer.Option("--pitch", metavar="P", help="Scores from one row to the next. The width when omitted."),
+    ] = None,
+    dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype.")] = Dtype.float32,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help=f"cpu, cuda or cuda:1 of this machine, or a GPU that need not be present: {', '.join(DEVICES)}.",
+        ),
+    ] = "cpu",
+    family: Annotated[
+        str | None, typer.Option("--family", metavar="NAME", help="Force a kernel family instead of choosing one.")
+    ] = None,
+    policy: PolicyName = None,
+) -> None:
+    """Print the plan for a shape: kernel family, geometry, workspace, and why."""
+    chosen = api.plan(
+        rows=rows,
+        width=width,
+        k=k,
+        pitch=pitch,
+        dtype=dtype.value,
+        device=resolve_device(device),
+        family=family,
+        policy=policy,
+    )
+    terminal.say(str(chosen))

@@ -1,0 +1,428 @@
+"""The command line, run as a user runs it: arguments in, text, files and exit code out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import ksieve
+from ksieve import cli, stream
+from ksieve.devices import DEVICES
+from ksieve.stats import STATS_COLUMNS, Stats
+from ksieve.workloads import CaptureWriter, open_capture
+
+WIDTH, K = 50_000, 64
+LENGTHS = np.array([50_000, 40_000, 30, 0, -5, 60_000, 64, 49_999], np.int32)
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `ksieve` in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["ksieve", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        text = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), text.out, text.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def matrix() -> np.ndarray:
+    return np.random.default_rng(7).standard_normal((LENGTHS.size, WIDTH), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def capture(matrix: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("captures") / "scores.safetensors"
+    with CaptureWriter(path, *matrix.shape, k=K) as writer:
+        writer.write(matrix, LENGTHS)
+    return path
+
+
+# ---- select ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
+@pytest.mark.parametrize("name", ["indices.npy", "indices.safetensors"])
+def test_select_writes_an_exact_answer(
+    run: Run, capture: Path, matrix: np.ndarray, tmp_path: Path, name: str, backend: str
+) -> None:
+    out = tmp_path / name
+    ran = run("select", capture, "--k", 100, "--out", out, "--backend", backend)
+    assert (ran.code, ran.err) == (0, "")
+    assert str(out) in ran.out
+    indices = np.load(out) if out.suffix == ".npy" else load_file(out)["indices"]
+    assert indices.dtype == np.int32
+    assert indices.shape == (LENGTHS.size, 100)
+    assert ksieve.verify(matrix, LENGTHS, indices).ok
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_select_takes_the_captures_own_k(run: Run, capture: Path, tmp_path: Path) -> None:
+    assert run("select", capture, "--out", tmp_path / "i.npy").code == 0
+    assert np.load(tmp_path / "i.npy").shape == (LENGTHS.size, K)
+
+
+def test_select_says_when_no_k_is_known(run: Run, tmp_path: Path) -> None:
+    with CaptureWriter(tmp_path / "bare.safetensors", 1, 4) as writer:
+        writer.write(np.zeros((1, 4), np.float32))
+    ran = run("select", tmp_path / "bare.safetensors")
+    assert ran.code == 2
+    assert ran.err.startswith("error: --k: got nothing; takes an int from 1 to 1048576")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npy"])
+def test_statistics_equal_the_api_call(
+    run: Run, capture: Path, matrix: np.ndarray, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"stats{suffix}"
+    ran = run("select", capture, "--stats-out", path, "--policy", "paper-64", "--backend", "cpu")
+    assert ran.code == 0
+    _, expected = ksieve.topk(matrix, LENGTHS, k=K, policy="paper-64", return_stats=True)
+    if suffix == ".npy":
+        np.testing.assert_array_equal(np.load(path), expected.raw)
+    else:
+        header, *lines = path.read_text().splitlines()
+        assert header == ",".join(("row", *STATS_COLUMNS))
+        table = np.array([[int(cell) for cell in line.split(",")] for line in lines])
+        np.testing.assert_array_equal(table[:, 0], np.arange(LENGTHS.size))
+        np.testing.assert_array_equal(table[:, 1:], expected.raw)
+
+
+def test_statistics_table_counts_every_row(run: Run, capture: Path) -> None:
+    ran = run("select", capture, "--stats", "--policy", "direct", "--backend", "cpu")
+    cells = [line.split() for line in ran.out.splitlines()]
+    # Lengths of 30, 0, -5 and k are short rows; the other four are longer than k and never sampled.
+    assert ["short", "4", "50.0%", "0.000"] in cells
+    assert ["direct", "4", "50.0%", "2.000"] in cells
+    assert cells[-1][:3] == ["all", "8", "100.0%"]
+
+
+def test_blocks_smaller_than_the_capture_give_the_same_sets(capture: Path, matrix: np.ndarray) -> None:
+    parts: list[tuple[int, np.ndarray]] = []
+    seen: list[int] = []
+    with open_capture(capture) as source:
+        result = stream.select(
+            source,
+            K,
+            lambda begin, indices: parts.append((begin, indices.copy())),
+            backend="cpu",
+            return_stats=True,
+            block_bytes=3 * 4 * WIDTH,
+            progress=seen.append,
+        )
+    assert [begin for begin, _ in parts] == [0, 3, 6]
+    assert seen == [3, 6, 8]
+    assert ksieve.verify(matrix, LENGTHS, np.concatenate([p for _, p in parts])).ok
+    assert isinstance(result.stats, Stats)
+    expected = [ksieve.topk(matrix[b : b + 3], LENGTHS[b : b + 3], k=K, return_stats=True)[1].raw for b in (0, 3, 6)]
+    np.testing.assert_array_equal(result.stats.raw, np.concatenate(expected))
+
+
+def test_blocks_hold_whole_sampling_periods() -> None:
+    class Source:
+        width = 1000
+
+    assert stream.block_rows(Source(), 4000 * 127) == 127
+    assert stream.block_rows(Source(), 4000 * 300) == 256
+    assert stream.block_rows(Source(), 1) == 1
+
+
+def test_an_empty_capture_selects_nothing(run: Run, tmp_path: Path) -> None:
+    with CaptureWriter(tmp_path / "empty.safetensors", 0, 5):
+        pass
+    ran = run("select", tmp_path / "empty.safetensors", "--k", 3, "--out", tmp_path / "i.npy", "--stats")
+    assert ran.code == 0
+    assert np.load(tmp_path / "i.npy").shape == (0, 3)
+
+
+def test_a_failed_selection_keeps_the_older_file(
+    run: Run, capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "i.npy"
+    np.save(out, np.arange(3))
+
+    def cut(*_: object, **__: object) -> None:
+        raise ksieve.CaptureFormatError("cut short")
+
+    monkeypatch.setattr(stream, "select", cut)
+    ran = run("select", capture, "--out", out)
+    assert (ran.code, ran.err.strip()) == (2, "error: cut short")
+    np.testing.assert_array_equal(np.load(out), np.arange(3))
+    assert [p.name for p in tmp_path.iterdir()] == ["i.npy"]
+
+
+# ---- verify ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+@pytest.mark.parametrize("sentinel", [-1, 2**31 - 1])
+def test_verify_accepts_an_exact_answer_of_any_file_type(
+    run: Run, capture: Path, matrix: np.ndarray, tmp_path: Path, suffix: str, sentinel: int
+) -> None:
+    indices = ksieve.topk(matrix, LENGTHS, k=K).astype(np.int64)
+    indices[indices == -1] = sentinel
+    path = tmp_path / f"answer{suffix}"
+    if suffix == ".npy":
+        np.save(path, indices)
+    elif suffix == ".npz":
+        np.savez(path, other=np.zeros(3), indices=indices)
+    else:
+        save_file({"indices": indices, "other": np.zeros(3)}, path)
+    ran = run("verify", capture, path, "--sentinel", sentinel)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("exact: all 8 rows checked, k=64")
+
+
+def test_verify_refutes_with_exit_code_1_and_the_row(
+    run: Run, capture: Path, matrix: np.ndarray, tmp_path: Path
+) -> None:
+    indices = ksieve.topk(matrix, LENGTHS, k=K)
+    left_out = int(indices[1, 5])
+    worst = int(np.argmin(matrix[1, :40_000]))
+    indices[1, 5] = worst
+    np.save(tmp_path / "wrong.npy", indices)
+    ran = run("verify", capture, tmp_path / "wrong.npy")
+    assert ran.code == 1
+    assert "NOT exact: 1 of 8 rows failed" in ran.out
+    assert f"row 1 (length 40000), not largest: slot 5 holds position {worst}" in ran.out
+    assert f"position {left_out} with score" in ran.out
+
+
+def test_verify_asks_which_array_is_meant(run: Run, capture: Path, tmp_path: Path) -> None:
+    arrays = {"a": np.zeros((8, 2), np.int32), "b": np.zeros((8, 2), np.int32)}
+    save_file(arrays, tmp_path / "two.safetensors")
+    np.savez(tmp_path / "two.npz", **arrays)
+    for name in ("two.safetensors", "two.npz"):
+        ran = run("verify", capture, tmp_path / name)
+        assert ran.code == 2
+        assert "takes one of ['a', 'b']" in ran.err
+    assert run("verify", capture, tmp_path / "two.safetensors", "--name", "a").code == 1
+
+
+def test_verify_compares_k(run: Run, capture: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", np.zeros((8, 3), np.int32))
+    ran = run("verify", capture, tmp_path / "i.npy", "--k", 4)
+    assert (ran.code, ran.err.strip()) == (2, "error: k: got 4; takes 3, the width of indices")
+
+
+# ---- synth, import, info ---------------------------------------------------------------------------------
+
+
+def test_synth_writes_what_it_was_asked_for(run: Run, tmp_path: Path) -> None:
+    ask = ("--rows", 5, "--width", 3000, "--lengths", "ragged", "--seed", 3, "--k", 10, "--dtype", "bfloat16")
+    ran = run("synth", "relu-plateau", tmp_path / "a.safetensors", *ask)
+    assert ran.code == 0
+    assert run("synth", "relu_plateau", tmp_path / "b.safetensors", *ask).code == 0
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    with open_capture(tmp_path / "a.safetensors") as source:
+        assert (source.rows, source.width, source.dtype, source.k) == (5, 3000, "bfloat16", 10)
+        assert (source.lengths < 3000).any()
+    assert "5 rows x 3,000 bfloat16" in ran.out
+
+
+def test_synth_lists_producers_and_lengths(run: Run) -> None:
+    ran = run("synth", "--list")
+    assert ran.code == 0
+    assert "endpoint_structured" in ran.out
+    assert "causal" in ran.out
+
+
+def test_import_round_trip(run: Run, matrix: np.ndarray, tmp_path: Path) -> None:
+    np.savez(tmp_path / "run.npz", logits=matrix[:3], other=np.zeros(2))
+    np.save(tmp_path / "lengths.npy", LENGTHS[:3].astype(np.int64))
+    ran = run(
+        "import", tmp_path / "run.npz", tmp_path / "c.safetensors", "--name", "logits", "--k", 7,
+        "--lengths", tmp_path / "lengths.npy",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    with open_capture(tmp_path / "c.safetensors") as source:
+        np.testing.assert_array_equal(source.rows_block(0, 3), matrix[:3])
+        np.testing.assert_array_equal(source.lengths, LENGTHS[:3])
+        assert source.k == 7
+
+
+def test_info_describes(run: Run, capture: Path) -> None:
+    ran = run("info", capture)
+    assert ran.code == 0
+    assert "8 rows x 50,000 float32" in ran.out
+    assert [line.split()[0] for line in ran.out.splitlines()[:3]] == ["file", "kind", "scores"]
+
+
+# ---- plan ------------------------------------------------------------------------------------------------
+
+
+def test_plan_prints_the_api_plan(run: Run) -> None:
+    ran = run("plan", "--rows", 9, "--width", 70_000, "--k", 33, "--dtype", "float16", "--policy", "direct")
+    expected = ksieve.plan(rows=9, width=70_000, k=33, dtype="float16", policy="direct")
+    assert (ran.code, ran.out.strip()) == (0, str(expected))
+
+
+def test_plan_refuses_an_unknown_device(run: Run) -> None:
+    ran = run("plan", "--rows", 9, "--width", 70_000, "--k", 33, "--device", "tpu")
+    assert ran.code == 2
+    assert ran.err.startswith("error: device: got 'tpu'; takes cpu, cuda, cuda:<ordinal> or one of a100")
+    assert all(name in ran.err for name in DEVICES)
+
+
+# ---- demo ------------------------------------------------------------------------------------------------
+
+
+def test_demo_reports_routes_traffic_times_and_exactness(run: Run, tmp_path: Path, matrix: np.ndarray) -> None:
+    with CaptureWriter(tmp_path / "d.safetensors", 4, WIDTH, k=K) as writer:
+        writer.write(matrix[:4], np.full(4, WIDTH, np.int32))
+    ran = run("demo", tmp_path / "d.safetensors")
+    assert (ran.code, ran.err) == (0, "")
+    assert "exact: all 4 rows checked" in ran.out
+    cells = [line.split() for line in ran.out.splitlines()]
+    assert any(line[:2] == ["all", "4"] for line in cells)
+    compared = next(line for line in cells if line[:1] == ["numpy.argpartition"])
+    assert compared[-1] == "exact"
+    assert compared[-2] == "faster"
+    if "torch is not installed" not in ran.out:
+        assert next(line for line in cells if line[:1] == ["torch.topk(sorted=False)"])[-1] == "exact"
+
+
+def test_demo_fails_when_the_answer_is_wrong(run: Run, capture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ksieve.api.topk
+
+    def wrong(*arguments: object, **options: object) -> object:
+        answer = right(*arguments, **options)
+        indices = answer[0] if options.get("return_stats") else answer
+        indices[0, 0] = indices[0, 1]
+        return answer
+
+    monkeypatch.setattr("ksieve.demo.api.topk", wrong)
+    ran = run("demo", capture)
+    assert ran.code == 1
+    assert "NOT exact" in ran.out
+
+
+def test_demo_outside_the_repository_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run("demo")
+    assert ran.code == 2
+    assert "examples/indexer_capture.safetensors" in ran.err
+
+
+# ---- the program as a whole ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("info", "absent.safetensors"), "absent.safetensors: no such file"),
+        (("select", "absent.safetensors", "--k", "0"), "absent.safetensors: no such file"),
+        (("synth", "nothing", "x.safetensors", "--rows", "1", "--width", "1"), "producer: got 'nothing'; takes one of"),
+        (("synth", "all_equal", "x.npy", "--rows", "1", "--width", "1"), "OUT: got x.npy; takes a file name ending in"),
+        (("synth", "all_equal", "no/x.safetensors", "--rows", "1", "--width", "1"), "takes a file in a folder that"),
+        (("synth", "all_equal", "x.safetensors", "--rows", "1", "--width", "1", "--lengths", "z"), "lengths: got 'z'"),
+        (("import", "absent.npy", "x.safetensors"), "absent.npy: no such file"),
+        (("plan", "--rows", "1", "--width", "1", "--k", "0"), "k: got 0; takes an int from 1 to 1048576"),
+        (("plan", "--rows", "1", "--width", "9", "--k", "1", "--pitch", "8"), "pitch: got 8; takes an int of at least"),
+        (("plan", "--rows", "1", "--width", "9", "--k", "1", "--policy", "z"), "policy: got 'z'; takes"),
+    ],
+)
+def test_a_refused_command_is_one_line_and_exit_code_2(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--k", 0, "k: got 0; takes an int from 1 to 1048576"),
+        ("--k", 2**20 + 1, "k: got 1048577; takes an int from 1 to 1048576"),
+        ("--out", "x.txt", "--out: got x.txt; takes a file name ending in .npy or .safetensors"),
+        ("--stats-out", "x.txt", "--stats-out: got x.txt; takes a file name ending in .csv or .npy"),
+        ("--policy", "z", "policy: got 'z'; takes"),
+    ],
+)
+def test_select_refuses(run: Run, capture: Path, option: str, value: object, message: str) -> None:
+    ran = run("select", capture, option, value)
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {message}")
+
+
+def test_a_matrix_that_is_no_capture_is_met_with_the_command_that_makes_one(
+    run: Run, tmp_path: Path, matrix: np.ndarray
+) -> None:
+    np.save(tmp_path / "s.npy", matrix[:1])
+    ran = run("select", tmp_path / "s.npy", "--k", 3)
+    assert ran.code == 2
+    assert f"ksieve import {tmp_path / 's.npy'} {tmp_path / 's.safetensors'}" in ran.err
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["ksieve", "--debug", "info", str(tmp_path / "absent")])
+    with pytest.raises(ksieve.CaptureFormatError):
+        cli.main()
+
+
+def test_output_to_a_pipe_is_plain_and_complete(capture: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "ksieve", "select", capture, "--stats"], capture_output=True, text=True, check=True
+    )
+    assert "\x1b" not in ran.stdout + ran.stderr
+    assert ran.stderr == ""
+
+
+def test_a_reader_that_leaves_is_no_error(capture: Path) -> None:
+    """`ksieve info x | head -1`: whoever read our output has gone, and nobody wants to hear about it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-m", "ksieve", "info", capture],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert ran.stderr == ""
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version").out == f"ksieve {ksieve.__version__}\n"
+    for command in ("select", "verify", "plan", "synth", "info", "import", "demo", "bench"):
+        ran = run(command, "--help")
+        assert ran.code == 0
+        assert f"ksieve {command}" in ran.out
+        assert "Examples" in ran.out or command == "bench"
+
+
+def test_the_program_starts_without_heavy_libraries() -> None:
+    code = "import sys, ksieve.cli; print([m for m in ('numba', 'torch', 'matplotlib', 'cuda') if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
