@@ -1,6 +1,6 @@
 """Cut the bundled example capture from a larger file of indexer factors.
 
-    python scripts/make_example_capture.py ../shared/data/indexer_minilm_a.safetensors
+    python scripts/make_example_capture.py path/to/indexer_minilm_a.safetensors
 
 Keeps the last keys and every eighth query, each with its causal length counted from the first kept key. The
 result is the same byte for byte whenever it is made.

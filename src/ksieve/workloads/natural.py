@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.errors import ArgumentError
 from ksieve.workloads.rowwise import F32, Producer, by_rows
 
 
@@ -41,6 +42,9 @@ def _endpoint_structured(
     x = (np.arange(width) + 0.5) / width
     bump = np.exp(-x / reach) + np.exp((x - 1) / reach)
     ends = float(bump[(x < 0.1) | (x >= 0.9)].sum()) / width
+    if not 0.2 <= target < ends / bump.mean():
+        takes = f"a range from 0.2 to {ends / bump.mean():.3f}, which a reach of {reach} allows"
+        raise ArgumentError("share", share, takes)
     # density = 1 + a * bump, with a solved from (0.2 + a * ends) / (1 + a * mean(bump)) = target
     a = (target - 0.2) / (ends - target * float(bump.mean()))
     return rng.standard_exponential(width) + np.log1p(a * bump)

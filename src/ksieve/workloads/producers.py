@@ -79,7 +79,7 @@ def write_synthetic(
     make = find_producer(producer)
     if lengths not in LENGTHS:
         raise ArgumentError("lengths", repr(lengths), f"one of {', '.join(LENGTHS)}")
-    make(0, width, seed=seed, k=k)  # checks the arguments
+    make(0, width, seed=seed, k=k, **(options or {}))  # checks the arguments
     facts = {
         "title": f"synthetic: {make.description}",
         "producer": make.name,

@@ -8,6 +8,7 @@ down to zero rows or scores; a family that cannot show its point in so few score
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +28,15 @@ def row_generator(seed: int, row: int) -> np.random.Generator:
 
 def by_rows(make_row: Callable[..., Any]) -> Callable[..., F32]:
     """Turn ``make_row(rng, width, row, k, **options) -> (width,)`` into a producer of matrices."""
+    signature = inspect.signature(make_row)
+    own = [name for name, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
 
     def produce(rows: int, width: int, *, seed: int = 0, first_row: int = 0, k: int = 2048, **options: Any) -> F32:
         for name, value in (("rows", rows), ("width", width), ("seed", seed), ("first_row", first_row), ("k", k)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 1 << 63:
                 raise ArgumentError(name, repr(value), "an int from 0 to 2**63 - 1")
+        for name in options.keys() - set(own):
+            raise ArgumentError("options", name, " or ".join(own) if own else "nothing for this producer")
         out = np.empty((rows, width), dtype=np.float32)
         for r in range(rows):
             out[r] = make_row(row_generator(seed, first_row + r), int(width), first_row + r, int(k), **options)
