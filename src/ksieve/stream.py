@@ -87,7 +87,7 @@ def select(
     block_bytes : int
         Bound on the score bytes held at a time; at least one row is.
     progress : callable, optional
-        Called with the number of rows done after every block.
+        Called with the number of rows done: 0 once the kernels are ready, then after every block.
 
     Raises
     ------
@@ -116,8 +116,10 @@ def select(
                 policy=policy,
             )  # fmt: skip
             _warm_up(plan, scores, lengths, chosen, return_stats)
+            if progress is not None:
+                progress(0)
         start = time.perf_counter()
-        # A host array is reused as it is; a device result has to be copied back, which also waits for it.
+        # Copying a device's answer back is part of the time: it is what waits for the device.
         answer = api.topk(scores, lengths, plan=plan, backend=chosen, return_stats=return_stats)  # type: ignore[call-overload]
         indices = to_host(answer[0] if return_stats else answer)
         select_seconds += time.perf_counter() - start

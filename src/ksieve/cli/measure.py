@@ -31,7 +31,10 @@ def demo(
 
     if capture == BUNDLED_CAPTURE and not capture.exists():
         raise ArgumentError("CAPTURE", "nothing", f"a capture, or nothing in the repository's folder with {capture}")
-    with files.open_capture(capture) as source, terminal.progress("running", unit="steps") as update:
+    with (
+        files.open_capture(capture) as source,
+        terminal.progress("running", unit="steps", waiting="reading the capture, loading the kernels") as update,
+    ):
         result = demonstrate(source, suggested_k(source, k), progress=update)
         title = source.metadata.get("title")
         how = "computed from the stored factors" if source.kind == "factors" else "read"

@@ -51,7 +51,7 @@ def select(
         slots = suggested_k(source, k)
         with (
             files.index_writer(out, source.rows, slots) as write,
-            terminal.progress("selecting", source.rows) as update,
+            terminal.progress("selecting", source.rows, waiting="loading the kernels") as update,
         ):
             result = stream.select(
                 source,

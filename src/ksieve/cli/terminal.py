@@ -69,8 +69,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str |
 
 
 @contextmanager
-def progress(description: str, total: int | None = None, unit: str = "rows") -> Iterator[Callable[..., None]]:
-    """Show a progress bar on a terminal's stderr.
+def progress(
+    description: str, total: int | None = None, unit: str = "rows", *, waiting: str | None = None
+) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on a terminal's stderr; until its first update it says what it is waiting for.
 
     Yields
     ------
@@ -87,10 +89,10 @@ def progress(description: str, total: int | None = None, unit: str = "rows") -> 
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task(waiting or description, total=total)
 
         def update(done: int, of: int | None = total) -> None:
-            bar.update(task, completed=done, total=of)
+            bar.update(task, description=description, completed=done, total=of)
 
         yield update
 
