@@ -118,7 +118,7 @@ def test_rounding_on_request(tmp_path, dtype):
     wide = np.array([[1 / 3, 1e30, -1e300, np.nan, 65520.0, 1 + 2**-9]])
     np.save(tmp_path / "a.npy", wide)
     with pytest.raises(
-        CaptureFormatError, match=r"a\.npy: scores of dtype float64; takes float32.*float64 with dtype="
+        CaptureFormatError, match=r"a\.npy: scores of dtype float64; takes float32.*float64 rounded on request"
     ):
         import_scores(tmp_path / "a.npy", tmp_path / "a.safetensors")
     import_scores(tmp_path / "a.npy", tmp_path / "a.safetensors", dtype=dtype)

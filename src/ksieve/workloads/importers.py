@@ -29,7 +29,7 @@ TORCH_SUFFIXES = (".pt", ".pth")
 SUFFIXES = NUMPY_SUFFIXES + TORCH_SUFFIXES
 """File types that can be imported."""
 
-_TAKES = "float32, float16, bfloat16 (uint16 bits in NumPy), or float64 with dtype= to round it"
+_TAKES = "float32, float16, bfloat16 (uint16 bits in NumPy), or float64 rounded on request (dtype float32)"
 _RAW16 = np.dtype("V2")
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError)
 """What zipfile and NumPy raise for broken or foreign files."""
