@@ -17,8 +17,11 @@ from ksieve.stats import Stats
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 
-_cuda: Any = None
-"""The CUDA backend's module, once a call has needed it."""
+# Short ways of plans that have run on CUDA with PyTorch tensors (backends/cuda/short.py), by the plan's id, which
+# the entry's own reference to the plan keeps from being reused: hashing a plan's fifty fields on every call would
+# cost as much as the launch. Calls without a plan find theirs by what the plan was chosen from.
+_short_ways: dict[Any, Any] = {}
+_MOST_SHORT_WAYS = 4096
 
 
 @overload
@@ -117,6 +120,15 @@ def topk(
 
         torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)
         return torch_ops.traced(scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows)
+    if torch is not None and _short_ways and not return_stats and backend in ("auto", "cuda"):
+        if plan is None:
+            short = _short_ways.get(_choice_key(scores, k, policy))
+        else:
+            short = _short_ways.get(id(plan)) if policy is None else None
+        if short is not None:
+            indices = short(scores, lengths, k, out, workspace, num_rows)
+            if indices is not None:
+                return indices
     return topk_eager(
         scores, lengths, k, plan, policy, backend, out=out, workspace=workspace, num_rows=num_rows,
         return_stats=return_stats,
@@ -137,10 +149,6 @@ def topk_eager(
     return_stats: bool = False,
 ) -> Any:
     """Run `topk` now, whether or not PyTorch is tracing: operators of a traced program call this."""
-    if _cuda is not None and backend in ("auto", "cuda") and not return_stats:
-        indices = _cuda.attempt(plan, scores, lengths, k, policy, out, workspace, num_rows)
-        if indices is not None:
-            return indices
     if plan is not None:
         if k is not None and k != plan.problem.k:
             raise ArgumentError("k", k, f"{plan.problem.k}, the plan's k, or nothing")
@@ -160,13 +168,18 @@ def topk_eager(
             raise ArgumentError("policy", repr(policy), "nothing when plan is given: the plan holds one")
         planner.check_covers(plan, asked)
     if info.device.kind == "cuda":
-        cuda = _cuda_backend()
-        indices = cuda.run(
+        from ksieve.backends import cuda
+
+        result = cuda.run(
             plan, scores, lengths, out=out, workspace=workspace, num_rows=num_rows, return_stats=return_stats
         )
-        if not given:
-            cuda.remember_choice(scores, k, policy, plan)
-        return indices
+        if info.library == "torch" and asked.rows and not return_stats:
+            key = id(plan) if given else _choice_key(scores, k, policy)
+            if key is not None and key not in _short_ways:
+                if len(_short_ways) >= _MOST_SHORT_WAYS:
+                    _short_ways.clear()
+                _short_ways[key] = cuda.short_way(plan)
+        return result
     if workspace is not None:
         raise ArgumentError("workspace", type(workspace).__name__, "nothing on the CPU")
     return _run_on_host(plan, scores, lengths, backend, out, num_rows, return_stats, info.library)
@@ -243,14 +256,19 @@ def _device_info(device: Device) -> DeviceInfo:
         from ksieve.backends.cpu import thread_count
 
         return DeviceInfo("cpu", threads=thread_count())
-    return _cuda_backend().device_info(device.index)  # type: ignore[no-any-return]
+    from ksieve.backends import cuda
+
+    return cuda.device_info(device.index)
 
 
-def _cuda_backend() -> Any:
-    global _cuda
-    if _cuda is None:
-        from ksieve.backends import cuda as _cuda
-    return _cuda
+def _choice_key(scores: Any, k: Any, policy: Any) -> Any:
+    """What a plan is chosen from, read off a PyTorch tensor; None for anything else."""
+    try:
+        key = (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, type(k), policy)
+        hash(key)
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return key
 
 
 def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:

@@ -110,7 +110,7 @@ class Plan:
         """
         from ksieve.backends import cuda
 
-        return cuda.workspace(self, buffer)
+        return cuda.make_workspace(self, buffer)
 
     def prepare(self) -> Plan:
         """Compile and load what the plan needs on CUDA, so that its first call may be inside a graph capture.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from ksieve.backends.cuda import arrays, launch
 from ksieve.backends.cuda import driver as _driver
 from ksieve.backends.cuda import workspace as _workspace
-from ksieve.backends.cuda.call import attempt, recall, remember_choice, run
+from ksieve.backends.cuda.call import run
+from ksieve.backends.cuda.short import short_way
 from ksieve.backends.cuda.workspace import Workspace
 from ksieve.planner import DeviceInfo, Plan
 
-__all__ = ["Workspace", "attempt", "device_info", "prepare", "recall", "remember_choice", "run", "workspace"]
+__all__ = ["Workspace", "device_info", "make_workspace", "prepare", "run", "short_way"]
 
 
-@cache
+@lru_cache
 def device_info(index: int = 0) -> DeviceInfo:
     """Facts of a CUDA device that is present, read once.
 
@@ -32,6 +33,6 @@ def prepare(plan: Plan, *, stats: bool = False) -> None:
     launch.launcher_of(plan, stats=stats, stream=arrays.ambient_stream(plan.problem.device.index))
 
 
-def workspace(plan: Plan, buffer: Any = None) -> Workspace:
+def make_workspace(plan: Plan, buffer: Any = None) -> Workspace:
     """Allocate or wrap a plan's workspace; see `Plan.workspace`."""
     return _workspace.make(plan, buffer, arrays.ambient_stream(plan.problem.device.index))

@@ -1,0 +1,181 @@
+"""A CUDA driver made of host memory: launches run the NumPy model on the addresses that they are given."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from ksieve import reference
+from ksieve.devices import DEVICES
+from ksieve.planner import Plan
+from ksieve.policy import PAPER_64
+from ksieve.problem import Device, Problem
+
+WORKSPACE, ZEROED = 4096, 512
+_ALIVE = []
+
+
+def aligned_bytes(size, offset=0):
+    """Host bytes that start `offset` past a multiple of 256, filled with dirt; never freed."""
+    memory = np.full(size + 512, 0xAB, np.uint8)
+    _ALIVE.append(memory)
+    start = -memory.ctypes.data % 256 + offset
+    return memory[start : start + size]
+
+
+class FakeArray:
+    """A NumPy array that claims to be on a CUDA device, through the CUDA array interface."""
+
+    def __init__(self, array, index=0, stream=None):
+        self.array = np.asarray(array)
+        self.index = index
+        self.__cuda_array_interface__ = dict(
+            self.array.__array_interface__, version=3, strides=self.array.strides, stream=stream
+        )
+
+    def __dlpack__(self, **_):
+        raise AssertionError("not needed")
+
+    def __dlpack_device__(self):
+        return 2, self.index
+
+
+def view(pointer, count, dtype):
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype)
+
+
+def matrix(pointer, rows, width, pitch, dtype):
+    flat = view(pointer, (rows - 1) * pitch + width, dtype)
+    return np.lib.stride_tricks.as_strided(flat, (rows, width), (pitch * flat.itemsize, flat.itemsize))
+
+
+class FakeDriver:
+    """The interface of `ksieve.backends.cuda.driver.Driver`; device 0 and 1 are H200s."""
+
+    def __init__(self):
+        self.current = 1000
+        self.capturing = set()
+        self.launches = []
+        self.loads = []
+        self.fills = []
+        self.waits = []
+        self.freed = []
+        self.fail_next = 0
+
+    def device_info(self, index):
+        return replace(DEVICES["h200"], index=index)
+
+    def context(self, index):
+        return 1000 + index
+
+    @contextmanager
+    def activated(self, context):
+        before, self.current = self.current, context
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def load(self, code, entry, shared_bytes):
+        self.loads.append((self.current, entry, shared_bytes))
+        return len(self.loads)
+
+    def is_capturing(self, stream):
+        return stream in self.capturing
+
+    def fill_zero(self, pointer, size, stream):
+        assert self.current is not None
+        self.fills.append((pointer, size, stream))
+        if size:
+            ctypes.memset(pointer, 0, size)
+
+    def synchronize(self, stream):
+        assert stream not in self.capturing, "a capturing stream cannot be waited for"
+        self.waits.append(stream)
+
+    def allocate(self, size):
+        return aligned_bytes(size).ctypes.data
+
+    def free(self, pointer, context):
+        self.freed.append((pointer, context))
+
+    def read(self, pointer, size):
+        return bytearray(view(pointer, size, np.uint8).tobytes())
+
+    def error_text(self, code):
+        return f"CUDA_ERROR_FAKE ({code})"
+
+    def get_current(self, reference_):
+        reference_._obj.value = self.current
+        return 0
+
+    def launch(self, config, function, arguments, extra):
+        """Read the launch as the driver would, and do what the kernel would."""
+        assert extra is None
+        if self.fail_next:
+            code, self.fail_next = self.fail_next, 0
+            return code
+        grid, block, cluster, shared, stream = read_config(config.value)
+        (params,) = struct.unpack("=Q", ctypes.string_at(arguments.value, 8))
+        names = "scores lengths num_rows indices stats workspace pitch out_pitch rows width k primary rescue splits"
+        values = dict(zip(names.split(), struct.unpack("=6Q2q6i", ctypes.string_at(params, 88)), strict=True))
+        self.launches.append(
+            {**values, "grid": grid, "block": block, "cluster": cluster, "shared": shared, "stream": stream,
+             "function": function.value, "context": self.current}
+        )  # fmt: skip
+        run_model(values)
+        return 0
+
+
+def read_config(address):
+    gx, gy, gz, bx, by, bz, shared, stream, attributes, count = struct.unpack(
+        "=7I4xQQI4x", ctypes.string_at(address, 56)
+    )
+    assert (gy, gz, by, bz) == (1, 1, 1, 1)
+    cluster = None
+    if count:
+        kind, *cluster = struct.unpack("=I4x3I", ctypes.string_at(attributes, 20))
+        assert (count, kind) == (1, 4)
+    return gx, bx, cluster, shared, stream
+
+
+def run_model(p):
+    rows, width, k = p["rows"], p["width"], p["k"]
+    if p["workspace"]:
+        counters = view(p["workspace"], ZEROED, np.uint8)
+        assert not counters.any(), "the workspace's counters were not zero at the start"
+        view(p["workspace"] + ZEROED, WORKSPACE - ZEROED, np.uint8)[:] = 0xCD
+    live = min(max(int(view(p["num_rows"], 1, np.int32)[0]), 0), rows) if p["num_rows"] else rows
+    lengths = view(p["lengths"], rows, np.int32) if p["lengths"] else np.full(rows, width, np.int32)
+    out = matrix(p["indices"], rows, k, p["out_pitch"], np.int32)
+    out[live:] = -1
+    if live:
+        scores = matrix(p["scores"], rows, width, p["pitch"], np.float32) if width else np.zeros((rows, 0), np.float32)
+        indices, stats = reference.select(scores[:live], lengths[:live], k, policy=None)
+        out[:live] = indices
+        if p["stats"]:
+            view(p["stats"], live * 16, np.int32)[:] = stats.raw.ravel()
+
+
+def make_plan(rows=8, width=64, k=4, family="persistent_sampled", index=0, **changes):
+    """A plan as the planner could make it, small enough for the model."""
+    plan = Plan(
+        Problem(rows, width, width, k, "float32", Device("cuda", index)),
+        replace(DEVICES["h200"], index=max(index, 0)),
+        family,
+        None if family.endswith("exact") else PAPER_64,
+        capacity=1536,
+        splits=8 if family == "cluster_exact" else 4 if family == "split_sampled" else 1,
+        ctas=5 if family.startswith("persistent") else 0,
+        threads=512,
+        ctas_per_sm=2,
+        shared_capacity=1024,
+        workspace_bytes=WORKSPACE,
+        workspace_zeroed=ZEROED,
+    )
+    return replace(plan, **changes)
