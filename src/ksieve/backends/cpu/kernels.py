@@ -1,0 +1,383 @@
+"""Compiled kernels of the CPU backend: one row at a time, the three phases of the model.
+
+Steps of `select_rows`, per row of L > k valid scores:
+
+1. Propose (`_sample_keys`): the policy's view gives the keys at its sample ranks; a coarse policy widens them to
+   the cutoff of their coarse bin.
+2. Certify (`_sieve`): one read of the row stores every (index, key) up to the cutoff. At least k of them prove
+   containment. Underfilled: the rescue cutoff, then every score.
+3. Refine (`kth`, `emit`): the exact k-th key of what is stored, then everything better and enough ties.
+
+Storage is bounded whatever the data. When it is full, a second view, jittered so that no period in the data can fool
+it, guesses a tighter cutoff; and where that is not enough, the k best are kept and only better scores pass from then
+on. So no frontier is ever scanned again here: a row is read at most once per proposal and once more, and
+`Stats.scans`, the model's count, bounds what this backend reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ksieve import keys
+from ksieve.backends.cpu.accounting import (
+    ADMITTED,
+    CERTIFIED,
+    COMMITTED,
+    DIRECT,
+    RECOVERED,
+    ROUTE,
+    SAMPLED,
+    SCANS,
+    STATS_WIDTH,
+    TAU,
+    count_row,
+    count_stored,
+    fill_row,
+    set_thresholds,
+)
+from ksieve.backends.cpu.lanes import (
+    BLOCK,
+    INF_KEY,
+    TILE,
+    Int,
+    Word,
+    bit_count,
+    block_mask,
+    cached_jit,
+    jit,
+    load_u32,
+    lowest_bit,
+    order_key,
+    raw_limit,
+    score_bits,
+    store_i32,
+    tile_of,
+    valid_mask,
+)
+from ksieve.backends.cpu.ranking import HIST_BINS, emit, keep_best, kth
+from ksieve.keys import NAN_KEY
+
+
+class Scratch(NamedTuple):
+    """Bounded storage of one worker, reused for every row."""
+
+    index: Any
+    """int32 (size,): positions of the stored candidates."""
+    key: Any
+    """uint32 (size,): their ordered keys."""
+    spare: Any
+    """uint32 (size,): keys that a selection narrows down."""
+    histogram: Any
+    """int32 (HIST_BINS,)."""
+    wide: Any
+    """uint32 (TILE,): float32 bits of a tile that cannot be read in place."""
+
+
+SCRATCH_BYTES = (4 * (3 * BLOCK + HIST_BINS + TILE), 12)
+"""Bytes of a `Scratch`: fixed, and per candidate stored."""
+
+
+# ---- step 1: propose -------------------------------------------------------------------------------------
+
+
+@jit
+def _view_size(length: Int, first: Int, group: Int, period: Int) -> Int:
+    """Number of scores in the view whose groups start at first, first + period, ..."""
+    if first >= length:
+        return 0
+    groups = (length - first + period - 1) // period
+    return (groups - 1) * group + min(group, length - (first + (groups - 1) * period))
+
+
+@jit
+def _sample_keys(
+    row: Int,
+    length: Int,
+    dtype: Int,
+    first: Int,
+    group: Int,
+    period: Int,
+    jitter: Int,
+    most: Int,
+    key: Any,
+    spare: Any,
+    histogram: Any,
+) -> Int:
+    """Store the keys of a view, of a large one only its `most` best and some more; return how many.
+
+    A group starts within `jitter` (a power of two) groups behind its regular position, by a hash of its number.
+    """
+    count, size = 0, min(key.size, max(4 * most, 256))
+    bound = np.uint32(NAN_KEY)
+    for number in range((length - first + period - 1) // period):
+        shift = np.int64((np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & (jitter - 1)
+        start = first + number * period + shift * group
+        for position in range(start, min(start + group, length)):
+            if count == size:
+                worst, _ = kth(key, size, most, spare, histogram)
+                count = 0
+                for i in range(size):
+                    this = key[i]
+                    key[count] = this
+                    count += this < worst
+                key[count:most] = worst
+                count = most
+                bound = np.uint32(worst - np.uint32(1))
+            this = order_key(score_bits(row, position, dtype))
+            key[count] = this
+            count += this <= bound
+    return count
+
+
+# ---- step 2: certify -------------------------------------------------------------------------------------
+
+GUESS_STRIDE = 64
+"""Stride of the jittered view taken when storage fills up. Rank 2 k / 64 + 16 of it lies at least 8 standard
+deviations above rank k, whatever k; a row that is unlucky all the same is read once more."""
+
+
+@jit
+def _guess(row: Int, length: Int, dtype: Int, k: Int, spare: Any, histogram: Any) -> Any:
+    """Key that probably admits between k and 4 k scores, from a jittered view; `NAN_KEY` when none can tell."""
+    half = spare.size // 2
+    rank = 2 * k // GUESS_STRIDE + 16
+    if length < 2 * GUESS_STRIDE * rank or 2 * rank > half:
+        return np.uint32(NAN_KEY)
+    keys, rest = spare[:half], spare[half:]
+    count = _sample_keys(row, length, dtype, 0, 1, GUESS_STRIDE, GUESS_STRIDE, rank, keys, rest, histogram)
+    guess, _ = kth(keys, count, rank, rest, histogram)
+    return guess
+
+
+@jit
+def _tighten(
+    row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, count: Int, may_guess: bool, scratch: Any
+) -> tuple[Int, Word]:
+    """Make room among `count` stored candidates; return how many stay and the new, better cutoff."""
+    index, key, spare, histogram = scratch.index, scratch.key, scratch.spare, scratch.histogram
+    if may_guess:
+        guess = _guess(row, length, dtype, k, spare, histogram)
+        if guess < cutoff:
+            cutoff = guess
+            kept = 0
+            for i in range(count):
+                this = key[i]
+                index[kept] = index[i]
+                key[kept] = this
+                kept += this <= guess
+            count = kept
+    if 4 * count > 3 * (key.size - BLOCK):
+        worst = keep_best(index, key, count, k, spare, histogram)
+        count = k
+        cutoff = np.uint32(worst - np.uint32(1))
+    return count, cutoff
+
+
+@jit
+def _append(address: Int, position: Int, mask: Word, hits: Int) -> None:
+    """Store the positions of the bits set in `mask`, and up to three stray ones behind them.
+
+    Four at a time, because a loop over each of so few hits would mispredict its end in every block.
+    """
+    while hits > 0:
+        for j in range(4):
+            store_i32(address + 4 * j, np.int32(position + lowest_bit(mask)))
+            mask &= mask - np.uint64(1)
+        address += 16
+        hits -= 4
+
+
+@jit
+def _fill_keys(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) -> None:
+    """Look up the keys of freshly stored indices while their tile is in cache."""
+    for j in range(begin, end):
+        key[j] = load_u32(tile + 4 * (np.int64(index[j]) - first))
+    for j in range(begin, end):  # apart from the look-up, so that it vectorises
+        key[j] = order_key(key[j])
+
+
+@jit
+def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: bool, scratch: Any) -> tuple[Int, bool]:
+    """Read the row once and store its scores whose key is at most `cutoff`.
+
+    Returns how many are stored and whether those are all of them. If they are not, they contain the k best of
+    the row, provided that k or more are stored.
+    """
+    index, key = scratch.index, scratch.key
+    slots = np.int64(index.ctypes.data)
+    count, complete = 0, True
+    room = index.size - BLOCK
+    limit = raw_limit(cutoff)
+    for first in range(0, length, TILE):
+        last = min(first + TILE, length)
+        tile = tile_of(row, first, last, dtype, scratch.wide)
+        filled = count
+        for begin in range(first, last, BLOCK):
+            block = tile + 4 * (begin - first)
+            valid = valid_mask(last - begin)
+            mask = block_mask(block, limit) & valid
+            if mask == np.uint64(0):
+                continue
+            if count > room:
+                _fill_keys(tile, first, filled, count, index, key)
+                count, cutoff = _tighten(row, length, dtype, cutoff, k, count, may_guess, scratch)
+                filled, complete, may_guess = count, False, False
+                if cutoff < np.uint32(INF_KEY):
+                    return count, complete  # k infinities are stored: nothing beats them
+                limit = raw_limit(cutoff)
+                mask = block_mask(block, limit) & valid
+            hits = bit_count(mask)
+            _append(slots + 4 * count, begin, mask, hits)
+            count += hits
+        _fill_keys(tile, first, filled, count, index, key)
+    return count, complete
+
+
+# ---- one row, and the entry ------------------------------------------------------------------------------
+
+
+@jit
+def _propose(
+    row: Int, row_id: Int, length: Int, dtype: Int, policy: Any, bin_cutoffs: Any, taus: Any, stats: Any, scratch: Any
+) -> Int:
+    """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are (0: no usable view)."""
+    stride, group, multiplier, primary, rescue, exact = policy
+    if primary == 0:
+        return 0
+    first = (row_id * multiplier) % stride * group
+    sampled = _view_size(length, first, group, stride * group)
+    most = max(primary, rescue)
+    if sampled < most:
+        return 0
+    stats[SAMPLED] = sampled
+    key, spare, histogram = scratch.key, scratch.spare, scratch.histogram
+    count = _sample_keys(row, length, dtype, first, group, stride * group, 1, most, key, spare, histogram)
+    proposals = 2 if rescue else 1
+    for attempt in range(proposals):
+        rank = rescue if attempt else primary
+        tau, _ = kth(key, count, rank, spare, histogram)
+        stats[TAU + attempt] = np.int32(tau)
+        if not exact:
+            coarse = np.searchsorted(bin_cutoffs, tau)
+            stats[TAU + attempt] = coarse
+            tau = bin_cutoffs[coarse]
+        taus[attempt] = tau
+    return proposals
+
+
+@jit
+def _certify(
+    row: Int, length: Int, dtype: Int, k: Int, held: Int, taus: Any, proposals: Int, stats: Any, scratch: Any
+) -> tuple[Int, bool]:
+    """Step 2: store at least the k best scores by the cheapest route that has them; result as of `_sieve`."""
+    stats[ROUTE] = DIRECT if proposals == 0 else RECOVERED + proposals - 1
+    stats[SCANS] = 2 + proposals
+    if proposals == 0 and length <= held:
+        stats[SCANS] = 1
+    for attempt in range(proposals + 1):
+        last = attempt == proposals
+        cutoff = np.uint32(NAN_KEY) if last else taus[attempt]
+        if attempt == 1 and not last and taus[1] == taus[0]:
+            continue  # the band is empty: what underfilled once does so again
+        stored, complete = _sieve(row, length, dtype, cutoff, k, True, scratch)
+        if stored < k and not complete:
+            stored, complete = _sieve(row, length, dtype, cutoff, k, False, scratch)
+        if stored >= k:
+            if not last:
+                stats[ROUTE] = CERTIFIED + attempt
+                stats[SCANS] = 1 + attempt
+            break
+    return stored, complete
+
+
+def _entry(source: str) -> Any:
+    """Make `select_rows`. Numba's disk cache keys on the values a function closes over, so on `source` too."""
+
+    @cached_jit
+    def select_rows(
+        scores: Int,
+        pitch: Int,
+        dtype: Int,
+        lengths: Any,
+        begin: Int,
+        end: Int,
+        k: Int,
+        out: Int,
+        out_pitch: Int,
+        policy: tuple[int, int, int, int, int, int],
+        bin_cutoffs: Any,
+        capacity: Int,
+        held: Int,
+        size: Int,
+        raw: Any,
+    ) -> None:
+        """Select rows [begin, end); the only compiled function that Python calls.
+
+        Parameters
+        ----------
+        scores, out : int
+            Addresses of row 0; `pitch` and `out_pitch` count bytes.
+        dtype : int
+            FLOAT32, FLOAT16 or BFLOAT16.
+        lengths : array of int32
+            Already clamped to [0, width].
+        policy : tuple of int
+            stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact boundary.
+        bin_cutoffs : array of uint32, shape (2048,)
+            `ksieve.keys.BIN_CUTOFF_KEY`.
+        capacity, held : int
+            Of the plan; they enter the statistics alone.
+        size : int
+            Candidates stored per worker: the largest length, or at least 2 k and twice the largest sample rank.
+        raw : array of int32, shape (rows, 16)
+            Statistics; of shape (0, 16) when not asked for.
+        """
+        assert source  # closes over it
+        scratch = Scratch(
+            np.empty(size + BLOCK, np.int32),
+            np.empty(size + BLOCK, np.uint32),
+            np.empty(size + BLOCK, np.uint32),
+            np.empty(HIST_BINS, np.int32),
+            np.empty(TILE, np.uint32),
+        )
+        taus, thresholds, counts = np.zeros(2, np.uint32), np.zeros(12, np.uint32), np.zeros(12, np.int64)
+        unused = np.zeros(STATS_WIDTH, np.int32)
+        wanted = raw.shape[0] > 0
+        for r in range(begin, end):
+            length = np.int64(lengths[r])
+            row, slots = scores + r * pitch, out + r * out_pitch
+            stats = raw[r] if wanted else unused
+            stats[:] = 0
+            stats[TAU : TAU + 2] = -1
+            stats[ADMITTED : ADMITTED + 2] = -1
+            if length <= k:
+                stats[COMMITTED] = length
+                for i in range(k):
+                    store_i32(slots + 4 * i, np.int32(i if i < length else -1))
+                continue
+            proposals = _propose(row, r, length, dtype, policy, bin_cutoffs, taus, stats, scratch)
+            stored, complete = _certify(row, length, dtype, k, held, taus, proposals, stats, scratch)
+            worst, ties = kth(scratch.key, stored, k, scratch.spare, scratch.histogram)
+            emit(slots, k, scratch.index, scratch.key, stored, worst, ties)
+            if wanted:
+                set_thresholds(thresholds, taus, worst, bin_cutoffs)
+                if complete:
+                    count_stored(scratch.key, stored, thresholds, counts)
+                else:
+                    count_row(row, length, dtype, thresholds, counts, scratch.wide)
+                fill_row(stats, k, capacity, policy[5] != 0, counts)
+
+    return select_rows
+
+
+def _source_digest() -> str:
+    """Digest of all that is compiled into `select_rows`: Numba by itself notices changes to this file alone."""
+    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(keys.__file__)]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+
+
+select_rows = _entry(_source_digest())
