@@ -191,7 +191,18 @@ def choose(
     """
     if device.kind == "cpu":
         return _choose_cpu(problem, device, family, policy)
-    raise ArgumentError("device", device.kind, "'cpu'")
+    if device.kind == "cuda":
+        from ksieve import planner_cuda
+
+        return planner_cuda.choose(problem, device, family, policy)
+    raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")
+
+
+def shared_bytes(plan: Plan) -> int:
+    """Dynamic shared memory of a CUDA plan's kernel, in bytes."""
+    from ksieve import planner_cuda
+
+    return planner_cuda.shared_bytes(plan)
 
 
 def _choose_cpu(problem: Problem, device: DeviceInfo, family: str | None, policy: SamplingPolicy | str | None) -> Plan:

@@ -1,0 +1,74 @@
+// Block-wide counting: aggregated histogram updates and the search for the bin that holds a rank.
+#pragma once
+#include "storage.cuh"
+
+// Adds one count per active lane. The lanes that agree with the first one share a single atomic, so a row of
+// equal scores does not serialise on one bin. All lanes of the warp must call; `active` masks those that count.
+__device__ __forceinline__ void count_bin(u32* histogram, u32 bin, bool active) {
+  u32 mask = __ballot_sync(kFullWarp, active);
+  if (mask == 0) return;
+  int leader = __ffs(mask) - 1;
+  u32 common = __shfl_sync(kFullWarp, bin, leader);
+  u32 same = __ballot_sync(kFullWarp, active && bin == common);
+  if (static_cast<int>(threadIdx.x & 31) == leader) {
+    atomicAdd(&histogram[common], __popc(same));
+  } else if (active && bin != common) {
+    atomicAdd(&histogram[bin], 1u);
+  }
+}
+
+// Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
+// Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
+// into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is.
+__device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0) {
+  SharedStorage& s = shared_storage();
+  constexpr int kPerThread = kBins / kThreads;
+  int lane = threadIdx.x & 31;
+  int warp = threadIdx.x >> 5;
+  u32 bins[kPerThread];
+  u32 sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    bins[i] = s.histogram[threadIdx.x * kPerThread + i];
+    sum += bins[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i)
+    s.histogram[threadIdx.x * kPerThread + i] = 0;
+  u32 inclusive = sum;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    u32 other = __shfl_up_sync(kFullWarp, inclusive, offset);
+    if (lane >= offset) inclusive += other;
+  }
+  if (lane == 31) s.warp_totals[warp] = inclusive;
+  __syncthreads(); // every warp's total is written, and nobody reads the previous `found` any more
+  u32 total = lane < kWarps ? s.warp_totals[lane] : 0;
+  u32 running = total;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    u32 other = __shfl_up_sync(kFullWarp, running, offset);
+    if (lane >= offset) running += other;
+  }
+  u32 before = __shfl_sync(kFullWarp, running - total, warp) + inclusive - sum;
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    u32 wanted = which ? second_rank : rank;
+    bool last = threadIdx.x == kThreads - 1 && wanted > before + sum;
+    if (wanted == 0 || !(last || (before < wanted && wanted <= before + sum))) continue;
+    u32 better = before;
+    int i = 0;
+    u32 here = bins[0];
+#pragma unroll
+    for (int j = 1; j < kPerThread; ++j) {
+      if (better + here < wanted && i == j - 1) {
+        better += here;
+        here = bins[j];
+        i = j;
+      }
+    }
+    s.found[which] = {static_cast<int>(threadIdx.x) * kPerThread + i, static_cast<int>(better), static_cast<int>(here)};
+  }
+  __syncthreads(); // `found` is visible, and the histogram is clear for everybody
+  return s.found[0];
+}

@@ -1,0 +1,47 @@
+// Output writer: where a selected index goes. Families and phases never touch the result in any other way.
+#pragma once
+#include "row.cuh"
+#include "storage.cuh"
+
+// Output slots of the current row, counted from either end. Slots are bounded here once more: scores that change
+// under a running kernel may break the counts, never memory.
+__device__ __forceinline__ void write_front(int slot, int index) {
+  const SharedStorage& s = shared_storage();
+  if (static_cast<u32>(slot) < static_cast<u32>(s.rule.k)) s.rule.row_out[slot] = index;
+}
+
+// The t-th score equal to an exact boundary: ties fill the row from its end.
+__device__ __forceinline__ void write_back(int t, int index) { write_front(shared_storage().rule.k - 1 - t, index); }
+
+__device__ __forceinline__ int* row_output(const Params& p, int id) { return p.indices + id * p.out_pitch; }
+
+// L <= k: every valid index, then -1.
+__device__ __forceinline__ void write_short_row(const Params& p, const Row& row) {
+  int* out = row_output(p, row.id);
+  for (int i = threadIdx.x; i < p.k; i += kThreads)
+    out[i] = i < row.length ? i : -1;
+}
+
+// Per-row statistics, compiled out unless asked for: thread 0 keeps them in shared memory and writes them once.
+__device__ __forceinline__ void trace_set(int column, int value) {
+  if (kStats && threadIdx.x == 0) shared_storage().trace[column] = value;
+}
+
+__device__ __forceinline__ void trace_scans(int times) {
+  if (kStats && threadIdx.x == 0) shared_storage().trace[kColScans] += times;
+}
+
+__device__ __forceinline__ void trace_begin() {
+  for (int i = 0; i < kStatsColumns; ++i) {
+    bool absent = i == kColTau0 || i == kColTau0 + 1 || i == kColAdmitted0 || i == kColAdmitted0 + 1;
+    trace_set(i, absent ? -1 : 0);
+  }
+}
+
+__device__ __forceinline__ void trace_write(const Params& p, int row) {
+  int* out = p.stats + static_cast<i64>(row) * kStatsColumns;
+  if (kStats && threadIdx.x == 0) {
+    for (int i = 0; i < kStatsColumns; ++i)
+      out[i] = shared_storage().trace[i];
+  }
+}

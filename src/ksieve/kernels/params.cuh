@@ -1,0 +1,57 @@
+// What the host passes and what the specialisation fixes. Mirrored by backends/cuda (struct packing) and
+// planner.py (defines). Everything here is data; nothing decides.
+#pragma once
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct Params {
+  const void* scores;       // (rows, width) scores, `pitch` apart
+  const int* lengths;       // (rows,) valid prefix of each row, clamped here; null: every row is full
+  const int* num_rows;      // live row count, clamped here; null: all rows
+  int* indices;             // (rows, k) result, `out_pitch` apart
+  int* stats;               // (rows, kStatsColumns); null unless KSIEVE_STATS
+  unsigned char* workspace; // layout: workspace.cuh
+  i64 pitch;                // elements
+  i64 out_pitch;            // elements
+  int rows;
+  int width;
+  int k;
+  int primary_rank; // sample rank of tau0
+  int rescue_rank;  // sample rank of tau1; 0: no rescue boundary
+  int splits;       // CTAs per row of the split and cluster families
+};
+static_assert(sizeof(Params) == 88, "the host packs 88 bytes");
+
+constexpr int kThreads = KSIEVE_THREADS;
+constexpr int kWarps = kThreads / 32;
+constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise direct-exact
+constexpr int kStride = kSampled ? KSIEVE_STRIDE : 1;
+constexpr int kGroup = KSIEVE_GROUP;
+constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
+constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
+constexpr bool kRescue = KSIEVE_RESCUE != 0;
+constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY;
+constexpr int kCapacity = KSIEVE_SHARED_CAPACITY + KSIEVE_SPILL_CAPACITY;
+constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact keeps in registers
+constexpr bool kStats = KSIEVE_STATS != 0;
+
+constexpr u32 kFullWarp = 0xffffffffu;
+constexpr u32 kNanKey = 0xffffffffu; // the worst ordered key
+constexpr int kBins = 2048;          // 11-bit digits, coarse and exact
+constexpr int kRounds = 3;           // exact digits of 11, 11 and 10 bits
+
+// Columns of the statistics array: stats.py, STATS_COLUMNS.
+constexpr int kStatsColumns = 16;
+enum StatsColumn {
+  kColRoute = 0,
+  kColTau0 = 1,
+  kColAdmitted0 = 3,
+  kColFrontier0 = 5,
+  kColCommitted0 = 9,
+  kColFilled = 13,
+  kColScans = 14,
+  kColSampled = 15,
+};
+enum Route { kShort = 0, kCertified = 1, kRescued = 2, kRecovered = 3, kRecoveredAfterBand = 4, kDirect = 5 };

@@ -1,0 +1,24 @@
+// Families persistent_sampled and persistent_exact: one CTA owns a row from boundary to output.
+//
+//   1. the first wave takes row blockIdx.x; later rows come from a device queue in completion order
+//   2. per row: propose, certify, refine (select.cuh); without a policy the direct-exact route
+//   3. the last CTA to leave restores the queue, so that a replayed graph starts as the first launch did
+//
+// Row reads: 1 + 1/stride certified, 2 direct-exact. Any shape, any k <= kCapacity, any GPU from sm_80.
+#include "select.cuh"
+#include "workspace.cuh"
+
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_persistent(const __grid_constant__ Params p) {
+  SharedStorage& s = shared_storage();
+  int turn = 0;
+  for (int id = blockIdx.x; id < p.rows; turn ^= 1) {
+    if (threadIdx.x == 0) s.next[turn] = static_cast<int>(gridDim.x) + claim_row(p);
+    trace_begin();
+    select_row(whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x)));
+    trace_write(p, id);
+    __syncthreads(); // the next row is known, and nobody still works on this one
+    id = s.next[turn];
+  }
+  if (threadIdx.x == 0) leave_queue(p);
+}

@@ -1,0 +1,92 @@
+// Family row_exact: one wide CTA per row, exact without sampling.
+//
+//   1. a row of at most kHeld scores is loaded once into registers, 16 bytes at a time
+//   2. its coarse histogram gives the exact boundary bin; classification reads the registers again
+//   3. refine (refine.cuh). A longer row is streamed twice by the same CTA (select.cuh)
+//
+// Row reads: 1 held, 2 streamed. The grid is the rows: no queue, no workspace.
+#include "select.cuh"
+#include "workspace.cuh"
+
+constexpr int kHeldBatches = kHeld / (kThreads * kVector * kBatch);
+static_assert(kHeld == kHeldBatches * kThreads * kVector * kBatch, "held rows come in whole batches");
+
+// Presents registers as a row to scan: the same visitors, no memory.
+struct HeldRow {
+  Raw raw[kHeldBatches > 0 ? kHeldBatches : 1][kBatch];
+  int length;
+
+  __device__ __forceinline__ void load(const Row& row) {
+    bool aligned = reinterpret_cast<u64>(row.scores) % 16 == 0;
+    length = row.length;
+#pragma unroll
+    for (int v = 0; v < kHeldBatches * kBatch; ++v) {
+      int i = index_of(v);
+      Raw& target = raw[v / kBatch][v % kBatch];
+      target = padding();
+      if (aligned && i + kVector <= row.length) {
+        target = load_raw(row.scores + i);
+      } else if (i < row.length) {
+        load_scalars(row, target, i);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static int index_of(int v) {
+    return (v * kThreads + static_cast<int>(threadIdx.x)) * kVector;
+  }
+
+  __device__ __forceinline__ static void load_scalars(const Row& row, Raw& target, int i) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      constexpr int kPerWord = kVector / 4;
+      u32 word = i + w * kPerWord < row.length ? 0 : target.word[w];
+#pragma unroll
+      for (int h = 0; h < kPerWord; ++h) {
+        int at = i + w * kPerWord + h;
+        if (at >= row.length) continue;
+#if KSIEVE_DTYPE == 0
+        word = __float_as_uint(row.scores[at]);
+#else
+        word |= static_cast<u32>(row.scores[at]) << (h * 16);
+#endif
+      }
+      target.word[w] = word;
+    }
+  }
+
+  template <class Visitor> __device__ __forceinline__ void visit(const Visitor& visitor) const {
+#pragma unroll
+    for (int b = 0; b < kHeldBatches; ++b)
+      visit_batch(visitor, raw[b], index_of(b * kBatch), length);
+  }
+};
+
+__device__ __forceinline__ void select_held(const RowTask& t) {
+  HeldRow held;
+  held.load(t.row);
+  clear_storage();
+  __syncthreads(); // storage is empty
+  held.visit(CoarseCount{});
+  __syncthreads(); // every score is counted
+  Boundary found = find_boundary(t.params.k);
+  Frontier frontier = classified(t, found);
+  __syncthreads(); // the rule is visible
+  held.visit(Sieve{t.candidates, hot_cutoff(frontier.worst)});
+  trace_set(kColRoute, kDirect);
+  certify(t, Stage::kClassified, true, frontier, [] { return true; });
+  refine(t.candidates, frontier);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_row(const __grid_constant__ Params p) {
+  int id = blockIdx.x;
+  trace_begin();
+  RowTask task = whole_row(p, load_row(p, id), spill_slice(p, id));
+  if (kHeldBatches > 0 && task.row.length > p.k && task.row.length <= kHeld) {
+    select_held(task);
+  } else {
+    select_row(task);
+  }
+  trace_write(p, id);
+}

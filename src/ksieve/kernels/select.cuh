@@ -1,0 +1,30 @@
+// The pipeline for a row owned by one CTA. Families differ only in who owns which rows and segments.
+#pragma once
+#include "refine.cuh"
+
+// A row with at most k scores. True when the row is done.
+__device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
+  if (row.length > p.k) return false;
+  trace_set(kColCommitted0, row.length);
+  write_short_row(p, row);
+  return true;
+}
+
+__device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u64* spill) {
+  return {p, row, {spill}, 0, row.length};
+}
+
+__device__ __forceinline__ void select_row(const RowTask& t) {
+  if (select_short(t.params, t.row)) return;
+  clear_storage();
+  __syncthreads(); // storage is empty
+  Stage stage = Stage::kUnbounded;
+  trace_set(kColRoute, kDirect);
+  if (kSampled && propose(t.params, t.row, 1)) {
+    set_proposal_rule(t, &shared_storage().ties);
+    stage = Stage::kProposed;
+  }
+  Frontier frontier;
+  certify(t, stage, false, frontier, [] { return true; });
+  refine(t.candidates, frontier);
+}

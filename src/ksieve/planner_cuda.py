@@ -1,0 +1,181 @@
+"""Plans for CUDA devices: which kernel family owns which rows, and how much storage each worker gets.
+
+Pure arithmetic on host-known facts. The families and what they assume are described at the top of their sources
+in `ksieve/kernels`; the numbers here size their structs and are checked there at compile time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ksieve import planner
+from ksieve.errors import ArgumentError
+from ksieve.planner import DeviceInfo, Plan
+from ksieve.policy import SamplingPolicy, resolve_policy
+from ksieve.problem import Problem
+
+HEADER_BYTES = 256
+"""Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
+
+STORAGE_BYTES = 8192 + 512
+"""Shared memory of a CTA besides its candidates: histogram and scalars (kernels/storage.cuh, rounded up)."""
+
+ROW_STATE_BYTES = 8192 + 32
+"""Workspace of a split row besides its candidates (kernels/workspace.cuh, RowState)."""
+
+CANDIDATE_BYTES = 8
+"""One candidate: ordered key and index."""
+
+RESERVED_SHARED = 1024
+"""Shared memory that CUDA keeps for itself per resident CTA."""
+
+MAX_K = 65_536
+MAX_WIDTH = (1 << 31) - (1 << 20)
+"""Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Launch shape of one kernel family; `ctas_per_sm` also fixes the register budget at compile time."""
+
+    threads: int
+    ctas_per_sm: int
+    held: int = 0
+
+
+GEOMETRY: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(512, 2),
+    "persistent_exact": Geometry(256, 3),
+    "split_sampled": Geometry(512, 2),
+    "row_exact": Geometry(1024, 1, held=16_384),
+    "cluster_exact": Geometry(512, 1),
+}
+"""Kernel families and their launch shapes."""
+
+SAMPLED = ("persistent_sampled", "split_sampled")
+SPLITS = (8, 4, 2)
+CLUSTER = 8
+"""CTAs of a cluster: the largest size that every device with clusters can launch."""
+
+
+def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: SamplingPolicy | str | None) -> Plan:
+    """Choose a CUDA plan; see `planner.choose`."""
+    if family is not None and family not in GEOMETRY:
+        raise ArgumentError("family", repr(family), f"one of {list(GEOMETRY)} on a CUDA device")
+    if problem.k > MAX_K:
+        raise ArgumentError("k", problem.k, f"at most {MAX_K} on a CUDA device")
+    if problem.width > MAX_WIDTH:
+        raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
+    chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, family)
+    if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
+        raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
+    if family is None:
+        family, reason = _choose_family(problem, device, chosen)
+    else:
+        reason = "family forced by the caller"
+    return _plan(problem, device, family, chosen, reason)
+
+
+def _default_policy(problem: Problem, family: str | None) -> SamplingPolicy | None:
+    if family is not None and family not in SAMPLED:
+        return None
+    policy = planner.default_policy(problem.width, problem.k)
+    if policy is None and family in SAMPLED:
+        return planner.PAPER_64  # forced: rows too short for the view go direct on the device
+    return policy
+
+
+def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> tuple[str, str]:
+    """Family of a shape, with the reason in words."""
+    rows, width = problem.rows, problem.width
+    if policy is not None and _capacity(problem, device, "split_sampled", policy)[1] == 0:
+        splits = _splits(rows, device)
+        if splits:
+            return "split_sampled", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
+    if policy is not None:
+        return "persistent_sampled", f"{rows} long rows fill the device: one CTA owns a row"
+    if width <= GEOMETRY["row_exact"].held and _capacity(problem, device, "row_exact", None)[1] == 0:
+        return "row_exact", f"rows of {width} scores stay in registers and are read once"
+    if device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k:
+        if _capacity(problem, device, "cluster_exact", None)[1] == 0:
+            return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
+    return "persistent_exact", "rows too short to sample, or k too large for a resident frontier: exact boundary"
+
+
+def _splits(rows: int, device: DeviceInfo) -> int:
+    """CTAs per row that fill the device in one wave; 0 when whole rows already do."""
+    slots = device.sm_count * GEOMETRY["split_sampled"].ctas_per_sm
+    return next((s for s in SPLITS if rows * s <= slots), 0)
+
+
+def _capacity(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> tuple[int, int]:
+    """Candidates a CTA holds in shared memory and in its spill slice.
+
+    Enough for k, and for an admitted tail four standard deviations above its mean (paper, equation
+    "exchangeable": variance of the realised rank is about the requested rank times the stride).
+    """
+    wanted = problem.k
+    if policy is not None:
+        mean = policy.primary_rank(problem.k) * policy.stride
+        if policy.rescue_margin is not None:
+            mean = (policy.rescue_rank(problem.k) or 0) * policy.stride
+        wanted = max(wanted, math.ceil(mean + 4 * math.sqrt(mean * policy.stride * max(1, policy.group // 2))))
+        if policy.boundary == "exact":
+            wanted = max(wanted, math.ceil(problem.width / policy.stride))  # the samples are ranked in place
+    else:
+        wanted = max(wanted, 4096)
+    wanted = _round_up(wanted, 256)
+    geometry = GEOMETRY[family]
+    room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
+    shared = min(wanted, (room - STORAGE_BYTES) // CANDIDATE_BYTES // 256 * 256)
+    return shared, wanted - shared
+
+
+def _plan(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None, reason: str) -> Plan:
+    if family not in SAMPLED:
+        policy = None
+    elif policy is None:
+        raise ArgumentError("policy", "'direct'", f"a sampling policy for family {family!r}")
+    geometry = GEOMETRY[family]
+    shared, spill = _capacity(problem, device, family, policy)
+    splits, ctas, workspace, zeroed = 1, problem.rows, 0, 0
+    if family.startswith("persistent"):
+        ctas = min(problem.rows, device.sm_count * geometry.ctas_per_sm)
+        workspace, zeroed = HEADER_BYTES + ctas * spill * CANDIDATE_BYTES, HEADER_BYTES
+    elif spill:
+        raise ArgumentError("family", repr(family), f"a persistent family: k={problem.k} does not fit shared memory")
+    if family == "split_sampled":
+        splits = _splits(problem.rows, device) or SPLITS[-1]
+        ctas = problem.rows * splits
+        workspace = HEADER_BYTES + problem.rows * (ROW_STATE_BYTES + shared * CANDIDATE_BYTES)
+        zeroed = workspace
+    elif family == "cluster_exact":
+        if device.capability < (9, 0):
+            raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
+        splits, ctas = CLUSTER, problem.rows * CLUSTER
+    return Plan(
+        problem,
+        device,
+        family,
+        policy,
+        shared + spill,
+        held=geometry.held,
+        splits=splits,
+        ctas=ctas,
+        threads=geometry.threads,
+        ctas_per_sm=geometry.ctas_per_sm,
+        shared_capacity=shared,
+        workspace_bytes=workspace,
+        workspace_zeroed=zeroed,
+        reason=reason,
+    )
+
+
+def shared_bytes(plan: Plan) -> int:
+    """Dynamic shared memory of a plan's kernel."""
+    return STORAGE_BYTES + plan.shared_capacity * CANDIDATE_BYTES
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
