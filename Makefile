@@ -48,7 +48,7 @@ docs: $(TEST_STAMP)  ## regenerate docs/cli.md and the benchmark section of READ
 	$(BIN)/python scripts/generate_docs.py
 
 bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/results/ (minutes)
-	$(BIN)/ksieve bench cpu
+	$(BIN)/ksieve bench cpu --out benchmarks/results
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info

@@ -82,10 +82,70 @@ def _default(option: Any) -> str:
     return f"`{option.default}`" if isinstance(option.default, (str, int)) and option.default is not False else ""
 
 
+def benchmark_section(results: Path) -> str:
+    """README section of every CPU result file in a folder; empty without one. GPU results have pages of their own."""
+    from ksieve.bench.record import read_json
+
+    files = sorted(results.glob("cpu-*.json"))
+    parts = [_cpu_results(path.relative_to(ROOT).as_posix(), read_json(path)) for path in files]
+    return "\n\n".join(["## Measured", *parts]) if parts else ""
+
+
+def _cpu_results(name: str, payload: dict[str, Any]) -> str:
+    from ksieve.bench.cpu import ARGPARTITION, TORCH
+
+    facts, settings, results = payload["environment"], payload["settings"], payload["results"]
+    versions = ", ".join(f"{p} {facts['packages'][p]}" for p in ("numpy", "torch") if p in facts["packages"])
+    parts = [
+        f"Top {settings['k']:,} on {settings['threads']} threads of a {facts['cpu']['model']} ({versions}, "
+        f"{facts['date'][:10]}): medians of {settings['rounds']} rounds in one process on the same rows, every answer "
+        f"verified. `make bench-cpu` wrote [{name}]({name})."
+    ]
+    rows: list[tuple[str, ...]] = []
+    for case in results["compared"]:
+        faster = case["times_faster_than"]
+        rows.append(
+            (
+                f"{case['rows']} x {case['width']:,}, {case['source']}",
+                f"{case['median_seconds']['ksieve'] * 1e3:.2f} ms",
+                *(f"{faster[other]:.1f}x" if other in faster else "not installed" for other in (TORCH, ARGPARTITION)),
+                f"{case['rate_of_max']:.2f}",
+            )
+        )
+    columns = (
+        "rows x width, scores",
+        "ksieve",
+        f"faster than `{TORCH}`",
+        f"faster than `{ARGPARTITION}`",
+        "of max rate",
+    )
+    parts.append(_table(columns, rows))
+    parts.append('"Of max rate" is the rate of reading scores relative to `numpy.max(axis=1)` over the same rows.')
+    if results["adversarial"]:
+        worst = max(results["adversarial"], key=lambda case: case["times_plain"])
+        families = {case["family"] for case in results["adversarial"]}
+        parts.append(
+            f"Of {len(families)} adversarial families, the slowest beside plain random rows of its shape is "
+            f"`{worst['family']}` at {worst['rows']} x {worst['width']:,}: {worst['times_plain']:.2f} times as long."
+        )
+    if "start" in results:
+        start, scratch = results["start"], results["memory"]["scratch_bytes_per_thread"]
+        parts.append(
+            f"Import takes {start['import_seconds']:.2f} s. Import and first call together take "
+            f"{start['first_call_compiling_seconds']:.1f} s when the kernels have to be compiled and "
+            f"{start['first_call_cached_seconds']:.2f} s once they are in the disk cache. A thread holds "
+            f"{scratch / 1024:.0f} KiB beside the output."
+        )
+    return "\n\n".join(parts)
+
+
 def main(arguments: list[str]) -> int:
     """Rewrite, or with ``--check`` compare, every generated part."""
     stale = []
-    for page, name, body in (("docs/cli.md", "reference", cli_reference()),):
+    for page, name, body in (
+        ("docs/cli.md", "reference", cli_reference()),
+        ("README.md", "benchmarks", benchmark_section(ROOT / "benchmarks" / "results")),
+    ):
         path = ROOT / page
         old = path.read_text(encoding="utf-8")
         new = between_markers(old, name, body)

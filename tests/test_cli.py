@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import ksieve
 from ksieve import cli, stream
+from ksieve.bench.record import read_json
 from ksieve.devices import DEVICES
 from ksieve.stats import STATS_COLUMNS, Stats
 from ksieve.workloads import CaptureWriter, open_capture
@@ -349,6 +350,40 @@ def test_demo_outside_the_repository_says_so(run: Run, tmp_path: Path, monkeypat
     ran = run("demo")
     assert ran.code == 2
     assert "examples/indexer_capture.safetensors" in ran.err
+
+
+# ---- bench -----------------------------------------------------------------------------------------------
+
+
+def test_bench_cpu_prints_a_table_and_writes_its_json(run: Run, tmp_path: Path) -> None:
+    ask = ("--shape", "2x40000", "--shape", "3x33000", "--k", 100, "--rounds", 2, "--no-adversarial", "--no-starts")
+    ran = run("bench", "cpu", *ask, "--source", "random_normal", "--out", tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("cpu-")
+    payload = read_json(path)
+    assert payload["settings"]["rounds"] == 2
+    assert [(c["source"], c["rows"], c["width"]) for c in payload["results"]["compared"]] == [
+        ("random_normal", 2, 40_000),
+        ("random_normal", 3, 33_000),
+    ]
+    for case in payload["results"]["compared"]:
+        assert f"{case['rows']} x {case['width']:,} random_normal" in ran.out
+        assert f"{case['median_seconds']['ksieve'] * 1e3:.2f} ms" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--shape", "64", "--shape: got '64'; takes rows x width, such as 64x131072"),
+        ("--source", "nothing", "sources: got 'nothing'; takes"),
+        ("--out", "x.txt", "--out: got x.txt; takes a file name ending in .json"),
+    ],
+)
+def test_bench_cpu_refuses(run: Run, option: str, value: str, message: str) -> None:
+    ran = run("bench", "cpu", option, value)
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {message}")
 
 
 # ---- the program as a whole ------------------------------------------------------------------------------

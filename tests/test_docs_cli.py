@@ -55,6 +55,21 @@ def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ..
             assert parameter.help, f"{' '.join(path)} {parameter.name}"
 
 
+def test_the_readme_quotes_result_files(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksieve.bench import cpu, record
+
+    monkeypatch.setattr(generator, "ROOT", tmp_path)
+    assert generator.benchmark_section(tmp_path) == ""
+    payload = cpu.run([(2, 33_000)], ("random_normal",), k=100, rounds=1, adversarial=False, starts=False)
+    record.write_json(tmp_path / "cpu-7.json", payload)
+    section = generator.benchmark_section(tmp_path)
+    case = payload["results"]["compared"][0]
+    assert "| 2 x 33,000, random_normal |" in section
+    assert f"| {case['median_seconds']['ksieve'] * 1e3:.2f} ms |" in section
+    assert f"| {case['rate_of_max']:.2f} |" in section
+    assert "[cpu-7.json](cpu-7.json)" in section
+
+
 def test_stale_text_is_noticed(generator: Any) -> None:
     text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
     assert generator.between_markers(text, "x", "new") == "a\n<!-- x:begin -->\nnew\n<!-- x:end -->\nb"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ksieve import __version__
-from ksieve.cli import captures, measure, selection, terminal
+from ksieve.cli import captures, kernels, measure, selection, terminal
 from ksieve.cli.options import flag
 from ksieve.errors import KsieveError
 
@@ -30,6 +30,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done (verify: exact), 1 verify refuted an answer, 2 the command could not run.",
     **_SETTINGS,
 )
+
+bench_app = typer.Typer(help="Measure a backend beside other libraries, on the same rows.", **_SETTINGS)
 
 _debug = False
 
@@ -110,6 +112,31 @@ _add(
     "ksieve import scores.npy scores.safetensors",
     "ksieve import scores.pt scores.safetensors --lengths lengths.npy",
     "ksieve import run.npz scores.safetensors --name logits",
+)
+_add(
+    app,
+    "build",
+    kernels.build,
+    "ksieve build",
+    "ksieve build --arch sm_90a --arch sm_100a --k 2048",
+    "ksieve build --arch sm_80 --family persistent_exact --width 8192 --dtype bfloat16",
+)
+_add(
+    app,
+    "cache",
+    kernels.cache,
+    "ksieve cache",
+    "ksieve cache --clear",
+)
+
+app.add_typer(bench_app, name="bench")
+_add(
+    bench_app,
+    "cpu",
+    measure.bench_cpu,
+    "ksieve bench cpu --out benchmarks/results",
+    "ksieve bench cpu --shape 16x131072 --rounds 3 --no-adversarial --no-starts",
+    "ksieve bench cpu --source endpoint --source scores.safetensors --out result.json",
 )
 
 

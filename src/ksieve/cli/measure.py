@@ -1,4 +1,4 @@
-"""`ksieve demo`."""
+"""`ksieve demo` and `ksieve bench`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from ksieve import __version__
 from ksieve.cli import files, terminal
-from ksieve.cli.options import CaptureK
+from ksieve.cli.options import CaptureK, flag
 from ksieve.cli.selection import EXIT_REFUTED, print_stats, suggested_k
 from ksieve.errors import ArgumentError
 
@@ -75,3 +75,63 @@ def demo(
 
 def _word(exact: bool) -> str:
     return "exact" if exact else "NOT exact"
+
+
+def bench_cpu(
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape", metavar="MxN", help="Rows x width; repeat for several. Default: 64x131072, 16x1048576."
+        ),
+    ] = None,
+    sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--source",
+            metavar="NAME",
+            help="endpoint, another producer's name (ksieve synth --list) or a capture; repeat for several. "
+            "Default: endpoint.",
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", metavar="K", help="Slots per row.")] = 2048,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds; medians are reported.")] = 9,
+    no_adversarial: Annotated[bool, flag("--no-adversarial", "Leave out the families made to hurt.")] = False,
+    no_starts: Annotated[bool, flag("--no-starts", "Leave out import, first call and memory.")] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the producers.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="JSON file to write, or a folder for one named by the machine."
+        ),
+    ] = None,
+) -> None:
+    """Time the CPU backend beside torch.topk, numpy.argpartition and a plain read, on the same rows.
+
+    All contenders run in one process in rotated rounds, and every answer is verified. The defaults take minutes.
+    """
+    from ksieve.bench import cpu, record
+
+    folder = out is not None and out.is_dir()
+    files.check_output("--out", None if folder else out, (".json",))
+    with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
+        payload = cpu.run(
+            [_shape(text) for text in shapes] if shapes else cpu.SHAPES,
+            sources or (cpu.ENDPOINT,),
+            k,
+            rounds,
+            adversarial=not no_adversarial,
+            starts=not no_starts,
+            seed=seed,
+            progress=update,
+        )
+    cpu.print_tables(payload, terminal.stdout(wide=True))
+    if out is not None:
+        path = record.write_json((out / cpu.result_name(payload) if folder else out).absolute(), payload)
+        terminal.say(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def _shape(text: str) -> tuple[int, int]:
+    rows, _, width = text.lower().partition("x")
+    if not (rows.isdigit() and width.isdigit()):
+        raise ArgumentError("--shape", repr(text), "rows x width, such as 64x131072")
+    return int(rows), int(width)

@@ -11,10 +11,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+PIPE_WIDTH = 1000
+"""Columns of an output that is no terminal: it has no width, so nothing is cut or wrapped because of it."""
 
-def stdout() -> Console:
-    """Console of results; made anew on each use, so that it follows a redirected ``sys.stdout``."""
-    return Console(highlight=False, soft_wrap=True)
+
+def stdout(*, wide: bool = False) -> Console:
+    """Console of results; made anew on each use, so that it follows a redirected ``sys.stdout``.
+
+    Lines are never wrapped. With `wide`, tables are not cut either where there is no terminal.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    if wide and not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def stderr() -> Console:
@@ -64,7 +73,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str |
     console = stdout()
     if not console.is_terminal:
         # A pipe has no width: never cut a cell because of it.
-        console.width = max(console.width, console.measure(grid).maximum)
+        console.width = max(console.width, console.measure(grid, options=console.options.update(width=1000)).maximum)
     console.print(grid, soft_wrap=False)
 
 

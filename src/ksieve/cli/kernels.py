@@ -1,0 +1,127 @@
+"""``ksieve build`` and ``ksieve cache``: compiled CUDA kernels, ahead of time and on disk."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ksieve.cli import terminal
+from ksieve.cli.options import Dtype, PolicyName, choice, flag
+from ksieve.errors import ArgumentError, BackendError
+from ksieve.planner import DeviceInfo, Plan
+
+if TYPE_CHECKING:
+    from ksieve.backends.cuda.spec import KernelSpec
+
+
+def build(
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arch",
+            metavar="ARCH",
+            help="sm_80, sm_89, sm_90a, sm_100a or sm_120a; repeat for several. This machine's GPU when omitted.",
+        ),
+    ] = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option("--k", metavar="K", help="Slots per row; repeatable. 512, 1024, 2048 when omitted."),
+    ] = None,
+    width: Annotated[
+        list[int] | None,
+        typer.Option("--width", metavar="N", help="Row width; repeatable. 4096 to 1048576 when omitted."),
+    ] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option("--rows", metavar="M", help="Rows; repeatable. 1 to 4096 when omitted.")
+    ] = None,
+    dtype: Annotated[
+        list[Dtype] | None, choice("--dtype", Dtype, "Score dtype; repeatable. float32 when omitted.")
+    ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--family", metavar="NAME", help="Force a kernel family; repeatable. The planner's choice when omitted."
+        ),
+    ] = None,
+    policy: PolicyName = None,
+    stats: Annotated[bool, flag("--stats", "Build the kernels of return_stats=True instead.")] = False,
+) -> None:
+    """Compile CUDA kernels into the cache, so that no first call has to.
+
+    Needs NVRTC (pip install 'ksieve[cuda]'), and no GPU when --arch is given.
+    """
+    from ksieve.backends.cuda import build as planning
+    from ksieve.backends.cuda import cache
+
+    for name, values in (("k", k), ("width", width), ("rows", rows)):
+        for value in values or ():
+            if value < 1:
+                raise ArgumentError(f"--{name}", value, "an int of at least 1")
+    devices = [planning.device_of_arch(a) for a in arch] if arch else [_present_device()]
+    wanted: dict[KernelSpec, Plan] = {}
+    for device in devices:
+        wanted |= planning.needed(
+            device,
+            rows=rows or planning.SERVING_ROWS,
+            widths=width or planning.SERVING_WIDTHS,
+            ranks=k or planning.SERVING_RANKS,
+            dtypes=[d.value for d in dtype or [Dtype.float32]],
+            families=family or [None],
+            policy=policy,
+            stats=stats,
+        )
+    start, compiled, lines, wrong = time.perf_counter(), 0, [], []
+    with terminal.progress("compiling", len(wanted), unit="kernels") as update:
+        for done, (spec, plan) in enumerate(wanted.items(), 1):
+            cubin, new = cache.obtain(spec)
+            compiled += new
+            used = cubin.resources
+            name = f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype} {spec.arch}"
+            spilled, shared = used.spill_stores + used.spill_loads, spec.shared_bytes + used.static_shared
+            lines.append([name, str(used.registers), str(spilled), str(shared), "compiled" if new else "cached"])
+            wrong += [f"{name}: {text}" for text in planning.shortcomings(plan, spec, used)]
+            update(done)
+    terminal.table(["kernel", "registers", "spilled", "shared", ""], sorted(lines))
+    kernels = "1 kernel" if len(wanted) == 1 else f"{len(wanted)} kernels"
+    took = terminal.seconds_text(time.perf_counter() - start)
+    terminal.say(f"{kernels} in {cache.cache_dir()}, {compiled} of them compiled now in {took}")
+    for text in wrong:
+        terminal.note(f"note: {text}")
+
+
+def _present_device() -> DeviceInfo:
+    from ksieve.backends import cuda
+
+    try:
+        return cuda.device_info(0)
+    except BackendError as error:
+        raise BackendError(f"without --arch this machine's GPU is asked, in vain: {error}") from None
+
+
+def cache(clear: Annotated[bool, flag("--clear", "Remove every compiled kernel.")] = False) -> None:
+    """Show the compiled CUDA kernels on disk, or remove them."""
+    from ksieve.backends.cuda import cache as disk
+
+    if clear:
+        removed = disk.clear()
+        terminal.say(f"removed {removed} {'entry' if removed == 1 else 'entries'} from {disk.cache_dir()}")
+        return
+    found = list(disk.entries())
+    damaged = sum(entry.facts is None for entry in found)
+    terminal.facts(
+        {
+            "path": disk.cache_dir(),
+            "entries": f"{len(found)}" + (f", {damaged} damaged (rebuilt when needed)" if damaged else ""),
+            "size": f"{sum(entry.size for entry in found) / 1024:.0f} KiB",
+        }
+    )
+    kinds = Counter(
+        (e.facts["kernel"], e.facts["arch"], e.facts["compiler"], e.facts["ksieve"]) for e in found if e.facts
+    )
+    if kinds:
+        terminal.say()
+        rows = [[*kind, str(count)] for kind, count in sorted(kinds.items())]
+        terminal.table(["kernel", "arch", "compiler", "ksieve", "entries"], rows)
