@@ -24,6 +24,7 @@ from ksieve.backends import cuda
 from ksieve.backends.cuda import arrays, cache, call, launch, spec
 from ksieve.backends.cuda import compile as compiler
 from ksieve.backends.cuda import driver as cuda_driver
+from ksieve.backends.cuda import workspace as workspaces
 from ksieve.backends.cuda.compile import Cubin, Sources
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError, BackendError, WorkspaceError
@@ -263,10 +264,12 @@ def test_implicit_workspaces_are_kept_per_stream_and_shared_by_layout(driver, ro
     first = where()
     assert where() == first and where(rows=100) == first
     assert where(stream=5) != first
-    assert where(workspace_zeroed=1024) != first
+    assert where(family="row_exact") != first and where(capacity=2048) != first
+    assert where(family="persistent_exact") == first
     larger = where(workspace_bytes=2 * WORKSPACE)
     assert larger != first and where() == larger
     assert (first, 1000) in driver.freed
+    assert where(workspace_zeroed=1024) != larger
 
 
 def test_explicit_workspace_is_zeroed_once_and_waited_for(driver, rows):
@@ -385,7 +388,8 @@ def test_a_workspace_is_not_allocated_inside_a_capture(driver, rows):
 def plan(driver, monkeypatch):
     """A plan with a short way over CPU tensors, whose device number is -1 to PyTorch."""
     torch = pytest.importorskip("torch")
-    plan = make_plan(index=-1)
+    plan, allocate = make_plan(index=-1), workspaces.allocate
+    monkeypatch.setattr(workspaces, "allocate", lambda plan, driver, library: allocate(plan, driver, "none"))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     api._short_ways[id(plan)] = cuda.short_way(plan)
     return plan
@@ -418,6 +422,18 @@ def test_short_way_gives_the_same_answer(driver, plan, rows):
     assert chosen_sets(wide[:, :4].numpy()) == expected(rows[0][:, :50], np.full(8, 50), 4)
     assert (wide[:, 4:] == -99).all()
     assert driver.launches[-1]["pitch"] == 64 and driver.launches[-1]["out_pitch"] == 10
+
+
+def test_short_way_zeroes_raw_bytes_with_every_call(driver, plan, rows):
+    import torch
+
+    scores, lengths, out = tensors(rows)
+    raw = torch.from_numpy(aligned_bytes(WORKSPACE))
+    for _ in range(2):
+        raw[:] = 77
+        shortly(plan, scores, lengths, 4, out, raw, None)
+    assert driver.fills == [(raw.data_ptr(), ZEROED, 0)] * 2
+    assert chosen_sets(out.numpy()) == expected(*rows, 4)
 
 
 def test_short_way_leaves_everything_doubtful_to_the_general_way(driver, plan, rows):
@@ -457,7 +473,10 @@ def test_short_way_leaves_everything_doubtful_to_the_general_way(driver, plan, r
         "num_rows matrix": (scores, lengths, 4, out, None, torch.ones((1, 1), dtype=torch.int32)),
         "num_rows int": (scores, lengths, 4, out, None, 3),
         "workspace plan": (scores, lengths, 4, out, make_plan(index=-1, k=5).workspace(), None),
-        "workspace bytes": (scores, lengths, 4, out, torch.zeros(WORKSPACE, dtype=torch.uint8), None),
+        "workspace size": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(WORKSPACE - 1)), None),
+        "workspace address": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(WORKSPACE, 8)), None),
+        "workspace stride": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(2 * WORKSPACE)[::2]), None),
+        "workspace array": (scores, lengths, 4, out, aligned_bytes(WORKSPACE), None),
     }
     for name, (matrix, vector, k, target, workspace, live) in doubtful.items():
         assert shortly(plan, matrix, vector, k, target, workspace, live) is None, name
@@ -489,7 +508,7 @@ def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
     scores, lengths, out = tensors(rows)
     api._short_ways[api._choice_key(scores, 4, None)] = api._short_ways[id(plan)]
     with monkeypatch.context() as patch:
-        patch.setattr(api, "topk_eager", lambda *a, **k: pytest.fail("went the general way"))
+        patch.setattr(problem, "check_selection", lambda *a, **k: pytest.fail("went the general way"))
         assert ksieve.topk(scores, lengths, plan=plan, out=out) is out
         assert chosen_sets(out.numpy()) == expected(*rows, 4)
         out[:] = -99
@@ -518,12 +537,18 @@ def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
 def test_another_call_does_not_take_the_short_way(driver, plan, rows, monkeypatch, options):
     scores, _, out = tensors(rows)
     api._short_ways[api._choice_key(scores, 4, None)] = api._short_ways[id(plan)]
-    monkeypatch.setattr(api, "topk_eager", lambda *a, **k: "general")
+
+    def general(*args, **options):
+        raise KeyError("general")
+
+    monkeypatch.setattr(problem, "check_selection", general)
     call_options = {"k": 4, "out": out, **options}
     call_options["scores"] = {"sliced": scores[:, :63], "list": [1]}.get(options.get("scores"), scores)
     if "plan" in options:
         call_options["plan"] = {"equal": make_plan(index=-1), "given": plan}[options["plan"]]
-    assert ksieve.topk(**call_options) == "general" and not driver.launches
+    with pytest.raises(KeyError, match="general"):
+        ksieve.topk(**call_options)
+    assert not driver.launches
 
 
 # ---- compile and cache -------------------------------------------------------------------------------------
@@ -776,7 +801,8 @@ def test_streams_of_libraries(driver, monkeypatch):
     waited = []
     array = type("Array", (), {"block_until_ready": lambda self: waited.append(self)})()
     assert arrays.current_stream("jax", array, 0) == 0 and waited == [array]
-    assert arrays.ambient_stream(1) in (0, 41)
+    assert arrays.current_stream("none", None, 1) == 0
+    assert arrays.ambient_library() in ("torch", "cupy")
 
 
 def test_environment_is_not_needed_to_describe_a_kernel():

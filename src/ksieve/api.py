@@ -120,19 +120,7 @@ def topk(
 
         torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)
         return torch_ops.traced(scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows)
-    if torch is not None and _short_ways and not return_stats and backend in ("auto", "cuda"):
-        if plan is None:
-            short = _short_ways.get(_choice_key(scores, k, policy))
-        else:
-            short = _short_ways.get(id(plan)) if policy is None else None
-        if short is not None:
-            indices = short(scores, lengths, k, out, workspace, num_rows)
-            if indices is not None:
-                return indices
-    return topk_eager(
-        scores, lengths, k, plan, policy, backend, out=out, workspace=workspace, num_rows=num_rows,
-        return_stats=return_stats,
-    )  # fmt: skip
+    return topk_eager(scores, lengths, k, plan, policy, backend, out, workspace, num_rows, return_stats)
 
 
 def topk_eager(
@@ -142,13 +130,21 @@ def topk_eager(
     plan: Plan | None = None,
     policy: SamplingPolicy | str | None = None,
     backend: Backend = "auto",
-    *,
     out: Any = None,
     workspace: Any = None,
     num_rows: Any = None,
     return_stats: bool = False,
 ) -> Any:
     """Run `topk` now, whether or not PyTorch is tracing: operators of a traced program call this."""
+    if _short_ways and not return_stats and backend in ("auto", "cuda"):
+        if plan is None:
+            short = _short_ways.get(_choice_key(scores, k, policy))
+        else:
+            short = _short_ways.get(id(plan)) if policy is None else None
+        if short is not None:
+            indices = short(scores, lengths, k, out, workspace, num_rows)
+            if indices is not None:
+                return indices
     if plan is not None:
         if k is not None and k != plan.problem.k:
             raise ArgumentError("k", k, f"{plan.problem.k}, the plan's k, or nothing")

@@ -30,9 +30,11 @@ def device_info(index: int = 0) -> DeviceInfo:
 
 def prepare(plan: Plan, *, stats: bool = False) -> None:
     """Compile and load a plan's kernel, so that its first call does not; see `Plan.prepare`."""
-    launch.launcher_of(plan, stats=stats, stream=arrays.ambient_stream(plan.problem.device.index))
+    stream = arrays.current_stream(arrays.ambient_library(), None, plan.problem.device.index)
+    launch.launcher_of(plan, stats=stats, stream=stream)
 
 
 def make_workspace(plan: Plan, buffer: Any = None) -> Workspace:
     """Allocate or wrap a plan's workspace; see `Plan.workspace`."""
-    return _workspace.make(plan, buffer, arrays.ambient_stream(plan.problem.device.index))
+    library = arrays.ambient_library()
+    return _workspace.make(plan, buffer, arrays.current_stream(library, None, plan.problem.device.index), library)

@@ -38,12 +38,12 @@ def current_stream(library: str, array: Any, index: int) -> int:
     return int(facts.get("stream") or LEGACY_DEFAULT_STREAM)
 
 
-def ambient_stream(index: int) -> int:
-    """Handle of the current stream of the array library that this process uses."""
+def ambient_library() -> str:
+    """Name the array library with CUDA that this process uses, PyTorch before CuPy; "none" without one."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        return torch_stream(index)
-    return current_stream("cupy", None, index) if "cupy" in sys.modules else LEGACY_DEFAULT_STREAM
+        return "torch"
+    return "cupy" if "cupy" in sys.modules else "none"
 
 
 def torch_stream(index: int) -> int:

@@ -94,13 +94,13 @@ def _workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, 
         return 0, None
     driver = cuda_driver.get()
     if workspace is None and not capturing:
-        held = implicit_workspaces.get(plan, stream)
+        held = implicit_workspaces.get(plan, stream, library)
         return held.pointer, held
     if workspace is not None:
         pointer, owner = workspaces.pointer_of(plan, workspace), workspace
     elif library == "torch":
         # PyTorch allocates from the graph's own pool here: the memory must not outlive this call in our cache.
-        pointer, owner = workspaces.allocate(plan, driver)
+        pointer, owner = workspaces.allocate(plan, driver, library)
     else:
         raise BackendError(
             "a workspace has to be allocated while a stream is being captured: pass workspace=plan.workspace(), made "

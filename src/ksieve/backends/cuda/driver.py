@@ -68,7 +68,10 @@ class Driver:
 
     def error_text(self, code: int) -> str:
         """Name and explain a driver's error code."""
-        result = self._api.CUresult(code)
+        try:
+            result = self._api.CUresult(code)
+        except ValueError:  # newer than the bindings
+            return f"error {code}"
         name, text = (self._api.cuGetErrorName(result)[1], self._api.cuGetErrorString(result)[1])
         return f"{name.decode()} ({code}), {text.decode()}"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ksieve.backends.cuda import arrays, launch
 from ksieve.backends.cuda.call import implicit_workspaces
-from ksieve.backends.cuda.workspace import Workspace
+from ksieve.backends.cuda.workspace import ALIGNMENT, Workspace
 from ksieve.planner import Plan
 
 ShortWay = Callable[[Any, Any, Any, Any, Any, Any], Any]
@@ -26,9 +26,10 @@ def short_way(plan: Plan) -> ShortWay:
     import torch
 
     launcher = launch.launcher_of(plan, stats=False, stream=0)
-    enqueue, is_capturing = launcher.launch, launcher.driver.is_capturing
+    driver, context, enqueue = launcher.driver, launcher.context, launcher.launch
+    is_capturing, fill_zero, activated = driver.is_capturing, driver.fill_zero, driver.activated
     planned_rows, planned_width, slots = plan.problem.rows, plan.problem.width, plan.problem.k
-    index, needs_workspace = plan.problem.device.index, plan.workspace_bytes > 0
+    index, needed, zeroed = plan.problem.device.index, plan.workspace_bytes, plan.workspace_zeroed
     tensor, int32, empty = torch.Tensor, torch.int32, torch.empty
     dtype = getattr(torch, plan.problem.dtype)
     itemsize = dtype.itemsize
@@ -99,17 +100,26 @@ def short_way(plan: Plan) -> ShortWay:
         if type(workspace) is Workspace:
             if workspace.plan is not plan:
                 return None
-        elif workspace is not None or (needs_workspace and is_capturing(stream)):
+            memory = workspace.pointer
+        elif workspace is not None:
+            if type(workspace) is not tensor or workspace.get_device() != index or not workspace.is_contiguous():
+                return None
+            memory = workspace.data_ptr()
+            if workspace.nbytes < needed or memory % ALIGNMENT:
+                return None
+            with activated(context):
+                fill_zero(memory, zeroed, stream)
+        elif not needed:
+            memory = 0
+        elif is_capturing(stream):
             return None
-        elif needs_workspace:
-            workspace = implicit_workspaces.get(plan, stream)
+        else:
+            workspace = implicit_workspaces.get(plan, stream, "torch")
+            memory = workspace.pointer
         if out is None:
             out, out_pitch = empty((rows, slots), dtype=int32, device=device), slots
             out_at = out.data_ptr()
-        enqueue(
-            scores_at, lengths_at, live_at, out_at, 0, workspace.pointer if workspace is not None else 0,
-            pitch, out_pitch, rows, width, stream,
-        )  # fmt: skip
+        enqueue(scores_at, lengths_at, live_at, out_at, 0, memory, pitch, out_pitch, rows, width, stream)
         return out
 
     return call

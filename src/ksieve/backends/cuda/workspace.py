@@ -6,7 +6,6 @@ undisturbed workspace serves any number of calls, one after another on one strea
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from ksieve import problem
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.driver import Driver
+from ksieve.backends.cuda.spec import STEMS
 from ksieve.errors import ArgumentError, WorkspaceError
 from ksieve.planner import Plan
 
@@ -48,6 +48,11 @@ class Workspace:
     def __repr__(self) -> str:
         return f"Workspace({self.nbytes} bytes on {self.plan.problem.device}, for {self.plan.family})"
 
+    def covers(self, plan: Plan) -> bool:
+        """Whether it is large enough, and zeroed far enough, for a plan of the same layout."""
+        made = self.plan
+        return made.workspace_bytes >= plan.workspace_bytes and made.workspace_zeroed >= plan.workspace_zeroed
+
     def check(self, plan: Plan) -> None:
         """Refuse to serve another plan: its counters may lie where this one's data did.
 
@@ -62,8 +67,8 @@ class Workspace:
         raise WorkspaceError("workspace", f"one made for\n{self.plan}", f"one made by plan.workspace() of\n{plan}")
 
 
-def make(plan: Plan, buffer: Any, stream: int) -> Workspace:
-    """Allocate a plan's workspace, or wrap the caller's bytes; zeroed and ready on every stream on return.
+def make(plan: Plan, buffer: Any, stream: int, library: str) -> Workspace:
+    """Allocate a plan's workspace from a library, or wrap the caller's bytes; ready on every stream on return.
 
     While `stream` is being captured, allocation and zeroing become part of the graph instead.
 
@@ -78,30 +83,33 @@ def make(plan: Plan, buffer: Any, stream: int) -> Workspace:
         raise ArgumentError("plan", f"a plan for {plan.problem.device}", "a plan for a CUDA device: no other needs one")
     driver = cuda_driver.get()
     with driver.activated(driver.context(plan.problem.device.index)):
-        pointer, owner = allocate(plan, driver) if buffer is None else (pointer_of(plan, buffer), buffer)
+        pointer, owner = allocate(plan, driver, library) if buffer is None else (pointer_of(plan, buffer), buffer)
         driver.fill_zero(pointer, plan.workspace_zeroed, stream)
         if not driver.is_capturing(stream):
             driver.synchronize(stream)
     return Workspace(plan, pointer, owner)
 
 
-def allocate(plan: Plan, driver: Driver) -> tuple[int, Any]:
-    """Allocate a plan's bytes, not zeroed, from the array library that the process uses; its context is current.
+def allocate(plan: Plan, driver: Driver, library: str) -> tuple[int, Any]:
+    """Allocate a plan's bytes, not zeroed, on the library's current stream; the device's context is current.
 
-    PyTorch's and CuPy's pools reuse memory in stream order, so dropping the owner is safe at any time.
+    PyTorch's and CuPy's pools reuse memory in the order of that stream, so that the owner may be dropped while
+    work on it is still enqueued. Other libraries get memory from the driver, which waits when it is freed.
     """
     size, index = plan.workspace_bytes, plan.problem.device.index
     if not size:
         return 0, None
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
+    if library == "torch":
+        import torch
+
         owner = torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
         return owner.data_ptr(), owner
-    cupy: Any = sys.modules.get("cupy")
-    if cupy is not None:
+    if library == "cupy":
+        import cupy
+
         with cupy.cuda.Device(index):
-            memory = cupy.cuda.alloc(size)
-        return int(memory.ptr), memory
+            block = cupy.cuda.alloc(size)
+        return int(block.ptr), block
     memory = DriverMemory(driver, size, driver.context(index))
     return memory.pointer, memory
 
@@ -131,28 +139,28 @@ def pointer_of(plan: Plan, buffer: Any) -> int:
 
 
 class Cache:
-    """Implicit workspaces: one per device, stream and counter layout, kept between calls.
+    """Implicit workspaces: one per device, stream and memory layout, kept between calls.
 
-    Calls on one stream run one after another, so plans whose zeroed prefixes are equally long can share: each
-    leaves that prefix zero, and no plan reads the rest before writing it.
+    Calls on one stream run one after another, so plans of one layout share: a kernel source and a candidate
+    capacity fix where every counter lies, and a plan for fewer rows uses the leading part of a larger one's.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int, int], Workspace] = {}
+        self._held: dict[tuple[int, int, str, int, int], Workspace] = {}
         self._lock = threading.Lock()
 
-    def get(self, plan: Plan, stream: int) -> Workspace:
+    def get(self, plan: Plan, stream: int, library: str) -> Workspace:
         """Return this stream's workspace, at least as large as a plan needs; `stream` is not being captured.
 
         Hold the result until the launch is enqueued: another thread may replace it by a larger one meanwhile.
         """
-        key = (plan.problem.device.index, stream, plan.workspace_zeroed)
+        key = (plan.problem.device.index, stream, STEMS[plan.family], plan.capacity, plan.shared_capacity)
         held = self._held.get(key)
-        if held is None or held.nbytes < plan.workspace_bytes:
+        if held is None or not held.covers(plan):
             with self._lock:
                 held = self._held.get(key)
-                if held is None or held.nbytes < plan.workspace_bytes:
-                    held = self._held[key] = make(plan, None, stream)
+                if held is None or not held.covers(plan):
+                    held = self._held[key] = make(plan, None, stream, library)
         return held
 
     def clear(self) -> None:

@@ -1,0 +1,80 @@
+"""``ksieve build`` and ``ksieve cache`` as a user meets them."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from conftest import cuda_devices
+from ksieve.backends.cuda import cache
+from ksieve.backends.cuda import compile as compiler
+from ksieve.cli import app
+from ksieve.errors import ArgumentError, BackendError
+
+pytest.importorskip("cuda.core")
+ROW_KERNEL = ("build", "--arch", "sm_90a", "--rows", "16", "--width", "8192", "--k", "512")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    try:
+        compiler.compiler_version()
+    except BackendError as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "kernels"))
+
+    def invoke(*words):
+        result = CliRunner().invoke(app, list(words))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.stdout
+
+    return invoke
+
+
+def test_build_fills_the_cache_once_and_cache_shows_and_clears_it(run, tmp_path):
+    assert run("cache").splitlines() == [f"path     {tmp_path / 'kernels'}", "entries  0", "size     0 KiB"]
+    first = run(*ROW_KERNEL)
+    assert "row_exact direct float32 sm_90a" in first and "1 kernel in" in first and "1 of them compiled now" in first
+    assert "0 of them compiled now" in run(*ROW_KERNEL, "--k", "1024")
+    (entry,) = cache.entries()
+    shown = run("cache")
+    assert "entries  1" in shown and entry.facts["compiler"] in shown
+    (entry.path / "kernel.cubin").write_bytes(b"cut")
+    assert "entries  1, 1 damaged (rebuilt when needed)" in run("cache")
+    assert run("cache", "--clear").startswith("removed 1 entry from ")
+    assert list(cache.entries()) == []
+
+
+def test_build_takes_several_dtypes_and_architectures(run):
+    run(*ROW_KERNEL, "--arch", "sm_80", "--dtype", "float16", "--dtype", "bfloat16")
+    made = [(e.facts["arch"], e.facts["defines"]["KSIEVE_DTYPE"]) for e in cache.entries()]
+    assert sorted(made) == [("sm_80", 1), ("sm_80", 2), ("sm_90a", 1), ("sm_90a", 2)]
+
+
+def test_build_of_statistics_kernels(run):
+    run(*ROW_KERNEL, "--stats")
+    (entry,) = cache.entries()
+    assert entry.facts["defines"]["KSIEVE_STATS"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--arch", "sm_75"), r"arch: got 'sm_75'; takes one of sm_80,"),
+        (("--arch", "sm_80", "--k", "0"), r"--k: got 0; takes an int of at least 1"),
+        (("--arch", "sm_80", "--width", "-4"), r"--width: got -4"),
+        (("--arch", "sm_80", "--family", "nope"), r"family: got 'nope'; takes one of"),
+        (("--arch", "sm_80", "--family", "cluster_exact"), r"family: got 'cluster_exact'; takes a device"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(run, words, message):
+    with pytest.raises(ArgumentError, match=message):
+        run("build", *words)
+    assert list(cache.entries()) == []
+
+
+@pytest.mark.skipif(cuda_devices() > 0, reason="this machine has a CUDA device")
+def test_build_without_a_gpu_asks_for_an_architecture(run):
+    with pytest.raises(BackendError, match="without --arch this machine's GPU is asked"):
+        run("build")
