@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# What a machine with a GPU is asked to do, in steps that can be chosen; results and logs go to ${OUT:-out}.
+#   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
+#   scripts/gpu_session.sh suite       the GPU test suite (5 minutes); PYTEST="-k capture" narrows it
+#   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
+#   scripts/gpu_session.sh bench       timing tables (5 minutes)
+# Several steps run one after another; a failing one does not stop the next. Uses $PYTHON (python3) as it is.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+OUT=${OUT:-out}
+PYTHON=${PYTHON:-python3}
+mkdir -p "$OUT"
+export PYTHONPATH=src:tests PYTHONUNBUFFERED=1 KSIEVE_RESULTS_DIR=${KSIEVE_RESULTS_DIR:-$OUT}
+export XLA_PYTHON_CLIENT_PREALLOCATE=false
+failed=()
+
+quick() {
+  local logs names rc=0
+  logs=$(mktemp -d)
+  names=${VARIANTS:-$($PYTHON -c 'import sys; sys.path.insert(0, "tests/gpu"); import variants; print(*variants.VARIANTS)')}
+  # One process each: a kernel that hangs or faults takes no other along.
+  printf '%s\n' $names | xargs -P "${JOBS:-6}" -I{} bash -c \
+    'timeout -k 5 ${SMOKE_SECONDS:-120} '"$PYTHON"' tests/gpu/smoke.py {} >'"$logs"'/{} 2>&1; echo "exit $?" >>'"$logs"'/{}'
+  for name in $names; do cat "$logs/$name"; done >"$OUT/smoke.log"
+  for name in $names; do
+    printf '%-20s %3d ok %3d failed  %s\n' "$name" "$(grep -c '^ok ' "$logs/$name")" \
+      "$(grep -c '^FAIL ' "$logs/$name")" "$(tail -1 "$logs/$name")"
+    grep -A2 -m2 '^FAIL ' "$logs/$name" | cut -c1-400
+    grep -q '^exit 0$' "$logs/$name" || { rc=1; grep -q '^FAIL ' "$logs/$name" || tail -4 "$logs/$name"; }
+  done
+  return $rc
+}
+
+suite() {
+  timeout -k 10 "${SUITE_SECONDS:-560}" $PYTHON -m pytest tests/gpu -m gpu -q --durations=15 ${PYTEST:-} \
+    2>&1 | tee "$OUT/suite.log"
+  return "${PIPESTATUS[0]}"
+}
+
+sanitize() {
+  local tool rc=0
+  for tool in ${TOOLS:-memcheck racecheck synccheck}; do
+    echo "== compute-sanitizer --tool $tool"
+    timeout -k 10 "${SANITIZE_SECONDS:-180}" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+      $PYTHON tests/gpu/sanitize_grid.py 2>&1 | tee "$OUT/sanitize-$tool.log" | tail -25
+    [ "${PIPESTATUS[0]}" = 0 ] || rc=1
+  done
+  return $rc
+}
+
+bench() {
+  $PYTHON -m ksieve bench gpu ${BENCH:---shapes operator} 2>&1 | tee "$OUT/bench.log"
+  return "${PIPESTATUS[0]}"
+}
+
+quick_bench() {
+  timeout -k 10 150 $PYTHON -m ksieve bench gpu ${QUICK_BENCH:---shapes quick} 2>&1 | tee "$OUT/quick-bench.log"
+  return "${PIPESTATUS[0]}"
+}
+
+[ $# -gt 0 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
+for step in "$@"; do
+  case $step in
+    quick | suite | sanitize | bench) ;;
+    *) echo "no step '$step': quick, suite, sanitize or bench" >&2; exit 2 ;;
+  esac
+done
+for step in "$@"; do
+  begin=$SECONDS
+  echo "==== $step"
+  $step || failed+=("$step")
+  if [ "$step" = quick ]; then quick_bench || failed+=("quick timings"); fi
+  echo "==== $step: $((SECONDS - begin)) s"
+done
+[ ${#failed[@]} = 0 ] && echo "all steps passed" || { echo "FAILED: ${failed[*]}"; exit 1; }

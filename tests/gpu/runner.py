@@ -1,0 +1,165 @@
+"""One guarded call: poisoned output between guard words, dirty workspace, two runs, judged on the device.
+
+With `DRY` (environment KSIEVE_GPU_DRY_RUN=1) the NumPy model stands in for the kernels and host memory for the GPU:
+it proves the suite's own code on a machine without a GPU, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import judge
+import numpy as np
+import torch
+from variants import Variant
+
+import ksieve
+from ksieve import reference
+from ksieve.devices import DEVICES
+from ksieve.planner import Plan
+from ksieve.stats import STATS_COLUMNS
+
+DRY = os.environ.get("KSIEVE_GPU_DRY_RUN") == "1"
+DEVICE = "cpu" if DRY else "cuda"
+PLAN_DEVICE = DEVICES["h200"] if DRY else "cuda"
+POISON = 0x7F7F7F7F
+GUARD = 64
+
+
+@dataclass
+class Guarded:
+    """An output inside guard words; `intact` says whether anything outside the slots was written."""
+
+    out: torch.Tensor
+    buffer: torch.Tensor
+
+    @classmethod
+    def make(cls, rows: int, k: int, padding: int = 0) -> Guarded:
+        pitch = k + padding
+        buffer = torch.full((2 * GUARD + rows * pitch,), POISON, dtype=torch.int32, device=DEVICE)
+        return cls(buffer.as_strided((rows, k), (pitch, 1), GUARD), buffer)
+
+    def poison(self) -> None:
+        self.buffer.fill_(POISON)
+
+    def intact(self) -> bool:
+        rows, k = self.out.shape
+        pitch = self.out.stride(0) if rows > 1 else self.buffer.numel() - 2 * GUARD
+        between = self.buffer[GUARD : GUARD + rows * pitch].view(rows, pitch)[:, k:] if rows else self.buffer[:0]
+        parts = (self.buffer[:GUARD], self.buffer[-GUARD:], between)
+        return all(bool((part == POISON).all()) for part in parts)
+
+
+def dirty_workspace(plan: Plan) -> object:
+    """A workspace on memory that was full of garbage."""
+    if DRY:
+        return None
+    return plan.workspace(torch.full((max(plan.workspace_bytes, 1),), 0xAB, dtype=torch.uint8, device=DEVICE))
+
+
+def call(
+    plan: Plan,
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    out: torch.Tensor,
+    workspace: object = None,
+    num_rows: torch.Tensor | None = None,
+) -> None:
+    """Select into `out`."""
+    if not DRY:
+        ksieve.topk(scores, lengths, plan=plan, out=out, workspace=workspace, num_rows=num_rows)
+        return
+    live = scores.shape[0] if num_rows is None else min(max(int(num_rows), 0), scores.shape[0])
+    valid = np.full(scores.shape[0], scores.shape[1]) if lengths is None else lengths.numpy()
+    out[live:] = -1
+    model = model_of(plan, to_numpy(scores)[:live], valid[:live])
+    out[:live] = torch.from_numpy(model[0])
+
+
+def call_stats(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None) -> tuple[torch.Tensor, np.ndarray]:
+    """Select with statistics: indices and the raw (rows, 16) array."""
+    if DRY:
+        valid = np.full(scores.shape[0], scores.shape[1]) if lengths is None else lengths.numpy()
+        indices, stats = model_of(plan, to_numpy(scores), valid)
+        return torch.from_numpy(indices), stats.raw
+    indices, stats = ksieve.topk(scores, lengths, plan=plan, return_stats=True)
+    return indices, stats.raw
+
+
+def model_of(plan: Plan, scores: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ksieve.Stats]:
+    """What the NumPy model says of a plan's selection."""
+    return reference.select(
+        scores,
+        lengths,
+        plan.problem.k,
+        policy=plan.policy,
+        capacity=plan.capacity,
+        held=plan.held,
+        splits=plan.splits,
+    )
+
+
+def to_numpy(scores: torch.Tensor) -> np.ndarray:
+    """Host copy that the model reads; bfloat16 as uint16 bits."""
+    host = scores.contiguous().cpu()
+    return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()
+
+
+def check(
+    plan: Plan,
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    *,
+    num_rows: int | None = None,
+    out_padding: int = 0,
+    runs: int = 2,
+) -> list[str]:
+    """Run a plan `runs` times on one dirty workspace; what is wrong with the answers, nothing if they are exact."""
+    rows, width = scores.shape
+    k = plan.problem.k
+    live = torch.tensor([num_rows], dtype=torch.int32, device=DEVICE) if num_rows is not None else None
+    valid = judge.valid_lengths(lengths, rows, width, num_rows, DEVICE)
+    target, workspace, wrong = Guarded.make(rows, k, out_padding), dirty_workspace(plan), []
+    for run in range(runs):
+        target.poison()
+        call(plan, scores, lengths, target.out, workspace, live)
+        ok = judge.exact_rows(scores, valid, k, target.out)
+        bad = torch.nonzero(~ok)[:, 0].tolist()
+        if bad:
+            told = judge.explain(scores, valid, k, target.out, bad[0])
+            wrong.append(f"run {run}: {len(bad)} of {rows} rows wrong ({bad[:6]}); {told}")
+        if not target.intact():
+            wrong.append(f"run {run}: memory around the output was written")
+        if wrong:
+            break
+    return wrong
+
+
+def compare_stats(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None, names=None) -> list[str]:
+    """Statistics against the model's, column by column; what differs."""
+    rows, width = scores.shape
+    valid = np.full(rows, width) if lengths is None else lengths.cpu().numpy()
+    indices, raw = call_stats(plan, scores, lengths)
+    _, expected = model_of(plan, to_numpy(scores), valid)
+    wrong = []
+    ok = judge.exact_rows(scores, judge.valid_lengths(lengths, rows, width, None, DEVICE), plan.problem.k, indices)
+    if not bool(ok.all()):
+        wrong.append(f"rows {torch.nonzero(~ok)[:6, 0].tolist()} are not exact with statistics on")
+    differing = np.flatnonzero((raw != expected.raw).any(1))
+    for row in differing[:3]:
+        columns = np.flatnonzero(raw[row] != expected.raw[row])
+        shown = ", ".join(f"{STATS_COLUMNS[c]} {raw[row][c]} (model {expected.raw[row][c]})" for c in columns)
+        name = f" {names(row)}" if names else ""
+        wrong.append(f"row {row}{name}, length {int(valid[row])}: {shown}")
+    if len(differing) > 3:
+        wrong.append(f"statistics of {len(differing)} of {rows} rows differ in all")
+    return wrong
+
+
+def plan_for(variant: Variant, scores: torch.Tensor, k: int, **changes) -> Plan:
+    """A variant's plan for a matrix that is there."""
+    rows, width = scores.shape
+    dtype = str(scores.dtype).removeprefix("torch.")
+    pitch = max(scores.stride(0), width)
+    return variant.plan(rows, width, k, pitch=pitch, dtype=dtype, device=PLAN_DEVICE, **changes)

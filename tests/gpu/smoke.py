@@ -1,0 +1,93 @@
+"""Smoke of one or more variants in a process of their own, so that a kernel that hangs or faults takes no other along.
+
+``PYTHONPATH=src:tests python3 tests/gpu/smoke.py persistent-64 row`` prints a line per check and exits 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from functools import partial
+
+import material
+import runner
+import torch
+from variants import VARIANTS, Variant, small_storage
+
+SHAPES = (
+    # width, k, rows of each value family, base offset, row padding
+    (7, 16, 2, 0, 0),
+    (300, 1, 2, 1, 1),
+    (5003, 512, 2, 0, 0),
+    (16_384, 2048, 2, 0, 0),
+    (40_001, 1000, 2, 3, 2),
+    (131_072, 2048, 2, 0, 0),
+    (262_145, 4096, 1, 0, 3),
+    (1_100_000, 1024, 1, 2, 0),
+)
+
+
+def smoke(variant: Variant, report) -> None:
+    for width, k, reps, offset, padding in SHAPES:
+        bits = material.narrow(material.stack(width, k, reps), "float32")
+        scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
+        lengths = torch.from_numpy(material.lengths_for(len(bits), width, k)).to(runner.DEVICE)
+        plan = runner.plan_for(variant, scores, k)
+        what = f"{len(bits)} x {width} k={k} offset {offset} padding {padding}"
+        report(f"full lengths  {what}", partial(runner.check, plan, scores, None))
+        report(f"all lengths   {what}", partial(runner.check, plan, scores, lengths, out_padding=3))
+        if width <= 5003:
+            half = partial(runner.check, plan, scores, lengths, num_rows=len(bits) // 2)
+            report(f"half live     {what}", half)
+        if width <= 131_072 and reps == 2:
+            some, valid = (scores, lengths) if width < 100_000 else (scores[::2], lengths[::2])
+            per_family = len(some) // len(material.NAMES)
+            plan = runner.plan_for(variant, some, k)
+            names = partial(material.family_of, reps=per_family)
+            report(f"statistics    {what}", partial(runner.compare_stats, plan, some, valid, names))
+        if width == 5003:
+            tiny = small_storage(runner.plan_for(variant, scores, 64), 256, 256 if "persistent" in variant.name else 0)
+            report(f"tiny storage  {what}", partial(runner.check, tiny, scores, lengths))
+            report(f"its statistics {what}", partial(runner.compare_stats, tiny, scores, lengths))
+    for dtype in ("float16", "bfloat16"):
+        bits = material.narrow(material.stack(70_001, 512), dtype)
+        scores = material.place(bits, dtype, runner.DEVICE, offset=1, padding=1)
+        lengths = torch.from_numpy(material.lengths_for(len(bits), 70_001, 512)).to(runner.DEVICE)
+        plan = runner.plan_for(variant, scores, 512)
+        report(f"{dtype}", partial(runner.check, plan, scores, lengths))
+
+
+def main(names: list[str]) -> int:
+    failures = 0
+    for name in names or list(VARIANTS):
+        start, dead = time.perf_counter(), False
+
+        def report(what, run, name=name):
+            nonlocal failures, dead
+            if dead:
+                return
+            begin = time.perf_counter()
+            try:
+                wrong = run()
+                if not runner.DRY:
+                    torch.cuda.synchronize()
+            except Exception as error:
+                wrong = ["".join(traceback.format_exception_only(error)).strip()]
+                if "CUDA" in wrong[0]:
+                    dead = True  # the context is gone: nothing after this means anything
+                else:
+                    wrong.append(traceback.format_exc())
+            failures += bool(wrong)
+            word = "FAIL" if wrong else "ok  "
+            print(f"{word} {name:18s} {what}  {time.perf_counter() - begin:.2f} s", flush=True)
+            for line in wrong:
+                print(f"       {line}", flush=True)
+
+        smoke(VARIANTS[name], report)
+        print(f"---- {name}: {time.perf_counter() - start:.1f} s, {failures} failures so far", flush=True)
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,85 @@
+"""Every way that a row can be worked on: kernel families with their policies, splits and storage, as forced plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ksieve
+from ksieve.planner import DeviceInfo, Plan
+from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy
+
+EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
+GROUPED = SamplingPolicy("grouped-64-rescue", 64, rescue_margin=1.75, group=4)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel family with everything that selects a code path inside it."""
+
+    name: str
+    family: str
+    policy: SamplingPolicy | None = None
+    splits: int | None = None
+
+    def plan(
+        self,
+        rows: int,
+        width: int,
+        k: int,
+        *,
+        pitch: int | None = None,
+        dtype: str = "float32",
+        device: str | DeviceInfo = "cuda",
+        **changes: Any,
+    ) -> Plan:
+        """Force a plan; `changes` are fields of it to replace, such as a smaller shared capacity."""
+        plan = ksieve.plan(
+            rows=rows, width=width, k=k, pitch=pitch, dtype=dtype, device=device, family=self.family, policy=self.policy
+        )
+        if self.splits:
+            plan = replace(plan, splits=self.splits, ctas=rows * self.splits)
+        return replace(plan, **changes) if changes else plan
+
+
+VARIANTS: dict[str, Variant] = {
+    v.name: v
+    for v in (
+        Variant("persistent-64", "persistent_sampled", PAPER_64),
+        Variant("persistent-128", "persistent_sampled", PAPER_128),
+        Variant("persistent-grouped", "persistent_sampled", GROUPED),
+        Variant("persistent-tied", "persistent_sampled", EXACT),
+        Variant("split-2", "split_sampled", PAPER_64, 2),
+        Variant("split-4", "split_sampled", PAPER_128, 4),
+        Variant("split-8", "split_sampled", PAPER_64, 8),
+        Variant("split-8-tied", "split_sampled", EXACT, 8),
+        Variant("row", "row_exact"),
+        Variant("cluster", "cluster_exact"),
+        Variant("persistent-exact", "persistent_exact"),
+    )
+}
+"""Rows of at most 16384 scores are held by "row", longer ones streamed."""
+
+
+def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
+    """The same plan with room for few candidates, so that frontiers overflow into the spill and into rescans."""
+    from ksieve.planner_cuda import CANDIDATE_BYTES, HEADER_BYTES, ROW_STATE_BYTES
+
+    size, zeroed = 0, 0
+    if plan.family.startswith("persistent"):
+        size, zeroed = HEADER_BYTES + plan.ctas * spill * CANDIDATE_BYTES, HEADER_BYTES
+    elif plan.family == "split_sampled":
+        size = zeroed = HEADER_BYTES + plan.problem.rows * (ROW_STATE_BYTES + shared * CANDIDATE_BYTES)
+    return replace(plan, capacity=shared + spill, shared_capacity=shared, workspace_bytes=size, workspace_zeroed=zeroed)
+
+
+def precompile(plans: Iterable[tuple[Plan, bool]], threads: int = 16) -> int:
+    """Compile what (plan, with statistics) pairs need into the disk cache, side by side; the number of kernels."""
+    from ksieve.backends.cuda import cache
+    from ksieve.backends.cuda.spec import kernel_spec
+
+    specs = {kernel_spec(plan, stats=stats) for plan, stats in plans}
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(new for _, new in pool.map(cache.obtain, specs))
