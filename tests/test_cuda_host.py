@@ -506,7 +506,7 @@ def test_short_way_refuses_only_what_the_general_check_judges(plan, rows):
 
 def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
     scores, lengths, out = tensors(rows)
-    api._short_ways[api._choice_key(scores, 4, None)] = api._short_ways[id(plan)]
+    api._short_ways[api.choice_key(scores, 4, None)] = api._short_ways[id(plan)]
     with monkeypatch.context() as patch:
         patch.setattr(problem, "check_selection", lambda *a, **k: pytest.fail("went the general way"))
         assert ksieve.topk(scores, lengths, plan=plan, out=out) is out
@@ -536,7 +536,7 @@ def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
 )
 def test_another_call_does_not_take_the_short_way(driver, plan, rows, monkeypatch, options):
     scores, _, out = tensors(rows)
-    api._short_ways[api._choice_key(scores, 4, None)] = api._short_ways[id(plan)]
+    api._short_ways[api.choice_key(scores, 4, None)] = api._short_ways[id(plan)]
 
     def general(*args, **options):
         raise KeyError("general")

@@ -138,7 +138,7 @@ def topk_eager(
     """Run `topk` now, whether or not PyTorch is tracing: operators of a traced program call this."""
     if _short_ways and not return_stats and backend in ("auto", "cuda"):
         if plan is None:
-            short = _short_ways.get(_choice_key(scores, k, policy))
+            short = _short_ways.get(choice_key(scores, k, policy))
         else:
             short = _short_ways.get(id(plan)) if policy is None else None
         if short is not None:
@@ -170,7 +170,7 @@ def topk_eager(
             plan, scores, lengths, out=out, workspace=workspace, num_rows=num_rows, return_stats=return_stats
         )
         if info.library == "torch" and asked.rows and not return_stats:
-            key = id(plan) if given else _choice_key(scores, k, policy)
+            key = id(plan) if given else choice_key(scores, k, policy)
             if key is not None and key not in _short_ways:
                 if len(_short_ways) >= _MOST_SHORT_WAYS:
                     _short_ways.clear()
@@ -257,7 +257,7 @@ def _device_info(device: Device) -> DeviceInfo:
     return cuda.device_info(device.index)
 
 
-def _choice_key(scores: Any, k: Any, policy: Any) -> Any:
+def choice_key(scores: Any, k: Any, policy: Any) -> Any:
     """What a plan is chosen from, read off a PyTorch tensor; None for anything else."""
     try:
         key = (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, type(k), policy)

@@ -29,6 +29,7 @@ from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
 from ksieve.problem import Device, Problem
 
+_MOST_CHOSEN = 4096
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 torch.library.define("ksieve::topk", "(Tensor scores, Tensor? lengths, int k) -> Tensor", tags=_TAGS)
@@ -59,8 +60,7 @@ def _topk_out(
 ) -> None:
     made = decode_plan(plan) if plan is not None else None
     if scores.is_cuda and workspace is None:
-        asked, _, _ = problem.check_selection(scores, lengths, k, out=out, num_rows=num_rows)
-        made = made or api.choose(asked)
+        made = made or _choose(scores, k)
         if made.workspace_bytes:
             workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
     api.topk_eager(scores, lengths, k, made, out=out, workspace=workspace, num_rows=num_rows)
@@ -68,6 +68,21 @@ def _topk_out(
 
 torch.library.impl("ksieve::topk", ("cpu", "cuda"), _topk)
 torch.library.impl("ksieve::topk_out", ("cpu", "cuda"), _topk_out)
+
+
+_chosen: dict[Any, Plan] = {}
+
+
+def _choose(scores: torch.Tensor, k: int) -> Plan:
+    """Plan of a call that brings none, recalled by what it was chosen from."""
+    key = api.choice_key(scores, k, None)
+    plan = _chosen.get(key)
+    if plan is None:
+        asked, _, _ = problem.check_selection(scores, None, k)
+        if len(_chosen) >= _MOST_CHOSEN:
+            _chosen.clear()
+        plan = _chosen[key] = api.choose(asked)
+    return plan
 
 
 def _fake_topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> torch.Tensor:

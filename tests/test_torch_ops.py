@@ -1,0 +1,172 @@
+"""The PyTorch operators: registered correctly, traceable without graph breaks, and equal to the eager call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ksieve  # noqa: E402
+from ksieve import torch_ops  # noqa: E402
+from ksieve.errors import ArgumentError  # noqa: E402
+
+K = 8
+
+
+@pytest.fixture
+def rows():
+    rng = np.random.default_rng(3)
+    scores = rng.permuted(np.arange(4 * 3000, dtype=np.float32)).reshape(4, 3000)
+    return torch.from_numpy(scores), torch.tensor([3000, 5, 0, 100], dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function):
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def same_sets(a, b):
+    assert a.dtype == b.dtype == torch.int32 and a.shape == b.shape
+    assert torch.equal(a.sort(dim=1).values, b.sort(dim=1).values)
+
+
+def test_operators_pass_opcheck(rows):
+    scores, lengths = rows
+    for x, ls in ((scores, lengths), (scores, None), (scores[:, :2900], lengths), (scores.bfloat16(), lengths)):
+        torch.library.opcheck(torch.ops.ksieve.topk.default, (x, ls, K))
+    out = torch.empty((4, K), dtype=torch.int32)
+    live = torch.tensor([2], dtype=torch.int32)
+    text = torch_ops.encode_plan(ksieve.plan(rows=4, width=3000, k=K))
+    for args in ((scores, lengths, None, K, None), (scores, None, live, K, text)):
+        torch.library.opcheck(torch.ops.ksieve.topk_out.default, args, {"out": out, "workspace": None})
+
+
+def test_operators_equal_the_call(rows):
+    want = ksieve.topk(*rows, k=K)
+    same_sets(torch.ops.ksieve.topk(*rows, K), want)
+    out = torch.full((4, K), -99, dtype=torch.int32)
+    torch.ops.ksieve.topk_out(*rows, None, K, None, out=out, workspace=None)
+    same_sets(out, want)
+
+
+def test_scores_with_gradients_are_selected_from(rows):
+    scores, lengths = rows
+    learned = scores.clone().requires_grad_()
+    indices = torch.ops.ksieve.topk(learned * 2, lengths, K)
+    assert not indices.requires_grad
+    same_sets(indices, ksieve.topk(scores, lengths, k=K))
+
+
+def test_compile_without_graph_breaks(rows):
+    def program(x, lengths):
+        return ksieve.topk(x * 2, lengths, k=K) + 1
+
+    same_sets(compiled(program)(*rows), program(*rows))
+
+
+def test_compile_with_everything_but_the_scores_in_keywords(rows):
+    scores, lengths = rows
+    plan = ksieve.plan(rows=4, width=3000, k=K)
+
+    def program(x, lengths, out, live):
+        chosen = ksieve.topk(x, lengths, plan=plan, out=out, num_rows=live)
+        return chosen + 1
+
+    out, live = torch.full((4, K), -99, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    result = compiled(program)(scores, lengths, out, live)
+    want = ksieve.topk(scores, lengths, plan=plan, num_rows=live)
+    same_sets(out, want)
+    same_sets(result, want + 1)
+
+
+def test_a_compiled_program_follows_the_plan_it_is_given(rows, monkeypatch):
+    seen, decode = [], torch_ops.decode_plan
+
+    def record(text):
+        seen.append(decode(text))
+        return seen[-1]
+
+    monkeypatch.setattr(torch_ops, "decode_plan", record)
+    program = compiled(lambda x, lengths, plan: ksieve.topk(x, lengths, plan=plan))
+    plans = [ksieve.plan(rows=4, width=3000, k=K), ksieve.plan(rows=9, width=5000, k=K, policy="direct")]
+    for plan in (*plans, plans[0]):
+        same_sets(program(*rows, plan), ksieve.topk(*rows, k=K))
+    assert seen == [plans[0], plans[1], plans[0]]
+
+
+class Selector(torch.nn.Module):
+    def forward(self, x, lengths):
+        return ksieve.topk(x, lengths, k=K)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_dynamic_shapes(rows, strict):
+    batch, width = torch.export.Dim("batch"), torch.export.Dim("width")
+    shapes = {"x": {0: batch, 1: width}, "lengths": {0: batch}}
+    program = torch.export.export(Selector(), rows, dynamic_shapes=shapes, strict=strict)
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert [node.target for node in calls] == [torch.ops.ksieve.topk.default]
+    other = torch.randn(7, 999)
+    full = torch.full((7,), 999, dtype=torch.int32)
+    same_sets(program.module()(other, full), ksieve.topk(other, full, k=K))
+
+
+def test_an_exported_program_is_saved_and_loaded(rows, tmp_path):
+    torch.export.save(torch.export.export(Selector(), rows), tmp_path / "selector.pt2")
+    same_sets(torch.export.load(tmp_path / "selector.pt2").module()(*rows), ksieve.topk(*rows, k=K))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ksieve.plan(rows=4, width=3000, k=K),
+        ksieve.plan(rows=4, width=200_000, k=K, policy="paper-128"),
+        ksieve.plan(rows=4, width=3000, k=K, policy="direct", dtype="bfloat16"),
+        ksieve.plan(rows=64, width=200_000, k=512, device=ksieve.DeviceInfo("cuda", capability=(9, 0), sm_count=132,
+                    shared_per_sm=233_472, shared_per_block=232_448)),
+    ],
+    ids=lambda plan: plan.family,
+)  # fmt: skip
+def test_plans_survive_their_text_form(plan):
+    text = torch_ops.encode_plan(plan)
+    assert torch_ops.decode_plan(text) == plan and torch_ops.decode_plan(text) is torch_ops.decode_plan(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, n: ksieve.topk(x, n, k=0), "k: got 0"),
+        (lambda x, n: ksieve.topk(x, n), "k: got None"),
+        (lambda x, n: ksieve.topk(x.double(), n, k=K), "scores: got torch.float64"),
+        (lambda x, n: ksieve.topk(x[0], n, k=K), "scores: got torch.float32 of 1 dimension"),
+        (lambda x, n: ksieve.topk(x, n.long(), k=K), "lengths: got torch.int64"),
+        (lambda x, n: ksieve.topk(x, n, k=K, return_stats=True), "return_stats: got True"),
+        (lambda x, n: ksieve.topk(x, n, k=K, policy="direct"), "policy: got 'direct'"),
+        (lambda x, n: ksieve.topk(x, n, k=K, backend="reference"), "backend: got 'reference'"),
+    ],
+)
+def test_bad_arguments_are_named_while_tracing(rows, change, message):
+    with pytest.raises(Exception, match=message) as caught:
+        compiled(change)(*rows)
+    assert isinstance(caught.value, ArgumentError) or "ArgumentError" in str(caught.value)
+
+
+def test_a_compiled_program_keeps_the_checks_of_the_run(rows):
+    scores, lengths = rows
+    with pytest.raises(ArgumentError, match="lengths: got shape"):
+        compiled(lambda x, n: ksieve.topk(x, n, k=K))(scores, lengths[:3])
+
+
+def test_the_package_alone_does_not_import_torch():
+    program = "import sys, ksieve; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
