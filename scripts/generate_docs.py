@@ -45,7 +45,7 @@ def _describe(path: tuple[str, ...], command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     usage = [*path, "[OPTIONS]", *(p.metavar for p in arguments), *(["COMMAND ..."] if inner else [])]
-    parts = [f"{'#' * (len(path) + 1)} `{' '.join(path)}`", command.help or "", _fenced("text", " ".join(usage))]
+    parts = [f"{'#' * (len(path) + 1)} `{' '.join(path)}`", _help(command), _fenced("text", " ".join(usage))]
     if inner:
         parts.append("\n".join(f"* `{name}`: {_first_paragraph(child)}" for name, child in inner.items()))
     if arguments:
@@ -62,7 +62,12 @@ def _fenced(language: str, text: str) -> str:
 
 
 def _first_paragraph(command: Any) -> str:
-    return str(command.help or "").split("\n\n")[0]
+    return _help(command).split("\n\n")[0]
+
+
+def _help(command: Any) -> str:
+    """Help text as it reads in a terminal, where a bracket is escaped from markup."""
+    return str(command.help or "").replace("\\[", "[")
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str | None, ...]]) -> str:
@@ -97,7 +102,7 @@ def _cpu_results(name: str, payload: dict[str, Any]) -> str:
     facts, settings, results = payload["environment"], payload["settings"], payload["results"]
     versions = ", ".join(f"{p} {facts['packages'][p]}" for p in ("numpy", "torch") if p in facts["packages"])
     parts = [
-        f"Top {settings['k']:,} on {settings['threads']} threads of a {facts['cpu']['model']} ({versions}, "
+        f"Top {settings['k']:,} on {settings['threads']} threads, {facts['cpu']['model']} ({versions}, "
         f"{facts['date'][:10]}): medians of {settings['rounds']} rounds in one process on the same rows, every answer "
         f"verified. `make bench-cpu` wrote [{name}]({name})."
     ]

@@ -305,6 +305,15 @@ def test_plan_prints_the_api_plan(run: Run) -> None:
     assert (ran.code, ran.out.strip()) == (0, str(expected))
 
 
+@pytest.mark.parametrize("name", [*DEVICES, "H200"])
+def test_plans_for_a_gpu_that_is_not_here(run: Run, name: str) -> None:
+    ran = run("plan", "--rows", 512, "--width", 131_072, "--k", 2048, "--device", name)
+    facts = DEVICES[name.lower()]
+    expected = ksieve.plan(rows=512, width=131_072, k=2048, device=facts)
+    assert (ran.code, ran.out.strip()) == (0, str(expected))
+    assert facts.name in ran.out
+
+
 def test_plan_refuses_an_unknown_device(run: Run) -> None:
     ran = run("plan", "--rows", 9, "--width", 70_000, "--k", 33, "--device", "tpu")
     assert ran.code == 2
@@ -368,7 +377,7 @@ def test_bench_cpu_prints_a_table_and_writes_its_json(run: Run, tmp_path: Path) 
         ("random_normal", 3, 33_000),
     ]
     for case in payload["results"]["compared"]:
-        assert f"{case['rows']} x {case['width']:,} random_normal" in ran.out
+        assert f"{case['rows']} x {case['width']:,}" in ran.out
         assert f"{case['median_seconds']['ksieve'] * 1e3:.2f} ms" in ran.out
 
 
@@ -479,6 +488,7 @@ def test_version_and_help(run: Run) -> None:
         assert ran.code == 0
         assert f"ksieve {command}" in ran.out
         assert "Examples" in ran.out
+    assert "ksieve[cuda]" in run("build", "--help").out  # a bracket is text, not markup
 
 
 def test_the_program_starts_without_heavy_libraries() -> None:

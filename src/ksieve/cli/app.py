@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from ksieve import __version__
 from ksieve.cli import captures, kernels, measure, selection, terminal
@@ -57,7 +58,7 @@ def _add(group: typer.Typer, name: str, command: Callable[..., None], *examples:
     """Add a command with the examples that its ``--help`` ends with."""
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     # One line per paragraph: the terminal decides where to break it.
-    help_text = "\n\n".join(" ".join(p.split()) for p in paragraphs)
+    help_text = escape("\n\n".join(" ".join(p.split()) for p in paragraphs))
     epilog = "\n\n".join(["[bold]Examples[/]", *(f"$ {line}" for line in examples)])
     group.command(name, help=help_text, epilog=epilog)(command)
 
