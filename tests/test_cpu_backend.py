@@ -241,6 +241,17 @@ def test_one_bit_pattern_fills_most_of_the_row(bits, policy):
     check(x.view(np.float32), None, 700, policy)
 
 
+@pytest.mark.parametrize("numbers", [0, 1000, 2047, 2048])
+@pytest.mark.parametrize("policy", [None, PAPER_64, dataclasses.replace(PAPER_64, boundary="exact")])
+def test_nan_of_every_sign_and_payload_at_rank_k(numbers, policy):
+    """All NaNs are one value to the contract, whatever their bits."""
+    rng = np.random.default_rng(3)
+    bits = rng.integers(1, 1 << 23, 80_000, dtype=np.uint32) | np.uint32(0x7F800000)
+    bits |= rng.integers(0, 2, bits.size, dtype=np.uint32) << np.uint32(31)
+    bits[rng.permutation(bits.size)[:numbers]] = np.float32(-np.inf).view(np.uint32)
+    check(bits[None].view(np.float32), None, 2048, policy)
+
+
 def test_every_float16_and_bfloat16_value():
     every = np.random.default_rng(5).permutation(1 << 16).astype(np.uint16)
     for dtype in (np.float16, np.uint16):
@@ -407,16 +418,23 @@ def test_integer_keys_equal_the_specification():
             raws[i] = raw_key(bits[i])
             limits[i] = raw_limit(keys[i])
 
+    @jit
+    def one_limit(key, limit):
+        limit[0] = raw_limit(key)
+
     rng = np.random.default_rng(8)
     corners = np.array([0, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF], np.uint32)
     corners = np.concatenate([corners, corners | np.uint32(1 << 31)])
     bits = np.concatenate([corners, rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)])
     keys, raws, limits = (np.empty(bits.size, np.uint32) for _ in range(3))
     both(bits, keys, raws, limits)
+    between = np.empty(1, np.uint32)
+    one_limit(np.uint32(0xFFFFFFFE), between)
     np.testing.assert_array_equal(keys, order_key(bits.view(np.float32)))
     # A score passes the limit of a key exactly when its own key is at most that key.
     for j in range(40):
         np.testing.assert_array_equal(raws <= limits[j], keys <= keys[j])
+    np.testing.assert_array_equal(raws <= between[0], keys <= np.uint32(0xFFFFFFFE))
 
 
 # ---- loading and the compile cache -----------------------------------------------------------------------

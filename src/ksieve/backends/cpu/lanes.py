@@ -218,4 +218,5 @@ def raw_limit(key: Any) -> Any:
         return np.uint32(NAN_KEY)
     # Both zeros share an ordered key but are neighbours as raw keys.
     below_zero = np.uint32(1) if key == np.uint32(_ZERO_KEY) else np.uint32(0)
-    return np.uint32(np.uint32(key - np.uint32(INF_KEY)) + below_zero)
+    # No score has an ordered key between -inf's and the NaNs', but the NaNs' raw keys lie there.
+    return min(np.uint32(np.uint32(key - np.uint32(INF_KEY)) + below_zero), np.uint32(_WORST_RAW))

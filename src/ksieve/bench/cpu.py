@@ -1,0 +1,395 @@
+"""The CPU backend beside other libraries: the same rows, one process, rotated rounds, every answer verified.
+
+Three parts: `_compare` times the contenders on rows like a user's, `_adversarial` sets families made to hurt
+beside plain random rows of the same shape, and `ksieve.bench.startup` measures what lies outside a call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from ksieve import api
+from ksieve.backends import cpu
+from ksieve.bench import record, startup
+from ksieve.errors import ArgumentError, VerificationError
+from ksieve.keys import widen
+from ksieve.planner import Plan
+from ksieve.stats import Route, Stats
+from ksieve.verify import verify
+from ksieve.workloads.adversarial import ADVERSARIAL
+from ksieve.workloads.capture import open_capture
+from ksieve.workloads.producers import find_producer
+
+F32 = NDArray[np.float32]
+Progress = Callable[[int, int], None]
+
+SHAPES = ((64, 131_072), (16, 1_048_576))
+"""Rows and width of the default measurement."""
+
+ENDPOINT = "endpoint"
+"""Source name: the endpoint-structured producer."""
+
+BASELINE = "random_normal"
+"""Producer of the plain rows that adversarial ones are compared with."""
+
+FLOOR = "numpy max(axis=1)"
+TORCH = "torch.topk(sorted=False)"
+ARGPARTITION = "numpy.argpartition"
+
+POISON = -(1 << 30)
+"""Written into every output before it is filled again: an answer left over from the round before would not verify."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to read the rows; its answer is verified against them if `judged`."""
+
+    name: str
+    run: Callable[[], Any]
+    poison: Callable[[], None] = lambda: None
+    judged: bool = True
+
+
+def run(
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    sources: Sequence[str | os.PathLike[str]] = (ENDPOINT,),
+    k: int = 2048,
+    rounds: int = 9,
+    *,
+    adversarial: bool = True,
+    starts: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure the CPU backend.
+
+    Parameters
+    ----------
+    shapes : sequence of (rows, width)
+    sources : sequence of str or path
+        "endpoint", another producer's name, or the path of a capture. A capture wider than the shape is cut;
+        a narrower one has its rows joined end to end until they are wide enough.
+    k : int
+    rounds : int
+        Timed rounds; medians are reported.
+    adversarial : bool
+        Also time every adversarial family beside plain random rows.
+    starts : bool
+        Also measure import, first call and memory in fresh processes.
+    seed : int
+        Of the producers.
+    progress : callable, optional
+        Called as ``progress(steps done, steps in all)``.
+
+    Returns
+    -------
+    dict
+        For `ksieve.bench.record.write_json`; `print_tables` shows it.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument cannot be used; nothing has been measured then.
+    VerificationError
+        If ksieve gave an inexact answer; another library's is recorded.
+    """
+    if rounds < 1:
+        raise ArgumentError("rounds", rounds, "an int of at least 1")
+    for rows, width in shapes:
+        if rows < 1 or width < k:
+            raise ArgumentError("shapes", f"{rows}x{width}", f"at least 1 row of at least k = {k} scores")
+    families = [p.name for p in ADVERSARIAL] if adversarial else []
+    steps = _Steps(len(shapes) * (len(sources) + len(families)) + 3 * starts, progress)
+    loaded = {os.fspath(source): _check_source(source) for source in sources}
+    compared, hurt = [], []
+    for rows, width in shapes:
+        plan = api.plan(rows=rows, width=width, k=k)
+        for load in loaded.values():
+            what, scores = load(rows, width, k, seed)
+            compared.append({"source": what, "rows": rows, "width": width} | _compare(scores, plan, rounds))
+            steps.advance()
+        if families:
+            plain = find_producer(BASELINE)(rows, width, seed=seed, k=k)
+            for family in families:
+                scores = find_producer(family)(rows, width, seed=seed, k=k)
+                hurt.append(
+                    {"family": family, "rows": rows, "width": width} | _adversarial(scores, plain, plan, rounds)
+                )
+                steps.advance()
+    results: dict[str, Any] = {"compared": compared, "adversarial": hurt}
+    if starts:
+        results["start"] = {"import_seconds": startup.import_seconds()}
+        steps.advance()
+        compiling, cached = startup.first_call_seconds()
+        results["start"] |= {"first_call_compiling_seconds": compiling, "first_call_cached_seconds": cached}
+        steps.advance()
+        results["memory"] = _memory(k, [BASELINE, *families])
+        steps.advance()
+    settings = {
+        "shapes": shapes,
+        "sources": [Path(name).name for name in loaded],
+        "k": k,
+        "rounds": rounds,
+        "seed": seed,
+        "threads": cpu.thread_count(),
+    }
+    return record.payload("cpu", settings, results)
+
+
+def result_name(payload: dict[str, Any]) -> str:
+    """File name of a payload, the same on every run of the same kind of machine."""
+    return f"cpu-{payload['settings']['threads']}-threads.json"
+
+
+# ---- rows ------------------------------------------------------------------------------------------------
+
+Load = Callable[[int, int, int, int], tuple[str, F32]]
+
+
+def _check_source(source: str | os.PathLike[str]) -> Load:
+    """Turn a source into a function that makes its rows; errors come now, not after minutes of measuring."""
+    name = os.fspath(source)
+    if not Path(name).exists():
+        try:
+            producer = find_producer("endpoint_structured" if name == ENDPOINT else name)
+        except ArgumentError:
+            raise ArgumentError(
+                "sources", repr(name), f"{ENDPOINT!r}, a producer's name or the path of a capture"
+            ) from None
+        return lambda rows, width, k, seed: (producer.name, producer(rows, width, seed=seed, k=k))
+    open_capture(name).close()
+    return lambda rows, width, k, seed: _capture_rows(name, rows, width)
+
+
+def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
+    """Rows spread evenly over a capture, their valid scores alone; neighbours joined where one is too short."""
+    with open_capture(path) as capture:
+        valid = np.clip(capture.lengths.astype(np.int64), 0, capture.width)
+        pieces = -(-width // max(int(valid.min()), 1)) if capture.rows else 1
+        if capture.rows < rows * pieces:
+            raise ArgumentError(
+                "sources", f"{capture.rows} rows in {Path(path).name}", f"{rows * pieces} rows to make {rows} x {width}"
+            )
+        matrix = np.empty((rows, width), np.float32)
+        for r in range(rows):
+            first = r * capture.rows // rows
+            done = 0
+            for piece in range(first, first + pieces):
+                if done == width:
+                    break
+                scores = widen(capture.rows_block(piece, piece + 1))[0, : min(valid[piece], width - done)]
+                matrix[r, done : done + scores.size] = scores
+                done += scores.size
+        what = Path(path).name if pieces == 1 else f"{Path(path).name}, {pieces} rows joined"
+    return what, matrix
+
+
+# ---- timing ----------------------------------------------------------------------------------------------
+
+
+def _compare(scores: F32, plan: Plan, rounds: int) -> dict[str, Any]:
+    """Time every contender on the same rows; the ratios are of medians."""
+    seconds, exact = _rotate(_contenders(scores, plan), scores, plan, rounds)
+    _, stats = api.topk(scores, plan=plan, return_stats=True)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    own = medians["ksieve"]
+    return {
+        "seconds": seconds,
+        "median_seconds": medians,
+        "exact": exact,
+        "times_faster_than": {name: medians[name] / own for name in (TORCH, ARGPARTITION) if name in medians},
+        "rate_of_max": medians[FLOOR] / own,
+        "scores_per_second": scores.size / own,
+        **_account(stats),
+    }
+
+
+def _adversarial(scores: F32, plain: F32, plan: Plan, rounds: int) -> dict[str, Any]:
+    """Time one family and plain rows in turns, so that both see the same machine."""
+    contenders = [_ksieve(scores, plan, "family"), replace(_ksieve(plain, plan, "plain"), judged=False)]
+    seconds, _ = _rotate(contenders, scores, plan, rounds)
+    _, stats = api.topk(scores, plan=plan, return_stats=True)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "median_seconds": medians["family"],
+        "plain_median_seconds": medians["plain"],
+        "times_plain": medians["family"] / medians["plain"],
+        **_account(stats),
+    }
+
+
+def _rotate(
+    contenders: Sequence[Contender], scores: F32, plan: Plan, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, bool]]:
+    """Run every contender once per round, starting with another one each round; an untimed round comes first.
+
+    Answers are verified outside the clock, in every round.
+
+    Returns
+    -------
+    seconds : dict of list of float
+        By contender, in order of the rounds.
+    exact : dict of bool
+        By judged contender: whether all its answers were exact.
+    """
+    seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
+    exact = {c.name: True for c in contenders if c.judged}
+    for turn in range(-1, rounds):
+        for position in range(len(contenders)):
+            contender = contenders[(position + turn) % len(contenders)]
+            contender.poison()
+            start = time.perf_counter()
+            answer = contender.run()
+            elapsed = time.perf_counter() - start
+            if turn >= 0:
+                seconds[contender.name].append(elapsed)
+            if contender.judged:
+                verdict = verify(scores, None, answer, k=plan.problem.k)
+                exact[contender.name] &= verdict.ok
+                if contender is contenders[0] and not verdict.ok:
+                    raise VerificationError(f"ksieve on {scores.shape[0]} x {scores.shape[1]}: {verdict}", verdict)
+    return seconds, exact
+
+
+def _contenders(scores: F32, plan: Plan) -> list[Contender]:
+    k, width = plan.problem.k, scores.shape[1]
+    found = [
+        _ksieve(scores, plan, "ksieve"),
+        Contender(ARGPARTITION, lambda: np.argpartition(scores, width - k, axis=1)[:, width - k :]),
+        Contender(FLOOR, lambda: scores.max(axis=1), judged=False),
+    ]
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        rows = torch.from_numpy(scores)
+        values, indices = torch.empty(scores.shape[0], k), torch.empty(scores.shape[0], k, dtype=torch.int64)
+
+        def select() -> Any:
+            torch.topk(rows, k, dim=1, sorted=False, out=(values, indices))
+            return indices.numpy()
+
+        found.append(Contender(TORCH, select, lambda: _fill(indices.numpy())))
+    return found
+
+
+def _ksieve(scores: F32, plan: Plan, name: str) -> Contender:
+    out = np.empty((scores.shape[0], plan.problem.k), np.int32)
+    return Contender(name, lambda: api.topk(scores, plan=plan, out=out), lambda: _fill(out))
+
+
+def _fill(out: NDArray[Any]) -> None:
+    out[...] = POISON
+
+
+def _account(stats: Stats) -> dict[str, Any]:
+    """Routes and model traffic of a call."""
+    return {
+        "routes": {route.name.lower(): count for route, count in stats.route_counts().items()},
+        "scans_mean": float(stats.scans.mean()),
+        "admitted_mean": float(stats.admitted0.mean()) if (stats.route != Route.DIRECT).any() else None,
+    }
+
+
+def _memory(k: int, producers: list[str]) -> dict[str, Any]:
+    threads = cpu.thread_count()
+    extra = startup.extra_bytes(threads, k, producers)
+    return {
+        "threads": threads,
+        "scratch_bytes_per_thread": cpu.scratch_bytes(api.plan(rows=1, width=SHAPES[-1][1], k=k)),
+        "resident_growth_bytes_per_thread": None if extra is None else extra / threads,
+    }
+
+
+class _Steps:
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------
+
+
+def print_tables(payload: dict[str, Any], console: Console | None = None) -> None:
+    """Print a payload of `run` for people."""
+    console = console or Console(highlight=False)
+    results, settings = payload["results"], payload["settings"]
+    for rows, width in settings["shapes"]:
+        title = f"{rows:,} x {width:,}, top {settings['k']:,}, {settings['threads']} threads"
+        table = _table(f"{title}: times faster than others", "rows", "ksieve", "torch.topk", "argpartition", "max")
+        for case in _of_shape(results["compared"], rows, width):
+            table.add_row(
+                case["source"],
+                _milliseconds(case["median_seconds"]["ksieve"]),
+                *(_faster(case, name) for name in (TORCH, ARGPARTITION)),
+                f"{case['rate_of_max']:.2f}x",
+            )
+        _show(console, table)
+        table = _table(f"{title}: rows made to hurt", "family", "ksieve", "of plain rows", "model scans", "routes")
+        for case in _of_shape(results["adversarial"], rows, width):
+            table.add_row(
+                case["family"],
+                _milliseconds(case["median_seconds"]),
+                f"{case['times_plain']:.2f}x",
+                f"{case['scans_mean']:.1f}",
+                ", ".join(f"{count} {route}" for route, count in case["routes"].items()),
+            )
+        _show(console, table)
+    if "start" in results:
+        start, memory = results["start"], results["memory"]
+        grown = memory["resident_growth_bytes_per_thread"]
+        table = _table("Outside a call", "what", "cost")
+        table.add_row("import ksieve", f"{start['import_seconds']:.2f} s")
+        table.add_row("first call, compiling", f"{start['first_call_compiling_seconds']:.1f} s")
+        table.add_row("first call, from the disk cache", f"{start['first_call_cached_seconds']:.2f} s")
+        table.add_row("scratch per thread", f"{memory['scratch_bytes_per_thread'] / 1024:.0f} KiB")
+        if grown is not None:
+            table.add_row("resident growth per thread", f"{grown / 1024:.0f} KiB")
+        _show(console, table)
+    console.print(f"medians of {settings['rounds']} rounds in one process; every answer verified")
+
+
+def _of_shape(cases: list[dict[str, Any]], rows: int, width: int) -> list[dict[str, Any]]:
+    return [case for case in cases if (case["rows"], case["width"]) == (rows, width)]
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
+    return table
+
+
+def _show(console: Console, table: Table) -> None:
+    if not table.row_count:
+        return
+    if not console.is_terminal:
+        # A pipe has no width: never fold a cell because of it.
+        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+    console.print(table)
+    console.print()
+
+
+def _faster(case: dict[str, Any], name: str) -> str:
+    if name not in case["times_faster_than"]:
+        return "absent"
+    return f"{case['times_faster_than'][name]:.1f}x" + ("" if case["exact"][name] else ", inexact")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
