@@ -49,12 +49,13 @@ sanitize() {
 }
 
 bench() {
-  $PYTHON -m ksieve bench gpu ${BENCH:---shapes operator} 2>&1 | tee "$OUT/bench.log"
+  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve bench gpu ${BENCH:---shapes operator} --out "$OUT" \
+    2>&1 | tee "$OUT/bench.log"
   return "${PIPESTATUS[0]}"
 }
 
 quick_bench() {
-  timeout -k 10 150 $PYTHON -m ksieve bench gpu ${QUICK_BENCH:---shapes quick} 2>&1 | tee "$OUT/quick-bench.log"
+  timeout -k 10 150 $PYTHON -m ksieve bench gpu ${QUICK_BENCH:---shapes quick --rounds 3} --out "$OUT" 2>&1 | tee "$OUT/quick-bench.log"
   return "${PIPESTATUS[0]}"
 }
 

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from ksieve import __version__
-from ksieve.cli import captures, kernels, measure, selection, terminal
+from ksieve.cli import captures, gpu, kernels, measure, selection, terminal
 from ksieve.cli.options import flag
 from ksieve.errors import KsieveError
 
@@ -138,6 +138,22 @@ _add(
     "ksieve bench cpu --out benchmarks/results",
     "ksieve bench cpu --shape 16x131072 --rounds 3 --no-adversarial --no-starts",
     "ksieve bench cpu --source endpoint --source scores.safetensors --out result.json",
+)
+_add(
+    bench_app,
+    "gpu",
+    gpu.bench_gpu,
+    "ksieve bench gpu",
+    "ksieve bench gpu --shapes decode --only x131072 --families split_sampled,cluster_exact",
+    "ksieve bench gpu --shapes 512x131072 --torch-rounds 0 --variants "
+    '\'[{"family":"persistent_sampled","ctas_per_sm":3}]\'',
+)
+_add(
+    bench_app,
+    "floor",
+    gpu.bench_floor,
+    "ksieve bench floor",
+    "ksieve bench floor --shapes decode --out benchmarks/results",
 )
 
 

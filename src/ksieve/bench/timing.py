@@ -1,0 +1,189 @@
+"""Honest GPU timing: CUDA-graph replays of all contenders in one process, in rotated rounds, on cold inputs.
+
+A contender is one call per input set. Its graph holds a call for every set in turn, so that host and launch costs
+stay outside the clock and no call finds its input in L2: either the sets together exceed twice the L2, or a read of
+other memory empties it before every replay. Rounds start with another contender each time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+COLD_FACTOR = 2.5
+"""Bytes that lie between two uses of an input, in units of the L2 size."""
+
+MOST_SETS = 32
+"""Input sets per graph: beyond it, launches are amortised well enough."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do the work.
+
+    Attributes
+    ----------
+    name : str
+    run : callable
+        ``run(i)`` enqueues the work on input set `i` on the current stream; it must be capturable.
+    check : callable, optional
+        ``check(i)`` says whether what ``run(i)`` left behind is right; called once, on poisoned outputs.
+    poison : callable, optional
+        ``poison(i)`` overwrites the output of set `i`.
+    rounds : int, optional
+        Fewer rounds than the others get, for a slow contender.
+    """
+
+    name: str
+    run: Callable[[int], None]
+    check: Callable[[int], bool] | None = None
+    poison: Callable[[int], None] | None = None
+    rounds: int | None = None
+
+
+@dataclass
+class Timing:
+    """Microseconds per call of one contender, one entry per round; or why there are none."""
+
+    name: str
+    rounds: list[float] = field(default_factory=list)
+    exact: bool | None = None
+    error: str | None = None
+
+    @property
+    def median(self) -> float:
+        """Median over rounds; NaN without any."""
+        return statistics.median(self.rounds) if self.rounds else math.nan
+
+    def facts(self) -> dict[str, Any]:
+        """For a result file: median, least, spread (greatest over least, minus one) and every round."""
+        if not self.rounds:
+            return {"error": self.error, "exact": self.exact}
+        return {
+            "median_us": self.median,
+            "min_us": min(self.rounds),
+            "spread": max(self.rounds) / min(self.rounds) - 1,
+            "rounds_us": self.rounds,
+            "exact": self.exact,
+        }
+
+
+def input_sets(bytes_per_set: int, l2_bytes: int, budget: int) -> int:
+    """How many input sets a graph should rotate through: enough to leave L2 behind, within `budget` bytes."""
+    wanted = math.ceil(COLD_FACTOR * l2_bytes / max(bytes_per_set, 1))
+    return max(1, min(wanted, MOST_SETS, budget // max(bytes_per_set, 1)))
+
+
+def measure(
+    contenders: Sequence[Contender],
+    sets: int,
+    set_bytes: int,
+    *,
+    rounds: int = 7,
+    least_seconds: float = 0.002,
+    most_replays: int = 20,
+) -> list[Timing]:
+    """Time contenders against each other; the current device is theirs.
+
+    Parameters
+    ----------
+    contenders : sequence of Contender
+        A contender that raises, or whose answer is wrong, is reported as such; the others are not affected unless
+        the device itself has failed.
+    sets : int
+        Input sets, numbered from 0.
+    set_bytes : int
+        Bytes that one call reads.
+    rounds : int
+        Timed rounds after an untimed one.
+    least_seconds : float
+        Replays per round fill about this time.
+    most_replays : int
+        Bound on the replays per round.
+
+    Returns
+    -------
+    list of Timing
+        In the order given.
+    """
+    import torch
+
+    l2 = torch.cuda.get_device_properties().L2_cache_size
+    warm = sets * set_bytes < COLD_FACTOR * l2
+    flush = torch.empty(int(COLD_FACTOR * l2) // 4, dtype=torch.int32, device="cuda").random_() if warm else None
+    timings = [Timing(c.name) for c in contenders]
+    graphs: list[Any] = []
+    replays: list[int] = []
+    for contender, timing in zip(contenders, timings, strict=True):
+        try:
+            graph = _capture(contender, sets)
+            _judge(contender, timing, graph, sets)
+            replays.append(_replays(graph, flush, sets, least_seconds, most_replays))
+        except Exception as error:
+            timing.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            graph = None
+            replays.append(0)
+        graphs.append(graph)
+    for turn in range(-1, rounds):
+        for position in range(len(contenders)):
+            which = (position + turn) % len(contenders)
+            most = contenders[which].rounds
+            if graphs[which] is None or (most is not None and turn >= most):
+                continue
+            seconds = _timed(graphs[which], flush, replays[which])
+            if turn >= 0:
+                timings[which].rounds.append(seconds / replays[which] / sets * 1e6)
+    return timings
+
+
+def _capture(contender: Contender, sets: int) -> Any:
+    """Warm up on a stream of its own, then record one call per input set."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        contender.run(0)
+        stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(sets):
+            contender.run(i)
+    return graph
+
+
+def _judge(contender: Contender, timing: Timing, graph: Any, sets: int) -> None:
+    """Replay once on poisoned outputs and look at every answer."""
+    if contender.poison is not None:
+        for i in range(sets):
+            contender.poison(i)
+    graph.replay()
+    if contender.check is not None:
+        timing.exact = all(contender.check(i) for i in range(sets))
+
+
+def _replays(graph: Any, flush: Any, sets: int, least_seconds: float, most: int) -> int:
+    once = min(_timed(graph, flush, 1) for _ in range(2))
+    return max(1, min(most, math.ceil(least_seconds / max(once, 1e-7))))
+
+
+def _timed(graph: Any, flush: Any, replays: int) -> float:
+    """Seconds that `replays` replays take on the device, the flushes between them left out."""
+    import torch
+
+    pairs = []
+    pieces = replays if flush is not None else 1
+    for _ in range(pieces):
+        if flush is not None:
+            flush.amax()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(replays // pieces):
+            graph.replay()
+        end.record()
+        pairs.append((begin, end))
+    torch.cuda.synchronize()
+    return float(sum(begin.elapsed_time(end) for begin, end in pairs)) / 1e3
