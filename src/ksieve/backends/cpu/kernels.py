@@ -136,19 +136,29 @@ def _sample_keys(
 # ---- step 2: certify -------------------------------------------------------------------------------------
 
 GUESS_STRIDE = 64
-"""Stride of the jittered view taken when storage fills up. Rank 2 k / 64 + 16 of it lies at least 8 standard
-deviations above rank k, whatever k; a row that is unlucky all the same is read once more."""
+"""Largest stride of the second view."""
+
+GUESS_SAMPLES = 512
+"""Scores that the second view takes of a short row, at the least."""
 
 
 @jit
-def _guess(row: Int, length: Int, dtype: Int, k: Int, spare: Any, histogram: Any) -> Any:
-    """Key that probably admits between k and 4 k scores, from a jittered view; `NAN_KEY` when none can tell."""
+def _guess(row: Int, length: Int, dtype: Int, k: Int, spare: Any, histogram: Any) -> Word:
+    """Key that admits little more than k scores in all probability, from a jittered view; `NAN_KEY` if none would.
+
+    With m = k / stride of the k best expected in the view, rank m + 4 sqrt(m) + 8 lies at least four standard
+    deviations above them. A row that is unlucky all the same is read once more.
+    """
+    stride = GUESS_STRIDE
+    while stride > 1 and stride * GUESS_SAMPLES > length:
+        stride //= 2
+    expected = k / stride
+    rank = np.int64(expected + 4 * np.sqrt(expected)) + 8
     half = spare.size // 2
-    rank = 2 * k // GUESS_STRIDE + 16
-    if length < 2 * GUESS_STRIDE * rank or 2 * rank > half:
+    if rank * stride > length * 3 // 4 or 2 * rank > half:
         return np.uint32(NAN_KEY)
     keys, rest = spare[:half], spare[half:]
-    count = _sample_keys(row, length, dtype, 0, 1, GUESS_STRIDE, GUESS_STRIDE, rank, keys, rest, histogram)
+    count = _sample_keys(row, length, dtype, 0, 1, stride, stride, rank, keys, rest, histogram)
     guess, _ = kth(keys, count, rank, rest, histogram)
     return guess
 
@@ -278,19 +288,22 @@ def _certify(
     stats[SCANS] = 2 + proposals
     if proposals == 0 and length <= held:
         stats[SCANS] = 1
-    for attempt in range(proposals + 1):
-        last = attempt == proposals
-        cutoff = np.uint32(NAN_KEY) if last else taus[attempt]
-        if attempt == 1 and not last and taus[1] == taus[0]:
+    for attempt in range(proposals):
+        if attempt == 1 and taus[1] == taus[0]:
             continue  # the band is empty: what underfilled once does so again
-        stored, complete = _sieve(row, length, dtype, cutoff, k, True, scratch)
+        stored, complete = _sieve(row, length, dtype, taus[attempt], k, True, scratch)
         if stored < k and not complete:
-            stored, complete = _sieve(row, length, dtype, cutoff, k, False, scratch)
+            stored, complete = _sieve(row, length, dtype, taus[attempt], k, False, scratch)
         if stored >= k:
-            if not last:
-                stats[ROUTE] = CERTIFIED + attempt
-                stats[SCANS] = 1 + attempt
-            break
+            stats[ROUTE] = CERTIFIED + attempt
+            stats[SCANS] = 1 + attempt
+            return stored, complete
+    guess = _guess(row, length, dtype, k, scratch.spare, scratch.histogram)
+    stored, complete = _sieve(row, length, dtype, guess, k, False, scratch)
+    if stored < k:
+        stored, complete = _sieve(row, length, dtype, np.uint32(NAN_KEY), k, False, scratch)
+    elif guess != np.uint32(NAN_KEY):
+        complete = False
     return stored, complete
 
 

@@ -110,6 +110,19 @@ def load_u16(typing: Any, address: Any) -> Any:
 
 
 @_intrinsic
+def _spread_block(typing: Any, source: Any, target: Any) -> Any:
+    """Store 64 16-bit words from one address as 32-bit words at another."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        i32 = ir.VectorType(ir.IntType(32), BLOCK)
+        words = builder.zext(_lanes(builder, args[0], ir.IntType(16), BLOCK), i32)
+        builder.store(words, builder.inttoptr(args[1], i32.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@_intrinsic
 def store_i32(typing: Any, address: Any, value: Any) -> Any:
     """Store 32 bits to any address."""
 
@@ -144,11 +157,13 @@ def bit_count(typing: Any, mask: Word) -> Any:
 
 
 @jit
-def _widen_half(half: Word) -> Any:
-    """Bits of the float32 equal to a float16, by integer steps that no flush-to-zero mode disturbs."""
-    sign = np.uint32(np.uint32(half & np.uint16(0x8000)) << np.uint32(16))
-    magnitude = np.uint32(half & np.uint16(0x7FFF))
-    normal = np.uint32((magnitude << np.uint32(13)) + np.uint32(112 << 23))
+def _widen(narrow: Word, dtype: Int) -> Word:
+    """Float32 bits of a 16-bit float, by steps that no flush-to-zero mode disturbs."""
+    if dtype == BFLOAT16:
+        return np.uint32(narrow << np.uint32(16))
+    sign = np.uint32((narrow & np.uint32(0x8000)) << np.uint32(16))
+    magnitude = narrow & np.uint32(0x7FFF)
+    normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + np.uint32(112 << 23))
     subnormal = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24)).view(np.uint32)
     special = np.uint32(np.uint32(magnitude << np.uint32(13)) | np.uint32(0x7F800000))
     wide = subnormal if magnitude < np.uint32(0x400) else normal
@@ -157,36 +172,39 @@ def _widen_half(half: Word) -> Any:
 
 
 @jit
-def score_bits(row: Int, position: Int, dtype: Int) -> Any:
+def score_bits(row: Int, position: Int, dtype: Int) -> Word:
     """Float32 bits of one score of the row at address `row`."""
     if dtype == FLOAT32:
         return load_u32(row + 4 * position)
-    narrow = load_u16(row + 2 * position)
-    if dtype == BFLOAT16:
-        return np.uint32(np.uint32(narrow) << np.uint32(16))
-    return _widen_half(narrow)
+    return _widen(np.uint32(load_u16(row + 2 * position)), dtype)
 
 
 @jit
-def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Any:
+def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Int:
     """Address of scores [first, last) as float32, readable in whole blocks.
 
     `wide` receives what must be widened, and a last tile behind which the caller's memory may end.
     """
+    count, target = last - first, np.int64(wide.ctypes.data)
     if dtype == FLOAT32:
-        if (last - first) % BLOCK == 0:
+        if count % BLOCK == 0:
             return row + 4 * first
-        for i in range(last - first):
+        for i in range(count):
             wide[i] = load_u32(row + 4 * (first + i))
-        return np.int64(wide.ctypes.data)
+        return target
     source = row + 2 * first
+    whole = count // BLOCK * BLOCK
+    for i in range(0, whole, BLOCK):
+        _spread_block(source + 2 * i, target + 4 * i)
+    for i in range(whole, count):
+        wide[i] = load_u16(source + 2 * i)
     if dtype == BFLOAT16:
-        for i in range(last - first):
-            wide[i] = np.uint32(np.uint32(load_u16(source + 2 * i)) << np.uint32(16))
+        for i in range(count):
+            wide[i] = _widen(wide[i], BFLOAT16)
     else:
-        for i in range(last - first):
-            wide[i] = _widen_half(load_u16(source + 2 * i))
-    return np.int64(wide.ctypes.data)
+        for i in range(count):
+            wide[i] = _widen(wide[i], FLOAT16)
+    return target
 
 
 @jit
