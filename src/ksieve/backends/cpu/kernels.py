@@ -202,11 +202,16 @@ def _append(address: Int, position: Int, mask: Word, hits: Int) -> None:
 
 
 @jit
-def _fill_keys(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) -> None:
-    """Look up the keys of freshly stored indices while their tile is in cache."""
+def _look_up(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) -> None:
+    """Put the scores of freshly stored indices, as bits, where their keys belong, while their tile is in cache."""
     for j in range(begin, end):
         key[j] = load_u32(tile + 4 * (np.int64(index[j]) - first))
-    for j in range(begin, end):  # apart from the look-up, so that it vectorises
+
+
+@jit
+def _make_keys(begin: Int, end: Int, key: Any) -> None:
+    """Turn looked-up scores into ordered keys; many at a time, because short loops do not vectorise."""
+    for j in range(begin, end):
         key[j] = order_key(key[j])
 
 
@@ -219,13 +224,13 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
     """
     index, key = scratch.index, scratch.key
     slots = np.int64(index.ctypes.data)
-    count, complete = 0, True
+    count, keyed, complete = 0, 0, True
     room = index.size - BLOCK
     limit = raw_limit(cutoff)
     for first in range(0, length, TILE):
         last = min(first + TILE, length)
         tile = tile_of(row, first, last, dtype, scratch.wide)
-        filled = count
+        looked_up = count
         for begin in range(first, last, BLOCK):
             block = tile + 4 * (begin - first)
             valid = valid_mask(last - begin)
@@ -233,9 +238,10 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
             if mask == np.uint64(0):
                 continue
             if count > room:
-                _fill_keys(tile, first, filled, count, index, key)
+                _look_up(tile, first, looked_up, count, index, key)
+                _make_keys(keyed, count, key)
                 count, cutoff = _tighten(row, length, dtype, cutoff, k, count, may_guess, scratch)
-                filled, complete, may_guess = count, False, False
+                looked_up, keyed, complete, may_guess = count, count, False, False
                 if cutoff < np.uint32(INF_KEY):
                     return count, complete  # k infinities are stored: nothing beats them
                 limit = raw_limit(cutoff)
@@ -243,7 +249,8 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
             hits = bit_count(mask)
             _append(slots + 4 * count, begin, mask, hits)
             count += hits
-        _fill_keys(tile, first, filled, count, index, key)
+        _look_up(tile, first, looked_up, count, index, key)
+    _make_keys(keyed, count, key)
     return count, complete
 
 
