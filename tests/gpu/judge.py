@@ -22,15 +22,15 @@ def ordered(scores: torch.Tensor) -> torch.Tensor:
 
 
 def valid_lengths(
-    lengths: torch.Tensor | None, rows: int, width: int, live: int | None = None, device: object = None
+    lengths: torch.Tensor | None, rows: int, width: int, live: torch.Tensor | None = None, device: object = None
 ) -> torch.Tensor:
-    """Clamped lengths, zero from row `live` on; int64."""
+    """Clamped lengths, zero from row `live` on; int64. Nothing is read back."""
     if lengths is None:
         valid = torch.full((rows,), width, dtype=torch.int64, device=device)
     else:
         valid = lengths.to(torch.int64).clamp(0, width)
     if live is not None:
-        valid[min(max(live, 0), rows) :] = 0
+        valid *= torch.arange(rows, device=valid.device) < live.reshape(())
     return valid
 
 

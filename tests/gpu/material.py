@@ -83,3 +83,14 @@ def lengths_for(rows: int, width: int, k: int, seed: int = 0) -> np.ndarray:
     )
     chosen = kinds[(np.arange(rows) + seed) % len(kinds), np.arange(rows)]
     return np.clip(chosen, -(2**31), 2**31 - 1).astype(np.int32)
+
+
+_held: dict[tuple[object, ...], torch.Tensor] = {}
+
+
+def on_device(width: int, k: int, reps: int, dtype: str, device: str) -> torch.Tensor:
+    """Bit patterns of `stack` on the device, made once: the suite's distinct matrices take a few gigabytes."""
+    key = (width, k, reps, dtype, device)
+    if key not in _held:
+        _held[key] = torch.from_numpy(narrow(stack(width, k, reps), dtype)).to(device)
+    return _held[key]

@@ -7,6 +7,8 @@ it proves the suite's own code on a machine without a GPU, and nothing else.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import judge
@@ -17,6 +19,7 @@ from variants import Variant
 import ksieve
 from ksieve import reference
 from ksieve.devices import DEVICES
+from ksieve.keys import widen
 from ksieve.planner import Plan
 from ksieve.stats import STATS_COLUMNS
 
@@ -88,16 +91,19 @@ def call_stats(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None) -
 
 
 def model_of(plan: Plan, scores: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ksieve.Stats]:
-    """What the NumPy model says of a plan's selection."""
-    return reference.select(
-        scores,
-        lengths,
-        plan.problem.k,
-        policy=plan.policy,
-        capacity=plan.capacity,
-        held=plan.held,
-        splits=plan.splits,
-    )
+    """What the NumPy model says of a plan's selection: `reference.select`, rows in parallel."""
+    rows, width = scores.shape
+    k, valid = plan.problem.k, np.clip(lengths.astype(np.int64), 0, width)
+    options = {"policy": plan.policy, "capacity": plan.capacity, "held": plan.held, "splits": plan.splits}
+
+    def one(row: int) -> tuple[np.ndarray, list[int]]:
+        chosen, trace = reference.select_row(widen(scores[row, : valid[row]]), k, row_id=row, **options)
+        return np.pad(chosen, (0, k - chosen.size), constant_values=-1), trace.columns()
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(one, range(rows)))
+    indices = np.array([chosen for chosen, _ in found], np.int32).reshape(rows, k)
+    return indices, ksieve.Stats(np.array([row for _, row in found], np.int32).reshape(rows, len(STATS_COLUMNS)))
 
 
 def to_numpy(scores: torch.Tensor) -> np.ndarray:
@@ -119,7 +125,7 @@ def check(
     rows, width = scores.shape
     k = plan.problem.k
     live = torch.tensor([num_rows], dtype=torch.int32, device=DEVICE) if num_rows is not None else None
-    valid = judge.valid_lengths(lengths, rows, width, num_rows, DEVICE)
+    valid = judge.valid_lengths(lengths, rows, width, live, DEVICE)
     target, workspace, wrong = Guarded.make(rows, k, out_padding), dirty_workspace(plan), []
     for run in range(runs):
         target.poison()
@@ -136,8 +142,10 @@ def check(
     return wrong
 
 
-def compare_stats(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None, names=None) -> list[str]:
-    """Statistics against the model's, column by column; what differs."""
+def compare_stats(
+    plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None, names: Callable[[int], str] | None = None
+) -> tuple[list[str], np.ndarray]:
+    """Statistics against the model's, column by column: what differs, and the model's raw array."""
     rows, width = scores.shape
     valid = np.full(rows, width) if lengths is None else lengths.cpu().numpy()
     indices, raw = call_stats(plan, scores, lengths)
@@ -154,7 +162,7 @@ def compare_stats(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None
         wrong.append(f"row {row}{name}, length {int(valid[row])}: {shown}")
     if len(differing) > 3:
         wrong.append(f"statistics of {len(differing)} of {rows} rows differ in all")
-    return wrong
+    return wrong, expected.raw
 
 
 def plan_for(variant: Variant, scores: torch.Tensor, k: int, **changes) -> Plan:

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ksieve
+from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy
 
 EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
+EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")
+"""Ranks its samples in shared memory, also those of a million scores beside a second resident block."""
 GROUPED = SamplingPolicy("grouped-64-rescue", 64, rescue_margin=1.75, group=4)
 
 
@@ -54,7 +57,7 @@ VARIANTS: dict[str, Variant] = {
         Variant("split-2", "split_sampled", PAPER_64, 2),
         Variant("split-4", "split_sampled", PAPER_128, 4),
         Variant("split-8", "split_sampled", PAPER_64, 8),
-        Variant("split-8-tied", "split_sampled", EXACT, 8),
+        Variant("split-8-tied", "split_sampled", EXACT_128, 8),
         Variant("row", "row_exact"),
         Variant("cluster", "cluster_exact"),
         Variant("persistent-exact", "persistent_exact"),
@@ -73,6 +76,14 @@ def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
     elif plan.family == "split_sampled":
         size = zeroed = HEADER_BYTES + plan.problem.rows * (ROW_STATE_BYTES + shared * CANDIDATE_BYTES)
     return replace(plan, capacity=shared + spill, shared_capacity=shared, workspace_bytes=size, workspace_zeroed=zeroed)
+
+
+def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options: Any) -> list[Plan]:
+    """The plan of a shape, or nothing where the planner refuses it: a test will meet the refusal and fail alone."""
+    try:
+        return [variant.plan(*shape, device=device, **options)]
+    except ArgumentError:
+        return []
 
 
 def precompile(plans: Iterable[tuple[Plan, bool]], threads: int = 16) -> int:

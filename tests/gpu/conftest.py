@@ -1,0 +1,103 @@
+"""The GPU suite's setup: kernels compiled side by side before the first test, and a summary written after the last."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+RESULTS = "gpu-suite.json"
+
+if "torch" not in sys.modules:
+    # Another framework of the same process must not take all memory for itself.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+class Tally:
+    """What the suite has verified, for the summary file."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}
+        self.cases: dict[str, int] = {}
+        self.stats_rows: dict[str, int] = {}
+        self.violations: list[str] = []
+        self.facts: dict[str, object] = {}
+        self.outcomes: dict[str, int] = {}
+        self.start = time.perf_counter()
+
+    def add(self, variant: str, rows: int, wrong: list[str], *, stats_rows: int = 0) -> None:
+        """Count verified rows of one case."""
+        self.rows[variant] = self.rows.get(variant, 0) + rows
+        self.cases[variant] = self.cases.get(variant, 0) + 1
+        self.stats_rows[variant] = self.stats_rows.get(variant, 0) + stats_rows
+        self.violations += [f"{variant}: {text}" for text in wrong]
+
+
+_tally = Tally()
+
+
+@pytest.fixture(scope="session")
+def tally() -> Tally:
+    return _tally
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # tests/conftest.py skips them without a device; only a dry run of the suite's own code may go on.
+    if os.environ.get("KSIEVE_GPU_DRY_RUN") == "1":
+        for item in items:
+            if HERE in item.path.parents:
+                item.own_markers = [mark for mark in item.own_markers if mark.name != "skip"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(request: pytest.FixtureRequest) -> None:
+    """Compile what the collected modules say they need (`kernels`), on all cores."""
+    import runner
+    import variants
+
+    modules = {item.module for item in request.session.items if HERE in item.path.parents}
+    needed = [pair for module in modules if hasattr(module, "kernels") for pair in module.kernels()]
+    if runner.DRY or not needed:
+        return
+    begin = time.perf_counter()
+    count = variants.precompile(needed)
+    _tally.facts["kernels_compiled"] = count
+    _tally.facts["compile_seconds"] = round(time.perf_counter() - begin, 2)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome == "skipped":
+        _tally.outcomes[report.outcome] = _tally.outcomes.get(report.outcome, 0) + 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not _tally.cases:
+        return
+    from ksieve.bench import record
+
+    dry = os.environ.get("KSIEVE_GPU_DRY_RUN") == "1"
+    folder = os.environ.get("KSIEVE_RESULTS_DIR")
+    if folder is None and dry:
+        return
+    results = {
+        "rows_verified": sum(_tally.rows.values()),
+        "cases": sum(_tally.cases.values()),
+        "rows_with_statistics_equal_to_the_model": sum(_tally.stats_rows.values()),
+        "violations": len(_tally.violations),
+        "first_violations": _tally.violations[:20],
+        "rows_by_variant": _tally.rows,
+        "tests": _tally.outcomes,
+        "seconds": round(time.perf_counter() - _tally.start, 1),
+        **_tally.facts,
+    }
+    target = Path(folder or record.RESULTS) / RESULTS
+    record.write_json(target.absolute(), record.payload("gpu-suite", {"dry_run": dry}, results, gpu=True))
+    session.config.get_terminal_writer().line(
+        f"\n{results['rows_verified']:,} rows verified in {results['cases']:,} cases, {results['violations']} "
+        f"violations; counts of {results['rows_with_statistics_equal_to_the_model']:,} rows compared: {target}"
+    )

@@ -1,0 +1,119 @@
+"""Every family of kernels, every rank, every width, every value family, every kind of length, at every alignment."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+
+import material
+import pytest
+import runner
+import torch
+from variants import VARIANTS, possible, small_storage
+
+pytestmark = pytest.mark.gpu
+
+RANKS = (1, 16, 512, 1000, 1024, 2048, 4096)
+WIDTHS = (
+    1, 2, 3, 7, 31, 100, 257, 1000, 1023, 2049, 4097, 8191, 16_384, 16_385, 24_577, 32_768, 65_537, 100_003, 131_072,
+    262_143, 524_289, 1_100_000,
+)  # fmt: skip
+NARROW_WIDTHS = (5003, 40_001, 131_072, 262_149)
+NARROW_RANKS = (1, 512, 2048)
+OVERFLOW = ((5003, 64), (20_001, 200), (140_003, 64))
+"""(width, k) of plans with room for few candidates: boundaries admit far more than that."""
+
+if runner.DRY:
+    RANKS, WIDTHS, NARROW_WIDTHS, NARROW_RANKS = (1, 16, 512), (1, 3, 257, 5003), (3001,), (512,)
+    OVERFLOW = ((5003, 64),)
+
+
+def kernels():
+    """Plans that these tests run, for the compile pool."""
+    for variant, k, width in itertools.product(VARIANTS.values(), RANKS, WIDTHS):
+        yield from ((plan, False) for plan in possible(variant, 64, width, k, device=runner.PLAN_DEVICE))
+    for variant, k, width, dtype in itertools.product(
+        VARIANTS.values(), NARROW_RANKS, NARROW_WIDTHS, ("float16", "bfloat16")
+    ):
+        yield from ((p, False) for p in possible(variant, 64, width, k, dtype=dtype, device=runner.PLAN_DEVICE))
+    for variant, (width, k) in itertools.product(VARIANTS.values(), OVERFLOW):
+        for plan in possible(variant, 64, width, k, device=runner.PLAN_DEVICE):
+            yield from ((overflowing(plan, spill), False) for spill in (0, 256))
+
+
+def overflowing(plan, spill):
+    return small_storage(plan, 256, spill if plan.family.startswith("persistent") else 0)
+
+
+def layout(*what, vector=4):
+    """Base offset, row padding and output padding: any combination, the same one every time."""
+    drawn = zlib.crc32(repr(what).encode())
+    return drawn % (vector + 1) % vector, drawn // 8 % 6, drawn // 64 % 3
+
+
+def matrix(width, k, dtype, offset, padding):
+    reps = 2 if width <= 33_000 else 1
+    bits = material.on_device(width, k, reps, dtype, runner.DEVICE)
+    scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
+    return scores, torch.from_numpy(material.lengths_for(len(bits), width, k)).to(runner.DEVICE)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_float32(name, width, tally):
+    wrong = []
+    for k in RANKS:
+        offset, padding, out_padding = layout(name, width, k)
+        scores, lengths = matrix(width, k, "float32", offset, padding)
+        plan = runner.plan_for(VARIANTS[name], scores, k)
+        for given in (lengths, None):
+            found = runner.check(plan, scores, given, out_padding=out_padding)
+            tally.add(name, len(scores), found)
+            wrong += [f"k={k} offset={offset} padding={padding} lengths={given is not None}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_narrow_scores(name, dtype, tally):
+    wrong = []
+    for width, k in itertools.product(NARROW_WIDTHS, NARROW_RANKS):
+        offset, padding, out_padding = layout(name, width, k, dtype, vector=8)
+        scores, lengths = matrix(width, k, dtype, offset, padding)
+        plan = runner.plan_for(VARIANTS[name], scores, k)
+        found = runner.check(plan, scores, lengths, out_padding=out_padding)
+        tally.add(name, len(scores), found)
+        wrong += [f"{width} k={k} offset={offset} padding={padding}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_storage_for_few_candidates(name, tally):
+    """Frontiers beyond the storage: spilled, narrowed by rescans, or solved as one value."""
+    wrong = []
+    for (width, k), spill in itertools.product(OVERFLOW, (0, 256)):
+        scores, lengths = matrix(width, k, "float32", 1, 2)
+        plan = overflowing(runner.plan_for(VARIANTS[name], scores, k), spill)
+        for given in (lengths, None):
+            found = runner.check(plan, scores, given)
+            tally.add(name, len(scores), found)
+            wrong += [f"{width} k={k} spill={spill}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1, 2, 3])
+def test_every_alignment(offset, padding, tally):
+    """All residues of base and pitch, each with lengths that end anywhere in a vector."""
+    wrong = []
+    for name, variant in VARIANTS.items():
+        for width, k in ((4093, 100), (40_002, 512)):
+            if runner.DRY and width > 5000:
+                continue
+            scores, _ = matrix(width, k, "float32", offset, padding)
+            rows = len(scores)
+            lengths = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) % 9 + (width - 8)
+            found = runner.check(runner.plan_for(variant, scores, k), scores, lengths, runs=1)
+            tally.add(name, rows, found)
+            wrong += [f"{name} {width}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)

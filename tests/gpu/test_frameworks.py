@@ -1,0 +1,135 @@
+"""The same selection from other libraries and through PyTorch's compilers, on the GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import runner
+import torch
+
+import ksieve
+import oracle
+from ksieve.errors import KsieveError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+
+ROWS, WIDTH, K = 6, 40_000, 512
+
+
+@pytest.fixture
+def problem():
+    rng = np.random.default_rng(4)
+    lengths = np.array([WIDTH, 100, K, K + 1, 0, 30_000], np.int32)
+    return rng.standard_normal((ROWS, WIDTH), dtype=np.float32), lengths
+
+
+def assert_exact(problem, indices):
+    oracle.assert_exact(*problem, K, np.asarray(indices))
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
+def test_torch_compile(backend, problem):
+    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
+
+    def select(x, n):
+        return ksieve.topk(x * 1.0, n, K) + 0
+
+    indices = torch.compile(select, fullgraph=True, backend=backend)(scores, lengths)
+    assert_exact(problem, indices.cpu())
+
+
+def test_torch_compile_with_a_plan_and_an_output(problem):
+    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
+    plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K, device="cuda", family="split_sampled").prepare()
+    out = torch.full((ROWS, K), 7, dtype=torch.int32, device="cuda")
+    live = torch.tensor([ROWS], dtype=torch.int32, device="cuda")
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def select(x, n, o, m):
+        ksieve.topk(x, n, plan=plan, out=o, num_rows=m)
+
+    select(scores, lengths, out, live)
+    assert_exact(problem, out.cpu())
+
+
+def test_torch_compile_under_cuda_graphs(problem):
+    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
+    select = torch.compile(lambda x, n: ksieve.topk(x, n, K), fullgraph=True, mode="reduce-overhead")
+    for turn in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        shifted = scores.roll(turn, 1)
+        indices = select(shifted, lengths)
+        assert_exact((shifted.cpu().numpy(), problem[1]), indices.cpu())
+
+
+def test_torch_export(problem):
+    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
+
+    class Select(torch.nn.Module):
+        def forward(self, x, n):
+            return ksieve.topk(x, n, K)
+
+    program = torch.export.export(Select(), (scores, lengths))
+    assert "ksieve.topk" in str(program.graph)
+    assert_exact(problem, program.module()(scores, lengths).cpu())
+
+
+def test_operator_check(problem):
+    import ksieve.torch_ops  # noqa: F401
+
+    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
+    torch.library.opcheck(torch.ops.ksieve.topk.default, (scores, lengths, K), test_utils="test_faketensor")
+
+
+def test_cupy(problem):
+    cupy = pytest.importorskip("cupy")
+    scores, lengths = (cupy.asarray(x) for x in problem)
+    indices = ksieve.topk(scores, lengths, K)
+    assert isinstance(indices, cupy.ndarray)
+    assert indices.dtype == cupy.int32
+    assert_exact(problem, cupy.asnumpy(indices))
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        again = ksieve.topk(scores[:, ::1], lengths, K, out=cupy.full((ROWS, K), 9, cupy.int32))
+        stream.synchronize()
+    assert_exact(problem, cupy.asnumpy(again))
+
+
+def test_jax(problem):
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() not in ("gpu", "cuda"):
+        pytest.skip(f"JAX sees no GPU, only {jax.default_backend()}")
+    scores, lengths = (jax.device_put(x, jax.devices("gpu")[0]) for x in problem)
+    indices = ksieve.topk(scores, lengths, K)
+    assert isinstance(indices, jax.Array)
+    assert_exact(problem, indices)
+
+
+def test_verify_on_the_device(problem):
+    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
+    indices = ksieve.topk(scores, lengths, K)
+    assert ksieve.verify(scores, lengths, indices).ok
+    indices[0, 0] = indices[0, 1]
+    verdict = ksieve.verify(scores, lengths, indices)
+    assert not verdict.ok
+    assert verdict.failed_rows.tolist() == [0] if hasattr(verdict, "failed_rows") else True
+
+
+def test_arguments_on_different_devices(problem):
+    scores, lengths = problem
+    with pytest.raises(KsieveError, match=r"lengths.*cuda:0"):
+        ksieve.topk(torch.from_numpy(scores).cuda(), torch.from_numpy(lengths), K)
+    with pytest.raises(KsieveError, match="out"):
+        ksieve.topk(torch.from_numpy(scores).cuda(), None, K, out=torch.empty(ROWS, K, dtype=torch.int32))
+
+
+def test_another_device_than_the_current_one(problem):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    scores, lengths = (torch.from_numpy(x).to("cuda:1") for x in problem)
+    with pytest.raises(KsieveError, match="lengths"):
+        ksieve.topk(scores, lengths.to("cuda:0"), K)
+    indices = ksieve.topk(scores, lengths, K)
+    assert indices.device == scores.device
+    assert_exact(problem, indices.cpu())
+    with pytest.raises(KsieveError, match="device"):
+        ksieve.topk(scores, lengths, plan=ksieve.plan(rows=ROWS, width=WIDTH, k=K, device="cuda:0"))

@@ -1,0 +1,168 @@
+"""Graph replays with changing scores, lengths and live rows; streams side by side; captures that must be refused."""
+
+from __future__ import annotations
+
+import judge
+import material
+import pytest
+import runner
+import torch
+from variants import VARIANTS, possible, small_storage
+
+import ksieve
+from ksieve.errors import BackendError, WorkspaceError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+
+REPLAYS = 1000
+K, WIDTH, ROWS = 512, 20_003, 64
+NAMES = ("persistent-64", "persistent-128", "persistent-tied", "split-4", "split-8-tied", "row", "cluster",
+         "persistent-exact")  # fmt: skip
+"""One plan of each family at least."""
+
+
+def kernels():
+    for name in NAMES:
+        yield from ((p, False) for p in possible(VARIANTS[name], ROWS, WIDTH, K, device=runner.PLAN_DEVICE))
+
+
+def pool():
+    """Matrices to replay on: rows of all value families in another order each time; int32 bits."""
+    bits = material.on_device(WIDTH, K, 4, "float32", "cuda")
+    generator = torch.Generator(device="cuda").manual_seed(11)
+    order = torch.randint(len(bits), (12, ROWS), device="cuda", generator=generator)
+    return bits, order
+
+
+class Load:
+    """Inputs of one stream at fixed addresses, and a verdict that stays on the device."""
+
+    def __init__(self, seed):
+        self.bits, self.order = pool()
+        self.generator = torch.Generator(device="cuda").manual_seed(seed)
+        self.scores = torch.empty(ROWS, WIDTH + 1, device="cuda")[:, :WIDTH]
+        self.lengths = torch.empty(ROWS, dtype=torch.int32, device="cuda")
+        self.live = torch.empty(1, dtype=torch.int32, device="cuda")
+        self.target = runner.Guarded.make(ROWS, K, 1)
+        self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def change(self, turn):
+        """Put other scores, lengths and a live row count in place; enqueued, never waited for."""
+        self.scores.view(torch.int32).copy_(self.bits[self.order[turn % len(self.order)]])
+        self.lengths.random_(-5, WIDTH + 20, generator=self.generator)
+        self.lengths[turn % ROWS :: 7] = WIDTH
+        self.live.random_(-2, ROWS + 3, generator=self.generator)
+        self.target.poison()
+
+    def judge(self):
+        valid = judge.valid_lengths(self.lengths, ROWS, WIDTH, self.live)
+        self.wrong += (~judge.exact_rows(self.scores, valid, K, self.target.out)).sum()
+        outside = self.target.buffer[runner.GUARD - 1], self.target.buffer[-runner.GUARD]
+        self.wrong += sum((word != runner.POISON).long() for word in outside)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_thousand_replays(name, tally):
+    load = Load(3)
+    load.change(0)
+    plan = runner.plan_for(VARIANTS[name], load.scores, K).prepare()
+    workspace = runner.dirty_workspace(plan)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        ksieve.topk(load.scores, load.lengths, plan=plan, out=load.target.out, workspace=workspace, num_rows=load.live)
+    for turn in range(REPLAYS):
+        load.change(turn)
+        graph.replay()
+        load.judge()
+    wrong = [f"{int(load.wrong)} rows wrong over {REPLAYS} replays"] if int(load.wrong) else []
+    tally.add(name, ROWS * REPLAYS, wrong)
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_capture_without_a_workspace_of_ones_own(name, tally):
+    """The workspace then comes from the graph's own memory pool, zeroed by the graph."""
+    load = Load(4)
+    load.change(0)
+    plan = runner.plan_for(VARIANTS[name], load.scores, K).prepare()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ksieve.topk(load.scores, load.lengths, plan=plan, num_rows=load.live)
+    for turn in range(20):
+        load.change(turn)
+        graph.replay()
+        load.target.out.copy_(out)
+        load.judge()
+    tally.add(name, ROWS * 20, [])
+    assert int(load.wrong) == 0
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own workspaces", "implicit workspaces"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_streams_at_once(name, own, tally):
+    loads, streams = [Load(seed) for seed in (5, 6)], [torch.cuda.Stream() for _ in range(2)]
+    plan = runner.plan_for(VARIANTS[name], loads[0].scores, K).prepare()
+    spaces = [runner.dirty_workspace(plan) if own else None for _ in loads]
+    torch.cuda.synchronize()
+    for turn in range(60):
+        for load, stream, workspace in zip(loads, streams, spaces, strict=True):
+            with torch.cuda.stream(stream):
+                load.change(turn)
+                ksieve.topk(
+                    load.scores, load.lengths, plan=plan, out=load.target.out, workspace=workspace, num_rows=load.live
+                )
+                load.judge()
+    torch.cuda.synchronize()
+    wrong = sum(int(load.wrong) for load in loads)
+    tally.add(name, 2 * 60 * ROWS, [f"{wrong} rows wrong on two streams"] if wrong else [])
+    assert wrong == 0
+
+
+def test_kernels_are_not_compiled_during_a_capture():
+    scores = torch.randn(3, 5000, device="cuda")
+    plan = small_storage(VARIANTS["persistent-exact"].plan(3, 5000, 7), 256 * 3, 256 * 5)  # nobody else's capacities
+    workspace, out = plan.workspace(), torch.empty(3, 7, dtype=torch.int32, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), pytest.raises(BackendError, match=r"warm up first.*plan\.prepare\(\)"):
+        ksieve.topk(scores, plan=plan, out=out, workspace=workspace)
+    plan.prepare()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        ksieve.topk(scores, plan=plan, out=out, workspace=workspace)
+
+
+def test_statistics_are_not_read_back_during_a_capture():
+    scores = torch.randn(3, 5000, device="cuda")
+    ksieve.topk(scores, k=7, return_stats=True)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(BackendError, match="return_stats"):
+        ksieve.topk(scores, k=7, return_stats=True)
+
+
+def test_a_workspace_serves_its_own_plan_alone():
+    scores = torch.randn(5, 70_000, device="cuda")
+    mine, other = (VARIANTS[name].plan(5, 70_000, 512) for name in ("persistent-64", "split-4"))
+    with pytest.raises(WorkspaceError, match="workspace"):
+        ksieve.topk(scores, plan=mine, workspace=other.workspace())
+    with pytest.raises(WorkspaceError, match="bytes"):
+        ksieve.topk(scores, plan=other, workspace=torch.empty(100, dtype=torch.uint8, device="cuda"))
+    with pytest.raises(WorkspaceError, match="multiple of 256"):
+        ksieve.topk(
+            scores, plan=other, workspace=torch.empty(other.workspace_bytes + 1, dtype=torch.uint8, device="cuda")[1:]
+        )
+
+
+def test_replays_allocate_and_synchronise_nothing():
+    """With plan, workspace and output given, PyTorch's allocator is not asked, and sync points raise."""
+    load = Load(8)
+    load.change(0)
+    plan = runner.plan_for(VARIANTS["persistent-128"], load.scores, K).prepare()
+    workspace, out = plan.workspace(), load.target.out
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(10):
+            ksieve.topk(load.scores, load.lengths, plan=plan, out=out, workspace=workspace, num_rows=load.live)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

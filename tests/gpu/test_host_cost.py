@@ -1,0 +1,54 @@
+"""What a call costs the host, beside reading the attributes of the tensors it is given."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+import runner
+import torch
+
+import ksieve
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+
+CALLS, BLOCKS = 200, 40
+
+
+def attributes(*tensors):
+    """What any launcher has to look at."""
+    return [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+
+
+def cost(call):
+    """Median microseconds per call over blocks, and the least; the device catches up between blocks."""
+    blocks = []
+    for _ in range(BLOCKS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        blocks.append((time.perf_counter() - begin) / CALLS * 1e6)
+    return {"median_us": statistics.median(blocks), "min_us": min(blocks)}
+
+
+def test_an_eager_call_with_a_ready_plan(tally):
+    # So small that the device is never the slower one.
+    scores = torch.randn(4, 1024, device="cuda")
+    lengths = torch.full((4,), 1000, dtype=torch.int32, device="cuda")
+    out = torch.empty(4, 16, dtype=torch.int32, device="cuda")
+    found = {}
+    for family in ("row_exact", "persistent_exact"):
+        plan = ksieve.plan(rows=4, width=1024, k=16, device="cuda", family=family)
+        workspace = plan.workspace()
+        ksieve.topk(scores, lengths, plan=plan, out=out, workspace=workspace)
+        found[family] = cost(lambda p=plan, w=workspace: ksieve.topk(scores, lengths, plan=p, out=out, workspace=w))
+    ksieve.topk(scores, lengths, 16)
+    found["without plan, workspace and out"] = cost(lambda: ksieve.topk(scores, lengths, 16))
+    found["attributes of three tensors"] = read = cost(lambda: attributes(scores, lengths, out))
+    found["torch.topk"] = cost(lambda: torch.topk(scores, 16, sorted=False))
+    tally.facts["host_cost"] = found
+    # 15 microseconds where the attributes take 7: the machine's own speed sets the scale.
+    allowed = 15 / 7 * read["min_us"]
+    assert min(found[f]["min_us"] for f in ("row_exact", "persistent_exact")) <= max(allowed, 15), found

@@ -1,0 +1,124 @@
+"""Shapes at the edge: no rows, few scores, live row counts, wide pitches, and matrices beyond 2**31 elements."""
+
+from __future__ import annotations
+
+import itertools
+
+import judge
+import material
+import pytest
+import runner
+import torch
+from variants import VARIANTS, possible
+
+import ksieve
+
+pytestmark = pytest.mark.gpu
+
+K, WIDTH = 300, 20_011
+HUGE_ROWS, HUGE_WIDTH, HUGE_K = 2100, 1_100_000, 2048
+
+
+def kernels():
+    for variant in VARIANTS.values():
+        yield from ((p, False) for p in possible(variant, 64, WIDTH, K, device=runner.PLAN_DEVICE))
+        yield from ((p, False) for p in possible(variant, HUGE_ROWS, HUGE_WIDTH, HUGE_K, device=runner.PLAN_DEVICE))
+
+
+def one_matrix(padding=0):
+    bits = material.on_device(WIDTH, K, 1, "float32", runner.DEVICE)
+    return material.place(bits, "float32", runner.DEVICE, padding=padding)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_lengths_around_k(name, tally):
+    scores = one_matrix()
+    limits = [K - 1, K, K + 1, 0, 1, -1, -(2**31), 2**31 - 1, WIDTH, WIDTH + 1, WIDTH - 1, K + 2]
+    lengths = torch.tensor((limits * 8)[: len(scores)], dtype=torch.int32, device=runner.DEVICE)
+    wrong = runner.check(runner.plan_for(VARIANTS[name], scores, K), scores, lengths)
+    tally.add(name, len(scores), wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_live_rows(name, tally):
+    """Rows past the live count are filled with -1, whatever their lengths say."""
+    scores = one_matrix(padding=2)
+    rows = len(scores)
+    lengths = torch.from_numpy(material.lengths_for(rows, WIDTH, K)).to(runner.DEVICE)
+    plan = runner.plan_for(VARIANTS[name], scores, K)
+    for live in (0, 1, rows // 2, rows - 1, rows, rows + 1, -1, -(2**31), 2**31 - 1):
+        wrong = runner.check(plan, scores, lengths, num_rows=live, runs=1)
+        tally.add(name, rows, wrong)
+        assert not wrong, f"{live} live rows: " + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_plan_serves_fewer_rows_and_narrower_matrices(name, tally):
+    scores = one_matrix()
+    plan = runner.plan_for(VARIANTS[name], scores, K)
+    workspace = runner.dirty_workspace(plan)
+    for rows, width in ((1, WIDTH), (7, K + 1), (len(scores), 1), (13, 5003), (3, K), (len(scores), WIDTH)):
+        part = scores[:rows, :width]
+        target = runner.Guarded.make(rows, K, 1)
+        runner.call(plan, part, None, target.out, workspace)
+        ok = judge.exact_rows(part, judge.valid_lengths(None, rows, width, None, runner.DEVICE), K, target.out)
+        wrong = [] if bool(ok.all()) and target.intact() else [f"{rows} x {width}: not exact, or out of bounds"]
+        tally.add(name, rows, wrong)
+        assert not wrong
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+def test_no_rows_and_no_scores():
+    empty = torch.empty(0, 100, device="cuda")
+    assert ksieve.topk(empty, k=5).shape == (0, 5)
+    assert ksieve.topk(empty, k=5, return_stats=True)[1].raw.shape == (0, 16)
+    for variant in VARIANTS.values():
+        plan = variant.plan(4, 100, 5)
+        assert ksieve.topk(empty, plan=plan).shape == (0, 5)
+        nothing = ksieve.topk(torch.empty(4, 0, device="cuda"), plan=plan)
+        assert (nothing == -1).all()
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_more_than_two_to_the_31_elements(name, tally, huge):
+    wrong = runner.check(runner.plan_for(VARIANTS[name], huge, HUGE_K), huge, None, runs=1)
+    tally.add(name, HUGE_ROWS, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rows_further_apart_than_two_to_the_31_bytes(name, tally, huge):
+    apart = huge.as_strided((4, 200_003), (577_000_001, 1), 3)
+    lengths = torch.tensor([200_003, 150_000, 2049, 200_000], dtype=torch.int32, device="cuda")
+    wrong = runner.check(runner.plan_for(VARIANTS[name], apart, HUGE_K), apart, lengths)
+    tally.add(name, len(apart), wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def huge():
+    """2100 x 1,100,000 scores, 9.2 GB; the value families in the first and in the last rows."""
+    scores = torch.empty(HUGE_ROWS, HUGE_WIDTH, device="cuda").normal_()
+    some = material.on_device(HUGE_WIDTH, HUGE_K, 1, "float32", "cuda")
+    scores.view(torch.int32)[: len(some)] = some
+    scores.view(torch.int32)[-len(some) :] = some
+    yield scores
+    del scores
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.parametrize(("rows", "width", "k"), [(1, 8192, 2048), (300, 70_000, 512), (2, 300_000, 20_000)])
+def test_the_planners_own_choice(rows, width, k, tally):
+    """No plan, no workspace, no output given: the everyday call."""
+    bits = material.on_device(width, 512, 1, "float32", "cuda")
+    scores = bits.repeat(-(-rows // len(bits)), 1)[:rows].view(torch.float32)
+    lengths = torch.from_numpy(material.lengths_for(rows, width, k)).cuda()
+    for given, _ in itertools.product((None, lengths), range(2)):
+        indices = ksieve.topk(scores, given, k)
+        ok = judge.exact_rows(scores, judge.valid_lengths(given, rows, width, None, "cuda"), k, indices)
+        tally.add("planned", rows, [] if bool(ok.all()) else [f"{rows} x {width} k={k} is not exact"])
+        assert bool(ok.all())

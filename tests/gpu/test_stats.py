@@ -1,0 +1,119 @@
+"""`return_stats=True` equals the NumPy model in every column, on rows that reach every route of every family."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import material
+import numpy as np
+import pytest
+import runner
+import torch
+from variants import VARIANTS, Variant, possible, small_storage
+
+from ksieve.policy import SamplingPolicy
+from ksieve.stats import Route
+from ksieve.workloads.producers import PRODUCERS
+
+pytestmark = pytest.mark.gpu
+
+THIN = SamplingPolicy("thin-rescue", 64, margin=0.9, rescue_margin=1.4)
+"""Boundaries so close to k that half the rows underfill, and some of those also underfill the band."""
+THIN_TIED = SamplingPolicy("thin-tied", 32, margin=0.9, group=4, boundary="exact")
+
+TRACED = {
+    **VARIANTS,
+    "persistent-thin": Variant("persistent-thin", "persistent_sampled", THIN),
+    "persistent-thin-tied": Variant("persistent-thin-tied", "persistent_sampled", THIN_TIED),
+    "split-4-thin": Variant("split-4-thin", "split_sampled", THIN, 4),
+    "split-2-thin-tied": Variant("split-2-thin-tied", "split_sampled", THIN_TIED, 2),
+}
+
+SHAPES = ((9000, 1000), (30_001, 2048), (70_001, 512), (131_072, 2048))
+OVERFLOW = ((20_001, 64), (9000, 200))
+if runner.DRY:
+    SHAPES = SHAPES[:2]
+
+
+def kernels():
+    for variant in TRACED.values():
+        for width, k in SHAPES:
+            yield from ((p, True) for p in possible(variant, 64, width, k, device=runner.PLAN_DEVICE))
+        for width, k in OVERFLOW:
+            yield from ((overflowing(p), True) for p in possible(variant, 64, width, k, device=runner.PLAN_DEVICE))
+
+
+def overflowing(plan):
+    return small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0)
+
+
+def rows_for(variant, width, k):
+    """All value families, plain rows, and rows that alias with the variant's own view; lengths of every kind."""
+    stacked = material.stack(width, k)
+    plain = PRODUCERS["random_normal"](12, width, seed=5, k=k)
+    parts = [stacked, plain]
+    if variant.policy is not None:
+        for name in ("stride_peak", "stride_hole"):
+            first = sum(len(p) for p in parts)
+            parts.append(PRODUCERS[name](4, width, first_row=first, k=k, policy=variant.policy))
+    scores = np.concatenate([part.view(np.int32) for part in parts])
+    lengths = material.lengths_for(len(scores), width, k)
+    lengths[len(stacked) :: 2] = width
+    lengths[-2:] = width
+    return scores, lengths
+
+
+def family_name(row):
+    return material.NAMES[row] if row < len(material.NAMES) else "plain or aliased"
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_equals_the_model(name, tally):
+    variant, wrong, routes, scans = TRACED[name], [], set(), set()
+    for (width, k), make in (
+        *((shape, None) for shape in SHAPES),
+        *((shape, overflowing) for shape in OVERFLOW),
+    ):
+        bits, lengths = rows_for(variant, width, k)
+        if width > 100_000:
+            bits, lengths = np.ascontiguousarray(bits[::2]), lengths[::2].copy()
+        scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
+        plan = runner.plan_for(variant, scores, k)
+        plan = make(plan) if make else plan
+        valid = torch.from_numpy(lengths).to(runner.DEVICE)
+        step = 2 if width > 100_000 else 1
+        found, raw = runner.compare_stats(plan, scores, valid, partial(_named, step=step))
+        tally.add(name, len(bits), found, stats_rows=len(bits))
+        routes |= set(raw[:, 0].tolist())
+        scans |= set(raw[:, 14].tolist())
+        wrong += [f"{width} k={k}{' few candidates' if make else ''}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+    assert routes >= expected_routes(variant), f"only routes {sorted(Route(r).name for r in routes)} were reached"
+    assert max(scans) >= (3 if variant.policy is None else 4), f"no frontier overflowed: scans {sorted(scans)}"
+
+
+def _named(row, step):
+    return family_name(row * step)
+
+
+def expected_routes(variant):
+    """Routes that these rows reach, by what the policy can do."""
+    if variant.policy is None:
+        return {Route.SHORT, Route.DIRECT}
+    reached = {Route.SHORT, Route.CERTIFIED, Route.DIRECT}
+    if variant.policy.rescue_margin is None:
+        return reached | {Route.RECOVERED}
+    return reached | {Route.RECOVERED_AFTER_BAND} | ({Route.RESCUED} if variant.policy.margin < 1 else set())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_narrow_scores_too(name, tally):
+    wrong = []
+    for dtype in ("float16", "bfloat16"):
+        bits = material.narrow(material.stack(9000, 300), dtype)
+        scores = material.place(bits, dtype, runner.DEVICE, offset=3, padding=1)
+        lengths = torch.from_numpy(material.lengths_for(len(bits), 9000, 300)).to(runner.DEVICE)
+        found, _ = runner.compare_stats(runner.plan_for(VARIANTS[name], scores, 300), scores, lengths, family_name)
+        tally.add(name, len(bits), found, stats_rows=len(bits))
+        wrong += [f"{dtype}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)

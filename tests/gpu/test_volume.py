@@ -1,0 +1,62 @@
+"""Millions of rows, each a different one: a pool of all value families, rows drawn, rotated and cut at random."""
+
+from __future__ import annotations
+
+import material
+import pytest
+import runner
+import torch
+from variants import VARIANTS, possible
+
+pytestmark = pytest.mark.gpu
+
+ROWS = 200_000
+BATCHES = ((3000, 512), (1024, 64), (2500, 1000))
+"""(width, k). With the variants they make more than 6 million rows."""
+
+if runner.DRY:
+    ROWS, BATCHES = 300, ((1000, 64),)
+
+
+def kernels():
+    for variant in VARIANTS.values():
+        for width, k in BATCHES:
+            yield from ((p, False) for p in possible(variant, ROWS, width, k, device=runner.PLAN_DEVICE))
+
+
+def draw(pool: torch.Tensor, rows: int, generator: torch.Generator) -> torch.Tensor:
+    """Rows of the pool in random order, each rotated by a random distance."""
+    width = pool.shape[1]
+    out = torch.empty(rows, width, dtype=pool.dtype, device=pool.device)
+    columns = torch.arange(width, device=pool.device)
+    for begin in range(0, rows, 50_000):
+        part = slice(begin, min(begin + 50_000, rows))
+        count = part.stop - begin
+        which = torch.randint(len(pool), (count,), device=pool.device, generator=generator)
+        shift = torch.randint(width, (count, 1), device=pool.device, generator=generator)
+        torch.gather(pool[which], 1, (columns + shift) % width, out=out[part])
+    return out
+
+
+def random_lengths(rows: int, width: int, k: int, generator: torch.Generator) -> torch.Tensor:
+    """A third full, a third anything from 0 on, a third around k; some below 0 and beyond the width."""
+    random = lambda low, high: torch.randint(low, high, (rows,), device=runner.DEVICE, generator=generator)  # noqa: E731
+    kind = random(0, 3)
+    lengths = torch.where(kind == 0, width, torch.where(kind == 1, random(0, width + 1), k + random(-3, 40)))
+    lengths = torch.where(random(0, 50) == 0, random(-(2**31), 2**31), lengths)
+    return lengths.to(torch.int32)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_many_rows(name, tally):
+    wrong = []
+    generator = torch.Generator(device=runner.DEVICE)
+    generator.manual_seed(sum(name.encode()))
+    for width, k in BATCHES:
+        pool = material.on_device(width, k, 8, "float32", runner.DEVICE)
+        scores = draw(pool, ROWS, generator).view(torch.float32)
+        lengths = random_lengths(ROWS, width, k, generator)
+        found = runner.check(runner.plan_for(VARIANTS[name], scores, k), scores, lengths, runs=1)
+        tally.add(name, ROWS, found)
+        wrong += [f"{width} k={k}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
