@@ -13,7 +13,7 @@ TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests $(wildcard scripts)
 KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh)
 
-.PHONY: help demo test test-gpu check format docs bench-cpu clean
+.PHONY: help demo test test-gpu sanitize check format docs bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,6 +28,9 @@ test: $(TEST_STAMP)  ## install the test dependencies, run the whole CPU suite
 # Uses the caller's Python as it is (it needs torch, numpy, cuda-core and pytest) and downloads nothing.
 test-gpu:  ## run the GPU suite with $(PYTHON)
 	PYTHONPATH=src:tests $(PYTHON) -m pytest -m gpu tests/gpu tests/test_contract.py
+
+sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
+	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
 
 check: $(TEST_STAMP)  ## lint, formatting, types
 	$(BIN)/ruff check $(SOURCES)

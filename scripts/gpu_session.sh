@@ -32,13 +32,14 @@ quick() {
 }
 
 suite() {
-  timeout -k 10 "${SUITE_SECONDS:-560}" $PYTHON -m pytest tests/gpu -m gpu -q --durations=15 ${PYTEST:-} \
+  timeout -k 10 "${SUITE_SECONDS:-560}" $PYTHON -m pytest -m gpu tests/gpu tests/test_contract.py -q --durations=15 ${PYTEST:-} \
     2>&1 | tee "$OUT/suite.log"
   return "${PIPESTATUS[0]}"
 }
 
 sanitize() {
   local tool rc=0
+  $PYTHON tests/gpu/sanitize_grid.py --compile || return 1
   for tool in ${TOOLS:-memcheck racecheck synccheck}; do
     echo "== compute-sanitizer --tool $tool"
     timeout -k 10 "${SANITIZE_SECONDS:-180}" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \

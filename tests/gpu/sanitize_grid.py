@@ -1,0 +1,113 @@
+"""A reduced grid that reaches every kernel and route, to be run under compute-sanitizer.
+
+``PYTHONPATH=src:tests compute-sanitizer --tool memcheck python3 tests/gpu/sanitize_grid.py``, or `make sanitize`.
+``--compile`` only fills the kernel cache, which is better done outside the sanitizer. Answers are judged on the host,
+so that no other kernel than ksieve's has to be instrumented; every array is an allocation of its own, so that an
+access one element outside it is one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+
+import material
+import numpy as np
+import runner
+import torch
+from test_stats import TRACED
+from variants import possible, precompile, small_storage
+
+import ksieve
+import oracle
+
+SHAPES = (
+    # width, k, every how-manieth value family, base offset, row padding
+    (37, 5, 6, 0, 0),
+    (1030, 100, 5, 1, 3),
+    (9001, 512, 6, 3, 0),
+    (33_000, 512, 11, 0, 0),
+)
+FEW = (9001, 64)
+
+
+def plans(device):
+    for variant in TRACED.values():
+        for width, k, every, _, _ in SHAPES:
+            rows = -(-len(material.NAMES) // every)
+            for plan in possible(variant, rows, width, k, device=device):
+                yield variant.name, plan, False
+                if width == 9001:
+                    yield variant.name, plan, True
+        for plan in possible(variant, 8, *FEW, device=device):
+            yield variant.name, small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0), False
+        for dtype in ("float16", "bfloat16"):
+            for plan in possible(variant, 5, 9001, 100, dtype=dtype, device=device):
+                yield variant.name, plan, False
+
+
+def inputs(plan):
+    """Scores and lengths of a plan's shape, as host bits and on the device, in an allocation that ends with them."""
+    rows, width, k, dtype = plan.problem.rows, plan.problem.width, plan.problem.k, plan.problem.dtype
+    every, offset, padding = next(
+        ((e, o, p) for w, q, e, o, p in SHAPES if (w, q) == (width, k) and dtype == "float32"), (9, 1, 1)
+    )
+    bits = material.narrow(material.stack(width, k), dtype)[::every][:rows]
+    bits = np.ascontiguousarray(np.resize(bits, (rows, width)))
+    pitch = width + padding
+    buffer = np.zeros(offset + (rows - 1) * pitch + width, bits.dtype)
+    np.lib.stride_tricks.as_strided(buffer[offset:], (rows, width), (pitch * bits.itemsize, bits.itemsize))[...] = bits
+    scores = torch.from_numpy(buffer).to(runner.DEVICE).as_strided((rows, width), (pitch, 1), offset)
+    host = bits.view({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[dtype])
+    return host, material.lengths_for(rows, width, k), scores.view(getattr(torch, dtype))
+
+
+def run(name, plan, stats):
+    host, lengths, scores = inputs(plan)
+    rows, k = len(host), plan.problem.k
+    valid = torch.from_numpy(lengths).to(runner.DEVICE)
+    if stats:
+        indices, raw = runner.call_stats(plan, scores, valid)
+        expected = runner.model_of(plan, host, lengths)[1].raw
+        if not np.array_equal(raw, expected):
+            raise AssertionError(f"{name}: statistics of rows {np.flatnonzero((raw != expected).any(1))} differ")
+    else:
+        poison = np.full((rows, k), runner.POISON, np.int32)
+        indices = torch.from_numpy(poison).to(runner.DEVICE)
+        workspace = None if runner.DRY else plan.workspace()
+        live = torch.tensor([rows + 1], dtype=torch.int32).to(runner.DEVICE)
+        for _ in range(2):  # the second call finds what the first left in the workspace
+            runner.call(plan, scores, valid, indices, workspace, live)
+    oracle.assert_exact(host, lengths, k, indices.cpu().numpy())
+
+
+def main() -> int:
+    wanted = list(plans(runner.PLAN_DEVICE))
+    if not runner.DRY:
+        begin = time.perf_counter()
+        count = precompile((plan, stats) for _, plan, stats in wanted)
+        print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
+    if "--compile" in sys.argv:
+        return 0
+    if not runner.DRY:
+        print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
+    failures, last = 0, ""
+    begin = time.perf_counter()
+    for name, plan, stats in wanted:
+        if name != last:
+            print(f"{time.perf_counter() - begin:6.1f} s  {name}", flush=True)
+            last = name
+        try:
+            run(name, plan, stats)
+        except AssertionError as error:
+            failures += 1
+            print(f"FAIL {name} {plan.problem.rows} x {plan.problem.width} k={plan.problem.k}: {error}", flush=True)
+    print(f"{len(wanted)} launches and their repeats in {time.perf_counter() - begin:.1f} s, {failures} failures")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
