@@ -35,11 +35,10 @@ def cuda_devices() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if any("gpu" in item.keywords for item in items) and not cuda_devices():
-        skip = pytest.mark.skip(reason="no CUDA device")
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(skip)
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not cuda_devices():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.fixture(scope="session")

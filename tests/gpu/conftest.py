@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
@@ -10,11 +11,17 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+NO_TORCH = importlib.util.find_spec("torch") is None
+collect_ignore_glob = ["test_*.py"] if NO_TORCH else []
 RESULTS = "gpu-suite.json"
 
 if "torch" not in sys.modules:
     # Another framework of the same process must not take all memory for itself.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def pytest_report_header() -> str | None:
+    return "tests/gpu: not collected, PyTorch is not installed" if NO_TORCH else None
 
 
 class Tally:

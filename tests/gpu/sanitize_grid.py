@@ -84,6 +84,21 @@ def run(name, plan, stats):
     oracle.assert_exact(host, lengths, k, indices.cpu().numpy())
 
 
+def read_plainly() -> int:
+    """Every plain-read kernel of the benchmark."""
+    from ksieve.backends import cuda
+    from ksieve.bench import floor
+
+    device = cuda.device_info(0)
+    scores = torch.from_numpy(np.ones((3, 20_000), np.float32)).cuda()
+    lengths = torch.from_numpy(np.array([20_000, -1, 77], np.int32)).cuda()
+    kernels = floor.available(device)
+    for kernel in kernels:
+        floor.Reader(kernel, scores, lengths, device)()
+    torch.cuda.synchronize()
+    return len(kernels)
+
+
 def main() -> int:
     wanted = list(plans(runner.PLAN_DEVICE))
     if not runner.DRY:
@@ -94,6 +109,7 @@ def main() -> int:
         return 0
     if not runner.DRY:
         print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
+        print(f"{read_plainly()} plain reads")
     failures, last = 0, ""
     begin = time.perf_counter()
     for name, plan, stats in wanted:

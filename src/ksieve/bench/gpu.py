@@ -64,15 +64,19 @@ PLANNED = Variant("ksieve")
 
 @contextmanager
 def _geometry(family: str | None, changes: Mapping[str, int]) -> Iterator[None]:
+    """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
+    tables = [t for t in (planner_cuda.GEOMETRY, planner_cuda.GEOMETRY_BEFORE_HOPPER) if family in t]
     if not changes or family is None:
         yield
         return
-    kept = planner_cuda.GEOMETRY[family]
-    planner_cuda.GEOMETRY[family] = replace(kept, **changes)
+    kept = [table[family] for table in tables]
+    for table in tables:
+        table[family] = replace(table[family], **changes)
     try:
         yield
     finally:
-        planner_cuda.GEOMETRY[family] = kept
+        for table, before in zip(tables, kept, strict=True):
+            table[family] = before
 
 
 def variants_of(families: Sequence[str | None], policies: Sequence[str | None], text: str | None) -> list[Variant]:
