@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +14,8 @@ NO_TORCH = importlib.util.find_spec("torch") is None
 collect_ignore_glob = ["test_*.py"] if NO_TORCH else []
 RESULTS = "gpu-suite.json"
 
-if "torch" not in sys.modules:
-    # Another framework of the same process must not take all memory for itself.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# Another framework of the same process must not take all memory for itself.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def pytest_report_header() -> str | None:

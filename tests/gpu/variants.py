@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ksieve
+from ksieve.backends.cuda.spec import KernelSpec
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy
@@ -86,11 +89,22 @@ def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options:
         return []
 
 
-def precompile(plans: Iterable[tuple[Plan, bool]], threads: int = 16) -> int:
-    """Compile what (plan, with statistics) pairs need into the disk cache, side by side; the number of kernels."""
-    from ksieve.backends.cuda import cache
+def precompile(plans: Iterable[tuple[Plan, bool]]) -> int:
+    """Compile what (plan, with statistics) pairs need into the disk cache, on all cores; the number compiled.
+
+    In processes: NVRTC holds a lock of its own, so that threads compile one after another.
+    """
     from ksieve.backends.cuda.spec import kernel_spec
 
     specs = {kernel_spec(plan, stats=stats) for plan, stats in plans}
-    with ThreadPoolExecutor(threads) as pool:
-        return sum(new for _, new in pool.map(cache.obtain, specs))
+    workers = min(len(os.sched_getaffinity(0)), -(-len(specs) // 2))
+    if workers < 2:
+        return sum(map(_compile, specs))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return sum(pool.map(_compile, specs))
+
+
+def _compile(spec: KernelSpec) -> bool:
+    from ksieve.backends.cuda import cache
+
+    return cache.obtain(spec)[1]
