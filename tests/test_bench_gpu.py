@@ -158,3 +158,77 @@ def test_endpoint_scores_are_where_they_should_be():
         assert bool((again == matrix).all())
     with pytest.raises(ArgumentError, match="lengths"):
         scores.lengths_of("long", 1, 1, device="cpu")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The command over made-up clock readings."""
+
+    def shape(rows, width, k, lengths, dtype, variants, rounds, torch_rounds, seed, device):
+        if rows > 4096:
+            return {"rows": rows, "width": width, "skipped": "34.4 GB of scores, 20.0 GB may be used"}
+        facts = {"floor_us": 100.0, "floor_kernel": "dealt", "floor_terabytes_per_second": 4.5}
+        facts["reads"] = {"dealt": {"median_us": 100.0}, "bulk": {"median_us": 104.0}}
+        facts["selectors"] = {v.name: {"median_us": 125.0, "of_floor": 0.8, "exact": True} for v in variants}
+        if variants:
+            facts["selectors"]["ksieve"] |= {"family": "row_exact"}
+            facts["selectors"]["torch.topk"] = {"error": "RuntimeError: out of memory", "exact": None}
+        return {"rows": rows, "width": width} | facts
+
+    monkeypatch.setattr(gpu, "_device", lambda: H200)
+    monkeypatch.setattr(gpu, "_shape", shape)
+    return shape
+
+
+def invoke(*arguments):
+    from typer.testing import CliRunner
+
+    from ksieve.cli.app import app
+
+    return CliRunner().invoke(app, ["bench", *arguments], prog_name="ksieve")
+
+
+def test_the_gpu_table(measured, tmp_path):
+    done = invoke("gpu", "--shapes", "512x131072,8192x1048576", "--families", "row_exact", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert any(line.split() == ["512", "x", "131072", "100.0", "4.50", "row_exact", "125.0", "0.80", "125.0", "0.80",
+                                "failed"] for line in lines), done.output  # fmt: skip
+    assert any("8192 x 1048576" in line and "34.4 GB of scores" in line for line in lines)
+    assert "ksieve: geometric mean 0.800 of the floor, least 0.800, 1 shapes" in done.output
+    assert "torch.topk: RuntimeError: out of memory" in done.output
+    written = json.loads((tmp_path / "gpu-shapes-k2048.json").read_text())
+    assert (written["bench"], written["settings"]["lengths"]) == ("gpu", "causal")
+    assert written["results"]["shapes"][1]["skipped"]
+
+
+def test_an_inexact_answer_fails_the_command(measured, monkeypatch):
+    def inexact(*arguments):
+        facts = measured(*arguments)
+        facts["selectors"]["ksieve"]["exact"] = False
+        return facts
+
+    monkeypatch.setattr(gpu, "_shape", inexact)
+    done = invoke("gpu", "--shapes", "64x4096")
+    assert done.exit_code == 1
+    assert "125.0 INEXACT" in done.output
+
+
+def test_the_floor_table(measured, tmp_path):
+    done = invoke("floor", "--shapes", "64x4096,8192x1048576", "--out", str(tmp_path / "floor.json"))
+    assert done.exit_code == 0, done.output
+    assert any(
+        line.split() == ["64", "x", "4096", "100.0", "4.50", "100.0", "104.0"] for line in done.output.splitlines()
+    )
+    assert json.loads((tmp_path / "floor.json").read_text())["bench"] == "floor"
+
+
+def test_without_a_gpu_the_remedy_is_named(monkeypatch):
+    pytest.importorskip("torch")
+    from conftest import cuda_devices
+    from ksieve.errors import BackendError
+
+    if cuda_devices():
+        pytest.skip("there is one")
+    with pytest.raises(BackendError, match=r"driver|GPU|ksieve\[cuda\]"):
+        gpu.run([(1, 1)])

@@ -135,6 +135,7 @@ def run(
     torch_rounds: int = 3,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    each: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Measure the planner's choice and the variants asked for.
 
@@ -152,6 +153,8 @@ def run(
     seed : int
     progress : callable, optional
         Called as ``progress(shapes done, shapes in all)``.
+    each : callable, optional
+        Called with the results of every shape as it is done.
 
     Returns
     -------
@@ -164,13 +167,12 @@ def run(
         Without PyTorch or a GPU.
     """
     device = _device()
-    results = []
-    for done, (rows, width) in enumerate(shapes):
-        if progress is not None:
-            progress(done, len(shapes))
-        results.append(_shape(rows, width, k, lengths, dtype, [PLANNED, *variants], rounds, torch_rounds, seed, device))
-    if progress is not None:
-        progress(len(shapes), len(shapes))
+    results = _each(
+        shapes,
+        lambda m, n: _shape(m, n, k, lengths, dtype, [PLANNED, *variants], rounds, torch_rounds, seed, device),
+        progress,
+        each,
+    )
     settings = {"shapes": list(shapes), "k": k, "lengths": lengths, "dtype": dtype, "rounds": rounds, "seed": seed}
     return record.payload("gpu", settings, {"shapes": results, **summary(results)}, gpu=True)
 
@@ -183,16 +185,31 @@ def run_floor(
     rounds: int = 7,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    each: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Measure every plain-read kernel over the valid prefixes alone; arguments as in `run`."""
     device = _device()
+    results = _each(shapes, lambda m, n: _shape(m, n, 0, lengths, dtype, [], rounds, 0, seed, device), progress, each)
+    settings = {"shapes": list(shapes), "lengths": lengths, "dtype": dtype, "rounds": rounds, "seed": seed}
+    return record.payload("floor", settings, {"shapes": results}, gpu=True)
+
+
+def _each(
+    shapes: Sequence[tuple[int, int]],
+    measure: Callable[[int, int], dict[str, Any]],
+    progress: Callable[[int, int], None] | None,
+    each: Callable[[dict[str, Any]], None] | None,
+) -> list[dict[str, Any]]:
     results = []
     for done, (rows, width) in enumerate(shapes):
         if progress is not None:
             progress(done, len(shapes))
-        results.append(_shape(rows, width, 0, lengths, dtype, [], rounds, 0, seed, device))
-    settings = {"shapes": list(shapes), "lengths": lengths, "dtype": dtype, "rounds": rounds, "seed": seed}
-    return record.payload("floor", settings, {"shapes": results}, gpu=True)
+        results.append(measure(rows, width))
+        if each is not None:
+            each(results[-1])
+    if progress is not None:
+        progress(len(shapes), len(shapes))
+    return results
 
 
 def _device() -> DeviceInfo:

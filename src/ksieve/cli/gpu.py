@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,7 +83,7 @@ def bench_gpu(
     with terminal.progress("measuring", len(listed), unit="shapes", waiting="starting the GPU") as update:
         payload = gpu.run(
             listed, k, lengths=lengths or kind, dtype=dtype, variants=extra, rounds=rounds, torch_rounds=torch_rounds,
-            seed=seed, progress=update,
+            seed=seed, progress=update, each=_teller(),
         )  # fmt: skip
     results = payload["results"]
     names = list(dict.fromkeys(name for shape in results["shapes"] for name in shape.get("selectors", {})))
@@ -126,7 +127,7 @@ def bench_floor(
     path = _target(out, "floor", shapes, None)
     with terminal.progress("measuring", len(listed), unit="shapes", waiting="starting the GPU") as update:
         payload = gpu.run_floor(
-            listed, lengths=lengths or kind, dtype=dtype, rounds=rounds, seed=seed, progress=update
+            listed, lengths=lengths or kind, dtype=dtype, rounds=rounds, seed=seed, progress=update, each=_teller()
         )  # fmt: skip
     measured = list(_measured(payload["results"]))
     names = list(measured[0]["reads"]) if measured else []
@@ -161,6 +162,24 @@ def _shapes(text: str, only: str | None) -> tuple[list[tuple[int, int]], str]:
     if not chosen:
         raise ArgumentError("--shapes", repr(text) + (f" --only {only}" if only else ""), "at least one shape")
     return chosen, kind
+
+
+def _teller() -> Callable[[dict[str, Any]], None] | None:
+    """Where no progress bar is seen, a line per shape: what an interrupted run has measured is not lost."""
+    if terminal.stderr().is_terminal:
+        return None
+
+    def tell(shape: dict[str, Any]) -> None:
+        if "skipped" in shape:
+            terminal.note(f"{_name(shape)}: skipped, {shape['skipped']}")
+            return
+        times = [f"floor {shape['floor_us']:.1f} us ({shape['floor_kernel']})"]
+        for name, facts in shape["selectors"].items():
+            of_floor = f" ({facts['of_floor']:.2f})" if "of_floor" in facts else ""
+            times.append(f"{name} {facts.get('error') or _microseconds(facts) + of_floor}")
+        terminal.note(f"{_name(shape)}: {', '.join(times)}")
+
+    return tell
 
 
 def _list(text: str) -> list[str]:
