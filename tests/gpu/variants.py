@@ -73,6 +73,11 @@ def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
     """The same plan with room for few candidates, so that frontiers overflow into the spill and into rescans."""
     from ksieve.planner_cuda import CANDIDATE_BYTES, HEADER_BYTES, ROW_STATE_BYTES
 
+    if plan.policy is not None and plan.policy.boundary == "exact":
+        # The samples are ranked where the candidates will be: without room for them the row is not sampled at all.
+        samples = plan.problem.width // plan.policy.stride + plan.policy.group
+        shared = max(shared, -(-samples // 256) * 256)
+
     size, zeroed = 0, 0
     if plan.family.startswith("persistent"):
         size, zeroed = HEADER_BYTES + plan.ctas * spill * CANDIDATE_BYTES, HEADER_BYTES
