@@ -28,8 +28,19 @@ SHAPES = (
 )
 
 
-def differences(*arguments) -> list[str]:
-    return runner.compare_stats(*arguments)[0]
+def exact(variant: Variant, scores, lengths, k: int, **options) -> list[str]:
+    return runner.check(runner.plan_for(variant, scores, k), scores, lengths, **options)
+
+
+def counts(variant: Variant, scores, lengths, k: int, reps: int) -> list[str]:
+    names = partial(material.family_of, reps=reps)
+    return runner.compare_stats(runner.plan_for(variant, scores, k), scores, lengths, names)[0]
+
+
+def overflowing(variant: Variant, scores, lengths, k: int) -> list[str]:
+    plan = runner.plan_for(variant, scores, k)
+    plan = small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0)
+    return runner.check(plan, scores, lengths) + runner.compare_stats(plan, scores, lengths)[0]
 
 
 def smoke(variant: Variant, report) -> None:
@@ -37,29 +48,21 @@ def smoke(variant: Variant, report) -> None:
         bits = material.narrow(material.stack(width, k, reps), "float32")
         scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
         lengths = torch.from_numpy(material.lengths_for(len(bits), width, k)).to(runner.DEVICE)
-        plan = runner.plan_for(variant, scores, k)
         what = f"{len(bits)} x {width} k={k} offset {offset} padding {padding}"
-        report(f"full lengths  {what}", partial(runner.check, plan, scores, None))
-        report(f"all lengths   {what}", partial(runner.check, plan, scores, lengths, out_padding=3))
+        report(f"full lengths  {what}", partial(exact, variant, scores, None, k))
+        report(f"all lengths   {what}", partial(exact, variant, scores, lengths, k, out_padding=3))
         if width <= 5003:
-            half = partial(runner.check, plan, scores, lengths, num_rows=len(bits) // 2)
-            report(f"half live     {what}", half)
+            report(f"half live     {what}", partial(exact, variant, scores, lengths, k, num_rows=len(bits) // 2))
         if width <= 131_072 and reps == 2:
             some, valid = (scores, lengths) if width < 100_000 else (scores[::2], lengths[::2])
-            per_family = len(some) // len(material.NAMES)
-            plan = runner.plan_for(variant, some, k)
-            names = partial(material.family_of, reps=per_family)
-            report(f"statistics    {what}", partial(differences, plan, some, valid, names))
+            report(f"statistics    {what}", partial(counts, variant, some, valid, k, len(some) // len(material.NAMES)))
         if width == 5003:
-            tiny = small_storage(runner.plan_for(variant, scores, 64), 256, 256 if "persistent" in variant.name else 0)
-            report(f"tiny storage  {what}", partial(runner.check, tiny, scores, lengths))
-            report(f"its statistics {what}", partial(differences, tiny, scores, lengths))
+            report(f"tiny storage  {what}", partial(overflowing, variant, scores, lengths, 64))
     for dtype in ("float16", "bfloat16"):
         bits = material.narrow(material.stack(70_001, 512), dtype)
         scores = material.place(bits, dtype, runner.DEVICE, offset=1, padding=1)
         lengths = torch.from_numpy(material.lengths_for(len(bits), 70_001, 512)).to(runner.DEVICE)
-        plan = runner.plan_for(variant, scores, 512)
-        report(f"{dtype}", partial(runner.check, plan, scores, lengths))
+        report(dtype, partial(exact, variant, scores, lengths, 512))
 
 
 def main(names: list[str]) -> int:
