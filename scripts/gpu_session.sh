@@ -17,10 +17,10 @@ failed=()
 quick() {
   local logs names rc=0
   logs=$(mktemp -d)
-  names=${VARIANTS:-$($PYTHON -c 'import sys; sys.path.insert(0, "tests/gpu"); import variants; print(*variants.VARIANTS)')}
+  names=${VARIANTS:-$($PYTHON -c 'from gpu.variants import VARIANTS; print(*VARIANTS)')}
   # One process each: a kernel that hangs or faults takes no other along.
   printf '%s\n' $names | xargs -P "${JOBS:-8}" -I{} bash -c \
-    'timeout -k 5 ${SMOKE_SECONDS:-120} '"$PYTHON"' tests/gpu/smoke.py {} >'"$logs"'/{} 2>&1; echo "exit $?" >>'"$logs"'/{}'
+    'timeout -k 5 ${SMOKE_SECONDS:-120} '"$PYTHON"' -m gpu.smoke {} >'"$logs"'/{} 2>&1; echo "exit $?" >>'"$logs"'/{}'
   for name in $names; do cat "$logs/$name"; done >"$OUT/smoke.log"
   for name in $names; do
     printf '%-20s %3d ok %3d failed  %s\n' "$name" "$(grep -c '^ok ' "$logs/$name")" \
@@ -39,14 +39,14 @@ suite() {
 
 sanitize() {
   local tool options rc=0
-  $PYTHON tests/gpu/sanitize_grid.py --compile || return 1
+  $PYTHON -m gpu.sanitize_grid --compile || return 1
   : >"$OUT/sanitize.log"
   for tool in ${TOOLS:-memcheck racecheck synccheck}; do
     echo "== compute-sanitizer --tool $tool" | tee -a "$OUT/sanitize.log"
     # PyTorch probes the driver with calls that are allowed to fail: no errors of ours.
     options=$([ "$tool" = memcheck ] && echo --report-api-errors no)
     timeout -k 10 "${SANITIZE_SECONDS:-180}" compute-sanitizer --tool "$tool" $options --error-exitcode 9 --print-limit 20 \
-      $PYTHON tests/gpu/sanitize_grid.py 2>&1 | tee -a "$OUT/sanitize.log" | tail -25
+      $PYTHON -m gpu.sanitize_grid 2>&1 | tee -a "$OUT/sanitize.log" | tail -25
     [ "${PIPESTATUS[0]}" = 0 ] || rc=1
   done
   return $rc

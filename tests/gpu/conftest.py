@@ -62,8 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def compiled(request: pytest.FixtureRequest) -> None:
     """Compile what the collected modules say they need (`kernels`), on all cores."""
-    import runner
-    import variants
+    from gpu import runner, variants
 
     modules = {item.module for item in request.session.items if HERE in item.path.parents}
     needed = [pair for module in modules if hasattr(module, "kernels") for pair in module.kernels()]

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import judge
 import numpy as np
 import torch
-from variants import Variant
 
 import ksieve
+from gpu import judge
+from gpu.variants import Variant
 from ksieve import reference
 from ksieve.devices import DEVICES
 from ksieve.keys import widen

@@ -1,6 +1,6 @@
 """A reduced grid that reaches every kernel and route, to be run under compute-sanitizer.
 
-``PYTHONPATH=src:tests compute-sanitizer --tool memcheck python3 tests/gpu/sanitize_grid.py``, or `make sanitize`.
+``PYTHONPATH=src:tests compute-sanitizer --tool memcheck python3 -m gpu.sanitize_grid``, or `make sanitize`.
 ``--compile`` only fills the kernel cache, which is better done outside the sanitizer. Answers are judged on the host,
 so that no other kernel than ksieve's has to be instrumented; every array is an allocation of its own, so that an
 access one element outside it is one.
@@ -14,15 +14,14 @@ import time
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
-import material
 import numpy as np
-import runner
 import torch
-from test_stats import TRACED
-from variants import possible, precompile, small_storage
 
 import ksieve
 import oracle
+from gpu import material, runner
+from gpu.test_stats import TRACED
+from gpu.variants import possible, precompile, small_storage
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding

@@ -1,6 +1,6 @@
 """Smoke of one or more variants in a process of their own, so that a kernel that hangs or faults takes no other along.
 
-``PYTHONPATH=src:tests python3 tests/gpu/smoke.py persistent-64 row`` prints a line per check and exits 1 if any failed.
+``PYTHONPATH=src:tests python3 -m gpu.smoke persistent-64 row`` prints a line per check and exits 1 if any failed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 import traceback
 from functools import partial
 
-import material
-import runner
 import torch
-from variants import VARIANTS, Variant, small_storage
+
+from gpu import material, runner
+from gpu.variants import VARIANTS, Variant, small_storage
 
 SHAPES = (
     # width, k, rows of each value family, base offset, row padding

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import zlib
 
-import material
 import pytest
-import runner
 import torch
-from variants import VARIANTS, possible, small_storage
+
+from gpu import material, runner
+from gpu.variants import VARIANTS, possible, small_storage
 
 pytestmark = pytest.mark.gpu
 

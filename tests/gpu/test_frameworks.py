@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import runner
 import torch
 
 import ksieve
 import oracle
+from gpu import runner
 from ksieve.errors import KsieveError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import judge
-import material
 import pytest
-import runner
 import torch
-from variants import VARIANTS, possible, small_storage
 
 import ksieve
+from gpu import judge, material, runner
+from gpu.variants import VARIANTS, possible, small_storage
 from ksieve.errors import BackendError, WorkspaceError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]

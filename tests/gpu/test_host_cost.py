@@ -6,10 +6,10 @@ import statistics
 import time
 
 import pytest
-import runner
 import torch
 
 import ksieve
+from gpu import runner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
 

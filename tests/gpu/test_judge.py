@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import judge
-import material
 import numpy as np
 import pytest
-import runner
 import torch
 
 import oracle
+from gpu import judge, material, runner
 
 
 def judged(scores, lengths, k, indices):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import judge
-import material
 import pytest
-import runner
 import torch
-from variants import VARIANTS, possible
 
 import ksieve
+from gpu import judge, material, runner
+from gpu.variants import VARIANTS, possible
 
 pytestmark = pytest.mark.gpu
 

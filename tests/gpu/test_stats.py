@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import material
 import numpy as np
 import pytest
-import runner
 import torch
-from variants import VARIANTS, Variant, possible, small_storage
 
+from gpu import material, runner
+from gpu.variants import VARIANTS, Variant, possible, small_storage
 from ksieve.policy import SamplingPolicy
 from ksieve.stats import Route
 from ksieve.workloads.producers import PRODUCERS

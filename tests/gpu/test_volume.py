@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import material
 import pytest
-import runner
 import torch
-from variants import VARIANTS, possible
+
+from gpu import material, runner
+from gpu.variants import VARIANTS, possible
 
 pytestmark = pytest.mark.gpu
 

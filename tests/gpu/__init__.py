@@ -1,0 +1,1 @@
+"""The GPU suite; `tests` must be on the module path."""
