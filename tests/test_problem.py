@@ -118,6 +118,29 @@ def test_dlpack_on_a_gpu_is_described_from_its_capsule():
         assert inspect(FakeDlpack(np.zeros(3, dtype=dtype), (2, 0)), "x").dtype == dtype
 
 
+def test_dlpack_byte_offset():
+    """Producers may point before the array and give the distance; none of those installed here does."""
+    import ctypes
+
+    from ksieve.dlpack import _DLTensor
+
+    shape = (ctypes.c_int64 * 2)(3, 8)
+    tensor = _DLTensor(0x7000, 2, 0, 2, 2, 32, 1, shape, None, 0x60)
+    managed = ctypes.create_string_buffer(bytes(tensor) + bytes(16))  # no context, no deleter
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+    class Offset:
+        def __dlpack_device__(self):
+            return 2, 0
+
+        def __dlpack__(self, stream=None):
+            return new(ctypes.addressof(managed), b"dltensor", None)
+
+    info = inspect(Offset(), "scores")
+    assert info == ArrayInfo("other", Device("cuda", 0), 0x7060, (3, 8), (8, 1), "float32", 4)
+
+
 def test_bfloat16_dlpack_on_a_gpu():
     torch = pytest.importorskip("torch")
 
