@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from cases import CASES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
+from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from harness import BACKENDS, HOST_BACKENDS, to_cuda, topk_on
 from ksieve import ArgumentError, KsieveError, Route, reference
 from ksieve.policy import POLICIES as NAMED
@@ -606,6 +606,25 @@ def test_verify_accepts_exactly_the_exact_answers(dtype, sentinel):
                 right = sorted((float(scores[0, p]) for p in real), reverse=True) == best
             verdict = ksieve.verify(scores, np.array([length]), np.array([answer], dtype=dtype), sentinel=sentinel)
             assert verdict.ok == right, (length, answer)
+
+
+@cites("C32")
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_verify_on_the_device_agrees_with_the_host(dtype):
+    for family in FAMILIES:
+        scores = scores_of(family, 9, 3001, 64, dtype)
+        lengths = lengths_of("edges", 9, 3001, 64)
+        answer = first_k(scores, lengths, 64)
+        answer[4, 3] = answer[4, 2]
+        device = to_cuda(scores), to_cuda(lengths), to_cuda(answer)
+        for given in (lengths, device[1]):
+            for block_bytes in (10_000, 1 << 26):
+                found = ksieve.verify(device[0], given, device[2], block_bytes=block_bytes)
+                expected = ksieve.verify(scores, lengths, answer)
+                assert str(found) == str(expected), family
+                np.testing.assert_array_equal(found.reasons, expected.reasons)
+        assert str(ksieve.verify(device[0], None, answer)) == str(ksieve.verify(scores, None, answer))
 
 
 @cites("C33")

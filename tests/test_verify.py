@@ -204,23 +204,6 @@ def test_torch_tensors():
     assert values.shape == (4, 5) and verify(tensors[0], None, indices, k=5)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_cuda_tensors(dtype):
-    torch = pytest.importorskip("torch")
-    for family in FAMILIES:
-        scores = scores_of(family, 9, 3001, 64, dtype)
-        lengths = lengths_of("edges", 9, 3001, 64)
-        answer = first_k(scores, lengths, 64)
-        answer[4, 3] = answer[4, 2]
-        held = torch.from_numpy(scores.view(np.int16) if dtype != "float32" else scores).cuda()
-        held = held if dtype == "float32" else held.view(getattr(torch, dtype))
-        for where in ("cuda", "cpu"):
-            args = torch.from_numpy(lengths).to(where), torch.from_numpy(answer).to(where)
-            same(verify(held, *args), verify(scores, lengths, answer))
-        same(verify(held, None, args[1], block_bytes=10_000), verify(scores, None, answer))
-
-
 class Source:
     """Rows made on demand, as a capture on disk makes them; remembers the largest block asked for."""
 
