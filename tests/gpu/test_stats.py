@@ -30,6 +30,8 @@ TRACED = {
 
 SHAPES = ((9000, 1000), (30_001, 2048), (70_001, 512), (131_072, 2048))
 OVERFLOW = ((20_001, 64), (9000, 200))
+SCANS_OF_ROUTE = np.array([0, 1, 2, 3, 4, 2])
+"""Scans of a row, by `Route`, whose frontiers all fit: any more were made to narrow one that did not."""
 if runner.DRY:
     SHAPES = SHAPES[:2]
 
@@ -68,7 +70,7 @@ def family_name(row):
 
 @pytest.mark.parametrize("name", TRACED)
 def test_equals_the_model(name, tally):
-    variant, wrong, routes, scans = TRACED[name], [], set(), set()
+    variant, wrong, routes, overflowed = TRACED[name], [], set(), 0
     for (width, k), make in (
         *((shape, None) for shape in SHAPES),
         *((shape, overflowing) for shape in OVERFLOW),
@@ -84,11 +86,11 @@ def test_equals_the_model(name, tally):
         found, raw = runner.compare_stats(plan, scores, valid, partial(_named, step=step))
         tally.add(name, len(bits), found, stats_rows=len(bits))
         routes |= set(raw[:, 0].tolist())
-        scans |= set(raw[:, 14].tolist())
+        overflowed += int((raw[:, 14] > SCANS_OF_ROUTE[raw[:, 0]]).sum())
         wrong += [f"{width} k={k}{' few candidates' if make else ''}: {text}" for text in found]
     assert not wrong, "\n".join(wrong)
     assert routes >= expected_routes(variant), f"only routes {sorted(Route(r).name for r in routes)} were reached"
-    assert max(scans) >= (3 if variant.policy is None else 4), f"no frontier overflowed: scans {sorted(scans)}"
+    assert overflowed, "no frontier overflowed"
 
 
 def _named(row, step):

@@ -19,6 +19,8 @@ EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
 EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")
 """Ranks its samples in shared memory, also those of a million scores beside a second resident block."""
 GROUPED = SamplingPolicy("grouped-64-rescue", 64, rescue_margin=1.75, group=4)
+PEAKS = SamplingPolicy("peaks-32x4", 32, group=4, peaks=True, boundary="exact")
+PEAKS_COARSE = SamplingPolicy("peaks-64x4-rescue", 64, rescue_margin=1.75, group=4, peaks=True)
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,12 @@ VARIANTS: dict[str, Variant] = {
         Variant("persistent-128", "persistent_sampled", PAPER_128),
         Variant("persistent-grouped", "persistent_sampled", GROUPED),
         Variant("persistent-tied", "persistent_sampled", EXACT),
+        Variant("persistent-peaks", "persistent_sampled", PEAKS),
         Variant("split-2", "split_sampled", PAPER_64, 2),
         Variant("split-4", "split_sampled", PAPER_128, 4),
         Variant("split-8", "split_sampled", PAPER_64, 8),
         Variant("split-8-tied", "split_sampled", EXACT_128, 8),
+        Variant("split-2-peaks", "split_sampled", PEAKS_COARSE, 2),
         Variant("row", "row_exact"),
         Variant("cluster", "cluster_exact"),
         Variant("persistent-exact", "persistent_exact"),
@@ -71,19 +75,27 @@ VARIANTS: dict[str, Variant] = {
 
 def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
     """The same plan with room for few candidates, so that frontiers overflow into the spill and into rescans."""
-    from ksieve.planner_cuda import CANDIDATE_BYTES, HEADER_BYTES, ROW_STATE_BYTES
-
     if plan.policy is not None and plan.policy.boundary == "exact":
         # The samples are ranked where the candidates will be: without room for them the row is not sampled at all.
         samples = plan.problem.width // plan.policy.stride + plan.policy.group
         shared = max(shared, -(-samples // 256) * 256)
 
-    size, zeroed = 0, 0
-    if plan.family.startswith("persistent"):
-        size, zeroed = HEADER_BYTES + plan.ctas * spill * CANDIDATE_BYTES, HEADER_BYTES
-    elif plan.family == "split_sampled":
-        size = zeroed = HEADER_BYTES + plan.problem.rows * (ROW_STATE_BYTES + shared * CANDIDATE_BYTES)
+    made = _workspace(plan, plan.shared_capacity, plan.spill_capacity)
+    assert made == (plan.workspace_bytes, plan.workspace_zeroed), "the planner lays workspaces out in another way now"
+    size, zeroed = _workspace(plan, shared, spill)
     return replace(plan, capacity=shared + spill, shared_capacity=shared, workspace_bytes=size, workspace_zeroed=zeroed)
+
+
+def _workspace(plan: Plan, shared: int, spill: int) -> tuple[int, int]:
+    """Bytes, and leading zeroed bytes, of a workspace for so many candidates."""
+    from ksieve.planner_cuda import CANDIDATE_BYTES, HEADER_BYTES, ROW_STATE_BYTES
+
+    if plan.family.startswith("persistent"):
+        return HEADER_BYTES + plan.ctas * spill * CANDIDATE_BYTES, HEADER_BYTES
+    if plan.family == "split_sampled":
+        size = HEADER_BYTES + plan.problem.rows * (ROW_STATE_BYTES + shared * CANDIDATE_BYTES)
+        return size, size
+    return 0, 0
 
 
 def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options: Any) -> list[Plan]:
