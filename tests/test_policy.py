@@ -22,6 +22,7 @@ policies = st.builds(
     margin=st.floats(0.1, 4),
     rescue_margin=st.one_of(st.none(), st.floats(4, 8)),
     group=st.sampled_from([1, 2, 4, 8]),
+    peaks=st.booleans(),
     boundary=st.sampled_from(["coarse", "exact"]),
     min_rank=st.integers(1, 32),
 )
@@ -54,6 +55,17 @@ def test_neighbouring_rows_sample_far_apart(policy):
 def test_view_is_its_definition(policy, row, length):
     expected = [i for i in range(length) if (i // policy.group) % policy.stride == policy.phase(row)]
     assert policy.view(row, length).tolist() == expected
+
+
+@given(policies, st.integers(0, 1000), st.integers(0, 500))
+def test_statistics_are_their_definition(policy, row, length):
+    keys = np.random.default_rng(length).integers(0, 1 << 32, length, dtype=np.uint32)
+    view = policy.view(row, length)
+    if policy.peaks:
+        expected = [min(keys[view[view // policy.group == g]]) for g in sorted(set(view // policy.group))]
+    else:
+        expected = keys[view].tolist()
+    assert policy.statistics(keys[view]).tolist() == expected
 
 
 @given(policies, st.integers(1, 1 << 20))

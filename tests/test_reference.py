@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ policies = st.one_of(
         margin=st.sampled_from([0.25, 0.75, 1.0, 1.5, 3.0]),
         rescue_margin=st.sampled_from([None, 3.0, 5.0]),
         group=st.sampled_from([1, 2, 4]),
+        peaks=st.booleans(),
         boundary=st.sampled_from(["coarse", "exact"]),
         min_rank=st.integers(1, 4),
     ),
@@ -70,16 +72,21 @@ def check_trace(scores, lengths, k, policy, capacity, held, stats):
         assert frontier[0] >= quota > 0
         for j in range(3):
             assert frontier[j + 1] <= frontier[j] and committed[j + 1] + frontier[j + 1] <= frontier[j]
+        measure = keys.coarse_bin(row) if policy and policy.boundary == "coarse" else keys.order_key(row)
+        measure = measure.astype(np.int64)
         view = policy.view(r, length) if policy else np.empty(0, np.int64)
-        if policy is None or not policy.usable(view.size, k):
+        seen = measure[view]
+        if policy and policy.peaks:
+            groups = view // policy.group
+            seen = np.array([seen[groups == g].min() for g in np.unique(groups)], dtype=np.int64)
+        if policy is None or not policy.usable(seen.size, k):
             assert route is Route.DIRECT and t["sampled"] == 0 and t["tau0"] == t["tau1"] == -1
             base = 1 if length <= held else 2
         else:
             assert route is not Route.DIRECT and t["sampled"] == view.size
-            measure = keys.coarse_bin(row) if policy.boundary == "coarse" else keys.order_key(row).astype(np.int64)
-            taus = [int(np.sort(measure[view])[policy.primary_rank(k) - 1])]
+            taus = [int(np.sort(seen)[policy.primary_rank(k) - 1])]
             if policy.rescue_rank(k):
-                taus.append(int(np.sort(measure[view])[policy.rescue_rank(k) - 1]))
+                taus.append(int(np.sort(seen)[policy.rescue_rank(k) - 1]))
             counts = [int((measure <= tau).sum()) for tau in taus]
             signed = [int(np.uint32(tau).astype(np.int32)) for tau in taus]
             assert [t["tau0"], t["tau1"]] == [*signed, -1][:2]
@@ -96,8 +103,11 @@ def check_trace(scores, lengths, k, policy, capacity, held, stats):
             if route in (Route.CERTIFIED, Route.RESCUED):
                 tau, count = taus[route - 1], counts[route - 1]
                 strict = int((measure < tau).sum())
-                if policy.boundary == "coarse" or strict >= k:
-                    start = [0, count if policy.boundary == "coarse" else strict]
+                repeated = policy.boundary == "exact" and (seen == tau).sum() > 1 and tau != keys.NAN_KEY
+                if not repeated:
+                    start = [0, count]
+                elif strict >= k:
+                    start = [0, strict]
                 else:
                     start = [strict, count - strict]
                 assert [committed[0], frontier[0]] == start
@@ -241,6 +251,39 @@ def test_exact_boundary_counts_a_plateau_apart():
     _, t = one(row, 400, SamplingPolicy("e", 4, boundary="exact"), capacity=400)
     assert Route(t["route"]) is Route.CERTIFIED and t["scans"] == 1
     assert t["committed0"] == 100 and t["frontier0"] == 99_900 and t["filled"] == 300
+
+
+def test_exact_boundary_with_exactly_k_better_scores():
+    """Ties at a boundary seen more than once are not needed here: the better scores alone are the frontier."""
+    row = np.where(np.arange(400) < 40, 2.0, 1.0)
+    _, t = one(row, 40, SamplingPolicy("e", 4, margin=1.5, boundary="exact", min_rank=1))
+    assert t["admitted0"] == 400
+    assert (t["committed0"], t["frontier0"], t["filled"]) == (0, 40, 40)
+
+
+def test_exact_boundary_seen_once_is_no_plateau():
+    _, t = one(ramp(), 20, SamplingPolicy("e", 4, margin=2.0, boundary="exact", min_rank=1))
+    assert t["committed0"] == 0 and t["frontier0"] == t["admitted0"] > 20
+
+
+def test_a_boundary_of_nan_admits_the_whole_row():
+    row = np.full(400, np.nan, dtype=np.float32)
+    row[::50] = 1.0
+    _, t = one(row, 20, SamplingPolicy("e", 4, boundary="exact", min_rank=1))
+    assert t["admitted0"] == t["frontier0"] == 400 and t["committed0"] == 0 and t["tau0"] == -1
+
+
+def test_peaks_rank_one_score_per_group():
+    """A view of 200 scores in 50 groups, one large score in each, has 50 statistics to rank."""
+    row = np.where(np.arange(400) % 4 == 3, 1000.0, 0.0) + ramp()
+    policy = SamplingPolicy("p", 2, margin=1.0, group=4, boundary="exact", min_rank=1)
+    _, scores = one(row, 80, policy)
+    _, peaks = one(row, 80, replace(policy, peaks=True))
+    assert scores["sampled"] == peaks["sampled"] == 200
+    assert peaks["tau0"] == int(keys.order_key(np.sort(row[3::8])[::-1][39]).astype(np.int32)) == scores["tau0"]
+    # Rank 60 is past the last peak, though not past the last score.
+    assert Route(one(row, 120, policy)[1]["route"]) is not Route.DIRECT
+    assert Route(one(row, 120, replace(policy, peaks=True))[1]["route"]) is Route.DIRECT
 
 
 @pytest.mark.parametrize("policy", [None, TINY], ids=["direct", "sampled"])
