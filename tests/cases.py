@@ -267,7 +267,7 @@ POLICIES: tuple[SamplingPolicy | None, ...] = (
     SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1),
     SamplingPolicy("exact-grouped", 2, margin=2.0, group=8, boundary="exact", min_rank=1),
     SamplingPolicy("peaks", 2, rescue_margin=4.0, group=4, peaks=True, min_rank=1),
-    SamplingPolicy("peaks-exact", 1, margin=1.0, group=2, peaks=True, boundary="exact", min_rank=1),
+    SamplingPolicy("peaks-exact", 1, margin=0.2, group=8, sigmas=2.0, peaks=True, boundary="exact", min_rank=1),
     SamplingPolicy("whole", 1, margin=1.0, rescue_margin=1.0, min_rank=1),
     SamplingPolicy("underfill", 2, margin=0.25, min_rank=1),
     SamplingPolicy("underfill-band", 2, margin=0.25, rescue_margin=4.0, min_rank=1),

@@ -12,20 +12,25 @@ from hypothesis import strategies as st
 
 from cases import POLICIES
 from ksieve.errors import ArgumentError
-from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
+from ksieve.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy, resolve_policy
 from ksieve.policy import POLICIES as NAMED
 
-policies = st.builds(
-    SamplingPolicy,
-    name=st.just("drawn"),
-    stride=st.sampled_from([1, 2, 4, 8, 64, 128]),
-    margin=st.floats(0.1, 4),
-    rescue_margin=st.one_of(st.none(), st.floats(4, 8)),
-    group=st.sampled_from([1, 2, 4, 8]),
-    peaks=st.booleans(),
-    boundary=st.sampled_from(["coarse", "exact"]),
-    min_rank=st.integers(1, 32),
-)
+
+@st.composite
+def policies(draw):
+    """Any policy that the constructor accepts."""
+    group = draw(st.sampled_from([1, 2, 4, 8, 32]))
+    return SamplingPolicy(
+        "drawn",
+        draw(st.sampled_from([1, 2, 4, 8, 64, 128])),
+        margin=draw(st.floats(0.1, 4)),
+        rescue_margin=draw(st.one_of(st.none(), st.floats(4, 8))),
+        group=group,
+        sigmas=draw(st.sampled_from([0.0, 1.5, 4.5])),
+        peaks=group % PEAK == 0 and draw(st.booleans()),
+        boundary=draw(st.sampled_from(["coarse", "exact"])),
+        min_rank=draw(st.integers(1, 32)),
+    )
 
 
 def test_the_papers_policies():
@@ -51,27 +56,30 @@ def test_neighbouring_rows_sample_far_apart(policy):
     assert all(policy.stride // 4 < s < 3 * policy.stride // 4 for s in steps)
 
 
-@given(policies, st.integers(0, 1000), st.integers(0, 3000))
+@given(policies(), st.integers(0, 1000), st.integers(0, 3000))
 def test_view_is_its_definition(policy, row, length):
     expected = [i for i in range(length) if (i // policy.group) % policy.stride == policy.phase(row)]
     assert policy.view(row, length).tolist() == expected
 
 
-@given(policies, st.integers(0, 1000), st.integers(0, 500))
+@given(policies(), st.integers(0, 1000), st.integers(0, 500))
 def test_statistics_are_their_definition(policy, row, length):
     keys = np.random.default_rng(length).integers(0, 1 << 32, length, dtype=np.uint32)
     view = policy.view(row, length)
     if policy.peaks:
-        expected = [min(keys[view[view // policy.group == g]]) for g in sorted(set(view // policy.group))]
+        expected = [min(keys[view[view // PEAK == g]]) for g in sorted(set(view // PEAK))]
     else:
         expected = keys[view].tolist()
     assert policy.statistics(keys[view]).tolist() == expected
 
 
-@given(policies, st.integers(1, 1 << 20))
+@given(policies(), st.integers(1, 1 << 20))
 def test_ranks_are_their_definition(policy, k):
     primary = policy.primary_rank(k)
-    assert primary == max(math.ceil(policy.margin * k / policy.stride), policy.min_rank)
+    wanted = [math.ceil(policy.margin * k / policy.stride), policy.min_rank]
+    if policy.sigmas:
+        wanted.append(math.ceil(k / policy.stride + policy.sigmas * math.sqrt(k / policy.stride)))
+    assert primary == max(wanted)
     rescue = policy.rescue_rank(k)
     assert (rescue is None) == (policy.rescue_margin is None)
     last = primary if rescue is None else rescue
@@ -96,6 +104,8 @@ def test_phases_cover_a_row_exactly_once():
         ("margin", 0, "a positive number"),
         ("margin", math.nan, "a positive number"),
         ("rescue_margin", 1.25, "None or at least 1.5"),
+        ("sigmas", -1.0, "a number of at least 0"),
+        ("sigmas", math.nan, "a number of at least 0"),
         ("boundary", "fine", "'coarse' or 'exact'"),
         ("min_rank", 0, "an int of at least 1"),
     ],
@@ -104,6 +114,13 @@ def test_bad_fields_are_named(field, value, takes):
     with pytest.raises(ArgumentError) as error:
         SamplingPolicy(**{"name": "bad", "stride": 64, field: value})
     assert str(error.value) == f"policy.{field}: got {value}; takes {takes}"
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_peaks_need_whole_fours(group):
+    with pytest.raises(ArgumentError) as error:
+        SamplingPolicy("bad", 64, group=group, peaks=True)
+    assert str(error.value) == f"policy.group: got {group}; takes a multiple of {PEAK} with peaks"
 
 
 def test_resolve():
