@@ -21,7 +21,7 @@ import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from ksieve.backends import cpu
 from ksieve.keys import order_key
-from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy
+from ksieve.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Route
 from oracle import assert_exact
 
@@ -94,6 +94,7 @@ def problems(draw):
     pitched = np.full((rows, width + draw(st.integers(0, 70))), 0, dense.dtype)
     pitched[:, :width] = dense
     lengths = lengths_of(draw(st.sampled_from(("none", "full", "ragged", "edges", "short"))), rows, width, k)
+    group = draw(st.sampled_from((1, 2, 4, 8)))
     policy = draw(
         st.none()
         | st.builds(
@@ -102,7 +103,8 @@ def problems(draw):
             stride=st.sampled_from((1, 2, 4, 16, 64)),
             margin=st.sampled_from((0.3, 1.0, 1.5)),
             rescue_margin=st.none() | st.sampled_from((1.5, 1.75, 4.0)),
-            group=st.sampled_from((1, 2, 4, 8)),
+            group=st.just(group),
+            peaks=st.booleans() if group % PEAK == 0 else st.just(False),
             boundary=st.sampled_from(("coarse", "exact")),
             min_rank=st.sampled_from((1, 2, 16)),
         )
@@ -213,7 +215,7 @@ def test_frontier_that_overflows_in_every_digit():
 
 
 def jittered_positions(width):
-    """Positions of the second view, which `ksieve.backends.cpu.kernels` takes when storage is full."""
+    """Positions of the second view, which `ksieve.backends.cpu.views` takes when storage is full."""
     number = np.arange(width // 64, dtype=np.uint64)
     return number * np.uint64(64) + ((number * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)) & np.uint64(63))
 
@@ -267,6 +269,34 @@ def test_stride_of_one_samples_more_than_storage_holds():
     stats = check(x, None, 300, whole)
     assert set(stats.sampled) == {40_000}
     assert set(stats.admitted0) != {-1}
+
+
+@pytest.mark.parametrize("boundary", ["coarse", "exact"])
+@pytest.mark.parametrize("width", [40_000, 40_003, 40_005])
+def test_scores_that_stand_for_their_best_one(width, boundary):
+    """The last ones of a row may be fewer; the view's usability counts peaks, its cost counts scores."""
+    x = scores_of("some_nan", 5, width, 512)
+    policy = SamplingPolicy("peaks", 8, rescue_margin=2.0, group=8, peaks=True, boundary=boundary)
+    stats = check(x, None, 512, policy)
+    assert (stats.sampled >= width // 8 - 32).all()
+    unusable = dataclasses.replace(policy, min_rank=width // 32 + 2)
+    assert set(check(x, None, 512, unusable).route) == {Route.DIRECT}
+
+
+def test_exact_boundary_that_the_view_saw_once_or_more_often():
+    """Only a boundary seen twice has its ties counted apart; the second may lie just past the largest sample rank."""
+    x = np.random.default_rng(11).integers(0, 6000, (60, 70_000)).astype(np.float32)
+    policy = SamplingPolicy("exact", 16, boundary="exact")
+    stats = check(x, None, 100, policy)
+    together = stats.frontier0 == stats.admitted0
+    assert 5 < together.sum() < 55
+    check(x, None, 100, dataclasses.replace(policy, rescue_margin=2.5))
+
+
+def test_group_wider_than_a_batch():
+    x = scores_of("normal", 3, 70_001, 100)
+    for peaks in (False, True):
+        check(x, None, 100, SamplingPolicy("wide groups", 2, group=2048, peaks=peaks, min_rank=3))
 
 
 # ---- layouts ---------------------------------------------------------------------------------------------
@@ -394,14 +424,15 @@ def test_scratch_is_bounded(k):
 
 
 def test_scratch_bytes_count_what_is_allocated():
-    from ksieve.backends.cpu import kernels
+    from ksieve.backends.cpu import ranking, scratch
     from ksieve.backends.cpu.lanes import BLOCK, TILE
 
     size = 1000
     arrays = [np.empty(size + BLOCK, np.int32), *(np.empty(size + BLOCK, np.uint32) for _ in range(2))]
-    arrays += [np.empty(kernels.HIST_BINS, np.int32), np.empty(TILE, np.uint32)]
-    fixed, each = kernels.SCRATCH_BYTES
-    assert fixed + each * size == sum(a.nbytes for a in arrays)
+    arrays += [np.empty(ranking.HIST_BINS, np.int32), np.empty(TILE, np.uint32)]
+    assert len(arrays) + 1 == len(scratch.Scratch._fields)
+    for group, batch in ((4, scratch.BATCH), (4096, 4096)):
+        assert scratch.bytes_needed(size, group) == sum(a.nbytes for a in arrays) + 4 * batch
 
 
 # ---- integer building blocks against keys.py -------------------------------------------------------------

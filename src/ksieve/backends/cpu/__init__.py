@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ksieve import reference
 from ksieve.keys import BIN_CUTOFF_KEY
 from ksieve.planner import Plan
-from ksieve.policy import SamplingPolicy
+from ksieve.policy import PEAK, SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Stats
 
 CHUNKS_PER_THREAD = 8
@@ -48,15 +48,14 @@ def stored_candidates(plan: Plan, width: int) -> int:
     """
     k = plan.problem.k
     ranks = _policy_numbers(plan.policy, k)[3:5]
-    return min(max(min(plan.capacity, max(4096, 4 * k)), 2 * k, 2 * max(ranks)), width)
+    return min(max(min(plan.capacity, max(4096, 4 * k)), 2 * k, 2 * max(ranks) + 2), width)
 
 
 def scratch_bytes(plan: Plan) -> int:
     """Memory that one thread needs besides the arguments: fixed by the plan, never by the data."""
-    from ksieve.backends.cpu.kernels import SCRATCH_BYTES
+    from ksieve.backends.cpu import scratch
 
-    fixed, per_candidate = SCRATCH_BYTES
-    return fixed + per_candidate * stored_candidates(plan, plan.problem.width)
+    return scratch.bytes_needed(stored_candidates(plan, plan.problem.width), _policy_numbers(plan.policy, 1)[1])
 
 
 def run(
@@ -132,10 +131,12 @@ def run_reference(
     return stats if return_stats else None
 
 
-def _policy_numbers(policy: SamplingPolicy | None, k: int) -> tuple[int, int, int, int, int, int]:
-    """Policy as the kernels take it: stride, group, phase multiplier, ranks (0: none), exact boundary."""
+def _policy_numbers(policy: SamplingPolicy | None, k: int) -> tuple[int, ...]:
+    """Policy as the kernels take it: stride, group, phase multiplier, ranks (0: none), exact boundary,
+    sampled scores per statistic.
+    """
     if policy is None:
-        return 1, 1, 1, 0, 0, 0
+        return 1, 1, 1, 0, 0, 0, 1
     return (
         policy.stride,
         policy.group,
@@ -143,6 +144,7 @@ def _policy_numbers(policy: SamplingPolicy | None, k: int) -> tuple[int, int, in
         policy.primary_rank(k),
         policy.rescue_rank(k) or 0,
         int(policy.boundary == "exact"),
+        PEAK if policy.peaks else 1,
     )
 
 

@@ -84,16 +84,16 @@ def set_thresholds(thresholds: Any, taus: Any, worst: Word, bin_cutoffs: Any) ->
 
 
 @jit
-def fill_row(stats: Any, k: Int, capacity: Int, exact: bool, c: Any) -> None:
+def fill_row(stats: Any, k: Int, capacity: Int, apart: Any, c: Any) -> None:
     """Fill the model's numbers of a row from the counts `c` of keys at most each of `set_thresholds`.
 
-    Every set of the model is a contiguous range of ordered keys, so each size is a difference of two counts.
+    `apart` tells of each boundary whether scores equal to it are a set of their own.
     """
     route = stats[ROUTE]
     low, high = c[4], c[5]
     if route in (CERTIFIED, RESCUED):
         attempt = np.int64(route == RESCUED)
-        better = c[2 + attempt] if exact else np.int64(0)
+        better = c[2 + attempt] if apart[attempt] else np.int64(0)
         low = np.int64(0) if better >= k else better
         high = better if better >= k else c[attempt]
     if route != DIRECT:

@@ -2,7 +2,7 @@
 
 Steps of `select_rows`, per row of L > k valid scores:
 
-1. Propose (`_sample_keys`): the policy's view gives the keys at its sample ranks; a coarse policy widens them to
+1. Propose (`sample_keys`): the policy's view gives the keys at its sample ranks; a coarse policy widens them to
    the cutoff of their coarse bin.
 2. Certify (`_sieve`): one read of the row stores every (index, key) up to the cutoff. At least k of them prove
    containment. Underfilled: the rescue cutoff, then every score.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from ksieve.backends.cpu.accounting import (
     SCANS,
     STATS_WIDTH,
     TAU,
+    THRESHOLDS,
     count_row,
     count_stored,
     fill_row,
@@ -51,116 +52,18 @@ from ksieve.backends.cpu.lanes import (
     jit,
     load_u32,
     lowest_bit,
-    order_key,
+    make_keys,
     raw_limit,
-    score_bits,
     store_i32,
     tile_of,
     valid_mask,
 )
 from ksieve.backends.cpu.ranking import HIST_BINS, emit, keep_best, kth
+from ksieve.backends.cpu.scratch import BATCH, Scratch
+from ksieve.backends.cpu.views import guess_cutoff, sample_keys, view_size
 from ksieve.keys import NAN_KEY
 
-
-class Scratch(NamedTuple):
-    """Bounded storage of one worker, reused for every row."""
-
-    index: Any
-    """int32 (size,): positions of the stored candidates."""
-    key: Any
-    """uint32 (size,): their ordered keys."""
-    spare: Any
-    """uint32 (size,): keys that a selection narrows down."""
-    histogram: Any
-    """int32 (HIST_BINS,)."""
-    wide: Any
-    """uint32 (TILE,): float32 bits of a tile that cannot be read in place."""
-
-
-SCRATCH_BYTES = (4 * (3 * BLOCK + HIST_BINS + TILE), 12)
-"""Bytes of a `Scratch`: fixed, and per candidate stored."""
-
-
-# ---- step 1: propose -------------------------------------------------------------------------------------
-
-
-@jit
-def _view_size(length: Int, first: Int, group: Int, period: Int) -> Int:
-    """Number of scores in the view whose groups start at first, first + period, ..."""
-    if first >= length:
-        return 0
-    groups = (length - first + period - 1) // period
-    return (groups - 1) * group + min(group, length - (first + (groups - 1) * period))
-
-
-@jit
-def _sample_keys(
-    row: Int,
-    length: Int,
-    dtype: Int,
-    first: Int,
-    group: Int,
-    period: Int,
-    jitter: Int,
-    most: Int,
-    key: Any,
-    spare: Any,
-    histogram: Any,
-) -> Int:
-    """Store the keys of a view, of a large one only its `most` best and some more; return how many.
-
-    A group starts within `jitter` (a power of two) groups behind its regular position, by a hash of its number.
-    """
-    count, size = 0, min(key.size, max(4 * most, 256))
-    bound = np.uint32(NAN_KEY)
-    for number in range((length - first + period - 1) // period):
-        shift = np.int64((np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & (jitter - 1)
-        start = first + number * period + shift * group
-        for position in range(start, min(start + group, length)):
-            if count == size:
-                worst, _ = kth(key, size, most, spare, histogram)
-                count = 0
-                for i in range(size):
-                    this = key[i]
-                    key[count] = this
-                    count += this < worst
-                key[count:most] = worst
-                count = most
-                bound = np.uint32(worst - np.uint32(1))
-            this = order_key(score_bits(row, position, dtype))
-            key[count] = this
-            count += this <= bound
-    return count
-
-
 # ---- step 2: certify -------------------------------------------------------------------------------------
-
-GUESS_STRIDE = 64
-"""Largest stride of the second view."""
-
-GUESS_SAMPLES = 512
-"""Scores that the second view takes of a short row, at the least."""
-
-
-@jit
-def _guess(row: Int, length: Int, dtype: Int, k: Int, spare: Any, histogram: Any) -> Word:
-    """Key that admits little more than k scores in all probability, from a jittered view; `NAN_KEY` if none would.
-
-    With m = k / stride of the k best expected in the view, rank m + 4 sqrt(m) + 8 lies at least four standard
-    deviations above them. A row that is unlucky all the same is read once more.
-    """
-    stride = GUESS_STRIDE
-    while stride > 1 and stride * GUESS_SAMPLES > length:
-        stride //= 2
-    expected = k / stride
-    rank = np.int64(expected + 4 * np.sqrt(expected)) + 8
-    half = spare.size // 2
-    if rank * stride > length * 3 // 4 or 2 * rank > half:
-        return np.uint32(NAN_KEY)
-    keys, rest = spare[:half], spare[half:]
-    count = _sample_keys(row, length, dtype, 0, 1, stride, stride, rank, keys, rest, histogram)
-    guess, _ = kth(keys, count, rank, rest, histogram)
-    return guess
 
 
 @jit
@@ -168,9 +71,9 @@ def _tighten(
     row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, count: Int, may_guess: bool, scratch: Any
 ) -> tuple[Int, Word]:
     """Make room among `count` stored candidates; return how many stay and the new, better cutoff."""
-    index, key, spare, histogram = scratch.index, scratch.key, scratch.spare, scratch.histogram
+    index, key = scratch.index, scratch.key
     if may_guess:
-        guess = _guess(row, length, dtype, k, spare, histogram)
+        guess = guess_cutoff(row, length, dtype, k, scratch)
         if guess < cutoff:
             cutoff = guess
             kept = 0
@@ -181,7 +84,7 @@ def _tighten(
                 kept += this <= guess
             count = kept
     if 4 * count > 3 * (key.size - BLOCK):
-        worst = keep_best(index, key, count, k, spare, histogram)
+        worst = keep_best(index, key, count, k, scratch.spare, scratch.histogram)
         count = k
         cutoff = np.uint32(worst - np.uint32(1))
     return count, cutoff
@@ -209,13 +112,6 @@ def _look_up(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) 
 
 
 @jit
-def _make_keys(begin: Int, end: Int, key: Any) -> None:
-    """Turn looked-up scores into ordered keys; many at a time, because short loops do not vectorise."""
-    for j in range(begin, end):
-        key[j] = order_key(key[j])
-
-
-@jit
 def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: bool, scratch: Any) -> tuple[Int, bool]:
     """Read the row once and store its scores whose key is at most `cutoff`.
 
@@ -239,7 +135,7 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
                 continue
             if count > room:
                 _look_up(tile, first, looked_up, count, index, key)
-                _make_keys(keyed, count, key)
+                make_keys(keyed, count, key)
                 count, cutoff = _tighten(row, length, dtype, cutoff, k, count, may_guess, scratch)
                 looked_up, keyed, complete, may_guess = count, count, False, False
                 if cutoff < np.uint32(INF_KEY):
@@ -250,7 +146,7 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
             _append(slots + 4 * count, begin, mask, hits)
             count += hits
         _look_up(tile, first, looked_up, count, index, key)
-    _make_keys(keyed, count, key)
+    make_keys(keyed, count, key)
     return count, complete
 
 
@@ -259,25 +155,44 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
 
 @jit
 def _propose(
-    row: Int, row_id: Int, length: Int, dtype: Int, policy: Any, bin_cutoffs: Any, taus: Any, stats: Any, scratch: Any
+    row: Int,
+    row_id: Int,
+    length: Int,
+    dtype: Int,
+    policy: Any,
+    bin_cutoffs: Any,
+    taus: Any,
+    apart: Any,
+    stats: Any,
+    scratch: Any,
 ) -> Int:
-    """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are (0: no usable view)."""
-    stride, group, multiplier, primary, rescue, exact = policy
+    """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are (0: no usable view).
+
+    `apart` tells of each whether the model counts scores equal to it apart: an exact one seen more than once.
+    """
+    stride, group, multiplier, primary, rescue, exact, share = policy
     if primary == 0:
         return 0
     first = (row_id * multiplier) % stride * group
-    sampled = _view_size(length, first, group, stride * group)
+    sampled = view_size(length, first, group, stride * group)
     most = max(primary, rescue)
-    if sampled < most:
+    if (sampled + share - 1) // share < most:
         return 0
     stats[SAMPLED] = sampled
-    key, spare, histogram = scratch.key, scratch.spare, scratch.histogram
-    count = _sample_keys(row, length, dtype, first, group, stride * group, 1, most, key, spare, histogram)
+    key, spare = scratch.key, scratch.spare
+    # One more than the largest rank, so that a second score equal to a boundary is among them.
+    count = sample_keys(row, length, dtype, first, group, stride * group, 1, share, most + 1, key, spare, scratch)
     proposals = 2 if rescue else 1
     for attempt in range(proposals):
         rank = rescue if attempt else primary
-        tau, _ = kth(key, count, rank, spare, histogram)
+        tau, _ = kth(key, count, rank, spare, scratch.histogram)
         stats[TAU + attempt] = np.int32(tau)
+        apart[attempt] = 0
+        if exact and tau != np.uint32(NAN_KEY):
+            seen = 0
+            for i in range(count):
+                seen += key[i] == tau
+            apart[attempt] = seen > 1
         if not exact:
             coarse = np.searchsorted(bin_cutoffs, tau)
             stats[TAU + attempt] = coarse
@@ -305,7 +220,7 @@ def _certify(
             stats[ROUTE] = CERTIFIED + attempt
             stats[SCANS] = 1 + attempt
             return stored, complete
-    guess = _guess(row, length, dtype, k, scratch.spare, scratch.histogram)
+    guess = guess_cutoff(row, length, dtype, k, scratch)
     stored, complete = _sieve(row, length, dtype, guess, k, False, scratch)
     if stored < k:
         stored, complete = _sieve(row, length, dtype, np.uint32(NAN_KEY), k, False, scratch)
@@ -328,7 +243,7 @@ def _entry(source: str) -> Any:
         k: Int,
         out: Int,
         out_pitch: Int,
-        policy: tuple[int, int, int, int, int, int],
+        policy: tuple[int, ...],
         bin_cutoffs: Any,
         capacity: Int,
         held: Int,
@@ -346,7 +261,8 @@ def _entry(source: str) -> Any:
         lengths : array of int32
             Already clamped to [0, width].
         policy : tuple of int
-            stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact boundary.
+            stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact boundary,
+            sampled scores per statistic.
         bin_cutoffs : array of uint32, shape (2048,)
             `ksieve.keys.BIN_CUTOFF_KEY`.
         capacity, held : int
@@ -363,8 +279,10 @@ def _entry(source: str) -> Any:
             np.empty(size + BLOCK, np.uint32),
             np.empty(HIST_BINS, np.int32),
             np.empty(TILE, np.uint32),
+            np.empty(max(BATCH, policy[1]), np.uint32),
         )
-        taus, thresholds, counts = np.zeros(2, np.uint32), np.zeros(12, np.uint32), np.zeros(12, np.int64)
+        taus, apart = np.zeros(2, np.uint32), np.zeros(2, np.int64)
+        thresholds, counts = np.zeros(THRESHOLDS, np.uint32), np.zeros(THRESHOLDS, np.int64)
         unused = np.zeros(STATS_WIDTH, np.int32)
         wanted = raw.shape[0] > 0
         for r in range(begin, end):
@@ -379,7 +297,7 @@ def _entry(source: str) -> Any:
                 for i in range(k):
                     store_i32(slots + 4 * i, np.int32(i if i < length else -1))
                 continue
-            proposals = _propose(row, r, length, dtype, policy, bin_cutoffs, taus, stats, scratch)
+            proposals = _propose(row, r, length, dtype, policy, bin_cutoffs, taus, apart, stats, scratch)
             stored, complete = _certify(row, length, dtype, k, held, taus, proposals, stats, scratch)
             worst, ties = kth(scratch.key, stored, k, scratch.spare, scratch.histogram)
             emit(slots, k, scratch.index, scratch.key, stored, worst, ties)
@@ -389,7 +307,7 @@ def _entry(source: str) -> Any:
                     count_stored(scratch.key, stored, thresholds, counts)
                 else:
                     count_row(row, length, dtype, thresholds, counts, scratch.wide)
-                fill_row(stats, k, capacity, policy[5] != 0, counts)
+                fill_row(stats, k, capacity, apart, counts)
 
     return select_rows
 

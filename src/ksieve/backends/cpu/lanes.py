@@ -238,3 +238,10 @@ def raw_limit(key: Any) -> Any:
     below_zero = np.uint32(1) if key == np.uint32(_ZERO_KEY) else np.uint32(0)
     # No score has an ordered key between -inf's and the NaNs', but the NaNs' raw keys lie there.
     return min(np.uint32(np.uint32(key - np.uint32(INF_KEY)) + below_zero), np.uint32(_WORST_RAW))
+
+
+@jit
+def make_keys(begin: Int, end: Int, key: Any) -> None:
+    """Turn looked-up scores into ordered keys; many at a time, because short loops do not vectorise."""
+    for j in range(begin, end):
+        key[j] = order_key(key[j])

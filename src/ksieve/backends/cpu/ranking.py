@@ -1,4 +1,4 @@
-"""The k-th smallest of a bounded array of ordered keys, and the candidates up to it."""
+"""The k-th smallest of a bounded array of ordered keys, and what is kept or written up to it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ def kth(keys: Any, count: Int, rank: Int, spare: Any, histogram: Any) -> tuple[W
             spare[kept] = key
             kept += np.uint32(np.uint32(key - low) >> shift) == np.uint32(boundary)
         source, count = spare, kept
+
+
+@jit
+def keep_best_keys(key: Any, size: Int, most: Int, spare: Any, histogram: Any) -> Word:
+    """Reduce `key` to its `most` best, in place; return the worst of them."""
+    worst, _ = kth(key, size, most, spare, histogram)
+    kept = 0
+    for i in range(size):
+        this = key[i]
+        key[kept] = this
+        kept += this < worst
+    key[kept:most] = worst
+    return worst
 
 
 @jit

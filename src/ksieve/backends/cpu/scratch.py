@@ -1,0 +1,34 @@
+"""What one worker stores: bounded, made once per call, reused for every row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ksieve.backends.cpu.lanes import BLOCK, TILE
+from ksieve.backends.cpu.ranking import HIST_BINS
+
+
+class Scratch(NamedTuple):
+    """Bounded storage of one worker, reused for every row."""
+
+    index: Any
+    """int32 (size,): positions of the stored candidates."""
+    key: Any
+    """uint32 (size,): their ordered keys."""
+    spare: Any
+    """uint32 (size,): keys that a selection narrows down."""
+    histogram: Any
+    """int32 (HIST_BINS,)."""
+    wide: Any
+    """uint32 (TILE,): float32 bits of a tile that cannot be read in place."""
+    batch: Any
+    """uint32 (at least BATCH,): sampled scores, before they are ranked; holds one group at the least."""
+
+
+BATCH = 512
+"""Scores of a view fetched at a time."""
+
+
+def bytes_needed(size: int, group: int) -> int:
+    """Bytes of the `Scratch` that `select_rows` makes."""
+    return 12 * (size + BLOCK) + 4 * (HIST_BINS + TILE + max(BATCH, group))

@@ -1,0 +1,106 @@
+"""Looking at a row before it is read: the policy's view, and a second one that no period in the data can fool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ksieve.backends.cpu.lanes import Int, Word, jit, make_keys, score_bits
+from ksieve.backends.cpu.ranking import keep_best_keys, kth
+from ksieve.backends.cpu.scratch import BATCH
+from ksieve.keys import NAN_KEY
+
+GUESS_STRIDE = 64
+"""Largest stride of the second view."""
+
+GUESS_SAMPLES = 512
+"""Scores that the second view takes of a short row, at the least."""
+
+
+@jit
+def view_size(length: Int, first: Int, group: Int, period: Int) -> Int:
+    """Number of scores in the view whose groups start at first, first + period, ..."""
+    if first >= length:
+        return 0
+    groups = (length - first + period - 1) // period
+    return (groups - 1) * group + min(group, length - (first + (groups - 1) * period))
+
+
+@jit
+def _best_of_each(key: Any, count: Int, share: Int) -> Int:
+    """Reduce each `share` adjacent keys to their best, in place; return how many are left."""
+    left = (count + share - 1) // share
+    for j in range(left):
+        best = key[j * share]
+        for i in range(j * share + 1, min(j * share + share, count)):
+            best = min(best, key[i])
+        key[j] = best
+    return left
+
+
+@jit
+def sample_keys(
+    row: Int,
+    length: Int,
+    dtype: Int,
+    first: Int,
+    group: Int,
+    period: Int,
+    jitter: Int,
+    share: Int,
+    most: Int,
+    key: Any,
+    spare: Any,
+    scratch: Any,
+) -> Int:
+    """Store the keys of a view, of a large one only its `most` best and some more; return how many.
+
+    A group starts within `jitter` (a power of two) groups behind its regular position, by a hash of its number.
+    Each `share` adjacent scores of a group stand for the best of them. Scores are fetched in batches, by a loop that
+    does nothing else, so that many cache misses are under way at a time.
+    """
+    batch = scratch.batch
+    count, size = 0, min(key.size, max(4 * most, 256))
+    bound = np.uint32(NAN_KEY)
+    groups = (length - first + period - 1) // period
+    step = max(BATCH // group, 1)
+    for begin in range(0, groups, step):
+        fetched = 0
+        for number in range(begin, min(begin + step, groups)):
+            shift = np.int64((np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & (jitter - 1)
+            start = first + number * period + shift * group
+            for position in range(start, min(start + group, length)):
+                batch[fetched] = score_bits(row, position, dtype)
+                fetched += 1
+        make_keys(0, fetched, batch)
+        if share > 1:
+            fetched = _best_of_each(batch, fetched, share)
+        for i in range(fetched):
+            if count == size:
+                bound = np.uint32(keep_best_keys(key, size, most, spare, scratch.histogram) - np.uint32(1))
+                count = most
+            key[count] = batch[i]
+            count += batch[i] <= bound
+    return count
+
+
+@jit
+def guess_cutoff(row: Int, length: Int, dtype: Int, k: Int, scratch: Any) -> Word:
+    """Key that admits little more than k scores in all probability, from a jittered view; `NAN_KEY` if none would.
+
+    With m = k / stride of the k best expected in the view, rank m + 4 sqrt(m) + 8 lies at least four standard
+    deviations above them. A row that is unlucky all the same is read once more.
+    """
+    stride = GUESS_STRIDE
+    while stride > 1 and stride * GUESS_SAMPLES > length:
+        stride //= 2
+    expected = k / stride
+    rank = np.int64(expected + 4 * np.sqrt(expected)) + 8
+    half = scratch.spare.size // 2
+    if rank * stride > length * 3 // 4 or 2 * rank > half:
+        return np.uint32(NAN_KEY)
+    keys, rest = scratch.spare[:half], scratch.spare[half:]
+    count = sample_keys(row, length, dtype, 0, 1, stride, stride, 1, rank, keys, rest, scratch)
+    guess, _ = kth(keys, count, rank, rest, scratch.histogram)
+    return guess
