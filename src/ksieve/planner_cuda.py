@@ -7,19 +7,25 @@ in `ksieve/kernels`; the numbers here size their structs and are checked there a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ksieve import planner
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import SamplingPolicy, resolve_policy
+from ksieve.policy import LINES_64, LINES_128, PEAK, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
 
 STORAGE_BYTES = 8192 + 512
-"""Shared memory of a CTA besides its candidates: histogram and scalars (kernels/storage.cuh, rounded up)."""
+"""Shared memory of a CTA besides its candidates and its threads' share: histogram and scalars (kernels/storage.cuh)."""
+
+STAGES = 8
+"""16-byte loads in flight per thread: stages of the ring in shared memory (kernels/row.cuh)."""
+
+BATCHES = 2
+"""Batches that the stages come in: a thread looks at STAGES / BATCHES vectors together."""
 
 ROW_STATE_BYTES = 8192 + 32
 """Workspace of a split row besides its candidates (kernels/workspace.cuh, RowState)."""
@@ -48,13 +54,24 @@ GEOMETRY: dict[str, Geometry] = {
     "persistent_sampled": Geometry(512, 2),
     "persistent_exact": Geometry(256, 3),
     "split_sampled": Geometry(512, 2),
-    "row_exact": Geometry(1024, 1, held=16_384),
+    "row_exact": Geometry(512, 1, held=16_384),
     "cluster_exact": Geometry(512, 1),
 }
-"""Kernel families and their launch shapes."""
+"""Kernel families and their launch shapes, from Hopper on."""
+
+GEOMETRY_BEFORE_HOPPER: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(256, 2),
+    "persistent_exact": Geometry(256, 3),
+    "split_sampled": Geometry(512, 1),
+    "row_exact": Geometry(512, 1, held=16_384),
+}
+"""The same for sm_80 to sm_89: ptxas needs more registers there, and shared memory is scarcer."""
 
 SAMPLED = ("persistent_sampled", "split_sampled")
-SPLITS = (8, 4, 2)
+SPLITS = (64, 32, 16, 8, 4, 2)
+SEGMENT = 8192
+"""Fewest scores worth a CTA of their own in the split family."""
+
 CLUSTER = 8
 """CTAs of a cluster: the largest size that every device with clusters can launch."""
 
@@ -77,36 +94,56 @@ def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: Sam
     return _plan(problem, device, family, chosen, reason)
 
 
+def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometry:
+    """Launch shape of a family on a device; `roomy` trades resident CTAs for registers.
+
+    Raises
+    ------
+    ArgumentError
+        If the device cannot run the family.
+    """
+    table = GEOMETRY if device.capability >= (9, 0) else GEOMETRY_BEFORE_HOPPER
+    if family not in table:
+        raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
+    geometry = table[family]
+    return replace(geometry, threads=256, ctas_per_sm=2) if roomy and family in SAMPLED else geometry
+
+
+def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
+    """Whether a specialisation needs more registers than two 512-thread CTAs leave it: ptxas would spill."""
+    return problem.dtype != "float32" or (policy is not None and policy.boundary == "coarse")
+
+
 def _default_policy(problem: Problem, family: str | None) -> SamplingPolicy | None:
     if family is not None and family not in SAMPLED:
         return None
-    policy = planner.default_policy(problem.width, problem.k)
-    if policy is None and family in SAMPLED:
-        return planner.PAPER_64  # forced: rows too short for the view go direct on the device
-    return policy
+    if planner.default_policy(problem.width, problem.k) is None and family is None:
+        return None
+    # A forced family samples whatever it can; rows too short for the view go direct on the device.
+    return LINES_64 if problem.width < 524_288 else LINES_128
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> tuple[str, str]:
     """Family of a shape, with the reason in words."""
     rows, width = problem.rows, problem.width
-    if policy is not None and _capacity(problem, device, "split_sampled", policy)[1] == 0:
-        splits = _splits(rows, device)
+    if policy is not None:
+        splits = _splits(problem, device)
         if splits:
             return "split_sampled", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
     if policy is not None:
         return "persistent_sampled", f"{rows} long rows fill the device: one CTA owns a row"
-    if width <= GEOMETRY["row_exact"].held and _capacity(problem, device, "row_exact", None)[1] == 0:
+    if width <= geometry_of(device, "row_exact").held and _capacity(problem, device, "row_exact", None)[1] == 0:
         return "row_exact", f"rows of {width} scores stay in registers and are read once"
-    if device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k:
-        if _capacity(problem, device, "cluster_exact", None)[1] == 0:
-            return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
+    clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
+    if clusters_pay and _capacity(problem, device, "cluster_exact", None)[1] == 0:
+        return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
     return "persistent_exact", "rows too short to sample, or k too large for a resident frontier: exact boundary"
 
 
-def _splits(rows: int, device: DeviceInfo) -> int:
+def _splits(problem: Problem, device: DeviceInfo) -> int:
     """CTAs per row that fill the device in one wave; 0 when whole rows already do."""
-    slots = device.sm_count * GEOMETRY["split_sampled"].ctas_per_sm
-    return next((s for s in SPLITS if rows * s <= slots), 0)
+    slots = device.sm_count * geometry_of(device, "split_sampled").ctas_per_sm
+    return next((s for s in SPLITS if problem.rows * s <= slots and s * SEGMENT <= problem.width), 0)
 
 
 def _capacity(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> tuple[int, int]:
@@ -120,16 +157,23 @@ def _capacity(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
         mean = policy.primary_rank(problem.k) * policy.stride
         if policy.rescue_margin is not None:
             mean = (policy.rescue_rank(problem.k) or 0) * policy.stride
-        wanted = max(wanted, math.ceil(mean + 4 * math.sqrt(mean * policy.stride * max(1, policy.group // 2))))
+        wanted = max(wanted, math.ceil(mean + 4 * math.sqrt(mean * policy.stride)))
         if policy.boundary == "exact":
-            wanted = max(wanted, math.ceil(problem.width / policy.stride))  # the samples are ranked in place
+            wanted = max(wanted, statistics_bound(problem.width, policy))  # statistics are ranked in place
     else:
         wanted = max(wanted, 4096)
     wanted = _round_up(wanted, 256)
-    geometry = GEOMETRY[family]
+    geometry = geometry_of(device, family, _roomy(problem, policy))
     room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
-    shared = min(wanted, (room - STORAGE_BYTES) // CANDIDATE_BYTES // 256 * 256)
+    room -= STORAGE_BYTES + thread_bytes(policy) * geometry.threads
+    shared = min(wanted, room // CANDIDATE_BYTES // 256 * 256)
     return shared, wanted - shared
+
+
+def statistics_bound(width: int, policy: SamplingPolicy) -> int:
+    """Most statistics that a view of a row of `width` scores can have."""
+    scores = math.ceil(width / (policy.stride * policy.group)) * policy.group
+    return math.ceil(scores / PEAK) if policy.peaks else scores
 
 
 def _plan(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None, reason: str) -> Plan:
@@ -137,23 +181,27 @@ def _plan(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPol
         policy = None
     elif policy is None:
         raise ArgumentError("policy", "'direct'", f"a sampling policy for family {family!r}")
-    geometry = GEOMETRY[family]
+    geometry = geometry_of(device, family, _roomy(problem, policy))
     shared, spill = _capacity(problem, device, family, policy)
     splits, ctas, workspace, zeroed = 1, problem.rows, 0, 0
     if family.startswith("persistent"):
         ctas = min(problem.rows, device.sm_count * geometry.ctas_per_sm)
         workspace, zeroed = HEADER_BYTES + ctas * spill * CANDIDATE_BYTES, HEADER_BYTES
-    elif spill:
-        raise ArgumentError("family", repr(family), f"a persistent family: k={problem.k} does not fit shared memory")
+    elif spill and family == "cluster_exact":
+        raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
+    elif family == "row_exact":
+        ctas = min(problem.rows, device.sm_count * geometry.ctas_per_sm)
+        workspace, zeroed = (HEADER_BYTES + ctas * spill * CANDIDATE_BYTES if spill else 0), 0
+    if policy is not None and policy.boundary == "exact" and statistics_bound(problem.width, policy) > shared:
+        raise ArgumentError("policy", policy.name, f"fewer statistics than {shared} per row to rank exactly")
     if family == "split_sampled":
-        splits = _splits(problem.rows, device) or SPLITS[-1]
+        splits = _splits(problem, device) or SPLITS[-1]
         ctas = problem.rows * splits
-        workspace = HEADER_BYTES + problem.rows * (ROW_STATE_BYTES + shared * CANDIDATE_BYTES)
+        candidates = shared + spill + splits * spill
+        workspace = HEADER_BYTES + problem.rows * (ROW_STATE_BYTES + candidates * CANDIDATE_BYTES)
         zeroed = workspace
     elif family == "cluster_exact":
-        if device.capability < (9, 0):
-            raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
-        splits, ctas = CLUSTER, problem.rows * CLUSTER
+        splits, ctas = CLUSTER, CLUSTER * max(1, min(problem.rows, device.sm_count // CLUSTER))
     return Plan(
         problem,
         device,
@@ -174,7 +222,13 @@ def _plan(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPol
 
 def shared_bytes(plan: Plan) -> int:
     """Dynamic shared memory of a plan's kernel."""
-    return STORAGE_BYTES + plan.shared_capacity * CANDIDATE_BYTES
+    return STORAGE_BYTES + thread_bytes(plan.policy) * plan.threads + plan.shared_capacity * CANDIDATE_BYTES
+
+
+def thread_bytes(policy: SamplingPolicy | None) -> int:
+    """Shared memory per thread: places in the ring of loads, and its warp's slack per scan (kernels/storage.cuh)."""
+    scans = 2 if policy is not None and policy.rescue_margin is not None else 1
+    return 16 * STAGES + scans * CANDIDATE_BYTES
 
 
 def _round_up(value: int, step: int) -> int:

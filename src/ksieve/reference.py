@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.keys import BIN_CUTOFF_KEY, COARSE_BINS, coarse_bin, digit, order_key, widen
+from ksieve.keys import BIN_CUTOFF_KEY, COARSE_BINS, NAN_KEY, coarse_bin, digit, order_key, widen
 from ksieve.policy import SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Route, Stats
 
@@ -64,6 +64,16 @@ class RowTrace:
             self.scans,
             self.sampled,
         ]
+
+
+@dataclass
+class _Boundary:
+    """A proposed cutoff (inclusive ordered key). `apart`: an exact one that the view saw more than once, so that
+    many scores may equal it; they are counted, not stored.
+    """
+
+    cutoff: int
+    apart: bool
 
 
 @dataclass
@@ -140,8 +150,8 @@ def select_row(
         trace.committed[0] = row.size
         return np.arange(row.size, dtype=np.int64), trace
     keys = order_key(row)
-    taus = _propose(row, keys, k, policy, trace, splits)
-    state = _certify(row, keys, k, taus, policy, trace, held, splits)
+    boundaries = _propose(row, keys, k, policy, trace, splits)
+    state = _certify(row, keys, k, boundaries, trace, held, splits)
     return _refine(keys, k, state, capacity, trace), trace
 
 
@@ -155,19 +165,22 @@ def _propose(
     policy: SamplingPolicy | None,
     trace: RowTrace,
     splits: int,
-) -> tuple[int, int] | None:
-    """Turn the sampled view into (tau0, tau1), tau1 = -1 without rescue; None sends the row direct."""
+) -> list[_Boundary] | None:
+    """Turn the sampled view into the primary and the rescue boundary; None sends the row direct."""
     if policy is None:
         return None
     view = policy.view(trace.row, row.size)
-    if not policy.usable(view.size, k):
+    statistics = policy.statistics(coarse_bin(row[view]) if policy.boundary == "coarse" else keys[view])
+    if not policy.usable(statistics.size, k):
         return None
     trace.sampled = view.size * splits
-    ordered = np.sort(coarse_bin(row[view]) if policy.boundary == "coarse" else keys[view])
+    ordered = np.sort(statistics)
     primary, rescue = policy.primary_rank(k), policy.rescue_rank(k)
-    taus = (int(ordered[primary - 1]), int(ordered[rescue - 1]) if rescue else -1)
-    trace.tau = taus
-    return taus
+    taus = [int(ordered[rank - 1]) for rank in (primary, rescue) if rank]
+    trace.tau = (taus[0], taus[1] if rescue else -1)
+    if policy.boundary == "coarse":
+        return [_Boundary(int(BIN_CUTOFF_KEY[tau]), False) for tau in taus]
+    return [_Boundary(tau, tau != NAN_KEY and int(np.count_nonzero(ordered == tau)) > 1) for tau in taus]
 
 
 # ---- phase 2: certify ------------------------------------------------------------------------------------
@@ -177,30 +190,29 @@ def _certify(
     row: NDArray[np.float32],
     keys: U32,
     k: int,
-    taus: tuple[int, int] | None,
-    policy: SamplingPolicy | None,
+    boundaries: list[_Boundary] | None,
     trace: RowTrace,
     held: int,
     splits: int,
 ) -> _Certified:
     """Scan until a state with at least k admitted scores exists, by the cheapest route that has one."""
-    if taus is None or policy is None:
+    if boundaries is None:
         trace.route = Route.DIRECT
         trace.scans = 1 if row.size <= held else 2
         return _exact_coarse(row, k, trace)
-    exact = policy.boundary == "exact"
-    cutoffs = [int(t) if exact else int(BIN_CUTOFF_KEY[t]) for t in taus if t >= 0]
     counts = [-1, -1]
-    for attempt, cutoff in enumerate(cutoffs):
+    for attempt, boundary in enumerate(boundaries):
         trace.scans += 1
-        admitted = _admit(keys, cutoff, splits)
+        admitted = _admit(keys, boundary.cutoff, splits)
         counts[attempt] = admitted.size
         trace.admitted = (counts[0], counts[1])
         if admitted.size >= k:
             trace.route = Route.RESCUED if attempt else Route.CERTIFIED
-            return _divide_ties(keys, admitted, cutoff, k, trace) if exact else _whole(admitted, trace)
+            if boundary.apart:
+                return _divide_ties(keys, admitted, boundary.cutoff, k, trace)
+            return _whole(admitted, trace)
     trace.scans += 2
-    trace.route = Route.RECOVERED_AFTER_BAND if len(cutoffs) == 2 else Route.RECOVERED
+    trace.route = Route.RECOVERED_AFTER_BAND if len(boundaries) == 2 else Route.RECOVERED
     return _exact_coarse(row, k, trace)
 
 

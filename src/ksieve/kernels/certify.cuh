@@ -13,7 +13,6 @@
 struct RowTask {
   const Params& params;
   Row row;
-  Candidates candidates;
   int begin;
   int end;
 };
@@ -33,18 +32,19 @@ enum class Stage { kProposed, kBand, kUnbounded, kClassified, kNarrowed };
 __device__ __forceinline__ u32 bin_best_key(int bin) { return bin ? bin_cutoff_key(bin - 1) + 1 : 0; }
 
 // Behind every use of the old rule, before a barrier.
-__device__ __forceinline__ void set_rule(const RowTask& t, u32 emit_from, u32 best, u32 worst, int round = 0) {
+__device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, u32 best, u32 worst, int round) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return;
-  s.rule = {emit_from,  best,   worst, 0, digit_shift(round), t.params.k, row_output(t.params, t.row.id),
-            &s.emitted, &s.ties};
+  int* out = row_output(t.params, t.row.id);
+  s.rule = {mode, emit_from, best, worst, digit_shift(round), t.params.k, out, &s.emitted, &s.ties};
 }
 
-// The rule of a proposal's scan. `ties` is this CTA's counter or its row's.
+// The rule of a proposal's scan. `ties` is this CTA's counter or its row's. NaN is no match for a float comparison:
+// a boundary that low is left to the exact key.
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* ties) {
   SharedStorage& s = shared_storage();
-  set_rule(t, 0, 0, s.cutoff[0]);
-  if (threadIdx.x == 0 && kExactBoundary) s.rule.tie = s.cutoff[0];
+  Mode mode = s.cutoff[0] == kNanKey ? Mode::kClassify : kExactBoundary && s.apart ? Mode::kApart : Mode::kInclusive;
+  set_rule(t, mode, 0, 0, s.cutoff[0], 0);
   if (threadIdx.x == 0) s.rule.ties = ties;
 }
 
@@ -64,14 +64,38 @@ __device__ __forceinline__ void narrow(Frontier& q) {
   trace_set(kColFrontier0 + q.round, found.count);
 }
 
-// Whether everything admitted has one key. Only asked of a frontier that is not completely stored.
-__device__ __forceinline__ bool single_valued(const Candidates& candidates) {
-  const SharedStorage& s = shared_storage();
-  u32 any = candidates.key(0);
-  bool differs = s.least != any || s.greatest != any;
-  for (int slot = threadIdx.x; slot < kCapacity; slot += kThreads)
-    differs |= candidates.key(slot) != any;
-  return !__syncthreads_or(differs);
+// Whether everything admitted has one key. Only asked of a frontier that is too large: folds the stored keys into the
+// extremes of those that were not stored.
+__device__ __forceinline__ bool single_valued() {
+  SharedStorage& s = shared_storage();
+  int slots = stored_slots();
+  u32 least = kNanKey;
+  u32 greatest = 0;
+  for (int slot = threadIdx.x; slot < slots; slot += kThreads) {
+    u64 entry = load_entry(slot);
+    if (entry_index(entry) < 0) continue;
+    least = min(least, entry_key(entry));
+    greatest = max(greatest, entry_key(entry));
+  }
+  least = __reduce_min_sync(kFullWarp, least);
+  greatest = __reduce_max_sync(kFullWarp, greatest);
+  if ((threadIdx.x & 31) == 0) {
+    atomicMin(&s.least, least);
+    atomicMax(&s.greatest, greatest);
+  }
+  __syncthreads(); // the extremes are known
+  return s.least == s.greatest;
+}
+
+// Writes the stored candidates behind the output slots already taken, as far as `quota` goes.
+__device__ __forceinline__ void emit_any(int quota) {
+  SharedStorage& s = shared_storage();
+  for (int slot = threadIdx.x; slot < stored_slots(); slot += kThreads) {
+    u64 entry = load_entry(slot);
+    if (entry_index(entry) < 0) continue;
+    int place = atomicAdd(&s.small_count, 1);
+    if (place < quota) write_front(s.emitted + place, entry_index(entry));
+  }
 }
 
 // An exact boundary that is the answer itself: better scores are all stored, ties wait at the end of the output.
@@ -81,8 +105,7 @@ __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int ti
   trace_set(kColFilled, k - strict);
   for (int round = 0; round <= kRounds; ++round)
     trace_set(kColFrontier0 + round, round > 0 && strict + ties == k ? 0 : ties);
-  for (int slot = threadIdx.x; slot < strict; slot += kThreads)
-    write_front(slot, t.candidates.index(slot));
+  emit_any(strict);
 }
 
 // The frontier and the rule of a coarse boundary bin; better bins go straight to the output.
@@ -90,13 +113,13 @@ __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found)
   Frontier q = {bin_best_key(found.bin), bin_cutoff_key(found.bin), found.count, t.params.k - found.before, 0};
   trace_set(kColCommitted0, found.before);
   trace_set(kColFrontier0, found.count);
-  set_rule(t, 0, q.best, q.worst);
+  set_rule(t, Mode::kClassify, 0, q.best, q.worst, 0);
   return q;
 }
 
 // Scans whole rows until there is a frontier to refine. `stage` says what the rule in shared memory is for; the first
-// scan covers [begin, end), then `merge()` joins the segments of other CTAs and says whether this one goes on.
-// `scanned`: the first scan has been done already. Storage is empty behind a barrier unless scanned.
+// scan covers [begin, end) and has been started, then `merge()` joins the segments of other CTAs and says whether this
+// one goes on. `scanned`: the first scan has been done already. Storage is empty behind a barrier unless scanned.
 template <class Merge>
 __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scanned, Frontier& q, Merge merge) {
   SharedStorage& s = shared_storage();
@@ -104,29 +127,36 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
   int end = t.end;
   for (bool first = true;; first = false) {
     if (stage == Stage::kUnbounded) {
-      scan(t.row.scores, begin, end, CoarseCount{});
+      CoarseCount counting;
+      if (!first) start_scan(t.row.scores, begin, end);
+      scan(t.row.scores, begin, end, counting);
+      start_scan(t.row.scores, begin, end);
       __syncthreads(); // every score is counted
       q = classified(t, find_boundary(t.params.k));
       trace_scans(1);
       stage = Stage::kClassified;
     }
     __syncthreads(); // the rule is visible, and so is every clear before it
-    if (!(first && scanned)) scan(t.row.scores, begin, end, Sieve{t.candidates, hot_cutoff(s.rule.worst)});
-    __syncthreads(); // everything admitted is stored and counted
+    if (!(first && scanned)) {
+      if (!first && stage != Stage::kClassified) start_scan(t.row.scores, begin, end);
+      Sieve sieve(s.rule);
+      scan(t.row.scores, begin, end, sieve);
+    }
+    __syncthreads(); // everything admitted is stored or counted
     if (first && !merge()) return false;
     begin = 0;
     end = t.row.length;
     trace_scans(1);
 
     if (stage == Stage::kProposed || stage == Stage::kBand) {
+      int k = t.params.k;
       int strict = s.count;
       int ties = kExactBoundary ? s.ties : 0;
       bool primary = stage == Stage::kProposed;
       u32 worst = s.cutoff[primary ? 0 : 1];
       trace_set(kColAdmitted0 + !primary, strict + ties);
       trace_set(kColRoute, primary ? kCertified : kRescued);
-      int k = t.params.k;
-      q = {0, worst, strict, k, 0};
+      q = {0, worst - (kExactBoundary && s.apart), strict, k, 0};
       if (strict < k && strict + ties >= k) {
         finish_tied(t, strict, ties);
         q.quota = q.count = 0;
@@ -135,7 +165,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       if (strict < k) {
         __syncthreads(); // nobody still reads the counts or the rule that led here
         if (kRescue && primary) {
-          set_rule(t, worst + 1, worst + 1, s.cutoff[1]);
+          set_rule(t, Mode::kClassify, worst + 1, worst + 1, s.cutoff[1], 0);
           stage = Stage::kBand;
         } else {
           trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);
@@ -148,19 +178,15 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       trace_set(kColFrontier0, strict);
     }
     if (q.count <= kCapacity || q.round == kRounds) return true;
-    if (single_valued(t.candidates)) {
+    if (single_valued()) {
       for (int round = q.round; round < kRounds; ++round)
         trace_set(kColFrontier0 + round + 1, q.count);
       return true;
     }
     u32 emit_from = q.best;
     narrow(q);
-    set_rule(t, emit_from, q.best, q.worst, min(q.round, kRounds - 1));
-    if (threadIdx.x == 0) {
-      s.count = 0;
-      s.least = kNanKey;
-      s.greatest = 0;
-    }
+    set_rule(t, Mode::kClassify, emit_from, q.best, q.worst, min(q.round, kRounds - 1));
+    if (threadIdx.x == 0) forget_candidates();
     stage = Stage::kNarrowed;
   }
 }

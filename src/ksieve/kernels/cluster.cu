@@ -26,59 +26,46 @@ template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
   return reinterpret_cast<T*>(remote);
 }
 
-// Appends the peers' candidates, counts and histograms to rank 0's own.
+// Appends the peers' candidates, counts and histograms to rank 0's own. Behind a cluster barrier.
 __device__ __forceinline__ void gather_peers(int splits) {
   SharedStorage& s = shared_storage();
-  int count = s.count;
-  u32 least = s.least;
-  u32 greatest = s.greatest;
-  __syncthreads(); // rank 0's own counts are read
   for (int rank = 1; rank < splits; ++rank) {
     const SharedStorage& peer = *in_rank(&s, rank);
-    int members = peer.count;
-    for (int i = threadIdx.x; i < min(members, kSharedCapacity); i += kThreads) {
-      u32 key = peer.keys[i];
-      if (count + i < kCapacity) {
-        s.keys[count + i] = key;
-        s.index[count + i] = peer.index[i];
-      } else {
-        track_overflow(key);
-      }
+    int slots = min(peer.slots, kSlots);
+    for (int first = 0; first < slots; first += kThreads) {
+      int slot = first + static_cast<int>(threadIdx.x);
+      u64 entry = slot < slots ? peer.entries[slot] : kEmptyEntry;
+      bool valid = entry_index(entry) >= 0;
+      int place = reserve(&s.slots, valid);
+      if (valid) store_entry(place, entry);
+      if (valid && place >= kSlots) track_overflow(entry_key(entry));
     }
-    for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
-      u32 counted = peer.histogram[bin];
-      if (counted) s.histogram[bin] += counted;
+    for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
+      if (peer.histogram[bin]) atomicAdd(&s.histogram[bin], peer.histogram[bin]);
+    if (threadIdx.x == 0) {
+      atomicAdd(&s.count, peer.count);
+      atomicMin(&s.least, peer.least);
+      atomicMax(&s.greatest, peer.greatest);
     }
-    least = min(least, peer.least);
-    greatest = max(greatest, peer.greatest);
-    count += members;
-  }
-  __syncthreads(); // every peer's share is stored
-  if (threadIdx.x == 0) {
-    s.count = count;
-    s.least = min(s.least, least);
-    s.greatest = max(s.greatest, greatest);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_cluster(const __grid_constant__ Params p) {
-  static_assert(kSharedCapacity == kCapacity, "rank 0 keeps the whole frontier in shared memory");
+__device__ __forceinline__ void select_clustered(const Params& p, int id, u32 rank) {
   SharedStorage& s = shared_storage();
-  trace_begin();
-  u32 rank = cluster_rank();
-  int id = blockIdx.x / p.splits;
   RowTask task = whole_row(p, load_row(p, id), nullptr);
   if (task.row.length <= p.k) { // the same for the whole cluster: nobody waits
-    if (rank == 0 && select_short(p, task.row)) trace_write(p, id);
+    if (rank == 0) select_short(p, task.row);
     return;
   }
-  clear_storage();
-  __syncthreads(); // storage is empty
   int size = segment_size(task.row.length, p.splits);
   task.begin = min(static_cast<int>(rank) * size, task.row.length);
   task.end = min(task.begin + size, task.row.length);
-  scan(task.row.scores, task.begin, task.end, CoarseCount{});
+  start_scan(task.row.scores, task.begin, task.end);
+  clear_storage();
+  __syncthreads(); // storage is empty
+  CoarseCount counting;
+  scan(task.row.scores, task.begin, task.end, counting);
+  start_scan(task.row.scores, task.begin, task.end);
   cluster_sync(); // every segment is counted
   if (rank == 0) {
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
@@ -98,12 +85,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   Frontier frontier = classified(task, owner.found[0]);
   if (threadIdx.x == 0) s.rule.emitted = &owner.emitted;
   bool mine = certify(task, Stage::kClassified, false, frontier, [&] {
-    cluster_sync(); // better bins are emitted, the boundary bin is stored and counted in its segments
+    cluster_sync(); // better bins are emitted, the boundary bin is stored in its segments
     if (rank == 0) gather_peers(p.splits);
     cluster_sync(); // nobody reads a peer's memory any more
     return rank == 0;
   });
-  if (!mine) return;
-  refine(task.candidates, frontier);
-  trace_write(p, id);
+  if (mine) refine(frontier);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_cluster(const __grid_constant__ Params p) {
+  static_assert(kSharedCapacity == kCapacity, "rank 0 keeps the whole frontier in shared memory");
+  u32 rank = cluster_rank();
+  int clusters = gridDim.x / p.splits;
+  for (int id = blockIdx.x / p.splits; id < p.rows; id += clusters) {
+    trace_begin();
+    select_clustered(p, id, rank);
+    if (rank == 0) trace_write(p, id);
+    __syncthreads(); // nobody still works on the row
+  }
 }

@@ -26,14 +26,18 @@ static_assert(sizeof(Params) == 88, "the host packs 88 bytes");
 
 constexpr int kThreads = KSIEVE_THREADS;
 constexpr int kWarps = kThreads / 32;
+constexpr int kStages = KSIEVE_STAGES;       // 16-byte loads in flight per thread
+constexpr int kBatches = KSIEVE_BATCHES;     // batches they come in
 constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise direct-exact
 constexpr int kStride = kSampled ? KSIEVE_STRIDE : 1;
 constexpr int kGroup = KSIEVE_GROUP;
 constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
+constexpr int kPool = KSIEVE_PEAKS ? 4 : 1; // adjacent scores of which the best alone is ranked: policy.py, PEAK
 constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
 constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY;
-constexpr int kCapacity = KSIEVE_SHARED_CAPACITY + KSIEVE_SPILL_CAPACITY;
+constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
+constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
 constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact keeps in registers
 constexpr bool kStats = KSIEVE_STATS != 0;
 

@@ -15,7 +15,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   for (int id = blockIdx.x; id < p.rows; turn ^= 1) {
     if (threadIdx.x == 0) s.next[turn] = static_cast<int>(gridDim.x) + claim_row(p);
     trace_begin();
-    select_row(whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x)));
+    RowTask task = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
+    select_row(task, [&] {
+      int next = s.next[turn];
+      if (kSampled && next < p.rows) prefetch_view(p, next, task.row.length);
+    });
     trace_write(p, id);
     __syncthreads(); // the next row is known, and nobody still works on this one
     id = s.next[turn];

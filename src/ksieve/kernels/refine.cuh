@@ -9,58 +9,79 @@
 // With statistics every digit is resolved; without, this many last candidates are ranked by one warp.
 constexpr int kFew = kStats ? 0 : 32;
 
-// Emits the stored candidates that belong to the answer; q is what is left unresolved of them.
-__device__ __forceinline__ void emit_stored(const Candidates& candidates, int stored, const Frontier& q) {
+// The last few unresolved candidates, listed in s.small: one warp ranks them and emits the quota's best.
+__device__ __forceinline__ void emit_ranked(const Frontier& q) {
   SharedStorage& s = shared_storage();
+  int lane = static_cast<int>(threadIdx.x);
+  u64 entry = lane < q.count ? load_entry(s.small[lane]) : kEmptyEntry;
+  u32 key = entry_key(entry);
+  int rank = 0;
+  for (int other = 0; other < q.count; ++other) {
+    u32 rival = __shfl_sync(kFullWarp, key, other);
+    rank += rival < key || (rival == key && other < lane);
+  }
+  if (lane < q.count && rank < q.quota) write_front(s.emitted + rank, entry_index(entry));
+}
+
+// Emits the stored candidates that belong to the answer; q is what is left unresolved of them.
+__device__ __forceinline__ void emit_stored(const Frontier& q) {
+  SharedStorage& s = shared_storage();
+  constexpr int kSpan = 32; // slots per thread between two reservations
   bool rank_last = q.count > q.quota && q.count <= kFew;
-  for (int first = 0; first < stored; first += kThreads) {
-    int slot = first + threadIdx.x;
-    u32 key = slot < stored ? candidates.key(slot) : kNanKey;
-    bool better = slot < stored && key < q.best;
-    if (slot < stored && key >= q.best && key <= q.worst) {
-      int place = q.count == q.quota ? 0 : atomicAdd(&s.small_count, 1);
-      if (rank_last) s.small[place] = slot;
-      better = !rank_last && place < q.quota; // all are needed, or all are equal: the first to arrive are taken
+  int slots = stored_slots();
+  for (int start = 0; start < slots; start += kSpan * kThreads) {
+    int first = start + static_cast<int>(threadIdx.x);
+    u32 chosen = 0;
+    for (int i = 0; i < kSpan && first + i * kThreads < slots; ++i) {
+      int slot = first + i * kThreads;
+      u64 entry = load_entry(slot);
+      u32 key = entry_key(entry);
+      bool valid = entry_index(entry) >= 0;
+      bool better = valid && key < q.best;
+      if (valid && !better && key <= q.worst) {
+        int place = q.count == q.quota ? 0 : atomicAdd(&s.small_count, 1);
+        if (rank_last) s.small[place] = slot;
+        better = !rank_last && place < q.quota; // all are needed, or all are equal: the first to arrive are taken
+      }
+      chosen |= better ? 1u << i : 0u;
     }
-    int place = reserve(&s.emitted, better);
-    if (better) write_front(place, candidates.index(slot));
+    // One reservation per warp: its lanes write one behind the other.
+    int mine = __popc(chosen);
+    int before = mine;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      int other = __shfl_up_sync(kFullWarp, before, offset);
+      if (static_cast<int>(threadIdx.x & 31) >= offset) before += other;
+    }
+    int place = 0;
+    if ((threadIdx.x & 31) == 31) place = atomicAdd(&s.emitted, before);
+    place = __shfl_sync(kFullWarp, place, 31) + before - mine;
+    for (; chosen; chosen &= chosen - 1)
+      write_front(place++, entry_index(load_entry(first + (__ffs(chosen) - 1) * kThreads)));
   }
   if (!rank_last) return;
   __syncthreads(); // the last candidates are listed, and every other one is emitted
-  if (threadIdx.x < 32) {
-    int lane = static_cast<int>(threadIdx.x);
-    int slot = lane < q.count ? s.small[lane] : 0;
-    u32 key = lane < q.count ? candidates.key(slot) : kNanKey;
-    int rank = 0;
-    for (int other = 0; other < q.count; ++other) {
-      u32 rival = __shfl_sync(kFullWarp, key, other);
-      rank += rival < key || (rival == key && other < lane);
-    }
-    if (lane < q.count && rank < q.quota) write_front(s.emitted + rank, candidates.index(slot));
-  }
+  if (threadIdx.x < 32) emit_ranked(q);
 }
 
 // Needs a barrier after the last count.
-__device__ __forceinline__ void refine(const Candidates& candidates, Frontier q) {
+__device__ __forceinline__ void refine(Frontier q) {
   SharedStorage& s = shared_storage();
   if (q.quota == 0) return;
-  if (q.count > kCapacity) { // one value throughout: any stored members will do
-    trace_set(kColFilled, q.quota);
-    for (int slot = threadIdx.x; slot < q.quota; slot += kThreads)
-      write_front(s.emitted + slot, candidates.index(slot));
-    return;
-  }
-  int stored = q.count;
+  trace_set(kColFilled, q.quota);
+  if (q.count > kCapacity) return emit_any(q.quota); // one value throughout: any stored members will do
   while (q.round < kRounds && q.count != q.quota && q.count > kFew) {
     narrow(q);
+    trace_set(kColFilled, q.quota);
     if (q.round == kRounds || q.count == q.quota || q.count <= kFew) break;
     int shift = digit_shift(q.round);
-    for (int slot = threadIdx.x; slot < stored; slot += kThreads) {
-      u32 key = candidates.key(slot);
-      if (key >= q.best && key <= q.worst) atomicAdd(&s.histogram[digit_of(key, shift)], 1u);
+    int slots = stored_slots();
+    for (int slot = threadIdx.x; slot < slots; slot += kThreads) {
+      u64 entry = load_entry(slot);
+      u32 key = entry_key(entry);
+      if (entry_index(entry) >= 0 && key >= q.best && key <= q.worst) atomicAdd(&s.histogram[digit_of(key, shift)], 1u);
     }
     __syncthreads(); // the next digit is counted
   }
-  trace_set(kColFilled, q.quota);
-  emit_stored(candidates, stored, q);
+  emit_stored(q);
 }

@@ -4,12 +4,12 @@
 //   2. its coarse histogram gives the exact boundary bin; classification reads the registers again
 //   3. refine (refine.cuh). A longer row is streamed twice by the same CTA (select.cuh)
 //
-// Row reads: 1 held, 2 streamed. The grid is the rows: no queue, no workspace.
+// Row reads: 1 held, 2 streamed. Rows are dealt out in turn: no queue, no workspace.
 #include "select.cuh"
 #include "workspace.cuh"
 
-constexpr int kHeldBatches = kHeld / (kThreads * kVector * kBatch);
-static_assert(kHeld == kHeldBatches * kThreads * kVector * kBatch, "held rows come in whole batches");
+constexpr int kHeldBatches = kHeld / (kStep * kBatch);
+static_assert(kHeld == kHeldBatches * kStep * kBatch, "held rows come in whole batches");
 
 // Presents registers as a row to scan: the same visitors, no memory.
 struct HeldRow {
@@ -23,7 +23,7 @@ struct HeldRow {
     for (int v = 0; v < kHeldBatches * kBatch; ++v) {
       int i = index_of(v);
       Raw& target = raw[v / kBatch][v % kBatch];
-      target = padding();
+      target = {};
       if (aligned && i + kVector <= row.length) {
         target = load_raw(row.scores + i);
       } else if (i < row.length) {
@@ -40,7 +40,7 @@ struct HeldRow {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       constexpr int kPerWord = kVector / 4;
-      u32 word = i + w * kPerWord < row.length ? 0 : target.word[w];
+      u32 word = 0;
 #pragma unroll
       for (int h = 0; h < kPerWord; ++h) {
         int at = i + w * kPerWord + h;
@@ -55,10 +55,17 @@ struct HeldRow {
     }
   }
 
-  template <class Visitor> __device__ __forceinline__ void visit(const Visitor& visitor) const {
+  // A visitor reads hits back from the ring: this row passes through it batch by batch.
+  template <class Visitor> __device__ __forceinline__ void visit(Visitor& visitor) const {
+    RingSlot* slots = &shared_storage().ring[0][threadIdx.x];
 #pragma unroll
-    for (int b = 0; b < kHeldBatches; ++b)
-      visit_batch(visitor, raw[b], index_of(b * kBatch), length);
+    for (int b = 0; b < kHeldBatches; ++b) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u)
+        *reinterpret_cast<Raw*>(slots + u * kThreads) = raw[b][u];
+      visitor.see(raw[b], slots, index_of(b * kBatch), length);
+    }
+    visitor.finish();
   }
 };
 
@@ -67,26 +74,30 @@ __device__ __forceinline__ void select_held(const RowTask& t) {
   held.load(t.row);
   clear_storage();
   __syncthreads(); // storage is empty
-  held.visit(CoarseCount{});
+  CoarseCount counting;
+  held.visit(counting);
   __syncthreads(); // every score is counted
   Boundary found = find_boundary(t.params.k);
   Frontier frontier = classified(t, found);
   __syncthreads(); // the rule is visible
-  held.visit(Sieve{t.candidates, hot_cutoff(frontier.worst)});
+  Sieve sieve(shared_storage().rule);
+  held.visit(sieve);
   trace_set(kColRoute, kDirect);
   certify(t, Stage::kClassified, true, frontier, [] { return true; });
-  refine(t.candidates, frontier);
+  refine(frontier);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_row(const __grid_constant__ Params p) {
-  int id = blockIdx.x;
-  trace_begin();
-  RowTask task = whole_row(p, load_row(p, id), spill_slice(p, id));
-  if (kHeldBatches > 0 && task.row.length > p.k && task.row.length <= kHeld) {
-    select_held(task);
-  } else {
-    select_row(task);
+  for (int id = blockIdx.x; id < p.rows; id += gridDim.x) {
+    trace_begin();
+    RowTask task = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
+    if (kHeldBatches > 0 && task.row.length > p.k && task.row.length <= kHeld) {
+      select_held(task);
+    } else {
+      select_row(task, [] {});
+    }
+    trace_write(p, id);
+    __syncthreads(); // nobody still works on the row
   }
-  trace_write(p, id);
 }

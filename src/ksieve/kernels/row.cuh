@@ -1,6 +1,6 @@
 // Where a row starts and ends, and how its scores are read: 16 bytes at a time whatever the alignment.
 #pragma once
-#include "params.cuh"
+#include "storage.cuh"
 
 #if KSIEVE_DTYPE == 0
 using Score = float;
@@ -8,7 +8,6 @@ using Score = float;
 using Score = unsigned short;
 #endif
 constexpr int kVector = 16 / sizeof(Score); // scores in one 16-byte load
-constexpr u32 kAllValid = (1u << kVector) - 1;
 
 __device__ __forceinline__ float widen(Score score) {
 #if KSIEVE_DTYPE == 0
@@ -35,7 +34,7 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
 }
 
 // The row is read once and is larger than L1: do not let it evict anything there.
-struct Raw {
+struct alignas(16) Raw {
   u32 word[4];
 };
 __device__ __forceinline__ Raw load_raw(const Score* address) {
@@ -54,91 +53,90 @@ __device__ __forceinline__ float unpack(const Raw& raw, int i) {
 #endif
 }
 
-// Sixteen bytes that no cutoff but the lowest admits: fills what a load does not cover.
-__device__ __forceinline__ Raw padding() {
-#if KSIEVE_DTYPE == 0
-  constexpr u32 kLowest = 0xff800000u;
-#elif KSIEVE_DTYPE == 1
-  constexpr u32 kLowest = 0xfc00fc00u;
-#else
-  constexpr u32 kLowest = 0xff80ff80u;
-#endif
-  return {{kLowest, kLowest, kLowest, kLowest}};
-}
-
-constexpr int kBatch = KSIEVE_DTYPE == 0 ? 4 : 2; // 16-byte loads in flight per thread
-
-// One batch of loads of a warp. A visitor says which vectors are worth a visit, from the loaded bits alone, and
-// then visits those, whole warps together. Visits run in a loop, not unrolled: the code of a visit exists once per
-// scan, and its registers are not multiplied by kBatch. `first` is the index of raw[0]'s first score, `limit` one past
-// the last index that counts.
-template <class Visitor>
-__device__ __forceinline__ void visit_batch(const Visitor& visitor, const Raw (&raw)[kBatch], int first, int limit) {
-  u32 mine = 0;
-#pragma unroll
-  for (int u = 0; u < kBatch; ++u)
-    mine |= visitor.wants(raw[u]) ? 1u << u : 0u;
-  u32 pending = __reduce_or_sync(kFullWarp, mine);
-  while (pending) {
-    int u = __ffs(pending) - 1;
-    pending &= pending - 1;
-    Raw chosen = raw[0];
-#pragma unroll
-    for (int other = 1; other < kBatch; ++other) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w)
-        chosen.word[w] = u == other ? raw[other].word[w] : chosen.word[w];
-    }
-    int index = first + u * kThreads * kVector;
-    u32 valid = (1u << min(max(limit - index, 0), kVector)) - 1;
-    visitor.visit(chosen, index, valid, (mine >> u & 1) && valid);
-  }
-}
-
-// Shows a visitor every score in [begin, end). The body is 16-byte loads, kBatch in flight per thread, whatever the
-// alignment; the at most kVector - 1 scores on either side of it come first, one per lane.
-template <class Visitor>
-__device__ __forceinline__ void scan(const Score* scores, int begin, int end, const Visitor& visitor) {
-  constexpr int kStep = kThreads * kVector;
+// The 16-byte aligned part of a stretch of a row.
+struct Body {
+  int begin;
+  int end;
+};
+__device__ __forceinline__ Body body_of(const Score* scores, int begin, int end) {
   int misaligned = static_cast<int>(reinterpret_cast<u64>(scores + begin) / sizeof(Score) % kVector);
   int body = min(begin + (kVector - misaligned) % kVector, end);
-  int body_end = body + (end - body) / kVector * kVector;
+  return {body, body + (end - body) / kVector * kVector};
+}
 
-  Raw raw[kBatch];
+// Starts copying 16 bytes to this thread's place in a stage of the ring, past the registers and past L1.
+__device__ __forceinline__ void copy_ahead(u32 ring, const Score* address, bool wanted) {
+  if (wanted) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(ring), "l"(address) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+constexpr int kStep = kThreads * kVector;  // scores between two vectors of a thread
+constexpr int kBatch = kStages / kBatches; // vectors that a thread looks at together
+
+// Starts the first loads of a scan, which must follow over the same stretch: they arrive while a boundary is made.
+__device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
+  Body body = body_of(scores, begin, end);
+  u32 ring = static_cast<u32>(__cvta_generic_to_shared(&shared_storage().ring[0][threadIdx.x]));
+  int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
 #pragma unroll
-  for (int u = 0; u < kBatch; ++u)
-    raw[u] = padding();
-  int edge = begin + static_cast<int>(threadIdx.x);
-  if (edge >= body) edge += body_end - body;
-  bool at_edge = threadIdx.x < 2 * kVector && edge < end;
-  if (at_edge) {
-#if KSIEVE_DTYPE == 0
-    raw[0].word[0] = __float_as_uint(scores[edge]);
-#else
-    raw[0].word[0] = scores[edge] | (padding().word[0] & 0xffff0000u);
-#endif
+  for (int stage = 0; stage < kStages; ++stage) {
+    int ahead = first + stage * kStep;
+    copy_ahead(ring + stage * kThreads * 16, scores + ahead, ahead < body.end);
+    if ((stage + 1) % kBatch == 0) commit_copies();
   }
-  int first = edge;
-  int limit = at_edge ? edge + 1 : 0;
-  for (;;) {
-    visit_batch(visitor, raw, first, limit);
-    if (body >= body_end) break;
-    first = body + static_cast<int>(threadIdx.x) * kVector;
-    limit = body_end;
-    const Score* address = scores + first;
-    body += kBatch * kStep;
-    if (body <= body_end) { // the same for the whole block: no predicates on the loads
-#pragma unroll
-      for (int u = 0; u < kBatch; ++u)
-        raw[u] = load_raw(address + u * kStep);
+}
+
+// Shows a visitor every score in [begin, end), whole warps together, whatever the alignment. The body is 16-byte
+// loads that run ahead through a ring in shared memory, kBatch vectors at a time: a thread reads back only what it
+// copied, so the ring needs no barrier and no registers. The at most kVector - 1 scores on either side come last, one
+// per lane. A visitor is given loaded vectors, their place in the ring, the index of the first score (vectors are
+// kStep apart) and one past the last index that is valid. Follows start_scan.
+template <class Visitor>
+__device__ __forceinline__ void scan(const Score* scores, int begin, int end, Visitor& visitor) {
+  Body body = body_of(scores, begin, end);
+  bool edges = body.begin != begin || body.end != end;
+  RingSlot* mine = &shared_storage().ring[0][threadIdx.x];
+  int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
+  int limit = body.end;
+  for (int batch = 0;; batch = batch == kBatches - 1 ? 0 : batch + 1) {
+    RingSlot* slots = mine + batch * kBatch * kThreads;
+    bool in_body = body.begin < body.end; // the same for the whole block
+    if (in_body) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(kBatches - 1) : "memory");
     } else {
-#pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
-        raw[u] = padding();
-        if (first + u * kStep < body_end) raw[u] = load_raw(address + u * kStep);
-      }
+      if (!edges) break;
+      edges = false;
+      int head = body_of(scores, begin, end).begin;
+      int edge = begin + static_cast<int>(threadIdx.x);
+      if (edge >= head) edge += limit - head;
+      bool valid = threadIdx.x < 2 * kVector && edge < end;
+      if (valid) *reinterpret_cast<Score*>(slots) = scores[edge];
+      first = edge;
+      limit = valid ? edge + 1 : 0;
     }
+    Raw raw[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u)
+      raw[u] = *reinterpret_cast<const Raw*>(slots + u * kThreads);
+    visitor.see(raw, slots, first, limit);
+    if (!in_body) break;
+    u32 ring = static_cast<u32>(__cvta_generic_to_shared(slots));
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      int ahead = first + (kStages + u) * kStep;
+      copy_ahead(ring + u * kThreads * 16, scores + ahead, ahead < limit);
+    }
+    commit_copies();
+    body.begin += kBatch * kStep;
+    first += kBatch * kStep;
   }
+  visitor.finish();
+}
+
+// Which of a vector's scores count: all but the padding.
+__device__ __forceinline__ u32 valid_mask(int first, int limit) {
+  return (1u << min(max(limit - first, 0), kVector)) - 1;
 }
 
 // Scores per segment of a row cut into `splits`: a multiple of 32, so that segments of an aligned row are aligned.

@@ -11,20 +11,25 @@ __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
 }
 
 __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u64* spill) {
-  return {p, row, {spill}, 0, row.length};
+  if (threadIdx.x == 0) shared_storage().spill = spill;
+  return {p, row, 0, row.length};
 }
 
-__device__ __forceinline__ void select_row(const RowTask& t) {
+// `meanwhile()` runs when the row has been read and only on-chip work is left.
+template <class Meanwhile> __device__ __forceinline__ void select_row(const RowTask& t, Meanwhile meanwhile) {
   if (select_short(t.params, t.row)) return;
+  start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
   __syncthreads(); // storage is empty
   Stage stage = Stage::kUnbounded;
   trace_set(kColRoute, kDirect);
-  if (kSampled && propose(t.params, t.row, 1)) {
+  if (view_usable(t.params, t.row)) {
+    propose(t.params, t.row, 1);
     set_proposal_rule(t, &shared_storage().ties);
     stage = Stage::kProposed;
   }
   Frontier frontier;
   certify(t, stage, false, frontier, [] { return true; });
-  refine(t.candidates, frontier);
+  meanwhile();
+  refine(frontier);
 }

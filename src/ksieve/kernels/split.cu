@@ -9,29 +9,26 @@
 #include "select.cuh"
 #include "workspace.cuh"
 
+// Moves the stored candidates of this segment to the row's list, and what was only counted to the row's state.
 __device__ __forceinline__ void publish(RowState* state) {
   SharedStorage& s = shared_storage();
-  int count = s.count;
-  if (threadIdx.x == 0) s.flag = count ? atomicAdd(&state->count, count) : 0;
-  for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
-    u32 members = s.histogram[bin];
-    if (members) atomicAdd(&state->histogram[bin], members);
+  int slots = stored_slots();
+  if (threadIdx.x == 0) s.flag = s.count ? atomicAdd(&state->count, s.count) : 0;
+  for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
+    if (s.histogram[bin]) atomicAdd(&state->histogram[bin], s.histogram[bin]);
+  __syncthreads(); // the segment's range of the list is known
+  for (int first = 0; first < slots; first += kThreads) {
+    int slot = first + static_cast<int>(threadIdx.x);
+    u64 entry = slot < slots ? load_entry(slot) : kEmptyEntry;
+    int place = reserve(&s.flag, entry_index(entry) >= 0);
+    bool listed = entry_index(entry) >= 0 && place < kCapacity;
+    if (listed) row_list(state)[place] = entry;
+    if (entry_index(entry) >= 0 && !listed) track_overflow(entry_key(entry));
   }
-  __syncthreads(); // the reserved range is known
-  int base = s.flag;
-  u32 least = s.least;
-  u32 greatest = s.greatest;
-  for (int i = threadIdx.x; i < min(count, kSharedCapacity); i += kThreads) {
-    u32 key = s.keys[i];
-    least = min(least, key);
-    greatest = max(greatest, key);
-    if (base + i < kCapacity) state->candidates[base + i] = static_cast<u64>(key) << 32 | static_cast<u32>(s.index[i]);
-  }
-  least = __reduce_min_sync(kFullWarp, least);
-  greatest = __reduce_max_sync(kFullWarp, greatest);
-  if (greatest > 0 && (threadIdx.x & 31) == 0) {
-    atomicMax(&state->least_not, ~least);
-    atomicMax(&state->greatest, greatest);
+  __syncthreads(); // every candidate that is not in the list is known
+  if (threadIdx.x == 0 && s.greatest > 0) {
+    atomicMax(&state->least_not, ~s.least);
+    atomicMax(&state->greatest, s.greatest);
   }
 }
 
@@ -46,22 +43,23 @@ __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
   return s.flag;
 }
 
-// Loads the merged state into shared memory and leaves the global one zero.
+// Loads the merged state into empty storage and leaves the global one zero.
 __device__ __forceinline__ void gather(RowState* state) {
   SharedStorage& s = shared_storage();
   int count = __ldcg(&state->count);
+  int ties = __ldcg(&state->ties);
+  int listed = min(count, kCapacity);
+  for (int i = threadIdx.x; i < min(listed, kSharedSlots); i += kThreads)
+    s.entries[i] = __ldcg(&row_list(state)[i]);
   for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
     s.histogram[bin] = __ldcg(&state->histogram[bin]);
     state->histogram[bin] = 0;
   }
-  for (int i = threadIdx.x; i < min(count, kSharedCapacity); i += kThreads) {
-    u64 entry = __ldcg(&state->candidates[i]);
-    s.keys[i] = static_cast<u32>(entry >> 32);
-    s.index[i] = static_cast<int>(entry & 0xffffffffu);
-  }
   if (threadIdx.x == 0) {
+    s.slots = listed;
+    s.spill = row_list(state) + kSharedSlots; // what does not fit shared memory stays where it is
     s.count = count;
-    s.ties = __ldcg(&state->ties);
+    s.ties = ties;
     s.least = ~__ldcg(&state->least_not);
     s.greatest = __ldcg(&state->greatest);
   }
@@ -74,38 +72,39 @@ __device__ __forceinline__ void gather(RowState* state) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_split(const __grid_constant__ Params p) {
-  static_assert(kSharedCapacity == kCapacity, "the merged list must fit the finisher's shared memory");
   trace_begin();
   int id = blockIdx.x / p.splits;
   int part = blockIdx.x % p.splits;
   Row row = load_row(p, id);
+  bool shared_work = view_usable(p, row);
+  if (!shared_work && part != 0) return; // short, or no usable view: nothing to share
   RowState* state = row_state(p, id);
-
-  clear_storage();
-  __syncthreads(); // storage is empty
-  RowTask task = whole_row(p, row, nullptr);
-  Stage stage = Stage::kUnbounded;
-  if (row.length > p.k && propose(p, row, p.splits)) {
-    int size = segment_size(row.length, p.splits);
-    task.begin = min(part * size, row.length);
-    task.end = min(task.begin + size, row.length);
-    set_proposal_rule(task, &state->ties);
-    stage = Stage::kProposed;
-  } else if (part != 0) { // short, or no usable view: nothing to share
-    return;
-  }
+  RowTask task = whole_row(p, row, segment_spill(state, part));
   if (!select_short(p, row)) {
-    if (stage == Stage::kUnbounded) trace_set(kColRoute, kDirect);
+    if (shared_work) {
+      int size = segment_size(row.length, p.splits);
+      task.begin = min(part * size, row.length);
+      task.end = min(task.begin + size, row.length);
+    }
+    start_scan(row.scores, task.begin, task.end);
+    clear_storage();
+    __syncthreads(); // storage is empty
+    if (shared_work) {
+      propose(p, row, p.splits);
+      set_proposal_rule(task, &state->ties);
+    } else {
+      trace_set(kColRoute, kDirect);
+    }
     Frontier frontier;
-    bool mine = certify(task, stage, false, frontier, [&] {
-      if (stage == Stage::kUnbounded) return true;
+    bool mine = certify(task, shared_work ? Stage::kProposed : Stage::kUnbounded, false, frontier, [&] {
+      if (!shared_work) return true;
       publish(state);
       if (!arrive_last(state, p.splits)) return false;
       gather(state);
       return true;
     });
     if (!mine) return;
-    refine(task.candidates, frontier);
+    refine(frontier);
   }
   trace_write(p, id);
 }

@@ -1,7 +1,9 @@
-// Layout of the global workspace; planner.py computes the same sizes. Kernels leave everything they count with zero.
+// Layout of the global workspace; planner_cuda.py computes the same sizes. Kernels leave everything they count with
+// zero.
 //   [0, 256)   queue: next row, CTAs that have left
-//   then       split family: one RowState per row, all of it zero before the first launch
-//   or         persistent families: one slice of spilled candidates per CTA
+//   then       split family: per row a RowState, all of it zero before the first launch, its list of candidates, and a
+//              spill slice for each of its CTAs
+//   or         other families: a spill slice for each CTA
 #pragma once
 #include "storage.cuh"
 
@@ -13,12 +15,11 @@ struct Queue {
 struct RowState {
   u32 histogram[kBins];
   int count;     // candidates of all segments
-  int ties;      // scores equal to an exact boundary
+  int ties;      // scores equal to an exact boundary, set apart
   u32 arrived;   // segments that have published
-  u32 least_not; // ~least key among all candidates: zero when none, and so restored by clearing
-  u32 greatest;  // greatest key among all candidates
+  u32 least_not; // ~least key among candidates that are not in the list: zero when none, so restored by clearing
+  u32 greatest;  // greatest key among them
   u32 padding[3];
-  u64 candidates[kCapacity]; // key << 32 | index; needs no zero
 };
 constexpr int kHeaderBytes = 256;
 
@@ -32,11 +33,18 @@ __device__ __forceinline__ void leave_queue(const Params& p) {
 }
 
 __device__ __forceinline__ RowState* row_state(const Params& p, int row) {
-  return reinterpret_cast<RowState*>(p.workspace + kHeaderBytes) + row;
+  i64 bytes = sizeof(RowState) + (kCapacity + static_cast<i64>(p.splits) * kSpillCapacity) * sizeof(u64);
+  return reinterpret_cast<RowState*>(p.workspace + kHeaderBytes + row * bytes);
 }
 
-// Spill slice of a worker; null when nothing spills. Split and cluster plans have no spill.
+__device__ __forceinline__ u64* row_list(RowState* state) { return reinterpret_cast<u64*>(state + 1); }
+
+__device__ __forceinline__ u64* segment_spill(RowState* state, int part) {
+  return row_list(state) + kCapacity + part * kSpillCapacity;
+}
+
+// Spill slice of a worker of the other families; null when nothing spills.
 __device__ __forceinline__ u64* spill_slice(const Params& p, int worker) {
-  if (kSharedCapacity == kCapacity) return nullptr;
-  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + static_cast<i64>(worker) * (kCapacity - kSharedCapacity);
+  if (kSpillCapacity == 0) return nullptr;
+  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + static_cast<i64>(worker) * kSpillCapacity;
 }

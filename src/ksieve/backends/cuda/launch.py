@@ -30,7 +30,6 @@ _CLUSTER_DIMENSION = 4
 _PATCH = struct.Struct("=6Q2q6iI")
 _STREAM = struct.Struct("=Q")
 
-_MOST_BLOCKS = (1 << 31) - 1
 
 _functions: dict[tuple[int, KernelSpec], int] = {}
 _loading = threading.Lock()
@@ -84,7 +83,7 @@ class Launcher:
         self._k = k
         self._ranks = (policy.primary_rank(k), policy.rescue_rank(k) or 0) if policy else (0, 0)
         self._splits = plan.splits
-        self._most = plan.ctas if plan.family.startswith("persistent") else _MOST_BLOCKS
+        self._most = max(plan.ctas, 1)
         self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact") else 1
         self._lock = threading.Lock()
         self._memory = (ctypes.c_uint64 * ((_ATTRIBUTE_AT + _ATTRIBUTE.size) // 8))()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksieve import planner
+from ksieve import planner, planner_cuda
 from ksieve.errors import ArgumentError
 from ksieve.planner import Plan
 
@@ -78,9 +78,12 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_THREADS": plan.threads,
         # Statistics are for study: their extra registers must not become spills.
         "KSIEVE_CTAS_PER_SM": 1 if stats else plan.ctas_per_sm,
+        "KSIEVE_STAGES": planner_cuda.STAGES,
+        "KSIEVE_BATCHES": planner_cuda.BATCHES,
         "KSIEVE_STRIDE": policy.stride if policy else 0,
         "KSIEVE_GROUP": policy.group if policy else 1,
         "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
+        "KSIEVE_PEAKS": int(policy is not None and policy.peaks),
         "KSIEVE_EXACT_BOUNDARY": int(policy is not None and policy.boundary == "exact"),
         "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
         "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
