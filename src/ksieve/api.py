@@ -191,6 +191,7 @@ def plan(
     device: str | DeviceInfo = "cpu",
     family: str | None = None,
     policy: SamplingPolicy | str | None = None,
+    splits: int | None = None,
 ) -> Plan:
     """Fix kernel family, launch geometry and workspace from host-known facts alone.
 
@@ -210,6 +211,8 @@ def plan(
         Force a kernel family.
     policy : SamplingPolicy or str, optional
         Force a sampling policy; ``"direct"`` never samples.
+    splits : int, optional
+        With ``family="split_sampled"``: force how many CTAs share a row.
 
     Returns
     -------
@@ -237,7 +240,7 @@ def plan(
         dtype,
         Device(info.kind, info.index),
     )
-    return planner.choose(asked, info, family=family, policy=policy)
+    return planner.choose(asked, info, family=family, policy=policy, splits=splits)
 
 
 def _parse_device(device: str) -> Device:

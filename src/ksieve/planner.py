@@ -171,7 +171,12 @@ def check_covers(plan: Plan, asked: Problem) -> None:
 
 
 def choose(
-    problem: Problem, device: DeviceInfo, *, family: str | None = None, policy: SamplingPolicy | str | None = None
+    problem: Problem,
+    device: DeviceInfo,
+    *,
+    family: str | None = None,
+    policy: SamplingPolicy | str | None = None,
+    splits: int | None = None,
 ) -> Plan:
     """Choose a plan for a problem on a device.
 
@@ -183,6 +188,8 @@ def choose(
         Force a kernel family instead of choosing one.
     policy : SamplingPolicy or str, optional
         Force a sampling policy; ``"direct"`` forces the direct-exact route.
+    splits : int, optional
+        CUDA family "split_sampled" only: force the CTAs per row.
 
     Raises
     ------
@@ -190,11 +197,13 @@ def choose(
         If the forced family does not exist on the device or cannot run the shape.
     """
     if device.kind == "cpu":
+        if splits is not None:
+            raise ArgumentError("splits", repr(splits), "nothing on a CPU device")
         return _choose_cpu(problem, device, family, policy)
     if device.kind == "cuda":
         from ksieve import planner_cuda
 
-        return planner_cuda.choose(problem, device, family, policy)
+        return planner_cuda.choose(problem, device, family, policy, splits)
     raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")
 
 

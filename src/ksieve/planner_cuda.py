@@ -69,6 +69,7 @@ GEOMETRY_BEFORE_HOPPER: dict[str, Geometry] = {
 
 SAMPLED = ("persistent_sampled", "split_sampled")
 SPLITS = (64, 32, 16, 8, 4, 2)
+MAX_SPLITS = 256
 SEGMENT = 8192
 """Fewest scores worth a CTA of their own in the split family."""
 
@@ -76,7 +77,13 @@ CLUSTER = 8
 """CTAs of a cluster: the largest size that every device with clusters can launch."""
 
 
-def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: SamplingPolicy | str | None) -> Plan:
+def choose(
+    problem: Problem,
+    device: DeviceInfo,
+    family: str | None,
+    policy: SamplingPolicy | str | None,
+    splits: int | None = None,
+) -> Plan:
     """Choose a CUDA plan; see `planner.choose`."""
     if family is not None and family not in GEOMETRY:
         raise ArgumentError("family", repr(family), f"one of {list(GEOMETRY)} on a CUDA device")
@@ -87,11 +94,13 @@ def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: Sam
     chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, family)
     if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
         raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
+    if splits is not None and (isinstance(splits, bool) or splits not in range(1, MAX_SPLITS + 1)):
+        raise ArgumentError("splits", repr(splits), f"an int from 1 to {MAX_SPLITS}")
     if family is None:
         family, reason = _choose_family(problem, device, chosen)
     else:
         reason = "family forced by the caller"
-    return _plan(problem, device, family, chosen, reason)
+    return _plan(problem, device, family, chosen, splits, reason)
 
 
 def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometry:
@@ -176,48 +185,59 @@ def statistics_bound(width: int, policy: SamplingPolicy) -> int:
     return math.ceil(scores / PEAK) if policy.peaks else scores
 
 
-def _plan(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None, reason: str) -> Plan:
+def _plan(
+    problem: Problem,
+    device: DeviceInfo,
+    family: str,
+    policy: SamplingPolicy | None,
+    splits: int | None,
+    reason: str,
+) -> Plan:
     if family not in SAMPLED:
         policy = None
     elif policy is None:
         raise ArgumentError("policy", "'direct'", f"a sampling policy for family {family!r}")
+    if splits is not None and family != "split_sampled":
+        raise ArgumentError("splits", splits, f"nothing for family {family!r}: only split_sampled splits rows")
     geometry = geometry_of(device, family, _roomy(problem, policy))
     shared, spill = _capacity(problem, device, family, policy)
-    splits, ctas, workspace, zeroed = 1, problem.rows, 0, 0
-    if family.startswith("persistent"):
-        ctas = min(problem.rows, device.sm_count * geometry.ctas_per_sm)
-        workspace, zeroed = HEADER_BYTES + ctas * spill * CANDIDATE_BYTES, HEADER_BYTES
-    elif spill and family == "cluster_exact":
+    if spill and family == "cluster_exact":
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
-    elif family == "row_exact":
-        ctas = min(problem.rows, device.sm_count * geometry.ctas_per_sm)
-        workspace, zeroed = (HEADER_BYTES + ctas * spill * CANDIDATE_BYTES if spill else 0), 0
-    if policy is not None and policy.boundary == "exact" and statistics_bound(problem.width, policy) > shared:
-        raise ArgumentError("policy", policy.name, f"fewer statistics than {shared} per row to rank exactly")
+    workers = device.sm_count * geometry.ctas_per_sm
+    ctas, per_row = min(problem.rows, workers), 1
     if family == "split_sampled":
-        splits = _splits(problem, device) or SPLITS[-1]
-        ctas = problem.rows * splits
-        candidates = shared + spill + splits * spill
-        workspace = HEADER_BYTES + problem.rows * (ROW_STATE_BYTES + candidates * CANDIDATE_BYTES)
-        zeroed = workspace
+        per_row = splits or _splits(problem, device) or SPLITS[-1]
+        ctas = problem.rows * per_row
     elif family == "cluster_exact":
-        splits, ctas = CLUSTER, CLUSTER * max(1, min(problem.rows, device.sm_count // CLUSTER))
-    return Plan(
+        per_row = CLUSTER
+        ctas = CLUSTER * max(1, min(problem.rows, device.sm_count // CLUSTER))
+    plan = Plan(
         problem,
         device,
         family,
         policy,
         shared + spill,
         held=geometry.held,
-        splits=splits,
+        splits=per_row,
         ctas=ctas,
         threads=geometry.threads,
         ctas_per_sm=geometry.ctas_per_sm,
         shared_capacity=shared,
-        workspace_bytes=workspace,
-        workspace_zeroed=zeroed,
         reason=reason,
     )
+    return with_workspace(plan)
+
+
+def with_workspace(plan: Plan) -> Plan:
+    """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
+    spill = plan.spill_capacity
+    if plan.family == "split_sampled":
+        candidates = plan.capacity + plan.splits * spill
+        size = HEADER_BYTES + plan.problem.rows * (ROW_STATE_BYTES + candidates * CANDIDATE_BYTES)
+        return replace(plan, workspace_bytes=size, workspace_zeroed=size)
+    queue = plan.family.startswith("persistent")
+    size = HEADER_BYTES + plan.ctas * spill * CANDIDATE_BYTES if queue or spill else 0
+    return replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
 
 
 def shared_bytes(plan: Plan) -> int:

@@ -54,7 +54,7 @@ def smoke(variant: Variant, report) -> None:
         if width <= 5003:
             report(f"half live     {what}", partial(exact, variant, scores, lengths, k, num_rows=len(bits) // 2))
         if width <= 131_072 and reps == 2:
-            some, valid = (scores, lengths) if width < 100_000 else (scores[::2], lengths[::2])
+            some, valid = (scores, lengths) if width < 100_000 else (scores[::2], lengths[::2].contiguous())
             report(f"statistics    {what}", partial(counts, variant, some, valid, k, len(some) // len(material.NAMES)))
         if width == 5003:
             report(f"tiny storage  {what}", partial(overflowing, variant, scores, lengths, 64))

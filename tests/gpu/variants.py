@@ -13,7 +13,8 @@ import ksieve
 from ksieve.backends.cuda.spec import KernelSpec
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy
+from ksieve.planner_cuda import with_workspace
+from ksieve.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
 
 EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
 EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")
@@ -45,11 +46,17 @@ class Variant:
     ) -> Plan:
         """Force a plan; `changes` are fields of it to replace, such as a smaller shared capacity."""
         plan = ksieve.plan(
-            rows=rows, width=width, k=k, pitch=pitch, dtype=dtype, device=device, family=self.family, policy=self.policy
+            rows=rows,
+            width=width,
+            k=k,
+            pitch=pitch,
+            dtype=dtype,
+            device=device,
+            family=self.family,
+            policy=self.policy,
+            splits=self.splits,
         )
-        if self.splits:
-            plan = replace(plan, splits=self.splits, ctas=rows * self.splits)
-        return replace(plan, **changes) if changes else plan
+        return with_workspace(replace(plan, **changes)) if changes else plan
 
 
 VARIANTS: dict[str, Variant] = {
@@ -64,6 +71,8 @@ VARIANTS: dict[str, Variant] = {
         Variant("split-4", "split_sampled", PAPER_128, 4),
         Variant("split-8", "split_sampled", PAPER_64, 8),
         Variant("split-8-tied", "split_sampled", EXACT_128, 8),
+        Variant("split-32-lines", "split_sampled", LINES_64, 32),
+        Variant("persistent-lines", "persistent_sampled", LINES_64),
         Variant("split-2-peaks", "split_sampled", PEAKS_COARSE, 2),
         Variant("row", "row_exact"),
         Variant("cluster", "cluster_exact"),
@@ -79,23 +88,7 @@ def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
         # The samples are ranked where the candidates will be: without room for them the row is not sampled at all.
         samples = plan.problem.width // plan.policy.stride + plan.policy.group
         shared = max(shared, -(-samples // 256) * 256)
-
-    made = _workspace(plan, plan.shared_capacity, plan.spill_capacity)
-    assert made == (plan.workspace_bytes, plan.workspace_zeroed), "the planner lays workspaces out in another way now"
-    size, zeroed = _workspace(plan, shared, spill)
-    return replace(plan, capacity=shared + spill, shared_capacity=shared, workspace_bytes=size, workspace_zeroed=zeroed)
-
-
-def _workspace(plan: Plan, shared: int, spill: int) -> tuple[int, int]:
-    """Bytes, and leading zeroed bytes, of a workspace for so many candidates."""
-    from ksieve.planner_cuda import CANDIDATE_BYTES, HEADER_BYTES, ROW_STATE_BYTES
-
-    if plan.family.startswith("persistent"):
-        return HEADER_BYTES + plan.ctas * spill * CANDIDATE_BYTES, HEADER_BYTES
-    if plan.family == "split_sampled":
-        size = HEADER_BYTES + plan.problem.rows * (ROW_STATE_BYTES + shared * CANDIDATE_BYTES)
-        return size, size
-    return 0, 0
+    return with_workspace(replace(plan, capacity=shared + spill, shared_capacity=shared))
 
 
 def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options: Any) -> list[Plan]:

@@ -15,6 +15,7 @@ from ksieve.bench import floor, record, scores, timing
 from ksieve.bench.timing import Contender, Timing
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import DeviceInfo, Plan
+from ksieve.planner_cuda import with_workspace
 from ksieve.policy import SamplingPolicy
 
 OPERATOR = tuple((m, n) for n in (131_072, 262_144, 524_288, 1_048_576) for m in (512, 1024, 2048, 4096, 8192))
@@ -56,7 +57,7 @@ class Variant:
         changes: dict[str, Any] = dict(self.changes)
         if "splits" in changes and plan.family == "split_sampled":
             changes.setdefault("ctas", rows * changes["splits"])
-        return replace(plan, **changes)
+        return with_workspace(replace(plan, **changes)) if changes else plan
 
 
 PLANNED = Variant("ksieve")

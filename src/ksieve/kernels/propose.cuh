@@ -60,7 +60,7 @@ __device__ __forceinline__ Ranked ranked_key(int count, int rank, u32 best, u32 
   for (int round = 0; round < kRounds; ++round) {
     int shift = digit_shift(round);
     for (int i = threadIdx.x; i < count; i += kThreads) {
-      u32 key = entry_key(s.entries[i]);
+      u32 key = entry_key(load_entry(i));
       if (key >= best && key <= worst) atomicAdd(&s.histogram[digit_of(key, shift)], 1u);
     }
     __syncthreads(); // all of them are counted
@@ -79,7 +79,7 @@ __device__ __forceinline__ Ranked ranked_key(int count, int rank, u32 best, u32 
 __device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, u32 best, u32 worst) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < count; i += kThreads) {
-    u32 key = entry_key(s.entries[i]);
+    u32 key = entry_key(load_entry(i));
     if (key >= best && key <= worst) s.small[atomicAdd(&s.small_count, 1)] = static_cast<int>(key);
   }
   __syncthreads(); // the keys of the bin are listed
@@ -99,7 +99,9 @@ __device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, u32 bes
 // Whether the view of a row reaches the requested ranks.
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= p.k) return false;
-  return view_statistics(view_phase(row.id), row.length) >= (kRescue ? p.rescue_rank : p.primary_rank);
+  int count = view_statistics(view_phase(row.id), row.length);
+  if (kExactBoundary && count > kSlots) return false; // no room to rank them; no plan of ours comes here
+  return count >= (kRescue ? p.rescue_rank : p.primary_rank);
 }
 
 // Leaves the inclusive ordered keys of the boundaries of a usable view in shared memory, behind a barrier. `views` is
@@ -123,8 +125,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
       int ordinal = first + b * kThreads;
       if (ordinal >= count) break;
       atomicAdd(&s.histogram[coarse_bin(statistic[b])], 1u);
-      // The planner sees to it that an exact boundary's statistics fit.
-      if (kExactBoundary && ordinal < kSharedSlots) s.entries[ordinal] = make_entry(order_key(statistic[b]), 0);
+      if (kExactBoundary) store_entry(ordinal, make_entry(order_key(statistic[b]), 0)); // the plan has room for all
     }
   }
   __syncthreads(); // every statistic is counted

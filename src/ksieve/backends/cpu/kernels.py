@@ -42,6 +42,7 @@ from ksieve.backends.cpu.accounting import (
 )
 from ksieve.backends.cpu.lanes import (
     BLOCK,
+    FLOAT32,
     INF_KEY,
     TILE,
     Int,
@@ -53,6 +54,7 @@ from ksieve.backends.cpu.lanes import (
     load_u32,
     lowest_bit,
     make_keys,
+    prefetch_block,
     raw_limit,
     store_i32,
     tile_of,
@@ -129,6 +131,8 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
         looked_up = count
         for begin in range(first, last, BLOCK):
             block = tile + 4 * (begin - first)
+            if dtype == FLOAT32:
+                prefetch_block(block, 4)
             valid = valid_mask(last - begin)
             mask = block_mask(block, limit) & valid
             if mask == np.uint64(0):

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.backends.cpu.lanes import Int, Word, jit, make_keys, score_bits
+from ksieve.backends.cpu.lanes import FLOAT32, Int, Word, jit, make_keys, prefetch, score_bits
 from ksieve.backends.cpu.ranking import keep_best_keys, kth
 from ksieve.backends.cpu.scratch import BATCH
 from ksieve.keys import NAN_KEY
+
+GROUPS_AHEAD = 16
+"""Sampled groups asked for in advance: as many cache misses as a core keeps under way."""
 
 GUESS_STRIDE = 64
 """Largest stride of the second view."""
@@ -40,6 +43,13 @@ def _best_of_each(key: Any, count: Int, share: Int) -> Int:
 
 
 @jit
+def _group_start(number: Int, group: Int, period: Int, jitter: Int) -> Int:
+    """Position of a sampled group: up to `jitter` (a power of two) groups behind its regular one, by a hash."""
+    hashed = np.int64((np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40))
+    return number * period + (hashed & (jitter - 1)) * group
+
+
+@jit
 def sample_keys(
     row: Int,
     length: Int,
@@ -56,11 +66,10 @@ def sample_keys(
 ) -> Int:
     """Store the keys of a view, of a large one only its `most` best and some more; return how many.
 
-    A group starts within `jitter` (a power of two) groups behind its regular position, by a hash of its number.
     Each `share` adjacent scores of a group stand for the best of them. Scores are fetched in batches, by a loop that
     does nothing else, so that many cache misses are under way at a time.
     """
-    batch = scratch.batch
+    batch, itemsize = scratch.batch, 4 if dtype == FLOAT32 else 2
     count, size = 0, min(key.size, max(4 * most, 256))
     bound = np.uint32(NAN_KEY)
     groups = (length - first + period - 1) // period
@@ -68,8 +77,8 @@ def sample_keys(
     for begin in range(0, groups, step):
         fetched = 0
         for number in range(begin, min(begin + step, groups)):
-            shift = np.int64((np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & (jitter - 1)
-            start = first + number * period + shift * group
+            start = first + _group_start(number, group, period, jitter)
+            prefetch(row + itemsize * (first + _group_start(number + GROUPS_AHEAD, group, period, jitter)))
             for position in range(start, min(start + group, length)):
                 batch[fetched] = score_bits(row, position, dtype)
                 fetched += 1
