@@ -36,7 +36,6 @@ CANDIDATE_BYTES = 8
 RESERVED_SHARED = 1024
 """Shared memory that CUDA keeps for itself per resident CTA."""
 
-MAX_K = 65_536
 MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
@@ -87,8 +86,6 @@ def choose(
     """Choose a CUDA plan; see `planner.choose`."""
     if family is not None and family not in GEOMETRY:
         raise ArgumentError("family", repr(family), f"one of {list(GEOMETRY)} on a CUDA device")
-    if problem.k > MAX_K:
-        raise ArgumentError("k", problem.k, f"at most {MAX_K} on a CUDA device")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
     chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, family)

@@ -22,7 +22,7 @@ from ksieve.planner import Plan
 from ksieve.policy import PEAK, SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Stats
 
-CHUNKS_PER_THREAD = 8
+CHUNKS_PER_THREAD = 16
 """Portions of rows handed out per thread: ragged rows stay balanced, the hand-over stays negligible."""
 
 INLINE_SCORES = 1 << 16

@@ -94,16 +94,19 @@ def _tighten(
 
 @jit
 def _append(address: Int, position: Int, mask: Word, hits: Int) -> None:
-    """Store the positions of the bits set in `mask`, and up to three stray ones behind them.
+    """Store the positions of the bits set in `mask`, and up to four stray ones behind them.
 
-    Four at a time, because a loop over each of so few hits would mispredict its end in every block.
+    Four at a time and at least four, because most blocks have a few hits or none: a branch that tells them apart
+    would be mispredicted too often.
     """
-    while hits > 0:
+    while True:
         for j in range(4):
             store_i32(address + 4 * j, np.int32(position + lowest_bit(mask)))
             mask &= mask - np.uint64(1)
         address += 16
         hits -= 4
+        if hits <= 0:
+            break
 
 
 @jit
@@ -135,8 +138,6 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
                 prefetch_block(block, 4)
             valid = valid_mask(last - begin)
             mask = block_mask(block, limit) & valid
-            if mask == np.uint64(0):
-                continue
             if count > room:
                 _look_up(tile, first, looked_up, count, index, key)
                 make_keys(keyed, count, key)

@@ -142,11 +142,11 @@ class Cache:
     """Implicit workspaces: one per device, stream and memory layout, kept between calls.
 
     Calls on one stream run one after another, so plans of one layout share: a kernel source and a candidate
-    capacity fix where every counter lies, and a plan for fewer rows uses the leading part of a larger one's.
+    splits and capacity fix where every counter lies, and a plan for fewer rows uses the leading part of a larger one's.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int, str, int, int], Workspace] = {}
+        self._held: dict[tuple[int, int, str, int, int, int], Workspace] = {}
         self._lock = threading.Lock()
 
     def get(self, plan: Plan, stream: int, library: str) -> Workspace:
@@ -154,7 +154,7 @@ class Cache:
 
         Hold the result until the launch is enqueued: another thread may replace it by a larger one meanwhile.
         """
-        key = (plan.problem.device.index, stream, STEMS[plan.family], plan.capacity, plan.shared_capacity)
+        key = (plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity)
         held = self._held.get(key)
         if held is None or not held.covers(plan):
             with self._lock:
