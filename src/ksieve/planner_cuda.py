@@ -64,7 +64,16 @@ GEOMETRY_BEFORE_HOPPER: dict[str, Geometry] = {
     "split_sampled": Geometry(512, 1),
     "row_exact": Geometry(512, 1, held=16_384),
 }
-"""The same for sm_80 to sm_89: ptxas needs more registers there, and shared memory is scarcer."""
+"""The same before Hopper, where ptxas needs more registers."""
+
+GEOMETRY_SMALL: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(256, 2),
+    "persistent_exact": Geometry(256, 2),
+    "split_sampled": Geometry(512, 1),
+    "row_exact": Geometry(512, 1, held=16_384),
+    "cluster_exact": Geometry(512, 1),
+}
+"""The same for GPUs with about 100 KiB of shared memory per multiprocessor (sm_86, sm_89, sm_120)."""
 
 SAMPLED = ("persistent_sampled", "split_sampled")
 SPLITS = (64, 32, 16, 8, 4, 2)
@@ -109,7 +118,9 @@ def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometr
         If the device cannot run the family.
     """
     table = GEOMETRY if device.capability >= (9, 0) else GEOMETRY_BEFORE_HOPPER
-    if family not in table:
+    if device.shared_per_sm < 160 * 1024:
+        table = GEOMETRY_SMALL
+    if family not in table or (family == "cluster_exact" and device.capability < (9, 0)):
         raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
     geometry = table[family]
     return replace(geometry, threads=256, ctas_per_sm=2) if roomy and family in SAMPLED else geometry

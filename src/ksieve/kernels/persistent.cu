@@ -11,18 +11,18 @@
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
-  int turn = 0;
-  for (int id = blockIdx.x; id < p.rows; turn ^= 1) {
-    if (threadIdx.x == 0) s.next[turn] = static_cast<int>(gridDim.x) + claim_row(p);
+  for (int id = blockIdx.x; id < p.rows;) {
+    if (threadIdx.x == 0) s.next = static_cast<int>(gridDim.x) + claim_row(p); // its latency hides behind the row
     trace_begin();
     RowTask task = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
     select_row(task, [&] {
-      int next = s.next[turn];
+      int next = s.next;
       if (kSampled && next < p.rows) prefetch_view(p, next, task.row.length);
     });
     trace_write(p, id);
     __syncthreads(); // the next row is known, and nobody still works on this one
-    id = s.next[turn];
+    id = s.next;
+    __syncthreads(); // everybody knows it, before it is overwritten
   }
   if (threadIdx.x == 0) leave_queue(p);
 }

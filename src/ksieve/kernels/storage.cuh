@@ -55,10 +55,10 @@ struct alignas(16) SharedStorage {
   int ties;        // and from the back
   u32 least;       // least and greatest key among candidates that found no slot
   u32 greatest;
-  int next[2]; // next row of a persistent CTA, alternating so that a fast warp cannot overwrite it
-  int flag;    // block-wide broadcast of the split family
+  int next; // next row of a persistent CTA
+  int flag; // block-wide broadcast of the split family
   int trace[kStatsColumns];
-  int reserved[12]; // up to planner_cuda.STORAGE_BYTES besides the candidates
+  int reserved[13]; // up to planner_cuda.STORAGE_BYTES besides the candidates
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 
