@@ -1,4 +1,4 @@
-// Phase 2, certify: scan until a frontier exists that holds the rest of the answer and fits on chip.
+// Phase 2, certify: scan until a frontier exists that holds the rest of the answer and fits the candidate slots.
 //   1. the proposed boundary is scanned; k admitted scores prove containment
 //   2. an underfilled proposal scans the band up to the rescue boundary, and then falls back to exact recovery: a
 //      coarse histogram of all scores, and a scan that classifies against the exact boundary bin

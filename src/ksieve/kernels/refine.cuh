@@ -1,4 +1,4 @@
-// Phase 3, refine: exact order over the frontier only, 11 + 11 + 10 bits of the ordered key, all on chip.
+// Phase 3, refine: exact order over the stored frontier only, 11 + 11 + 10 bits of the ordered key; no score is read.
 //   1. find the digit that holds the quota; better digits are committed, that digit is the new frontier
 //   2. count the next digit over the new frontier, and repeat until it fits the quota or few are left
 //   3. emit: everything better than the last frontier, then as much of it as the quota needs

@@ -4,7 +4,7 @@
 //   2. its coarse histogram gives the exact boundary bin; classification reads the registers again
 //   3. refine (refine.cuh). A longer row is streamed twice by the same CTA (select.cuh)
 //
-// Row reads: 1 held, 2 streamed. Rows are dealt out in turn: no queue, no workspace.
+// Row reads: 1 held, 2 streamed. Rows are dealt out in turn: no queue, and no workspace unless candidates spill.
 #include "select.cuh"
 #include "workspace.cuh"
 

@@ -1,11 +1,11 @@
 // Family split_sampled: several CTAs per row, for few long rows (KV-split).
 //
 //   1. every CTA of the row rebuilds the same view, and so the same boundary, from the row id alone
-//   2. each certifies its own contiguous segment into its shared candidate array
+//   2. each scans its own contiguous segment into its own candidate slots
 //   3. each publishes: reserves a range of the row's list, copies its candidates, adds its histogram
 //   4. the last to arrive gathers the merged state, restores it to zero, and finishes the row alone
 //
-// Row reads: 1 + splits/stride certified. An underfilled aggregate is recovered by the finisher (no rescue).
+// Row reads: 1 + splits/stride certified. An underfilled aggregate is rescued or recovered by the finisher alone.
 #include "select.cuh"
 #include "workspace.cuh"
 
