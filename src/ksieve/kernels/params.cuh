@@ -1,5 +1,5 @@
-// What the host passes and what the specialisation fixes. Mirrored by backends/cuda: launch.py packs the struct, spec.py
-// makes the defines. Everything here is data; nothing decides.
+// What the host passes and what the specialisation fixes. Mirrored in backends/cuda: launch.py packs the struct,
+// spec.py makes the defines. Everything here is data; nothing decides.
 #pragma once
 
 using u32 = unsigned int;
