@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ksieve import planner
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import LINES_64, LINES_128, PEAK, SamplingPolicy, resolve_policy
+from ksieve.policy import LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 
 HEADER_BYTES = 256
@@ -78,6 +77,13 @@ GEOMETRY_SMALL: dict[str, Geometry] = {
 SAMPLED = ("persistent_sampled", "split_sampled")
 SPLITS = (64, 32, 16, 8, 4, 2)
 MAX_SPLITS = 256
+SPLIT_IN_TWO = 524_288
+"""Narrower rows are only worth splitting over 8 CTAs or more: merging costs what a shorter scan saves."""
+
+SHORTEST_SAMPLED = 4096
+LONGEST_QUADS = 65_536
+"""Row widths between which the dense view of quads pays; wider rows sample whole lines."""
+
 SEGMENT = 8192
 """Fewest scores worth a CTA of their own in the split family."""
 
@@ -132,12 +138,15 @@ def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
 
 
 def _default_policy(problem: Problem, family: str | None) -> SamplingPolicy | None:
+    """Sampling policy by row width, from the sweeps in docs/tuning.md; None where sampling cannot pay."""
+    width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
         return None
-    if planner.default_policy(problem.width, problem.k) is None and family is None:
-        return None
-    # A forced family samples whatever it can; rows too short for the view go direct on the device.
-    return LINES_64 if problem.width < 524_288 else LINES_128
+    if family is None and (width < SHORTEST_SAMPLED or 4 * k > width):
+        return None  # a forced family samples whatever it can; rows too short for the view go direct on the device
+    if width <= LONGEST_QUADS or 32 * k > width:
+        return QUADS_16
+    return LINES_64 if width < 524_288 else LINES_128
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> tuple[str, str]:
@@ -145,7 +154,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     rows, width = problem.rows, problem.width
     if policy is not None:
         splits = _splits(problem, device)
-        if splits:
+        if splits >= (2 if width >= SPLIT_IN_TWO else 8):
             return "split_sampled", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
     if policy is not None:
         return "persistent_sampled", f"{rows} long rows fill the device: one CTA owns a row"
@@ -166,15 +175,16 @@ def _splits(problem: Problem, device: DeviceInfo) -> int:
 def _capacity(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> tuple[int, int]:
     """Candidates a CTA holds in shared memory and in its spill slice.
 
-    Enough for k, and for an admitted tail four standard deviations above its mean (paper, equation
-    "exchangeable": variance of the realised rank is about the requested rank times the stride).
+    Enough for k, and for an admitted tail twelve standard deviations above its mean (paper, equation
+    "exchangeable": variance of the realised rank is about the requested rank times the stride). Four covered
+    exchangeable rows, but clumped ones overflowed and were scanned again, at twice the latency of a small call.
     """
     wanted = problem.k
     if policy is not None:
         mean = policy.primary_rank(problem.k) * policy.stride
         if policy.rescue_margin is not None:
             mean = (policy.rescue_rank(problem.k) or 0) * policy.stride
-        wanted = max(wanted, math.ceil(mean + 4 * math.sqrt(mean * policy.stride)))
+        wanted = max(wanted, math.ceil(mean + 12 * math.sqrt(mean * policy.stride)))
         if policy.boundary == "exact":
             wanted = max(wanted, statistics_bound(problem.width, policy))  # statistics are ranked in place
     else:

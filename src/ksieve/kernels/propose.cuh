@@ -107,7 +107,7 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
 // Leaves the inclusive ordered keys of the boundaries of a usable view in shared memory, behind a barrier. `views` is
 // how many CTAs of the row look at the same view.
 __device__ __forceinline__ void propose(const Params& p, const Row& row, int views) {
-  constexpr int kInFlight = kPool > 1 ? 4 : 8; // statistics per thread
+  constexpr int kInFlight = 4; // statistics per thread
   SharedStorage& s = shared_storage();
   int phase = view_phase(row.id);
   int count = view_statistics(phase, row.length);
