@@ -47,7 +47,7 @@ ifneq ($(KERNELS),)
 	$(BIN)/clang-format -i $(KERNELS)
 endif
 
-docs: $(TEST_STAMP)  ## regenerate docs/cli.md and the benchmark section of README.md
+docs: $(TEST_STAMP)  ## regenerate docs/cli.md and every measured number in the docs
 	$(BIN)/python scripts/generate_docs.py
 
 bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/results/ (minutes)

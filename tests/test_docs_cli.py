@@ -70,6 +70,70 @@ def test_the_readme_quotes_result_files(generator: Any, tmp_path: Path, monkeypa
     assert "[cpu-7.json](cpu-7.json)" in section
 
 
+def gpu_payload(k: int, exact: bool = True) -> dict[str, Any]:
+    from ksieve.bench import gpu
+
+    shapes = []
+    for rows, width, own in ((1, 4096, 8.0), (512, 4096, 12.5), (512, 8192, 20.0)):
+        selectors = {
+            "ksieve": {"median_us": own, "of_floor": 10 / own, "exact": exact, "policy": "lines-64"},
+            "torch.topk": {"median_us": 70.0, "of_floor": 10 / 70, "exact": True},
+        }
+        read = {"floor_us": 10.0, "floor_terabytes_per_second": 4.5}
+        shapes.append({"rows": rows, "width": width, "selectors": selectors} | read)
+    return {
+        "schema": 1,
+        "bench": "gpu",
+        "environment": {
+            "command": f"__main__.py bench gpu --k {k} --out elsewhere",
+            "date": "2026-01-02T03:04:05Z",
+            "commit": "0123456789abcdef",
+            "gpu": {"devices": [{"name": "GPU of a test", "driver_version": "1.2"}]},
+            "packages": {"nvidia-cuda-nvrtc": "13.0", "torch": "2.11"},
+        },
+        "settings": {"k": k, "dtype": "float32", "lengths": "causal", "rounds": 3},
+        "results": {"shapes": shapes, **gpu.summary(shapes)},
+    }
+
+
+def test_gpu_tables_quote_result_files(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksieve.bench import record
+
+    monkeypatch.setattr(generator, "ROOT", tmp_path)
+    assert generator.benchmark_page(tmp_path) == ""
+    for k in (512, 2048):
+        record.write_json(tmp_path / f"gpu-operator-k{k}.json", gpu_payload(k))
+    record.write_json(tmp_path / "gpu-decode-k2048.json", gpu_payload(2048))
+    page, section = generator.benchmark_page(tmp_path), generator.benchmark_section(tmp_path)
+    mean = (10 / 8 * 10 / 12.5 * 10 / 20) ** (1 / 3)
+    assert f"| 2,048 | {mean:.3f} | 0.500 | no | 512 x 4,096 (0.800), 512 x 8,192 (0.500) |" in page
+    assert page.index("k = 2,048") < page.index("k = 512")
+    assert "| 512 x 8,192 | 10.0 (4.50) | 20.0 | 0.500 | lines-64 | 3.5x |" in page
+    assert "One row takes 8.0 to 8.0 us" in page
+    assert "| 8,192 |  | 20.0 |" in page
+    assert "| 8,192 |  | 3.5x |" in page
+    assert "| 4,096 | 1.250 | 0.800 |" in section
+    assert "are not both met yet" in section
+    assert "ksieve bench gpu --k 2048 --out benchmarks/results\n" in section
+    assert "[gpu-operator-k512.json](../gpu-operator-k512.json)" in page
+
+
+def test_an_inexact_answer_reaches_no_table(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksieve.bench import record
+
+    monkeypatch.setattr(generator, "ROOT", tmp_path)
+    record.write_json(tmp_path / "gpu-operator-k2048.json", gpu_payload(2048, exact=False))
+    for generate in (generator.benchmark_page, generator.benchmark_section):
+        with pytest.raises(SystemExit, match="no exact answer"):
+            generate(tmp_path)
+
+
+def test_every_result_file_is_on_the_benchmarks_page() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        assert f"(../benchmarks/results/{path.name})" in page, path.name
+
+
 def test_stale_text_is_noticed(generator: Any) -> None:
     text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
     assert generator.between_markers(text, "x", "new") == "a\n<!-- x:begin -->\nnew\n<!-- x:end -->\nb"

@@ -83,7 +83,10 @@ def test_the_ci_script_runs_the_two_commands_of_the_readme() -> None:
         assert re.search(rf"^attempt .* make --no-print-directory {target}\b", script, flags=re.MULTILINE), target
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/cli.md", "docs/design.md"])
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, "docs/cli.md", "docs/design.md", "docs/cuda.md", "docs/benchmarks.md", "src/ksieve/kernels/README.md"],
+)
 def test_relative_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
