@@ -49,6 +49,7 @@ sanitize() {
       $PYTHON -m gpu.sanitize_grid 2>&1 | tee -a "$OUT/sanitize.log" | tail -25
     [ "${PIPESTATUS[0]}" = 0 ] || rc=1
   done
+  $PYTHON -m gpu.sanitize_grid --record "$OUT/sanitize.log" "$OUT" || rc=1
   return $rc
 }
 

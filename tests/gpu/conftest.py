@@ -64,7 +64,8 @@ def compiled(request: pytest.FixtureRequest) -> None:
     """Compile what the collected modules say they need (`kernels`), on all cores."""
     from gpu import runner, variants
 
-    modules = {item.module for item in request.session.items if HERE in item.path.parents}
+    collected = [item for item in request.session.items if item.get_closest_marker("skip") is None]
+    modules = {item.module for item in collected if HERE in item.path.parents}
     needed = [pair for module in modules if hasattr(module, "kernels") for pair in module.kernels()]
     if runner.DRY or not needed:
         return

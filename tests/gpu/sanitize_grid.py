@@ -4,13 +4,16 @@
 ``--compile`` only fills the kernel cache, which is better done outside the sanitizer. Answers are judged on the host,
 so that no other kernel than ksieve's has to be instrumented; every array is an allocation of its own, so that an
 access one element outside it is one.
+``--record LOG FOLDER`` turns the log of such runs into a result file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
@@ -22,6 +25,7 @@ import oracle
 from gpu import material, runner
 from gpu.test_stats import TRACED
 from gpu.variants import possible, precompile, small_storage
+from ksieve.bench import record
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding
@@ -98,7 +102,25 @@ def read_plainly() -> int:
     return len(kernels)
 
 
+def record_log(log: Path, folder: Path) -> int:
+    """Write what each sanitizer's own summary line says; returns how many tools found something or said nothing."""
+    found = re.findall(
+        r"--tool (\w+)|(?:ERROR|RACECHECK) SUMMARY: (\d+)|(\d+) launches and their repeats", log.read_text()
+    )
+    results: dict[str, dict[str, int | None]] = {}
+    for tool, issues, launches in found:
+        if tool:
+            results[tool] = {"issues": None, "launches": None}
+        elif results:
+            results[list(results)[-1]]["issues" if issues else "launches"] = int(issues or launches)
+    record.write_json(folder / "gpu-sanitizers.json", record.payload("gpu-sanitizers", {}, results, gpu=True))
+    return sum(1 for tool in results.values() if tool["issues"] != 0) + (not results)
+
+
 def main() -> int:
+    if "--record" in sys.argv:
+        log, folder = sys.argv[sys.argv.index("--record") + 1 :][:2]
+        return int(record_log(Path(log), Path(folder)) > 0)
     wanted = list(plans(runner.PLAN_DEVICE))
     if not runner.DRY:
         begin = time.perf_counter()
