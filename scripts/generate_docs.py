@@ -117,6 +117,9 @@ def benchmark_page(results: Path) -> str:
     suite = results / "gpu-suite.json"
     if suite.exists():
         parts += ["## The GPU suite", _suite_results(_link(suite, "../"), _payload(suite))]
+    sanitizers = results / "gpu-sanitizers.json"
+    if sanitizers.exists():
+        parts += ["## Sanitizers", _sanitizer_results(_link(sanitizers, "../"), _payload(sanitizers))]
     return "\n\n".join(parts)
 
 
@@ -293,6 +296,17 @@ def _suite_results(link: str, payload: dict[str, Any]) -> str:
             f"rows equal to the model's in every column; {tests['passed']} tests passed, {tests['skipped']} skipped; "
             f"{found['kernels_compiled']} kernels compiled in {found['compile_seconds']:.0f} s.",
             f"Host time of one call (median): {costs}.",
+        ]
+    )
+
+
+def _sanitizer_results(link: str, payload: dict[str, Any]) -> str:
+    tools = [(name, f"{tool['launches']}", f"{tool['issues']}") for name, tool in payload["results"].items()]
+    return "\n\n".join(
+        [
+            f"{_machine(payload)}; {link}:",
+            _fenced("text", "OUT=benchmarks/results make sanitize PYTHON=python3"),
+            _table(("compute-sanitizer tool", "kernel launches", "issues"), tools),
         ]
     )
 
