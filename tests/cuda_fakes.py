@@ -164,14 +164,15 @@ def run_model(p):
 
 def make_plan(rows=8, width=64, k=4, family="persistent_sampled", index=0, **changes):
     """A plan as the planner could make it, small enough for the model."""
+    per_row = 8 if family == "cluster_exact" else 4 if family == "split_sampled" else 1
     plan = Plan(
         Problem(rows, width, width, k, "float32", Device("cuda", index)),
         replace(DEVICES["h200"], index=max(index, 0)),
         family,
         None if family.endswith("exact") else PAPER_64,
         capacity=1536,
-        splits=8 if family == "cluster_exact" else 4 if family == "split_sampled" else 1,
-        ctas=5 if family.startswith("persistent") else 0,
+        splits=per_row,
+        ctas=5 if family.startswith("persistent") else rows * per_row,
         threads=512,
         ctas_per_sm=2,
         shared_capacity=1024,

@@ -109,7 +109,10 @@ def test_split_call_with_a_workspace_and_statistics(stub):
     )
     assert lines[0].startswith("allocate ") and lines[2] == "wait (nil)"
     assert lines[-4:] == ["wait (nil)", "free", "route 5", "free"]
-    assert "grid=24,1,1" in lines[-5] and "attribute=" not in lines[-5]
+    splits = ksieve.plan(rows=3, width=262_144, k=512, device=DEVICES["h200"], family="split_sampled").splits
+    assert splits == 32
+    assert f"grid={3 * splits},1,1" in lines[-5] and f"splits={splits} " in lines[-5]
+    assert "attribute=" not in lines[-5]
 
 
 @pytest.mark.parametrize(

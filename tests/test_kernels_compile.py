@@ -54,8 +54,10 @@ def cases():
             yield family, "sm_90a", {"k": 16_384}
             yield family, "sm_89", {"k": 4096}
         if family.endswith("sampled"):
-            for chosen in (policy.PAPER_64, EXACT_BOUNDARY):
+            for chosen in (policy.PAPER_64, policy.PAPER_128, policy.QUADS_16, EXACT_BOUNDARY):
                 yield family, "sm_90a", {"chosen": chosen}
+            for chosen in (policy.QUADS_16, EXACT_BOUNDARY):
+                yield family, "sm_90a", {"k": 512, "chosen": chosen}
 
 
 def name(case):

@@ -51,7 +51,7 @@ def test_signatures_are_pinned():
         "scores", "lengths", "k", "plan=", "policy=", "backend=", "out=", "workspace=", "num_rows=", "return_stats=",
     ]  # fmt: skip
     assert names(ksieve.plan) == [
-        "rows=", "width=", "k=", "pitch=", "dtype=", "device=", "family=", "policy=",
+        "rows=", "width=", "k=", "pitch=", "dtype=", "device=", "family=", "policy=", "splits=",
     ]  # fmt: skip
     assert names(ksieve.verify) == [
         "scores", "lengths", "indices", "k=", "sentinel=", "block_bytes=", "progress=",

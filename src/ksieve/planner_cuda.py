@@ -70,9 +70,17 @@ GEOMETRY_SMALL: dict[str, Geometry] = {
     "persistent_exact": Geometry(256, 2),
     "split_sampled": Geometry(512, 1),
     "row_exact": Geometry(512, 1, held=16_384),
-    "cluster_exact": Geometry(512, 1),
+    "cluster_exact": Geometry(256, 1),
 }
 """The same for GPUs with about 100 KiB of shared memory per multiprocessor (sm_86, sm_89, sm_120)."""
+
+GEOMETRY_ROOMY: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(256, 2),
+    "split_sampled": Geometry(256, 2),
+}
+"""The same for specialisations that need more registers (`_roomy`), on any device."""
+
+GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY)
 
 SAMPLED = ("persistent_sampled", "split_sampled")
 SPLITS = (64, 32, 16, 8, 4, 2)
@@ -128,8 +136,7 @@ def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometr
         table = GEOMETRY_SMALL
     if family not in table or (family == "cluster_exact" and device.capability < (9, 0)):
         raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
-    geometry = table[family]
-    return replace(geometry, threads=256, ctas_per_sm=2) if roomy and family in SAMPLED else geometry
+    return GEOMETRY_ROOMY[family] if roomy and family in GEOMETRY_ROOMY else table[family]
 
 
 def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:

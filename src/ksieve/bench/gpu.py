@@ -66,7 +66,7 @@ PLANNED = Variant("ksieve")
 @contextmanager
 def _geometry(family: str | None, changes: Mapping[str, int]) -> Iterator[None]:
     """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
-    tables = [t for t in (planner_cuda.GEOMETRY, planner_cuda.GEOMETRY_BEFORE_HOPPER) if family in t]
+    tables = [t for t in planner_cuda.GEOMETRIES if family in t]
     if not changes or family is None:
         yield
         return
