@@ -164,7 +164,9 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if splits >= (2 if width >= SPLIT_IN_TWO else 8):
             return "split_sampled", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
     if policy is not None:
-        return "persistent_sampled", f"{rows} long rows fill the device: one CTA owns a row"
+        if rows >= device.sm_count:
+            return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
+        return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
     if width <= geometry_of(device, "row_exact").held and _capacity(problem, device, "row_exact", None)[1] == 0:
         return "row_exact", f"rows of {width} scores stay in registers and are read once"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
