@@ -12,7 +12,7 @@ from ksieve.cli import app
 from ksieve.errors import ArgumentError, BackendError
 
 pytest.importorskip("cuda.core")
-ROW_KERNEL = ("build", "--arch", "sm_90a", "--rows", "16", "--width", "8192", "--k", "512")
+ROW_KERNEL = ("build", "--arch", "sm_90a", "--rows", "16", "--width", "3072", "--k", "512")
 
 
 @pytest.fixture
