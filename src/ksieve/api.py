@@ -23,6 +23,9 @@ Backend = Literal["auto", "cpu", "cuda", "reference"]
 _short_ways: dict[Any, Any] = {}
 _MOST_SHORT_WAYS = 4096
 
+# Called with every checked call before it runs (`ksieve.record`); replaced as a whole, so that threads may iterate.
+observers: tuple[Any, ...] = ()
+
 
 @overload
 def topk(
@@ -136,7 +139,7 @@ def topk_eager(
     return_stats: bool = False,
 ) -> Any:
     """Run `topk` now, whether or not PyTorch is tracing: operators of a traced program call this."""
-    if _short_ways and not return_stats and backend in ("auto", "cuda"):
+    if _short_ways and not observers and not return_stats and backend in ("auto", "cuda"):
         if plan is None:
             short = _short_ways.get(choice_key(scores, k, policy))
         else:
@@ -163,6 +166,8 @@ def topk_eager(
         if policy is not None:
             raise ArgumentError("policy", repr(policy), "nothing when plan is given: the plan holds one")
         planner.check_covers(plan, asked)
+    for observe in observers:
+        observe(asked, scores, lengths, num_rows)
     if info.device.kind == "cuda":
         from ksieve.backends import cuda
 
