@@ -8,7 +8,7 @@ import math
 import pytest
 
 import ksieve
-from ksieve import planner_cuda
+from ksieve import tuning
 from ksieve.bench import floor, gpu, timing
 from ksieve.cli import gpu as command
 from ksieve.devices import DEVICES
@@ -44,7 +44,7 @@ def test_variants_are_every_family_with_every_policy_then_the_list():
     assert (split.family, split.splits, split.ctas, split.policy.group) == ("split_sampled", 4, 64, 4)
     wide = found[5].plan(5000, 131_072, 512, "float32", H200)
     assert (found[5].name, wide.threads, wide.ctas_per_sm, wide.ctas) == ("wide", 1024, 1, H200.sm_count)
-    for policy, table in (("paper-64", planner_cuda.GEOMETRY_ROOMY), ("lines-64", planner_cuda.GEOMETRY)):
+    for policy, table in (("paper-64", tuning.GEOMETRY_ROOMY), ("lines-64", tuning.GEOMETRY)):
         plain = ksieve.plan(rows=5000, width=131_072, k=512, device=H200, family="persistent_sampled", policy=policy)
         assert plain.threads == table["persistent_sampled"].threads != wide.threads
     assert gpu.variants_of([], [], None) == []

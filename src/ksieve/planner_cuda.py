@@ -1,18 +1,38 @@
 """Plans for CUDA devices: which kernel family owns which rows, and how much storage each worker gets.
 
-Pure arithmetic on host-known facts. The families and what they assume are described at the top of their sources
-in `ksieve/kernels`; the numbers here size their structs and are checked there at compile time.
+Pure arithmetic on host-known facts; the numbers that were tuned are in `ksieve.tuning`. The families and what they
+assume are described at the top of their sources in `ksieve/kernels`; the numbers here size their structs and are
+checked there at compile time.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
+from ksieve.tuning import (
+    CLUSTER,
+    EXACT_CAPACITY,
+    FEWEST_SPLITS,
+    GEOMETRY,
+    GEOMETRY_BEFORE_HOPPER,
+    GEOMETRY_ROOMY,
+    GEOMETRY_SMALL,
+    LINES_RATIO,
+    LONGEST_QUADS,
+    SAMPLED_RATIO,
+    SEGMENT,
+    SHORTEST_SAMPLED,
+    SPARSE_LINES,
+    SPLIT_IN_TWO,
+    SPLITS,
+    TAIL_SIGMAS,
+    Geometry,
+)
 
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
@@ -39,64 +59,8 @@ MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Launch shape of one kernel family; `ctas_per_sm` also fixes the register budget at compile time."""
-
-    threads: int
-    ctas_per_sm: int
-    held: int = 0
-
-
-GEOMETRY: dict[str, Geometry] = {
-    "persistent_sampled": Geometry(512, 2),
-    "persistent_exact": Geometry(256, 3),
-    "split_sampled": Geometry(512, 2),
-    "row_exact": Geometry(512, 1, held=16_384),
-    "cluster_exact": Geometry(512, 1),
-}
-"""Kernel families and their launch shapes, from Hopper on."""
-
-GEOMETRY_BEFORE_HOPPER: dict[str, Geometry] = {
-    "persistent_sampled": Geometry(256, 2),
-    "persistent_exact": Geometry(256, 3),
-    "split_sampled": Geometry(512, 1),
-    "row_exact": Geometry(512, 1, held=16_384),
-}
-"""The same before Hopper, where ptxas needs more registers."""
-
-GEOMETRY_SMALL: dict[str, Geometry] = {
-    "persistent_sampled": Geometry(256, 2),
-    "persistent_exact": Geometry(256, 2),
-    "split_sampled": Geometry(512, 1),
-    "row_exact": Geometry(512, 1, held=16_384),
-    "cluster_exact": Geometry(256, 1),
-}
-"""The same for GPUs with about 100 KiB of shared memory per multiprocessor (sm_86, sm_89, sm_120)."""
-
-GEOMETRY_ROOMY: dict[str, Geometry] = {
-    "persistent_sampled": Geometry(256, 2),
-    "split_sampled": Geometry(256, 2),
-}
-"""The same for specialisations that need more registers (`_roomy`), on any device."""
-
-GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY)
-
 SAMPLED = ("persistent_sampled", "split_sampled")
-SPLITS = (64, 32, 16, 8, 4, 2)
 MAX_SPLITS = 256
-SPLIT_IN_TWO = 524_288
-"""Narrower rows are only worth splitting over 8 CTAs or more: merging costs what a shorter scan saves."""
-
-SHORTEST_SAMPLED = 4096
-LONGEST_QUADS = 65_536
-"""Row widths between which the dense view of quads pays; wider rows sample whole lines."""
-
-SEGMENT = 8192
-"""Fewest scores worth a CTA of their own in the split family."""
-
-CLUSTER = 8
-"""CTAs of a cluster: the largest size that every device with clusters can launch."""
 
 
 def choose(
@@ -145,15 +109,15 @@ def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
 
 
 def _default_policy(problem: Problem, family: str | None) -> SamplingPolicy | None:
-    """Sampling policy by row width, from the sweeps in docs/tuning.md; None where sampling cannot pay."""
+    """Sampling policy by row width; None where sampling cannot pay."""
     width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
         return None
-    if family is None and (width < SHORTEST_SAMPLED or 4 * k > width):
+    if family is None and (width < SHORTEST_SAMPLED or SAMPLED_RATIO * k > width):
         return None  # a forced family samples whatever it can; rows too short for the view go direct on the device
-    if width <= LONGEST_QUADS or 32 * k > width:
+    if width <= LONGEST_QUADS or LINES_RATIO * k > width:
         return QUADS_16
-    return LINES_64 if width < 524_288 else LINES_128
+    return LINES_64 if width < SPARSE_LINES else LINES_128
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> tuple[str, str]:
@@ -161,7 +125,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     rows, width = problem.rows, problem.width
     if policy is not None:
         splits = _splits(problem, device)
-        if splits >= (2 if width >= SPLIT_IN_TWO else 8):
+        if splits >= (2 if width >= SPLIT_IN_TWO else FEWEST_SPLITS):
             return "split_sampled", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
     if policy is not None:
         if rows >= device.sm_count:
@@ -193,11 +157,11 @@ def _capacity(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
         mean = policy.primary_rank(problem.k) * policy.stride
         if policy.rescue_margin is not None:
             mean = (policy.rescue_rank(problem.k) or 0) * policy.stride
-        wanted = max(wanted, math.ceil(mean + 12 * math.sqrt(mean * policy.stride)))
+        wanted = max(wanted, math.ceil(mean + TAIL_SIGMAS * math.sqrt(mean * policy.stride)))
         if policy.boundary == "exact":
             wanted = max(wanted, statistics_bound(problem.width, policy))  # statistics are ranked in place
     else:
-        wanted = max(wanted, 4096)
+        wanted = max(wanted, EXACT_CAPACITY)
     wanted = _round_up(wanted, 256)
     geometry = geometry_of(device, family, _roomy(problem, policy))
     room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ksieve import api, planner_cuda
+from ksieve import api, tuning
 from ksieve.bench import floor, record, scores, timing
 from ksieve.bench.timing import Contender, Timing
 from ksieve.errors import ArgumentError, BackendError
@@ -64,9 +64,9 @@ PLANNED = Variant("ksieve")
 
 
 @contextmanager
-def _geometry(family: str | None, changes: Mapping[str, int]) -> Iterator[None]:
+def _geometry(family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
     """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
-    tables = [t for t in planner_cuda.GEOMETRIES if family in t]
+    tables = [t for t in tuning.GEOMETRIES if family in t]
     if not changes or family is None:
         yield
         return
@@ -116,8 +116,8 @@ def _variant(item: dict[str, Any]) -> Variant:
         except TypeError as error:
             raise ArgumentError("--variants", f"policy {policy}", f"fields of SamplingPolicy ({error})") from None
     geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "held") if key in item}
-    if geometry and family not in planner_cuda.GEOMETRY:
-        raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(planner_cuda.GEOMETRY)}")
+    if geometry and family not in tuning.GEOMETRY:
+        raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(tuning.GEOMETRY)}")
     known = {f.name for f in fields(Plan)}
     for key, value in item.items():
         if key not in known or not isinstance(value, int):

@@ -1,0 +1,131 @@
+"""What the CUDA planner decides with, as data: switch widths, split thresholds and launch shapes, each with its source.
+
+A source is the committed result file or notebook section that a number was read off, relative to the repository root,
+or ``"not measured: "`` and what was reasoned instead. ``ksieve bench planner`` times every alternative to the planner's
+choices over a grid; a test holds the choices to its result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+NOT_MEASURED = "not measured: "
+
+
+class Threshold(int):
+    """An integer that decisions compare with.
+
+    Attributes
+    ----------
+    meaning : str
+        What is decided by it, and its unit.
+    source : str
+        Where the number comes from.
+    """
+
+    meaning: str
+    source: str
+
+    def __new__(cls, value: int, meaning: str = "", source: str = "") -> Self:
+        """Make a threshold: an int that knows where it comes from."""
+        made = super().__new__(cls, value)
+        made.meaning, made.source = meaning, source
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Launch shape of one kernel family; `ctas_per_sm` also fixes the register budget at compile time.
+
+    Attributes
+    ----------
+    threads, ctas_per_sm : int
+    held : int
+        Longest row, in scores, that the family keeps on chip and reads once; 0 for families that do not.
+    source : str
+        Where the shape comes from.
+    """
+
+    threads: int
+    ctas_per_sm: int
+    held: int = 0
+    source: str = NOT_MEASURED + "given by a caller"
+
+
+SHORTEST_SAMPLED = Threshold(
+    4096, "narrower rows, in scores, are never sampled: their view would be too small", "docs/tuning.md#10"
+)
+LONGEST_QUADS = Threshold(
+    65_536,
+    "rows up to this width, in scores, are sampled in dense quads; wider ones in whole lines",
+    "docs/tuning.md#10",
+)
+SPARSE_LINES = Threshold(
+    524_288, "from this width, in scores, one line in 128 is sampled in place of one in 64", "docs/tuning.md#6"
+)
+SAMPLED_RATIO = Threshold(4, "rows of fewer than this many times k scores are not sampled", "docs/tuning.md#10")
+LINES_RATIO = Threshold(
+    32, "rows of fewer than this many times k scores are sampled in quads at any width", "docs/tuning.md#6"
+)
+SPLIT_IN_TWO = Threshold(
+    524_288, "from this width, in scores, two CTAs per row pay; narrower rows need `FEWEST_SPLITS`", "docs/tuning.md#8"
+)
+FEWEST_SPLITS = Threshold(
+    8, "CTAs per row that pay at any width: merging costs what a shorter scan saves", "docs/tuning.md#8"
+)
+SEGMENT = Threshold(8192, "fewest scores worth a CTA of their own in the split family", "docs/tuning.md#8")
+SPLITS = (64, 32, 16, 8, 4, 2)
+"""CTAs per row that are tried, largest first; docs/tuning.md#8."""
+
+CLUSTER = Threshold(
+    8, "CTAs of a cluster", NOT_MEASURED + "the largest size that every device with clusters can launch"
+)
+TAIL_SIGMAS = Threshold(
+    12, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
+)
+EXACT_CAPACITY = Threshold(
+    4096, "fewest candidates stored by families that do not sample", NOT_MEASURED + "32 KiB, which every device has"
+)
+
+_REGISTERS = NOT_MEASURED + "what ptxas needs registers for without spilling"
+_SHARED = NOT_MEASURED + "what fits about 100 KiB of shared memory without spilling registers"
+
+GEOMETRY: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(512, 2, source="docs/tuning.md#5"),
+    "persistent_exact": Geometry(256, 3, source=_REGISTERS),
+    "split_sampled": Geometry(512, 2, source="docs/tuning.md#8"),
+    "row_exact": Geometry(512, 1, held=16_384, source="docs/tuning.md#10"),
+    "cluster_exact": Geometry(512, 1, source=_REGISTERS),
+}
+"""Kernel families and their launch shapes, from Hopper on."""
+
+GEOMETRY_BEFORE_HOPPER: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(256, 2, source=_REGISTERS),
+    "persistent_exact": Geometry(256, 3, source=_REGISTERS),
+    "split_sampled": Geometry(512, 1, source=_REGISTERS),
+    "row_exact": Geometry(512, 1, held=16_384, source=_REGISTERS),
+}
+"""The same before Hopper, where ptxas needs more registers."""
+
+GEOMETRY_SMALL: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(256, 2, source=_SHARED),
+    "persistent_exact": Geometry(256, 2, source=_SHARED),
+    "split_sampled": Geometry(512, 1, source=_SHARED),
+    "row_exact": Geometry(512, 1, held=16_384, source=_SHARED),
+    "cluster_exact": Geometry(256, 1, source=_SHARED),
+}
+"""The same for GPUs with about 100 KiB of shared memory per multiprocessor (sm_86, sm_89, sm_120)."""
+
+GEOMETRY_ROOMY: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(256, 2, source=_REGISTERS),
+    "split_sampled": Geometry(256, 2, source=_REGISTERS),
+}
+"""The same for specialisations that need more registers, on any device."""
+
+GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY)
+
+
+def thresholds() -> dict[str, Threshold]:
+    """Every threshold by name."""
+    return {name: value for name, value in globals().items() if isinstance(value, Threshold)}
