@@ -16,15 +16,18 @@ __device__ __forceinline__ void emit_ranked(const Frontier& q) {
   u64 entry = lane < q.count ? load_entry(s.small[lane]) : kEmptyEntry;
   u32 key = entry_key(entry);
   int rank = 0;
+  int place = kTies ? tie_place(entry_index(entry)) : lane;
   for (int other = 0; other < q.count; ++other) {
     u32 rival = __shfl_sync(kFullWarp, key, other);
-    rank += rival < key || (rival == key && other < lane);
+    int rival_place = kTies ? __shfl_sync(kFullWarp, place, other) : other;
+    rank += rival < key || (rival == key && rival_place < place);
   }
   if (lane < q.count && rank < q.quota) write_front(s.emitted + rank, entry_index(entry));
 }
 
-// Emits the stored candidates that belong to the answer; q is what is left unresolved of them.
-__device__ __forceinline__ void emit_stored(const Frontier& q) {
+// Emits the stored candidates that belong to the answer; q is what is left unresolved of them. With a tie-break those
+// of it are taken whose place is at most `last_place`.
+__device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   SharedStorage& s = shared_storage();
   constexpr int kSpan = 32; // slots per thread between two reservations
   bool rank_last = q.count > q.quota && q.count <= kFew;
@@ -39,9 +42,10 @@ __device__ __forceinline__ void emit_stored(const Frontier& q) {
       bool valid = entry_index(entry) >= 0;
       bool better = valid && key < q.best;
       if (valid && !better && key <= q.worst) {
-        int place = q.count == q.quota ? 0 : atomicAdd(&s.small_count, 1);
+        int place = q.count == q.quota || (kTies && !rank_last) ? 0 : atomicAdd(&s.small_count, 1);
         if (rank_last) s.small[place] = slot;
-        better = !rank_last && place < q.quota; // all are needed, or all are equal: the first to arrive are taken
+        // All are needed, or all are equal: the first to arrive are taken, if nothing else decides.
+        better = !rank_last && (kTies ? tie_place(entry_index(entry)) <= last_place : place < q.quota);
       }
       chosen |= better ? 1u << i : 0u;
     }
@@ -69,7 +73,10 @@ __device__ __forceinline__ void refine(Frontier q) {
   SharedStorage& s = shared_storage();
   if (q.quota == 0) return;
   trace_set(kColFilled, q.quota);
-  if (q.count > kCapacity) return emit_any(q.quota); // one value throughout: any stored members will do
+  if (q.count > kCapacity) { // one value throughout: any stored members will do
+    if (kTies) return leave_ties(q.round == kRounds ? q.best : s.least, q.quota);
+    return emit_any(q.quota);
+  }
   while (q.round < kRounds && q.count != q.quota && q.count > kFew) {
     narrow(q);
     trace_set(kColFilled, q.quota);
@@ -83,5 +90,5 @@ __device__ __forceinline__ void refine(Frontier q) {
     }
     __syncthreads(); // the next digit is counted
   }
-  emit_stored(q);
+  emit_stored(q, kTies && q.count > q.quota && q.count > kFew ? last_tied_place(q.best, q.worst, q.quota) : kNoPlace);
 }

@@ -177,7 +177,7 @@ struct Sieve {
     Places places = lane_places(__popc(equal));
     int base = 0;
     if ((threadIdx.x & 31) == 0) base = atomicAdd(rule.ties, places.total);
-    if (tied < rule.k) {
+    if (!kTies && tied < rule.k) {
       base = __shfl_sync(kFullWarp, base, 0);
       for (int t = base + places.before; equal; equal &= equal - 1, ++t)
         write_back(t, index_of(__ffs(equal) - 1, first));

@@ -73,6 +73,7 @@ __device__ __forceinline__ void gather(RowState* state) {
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_split(const __grid_constant__ Params p) {
   trace_begin();
+  wait_for_inputs();
   int id = blockIdx.x / p.splits;
   int part = blockIdx.x % p.splits;
   Row row = load_row(p, id);
@@ -104,7 +105,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       return true;
     });
     if (!mine) return;
+    release_dependents();
     refine(frontier);
   }
+  finish_row(p, id, row_sort_slice(p, state));
   trace_write(p, id);
 }

@@ -1,9 +1,9 @@
 // Layout of the global workspace; planner_cuda.py computes the same sizes. Kernels leave everything they count with
 // zero.
 //   [0, 256)   queue: next row, CTAs that have left
-//   then       split family: per row a RowState, all of it zero before the first launch, its list of candidates, and a
-//              spill slice for each of its CTAs
-//   or         other families: a spill slice for each CTA
+//   then       split family: per row a RowState, all of it zero before the first launch, its list of candidates, a
+//              spill slice for each of its CTAs, and kSortSlots
+//   or         other families: a spill slice and kSortSlots for each CTA
 #pragma once
 #include "storage.cuh"
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ void leave_queue(const Params& p) {
 }
 
 __device__ __forceinline__ RowState* row_state(const Params& p, int row) {
-  i64 bytes = sizeof(RowState) + (kCapacity + static_cast<i64>(p.splits) * kSpillCapacity) * sizeof(u64);
+  i64 bytes = sizeof(RowState) + (kCapacity + static_cast<i64>(p.splits) * kSpillCapacity + kSortSlots) * sizeof(u64);
   return reinterpret_cast<RowState*>(p.workspace + kHeaderBytes + row * bytes);
 }
 
@@ -43,8 +43,17 @@ __device__ __forceinline__ u64* segment_spill(RowState* state, int part) {
   return row_list(state) + kCapacity + part * kSpillCapacity;
 }
 
-// Spill slice of a worker of the other families; null when nothing spills.
+// Spill slice of a worker of the other families; null when nothing spills. Slots are sorted behind it.
 __device__ __forceinline__ u64* spill_slice(const Params& p, int worker) {
-  if (kSpillCapacity == 0) return nullptr;
-  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + static_cast<i64>(worker) * kSpillCapacity;
+  constexpr int kSlice = kSpillCapacity + kSortSlots;
+  if (kSlice == 0) return nullptr;
+  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + static_cast<i64>(worker) * kSlice;
+}
+
+__device__ __forceinline__ u64* sort_slice(const Params& p, int worker) {
+  return kSortSlots ? spill_slice(p, worker) + kSpillCapacity : nullptr;
+}
+
+__device__ __forceinline__ u64* row_sort_slice(const Params& p, RowState* state) {
+  return segment_spill(state, p.splits);
 }
