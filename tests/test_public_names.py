@@ -34,6 +34,7 @@ def test_names_are_pinned():
         "WorkspaceError",
         "__version__",
         "plan",
+        "record",
         "topk",
         "verify",
     ]

@@ -12,6 +12,7 @@ from ksieve.errors import (
 )
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
+from ksieve.recorder import record
 from ksieve.stats import Route, Stats
 from ksieve.verdict import Verdict
 from ksieve.verify import verify
@@ -31,6 +32,7 @@ __all__ = [
     "WorkspaceError",
     "__version__",
     "plan",
+    "record",
     "topk",
     "verify",
 ]
