@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from ksieve import __version__
-from ksieve.cli import captures, gpu, kernels, measure, selection, terminal
+from ksieve.cli import captures, doctor, gpu, kernels, measure, selection, terminal
 from ksieve.cli.options import flag
 from ksieve.errors import KsieveError
 
@@ -69,6 +69,13 @@ _add(
     measure.demo,
     "ksieve demo",
     "ksieve demo --k 512 my_scores.safetensors",
+)
+_add(
+    app,
+    "doctor",
+    doctor.doctor,
+    "ksieve doctor",
+    "ksieve doctor --json > machine.json",
 )
 _add(
     app,
