@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from ksieve import __version__
-from ksieve.cli import bench, captures, doctor, gpu, kernels, measure, selection, terminal
+from ksieve.cli import bench, captures, doctor, gpu, kernels, measure, selection, study, terminal
 from ksieve.cli.options import flag
 from ksieve.errors import KsieveError
 
@@ -120,6 +120,13 @@ _add(
     "ksieve import scores.npy scores.safetensors",
     "ksieve import scores.pt scores.safetensors --lengths lengths.npy",
     "ksieve import run.npz scores.safetensors --name logits",
+)
+_add(
+    app,
+    "study",
+    study.study,
+    "ksieve study scores.safetensors",
+    "ksieve study early.safetensors late.safetensors --k 2048 --rows 0 --out study-of-two",
 )
 _add(
     app,
