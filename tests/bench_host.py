@@ -58,7 +58,7 @@ def host(monkeypatch):
     def allocate(rows, width, dtype, most=None):
         element = getattr(torch, dtype)
         pitch = gpu.pitch_of(width, element.itemsize)
-        return [torch.full((rows, pitch), 7.0, dtype=element)[:, :width] for _ in range(2)]
+        return [gpu.aligned(rows, pitch, element, "cpu").fill_(7.0)[:, :width] for _ in range(2)]
 
     reads = [timing.Contender("read a", lambda i: None), timing.Contender("read b", lambda i: None)]
     monkeypatch.setattr(gpu, "require_device", lambda: H200)

@@ -226,7 +226,16 @@ def allocate(rows: int, width: int, dtype: str, most: int | None = None) -> list
         return f"{set_bytes / 1e9:.1f} GB of scores, {free / 1e9:.1f} GB may be used"
     sets = timing.input_sets(set_bytes, torch.cuda.get_device_properties().L2_cache_size, free)
     sets = min(sets, most or sets)
-    return [torch.empty(rows, pitch, dtype=element, device="cuda")[:, :width] for _ in range(sets)]
+    return [aligned(rows, pitch, element, "cuda")[:, :width] for _ in range(sets)]
+
+
+def aligned(rows: int, pitch: int, element: Any, device: str) -> Any:
+    """Make a matrix (rows, pitch) that starts at a multiple of `PITCH_BYTES`; PyTorch's own start at one of 512."""
+    import torch
+
+    flat = torch.empty(rows * pitch + PITCH_BYTES // element.itemsize, dtype=element, device=device)
+    start = -flat.data_ptr() % PITCH_BYTES // element.itemsize
+    return flat[start : start + rows * pitch].view(rows, pitch)
 
 
 def measure_shape(

@@ -141,7 +141,12 @@ def contender(peer: Peer, module: Any, task: Task, rounds: int | None = None) ->
     """
     from ksieve.verify import verify
 
-    calls = peer.prepare(module, task)
+    try:
+        calls = peer.prepare(module, task)
+    except UnsupportedError:
+        raise
+    except Exception as error:  # another version of the library may have other names and arguments
+        raise UnsupportedError(f"{type(error).__name__}: {_line(error)}") from error
 
     def check(i: int) -> bool:
         found = calls.indices(i)
@@ -311,6 +316,10 @@ def _deepselect(module: Any, task: Task) -> Calls:
 # ---- vLLM -------------------------------------------------------------------------------------------------
 
 
+_VLLM = ("vllm._custom_ops", "vllm._C")
+"""Importing either registers the operators."""
+
+
 def _vllm(name: str) -> Callable[[Any, Task], Calls]:
     def prepare(module: Any, task: Task) -> Calls:
         import torch
@@ -344,8 +353,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("sglang paged", _SGLANG_V2, _sglang_paged, "sglang"),
     Peer("sglang ragged", _SGLANG_V2, _sglang_ragged, "sglang"),
     Peer("deepselect", ("sglang.kernels.ops.attention.deep_select", "deep_select"), _deepselect, "sglang"),
-    Peer("vllm prefill", ("vllm._C",), _vllm("top_k_per_row_prefill"), "vllm"),
-    Peer("vllm decode", ("vllm._C",), _vllm("top_k_per_row_decode"), "vllm"),
-    Peer("vllm persistent", ("vllm._C",), _vllm("persistent_topk"), "vllm"),
+    Peer("vllm prefill", _VLLM, _vllm("top_k_per_row_prefill"), "vllm"),
+    Peer("vllm decode", _VLLM, _vllm("top_k_per_row_decode"), "vllm"),
+    Peer("vllm persistent", _VLLM, _vllm("persistent_topk"), "vllm"),
 )  # fmt: skip
 """Every peer, in the order that tables list them."""
