@@ -10,8 +10,10 @@ from ksieve.errors import (
     VerificationError,
     WorkspaceError,
 )
+from ksieve.options import Options
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
+from ksieve.recorder import record
 from ksieve.stats import Route, Stats
 from ksieve.verdict import Verdict
 from ksieve.verify import verify
@@ -22,6 +24,7 @@ __all__ = [
     "CaptureFormatError",
     "DeviceInfo",
     "KsieveError",
+    "Options",
     "Plan",
     "Route",
     "SamplingPolicy",
@@ -31,6 +34,7 @@ __all__ = [
     "WorkspaceError",
     "__version__",
     "plan",
+    "record",
     "topk",
     "verify",
 ]

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ksieve import arguments
 from ksieve.errors import ArgumentError
+from ksieve.options import PLAIN
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 
@@ -129,6 +131,7 @@ class Plan:
         lines = [
             f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}",
             f"  policy     {policy}",
+            *([f"  options    {p.options}"] if p.options != PLAIN else []),
             f"  capacity   {self.capacity} candidates per worker",
             f"  geometry   {self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
             f"  workspace  {self.workspace_bytes} bytes",
@@ -168,6 +171,8 @@ def check_covers(plan: Plan, asked: Problem) -> None:
     for name in ("dtype", "device"):
         if getattr(asked, name) != getattr(made, name):
             raise ArgumentError("plan", f"scores of {name} {getattr(asked, name)}", f"{name} {getattr(made, name)}")
+    if asked.options != made.options and (differing := arguments.difference(asked.options, made.options)):
+        raise ArgumentError("plan", *differing)
 
 
 def choose(

@@ -17,6 +17,7 @@ order on every call, never from a cache of ksieve's own: under CUDA graphs, memo
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 
 from ksieve import api, problem
 from ksieve.errors import ArgumentError
+from ksieve.options import Options
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
 from ksieve.problem import Device, Problem
@@ -121,7 +123,15 @@ def _check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> N
 
 
 def traced(
-    scores: Any, lengths: Any, k: int | None, *, plan: Plan | None, out: Any, workspace: Any, num_rows: Any
+    scores: Any,
+    lengths: Any,
+    k: Any,
+    *,
+    plan: Plan | None,
+    out: Any,
+    workspace: Any,
+    num_rows: Any,
+    keywords: Mapping[str, Any],
 ) -> Any:
     """What `ksieve.topk` becomes in a traced program: one operator call."""
     if plan is not None:
@@ -169,7 +179,7 @@ def decode_plan(text: str) -> Plan:
     """Read a plan back; equal texts give the same object."""
     fields: dict[str, Any] = json.loads(text)
     asked = fields.pop("problem")
-    asked["device"] = Device(**asked["device"])
+    asked["device"], asked["options"] = Device(**asked["device"]), Options(**asked["options"])
     device = fields.pop("device")
     device["capability"] = tuple(device["capability"])
     policy = fields.pop("policy")

@@ -129,7 +129,15 @@ def environment(*, gpu: bool = False) -> dict[str, Any]:
 
 def command_line(arguments: list[str]) -> str:
     """Join a command line, folders left out: a result file says what was run, not where somebody keeps it."""
-    return " ".join(Path(a).name if "/" in a or "\\" in a else a for a in arguments)
+    return " ".join(_without_folders(a) for a in arguments)
+
+
+def _without_folders(argument: str) -> str:
+    if "/" not in argument and "\\" not in argument:
+        return argument
+    kind, colon, path = argument.partition(":")
+    # "factors:folder/file" keeps its kind; a drive letter is a folder.
+    return f"{kind}:{Path(path).name}" if colon and len(kind) > 1 and "/" not in kind else Path(argument).name
 
 
 def git_state() -> dict[str, Any]:

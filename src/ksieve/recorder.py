@@ -1,0 +1,290 @@
+"""`ksieve.record`: the scores of live `ksieve.topk` calls, written as a capture that every other tool reads.
+
+Rows go to a draft beside the target as they come, their valid scores alone; when the recording ends they become one
+capture, as wide as its widest row. So memory is bounded by one block of rows, and disk by `max_bytes`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import api, problem
+from ksieve.errors import ArgumentError, BackendError
+from ksieve.keys import widen
+from ksieve.problem import Problem
+
+MAX_BYTES = 1 << 30
+"""Default bound on the score matrix of a recording."""
+
+CALLS_KEY = "calls"
+"""Metadata key of a recording: JSON list of [rows, width, k] per call, in order; rows are those kept."""
+
+_COPY_BYTES = 256 << 20
+_STORAGE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+
+class Recorder:
+    """A recording in progress; made by `record`, used in a ``with`` block.
+
+    Attributes
+    ----------
+    path : Path
+    seen, kept : int
+        Calls observed, and those of which rows were written.
+    rows : int
+        Rows written.
+    full : bool
+        Whether `max_bytes` or `calls` has been reached: later calls pass by unrecorded.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int,
+        calls: int | None,
+        rows_per_call: int | None,
+        max_bytes: int,
+        metadata: Mapping[str, str] | None,
+    ) -> None:
+        self.path = Path(path)
+        numbers = {"every": every, "calls": calls, "rows_per_call": rows_per_call, "max_bytes": max_bytes}
+        for name, value in numbers.items():
+            optional = name in ("calls", "rows_per_call")
+            if optional and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ArgumentError(name, repr(value), f"an int of at least 1{' or None' if optional else ''}")
+        if not self.path.parent.is_dir():
+            raise ArgumentError("path", str(path), "a path in a folder that exists")
+        for key, text in (metadata or {}).items():
+            if not isinstance(key, str) or not isinstance(text, str):
+                raise ArgumentError("metadata", f"{key!r}: {text!r}", "text keys and text values")
+        if CALLS_KEY in (metadata or {}):
+            raise ArgumentError("metadata", f"the key {CALLS_KEY!r}", "any key but the recording's own")
+        self._every, self._most, self._rows_per_call, self._max_bytes = every, calls, rows_per_call, int(max_bytes)
+        self._metadata = dict(metadata or {})
+        self.seen = self.kept = self.rows = 0
+        self.full = False
+        self._width = 0
+        self._dtype: str | None = None
+        self._calls: list[list[int]] = []
+        self._lengths: list[NDArray[np.int32]] = []
+        self._dtypes: list[str] = []  # of each call in the draft
+        self._lock = threading.Lock()
+        self._draft_path = self.path.with_name(f".{self.path.name}.{os.getpid()}.rows")
+        self._draft: Any = None
+
+    # ---- the recording
+
+    def __enter__(self) -> Self:
+        if _traced():
+            raise BackendError("ksieve.record cannot be entered under torch.compile: enter it around the compiled call")
+        if self._draft is not None:
+            raise ArgumentError("recorder", "one that has been used", "a new ksieve.record(...)")
+        self._draft = self._draft_path.open("w+b")
+        api.observers = (*api.observers, self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        api.observers = tuple(o for o in api.observers if o is not self)
+        with self._lock:
+            try:
+                if self.rows:
+                    self._finish()
+            finally:
+                self._draft.close()
+                self._draft_path.unlink(missing_ok=True)
+        if not self.rows and kind is None:
+            warnings.warn(
+                f"nothing was recorded, {self.path} is not written: {self.seen} calls of ksieve.topk were seen "
+                "(replays of a CUDA graph are not calls)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def __call__(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any) -> None:
+        """Observe one checked call, before it runs: the arrays are read, never changed."""
+        _refuse_capture(asked)
+        with self._lock:
+            self.seen += 1
+            if self.full or (self.seen - 1) % self._every or not asked.rows or not asked.width:
+                return
+            live = asked.rows if num_rows is None else int(np.clip(_host(num_rows).reshape(()), 0, asked.rows))
+            chosen = _spread(live, self._rows_per_call)
+            valid = np.full(live, asked.width, np.int32)
+            if lengths is not None:
+                valid = np.clip(_host(lengths)[:live], 0, asked.width).astype(np.int32)
+            room = self._max_bytes // (_itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
+            if room < chosen.size:
+                self.full = True
+                chosen = chosen[: max(room, 0)]
+            if not chosen.size:
+                return
+            self._keep(asked, scores, valid[chosen], chosen)
+            self.full |= self.kept == self._most
+
+    def _keep(self, asked: Problem, scores: Any, valid: NDArray[np.int32], chosen: NDArray[np.int64]) -> None:
+        step = max(1, _COPY_BYTES // (_itemsize(asked.dtype) * asked.width))
+        for begin in range(0, chosen.size, step):
+            block = _rows(scores, chosen[begin : begin + step])
+            for row, length in zip(block, valid[begin : begin + step], strict=True):
+                self._draft.write(np.ascontiguousarray(row[:length]).view(np.uint8).data)
+        self._dtype = self._wider(asked.dtype)
+        self._width = max(self._width, asked.width)
+        self._dtypes.append(asked.dtype)
+        self._lengths.append(valid)
+        self._calls.append([int(chosen.size), asked.width, asked.k])
+        self.rows += int(chosen.size)
+        self.kept += 1
+
+    def _wider(self, dtype: str) -> str:
+        # Calls of different dtypes share a matrix only as float32, which holds all of them exactly.
+        return dtype if self._dtype in (None, dtype) else "float32"
+
+    def _finish(self) -> None:
+        """Write the capture from the draft."""
+        from ksieve.workloads.capture import BLOCK_BYTES, rows_per_block
+        from ksieve.workloads.writer import CaptureWriter
+
+        assert self._dtype is not None
+        ks = {k for _, _, k in self._calls}
+        facts = {"title": "recorded calls of ksieve.topk"} | self._metadata
+        facts[CALLS_KEY] = json.dumps(self._calls, separators=(",", ":"))
+        facts |= {"calls_seen": str(self.seen), "calls_kept": str(self.kept)}
+        step = rows_per_block(self._width, self._dtype, BLOCK_BYTES)
+        self._draft.seek(0)
+        k = ks.pop() if len(ks) == 1 else None
+        with CaptureWriter(self.path, self.rows, self._width, self._dtype, k=k, metadata=facts) as writer:
+            for dtype, valid in zip(self._dtypes, self._lengths, strict=True):
+                for r in range(0, valid.size, step):
+                    part = valid[r : r + step]
+                    block = np.zeros((part.size, self._width), _STORAGE[self._dtype])
+                    for row, length in zip(block, part, strict=True):
+                        stored = np.frombuffer(self._draft.read(int(length) * _itemsize(dtype)), _STORAGE[dtype])
+                        row[:length] = stored if dtype == self._dtype else widen(stored)
+                    writer.write(block, part)
+
+
+def record(
+    path: str | os.PathLike[str],
+    *,
+    every: int = 1,
+    calls: int | None = None,
+    rows_per_call: int | None = None,
+    max_bytes: int = MAX_BYTES,
+    metadata: Mapping[str, str] | None = None,
+) -> Recorder:
+    """Record the scores of every `ksieve.topk` call inside a ``with`` block into a capture.
+
+    Results do not change. While a recording is on, every thread's calls are recorded, each copies its rows to the
+    host first, and the fast way of repeated calls is not taken: record to study, not to measure.
+
+    Parameters
+    ----------
+    path : path
+        Of the capture (safetensors); replaced, if it exists, when the block ends. Its folder must exist.
+    every : int
+        Keep one call in this many.
+    calls : int, optional
+        Keep at most this many calls.
+    rows_per_call : int, optional
+        Keep at most this many rows of a call, spread evenly from its first row on.
+    max_bytes : int
+        Bound on the score matrix written; what would exceed it is left out. As much again is used on disk until the
+        block ends. Rows narrower than the widest are padded with zeros past their length.
+    metadata : mapping of str to str, optional
+        What the scores are: model, layer, prompt, licence.
+
+    Returns
+    -------
+    Recorder
+        A context manager; ``seen``, ``kept``, ``rows`` and ``full`` say what it did.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument cannot be used.
+    BackendError
+        In a call whose stream is being captured into a CUDA graph, or on entering under ``torch.compile``.
+
+    Notes
+    -----
+    Where rows come from survives as metadata: ``calls`` lists rows, width and k of every kept call in order, which is
+    what ``ksieve replay`` follows. If the block ends with an exception, what was recorded before it is still written.
+
+    Examples
+    --------
+    >>> with ksieve.record("scores.safetensors", rows_per_call=64, metadata={"model": "mine"}):
+    ...     model.generate(prompt)
+    """
+    return Recorder(path, every, calls, rows_per_call, max_bytes, metadata)
+
+
+def _itemsize(dtype: str) -> int:
+    return int(np.dtype(_STORAGE[dtype]).itemsize)
+
+
+def _spread(rows: int, most: int | None) -> NDArray[np.int64]:
+    """At most `most` of `rows` row numbers, evenly apart, the first always among them."""
+    count = rows if most is None else min(rows, most)
+    return np.arange(count, dtype=np.int64) * rows // max(count, 1)
+
+
+def _traced() -> bool:
+    import sys
+
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
+def _refuse_capture(asked: Problem) -> None:
+    import sys
+
+    torch = sys.modules.get("torch")
+    if asked.device.kind != "cuda" or torch is None or not torch.cuda.is_available():
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise BackendError(
+            "ksieve.record copies scores to the host, which a stream that is being captured forbids: capture the graph "
+            "outside the recording (its replays are not recorded either), or record without graphs"
+        )
+
+
+def _rows(scores: Any, chosen: NDArray[np.int64]) -> np.ndarray[Any, Any]:
+    """Copy rows of any library's matrix to the host; bfloat16 comes as uint16 bits."""
+    consecutive = chosen.size == chosen[-1] - chosen[0] + 1
+    picked: Any = slice(int(chosen[0]), int(chosen[-1]) + 1) if consecutive else chosen
+    if not consecutive and problem.library_of(scores) == "torch":
+        import torch
+
+        picked = torch.from_numpy(chosen).to(scores.device)
+    return _host(scores[picked])
+
+
+def _host(array: Any) -> np.ndarray[Any, Any]:
+    library = problem.library_of(array)
+    if library == "other" and problem.inspect(array, "array").device.kind == "cuda":
+        try:
+            import torch
+        except ImportError:
+            raise BackendError("ksieve.record copies CUDA arrays of this library with PyTorch: install torch") from None
+        library, array = "torch", torch.from_dlpack(array)
+    if library == "torch":
+        array = array.detach().cpu()
+    elif library == "cupy":
+        array = array.get()
+    elif library == "jax":
+        array = np.asarray(array)
+    return problem.as_numpy(array)

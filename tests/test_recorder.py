@@ -1,0 +1,175 @@
+"""`ksieve.record`: what live calls saw is what the capture holds, and the calls do not notice."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve import api
+from ksieve.errors import ArgumentError, BackendError
+from ksieve.workloads.capture import open_capture
+
+
+def rows(count, width, seed=0):
+    return np.random.default_rng(seed).standard_normal((count, width), dtype=np.float32)
+
+
+def test_a_recording_holds_the_scores_lengths_and_k_of_its_calls(tmp_path):
+    path = tmp_path / "scores.safetensors"
+    first, second = rows(5, 300), rows(3, 700, 1)
+    lengths = np.array([300, -4, 20, 999, 0], np.int32)
+    plain = ksieve.topk(first, lengths, k=8)
+    with ksieve.record(path, metadata={"model": "mine"}) as recorder:
+        assert np.array_equal(np.sort(ksieve.topk(first, lengths, k=8)), np.sort(plain))
+        ksieve.topk(second, k=8)
+        assert not path.exists()
+    ksieve.topk(second, k=8)
+    assert (recorder.seen, recorder.kept, recorder.rows, recorder.full) == (2, 2, 8, False)
+    with open_capture(path) as capture:
+        assert (capture.rows, capture.width, capture.dtype, capture.k) == (8, 700, "float32", 8)
+        assert capture.lengths.tolist() == [300, 0, 20, 300, 0, 700, 700, 700]
+        found = capture.rows_block(0, 8)
+        assert json.loads(capture.metadata["calls"]) == [[5, 300, 8], [3, 700, 8]]
+        assert capture.metadata["model"] == "mine"
+    assert np.array_equal(found[3, :300], first[3])
+    assert not found[3, 300:].any()
+    assert np.array_equal(found[5:], second)
+    assert list(tmp_path.iterdir()) == [path]
+    assert api.observers == ()
+
+
+def test_what_is_kept_is_chosen_and_bounded(tmp_path):
+    path = tmp_path / "scores.safetensors"
+    blocks = [rows(10, 64, seed) for seed in range(7)]
+    with ksieve.record(path, every=2, calls=3, rows_per_call=4) as recorder:
+        for block in blocks:
+            ksieve.topk(block, k=3)
+    assert (recorder.seen, recorder.kept, recorder.rows, recorder.full) == (7, 3, 12, True)
+    with open_capture(path) as capture:
+        want = np.concatenate([blocks[i][[0, 2, 5, 7]] for i in (0, 2, 4)])
+        assert np.array_equal(capture.rows_block(0, 12), want)
+    with ksieve.record(path, max_bytes=64 * 4 * 13) as recorder:
+        for block in blocks[:2]:
+            ksieve.topk(block, k=3)
+    assert (recorder.rows, recorder.kept, recorder.full) == (13, 2, True)
+    # A wider call widens every row: there is no room for it, and what is there stays.
+    with ksieve.record(path, max_bytes=64 * 4 * 13) as recorder:
+        ksieve.topk(blocks[0], k=3)
+        ksieve.topk(rows(4, 128), k=3)
+    assert (recorder.rows, recorder.kept, recorder.full) == (10, 1, True)
+
+
+def test_live_rows_alone_are_recorded(tmp_path):
+    path = tmp_path / "scores.safetensors"
+    scores = rows(6, 50)
+    with ksieve.record(path):
+        ksieve.topk(scores, k=3, num_rows=np.array([2], np.int32))
+    with open_capture(path) as capture:
+        assert np.array_equal(capture.rows_block(0, capture.rows), scores[:2])
+
+
+def test_every_library_and_dtype(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "scores.safetensors"
+    scores = torch.randn(4, 100).to(torch.bfloat16)
+    with ksieve.record(path, rows_per_call=3):
+        ksieve.topk(scores, torch.full((4,), 90, dtype=torch.int32), k=5)
+    with open_capture(path) as capture:
+        assert (capture.dtype, capture.k) == ("bfloat16", 5)
+        want = scores[[0, 1, 2], :90].view(torch.int16).numpy().view(np.uint16)
+        assert np.array_equal(capture.rows_block(0, 3)[:, :90], want)
+    # Two dtypes and two k share a file: scores widen exactly, and no single k is suggested.
+    half = rows(2, 40).astype(np.float16)
+    with ksieve.record(path):
+        ksieve.topk(scores, k=5)
+        ksieve.topk(half, k=6)
+    with open_capture(path) as capture:
+        assert (capture.dtype, capture.k) == ("float32", None)
+        found = capture.rows_block(0, 6)
+    assert np.array_equal(found[:4], scores.float().numpy())
+    assert np.array_equal(found[4:, :40], half.astype(np.float32))
+
+
+def test_compiled_calls_are_recorded_when_they_run(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "scores.safetensors"
+    compiled = torch.compile(lambda s: ksieve.topk(s, k=4) + 0, backend="eager", fullgraph=True)
+    scores = torch.randn(3, 60)
+    with ksieve.record(path) as recorder:
+        compiled(scores)
+        compiled(scores)
+    assert recorder.kept == 2
+    with open_capture(path) as capture:
+        assert np.array_equal(capture.rows_block(3, 6), scores.numpy())
+
+
+def test_a_recording_survives_a_failing_block_and_leaves_no_draft(tmp_path):
+    path = tmp_path / "scores.safetensors"
+    with pytest.raises(ZeroDivisionError), ksieve.record(path):
+        ksieve.topk(rows(2, 30), k=3)
+        _ = 1 // 0
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ArgumentError, match=r"^k: got 0"), ksieve.record(tmp_path / "none.safetensors"):
+        ksieve.topk(rows(2, 30), k=0)  # refused calls are not seen
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_empty_recording_says_so(tmp_path):
+    with pytest.warns(RuntimeWarning, match="0 calls of ksieve.topk were seen"), ksieve.record(tmp_path / "x"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recordings_nest(tmp_path):
+    with ksieve.record(tmp_path / "outer") as outer:
+        with ksieve.record(tmp_path / "inner") as inner:
+            ksieve.topk(rows(2, 30), k=3)
+        ksieve.topk(rows(2, 30), k=3)
+    assert (outer.kept, inner.kept) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "^every: got 0; takes an int of at least 1$"),
+        ({"calls": -1}, "^calls: got -1; takes an int of at least 1 or None$"),
+        ({"max_bytes": 1.5}, "^max_bytes: got 1.5"),
+        ({"metadata": {"calls": "x"}}, "^metadata: got the key 'calls'"),
+        ({"metadata": {"model": 3}}, "^metadata: got 'model': 3"),
+    ],
+)
+def test_arguments_are_named(tmp_path, options, words):
+    with pytest.raises(ArgumentError, match=words):
+        ksieve.record(tmp_path / "x", **options)
+    with pytest.raises(ArgumentError, match=r"^path: got .*; takes a path in a folder that exists$"):
+        ksieve.record(tmp_path / "none" / "x")
+
+
+def test_a_capturing_stream_is_refused(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from cuda_fakes import FakeArray
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with (
+        pytest.warns(RuntimeWarning, match="nothing was recorded"),
+        ksieve.record(tmp_path / "x") as recorder,
+        pytest.raises(BackendError, match="outside the recording"),
+    ):
+        asked, _, _ = ksieve.problem.check_selection(FakeArray(rows(2, 30)), None, 3)
+        recorder(asked, None, None, None)
+
+
+def test_the_fast_way_of_repeated_calls_is_not_taken_while_recording(tmp_path, monkeypatch):
+    """A prepared call site never sees the call: it must wait until the recording is over."""
+    scores = rows(2, 30)
+    plan = ksieve.plan(rows=2, width=30, k=3)
+    monkeypatch.setitem(api._short_ways, id(plan), lambda *arguments: "short")
+    assert api.topk(scores, plan=plan) == "short"
+    with ksieve.record(tmp_path / "x") as recorder:
+        assert ksieve.topk(scores, plan=plan).shape == (2, 3)
+    assert recorder.kept == 1
+    assert api.topk(scores, plan=plan) == "short"
