@@ -121,7 +121,8 @@ __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int ti
 
 // The frontier and the rule of a coarse boundary bin; better bins go straight to the output.
 __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found) {
-  Frontier q = {bin_best_key(found.bin), bin_cutoff_key(found.bin), found.count, open_slots(t.params) - found.before, 0};
+  Frontier q = {bin_best_key(found.bin), bin_cutoff_key(found.bin), found.count, open_slots(t.params) - found.before,
+                0};
   trace_set(kColCommitted0, found.before);
   trace_set(kColFrontier0, found.count);
   set_rule(t, Mode::kClassify, 0, q.best, q.worst, 0);

@@ -125,7 +125,7 @@ __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 i
 __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 offset, int index) {
   const Options& o = p.options;
   if (index < 0) return -1;
-  if (!o.page_table) return index + offset;
+  if (!(o.flags & kPaged)) return index + offset;
   int page = index >> o.page_shift;
   if (page >= o.max_pages || static_cast<u32>(request) >= static_cast<u32>(o.requests)) return -1;
   i64 first = o.page_table[request * o.page_pitch + page] * (1ll << o.page_shift);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   const Options& o = p.options;
   bool wide = o.flags & kWide;
   const int* staged = row_output(p, row.id);
-  int request = !o.page_table ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
+  int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
   int base = KSIEVE_WINDOWS ? shared_storage().base : 0;
   for (int begin = 0; begin < p.k; begin += kInFlight * kThreads) {

@@ -32,7 +32,7 @@ static_assert(kFinish || KSIEVE_ORDER == 0, "an order is made by the finishing p
 struct Options {
   const int* starts;     // (rows,) first score of each row's window, clamped to [0, width]; null: 0
   const int* row_k;      // (rows,) slots of each row, clamped to [0, k]; null: k
-  const int* page_table; // (requests, max_pages), page_pitch apart; null: indices are no pages
+  const int* page_table; // (requests, max_pages), page_pitch apart, of kPaged
   const int* request_of; // (rows,) each row's request in the page table; null: row / next_n
   const int* offsets;    // (rows,) added to each index; null: 0
   void* values;          // (rows, k) the scores selected, values_pitch apart; null: not asked for
@@ -55,6 +55,7 @@ enum OptionFlags {
   kAbsolute = 2, // indices count from the start of the row, not of the window
   kWide = 4,     // indices are 64-bit
   kHighest = 8,  // the highest indices of a tie are selected, not the lowest
+  kPaged = 16,   // indices go through the page table, which may have no entry at all
 };
 #else
 constexpr int kOptionBytes = 0;

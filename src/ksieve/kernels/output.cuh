@@ -21,7 +21,8 @@ __device__ __forceinline__ void write_back(int t, int index) { write_front(share
 // the upper half of 64-bit slots, so that slots can be written from the first to the last.
 __device__ __forceinline__ int* row_output(const Params& p, int id) {
 #if KSIEVE_FINISH
-  if (p.options.flags & kWide) return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
+  if (p.options.flags & kWide)
+    return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
 #endif
   return p.indices + id * p.out_pitch;
 }

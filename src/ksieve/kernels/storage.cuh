@@ -61,11 +61,11 @@ struct alignas(16) SharedStorage {
   const void* window; // of windows: the row's first score
   int row_slots;      // its own k
   int base;           // and what is added to an index that is written
-  int tie_last;  // of tie-breaks: the row's last position
-  int tie_from;  // and the position that ties are preferred from, one end of the row
-  int tie_quota; // what one more traversal has to collect: this many scores
-  u32 tie_key;   // of this key
-  int reserved[5]; // up to planner_cuda.STORAGE_BYTES besides the candidates
+  int tie_last;       // of tie-breaks: the row's last position
+  int tie_from;       // and the position that ties are preferred from, one end of the row
+  int tie_quota;      // what one more traversal has to collect: this many scores
+  u32 tie_key;        // of this key
+  int reserved[5];    // up to planner_cuda.STORAGE_BYTES besides the candidates
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 

@@ -47,6 +47,7 @@ __device__ __forceinline__ int last_tied_place(u32 best, u32 worst, int quota) {
 constexpr int kTieVectors = 4;
 constexpr int kWarpStep = 32 * kVector;
 static_assert(kTieVectors * kVector <= 32, "a thread's matches are the bits of one word");
+static_assert(kTieVectors <= 4, "their counts are 16 bits each of one word");
 
 __device__ __forceinline__ u32 tie_bits(const Row& row, int first, u32 key) {
   u32 bits = 0;
@@ -70,6 +71,8 @@ __device__ __forceinline__ u32 tie_bits(const Row& row, int first, u32 key) {
   return bits;
 }
 
+__device__ __forceinline__ u32 vector_of(u32 bits, int u) { return bits >> (u * kVector) & ((1u << kVector) - 1); }
+
 // Behind the selection of a row with more than `slots` scores: whatever leave_ties has left, in the row's last slots.
 // Starts with a barrier.
 __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
@@ -91,13 +94,23 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
     int chunk = backwards ? chunks - 1 - turn : turn;
     int first = chunk * kChunk - before_row + warp * kTieVectors * kWarpStep + lane * kVector;
     u32 bits = tie_bits(row, first, key);
+    u64 counts = 0; // matches of each vector, in 16 bits each
+#pragma unroll
+    for (int u = 0; u < kTieVectors; ++u)
+      counts |= static_cast<u64>(__popc(vector_of(bits, u))) << (u * 16);
+    u64 through = counts; // and of the lanes up to this one
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      u64 others = __shfl_up_sync(kFullWarp, through, offset);
+      if (lane >= offset) through += others;
+    }
+    u64 totals = __shfl_sync(kFullWarp, through, 31);
     int mine = 0; // matches of this warp
     int places[kTieVectors];
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u) {
-      Places found = lane_places(__popc(bits >> (u * kVector) & ((1u << kVector) - 1)));
-      places[u] = mine + found.before;
-      mine += found.total;
+      places[u] = mine + static_cast<int>((through - counts) >> (u * 16) & 0xffffu);
+      mine += static_cast<int>(totals >> (u * 16) & 0xffffu);
     }
     if (lane == 0) s.warp_totals[warp] = mine;
     __syncthreads(); // every warp has counted its matches
@@ -107,7 +120,7 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
     __syncthreads(); // the counts are read
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u) {
-      u32 vector = bits >> (u * kVector) & ((1u << kVector) - 1);
+      u32 vector = vector_of(bits, u);
       for (int place = ahead + places[u]; vector; vector &= vector - 1, ++place) {
         int rank = taken + (backwards ? all - 1 - place : place);
         if (rank < quota) write_front(slots - quota + rank, first + u * kWarpStep + __ffs(vector) - 1);

@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any
 
-from ksieve import problem
+from ksieve import planner_cuda, problem
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.driver import Driver
 from ksieve.backends.cuda.spec import STEMS
@@ -142,11 +142,12 @@ class Cache:
     """Implicit workspaces: one per device, stream and memory layout, kept between calls.
 
     Calls on one stream run one after another, so plans of one layout share: a kernel source and a candidate
-    splits and capacity fix where every counter lies, and a plan for fewer rows uses the leading part of a larger one's.
+    splits, capacity and room to sort fix where every counter lies, and a plan for fewer rows uses the leading part of a
+    larger one's.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int, str, int, int, int], Workspace] = {}
+        self._held: dict[tuple[int | str, ...], Workspace] = {}
         self._lock = threading.Lock()
 
     def get(self, plan: Plan, stream: int, library: str) -> Workspace:
@@ -154,7 +155,10 @@ class Cache:
 
         Hold the result until the launch is enqueued: another thread may replace it by a larger one meanwhile.
         """
-        key = (plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity)
+        key = (
+            plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity,
+            planner_cuda.sort_slots(plan),
+        )  # fmt: skip
         held = self._held.get(key)
         if held is None or not held.covers(plan):
             with self._lock:
