@@ -195,9 +195,8 @@ def topk_eager(
         planner.check_covers(plan, asked)
     plain = asked.options == PLAIN
     lengths = extras.objects.get("lengths", lengths)
-    if asked.options.windows == "none" and asked.options.next_n == 1:
-        for observe in observers:
-            observe(asked, scores, lengths, num_rows)
+    for observe in observers:
+        observe(asked, scores, lengths, num_rows, extras.objects.get("starts"))
     if info.device.kind == "cuda":
         from ksieve.backends import cuda
 

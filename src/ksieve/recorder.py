@@ -114,7 +114,7 @@ class Recorder:
                 stacklevel=2,
             )
 
-    def __call__(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any) -> None:
+    def __call__(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any, starts: Any = None) -> None:
         """Observe one checked call, before it runs: the arrays are read, never changed."""
         _refuse_capture(asked)
         with self._lock:
@@ -123,24 +123,29 @@ class Recorder:
                 return
             live = asked.rows if num_rows is None else int(np.clip(_host(num_rows).reshape(()), 0, asked.rows))
             chosen = _spread(live, self._rows_per_call)
-            valid = np.full(live, asked.width, np.int32)
-            if lengths is not None:
-                valid = np.clip(_host(lengths)[:live], 0, asked.width).astype(np.int32)
+            begin, valid = (
+                array[:live]
+                for array in _windows(
+                    asked, None if lengths is None else _host(lengths), None if starts is None else _host(starts)
+                )
+            )
             room = self._max_bytes // (_itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
             if room < chosen.size:
                 self.full = True
                 chosen = chosen[: max(room, 0)]
             if not chosen.size:
                 return
-            self._keep(asked, scores, valid[chosen], chosen)
+            self._keep(asked, scores, begin[chosen], valid[chosen], chosen)
             self.full |= self.kept == self._most
 
-    def _keep(self, asked: Problem, scores: Any, valid: NDArray[np.int32], chosen: NDArray[np.int64]) -> None:
+    def _keep(
+        self, asked: Problem, scores: Any, start: NDArray[np.int32], valid: NDArray[np.int32], chosen: NDArray[np.int64]
+    ) -> None:
         step = max(1, _COPY_BYTES // (_itemsize(asked.dtype) * asked.width))
-        for begin in range(0, chosen.size, step):
-            block = _rows(scores, chosen[begin : begin + step])
-            for row, length in zip(block, valid[begin : begin + step], strict=True):
-                self._draft.write(np.ascontiguousarray(row[:length]).view(np.uint8).data)
+        for first in range(0, chosen.size, step):
+            part = slice(first, first + step)
+            for row, begin, length in zip(_rows(scores, chosen[part]), start[part], valid[part], strict=True):
+                self._draft.write(np.ascontiguousarray(row[begin : begin + length]).view(np.uint8).data)
         self._dtype = self._wider(asked.dtype)
         self._width = max(self._width, asked.width)
         self._dtypes.append(asked.dtype)
@@ -222,7 +227,8 @@ def record(
     Notes
     -----
     Where rows come from survives as metadata: ``calls`` lists rows, width and k of every kept call in order, which is
-    what ``ksieve replay`` follows. If the block ends with an exception, what was recorded before it is still written.
+    what ``ksieve replay`` follows. Of a row with a window, the scores inside it are recorded, from the window's start.
+    If the block ends with an exception, what was recorded before it is still written.
 
     Examples
     --------
@@ -230,6 +236,23 @@ def record(
     ...     model.generate(prompt)
     """
     return Recorder(path, every, calls, rows_per_call, max_bytes, metadata)
+
+
+def _windows(asked: Problem, lengths: Any, starts: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where each row's valid scores begin and how many there are: the contract's clamps, on the host."""
+    options = asked.options
+    rows = np.arange(asked.rows)
+    # Of several rows of one request, each sees one score more than the row before it.
+    hidden = options.next_n - 1 - rows % options.next_n
+    begin = np.zeros(asked.rows, np.int64) if starts is None else np.clip(starts.astype(np.int64), 0, asked.width)
+    if lengths is None:
+        end = asked.width - hidden
+    else:
+        end = lengths.astype(np.int64)[rows // options.next_n] - hidden
+        if options.windows != "ends":
+            end = begin + np.maximum(end, 0)
+    end = np.clip(end, begin, asked.width)
+    return begin.astype(np.int32), (end - begin).astype(np.int32)
 
 
 def _itemsize(dtype: str) -> int:

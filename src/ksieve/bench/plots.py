@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ DECODE_ROWS = (1, 8, 64, 256)
 
 WORST_TARGET = 2.5
 """Times over the floor that no input is to exceed."""
+
+ELSEWHERE = {"ablation": "ksieve.bench.ablation.draw", "chain": "ksieve.bench.chain", "replay": "ksieve.replay"}
+"""Benches whose own modules draw their results."""
 
 Shape = Mapping[str, Any]
 
@@ -47,6 +51,9 @@ def draw(payload: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
         Without matplotlib.
     """
     results, bench = payload["results"], payload["bench"]
+    if bench in ELSEWHERE:
+        drawn: list[Path] = importlib.import_module(ELSEWHERE[bench]).draw(payload, folder / stem)
+        return drawn
     makers: list[tuple[str, Callable[[Mapping[str, Any]], Any]]] = []
     if bench == "worst":
         makers = [("", _worst)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ksieve.cli import results, terminal
-from ksieve.cli.options import flag
+from ksieve.cli import gpu, terminal
+from ksieve.cli.gpu import Figures, K, Out, Peers, Rounds, Seed
 from ksieve.cli.selection import EXIT_REFUTED
 
 
@@ -17,25 +16,18 @@ def bench_chain(
         str,
         typer.Option("--requests", metavar="LIST", help="245K, 430K or prompt tokens, separated by commas."),
     ] = "245K,430K",
-    k: Annotated[int, typer.Option("--k", metavar="K", help="Slots per row.")] = 2048,
+    k: K = 2048,
     heads: Annotated[int, typer.Option("--heads", metavar="INT", help="Heads of the indexer.")] = 64,
     dim: Annotated[int, typer.Option("--dim", metavar="INT", help="Dimensions per head.")] = 128,
     producer: Annotated[
         str,
         typer.Option("--producer", metavar="NAME", help="triton (ours), or deep_gemm where it is installed."),
     ] = "triton",
-    peers: Annotated[
-        str | None,
-        typer.Option(
-            "--peers", metavar="LIST", help="Other selectors, such as torch,sglang; none. All installed when omitted."
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds; medians are reported.")] = 7,
-    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the factors.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file to write, or a folder for chain.json.")
-    ] = None,
-    figure: Annotated[bool, flag("--figure", "Also draw it beside the JSON file, as PNG and SVG.")] = False,
+    peers: Peers = "all",
+    rounds: Rounds = 7,
+    seed: Seed = 0,
+    out: Out = None,
+    figures: Figures = None,
 ) -> None:
     """Time an indexer's fp8 score production and the selection after it, in one CUDA graph.
 
@@ -44,17 +36,18 @@ def bench_chain(
     """
     from ksieve.bench import chain
 
-    wanted = [part.strip() for part in requests.split(",") if part.strip()]
-    others = None if peers is None else [p.strip() for p in peers.split(",") if p.strip() not in ("", "none")]
-    path = results.result_path(out, "chain.json", figure)
+    wanted = gpu.listed_of(requests)
+    path = gpu.target(out, "chain")
+    gpu.ready(figures)
     with terminal.progress("measuring", len(wanted), unit="requests", waiting="starting the GPU") as update:
         payload = chain.run(
-            wanted, k, heads=heads, dim=dim, producer=producer, others=others, rounds=rounds, seed=seed, progress=update
-        )
+            wanted, k, heads=heads, dim=dim, producer=producer, others=gpu.peers_of(peers), rounds=rounds, seed=seed,
+            progress=update,
+        )  # fmt: skip
     refuted = False
     for request in payload["results"]["requests"]:
         refuted |= _print(request, payload["results"]["paper"].get(request["request"].upper()))
-    results.write_result(path, payload, chain.draw if figure else None)
+    gpu.finish(path, payload, figures)
     if refuted:
         raise typer.Exit(EXIT_REFUTED)
 
