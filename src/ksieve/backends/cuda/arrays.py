@@ -81,6 +81,7 @@ def new(library: str, shape: tuple[int, int], dtype: str, index: int, name: str 
         # JAX arrays are immutable to their users; this one has no user yet.
         device = jax.devices("gpu")[index]
         return jax.device_put(jnp.empty(shape, dtype), device).block_until_ready()
+    article = "an" if dtype.startswith("int") else "a"
     raise ArgumentError(
-        name, None, f"an array of dtype {dtype} and shape (rows, k): only torch, cupy and jax arrays can be made"
+        name, None, f"{article} {dtype} array of shape (rows, k): only torch, cupy and jax arrays can be made"
     )

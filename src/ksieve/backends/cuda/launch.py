@@ -19,8 +19,8 @@ out_pitch (elements); rows, width, k, primary_rank, rescue_rank, splits."""
 
 OPTIONS = struct.Struct("=7Q3q6i")
 """`Options` of kernels/options.cuh, behind `Params` where a plan has any: starts, row_k, page_table, request_of,
-offsets, values, raw (addresses); page_pitch, values_pitch, raw_pitch (elements); next_n, requests, max_pages, page_shift,
-flags, and a reserved zero."""
+offsets, values, raw (addresses); page_pitch, values_pitch, raw_pitch (elements); next_n, requests, max_pages,
+page_shift, flags, and a reserved zero."""
 
 # One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
 # dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
