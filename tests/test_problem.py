@@ -405,7 +405,8 @@ def test_call_options(options, message):
 
 def test_policy_by_a_wrong_name():
     names = ["direct", *ksieve.policy.POLICIES]
-    refuse(f"policy: got 'fast'; takes a SamplingPolicy or one of {names}", scores(), k=K, policy="fast")
+    message = f"policy: got 'fast'; takes a SamplingPolicy or one of {names}, or a policy file ending in .json"
+    refuse(message, scores(), k=K, policy="fast")
 
 
 def test_nothing_is_written_when_an_argument_is_refused():

@@ -50,26 +50,36 @@ def draw(payload: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
     BackendError
         Without matplotlib.
     """
-    results, bench = payload["results"], payload["bench"]
-    if bench in ELSEWHERE:
-        drawn: list[Path] = importlib.import_module(ELSEWHERE[bench]).draw(payload, folder / stem)
+    if payload["bench"] in ELSEWHERE:
+        drawn: list[Path] = importlib.import_module(ELSEWHERE[payload["bench"]]).draw(payload, folder / stem)
         return drawn
-    makers: list[tuple[str, Callable[[Mapping[str, Any]], Any]]] = []
-    if bench == "worst":
-        makers = [("", _worst)]
-    elif bench == "trace":
-        makers = [("", _trace)]
-    elif bench == "planner":
-        makers = [("", _planner)]
-    elif isinstance(results, Mapping) and _shapes(results) and "floor_us" in _shapes(results)[0]:
-        makers = [("-of-floor", _heat)] if bench != "floor" else []
-        makers.append(("-decode", _decode) if _is_decode(results) else ("-latency", _latency))
     written: list[Path] = []
-    for tail, make in makers:
-        figure = make(payload)
-        if figure is not None:
-            written += figures.save(figure, folder / f"{stem}{tail}")
+    for tail, make in _makers(payload):
+        written += figures.save(make(payload), folder / f"{stem}{tail}")
     return written
+
+
+def names(payload: Mapping[str, Any], stem: str) -> list[str]:
+    """Name the figures that `draw` makes of a result, without suffixes."""
+    return [f"{stem}{tail}" for tail, _ in _makers(payload)]
+
+
+def _makers(payload: Mapping[str, Any]) -> list[tuple[str, Callable[[Mapping[str, Any]], Any]]]:
+    """Figures that a result has the data for: the end of the name, and what draws it."""
+    results, bench = payload["results"], payload["bench"]
+    if not isinstance(results, Mapping):
+        return []
+    if bench == "worst":
+        return [("", _worst)] if any(OWN in found for found in results["worst"].values()) else []
+    if bench == "trace":
+        return [("", _trace)] if any("floor_us" in found for found in results["traces"].values()) else []
+    shapes = _shapes(results)
+    if bench == "planner":
+        return [("", _planner)] if any(_chosen(shape) for shape in shapes) else []
+    if not shapes or "floor_us" not in shapes[0] or "selectors" not in shapes[0]:
+        return []
+    heat = [("-of-floor", _heat)] if any(math.isfinite(_microseconds(shape, OWN)) for shape in shapes) else []
+    return [*heat, ("-decode", _decode) if _is_decode(results) else ("-latency", _latency)]
 
 
 def _shapes(results: Mapping[str, Any]) -> list[Shape]:
@@ -163,7 +173,7 @@ def _heat(payload: Mapping[str, Any]) -> Any:
     value = {
         (s["width"], s["rows"]): s["floor_us"] / _microseconds(s, OWN) for s in shapes if OWN in s.get("selectors", {})
     }
-    return _table(payload, value, "ksieve, fraction of the plain read", (0.0, 1.0)) if value else None
+    return _table(payload, value, "ksieve, fraction of the plain read", (0.0, 1.0))
 
 
 def _table(
@@ -185,17 +195,19 @@ def _planner(payload: Mapping[str, Any]) -> Any:
 
     value = {}
     for shape in _shapes(payload["results"]):
-        if shape["selectors"].get(shape["choice"], {}).get("exact") is True:
+        if _chosen(shape):
             value[shape["width"], shape["rows"]] = share_of_best(dict(shape), shape["choice"])
-    return _table(payload, value, "the choice, fraction of the fastest plan", (0.8, 1.0)) if value else None
+    return _table(payload, value, "the choice, fraction of the fastest plan", (0.8, 1.0))
+
+
+def _chosen(shape: Shape) -> bool:
+    return shape["selectors"].get(shape["choice"], {}).get("exact") is True
 
 
 def _worst(payload: Mapping[str, Any]) -> Any:
     """Bars: times over the floor per family, the worst shape of each; other selectors as marks."""
     found = payload["results"]["worst"]
     families = sorted((f for f in found if OWN in found[f]), key=lambda f: found[f][OWN]["ratio"])
-    if not families:
-        return None
     others = list(dict.fromkeys(name for family in families for name in found[family] if name != OWN))
     with figures.canvas(size=(7.2, 1.4 + 0.26 * len(families))) as (figure, axes):
         ratios = [found[family][OWN]["ratio"] for family in families]
@@ -222,8 +234,6 @@ def _worst(payload: Mapping[str, Any]) -> Any:
 def _trace(payload: Mapping[str, Any]) -> Any:
     """Fraction of the floor along each trace, one point per invocation, and the sums in the legend."""
     traces = {n: t for n, t in payload["results"]["traces"].items() if "floor_us" in t}
-    if not traces:
-        return None
     with figures.canvas(1, len(traces), size=(0.8 + 3.6 * len(traces), 3.6), sharey=True, squeeze=False) as (
         figure,
         grid,

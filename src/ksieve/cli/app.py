@@ -130,6 +130,13 @@ _add(
 )
 _add(
     app,
+    "calibrate",
+    study.calibrate,
+    "ksieve calibrate scores.safetensors --out policy.json",
+    "ksieve calibrate scores.safetensors --k 512 --cost cpu && ksieve select scores.safetensors --policy policy.json",
+)
+_add(
+    app,
     "build",
     kernels.build,
     "ksieve build",

@@ -12,6 +12,7 @@ import typer
 
 from ksieve.cli import files, terminal
 from ksieve.cli.options import choice
+from ksieve.study.costs import DEVICE_COSTS
 from ksieve.workloads.capture import Capture
 
 
@@ -95,6 +96,127 @@ def study(
     terminal.say(f"report: {written[0]}")
     terminal.say(f"result: {_short(written[1])}")
     terminal.say(f"figures: {len(written) - 2} files in {written[2].parent}")
+
+
+def calibrate(
+    captures: Captures,
+    k: StudyK = None,
+    cost: Annotated[
+        str,
+        typer.Option("--cost", metavar="|".join(DEVICE_COSTS), help="Device whose costs the policies are weighed by."),
+    ] = "h200",
+    rows: Rows = 4096,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Policy file to write (.json).")] = Path(
+        "policy.json"
+    ),
+    result: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write a result file with everything tried.")
+    ] = None,
+    device: RankDevice = StudyDevice.cpu,
+) -> None:
+    """Recommend a sampling policy for a model's own scores, and show on held-back rows that it does what it says.
+
+    Half of the rows are calibrated on: stride, margin and rescue are chosen by measured underfill and candidates and
+    the device's costs. The other half is selected with the policy, and its routes are set against the prediction.
+    The file is taken by ksieve.plan(policy="policy.json"), ksieve.topk and ksieve select --policy.
+    """
+    from ksieve.bench import record
+    from ksieve.study import calibrate as calibration
+
+    files.check_output("--out", out, (".json",))
+    files.check_output("--json", result, (".json",))
+    with opened(captures) as sources:
+        with terminal.progress("calibrating", waiting="opening the captures") as update:
+            found = calibration.calibrate(
+                sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
+            )
+        found.save(out, sources)
+        if result is not None:
+            record.write_json(result.absolute(), found.payload(sources))
+    chosen, policy = found.chosen, found.chosen.policy
+    terminal.say(f"policy for k={found.k} on {found.cost.name}, from {found.rows:,} rows", style="bold")
+    terminal.facts(
+        {
+            "view": f"one score in {policy.stride}, in groups of {policy.group}"
+            + (", the best of every four" if policy.peaks else "")
+            + f", {policy.boundary} boundary",
+            "margin": f"{policy.margin:.3f} k, which is sample rank {policy.primary_rank(found.k)}",
+            "rescue": f"{policy.rescue_margin:.3f} k, sample rank {policy.rescue_rank(found.k)}"
+            if policy.rescue_margin is not None
+            else "none",
+        }
+    )
+    terminal.say()
+    true = found.came_true()
+    terminal.table(
+        ("", "predicted (95 %)", "expected of held-back rows", "realised", ""),
+        [
+            (
+                words,
+                f"{show(e.value)} ({show(e.low)} to {show(e.high)})",
+                f"{show(e.next_low)} to {show(e.next_high)}",
+                show(found.realised[name]),
+                "as predicted" if true[name] else "NOT as predicted",
+            )
+            for name, words, show in _QUANTITIES
+            for e in (getattr(chosen, name),)
+            if name != "p_band" or policy.rescue_margin is not None
+        ],
+        title=f"Predicted, and realised on {found.held_back:,} rows held back",
+    )
+    terminal.say()
+    entries = [*found.ranking, *([found.default] if found.default else [])]
+    terminal.table(
+        ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "cost of a row"),
+        [
+            (
+                entry.policy.name + (" (the planner's own choice)" if entry is found.default else ""),
+                f"{entry.policy.primary_rank(found.k) * entry.policy.stride / found.k:.2f}",
+                f"{(entry.policy.rescue_rank(found.k) or 0) * entry.policy.stride / found.k:.2f}"
+                if entry.policy.rescue_margin is not None
+                else "-",
+                _rate(entry.p_band.value),
+                _rate(entry.p_exact.value),
+                f"{entry.admitted.value:.2f}",
+                f"{entry.row_ns:,.1f} ns",
+            )
+            for entry in entries
+        ],
+        title="The best of every view, by the cost model",
+    )
+    terminal.say()
+    if found.default is not None:
+        saved = 1 - chosen.row_ns / found.default.row_ns
+        terminal.say(
+            f"against the planner's own choice, {found.default.policy.name}, it saves {100 * saved:.1f} % by the model"
+            if saved > 0
+            else f"the planner's own choice, {found.default.policy.name}, costs no more by the model"
+        )
+    terminal.say(f"policy: {out}")
+    if result is not None:
+        terminal.say(f"result: {_short(result)}")
+
+
+def _rate(share: float) -> str:
+    if share == 0:
+        return "none"
+    return f"{100 * share:.2g} %" if share >= 1e-4 else f"{share:.0e}"
+
+
+def _scans(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _in_k(value: float) -> str:
+    return f"{value:.3f}"
+
+
+_QUANTITIES = (
+    ("p_band", "rows that scan the rescue band", _rate),
+    ("p_exact", "rows that end in exact recovery", _rate),
+    ("traffic", "row scans", _scans),
+    ("admitted", "scores admitted / k", _in_k),
+)
 
 
 def _policy_text(entry: dict[str, float]) -> str:

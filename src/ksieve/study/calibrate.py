@@ -1,0 +1,426 @@
+"""Which sampling policy suits a model's scores, how often it will fail, and whether that comes true.
+
+The rows of the captures are cut into blocks of consecutive rows. Every second block is calibrated on: for each view
+and each sample rank, the boundary of every phase is looked up in the complete row, which gives the probability of
+underfill and the candidates admitted. The cheapest combination by the device's cost model is recommended. The other
+blocks are held back and selected with it by the CPU backend, whose routes are then set against the prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import api
+from ksieve.bench import record
+from ksieve.devices import DEVICES
+from ksieve.errors import ArgumentError
+from ksieve.policy import SamplingPolicy
+from ksieve.stats import Stats
+from ksieve.study.costs import DeviceCost, find_cost
+from ksieve.study.intervals import NEVER, Estimate, estimate_mean, estimate_rate
+from ksieve.study.measure import KEPT
+from ksieve.study.ranked import RankedRow, rank_rows
+from ksieve.study.rows import ROWS, eligible_rows, read_blocks
+from ksieve.study.run import check_device, suggested_k
+from ksieve.study.views import UNUSABLE, realised_ranks
+from ksieve.traffic import Traffic, check_traffic
+from ksieve.workloads.capture import BLOCK_BYTES, Capture
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+BLOCKS = 32
+"""Blocks of consecutive rows per capture: half to calibrate on, half held back."""
+
+LEAST_ROWS = 16
+"""Eligible rows that a capture needs: fewer say nothing about rates."""
+
+MARGINS = (0.75, 3.0)
+"""Requested ranks that are tried, in units of k."""
+
+SLACK = 0.005
+"""Relative cost below which policies count as equally cheap: under the model's own error."""
+
+MOST_RANKS = 48
+"""Sample ranks tried per view; more are thinned to equal spacing."""
+
+
+def shapes() -> list[SamplingPolicy]:
+    """Views that are tried: whole lines with peaks, quads, and the paper's single scores with a coarse boundary."""
+    lines = [SamplingPolicy(f"lines-{s}", s, group=32, peaks=True, boundary="exact") for s in (32, 64, 128, 256)]
+    quads = [SamplingPolicy(f"quads-{s}", s, group=4, boundary="exact") for s in (16, 32, 64)]
+    single = [SamplingPolicy(f"single-{s}", s) for s in (32, 64, 128, 256)]
+    return lines + quads + single
+
+
+def sample_ranks(view: SamplingPolicy, k: int) -> I64:
+    """Sample ranks to try with a view."""
+    least, most = (max(2, math.ceil(margin * k / view.stride)) for margin in MARGINS)
+    return np.unique(np.linspace(least, most, min(MOST_RANKS, most - least + 1)).round().astype(np.int64))
+
+
+def with_ranks(view: SamplingPolicy, k: int, primary: int, rescue: int | None) -> SamplingPolicy:
+    """Give a view the margins that request these sample ranks at this k."""
+    # A quarter of a rank below the rank itself: ceil() meets it whatever the rounding.
+    margin, rescue_margin = (None if q is None else round((q - 0.25) * view.stride / k, 6) for q in (primary, rescue))
+    assert margin is not None
+    policy = replace(view, margin=margin, rescue_margin=rescue_margin, sigmas=0.0, min_rank=min(primary, 16))
+    assert (policy.primary_rank(k), policy.rescue_rank(k)) == (primary, rescue)
+    return policy
+
+
+@dataclass
+class Tried:
+    """One view on all calibration rows: per row and sample rank, over its phases.
+
+    Attributes
+    ----------
+    view : SamplingPolicy
+    ranks : ndarray of int64, shape (q,)
+    underfill : ndarray, shape (rows, q)
+        Share of phases that admit fewer than k.
+    admitted, square : ndarray, shape (rows, q)
+        Mean over phases of the scores admitted and of their square; those behind the kept ones count as the first.
+    direct : ndarray, shape (rows, q)
+        Share of phases whose view is too small, which sends the row direct.
+    """
+
+    view: SamplingPolicy
+    ranks: I64
+    underfill: F64
+    admitted: F64
+    square: F64
+    direct: F64
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a policy is expected to do to rows like those measured."""
+
+    policy: SamplingPolicy
+    p_band: Estimate
+    p_exact: Estimate
+    traffic: Estimate
+    admitted: Estimate
+    row_ns: float
+
+    def plain(self) -> dict[str, Any]:
+        """Return the prediction as JSON-able data."""
+        return {
+            "policy": self.policy.name,
+            "stride": self.policy.stride,
+            "margin": self.policy.margin,
+            "rescue_margin": self.policy.rescue_margin,
+            **{name: getattr(self, name).plain() for name in QUANTITIES},
+            "row_ns": self.row_ns,
+        }
+
+
+QUANTITIES = ("p_band", "p_exact", "traffic", "admitted")
+"""What is predicted and then counted: rates of band scans and of exact recovery, row scans, admitted scores / k."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Outcome of a calibration.
+
+    Attributes
+    ----------
+    k : int
+    cost : DeviceCost
+    chosen : Prediction
+        Of the recommended policy.
+    default : Prediction or None
+        Of the policy that the planner would take by itself; None where it would not sample.
+    ranking : list of Prediction
+        The best policy of every view tried, cheapest first.
+    realised : dict of str to float
+        `QUANTITIES` on the held-back rows, as the CPU backend met them.
+    traffic : Traffic
+        The paper's accounting of the held-back rows.
+    rows, held_back : int
+    """
+
+    k: int
+    cost: DeviceCost
+    chosen: Prediction
+    default: Prediction | None
+    ranking: list[Prediction]
+    realised: dict[str, float]
+    traffic: Traffic
+    rows: int
+    held_back: int
+
+    def came_true(self) -> dict[str, bool]:
+        """Whether each realised quantity lies in its predicted interval."""
+        return {
+            name: getattr(self.chosen, name).next_low <= self.realised[name] <= getattr(self.chosen, name).next_high
+            for name in QUANTITIES
+        }
+
+    def payload(self, captures: Sequence[Capture]) -> dict[str, Any]:
+        """Return the outcome in the layout of a result file."""
+        settings = {"captures": [c.path.name for c in captures], "k": self.k, "cost": self.cost.name}
+        results = {
+            "rows": self.rows,
+            "held_back": self.held_back,
+            "chosen": self.chosen.plain(),
+            "default": self.default.plain() if self.default else None,
+            "ranking": [entry.plain() for entry in self.ranking],
+            "realised": self.realised,
+            "came_true": self.came_true(),
+            "cost_source": self.cost.source,
+        }
+        return record.payload("calibrate", settings, results)
+
+    def save(self, path: Path, captures: Sequence[Capture]) -> None:
+        """Write the policy file, with all that led to it beside the policy."""
+        self.chosen.policy.save(path, extra={"calibration": record.plain(self.payload(captures))})
+
+
+def calibrate(
+    captures: Sequence[Capture],
+    k: int | None = None,
+    *,
+    cost: str | DeviceCost = "h200",
+    rows: int | None = ROWS,
+    device: str = "cpu",
+    max_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Recommend a sampling policy, predict what it does, and check that on rows held back.
+
+    Parameters
+    ----------
+    captures : sequence of Capture
+    k : int, optional
+        What the captures suggest when omitted.
+    cost : str or DeviceCost
+        What rows cost on the device to calibrate for; a name of `costs.DEVICE_COSTS`.
+    rows : int or None
+        At most this many rows of each capture; None takes all.
+    device : {"cpu", "cuda"}
+        Where rows are ranked.
+    max_bytes : int
+        Bound on the bytes of scores held at a time.
+    progress : callable, optional
+        Called as ``progress(rows done, rows in all)``, held-back rows included.
+
+    Raises
+    ------
+    ArgumentError
+        Before anything is measured.
+    """
+    if not captures:
+        raise ArgumentError("captures", "none", "at least one capture")
+    slots = suggested_k(captures, k)
+    check_device(device)
+    model = find_cost(cost) if isinstance(cost, str) else cost
+    parts = [split_rows(capture, slots, rows) for capture in captures]
+    total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
+    count = _Counter(total, progress)
+    default = default_policy(captures, slots, model)
+    tried, lengths, blocks = _measure(captures, parts, slots, default, device, max_bytes, count)
+    following = sum(held.size for _, held, _ in parts)
+    best = [_cheapest(entry, slots, model, lengths, blocks, following) for entry in tried[: len(shapes())]]
+    ranking = sorted((p for p in best if p is not None), key=lambda p: p.row_ns)
+    if not ranking:
+        raise ArgumentError("k", slots, "a smaller k: no view of these rows is large enough")
+    chosen = ranking[0]
+    chosen = replace(chosen, policy=replace(chosen.policy, name=f"calibrated-{chosen.policy.name}",
+                                            source=_source(captures, slots, model)))  # fmt: skip
+    ordinary = None
+    if default is not None:
+        q0, q1 = default.primary_rank(slots), default.rescue_rank(slots)
+        ordinary = replace(_predict(tried[-1], slots, model, lengths, blocks, following, q0, q1), policy=default)
+    stats, valid = _select_held_back(captures, parts, slots, chosen.policy, max_bytes, count)
+    traffic = check_traffic(stats, valid, chosen.policy)
+    realised = {
+        "p_band": traffic.p_band,
+        "p_exact": traffic.p_exact,
+        "traffic": traffic.predicted,
+        "admitted": float(np.minimum(stats.admitted0[stats.admitted0 >= 0], KEPT * slots + 1).mean() / slots)
+        if (stats.admitted0 >= 0).any() else 0.0,
+    }  # fmt: skip
+    return Calibration(slots, model, chosen, ordinary, ranking, realised, traffic, lengths.size, following)
+
+
+def split_rows(capture: Capture, k: int, most: int | None) -> tuple[I64, I64, int]:
+    """Cut a capture's eligible rows into blocks: those calibrated on, those held back, and the rows of a block.
+
+    Raises
+    ------
+    ArgumentError
+        If the capture has fewer than `LEAST_ROWS` eligible rows.
+    """
+    chosen = eligible_rows(capture, k, most)
+    if chosen.size < LEAST_ROWS:
+        got = f"{capture.path.name}, with {chosen.size} rows of at least {4 * k} scores"
+        raise ArgumentError("captures", got, f"captures with at least {LEAST_ROWS} such rows")
+    size = max(1, -(-chosen.size // BLOCKS))
+    odd = np.arange(chosen.size) // size % 2 == 1
+    return chosen[~odd], chosen[odd], size
+
+
+def default_policy(captures: Sequence[Capture], k: int, cost: DeviceCost) -> SamplingPolicy | None:
+    """Policy that the planner takes for many rows of the widest capture on the device the cost stands for."""
+    width = max(capture.width for capture in captures)
+    device = DEVICES.get(cost.name, "cpu" if cost.kind == "cpu" else DEVICES["h200"])
+    return api.plan(rows=4096, width=width, k=k, device=device).policy
+
+
+class _Counter:
+    """Counts rows for a progress display."""
+
+    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def add(self, rows: int = 1) -> None:
+        self._done += rows
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _measure(
+    captures: Sequence[Capture],
+    parts: Sequence[tuple[I64, I64, int]],
+    k: int,
+    default: SamplingPolicy | None,
+    device: str,
+    max_bytes: int,
+    count: _Counter,
+) -> tuple[list[Tried], I64, I64]:
+    """Try every view, and the default policy last, on the calibration rows."""
+    views = [(view, sample_ranks(view, k)) for view in shapes()]
+    if default is not None:
+        wanted = [default.primary_rank(k), default.rescue_rank(k)]
+        views.append((default, np.array([q for q in wanted if q], dtype=np.int64)))
+    found: list[list[tuple[F64, F64, F64, F64]]] = [[] for _ in views]
+    lengths: list[int] = []
+    blocks: list[int] = []
+    for part, (capture, (calibrated, _, size)) in enumerate(zip(captures, parts, strict=True)):
+        for at, row in enumerate(_ranked(capture, calibrated, KEPT * k, device, max_bytes)):
+            for entries, (view, ranks) in zip(found, views, strict=True):
+                entries.append(_try(row, view, ranks, k))
+            lengths.append(row.length)
+            blocks.append(part * BLOCKS + at // size)
+            count.add()
+    tried = [
+        Tried(view, ranks, *(np.stack(column) for column in zip(*entries, strict=True)))
+        for entries, (view, ranks) in zip(found, views, strict=True)
+    ]
+    return tried, np.array(lengths, dtype=np.int64), np.array(blocks, dtype=np.int64)
+
+
+def _ranked(capture: Capture, rows: I64, keep: int, device: str, max_bytes: int) -> Iterator[RankedRow]:
+    for block in read_blocks(capture, rows, max_bytes):
+        yield from rank_rows(block.scores, block.lengths, keep, device)
+
+
+def _try(row: RankedRow, view: SamplingPolicy, ranks: I64, k: int) -> tuple[F64, F64, F64, F64]:
+    found = realised_ranks(row, view, [int(q) for q in ranks], beyond=False)
+    usable = found != UNUSABLE
+    admitted = np.minimum(np.where(usable, found, 0), KEPT * k + 1).astype(np.float64)
+    share = np.maximum(usable.mean(axis=0), 1e-12)
+    return (
+        ((found < k) & usable).mean(axis=0) / share,
+        admitted.mean(axis=0) / share,
+        np.square(admitted).mean(axis=0) / share,
+        1 - usable.mean(axis=0),
+    )
+
+
+def _cheapest(tried: Tried, k: int, cost: DeviceCost, lengths: I64, blocks: I64, following: int) -> Prediction | None:
+    """Choose a view's sample ranks by the model, with failure rates at the upper end of their intervals.
+
+    The upper end, because few rows cannot rule out what none of them showed. Among ranks that cost the same within
+    `SLACK`, the one with the fewest failures: a call is as slow as its slowest row.
+    """
+    usable = [int(i) for i in np.flatnonzero(tried.direct.max(axis=0) == 0)]
+    if not usable:
+        return None
+    high = {i: estimate_rate(tried.underfill[:, i], blocks, following).high for i in usable}
+    mean = {i: float(tried.admitted[:, i].mean()) for i in usable}
+    length = float(lengths.mean())
+    options: list[tuple[float, float, float, int, int | None]] = []
+    for i in usable:
+        rescues: list[int | None] = [None]
+        if tried.view.boundary == "coarse" or cost.rescues_exact:
+            rescues += [j for j in usable if tried.ranks[j] >= tried.ranks[i] + 4]
+        for j in rescues:
+            p_band, p_exact = (high[i], high[j]) if j is not None else (0.0, high[i])
+            scans = 1 + p_band + 2 * p_exact
+            admitted = mean[i] + p_band * (mean[j] if j is not None else 0.0)
+            price = float(cost.row_ns(tried.view, length, admitted, scans))
+            options.append((price, p_exact, p_band, i, j))
+    least = min(price for price, *_ in options)
+    _, _, _, i, j = min((o for o in options if o[0] <= least * (1 + SLACK)), key=lambda o: (2 * o[1] + o[2], o[0]))
+    q1 = None if j is None else int(tried.ranks[j])
+    return _predict(tried, k, cost, lengths, blocks, following, int(tried.ranks[i]), q1)
+
+
+def _predict(
+    tried: Tried, k: int, cost: DeviceCost, lengths: I64, blocks: I64, following: int, q0: int, q1: int | None
+) -> Prediction:
+    """Predict rates, traffic and candidates of a view with these sample ranks."""
+    i = int(np.flatnonzero(tried.ranks == q0)[0])
+    first = tried.underfill[:, i]
+    last = first if q1 is None else tried.underfill[:, int(np.flatnonzero(tried.ranks == q1)[0])]
+    band = np.zeros_like(first) if q1 is None else first
+    view = 1 / tried.view.stride
+    traffic = 1 + view + band + 2 * last
+    # Nested failures: of a row's phases, a share `last` costs 3 (or 2) more scans, a share `band - last` one more.
+    squares = (band - last) * 1 + last * 9 if q1 is not None else last * 4
+    variance = squares - (traffic - 1 - view) ** 2
+    admitted = tried.admitted[:, i] / k
+    policy = with_ranks(tried.view, k, q0, q1)
+    prediction = Prediction(
+        policy,
+        estimate_rate(band, blocks, following) if q1 is not None else NEVER,
+        estimate_rate(last, blocks, following),
+        estimate_mean(traffic, np.maximum(variance, 0), blocks, following),
+        estimate_mean(admitted, np.maximum(tried.square[:, i] / k**2 - admitted**2, 0), blocks, following),
+        float(cost.row_ns(policy, lengths, tried.admitted[:, i], traffic - view).mean()),
+    )
+    # Failures that were too rare to be seen may still come: traffic reaches as far as the rates do.
+    band_rate, exact_rate, scans = prediction.p_band, prediction.p_exact, prediction.traffic
+    reach = replace(
+        scans,
+        low=max(scans.low, 1 + view),
+        high=max(scans.high, 1 + view + band_rate.high + 2 * exact_rate.high),
+        next_low=max(scans.next_low, 1 + view),
+        next_high=max(scans.next_high, 1 + view + band_rate.next_high + 2 * exact_rate.next_high),
+    )
+    return replace(prediction, traffic=reach)
+
+
+def _select_held_back(
+    captures: Sequence[Capture],
+    parts: Sequence[tuple[I64, I64, int]],
+    k: int,
+    policy: SamplingPolicy,
+    max_bytes: int,
+    count: _Counter,
+) -> tuple[Stats, I64]:
+    """Select the held-back rows with the CPU backend and return its statistics."""
+    raw, valid = [], []
+    for capture, (_, held, _) in zip(captures, parts, strict=True):
+        for block in read_blocks(capture, held, max_bytes):
+            lengths = block.lengths.astype(np.int32)
+            _, stats = api.topk(block.scores, lengths, k, policy=policy, backend="cpu", return_stats=True)
+            raw.append(stats.raw)
+            valid.append(block.lengths)
+            count.add(block.rows.size)
+    return Stats(np.concatenate(raw)), np.concatenate(valid)
+
+
+def _source(captures: Sequence[Capture], k: int, cost: DeviceCost) -> str:
+    names = ", ".join(capture.path.name for capture in captures)
+    return f"ksieve calibrate {names} --k {k} --cost {cost.name}"
