@@ -34,19 +34,20 @@ class Guarded:
     inside: torch.Tensor
 
     @classmethod
-    def make(cls, rows: int, k: int, dtype: torch.dtype, padding: int = 3) -> Guarded:
+    def make(cls, rows: int, k: int, dtype: torch.dtype, padding: int = 3, guard: int = GUARD) -> Guarded:
         size, pitch = dtype.itemsize, k + padding
-        memory = torch.full((2 * GUARD + rows * pitch * size,), POISON, dtype=torch.uint8, device=runner.DEVICE)
-        body = memory[GUARD : GUARD + rows * pitch * size].view(dtype).view(rows, pitch)
+        memory = torch.full((2 * guard + rows * pitch * size,), POISON, dtype=torch.uint8, device=runner.DEVICE)
+        body = memory[guard : guard + rows * pitch * size].view(dtype).view(rows, pitch)
         inside = torch.zeros(rows, pitch * size, dtype=torch.bool, device=runner.DEVICE)
         inside[:, : k * size] = True
-        edge = torch.zeros(GUARD, dtype=torch.bool, device=runner.DEVICE)
+        edge = torch.zeros(guard, dtype=torch.bool, device=runner.DEVICE)
         return cls(body[:, :k], memory, torch.cat([edge, inside.reshape(-1), edge]))
 
     def poison(self) -> None:
         self.memory.fill_(POISON)
 
     def intact(self) -> bool:
+        """Whether nothing outside the slots was written."""
         return bool((self.memory[~self.inside] == POISON).all())
 
 
@@ -61,17 +62,21 @@ def plan_for(variant: Variant, scores: torch.Tensor, k: int, call: dict[str, Any
 
 
 class Served:
-    """One call made ready: its outputs, guarded, and its workspace on memory that was full of garbage."""
+    """One call made ready: its outputs, guarded, and its workspace on memory that was full of garbage.
 
-    def __init__(self, plan: Plan, scores: torch.Tensor, call: dict[str, Any]) -> None:
+    Not `guarded`, each output is an allocation of its own that ends with its last slot, for a sanitizer to watch.
+    """
+
+    def __init__(self, plan: Plan, scores: torch.Tensor, call: dict[str, Any], guarded: bool = True) -> None:
         self.plan, self.scores, self.call = plan, scores, call
         rows, k, options = scores.shape[0], plan.problem.k, plan.problem.options
         index = getattr(torch, options.index_dtype)
-        self.outputs = {"out": Guarded.make(rows, k, index)}
+        room = (3, GUARD) if guarded else (0, 0)
+        self.outputs = {"out": Guarded.make(rows, k, index, *room)}
         if options.values:
-            self.outputs["values_out"] = Guarded.make(rows, k, scores.dtype)
+            self.outputs["values_out"] = Guarded.make(rows, k, scores.dtype, *room)
         if options.raw:
-            self.outputs["raw_out"] = Guarded.make(rows, k, index, padding=1)
+            self.outputs["raw_out"] = Guarded.make(rows, k, index, *room)
         self.workspace = runner.dirty_workspace(plan)
 
     def run(self, *, stats: bool = False) -> Any:

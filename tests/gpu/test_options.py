@@ -44,12 +44,8 @@ if runner.DRY:
 
 def device_call(call):
     """The same call with its arrays on the device."""
-    return {
-        name: torch.from_numpy(np.ascontiguousarray(value)).to(runner.DEVICE)
-        if isinstance(value, np.ndarray)
-        else value
-        for name, value in call.items()
-    }
+    arrays = {name: np.ascontiguousarray(value) for name, value in call.items() if isinstance(value, np.ndarray)}
+    return call | {name: torch.from_numpy(array).to(runner.DEVICE) for name, array in arrays.items()}
 
 
 def pair(number):
@@ -332,11 +328,8 @@ def test_graphs_replay_calls_with_options(name, overlap, tally):
         begin = right_answer(scores, one.call, 1)["out"]
         wrong += [f"turn {turn}: first call"] * (not torch.equal(begin.view(-1), chained["starts"]))
         expected = right_answer(scores, two.call, k)
-        wrong += [
-            f"turn {turn}: {output}"
-            for output, g in two.outputs.items()
-            if not same_bytes(g.out, expected[output]).all()
-        ]
+        found = {output: same_bytes(guarded.out, expected[output]) for output, guarded in two.outputs.items()}
+        wrong += [f"turn {turn}: {output}" for output, same in found.items() if not bool(same.all())]
         wrong += two.outside()
     tally.add(f"options {name}", TURNS * rows, wrong)
     assert not wrong, wrong[:10]
