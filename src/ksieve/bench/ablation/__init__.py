@@ -9,7 +9,7 @@ from typing import Any
 
 from ksieve.bench import record
 from ksieve.bench.ablation import activation, steps
-from ksieve.bench.ablation.machines import Choice, Gpu, Machine, machine_of
+from ksieve.bench.machines import Choice, Gpu, Machine, machine_of
 from ksieve.bench.ablation.paper import PAPER
 from ksieve.bench.chain import prompt_of, terminal_step
 from ksieve.errors import ArgumentError, BackendError

@@ -23,7 +23,7 @@ from ksieve.backends.cuda import cache, launch
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.compile import Sources
 from ksieve.backends.cuda.spec import SOURCES, kernel_spec
-from ksieve.bench.ablation.machines import Choice, Gpu, plan_for
+from ksieve.bench.machines import Choice, Gpu, plan_for
 from ksieve.errors import BackendError, VerificationError
 from ksieve.planner import Plan
 from ksieve.verify import verify
