@@ -133,7 +133,12 @@ def traced(
     num_rows: Any,
     keywords: Mapping[str, Any],
 ) -> Any:
-    """What `ksieve.topk` becomes in a traced program: one operator call."""
+    """What `ksieve.topk` becomes in a traced program: one operator call, or a graph break if it has options."""
+    if keywords:
+        # The operators have no arguments for options: the call runs between two graphs.
+        return _untraced(
+            scores, lengths, k, plan, out=out, workspace=workspace, num_rows=num_rows, keywords=dict(keywords)
+        )
     if plan is not None:
         if k is not None and k != plan.problem.k:
             raise ArgumentError("k", k, f"{plan.problem.k}, the plan's k, or nothing")
@@ -148,6 +153,11 @@ def traced(
     text = None if plan is None else encode_plan(plan)
     torch.ops.ksieve.topk_out(scores, lengths, num_rows, k, text, out=result, workspace=workspace)
     return result
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+def _untraced(scores: Any, lengths: Any, k: Any, plan: Plan | None, **given: Any) -> Any:
+    return api.topk_eager(scores, lengths, k, plan, **given)
 
 
 def check_traceable(*, policy: Any, backend: str, return_stats: bool) -> None:
