@@ -11,7 +11,6 @@ from typing import Any
 
 from ksieve import arguments
 from ksieve.errors import ArgumentError
-from ksieve.options import PLAIN
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 
@@ -131,7 +130,7 @@ class Plan:
         lines = [
             f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}",
             f"  policy     {policy}",
-            *([f"  options    {p.options}"] if p.options != PLAIN else []),
+            *([f"  options    {p.options}"] if not p.options.plain else []),
             f"  capacity   {self.capacity} candidates per worker",
             f"  geometry   {self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
             f"  workspace  {self.workspace_bytes} bytes",
@@ -171,7 +170,7 @@ def check_covers(plan: Plan, asked: Problem) -> None:
     for name in ("dtype", "device"):
         if getattr(asked, name) != getattr(made, name):
             raise ArgumentError("plan", f"scores of {name} {getattr(asked, name)}", f"{name} {getattr(made, name)}")
-    if asked.options != made.options and (differing := arguments.difference(asked.options, made.options)):
+    if asked.options is not made.options and (differing := arguments.difference(asked.options, made.options)):
         raise ArgumentError("plan", *differing)
 
 
