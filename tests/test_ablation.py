@@ -13,8 +13,8 @@ import pytest
 import ksieve
 from ksieve.bench import ablation, plots, record
 from ksieve.bench.ablation import activation, phases, steps
-from ksieve.bench.machines import Cpu, machine_of, read_prefixes
 from ksieve.bench.ablation.paper import PAPER
+from ksieve.bench.machines import Cpu, machine_of, read_prefixes
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.policy import PAPER_128

@@ -177,7 +177,7 @@ class Gpu:
     def time(
         self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
     ) -> dict[str, Any]:
-        """Time plans, peers and plain reads as ``ksieve bench gpu`` does."""
+        """Time plans, peers and plain reads as ``ksieve bench gpu`` does; small inputs in copies, beyond L2."""
         from ksieve.bench import gpu
         from ksieve.bench.peers import Task, available
         from ksieve.bench.variants import Variant
@@ -185,7 +185,7 @@ class Gpu:
         loaded, _ = available(peers)
         variants = [Variant(name, family, policy) for name, (family, policy) in choices.items()]
         ask = gpu.Ask(k, str(scores.dtype).removeprefix("torch."), variants, loaded, rounds, 0)
-        return gpu.measure(Task([scores], lengths, k), ask, self.device)
+        return gpu.measure(Task(_copies(scores), lengths, k), ask, self.device)
 
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
         """Select once and return the statistics; the plan is the one that is timed."""
@@ -223,6 +223,25 @@ class Gpu:
         import torch
 
         return torch.from_numpy(np.ascontiguousarray(values)).to("cuda")
+
+
+def _copies(scores: Any) -> list[Any]:
+    """The matrix, and as many copies of it as a graph should rotate through."""
+    import torch
+
+    from ksieve.bench import timing
+    from ksieve.bench.gpu import MEMORY
+
+    rows, width = scores.shape
+    size = rows * scores.stride(0) * scores.element_size()
+    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
+    sets = timing.input_sets(size, torch.cuda.get_device_properties().L2_cache_size, free)
+    copies = [
+        torch.empty(rows, scores.stride(0), dtype=scores.dtype, device="cuda")[:, :width] for _ in range(sets - 1)
+    ]
+    for copy in copies:
+        copy.copy_(scores)
+    return [scores, *copies]
 
 
 def machine_of(backend: str) -> Machine:
