@@ -107,14 +107,10 @@ def buffer(rows: int, columns: int, dtype: Any = np.int32) -> np.ndarray:
 
 
 def _prefill_inputs(rng, width, k, dtype):
-    starts, ends = windows_of(rng, ROWS, width)
-    # vLLM's buffers are larger than the batch: two rows and three columns more.
-    return {
-        "logits": scores_of(rng, ROWS, width, dtype),
-        "starts": starts,
-        "ends": ends,
-        "out": buffer(ROWS + 2, k + 3),
-    }
+    # vLLM's buffers are larger than the batch: a row of logits, two windows, two rows and three columns of output more.
+    starts, ends = windows_of(rng, ROWS + 2, width)
+    logits = scores_of(rng, ROWS + 1, width, dtype)
+    return {"logits": logits, "starts": starts, "ends": ends, "out": buffer(ROWS + 2, k + 3)}
 
 
 @case(_prefill_inputs, ("float32", "float16", "bfloat16"))
@@ -295,17 +291,17 @@ def _page_1_inputs(requests):
 class sglang_fused_decode:  # noqa: N801
     @staticmethod
     def call(t, k):
+        options = {"page_table_size_1": t["table"], "cu_seqlens_q": t["cu"], "topk": k}
         return {
-            "out": sglang.fast_topk_transform_fused(
-                score=t["score"], lengths=t["lengths"], page_table_size_1=t["table"], cu_seqlens_q=t["cu"], topk=k,
-                row_starts=None,
-            )
-        }  # fmt: skip
+            "out": sglang.fast_topk_transform_fused(score=t["score"], lengths=t["lengths"], row_starts=None, **options),
+            "extend": sglang.fast_topk_transform_fused(t["score"], t["lengths"], row_starts=t["starts"], **options),
+        }
 
     @staticmethod
     def check(a, k, o):
         for r in range(ROWS):
             same(o["out"][r], a["table"][r, best(a["score"][r], 0, int(a["lengths"][r]), k)].tolist())
+            same(o["extend"][r], a["table"][r, best(a["score"][r], *ends_of(a, r), k)].tolist())
 
 
 def _check_fused(a, k, o, windows):
