@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import adapter_cases as cases  # noqa: E402
+import adapter_calls as cases  # noqa: E402
 from ksieve.adapters import flashinfer, sglang, vllm  # noqa: E402
 from ksieve.errors import ArgumentError  # noqa: E402
 
