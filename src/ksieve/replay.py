@@ -354,6 +354,11 @@ def _sum(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def names(payload: Mapping[str, Any], stem: str) -> list[str]:
+    """Name the figure that `draw` makes, without suffix."""
+    return [stem]
+
+
 def draw(payload: Mapping[str, Any], stem: str | os.PathLike[str]) -> list[Path]:
     """Draw a payload of `run`: each call's latency and its share of the floor, in order; returns the files."""
     calls, total = payload["results"]["calls"], payload["results"]["total"]

@@ -62,6 +62,9 @@ def draw(payload: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
 
 def names(payload: Mapping[str, Any], stem: str) -> list[str]:
     """Name the figures that `draw` makes of a result, without suffixes."""
+    if payload["bench"] in ELSEWHERE:
+        found: list[str] = importlib.import_module(ELSEWHERE[payload["bench"]]).names(payload, stem)
+        return found
     return [f"{stem}{tail}" for tail, _ in _makers(payload)]
 
 
