@@ -13,6 +13,7 @@ from ksieve import arguments
 from ksieve.errors import ArgumentError
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
+from ksieve.stats import html_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +125,26 @@ class Plan:
             cuda.prepare(self)
         return self
 
-    def __str__(self) -> str:
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        """Title, and what there is to say below it."""
         p = self.problem
-        policy = self.policy.name if self.policy else "direct"
-        lines = [
-            f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}",
-            f"  policy     {policy}",
-            *([f"  options    {p.options}"] if not p.options.plain else []),
-            f"  capacity   {self.capacity} candidates per worker",
-            f"  geometry   {self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
-            f"  workspace  {self.workspace_bytes} bytes",
-            f"  reason     {self.reason}",
-        ]
-        return "\n".join(lines)
+        title = f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}"
+        return title, {
+            "policy": self.policy.name if self.policy else "direct",
+            **({} if p.options.plain else {"options": str(p.options)}),
+            "capacity": f"{self.capacity} candidates per worker",
+            "geometry": f"{self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
+            "workspace": f"{self.workspace_bytes} bytes",
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        title, facts = self._facts()
+        return "\n".join([title, *(f"  {name:<10} {fact}" for name, fact in facts.items())])
+
+    def _repr_html_(self) -> str:
+        title, facts = self._facts()
+        return html_table(title, ["", ""], facts.items())
 
 
 def candidate_capacity(k: int) -> int:
