@@ -130,6 +130,14 @@ def benchmark_page(results: Path) -> str:
     return "\n\n".join(parts)
 
 
+def evidence_page(results: Path) -> str:
+    """Generated part of docs/evidence.md: every ablation, chain and replay of a folder."""
+    from ksieve.bench import evidence
+
+    found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
+    return evidence.section([(_link(path, "../"), path.stem, p) for path, p in found if p["bench"] in evidence.BENCHES])
+
+
 def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
     """Draw the figures of the page that are missing, or older than their result files; return their names.
 
@@ -273,6 +281,7 @@ def main(arguments: list[str]) -> int:
         ("docs/cli.md", "reference", cli_reference()),
         ("README.md", "benchmarks", benchmark_section(results)),
         ("docs/benchmarks.md", "benchmarks", benchmark_page(results)),
+        ("docs/evidence.md", "results", evidence_page(results)),
     ):
         path = ROOT / page
         old = path.read_text(encoding="utf-8")

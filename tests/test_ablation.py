@@ -13,8 +13,8 @@ import pytest
 import ksieve
 from ksieve.bench import ablation, plots, record
 from ksieve.bench.ablation import activation, phases, steps
-from ksieve.bench.ablation.machines import Cpu, machine_of, read_prefixes
 from ksieve.bench.ablation.paper import PAPER
+from ksieve.bench.machines import Cpu, machine_of, read_prefixes
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.policy import PAPER_128
@@ -133,8 +133,8 @@ def test_arguments_are_checked_before_anything_runs():
         ablation.run(["speed"])
     with pytest.raises(ArgumentError, match=r"^rounds"):
         ablation.run(["margin"], rounds=0)
-    with pytest.raises(ArgumentError, match=r"^backend: got 'reference'"):
-        machine_of("reference")
+    with pytest.raises(ArgumentError, match=r"^backend: got 'tpu'"):
+        machine_of("tpu")
     with pytest.raises(ArgumentError, match=r"^scores: got 'factors:x'"):
         Cpu().scores(1, 10, np.array([10], np.int32), "factors:x", 0)
 

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import adapter_cases as cases  # noqa: E402
+import adapter_calls as cases  # noqa: E402
 from ksieve.adapters import flashinfer, sglang, vllm  # noqa: E402
 from ksieve.errors import ArgumentError  # noqa: E402
 
@@ -210,6 +210,19 @@ def test_nan_is_selected_only_when_nothing_else_is_left():
     values, indices = sglang.topk(x, 80, return_value=True, abort_when_nan_found=True)
     assert (values.isnan().sum(1) == 80 - 66).all()
     assert torch.equal(x.gather(1, indices.long()).isnan(), values.isnan())
+
+
+def test_under_torch_compile():
+    """Options are part of the traced program, without a graph break."""
+    x, n = torch.randn(4, 3000), torch.full((4,), 1500, dtype=torch.int32)
+
+    def step(x, n, starts):
+        return sglang.fast_topk_v2(x * 1.0, n, 64, row_starts=starts) + 0
+
+    expected = step(x, n, n // 2).sort(1).values
+    assert torch.equal(torch.compile(step, backend="aot_eager", fullgraph=True)(x, n, n // 2).sort(1).values, expected)
+    plain = torch.compile(lambda x, n: sglang.fast_topk_v2(x, n, 64), backend="aot_eager", fullgraph=True)
+    assert torch.equal(plain(x, n).sort(1).values, sglang.fast_topk_v2(x, n, 64).sort(1).values)
 
 
 def test_no_rows():

@@ -94,6 +94,7 @@ def test_the_worst_case_is_found(host, tmp_path):
     assert (tmp_path / "gpu-worst-k64.svg").exists()
     with pytest.raises(ArgumentError, match=r"^families: got 'nice'"):
         worst.run(families=["nice"])
+    assert str(invoke("worst", "--inputs", "nice").exception).startswith("--inputs: got 'nice'; takes names of normal")
 
 
 def test_the_worst_of_several_shapes_counts():

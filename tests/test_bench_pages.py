@@ -44,8 +44,8 @@ def results(host, tmp_path):
                 "gpu-trace-k64": trace.run({"tiny": 300}, 64, step_tokens=128, budget_bytes=100_000),
                 "gpu-worst-k64": worst.run([(4, 4096), (8, 4096)], 64, families=["normal", "all_nan"], peer_names=[]),
                 "gpu-planner-k64": planner.run([(4, 8192)], 64),
-                "gpu-chain": {
-                    "schema": 1, "bench": "chain", "environment": ENVIRONMENT, "settings": {}, "results": {}
+                "gpu-novel": {
+                    "schema": 1, "bench": "novel", "environment": ENVIRONMENT, "settings": {}, "results": {}
                 },
             }
         )  # fmt: skip
@@ -67,7 +67,7 @@ def test_every_kind_of_result_has_its_section(generator, results):
     assert "The worst is `normal` at 4 x 4,096: 1.25 (target 2.5: met)." in page
     assert "| `all_nan` | 1.25 | 1.25 |" in page
     assert "reached 1.000 of the fastest plan" in page and "5 %: none." in page
-    assert "## Other result files" in page and ": chain, NVIDIA H200" in page
+    assert "## Other result files" in page and ": novel, NVIDIA H200" in page
 
 
 def test_published_times_are_labelled_and_stand_beside_ours(generator, results, tmp_path):

@@ -168,16 +168,28 @@ def test_what_a_peer_does_not_take_is_said(host, libraries):
 
 
 def test_absent_libraries_are_named_with_the_reason(monkeypatch):
-    for name in ("flashinfer", "vllm", "sglang", "deep_select"):
-        monkeypatch.setitem(sys.modules, name, None)
+    absent = ("flashinfer", "vllm", "sglang", "deep_select")
+    for name in list(sys.modules):
+        if name.partition(".")[0] in absent:
+            monkeypatch.delitem(sys.modules, name)
+
+    class Nothing:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in absent:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Nothing(), *sys.meta_path])
     loaded, skipped = peers.available()
     assert [peer.name for peer, _ in loaded] == ["torch.topk"]
-    assert set(skipped) == {peer.name for peer in peers.PEERS} - {"torch.topk"}
-    assert all(skipped.values())
+    assert skipped == {
+        peer.name: f"{peer.distribution} is not installed" for peer in peers.PEERS if peer.name != "torch.topk"
+    }
     assert peers.available(["sglang"])[1].keys() == {"sglang paged", "sglang ragged"}
     assert peers.available([]) == ([], {})
     with pytest.raises(ArgumentError, match=r"^peers: got 'cupy'"):
         peers.available(["cupy"])
+    monkeypatch.setitem(sys.modules, "sglang", types.ModuleType("sglang"))
+    assert "No module named 'sglang.kernels'" in peers.available(["sglang paged"])[1]["sglang paged"], "an older one"
 
 
 def test_a_library_that_fails_to_load_is_no_error_of_ours(monkeypatch, tmp_path):

@@ -193,7 +193,7 @@ def topk_eager(
         if policy is not None:
             raise ArgumentError("policy", repr(policy), "nothing when plan is given: the plan holds one")
         planner.check_covers(plan, asked)
-    plain = asked.options == PLAIN
+    plain = asked.options.plain
     lengths = extras.objects.get("lengths", lengths)
     for observe in observers:
         observe(asked, scores, lengths, num_rows, extras.objects.get("starts"))

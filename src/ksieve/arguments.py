@@ -107,8 +107,8 @@ def resolve(
     ArgumentError
         If arguments contradict each other; arrays are not looked at.
     """
-    given = {name: value for name, value in keywords.items() if value is not None}
-    if not given and planned in (None, PLAIN) and not per_row_k and out_dtype in (None, "int32"):
+    given = {name: value for name, value in keywords.items() if value is not None} if keywords else {}
+    if not given and (planned is None or planned.plain) and not per_row_k and out_dtype in (None, "int32"):
         return PLAIN
     base = planned or PLAIN
     for name in _FLAGS:

@@ -7,6 +7,7 @@ interface or the DLPack protocol that it offers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -102,14 +103,20 @@ def as_numpy(array: Any) -> np.ndarray[Any, Any]:
             return np.asarray(array.detach().view(torch.int16).numpy()).view(np.uint16)
         return np.asarray(array.detach().numpy())
     view = array if isinstance(array, np.ndarray) else _from_dlpack_or_buffer(array)
-    return view.view(np.uint16) if view.dtype.name == "bfloat16" else view
+    return view.view(np.uint16) if dtype_name(view.dtype) == "bfloat16" else view
+
+
+@lru_cache(maxsize=256)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Name of a NumPy dtype; NumPy itself derives it anew, in Python, every time it is asked."""
+    return dtype.name if dtype.isnative else f"{dtype} (foreign byte order)"
 
 
 def _from_numpy(array: np.ndarray[Any, Any], library: str) -> ArrayInfo:
     itemsize = array.dtype.itemsize
     strides = _in_elements(array.strides, itemsize)
     pointer = array.__array_interface__["data"][0]
-    dtype = array.dtype.name if array.dtype.isnative else f"{array.dtype} (foreign byte order)"
+    dtype = dtype_name(array.dtype)
     return ArrayInfo(library, Device("cpu"), pointer, array.shape, strides, dtype, itemsize)
 
 

@@ -17,7 +17,9 @@ SLOTS_AT_A_TIME = 1 << 16
 """Slots finished together: their temporaries fit a core's cache, and are bounded for any number of rows."""
 
 _UNUSED = np.uint64(0xFFFFFFFFFFFFFFFF)
-"""Sort key of an unused slot: behind every score's, whose index is below 2**31."""
+"""Sort key of an unused slot: behind every score's, whose index is at most `_LAST_INDEX`."""
+
+_LAST_INDEX = 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Finish:
         if self.options.order == "any":
             return local
         # An index of 32 bits behind a key of 32 bits: one sort of integers orders by both.
-        flip = np.uint64(0xFFFFFFFF if self.options.tie_break == "high" and self.options.order == "value" else 0)
+        flip = np.uint64(_LAST_INDEX if self.options.tie_break == "high" and self.options.order == "value" else 0)
         sortable = (local.astype(np.uint64) & np.uint64(0xFFFFFFFF)) ^ flip
         if self.options.order == "value":
             sortable |= order_key(widen(self._scores(rows, local))).astype(np.uint64) << np.uint64(32)

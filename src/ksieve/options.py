@@ -107,6 +107,11 @@ class Options:
         return ", ".join(f"{name}={value!r}" for name, value in changed) or "plain"
 
     @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for; cheap where it is so, since every call wants to know."""
+        return self is PLAIN or self == PLAIN
+
+    @property
     def deterministic(self) -> bool:
         """Whether the same row always gives the same bytes, whatever the batch, the plan or the run."""
         return self.order != "any" and self.tie_break != "any"

@@ -148,7 +148,7 @@ def check_selection(
     valid = vector("lengths", lengths, (rows // options.next_n,)) or vector("ends", ends, (rows // options.next_n,))
     vector("num_rows", num_rows, (1,), ())
     extras = NO_EXTRAS
-    if options != PLAIN or ends is not None:
+    if not options.plain or ends is not None:
         table = keywords.get("page_table")
         if table is not None:
             inputs["page_table"] = _check_table(inspect(table, "page_table"), info.device)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import adapter_cases as cases
+import adapter_calls as cases
 from gpu import runner
 from ksieve.adapters import flashinfer, sglang, vllm
 

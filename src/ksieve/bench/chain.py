@@ -370,6 +370,11 @@ def summarise(
     return facts
 
 
+def names(payload: dict[str, Any], stem: str) -> list[str]:
+    """Name the figure that `draw` makes, without suffix."""
+    return [stem]
+
+
 def draw(payload: dict[str, Any], stem: str | os.PathLike[str]) -> list[Path]:
     """Draw a payload of `run`: chains on the left, what selection adds on the right; returns the files written."""
     measured = [r for r in payload["results"]["requests"] if "selectors" in r]

@@ -292,7 +292,7 @@ def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
             "floor_us": least.median,
             "floor_kernel": least.name,
             "floor_terabytes_per_second": read_bytes / least.median / 1e6,
-            "reads": {t.name: t.facts() for t in times[:reads]},
+            "reads": {t.name: _without_rounds(t.facts()) for t in times[:reads]},
         }
     selectors = {
         t.name: t.facts() | ({"of_floor": least.median / t.median} if ask.reads else {}) for t in times[reads:]
@@ -305,6 +305,10 @@ def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
     for name in [peer.name for peer, _ in ask.loaded if peer.name in selectors]:
         selectors[name]["peer"] = True
     return facts | {"selectors": selectors, "fastest": fastest(selectors)}
+
+
+def _without_rounds(facts: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if key not in ("rounds_us", "exact")}
 
 
 def compact(facts: dict[str, Any]) -> dict[str, Any]:

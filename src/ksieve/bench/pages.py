@@ -54,9 +54,9 @@ def machine(payload: Payload) -> str:
     facts = payload["environment"]
     gpu, packages = (facts.get("gpu") or {}).get("devices", [{}])[0], facts.get("packages", {})
     parts = [
-        gpu.get("name"),
+        gpu.get("name") or (facts.get("cpu") or {}).get("model"),
         f"driver {gpu['driver_version']}" if "driver_version" in gpu else None,
-        f"NVRTC {packages['nvidia-cuda-nvrtc']}" if "nvidia-cuda-nvrtc" in packages else None,
+        f"NVRTC {packages['nvidia-cuda-nvrtc']}" if gpu and "nvidia-cuda-nvrtc" in packages else None,
         f"torch {packages['torch']}" if "torch" in packages else None,
         facts.get("date", "")[:10],
         f"commit {facts['commit'][:7]}" if facts.get("commit") else None,

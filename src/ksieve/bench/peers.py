@@ -118,16 +118,16 @@ class Peer:
         UnsupportedError
             If it is not installed, or fails to load here.
         """
-        reasons = []
+        reasons, missing = [], True
         for module in self.modules:
             try:
                 return importlib.import_module(module)
-            except ImportError as error:
+            except ModuleNotFoundError as error:
+                missing &= error.name == module.partition(".")[0]
                 reasons.append(f"{error}")
             except Exception as error:  # a library that is there may fail in any way while it loads
+                missing = False
                 reasons.append(f"{module} fails to load ({type(error).__name__}: {_line(error)})")
-        top = self.modules[0].partition(".")[0]
-        missing = all(f"No module named '{top}" in reason for reason in reasons)
         raise UnsupportedError(f"{self.distribution} is not installed" if missing else reasons[0])
 
 

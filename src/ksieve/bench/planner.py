@@ -23,7 +23,7 @@ GRID = tuple(
 FEW_ROWS = 256
 """Up to so many rows lengths are those of a decode batch, beyond it those of a prefill."""
 
-WAVES = 4
+WAVES = 2
 """Splits are tried up to so many resident sets of CTAs: more only queue."""
 
 SHORTEST_SEGMENT = 2048

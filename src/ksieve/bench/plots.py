@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,9 @@ def draw(payload: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
 
 def names(payload: Mapping[str, Any], stem: str) -> list[str]:
     """Name the figures that `draw` makes of a result, without suffixes."""
+    if payload["bench"] in ELSEWHERE:
+        found: list[str] = importlib.import_module(ELSEWHERE[payload["bench"]]).names(payload, stem)
+        return found
     return [f"{stem}{tail}" for tail, _ in _makers(payload)]
 
 
@@ -91,14 +95,14 @@ def _is_decode(results: Mapping[str, Any]) -> bool:
     return bool(min(rows) < 16 and max(rows) <= 512)
 
 
-def _title(payload: Mapping[str, Any]) -> str:
+def _title(payload: Mapping[str, Any], columns: int = 110) -> str:
     devices = (payload["environment"].get("gpu") or {}).get("devices") or [{}]
     settings = payload["settings"]
     k = f", k = {settings['k']:,}" if "k" in settings else ""
-    scores = {"endpoint": "endpoint-structured", "normal": "normal"}.get(
-        settings.get("scores", "endpoint"), "real-factor"
-    )
-    return f"{devices[0].get('name', 'GPU')}{k}, {settings['dtype']}, {scores} scores, {settings['lengths']} lengths"
+    kind = "adversarial" if payload["bench"] == "worst" else settings.get("scores", "endpoint")
+    scores = {"endpoint": "endpoint-structured"}.get(kind, "real-factor" if kind.startswith("factors") else kind)
+    line = f"{devices[0].get('name', 'GPU')}{k}, {settings['dtype']}, {scores} scores, {settings['lengths']} lengths"
+    return textwrap.fill(line, columns)
 
 
 def _microseconds(shape: Shape, name: str) -> float:
@@ -181,12 +185,12 @@ def _table(
 ) -> Any:
     widths, rows = (sorted({key[i] for key in value}) for i in (0, 1))
     table = [[value.get((width, m), math.nan) for m in rows] for width in widths]
-    with figures.canvas(size=(1.9 + 0.62 * len(rows), 1.3 + 0.36 * len(widths))) as (figure, axes):
+    with figures.canvas(size=(max(5.4, 1.9 + 0.62 * len(rows)), max(3.0, 1.3 + 0.36 * len(widths)))) as (figure, axes):
         names = [figures.size_text(width) for width in widths]
         figures.heat_map(axes, table, rows=names, columns=[str(m) for m in rows], label=label, limits=limits)
         axes.set_xlabel("rows")
         axes.set_ylabel("row width, scores")
-        figure.suptitle(_title(payload), fontsize=9, x=0.01, ha="left")
+        figure.suptitle(_title(payload, 72), fontsize=9, x=0.01, ha="left")
         return figure
 
 
@@ -225,6 +229,7 @@ def _worst(payload: Mapping[str, Any]) -> Any:
         axes.set_yticks(range(len(families)), [family.replace("_", " ") for family in families])
         axes.grid(axis="y", visible=False)
         axes.set_xlim(left=0)
+        axes.set_ylim(-0.6, len(families) - 0.4)
         axes.set_xlabel("times the plain read of the same rows, worst shape of each family")
         figure.legend(loc="outside lower center", ncols=4)
         figure.suptitle(_title(payload), fontsize=9, x=0.01, ha="left")
@@ -234,7 +239,7 @@ def _worst(payload: Mapping[str, Any]) -> Any:
 def _trace(payload: Mapping[str, Any]) -> Any:
     """Fraction of the floor along each trace, one point per invocation, and the sums in the legend."""
     traces = {n: t for n, t in payload["results"]["traces"].items() if "floor_us" in t}
-    with figures.canvas(1, len(traces), size=(0.8 + 3.6 * len(traces), 3.6), sharey=True, squeeze=False) as (
+    with figures.canvas(1, len(traces), size=(0.8 + 3.6 * len(traces), 4.2), sharey=True, squeeze=False) as (
         figure,
         grid,
     ):
@@ -253,7 +258,7 @@ def _trace(payload: Mapping[str, Any]) -> Any:
             axes.set_ylim(0, 1.05)
             axes.set_title(f"{name}: {len(calls)} invocations, plain reads {found['floor_us'] / 1e3:.1f} ms")
             axes.set_xlabel("invocation; lines between scheduler steps")
-            axes.legend(loc="lower right")
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
         grid.flat[0].set_ylabel("fraction of the plain read")
         figure.suptitle(_title(payload), fontsize=9, x=0.01, ha="left")
         return figure

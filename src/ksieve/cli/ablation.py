@@ -125,7 +125,7 @@ def _print_paper(paper: dict[str, Any]) -> None:
         for key in ("recovery_percent", "speedup", "245K", "430K", "wins", "median_speedup_at_64K"):
             if key in found:
                 listed = ", ".join(f"{name}: {value}" for name, value in found[key].items())
-                terminal.note(f"  {key.replace('_', ' ')}: {listed}")
+                terminal.note(f"  {key}: {listed}".replace("_", " "))
 
 
 def _percent(value: float | None) -> str:

@@ -11,7 +11,20 @@ import typer
 from rich.markup import escape
 
 from ksieve import __version__
-from ksieve.cli import bench, captures, doctor, gpu, kernels, measure, selection, study, terminal
+from ksieve.cli import (
+    ablation,
+    bench,
+    captures,
+    chain,
+    doctor,
+    gpu,
+    kernels,
+    measure,
+    replay,
+    selection,
+    study,
+    terminal,
+)
 from ksieve.cli.options import flag
 from ksieve.errors import KsieveError
 
@@ -151,6 +164,16 @@ _add(
     "ksieve cache --clear",
 )
 
+_add(
+    app,
+    "replay",
+    replay.replay,
+    "ksieve replay --example",
+    "ksieve replay 430K --backend cuda --out benchmarks/results --figures docs/figures",
+    "ksieve replay --prompt 100000 --step-tokens 8192 --decode-steps 100 --save trace.json",
+    "ksieve replay recording.safetensors",
+)
+
 app.add_typer(bench_app, name="bench")
 _add(
     bench_app,
@@ -219,6 +242,22 @@ _add(
     bench.bench_planner,
     "ksieve bench planner --out benchmarks/results",
     "ksieve bench planner --shapes 64x131072,256x131072",
+)
+_add(
+    bench_app,
+    "ablation",
+    ablation.bench_ablation,
+    "ksieve bench ablation --out benchmarks/results --figures docs/figures",
+    "ksieve bench ablation --parts margin,rescue --requests 245K",
+    "ksieve bench ablation --backend cpu --requests 65536 --step-tokens 128 --budget-bytes 33554432 --k 1024",
+)
+_add(
+    bench_app,
+    "chain",
+    chain.bench_chain,
+    "ksieve bench chain --out benchmarks/results --figures docs/figures",
+    "ksieve bench chain --requests 100000 --heads 32 --peers none",
+    "ksieve bench chain --producer deep_gemm",
 )
 _add(
     bench_app,

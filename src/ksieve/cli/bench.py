@@ -118,8 +118,11 @@ def bench_worst(
     Ties and plateaus, rows inside one float16 value, sorted and periodic rows in every phase, subnormals, infinities
     and NaN, made on the GPU. Periodic rows aim at the positions that the planner's policy samples.
     """
-    from ksieve.bench import worst
+    from ksieve.bench import hard, worst
 
+    for name in gpu.listed_of(inputs):
+        if name not in hard.FAMILIES:
+            raise ArgumentError("--inputs", repr(name), f"names of {', '.join(hard.FAMILIES)}")
     listed = gpu.shapes_of(shapes, None)[0] if shapes else list(worst.SHAPES)
     path = gpu.target(out, f"gpu-worst-k{k}")
     gpu.ready(figures)

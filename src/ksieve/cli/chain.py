@@ -37,7 +37,7 @@ def bench_chain(
     from ksieve.bench import chain
 
     wanted = gpu.listed_of(requests)
-    path = gpu.target(out, "chain")
+    path = gpu.target(out, "gpu-chain")
     gpu.ready(figures)
     with terminal.progress("measuring", len(wanted), unit="requests", waiting="starting the GPU") as update:
         payload = chain.run(

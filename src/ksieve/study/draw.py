@@ -10,7 +10,7 @@ import numpy as np
 
 from ksieve import figures
 from ksieve.figures import CARD, INK, MUTED, PALETTE
-from ksieve.study.tally import GLYPH_BINS_PER_K
+from ksieve.study.tally import GLYPH_BINS_PER_K, MOST
 
 Results = dict[str, Any]
 COLOURS = list(PALETTE.values())
@@ -183,7 +183,7 @@ def draw_rms(results: Results) -> Any:
                 color=look["color"],
                 linewidth=1,
                 linestyle=(0, (1, 1.4)),
-                label=f"{capture['name']}, exchangeable",
+                label=None if i else "dotted: exchangeable",
             )
             width = 0.8 / len(results["captures"])
             right.bar(
@@ -245,14 +245,17 @@ def draw_regions(results: Results) -> Any:
                 color=look["color"],
                 linewidth=1,
                 linestyle=(0, (1, 1.4)),
-                label=f"{capture['name']}, exchangeable",
+                label=None if i else "dotted: exchangeable",
             )
         left.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), label="exchangeable")
         left.set_xticks(range(len(names)), names)
-        left.set_ylim(bottom=0)
+        left.set_yscale("log", base=2)
+        ticks = [2.0**e for e in range(-4, 7) if 0.9 * left.get_ylim()[0] <= 2.0**e <= 1.1 * left.get_ylim()[1]]
+        left.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        left.set_yticks([], minor=True)
         left.grid(axis="x", visible=False)
         left.set_ylabel("variance of phase counts / exchangeable")
-        left.set_title("Top 1.5 K scores per phase: 0 is perfectly even")
+        left.set_title("Top 1.5 K scores per phase: under 1 is more even")
         _legend(left, "upper left")
         right.set_yscale("log")
         right.set_ylim(1e-3, 200)
@@ -264,7 +267,7 @@ def draw_regions(results: Results) -> Any:
         right.set_yticks([], minor=True)
         right.set_ylabel("share of the top 1.5 K in such runs, %")
         right.set_title("How contiguous the boundary region is")
-        _legend(right, "upper right")
+        _legend(right, "best")
     return figure  # fmt: skip
 
 
@@ -275,6 +278,9 @@ def draw_policies(results: Results) -> Any:
     groups = [(g["stride"], g["group"]) for g in captures[0]["groups"]]
     lines = len(policies) + len(groups)
     height = 1.5 + 0.2 * lines * max(len(captures), 2)
+    farthest = max(e["p95"] or 0 for c in captures for kind in ("groups", "policies") for e in c[kind] if e["count"])
+    reach = min(max(1.1 * farthest, 2.5), float(MOST))
+    edge = reach + 0.15 * (reach - 0.4)
     with figures.canvas(1, 2, size=(10.5, height), sharex=True, width_ratios=(1, 1)) as (figure, (left, right)):
         for axes, labels, kind in (
             (left, [_group_name(s, g) for s, g in groups], "groups"),
@@ -287,24 +293,24 @@ def draw_policies(results: Results) -> Any:
                     if not entry["count"]:
                         continue
                     y = j + (i - (len(captures) - 1) / 2) * step
-                    _glyph(axes, y, entry, COLOURS[i % len(COLOURS)], vertical=False, half=0.46 * step)
+                    _glyph(axes, y, entry, COLOURS[i % len(COLOURS)], vertical=False, half=0.46 * step, most=reach)
                     axes.text(
-                        3.97,
+                        edge,
                         y,
                         _percent(entry["below_k"]),
                         fontsize=7.5,
                         color=INK,
                         va="center",
                         ha="right",
-                        bbox={"facecolor": CARD, "edgecolor": "none", "pad": 1.5, "alpha": 0.85},
                     )
             axes.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
             axes.set_yticks(range(len(labels)), labels)
             axes.set_ylim(len(labels) - 0.45, -0.95)
-            axes.text(3.97, -0.62, "underfill", fontsize=7.5, color=MUTED, va="center", ha="right")
+            axes.text(edge, -0.62, "underfill", fontsize=7.5, color=MUTED, va="center", ha="right")
             axes.grid(axis="y", visible=False)
             axes.tick_params(axis="y", length=0)
-            axes.set_xlim(0.4, 4)
+            axes.set_xlim(0.4, edge)
+            axes.set_xticks(np.arange(0.5 if reach < 4 else 1, reach + 1e-9, 0.5 if reach < 4 else 1))
             axes.set_xlabel("scores admitted, in units of K")
         left.set_title("Views: requested rank 1.5 K")
         right.set_title("Policies: primary boundary")
@@ -325,17 +331,26 @@ FIGURES = (
 )
 
 
-def _glyph(axes: Any, at: float, entry: dict[str, Any], colour: str, *, vertical: bool, half: float = 0.3) -> None:
+def _glyph(
+    axes: Any,
+    at: float,
+    entry: dict[str, Any],
+    colour: str,
+    *,
+    vertical: bool,
+    half: float = 0.3,
+    most: float = float(MOST),
+) -> None:
     """Draw a distribution: density, 5 to 95 % spine, quartile bar and median."""
-    counts = np.asarray(entry["glyph"], dtype=float)
+    counts = np.asarray(entry["glyph"], dtype=float)[: MOST * GLYPH_BINS_PER_K]  # without what was not resolved
     kernel = np.array([1, 4, 6, 4, 1]) / 16
     density = np.convolve(np.concatenate([[0, 0], counts, [0, 0]]), kernel, mode="same")
     ranks = (np.arange(density.size) - 2 + 0.5) / GLYPH_BINS_PER_K
     width = half * density / density.max()
-    seen = (width > half * 0.01) & (ranks < 4.2)
+    seen = (width > half * 0.01) & (ranks < most)
     ranks, width = ranks[seen], width[seen]
-    spine = (_or_nan(entry["p05"]), _or_nan(entry["p95"]))
-    quartiles = (_or_nan(entry["p25"]), _or_nan(entry["p75"]))
+    spine = (_or_nan(entry["p05"]), min(_or_nan(entry["p95"]), most))
+    quartiles = (_or_nan(entry["p25"]), min(_or_nan(entry["p75"]), most))
     median = _or_nan(entry["median"])
     dot = {"color": CARD, "markersize": 3.6, "markeredgecolor": INK, "markeredgewidth": 1.1, "zorder": 5}
     if vertical:

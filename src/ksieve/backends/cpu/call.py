@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ksieve import problem, reference
 from ksieve.backends.cpu.runner import run, run_finished, run_reference
 from ksieve.finish import Finish
-from ksieve.options import PLAIN
 from ksieve.planner import Plan
 from ksieve.problem import Extras
 from ksieve.windows import windows
@@ -36,7 +35,7 @@ def call(
     matrix = problem.as_numpy(scores)
     rows = matrix.shape[0]
     live = rows if num_rows is None else int(np.clip(problem.as_numpy(num_rows).reshape(()), 0, rows))
-    if plan.problem.options == PLAIN:
+    if plan.problem.options.plain:
         return _plain(plan, scores, matrix, lengths, out, live, return_stats, model)
     return _with_options(plan, scores, matrix, out, live, return_stats, extras, model)
 
@@ -91,7 +90,7 @@ def _with_options(
         finish.write(0, live, local)
         stats = every if return_stats else None
     else:
-        own = np.empty(0, np.int32) if ks is None else np.clip(ks[:live], 0, k).astype(np.int32)
+        own = None if ks is None else np.clip(ks[:live], 0, k).astype(np.int32)
         stats = run_finished(plan, matrix[:live], begins[:live], valid[:live], own, finish, return_stats)
     answer = [out if out is not None else _like(result, scores)]
     if options.values:

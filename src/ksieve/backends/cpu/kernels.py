@@ -250,8 +250,8 @@ def _entry(source: str) -> Any:
         k: Int,
         out: Int,
         out_pitch: Int,
-        starts: Any,
-        ks: Any,
+        starts: Int,
+        ks: Int,
         tie_break: Int,
         policy: tuple[int, ...],
         bin_cutoffs: Any,
@@ -270,10 +270,10 @@ def _entry(source: str) -> Any:
             FLOAT32, FLOAT16 or BFLOAT16.
         lengths : array of int32
             Already clamped: those of the rows' windows.
-        starts : array of int64, shape (rows,)
-            First position of each window, which indices count from; of shape (0,) where that is 0.
-        ks : array of int32, shape (rows,)
-            Each row's own k, clamped to [0, k]; of shape (0,) where that is k.
+        starts : int
+            Address of int32 first positions of the windows, which indices count from; 0 where all of them are 0.
+        ks : int
+            Address of each row's own int32 k, clamped to [0, k]; 0 where that is k.
         tie_break : int
             ANY_TIES, LOWEST_TIES or HIGHEST_TIES.
         policy : tuple of int
@@ -305,9 +305,9 @@ def _entry(source: str) -> Any:
         for r in range(begin, end):
             length = np.int64(lengths[r])
             row, slots = scores + r * pitch, out + r * out_pitch
-            if starts.size:
-                row += starts[r] * itemsize
-            most = np.int64(ks[r]) if ks.size else k
+            if starts != 0:
+                row += np.int64(load_u32(starts + 4 * r)) * itemsize
+            most = np.int64(load_u32(ks + 4 * r)) if ks != 0 else k
             stats = raw[r] if wanted else unused
             stats[:] = 0
             stats[TAU : TAU + 2] = -1

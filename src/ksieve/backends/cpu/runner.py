@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import reference
+from ksieve.array_info import dtype_name
 from ksieve.finish import SLOTS_AT_A_TIME, Finish
 from ksieve.keys import BIN_CUTOFF_KEY
 from ksieve.planner import Plan
@@ -30,7 +31,6 @@ INLINE_SCORES = 1 << 16
 """Matrices up to this size run on the calling thread: waking another costs more than it saves."""
 
 _TIE_BREAKS = {"any": 0, "low": 1, "high": 2}
-_NO_STARTS, _NO_KS = np.empty(0, np.int64), np.empty(0, np.int32)
 _DTYPES = {"float32": 0, "float16": 1, "uint16": 2, "bfloat16": 2}
 
 
@@ -88,7 +88,7 @@ def run(
     rows, width = scores.shape
     valid = np.ascontiguousarray(np.clip(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
-    address, pitch = out.__array_interface__["data"][0], out.strides[0]
+    address, pitch = _address(out), out.strides[0]
     _share(lambda begin, end: select(begin, end, address, pitch), rows, _threads(plan, rows, width))
     return Stats(raw) if return_stats else None
 
@@ -98,7 +98,7 @@ def run_finished(
     scores: NDArray[Any],
     begins: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    ks: NDArray[np.int32],
+    ks: NDArray[np.int32] | None,
     finish: Finish,
     return_stats: bool,
 ) -> Stats | None:
@@ -110,25 +110,30 @@ def run_finished(
         As of `run`.
     begins, lengths : ndarray of int64, shape (rows,)
         Of the windows (`ksieve.windows`).
-    ks : ndarray of int32, shape (rows,) or (0,)
+    ks : ndarray of int32, shape (rows,), or None
         Each row's k, clamped.
     finish : Finish
         Receives the positions within the windows, by the rows that a thread takes at a time.
     """
     rows, width = scores.shape
     k = plan.problem.k
-    select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, begins, ks)
+    starts = begins.astype(np.int32)
+    select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, starts, ks)
 
     def select_and_finish(begin: int, end: int) -> None:
         step = max(1, SLOTS_AT_A_TIME // k)
         local = np.empty((min(step, end - begin), k), np.int32)
         for first in range(begin, end, step):
             last = min(first + step, end)
-            select(first, last, local.__array_interface__["data"][0] - first * local.strides[0], local.strides[0])
+            select(first, last, _address(local) - first * local.strides[0], local.strides[0])
             finish.write(first, last, local[: last - first])
 
     _share(select_and_finish, rows, _threads(plan, rows, width))
     return Stats(raw) if return_stats else None
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _threads(plan: Plan, rows: int, width: int) -> int:
@@ -140,8 +145,8 @@ def _selector(
     scores: NDArray[Any],
     lengths: NDArray[np.int32],
     return_stats: bool,
-    begins: NDArray[np.int64] = _NO_STARTS,
-    ks: NDArray[np.int32] = _NO_KS,
+    begins: NDArray[np.int32] | None = None,
+    ks: NDArray[np.int32] | None = None,
 ) -> tuple[Callable[[int, int, int, int], None], NDArray[np.int32]]:
     """Kernel call with everything bound but its rows and the address and byte pitch of its slots; and the statistics
     that it fills.
@@ -153,13 +158,14 @@ def _selector(
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     policy = _policy_numbers(plan.policy, k)
     size = stored_candidates(plan, width)
-    address, pitch = scores.__array_interface__["data"][0], scores.strides[0]
-    dtype = _DTYPES[scores.dtype.name]
+    address, pitch = _address(scores), scores.strides[0]
+    starts, own = (0 if array is None else _address(array) for array in (begins, ks))
+    dtype = _DTYPES[dtype_name(scores.dtype)]
     tie_break = _TIE_BREAKS[plan.problem.options.tie_break]
 
     def select(begin: int, end: int, out: int, out_pitch: int) -> None:
         select_rows(
-            address, pitch, dtype, lengths, begin, end, k, out, out_pitch, begins, ks, tie_break, policy,
+            address, pitch, dtype, lengths, begin, end, k, out, out_pitch, starts, own, tie_break, policy,
             BIN_CUTOFF_KEY, plan.capacity, plan.held, size, raw,
         )  # fmt: skip
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ksieve.bench import record
 from ksieve.bench.ablation import activation, steps
-from ksieve.bench.ablation.machines import Choice, Gpu, Machine, machine_of
 from ksieve.bench.ablation.paper import PAPER
 from ksieve.bench.chain import prompt_of, terminal_step
+from ksieve.bench.machines import Choice, Gpu, Machine, machine_of
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.policy import LINES_128
 from ksieve.workloads.traces import BUDGET_BYTES, STEP_TOKENS, Invocation

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.bench.ablation.machines import DISTRIBUTIONS, Choice, Machine
+from ksieve.bench.machines import DISTRIBUTIONS, Choice, Machine
 from ksieve.policy import PAPER_64, PAPER_128
 from ksieve.workloads.lengths import LENGTHS
 

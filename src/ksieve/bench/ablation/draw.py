@@ -23,6 +23,11 @@ def draw(payload: dict[str, Any], stem: str | os.PathLike[str]) -> list[Path]:
     return written
 
 
+def names(payload: dict[str, Any], stem: str) -> list[str]:
+    """Name the figures that `draw` makes, without suffixes."""
+    return [f"{stem}-{part}" for part in _FIGURES if part in payload["results"]["paper"]]
+
+
 def _sweep(payload: dict[str, Any], stem: Path, part: str) -> list[Path]:
     """Latency on the left, rows sent to exact recovery on the right, over the margin or the stride."""
     values = steps.MARGINS if part == "margin" else steps.STRIDES

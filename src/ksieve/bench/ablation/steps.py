@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.bench.ablation.machines import Choice, Machine
+from ksieve.bench.machines import Choice, Machine
 from ksieve.policy import LINES_128, PAPER_128, SamplingPolicy
 from ksieve.stats import Route, Stats
 from ksieve.workloads.traces import Invocation

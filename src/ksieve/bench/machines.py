@@ -1,6 +1,6 @@
-"""The two machines that ablations run on: how scores are made there, plans timed, and statistics read.
+"""Machines that ablations and replays run on: how scores are made there, plans timed, and statistics read.
 
-Both hand back the same facts, so that the parts above know nothing of devices: on the GPU CUDA-graph replays beside
+All hand back the same facts, so that the studies above know nothing of devices: on the GPU CUDA-graph replays beside
 the plain-read floor (`ksieve.bench.gpu`), on the CPU wall time in rotated rounds beside a plain maximum.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,9 @@ class Machine(Protocol):
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
         """Select once and return the statistics."""
 
+    def put(self, matrix: NDArray[Any]) -> Any:
+        """Bring a host matrix to the machine; bfloat16 comes as uint16 bits."""
+
     def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
         """Copy a row of scores into a row of a matrix."""
 
@@ -58,21 +61,24 @@ class Machine(Protocol):
 def plan_for(scores: Any, k: int, choice: Choice, device: str | DeviceInfo) -> Plan:
     """Plan a selection of a matrix as a choice says."""
     rows, width = scores.shape
-    return api.plan(rows=rows, width=width, k=k, device=device, family=choice[0], policy=choice[1])
+    dtype = str(scores.dtype).removeprefix("torch.")
+    dtype = "bfloat16" if dtype == "uint16" else dtype
+    return api.plan(rows=rows, width=width, k=k, dtype=dtype, device=device, family=choice[0], policy=choice[1])
 
 
 class Cpu:
     """The CPU backend; "families" are those of CUDA and mean nothing here."""
 
     name = "cpu"
+    backend: Literal["cpu", "reference"] = "cpu"
 
     def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
         """Make scores row by row; endpoint structure is relative to the width."""
         from ksieve.workloads.producers import find_producer
 
-        if source not in DISTRIBUTIONS:
-            raise ArgumentError("scores", repr(source), f"one of {', '.join(DISTRIBUTIONS)} on the CPU")
-        return find_producer(DISTRIBUTIONS[source])(rows, width, seed=seed), lengths
+        if source.startswith("factors:"):
+            raise ArgumentError("scores", repr(source), f"{', '.join(DISTRIBUTIONS)} or a producer's name on the CPU")
+        return find_producer(DISTRIBUTIONS.get(source, source))(rows, width, seed=seed), lengths
 
     def time(
         self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
@@ -93,7 +99,7 @@ class Cpu:
                 name = names[(position + turn) % len(names)]
                 out[...] = POISON
                 start = time.perf_counter()
-                api.topk(scores, lengths, plan=plans[name], out=out)
+                api.topk(scores, lengths, plan=plans[name], out=out, backend=self.backend)
                 if turn >= 0:
                     spent[name].append((time.perf_counter() - start) * 1e6)
                 else:
@@ -112,6 +118,10 @@ class Cpu:
         stats: Stats = api.topk(scores, lengths, plan=plan, return_stats=True)[-1]
         return stats
 
+    def put(self, matrix: NDArray[Any]) -> Any:
+        """Host matrices stay where they are."""
+        return matrix
+
     def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
         """Copy a row."""
         matrix[at] = scores[row]
@@ -125,7 +135,14 @@ class Cpu:
         return values
 
 
-def read_prefixes(scores: NDArray[np.float32], lengths: NDArray[np.int32]) -> float:
+class Reference(Cpu):
+    """The NumPy model: slow, for study."""
+
+    name = "reference"
+    backend = "reference"
+
+
+def read_prefixes(scores: NDArray[Any], lengths: NDArray[np.int32]) -> float:
     """Read every valid score once and do next to nothing with it."""
     best = -np.inf
     for row, length in zip(scores, lengths, strict=True):
@@ -160,21 +177,34 @@ class Gpu:
     def time(
         self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
     ) -> dict[str, Any]:
-        """Time plans, peers and plain reads as ``ksieve bench gpu`` does."""
+        """Time plans, peers and plain reads as ``ksieve bench gpu`` does; small inputs in copies, beyond L2."""
         from ksieve.bench import gpu
         from ksieve.bench.peers import Task, available
         from ksieve.bench.variants import Variant
 
         loaded, _ = available(peers)
         variants = [Variant(name, family, policy) for name, (family, policy) in choices.items()]
-        ask = gpu.Ask(k, "float32", variants, loaded, rounds, 0)
-        return gpu.measure(Task([scores], lengths, k), ask, self.device)
+        ask = gpu.Ask(k, str(scores.dtype).removeprefix("torch."), variants, loaded, rounds, 0)
+        return gpu.measure(Task(_copies(scores), lengths, k), ask, self.device)
 
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
         """Select once and return the statistics; the plan is the one that is timed."""
         plan = plan_for(scores, k, choice, self.device)
         stats: Stats = api.topk(scores, lengths, plan=plan, return_stats=True)[-1]
         return stats
+
+    def put(self, matrix: NDArray[Any]) -> Any:
+        """Copy a host matrix into rows as long as the benches'."""
+        import torch
+
+        from ksieve.bench.gpu import pitch_of
+
+        host = torch.from_numpy(np.ascontiguousarray(matrix))
+        host = host.view(torch.bfloat16) if host.dtype is torch.uint16 else host
+        rows, width = host.shape
+        placed = torch.empty(rows, pitch_of(width, host.element_size()), dtype=host.dtype, device="cuda")[:, :width]
+        placed.copy_(host)
+        return placed
 
     def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
         """Copy a row on the device."""
@@ -195,8 +225,27 @@ class Gpu:
         return torch.from_numpy(np.ascontiguousarray(values)).to("cuda")
 
 
+def _copies(scores: Any) -> list[Any]:
+    """The matrix, and as many copies of it as a graph should rotate through."""
+    import torch
+
+    from ksieve.bench import timing
+    from ksieve.bench.gpu import MEMORY
+
+    rows, width = scores.shape
+    size = rows * scores.stride(0) * scores.element_size()
+    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
+    sets = timing.input_sets(size, torch.cuda.get_device_properties().L2_cache_size, free)
+    copies = [
+        torch.empty(rows, scores.stride(0), dtype=scores.dtype, device="cuda")[:, :width] for _ in range(sets - 1)
+    ]
+    for copy in copies:
+        copy.copy_(scores)
+    return [scores, *copies]
+
+
 def machine_of(backend: str) -> Machine:
-    """Return the machine of a backend: "cpu", "cuda", or "auto" for a GPU where there is one.
+    """Return the machine of a backend: "cpu", "reference", "cuda", or "auto" for a GPU where there is one.
 
     Raises
     ------
@@ -204,7 +253,7 @@ def machine_of(backend: str) -> Machine:
     """
     from ksieve.stream import choose_backend
 
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ArgumentError("backend", repr(backend), "'auto', 'cpu' or 'cuda'")
+    if backend not in ("auto", "cpu", "cuda", "reference"):
+        raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
     chosen = choose_backend() if backend == "auto" else backend
-    return Gpu() if chosen == "cuda" else Cpu()
+    return Gpu() if chosen == "cuda" else Reference() if chosen == "reference" else Cpu()
