@@ -32,7 +32,7 @@ __device__ __forceinline__ int last_tied_place(u32 best, u32 worst, int quota) {
       u64 entry = load_entry(slot);
       if (entry_index(entry) < 0 || entry_key(entry) < best || entry_key(entry) > worst) continue;
       int place = tie_place(entry_index(entry));
-      if (place >= low && place <= high) atomicAdd(&s.histogram[place >> shift], 1u);
+      if (place >= low && place <= high) atomicAdd(&s.histogram[(place - low) >> shift], 1u);
     }
     __syncthreads(); // this digit is counted
     Boundary found = find_boundary(quota);
