@@ -200,7 +200,7 @@ def calibrate(
 def _rate(share: float) -> str:
     if share == 0:
         return "none"
-    return f"{100 * share:.2g} %" if share >= 1e-4 else f"{share:.0e}"
+    return f"{100 * share:.2g} %" if share >= 1e-6 else "under 0.0001 %"
 
 
 def _scans(value: float) -> str:

@@ -233,7 +233,8 @@ def calibrate(
     ranking = sorted((p for p in best if p is not None), key=lambda p: p.row_ns)
     if not ranking:
         raise ArgumentError("k", slots, "a smaller k: no view of these rows is large enough")
-    chosen = ranking[0]
+    alike = [p for p in ranking if p.row_ns <= (1 + SLACK) * ranking[0].row_ns]
+    chosen = min(alike, key=lambda p: 2 * p.p_exact.high + p.p_band.high)
     chosen = replace(chosen, policy=replace(chosen.policy, name=f"calibrated-{chosen.policy.name}",
                                             source=_source(captures, slots, model)))  # fmt: skip
     ordinary = None
