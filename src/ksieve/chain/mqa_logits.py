@@ -88,8 +88,8 @@ class Tile:
 
 
 TILE = Tile()
-"""What the kernel uses when nobody says otherwise: at 64 heads of 128 dimensions four programs fit a multiprocessor of an
-H100 or H200, so that one's head sums run while another's products do."""
+"""What the kernel uses when nobody says otherwise. At 64 heads of 128 dimensions four programs fit a multiprocessor of
+an H100 or H200, so that one's head sums run while another's products do."""
 
 
 def mqa_logits(
