@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import ksieve
 from ksieve import reference
+from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
 from ksieve.policy import LINES_64, PAPER_64, SamplingPolicy
 from ksieve.stats import Route
@@ -97,7 +98,10 @@ def test_a_prediction_is_the_models_rate_over_all_phases(policy):
     rows[1, ::7] += 0.4
     q0, q1 = policy.primary_rank(k), policy.rescue_rank(k)
     ranks = np.array([q for q in (q0, q1) if q])
-    columns = [predict.try_row(row, policy, ranks, k) for row in rank_rows(rows, np.full(3, length), KEPT * k)]
+    columns = [
+        predict.try_row(row, policy, ranks, k, np.full(ranks.size, 250))
+        for row in rank_rows(rows, np.full(3, length), KEPT * k)
+    ]
     tried = predict.Tried(policy, ranks, *(np.stack(c) for c in zip(*columns, strict=True)))
     cost = costs.DEVICE_COSTS["cpu"]
     found = predict.predict(tried, k, cost, predict.Sample(np.full(3, length), np.arange(3), 100), q0, q1)
@@ -108,6 +112,7 @@ def test_a_prediction_is_the_models_rate_over_all_phases(policy):
     assert found.p_exact.value == pytest.approx(traffic.p_exact)
     assert found.traffic.value == pytest.approx(traffic.predicted)
     assert found.admitted.value == pytest.approx(stats.admitted0.mean() / k)
+    assert found.overflow == pytest.approx((stats.admitted0 > 250).mean())
     assert found.p_exact.value > 0, "a case without failures would prove nothing"
 
 
@@ -119,7 +124,7 @@ def test_rates_of_exchangeable_rows_are_the_hypergeometric_ones(tmp_path):
     blocks = np.arange(96) // 3
     with open_capture(tmp_path / "a.safetensors") as capture:
         rows = rank_rows(capture.rows_block(0, 96), np.full(96, length), 8 * k)
-        underfill = np.array([predict.try_row(row, view, ranks, k)[0] for row in rows])
+        underfill = np.array([predict.try_row(row, view, ranks, k, np.full(6, 999))[0] for row in rows])
     for i, q in enumerate(ranks):
         estimate = estimate_rate(underfill[:, i], blocks, 96)
         truth = theory.underfill_probability(k, int(q), length, length // 32)
@@ -289,3 +294,21 @@ def test_half_as_wide_scores_cost_half_the_scan(tmp_path):
             prices.append(found.chosen.row_ns)
     scan = 2 * 16_384 * costs.DEVICE_COSTS["h200"].byte_ns
     assert prices[0] - prices[1] == pytest.approx(scan, rel=0.25)
+
+
+def test_clumped_rows_that_overfill_the_plan_are_counted_and_avoided(tmp_path):
+    """Where neighbours are alike, lines admit more than the GPU plan holds, and quads are recommended instead."""
+    path, k = tmp_path / "a.safetensors", 2048
+    write_synthetic(path, "smooth_structured", 24, 131_072, seed=5, k=k)
+    with open_capture(path) as capture:
+        found = calibration.calibrate([capture])
+        scores = capture.rows_block(0, 1)
+    assert found.default is not None
+    assert found.default.policy == LINES_64
+    assert 0.02 < found.default.overflow < 0.4
+    plan = ksieve.plan(rows=4096, width=131_072, k=k, device=DEVICES["h200"], policy=LINES_64)
+    copies = np.broadcast_to(scores, (64, scores.shape[1]))
+    stats = reference.select(copies, np.full(64, 131_072), k, policy=LINES_64, capacity=plan.capacity)[1]
+    assert np.array_equal(stats.scans > 1, stats.admitted0 > plan.capacity), "the model scans those again"
+    assert found.chosen.overflow < 0.01
+    assert found.chosen.row_ns < 0.95 * found.default.row_ns

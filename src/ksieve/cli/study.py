@@ -167,7 +167,7 @@ def calibrate(
     terminal.say()
     entries = [*found.ranking, *([found.default] if found.default else [])]
     terminal.table(
-        ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "cost of a row"),
+        ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "overflow", "cost of a row"),
         [
             (
                 entry.policy.name + (" (the planner's own choice)" if entry is found.default else ""),
@@ -178,6 +178,7 @@ def calibrate(
                 _rate(entry.p_band.value),
                 _rate(entry.p_exact.value),
                 f"{entry.admitted.value:.2f}",
+                _rate(entry.overflow),
                 f"{entry.row_ns:,.1f} ns",
             )
             for entry in entries

@@ -30,6 +30,7 @@ from ksieve.study.predict import (
     Prediction,
     Sample,
     Tried,
+    capacities,
     cheapest,
     predict,
     sample_ranks,
@@ -152,7 +153,7 @@ def calibrate(
     total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
     count = _Counter(total, progress)
     default = default_policy(captures, slots, model)
-    tried, sample = _measure(captures, parts, slots, default, device, max_bytes, count)
+    tried, sample = _measure(captures, parts, slots, model, default, device, max_bytes, count)
     best = [cheapest(entry, slots, model, sample) for entry in tried[: len(shapes())]]
     ranking = sorted((p for p in best if p is not None), key=lambda p: p.row_ns)
     if not ranking:
@@ -219,6 +220,7 @@ def _measure(
     captures: Sequence[Capture],
     parts: Sequence[tuple[I64, I64, int]],
     k: int,
+    cost: DeviceCost,
     default: SamplingPolicy | None,
     device: str,
     max_bytes: int,
@@ -229,13 +231,15 @@ def _measure(
     if default is not None:
         wanted = [default.primary_rank(k), default.rescue_rank(k)]
         views.append((default, np.array([q for q in wanted if q], dtype=np.int64)))
-    found: list[list[tuple[F64, F64, F64, F64]]] = [[] for _ in views]
+    width = max(capture.width for capture in captures)
+    room = [capacities(view, ranks, k, width, cost) for view, ranks in views]
+    found: list[list[tuple[F64, ...]]] = [[] for _ in views]
     lengths: list[int] = []
     blocks: list[int] = []
     for part, (capture, (calibrated, _, size)) in enumerate(zip(captures, parts, strict=True)):
         for at, row in enumerate(_ranked(capture, calibrated, KEPT * k, device, max_bytes)):
-            for entries, (view, ranks) in zip(found, views, strict=True):
-                entries.append(try_row(row, view, ranks, k))
+            for entries, (view, ranks), capacity in zip(found, views, room, strict=True):
+                entries.append(try_row(row, view, ranks, k, capacity))
             lengths.append(row.length)
             blocks.append(part * BLOCKS + at // size)
             count.add()

@@ -39,7 +39,10 @@ def calibration_section(payload: Payload) -> str:
     results, settings = payload["results"], payload["settings"]
     chosen, ordinary = results["chosen"], results["default"]
     rescue = f", rescue {chosen['rescue_margin']:.2f} K" if chosen["rescue_margin"] is not None else ""
-    beside = f"; the planner's own {ordinary['policy']}: {ordinary['row_ns']:,.1f} ns" if ordinary else ""
+    beside = ""
+    if ordinary:
+        again = f"{_percent(ordinary['overflow'])} of rows scanned again for want of room"
+        beside = f"; the planner's own {ordinary['policy']}: {ordinary['row_ns']:,.1f} ns, {again}"
     head = (
         f"`{' '.join(settings['captures'])}`, K = {settings['k']:,}, costs of {settings['cost']}: "
         f"**{chosen['policy']}**, margin {chosen['margin']:.2f} K{rescue}, "

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve import api
+from ksieve.devices import DEVICES
 from ksieve.policy import SamplingPolicy
 from ksieve.study.costs import DeviceCost
 from ksieve.study.intervals import NEVER, Estimate, estimate_mean, estimate_rate
@@ -96,6 +98,8 @@ class Tried:
         Mean over phases of the scores admitted and of their square; those behind the kept ones count as the first.
     direct : ndarray, shape (rows, q)
         Share of phases whose view is too small, which sends the row direct.
+    overflow : ndarray, shape (rows, q)
+        Share of phases that admit more than the device's plan has room for: those rows are scanned once more.
     """
 
     view: SamplingPolicy
@@ -104,17 +108,30 @@ class Tried:
     admitted: F64
     square: F64
     direct: F64
+    overflow: F64
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a policy is expected to do to rows like those measured."""
+    """What a policy is expected to do to rows like those measured.
+
+    Attributes
+    ----------
+    policy : SamplingPolicy
+    p_band, p_exact, traffic, admitted : Estimate
+        See `QUANTITIES`; traffic as the paper counts it, without rescans.
+    overflow : float
+        Share of rows that the calibrated device scans once more for want of candidate storage.
+    row_ns : float
+        Cost of a row, rescans included.
+    """
 
     policy: SamplingPolicy
     p_band: Estimate
     p_exact: Estimate
     traffic: Estimate
     admitted: Estimate
+    overflow: float
     row_ns: float
 
     def plain(self) -> dict[str, Any]:
@@ -125,6 +142,7 @@ class Prediction:
             "margin": self.policy.margin,
             "rescue_margin": self.policy.rescue_margin,
             **{name: getattr(self, name).plain() for name in QUANTITIES},
+            "overflow": self.overflow,
             "row_ns": self.row_ns,
         }
 
@@ -133,8 +151,17 @@ QUANTITIES = ("p_band", "p_exact", "traffic", "admitted")
 """What is predicted and then counted: rates of band scans and of exact recovery, row scans, admitted scores / k."""
 
 
-def try_row(row: RankedRow, view: SamplingPolicy, ranks: I64, k: int) -> tuple[F64, F64, F64, F64]:
-    """Try a view on a row: per sample rank, the last four fields of `Tried`."""
+def capacities(view: SamplingPolicy, ranks: I64, k: int, width: int, cost: DeviceCost) -> I64:
+    """Candidates that a plan of the device has room for, per sample rank; at most the scores that are ordered."""
+    device = DEVICES.get(cost.name, "cpu" if cost.kind == "cpu" else DEVICES["h200"])
+    plans = (
+        api.plan(rows=4096, width=width, k=k, device=device, policy=with_ranks(view, k, int(q), None)) for q in ranks
+    )
+    return np.array([min(plan.capacity, KEPT * k) for plan in plans], dtype=np.int64)
+
+
+def try_row(row: RankedRow, view: SamplingPolicy, ranks: I64, k: int, capacity: I64) -> tuple[F64, ...]:
+    """Try a view on a row: per sample rank, the last five fields of `Tried`."""
     found = realised_ranks(row, view, [int(q) for q in ranks], beyond=False)
     usable = found != UNUSABLE
     admitted = np.minimum(np.where(usable, found, 0), KEPT * k + 1).astype(np.float64)
@@ -144,6 +171,7 @@ def try_row(row: RankedRow, view: SamplingPolicy, ranks: I64, k: int) -> tuple[F
         admitted.mean(axis=0) / share,
         np.square(admitted).mean(axis=0) / share,
         1 - usable.mean(axis=0),
+        (admitted > capacity).mean(axis=0) / share,
     )
 
 
@@ -158,6 +186,7 @@ def cheapest(tried: Tried, k: int, cost: DeviceCost, sample: Sample) -> Predicti
         return None
     high = {i: sample.rate(tried.underfill[:, i]).high for i in usable}
     mean = {i: float(tried.admitted[:, i].mean()) for i in usable}
+    spilled = {i: float(tried.overflow[:, i].mean()) for i in usable}
     length = float(sample.lengths.mean())
     options: list[tuple[float, float, float, int, int | None]] = []
     for i in usable:
@@ -166,7 +195,7 @@ def cheapest(tried: Tried, k: int, cost: DeviceCost, sample: Sample) -> Predicti
             rescues += [j for j in usable if tried.ranks[j] >= tried.ranks[i] + 4]
         for j in rescues:
             p_band, p_exact = (high[i], high[j]) if j is not None else (0.0, high[i])
-            scans = 1 + p_band + 2 * p_exact
+            scans = 1 + p_band + 2 * p_exact + spilled[i]
             admitted = mean[i] + p_band * (mean[j] if j is not None else 0.0)
             price = float(cost.row_ns(tried.view, length, admitted, scans, sample.itemsize))
             options.append((price, p_exact, p_band, i, j))
@@ -188,6 +217,8 @@ def predict(tried: Tried, k: int, cost: DeviceCost, sample: Sample, q0: int, q1:
     squares = (band - last) * 1 + last * 9 if q1 is not None else last * 4
     variance = squares - (traffic - 1 - view) ** 2
     admitted = tried.admitted[:, i] / k
+    spilled = tried.overflow[:, i]
+    scanned = traffic - view + spilled
     policy = with_ranks(tried.view, k, q0, q1)
     prediction = Prediction(
         policy,
@@ -195,7 +226,8 @@ def predict(tried: Tried, k: int, cost: DeviceCost, sample: Sample, q0: int, q1:
         sample.rate(last),
         sample.mean(traffic, np.maximum(variance, 0)),
         sample.mean(admitted, np.maximum(tried.square[:, i] / k**2 - admitted**2, 0)),
-        float(cost.row_ns(policy, sample.lengths, tried.admitted[:, i], traffic - view, sample.itemsize).mean()),
+        float(spilled.mean()),
+        float(cost.row_ns(policy, sample.lengths, tried.admitted[:, i], scanned, sample.itemsize).mean()),
     )
     # Failures that were too rare to be seen may still come: traffic reaches as far as the rates do.
     band_rate, exact_rate, scans = prediction.p_band, prediction.p_exact, prediction.traffic
