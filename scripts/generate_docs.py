@@ -138,6 +138,18 @@ def evidence_page(results: Path) -> str:
     return evidence.section([(_link(path, "../"), path.stem, p) for path, p in found if p["bench"] in evidence.BENCHES])
 
 
+def study_page(results: Path) -> str:
+    """Generated part of docs/study.md: every study and calibration of a folder."""
+    from ksieve.study import pages as study
+
+    sections = {"study": study.study_section, "calibrate": study.calibration_section}
+    found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
+    parts = []
+    for bench, section in sections.items():
+        parts += [f"{section(p)}\n\n{_link(path, '../')}" for path, p in found if p["bench"] == bench]
+    return "\n\n".join(parts)
+
+
 def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
     """Draw the figures of the page that are missing, or older than their result files; return their names.
 
@@ -282,6 +294,7 @@ def main(arguments: list[str]) -> int:
         ("README.md", "benchmarks", benchmark_section(results)),
         ("docs/benchmarks.md", "benchmarks", benchmark_page(results)),
         ("docs/evidence.md", "results", evidence_page(results)),
+        ("docs/study.md", "results", study_page(results)),
     ):
         path = ROOT / page
         old = path.read_text(encoding="utf-8")

@@ -195,3 +195,34 @@ def test_every_part_is_drawn(payload, tmp_path):
     path = record.write_json(tmp_path / "ablation.json", payload)
     drawn = plots.draw(record.read_json(path), tmp_path, "ablation")
     assert {p.stem for p in drawn} == {f"ablation-{part}" for part in ablation.PARTS}
+
+
+def test_the_profiled_kernel_runs_in_place_of_the_statistics_one_and_leaves_no_trace(monkeypatch):
+    from cuda_fakes import FakeArray, FakeDriver, make_plan
+    from ksieve.backends.cuda import cache, call, launch
+    from ksieve.backends.cuda import driver as cuda_driver
+    from ksieve.backends.cuda.compile import Cubin
+    from ksieve.backends.cuda.spec import kernel_spec
+
+    fake = FakeDriver()
+    call.forget()
+    monkeypatch.setattr(cuda_driver, "_instance", fake)
+    monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
+    scores, plan = np.random.default_rng(0).standard_normal((8, 64), dtype=np.float32), make_plan()
+    out = FakeArray(np.zeros((8, 4), np.int32))
+
+    def function_used():
+        ksieve.topk(FakeArray(scores), plan=plan, out=out, return_stats=True)
+        return fake.launches[-1]["function"]
+
+    try:
+        assert function_used() == 1
+        with phases._in_place_of(plan, 0, 77):
+            assert function_used() == 77
+        assert function_used() == 1
+        launch.forget()
+        with phases._in_place_of(plan, 0, 78):
+            assert function_used() == 78
+        assert (0, kernel_spec(plan, stats=True)) not in launch._functions
+    finally:
+        call.forget()

@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 
 import ksieve
 from ksieve import reference
+from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
 from ksieve.policy import LINES_64, PAPER_64, SamplingPolicy
 from ksieve.stats import Route
 from ksieve.study import calibrate as calibration
-from ksieve.study import costs, theory
+from ksieve.study import costs, predict, theory
 from ksieve.study.intervals import estimate_mean, estimate_rate, wilson
+from ksieve.study.measure import KEPT
 from ksieve.study.ranked import rank_rows
 from ksieve.traffic import check_traffic
 from ksieve.workloads import CaptureWriter, open_capture, write_synthetic
@@ -83,9 +85,9 @@ def phases_of(row: np.ndarray, k: int, policy: SamplingPolicy) -> tuple[ksieve.S
 @pytest.mark.parametrize(
     "policy",
     [
-        calibration.with_ranks(SamplingPolicy("quads", 16, group=4, boundary="exact"), 200, 14, None),
-        calibration.with_ranks(SamplingPolicy("lines", 16, group=32, peaks=True, boundary="exact"), 200, 12, 17),
-        calibration.with_ranks(SamplingPolicy("single", 32), 200, 7, 11),
+        predict.with_ranks(SamplingPolicy("quads", 16, group=4, boundary="exact"), 200, 14, None),
+        predict.with_ranks(SamplingPolicy("lines", 16, group=32, peaks=True, boundary="exact"), 200, 12, 17),
+        predict.with_ranks(SamplingPolicy("single", 32), 200, 7, 11),
     ],
     ids=lambda p: p.name,
 )
@@ -97,11 +99,12 @@ def test_a_prediction_is_the_models_rate_over_all_phases(policy):
     q0, q1 = policy.primary_rank(k), policy.rescue_rank(k)
     ranks = np.array([q for q in (q0, q1) if q])
     columns = [
-        calibration._try(row, policy, ranks, k) for row in rank_rows(rows, np.full(3, length), calibration.KEPT * k)
+        predict.try_row(row, policy, ranks, k, np.full(ranks.size, 250))
+        for row in rank_rows(rows, np.full(3, length), KEPT * k)
     ]
-    tried = calibration.Tried(policy, ranks, *(np.stack(c) for c in zip(*columns, strict=True)))
+    tried = predict.Tried(policy, ranks, *(np.stack(c) for c in zip(*columns, strict=True)))
     cost = costs.DEVICE_COSTS["cpu"]
-    found = calibration._predict(tried, k, cost, np.full(3, length), np.arange(3), 100, q0, q1)
+    found = predict.predict(tried, k, cost, predict.Sample(np.full(3, length), np.arange(3), 100), q0, q1)
     every = [phases_of(row, k, policy) for row in rows]
     stats = ksieve.Stats(np.concatenate([s.raw for s, _ in every]))
     traffic = check_traffic(stats, np.concatenate([v for _, v in every]), policy)
@@ -109,6 +112,7 @@ def test_a_prediction_is_the_models_rate_over_all_phases(policy):
     assert found.p_exact.value == pytest.approx(traffic.p_exact)
     assert found.traffic.value == pytest.approx(traffic.predicted)
     assert found.admitted.value == pytest.approx(stats.admitted0.mean() / k)
+    assert found.overflow == pytest.approx((stats.admitted0 > 250).mean())
     assert found.p_exact.value > 0, "a case without failures would prove nothing"
 
 
@@ -120,7 +124,7 @@ def test_rates_of_exchangeable_rows_are_the_hypergeometric_ones(tmp_path):
     blocks = np.arange(96) // 3
     with open_capture(tmp_path / "a.safetensors") as capture:
         rows = rank_rows(capture.rows_block(0, 96), np.full(96, length), 8 * k)
-        underfill = np.array([calibration._try(row, view, ranks, k)[0] for row in rows])
+        underfill = np.array([predict.try_row(row, view, ranks, k, np.full(6, 999))[0] for row in rows])
     for i, q in enumerate(ranks):
         estimate = estimate_rate(underfill[:, i], blocks, 96)
         truth = theory.underfill_probability(k, int(q), length, length // 32)
@@ -131,9 +135,9 @@ def test_rates_of_exchangeable_rows_are_the_hypergeometric_ones(tmp_path):
 
 @pytest.mark.parametrize("k", [1, 7, 512, 2048, 4096])
 def test_margins_request_the_chosen_ranks(k):
-    for view in calibration.shapes():
-        for q in calibration.sample_ranks(view, k):
-            policy = calibration.with_ranks(view, k, int(q), int(q) + 4)
+    for view in predict.shapes():
+        for q in predict.sample_ranks(view, k):
+            policy = predict.with_ranks(view, k, int(q), int(q) + 4)
             assert (policy.primary_rank(k), policy.rescue_rank(k)) == (q, q + 4)
 
 
@@ -209,10 +213,10 @@ def test_held_back_rows_meet_the_prediction(tmp_path, producer, cost):
     with open_capture(path) as capture:
         found = calibration.calibrate([capture], cost=cost)
         assert (found.rows, found.held_back) == (64, 64)
-        assert found.came_true() == dict.fromkeys(calibration.QUANTITIES, True), found.realised
+        assert found.came_true() == dict.fromkeys(predict.QUANTITIES, True), found.realised
         assert found.traffic.ok
         assert [p.row_ns for p in found.ranking] == sorted(p.row_ns for p in found.ranking)
-        assert found.chosen.row_ns <= (1 + calibration.SLACK) * found.ranking[0].row_ns
+        assert found.chosen.row_ns <= (1 + predict.SLACK) * found.ranking[0].row_ns
         for entry in found.ranking:
             assert entry.p_exact.value <= entry.p_band.value or entry.policy.rescue_margin is None
             exact_on_gpu = cost == "h200" and entry.policy.boundary == "exact"
@@ -274,5 +278,37 @@ def test_real_rows_meet_the_prediction():
     with open_capture(REAL) as capture:
         found = calibration.calibrate([capture], 2048, rows=96)
     assert (found.rows, found.held_back) == (48, 48)
-    assert found.came_true() == dict.fromkeys(calibration.QUANTITIES, True), found.realised
+    assert found.came_true() == dict.fromkeys(predict.QUANTITIES, True), found.realised
     assert found.chosen.p_exact.high < 0.05
+
+
+def test_half_as_wide_scores_cost_half_the_scan(tmp_path):
+    """Nothing but the bytes scanned changes much: views and candidates are counted in scores."""
+    prices = []
+    for dtype in ("float32", "bfloat16"):
+        path = tmp_path / f"{dtype}.safetensors"
+        write_synthetic(path, "random_normal", 32, 16_384, dtype=dtype, seed=4, k=256)
+        with open_capture(path) as capture:
+            found = calibration.calibrate([capture])
+            assert found.traffic.ok
+            prices.append(found.chosen.row_ns)
+    scan = 2 * 16_384 * costs.DEVICE_COSTS["h200"].byte_ns
+    assert prices[0] - prices[1] == pytest.approx(scan, rel=0.25)
+
+
+def test_clumped_rows_that_overfill_the_plan_are_counted_and_avoided(tmp_path):
+    """Where neighbours are alike, lines admit more than the GPU plan holds, and quads are recommended instead."""
+    path, k = tmp_path / "a.safetensors", 2048
+    write_synthetic(path, "smooth_structured", 24, 131_072, seed=5, k=k)
+    with open_capture(path) as capture:
+        found = calibration.calibrate([capture])
+        scores = capture.rows_block(0, 1)
+    assert found.default is not None
+    assert found.default.policy == LINES_64
+    assert 0.02 < found.default.overflow < 0.4
+    plan = ksieve.plan(rows=4096, width=131_072, k=k, device=DEVICES["h200"], policy=LINES_64)
+    copies = np.broadcast_to(scores, (64, scores.shape[1]))
+    stats = reference.select(copies, np.full(64, 131_072), k, policy=LINES_64, capacity=plan.capacity)[1]
+    assert np.array_equal(stats.scans > 1, stats.admitted0 > plan.capacity), "the model scans those again"
+    assert found.chosen.overflow < 0.01
+    assert found.chosen.row_ns < 0.95 * found.default.row_ns

@@ -147,6 +147,25 @@ def test_the_figure_is_drawn(on_the_host, monkeypatch, tmp_path):
     assert [p.suffix for p in chain.draw(payload, tmp_path / "chain")] == [".png", ".svg"]
 
 
+def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, tmp_path):
+    from typer.testing import CliRunner
+
+    from ksieve.cli import app
+
+    monkeypatch.setattr(timing, "measure", fake_measure([]))
+    payload = run_small()
+    payload["results"]["requests"][0]["request"] = "245K"
+    monkeypatch.setattr(chain, "run", lambda *arguments, **options: payload)
+    done = CliRunner().invoke(app, ["bench", "chain", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "gpu-chain.json").exists()
+    shown = done.output + done.stderr
+    for words in ("245K: 4 calls of the last step, 1,000 wide", "16.7%", "HPC-Ops 18.15 ms"):
+        assert words in shown, words
+    payload["results"]["requests"][0]["selectors"]["ksieve"]["exact"] = False
+    assert CliRunner().invoke(app, ["bench", "chain"]).exit_code == 1
+
+
 @pytest.mark.slow
 def test_the_triton_kernel_computes_the_formula_in_its_interpreter():
     """Under Triton's interpreter: needs the package alone, and a NumPy older than 2.4."""

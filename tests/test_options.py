@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import ksieve
-from cases import DTYPES, OPTION_AXES, OPTION_CASES, POLICIES, TINY, build_call, scores_of
+from cases import DTYPES, OPTION_AXES, OPTION_CASES, POLICIES, build_call, scores_of
 from harness import BACKENDS, HOST_BACKENDS, serve_on
 from ksieve import Options, Route
 from oracle import assert_served, window_of
@@ -231,3 +232,45 @@ def test_sorted_up_to_the_largest_k(backend, k):
         for tie_break in ("low", "high"):
             call = {"sorted": True, "tie_break": tie_break, "return_values": True}
             assert_served(x, k, call, serve_on(backend, x, k, call))
+
+
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+@pytest.mark.parametrize("order", ["value", "index"])
+@pytest.mark.parametrize("tie_break", ["low", "high"])
+def test_a_row_has_the_same_bytes_in_any_batch(backend, order, tie_break):
+    """First, last and in the middle of batches of 1 to 513 rows, under every policy and any number of threads."""
+    rng = np.random.default_rng(5)
+    row = rng.integers(-3, 4, 700).astype(np.float32)
+    options = Options(
+        windows="ends", transform="offsets", raw=True, values=True, per_row_k=True, order=order, tie_break=tie_break
+    )
+    want = None
+    for number, rows in enumerate((1, 2, 7, 64, 513)):
+        if backend == "reference" and rows > 64:
+            continue
+        for threads, policy in ((1, POLICIES[number]), (2, POLICIES[-1 - number])):
+            plan = ksieve.plan(rows=rows, width=700, k=60, policy=policy or "direct", options=options)
+            scores = rng.standard_normal((rows, 700)).astype(np.float32)
+            starts, ends = rng.integers(0, 300, rows).astype(np.int32), rng.integers(300, 701, rows).astype(np.int32)
+            ks, offsets = rng.integers(0, 61, rows).astype(np.int32), rng.integers(0, 9, rows).astype(np.int32)
+            for at in {0, rows // 2, rows - 1}:
+                scores[at], starts[at], ends[at], ks[at], offsets[at] = row, 3, 690, 50, 1000
+            given = {"starts": starts, "ends": ends, "offsets": offsets, "backend": backend}
+            answer = ksieve.topk(scores, k=ks, plan=replace(plan, threads=threads, capacity=64), **given)
+            for at in {0, rows // 2, rows - 1}:
+                found = [part[at].tobytes() for part in answer]
+                want = want or found
+                assert found == want, (rows, at, threads)
+
+
+def test_a_thousand_runs_are_one():
+    """Threads that run at once, over and over, write the same bytes."""
+    scores = scores_of("few_values", 40, 4000, 100)
+    plan = ksieve.plan(rows=40, width=4000, k=100, options=Options(order="value", tie_break="high", values=True))
+    plan = replace(plan, threads=2)
+
+    def run(_):
+        return b"".join(part.tobytes() for part in ksieve.topk(scores, plan=plan))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(set(pool.map(run, range(1000)))) == 1

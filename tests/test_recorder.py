@@ -197,3 +197,21 @@ def test_the_fast_way_of_repeated_calls_is_not_taken_while_recording(tmp_path, m
         assert ksieve.topk(scores, plan=plan).shape == (2, 3)
     assert recorder.kept == 1
     assert api.topk(scores, plan=plan) == "short"
+
+
+def test_inside_a_compiled_function_a_recording_breaks_the_graph_or_is_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "scores.safetensors"
+
+    def select(scores):
+        with ksieve.record(path):
+            return ksieve.topk(scores, k=4) + 0
+
+    scores = torch.randn(3, 60)
+    with pytest.raises(Exception, match=r"cannot be entered under torch\.compile"):
+        torch.compile(select, backend="eager", fullgraph=True)(scores)
+    torch._dynamo.reset()
+    assert torch.compile(select, backend="eager")(scores).shape == (3, 4)
+    with open_capture(path) as capture:
+        assert np.array_equal(capture.rows_block(0, 3), scores.numpy())
+    assert api.observers == ()

@@ -144,3 +144,45 @@ def test_the_example_is_small_and_the_figure_is_drawn(tmp_path):
     payload = replay.run(SMALL, backend="cpu", rounds=1)
     path = record.write_json(tmp_path / "replay.json", payload)
     assert len(plots.draw(record.read_json(path), tmp_path, "replay")) == 2
+
+
+def test_the_commands_say_what_they_did(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from ksieve.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke
+    done = run(app, ["replay", "--prompt", "300", "--step-tokens", "200", "--decode-steps", "2", "--k", "16",
+                     "--backend", "cpu", "--save", "trace.json", "--out", "."])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "total" in done.output
+    assert "exact: yes" in done.output
+    assert "replay-1x300-cpu.json" in done.output
+    again = run(app, ["replay", "trace.json", "--backend", "cpu", "--rounds", "1", "--k", "16"])
+    assert again.exit_code == 0, again.output
+    assert "4 calls, 302 rows" in again.output
+    for wrong in (["replay"], ["replay", "--example", "--prompt", "3"]):
+        refused = run(app, wrong)
+        assert isinstance(refused.exception, ArgumentError)
+    long = run(
+        app, ["replay", "--prompt", "40", "--decode-steps", "60", "--k", "4", "--backend", "cpu", "--rounds", "1"]
+    )
+    assert "decode" in long.output
+    assert "60" in long.output
+
+
+def test_the_ablation_command_prints_the_papers_findings(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from ksieve.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "bench ablation --backend cpu --requests 9000 --step-tokens 20 --k 64 --rounds 1 --parts margin,rescue --out ."
+    )
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    for words in ("9000: last step, 1 calls", "paper s=128 rho=1.5", "ablation-margin-rescue-cpu.json"):
+        assert words in done.output, words
+    assert "5.7 to 7.8" in done.output + done.stderr

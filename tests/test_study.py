@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.study import measure, run
+from ksieve.study.draw import FIGURES
 from ksieve.study.rows import eligible_rows, read_blocks
 from ksieve.study.tally import RankTally
 from ksieve.study.views import UNUSABLE
@@ -289,3 +290,32 @@ def test_real_scores_show_what_their_description_says():
     assert entry["rms"] == pytest.approx(0.31, abs=0.02)
     coarse = next(p for p in results["policies"] if p["name"] == "paper-128")
     assert coarse["below_k"] == pytest.approx(0.019, abs=0.005)
+
+
+def test_the_page_shows_figures_that_exist_and_are_small():
+    root = Path(__file__).resolve().parent.parent
+    text = (root / "docs" / "study.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert sorted(Path(name).stem for name in shown) == sorted(f"study-{d.stem}" for d in FIGURES)
+    result = json.loads((root / "benchmarks" / "results" / "study-k2048.json").read_text())
+    for name in shown:
+        picture = root / "docs" / name
+        assert picture.stat().st_size < 200_000
+        labels = "".join(ElementTree.parse(picture).getroot().itertext())
+        if "ranks" not in name:  # captures are pooled there
+            assert all(capture["name"] in labels for capture in result["results"]["captures"]), name
+
+
+def test_the_pages_example_runs(tmp_path):
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    root = Path(__file__).resolve().parent.parent
+    text = (root / "docs" / "study.md").read_text(encoding="utf-8")
+    example = next(
+        block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "run import study" in block
+    )
+    write_synthetic(tmp_path / "scores.safetensors", "random_normal", 3, 8192, k=2048)
+    exec(
+        example.replace('"scores.safetensors"', repr(str(tmp_path / "scores.safetensors"))),
+        {"folder": tmp_path / "out"},
+    )
+    assert (tmp_path / "out" / "report.html").exists()

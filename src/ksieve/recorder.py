@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -46,6 +47,8 @@ class Recorder:
     full : bool
         Whether `max_bytes` or `calls` has been reached: later calls pass by unrecorded.
     """
+
+    _shielded = False
 
     def __init__(
         self,
@@ -87,8 +90,6 @@ class Recorder:
     # ---- the recording
 
     def __enter__(self) -> Self:
-        if _traced():
-            raise BackendError("ksieve.record cannot be entered under torch.compile: enter it around the compiled call")
         if self._draft is not None:
             raise ArgumentError("recorder", "one that has been used", "a new ksieve.record(...)")
         self._draft = self._draft_path.open("w+b")
@@ -235,6 +236,9 @@ def record(
     >>> with ksieve.record("scores.safetensors", rows_per_call=64, metadata={"model": "mine"}):
     ...     model.generate(prompt)
     """
+    if _traced():
+        raise BackendError("ksieve.record cannot be entered under torch.compile: enter it around the compiled call")
+    _shield()
     return Recorder(path, every, calls, rows_per_call, max_bytes, metadata)
 
 
@@ -265,16 +269,22 @@ def _spread(rows: int, most: int | None) -> NDArray[np.int64]:
     return np.arange(count, dtype=np.int64) * rows // max(count, 1)
 
 
-def _traced() -> bool:
-    import sys
+def _shield() -> None:
+    """Keep Dynamo, where it is in use, from tracing a recorder that a function it compiles breaks its graph for."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or Recorder._shielded:
+        return
+    for name in ("__init__", "__enter__", "__exit__", "__call__"):
+        setattr(Recorder, name, dynamo.disable(getattr(Recorder, name)))
+    Recorder._shielded = True
 
+
+def _traced() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def _refuse_capture(asked: Problem) -> None:
-    import sys
-
     torch = sys.modules.get("torch")
     if asked.device.kind != "cuda" or torch is None or not torch.cuda.is_available():
         return

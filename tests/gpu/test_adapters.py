@@ -32,7 +32,7 @@ GRID = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled():
+def kernels_of_the_cases():
     """Compile what the cases need side by side: NVRTC holds a lock, so every process compiles one kernel at a time."""
     workers = min(len(os.sched_getaffinity(0)), 16)
     if workers < 4:

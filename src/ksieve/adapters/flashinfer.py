@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ksieve.adapters._select import require, select, tie_break_of
+from ksieve.errors import ArgumentError
 
 __all__ = ["top_k", "top_k_page_table_transform", "top_k_ragged_transform", "top_k_varlen", "topk"]
 
@@ -254,10 +255,8 @@ def top_k_varlen(
     rows = logits.shape[0]
     require(next_n >= 1, "next_n", next_n, "a positive int")
     require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
-    requests = seq_lens.shape[0]
-    require(
-        requests * next_n == rows, "seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries"
-    )
+    if (requests := seq_lens.shape[0]) * next_n != rows:
+        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries")
     options: dict[str, Any] = {}
     if compress_ratio != 1:
         seq_lens = _compressed(seq_lens, next_n, compress_ratio)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.adapters._select import first, require, select
+from ksieve.adapters._select import first, select
+from ksieve.errors import ArgumentError
 
 __all__ = ["cooperative_topk", "persistent_topk", "top_k_per_row_decode", "top_k_per_row_prefill"]
 
@@ -72,7 +73,8 @@ def top_k_per_row_decode(
     ArgumentError
     """
     scores, out = _operands(logits, indices, numRows, stride0, stride1, topK)
-    require(next_n >= 1 and numRows % next_n == 0, "next_n", next_n, f"a divisor of numRows, {numRows}")
+    if next_n < 1 or numRows % next_n:
+        raise ArgumentError("next_n", next_n, f"a divisor of numRows, {numRows}")
     if seq_lens.dim() == 2 and seq_lens.shape[1] == next_n:
         # Every row has its own length, so that nothing is left for next_n to say.
         lengths, next_n = seq_lens.reshape(-1), 1
@@ -93,8 +95,8 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
     logits : Tensor, shape (rows, width)
     lengths : Tensor of int32
         One per row, in any shape of `rows` entries; a negative one counts as 0.
-    output : Tensor of int32, shape (rows, at least k)
-        Receives positions, in no particular order, then -1.
+    output : Tensor of int32, shape (at least rows, at least k)
+        Receives positions, in no particular order, then -1. Other rows and columns are left alone.
     workspace : Tensor
         Not used: ksieve keeps a workspace per stream.
     k : int
@@ -107,8 +109,10 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
     ArgumentError
     """
     rows = logits.shape[0]
-    require(lengths.numel() == rows, "lengths", f"{lengths.numel()} entries", f"one per row of logits, {rows}")
-    select(_FLAT, logits, lengths if lengths.dim() == 1 else lengths.reshape(-1), k, out=_columns(output, "output", k))
+    if lengths.numel() != rows:
+        raise ArgumentError("lengths", f"{lengths.numel()} entries", f"one per row of logits, {rows}")
+    flat = lengths if lengths.dim() == 1 else lengths.reshape(-1)
+    select(_FLAT, logits, flat, k, out=_part(output, "output", rows, k))
 
 
 def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
@@ -117,15 +121,21 @@ def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: 
 
 
 def _operands(logits: Any, indices: Any, rows: int, stride0: int, stride1: int, k: int) -> tuple[Any, Any]:
-    """Return the rows of the scores and of the output that a call is about."""
-    for name, tensor in (("logits", logits), ("indices", indices)):
-        require(tensor.dim() == 2 and tensor.shape[0] >= rows, name, f"shape {tuple(tensor.shape)}", f"{rows} rows")
-    require(stride1 == 1, "stride1", stride1, "1: the logits of a row are contiguous")
-    require(rows <= 1 or stride0 == logits.stride(0), "stride0", stride0, f"{logits.stride(0)}, that of logits")
-    return first(logits, rows), _columns(first(indices, rows), "indices", k)
+    """Return the rows of the scores and of the output that a call is about. On every call: no text before an error."""
+    if logits.dim() != 2 or (held := logits.shape[0]) < rows:
+        raise ArgumentError("logits", f"shape {tuple(logits.shape)}", f"{rows} rows")
+    if stride1 != 1:
+        raise ArgumentError("stride1", stride1, "1: the logits of a row are contiguous")
+    if rows > 1 and stride0 != logits.stride(0):
+        raise ArgumentError("stride0", stride0, f"{logits.stride(0)}, that of logits")
+    return logits if held == rows else logits[:rows], _part(indices, "indices", rows, k)
 
 
-def _columns(output: Any, name: str, k: int) -> Any:
-    width = output.shape[1]
-    require(width >= k, name, f"{width} columns", f"at least {k} columns")
-    return output if width == k else output[:, :k]
+def _part(output: Any, name: str, rows: int, k: int) -> Any:
+    """Return the leading rows and columns of an output; it itself, if those are all."""
+    shape = output.shape
+    if len(shape) != 2 or shape[0] < rows:
+        raise ArgumentError(name, f"shape {tuple(shape)}", f"{rows} rows")
+    if shape[1] < k:
+        raise ArgumentError(name, f"{shape[1]} columns", f"at least {k} columns")
+    return output if shape == (rows, k) else output[:rows, :k]

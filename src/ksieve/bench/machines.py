@@ -244,6 +244,15 @@ def _copies(scores: Any) -> list[Any]:
     return [scores, *copies]
 
 
+def stem_of(backend: str, *words: str) -> str:
+    """Name of a result file: led by "gpu" where that is what the backend will be."""
+    from ksieve.stream import choose_backend
+
+    chosen = choose_backend() if backend == "auto" else backend
+    named = [word.replace(" ", "") for word in words]
+    return "-".join(["gpu", *named] if chosen == "cuda" else [*named, chosen])
+
+
 def machine_of(backend: str) -> Machine:
     """Return the machine of a backend: "cpu", "reference", "cuda", or "auto" for a GPU where there is one.
 

@@ -48,9 +48,10 @@ def bench_ablation(
     mean the same and the times are its own: choose a small prompt, few step tokens and a small budget.
     """
     from ksieve.bench import ablation
+    from ksieve.bench.machines import stem_of
 
     wanted = gpu.listed_of(parts)
-    path = gpu.target(out, "ablation")
+    path = gpu.target(out, stem_of(backend, "ablation", *(wanted if set(wanted) != set(ablation.PARTS) else ())))
     gpu.ready(figures)
     with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
         payload = ablation.run(

@@ -66,6 +66,7 @@ def replay(
     per token. Every call is timed beside a plain read of the same valid scores, and every answer is verified.
     """
     from ksieve import replay as traces
+    from ksieve.bench.machines import stem_of
 
     if (trace is not None) + example + (prompt is not None) != 1:
         raise ArgumentError("TRACE", "none or several sources", "one of: TRACE, --example, --prompt")
@@ -82,7 +83,7 @@ def replay(
     if scores is None:
         recorded = trace is not None and trace.endswith(".safetensors")
         scores = str(trace) if recorded else "endpoint"
-    path = gpu.target(out, f"replay-{chosen.name.replace(' ', '')}")
+    path = gpu.target(out, stem_of(backend.value, "replay", chosen.name))
     gpu.ready(figures)
     if save is not None:
         chosen.save(save)

@@ -167,7 +167,7 @@ def calibrate(
     terminal.say()
     entries = [*found.ranking, *([found.default] if found.default else [])]
     terminal.table(
-        ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "cost of a row"),
+        ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "overflow", "cost of a row"),
         [
             (
                 entry.policy.name + (" (the planner's own choice)" if entry is found.default else ""),
@@ -178,6 +178,7 @@ def calibrate(
                 _rate(entry.p_band.value),
                 _rate(entry.p_exact.value),
                 f"{entry.admitted.value:.2f}",
+                _rate(entry.overflow),
                 f"{entry.row_ns:,.1f} ns",
             )
             for entry in entries
@@ -200,7 +201,7 @@ def calibrate(
 def _rate(share: float) -> str:
     if share == 0:
         return "none"
-    return f"{100 * share:.2g} %" if share >= 1e-4 else f"{share:.0e}"
+    return f"{100 * share:.2g} %" if share >= 1e-6 else "under 0.0001 %"
 
 
 def _scans(value: float) -> str:

@@ -8,7 +8,6 @@ blocks are held back and selected with it by the CPU backend, whose routes are t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +23,23 @@ from ksieve.errors import ArgumentError
 from ksieve.policy import SamplingPolicy
 from ksieve.stats import Stats
 from ksieve.study.costs import DeviceCost, find_cost
-from ksieve.study.intervals import NEVER, Estimate, estimate_mean, estimate_rate
 from ksieve.study.measure import KEPT
+from ksieve.study.predict import (
+    QUANTITIES,
+    SLACK,
+    Prediction,
+    Sample,
+    Tried,
+    capacities,
+    cheapest,
+    predict,
+    sample_ranks,
+    shapes,
+    try_row,
+)
 from ksieve.study.ranked import RankedRow, rank_rows
 from ksieve.study.rows import ROWS, eligible_rows, read_blocks
 from ksieve.study.run import check_device, suggested_k
-from ksieve.study.views import UNUSABLE, realised_ranks
 from ksieve.traffic import Traffic, check_traffic
 from ksieve.workloads.capture import BLOCK_BYTES, Capture
 
@@ -41,90 +51,6 @@ BLOCKS = 32
 
 LEAST_ROWS = 16
 """Eligible rows that a capture needs: fewer say nothing about rates."""
-
-MARGINS = (0.75, 3.0)
-"""Requested ranks that are tried, in units of k."""
-
-SLACK = 0.005
-"""Relative cost below which policies count as equally cheap: under the model's own error."""
-
-MOST_RANKS = 48
-"""Sample ranks tried per view; more are thinned to equal spacing."""
-
-
-def shapes() -> list[SamplingPolicy]:
-    """Views that are tried: whole lines with peaks, quads, and the paper's single scores with a coarse boundary."""
-    lines = [SamplingPolicy(f"lines-{s}", s, group=32, peaks=True, boundary="exact") for s in (32, 64, 128, 256)]
-    quads = [SamplingPolicy(f"quads-{s}", s, group=4, boundary="exact") for s in (16, 32, 64)]
-    single = [SamplingPolicy(f"single-{s}", s) for s in (32, 64, 128, 256)]
-    return lines + quads + single
-
-
-def sample_ranks(view: SamplingPolicy, k: int) -> I64:
-    """Sample ranks to try with a view."""
-    least, most = (max(2, math.ceil(margin * k / view.stride)) for margin in MARGINS)
-    return np.unique(np.linspace(least, most, min(MOST_RANKS, most - least + 1)).round().astype(np.int64))
-
-
-def with_ranks(view: SamplingPolicy, k: int, primary: int, rescue: int | None) -> SamplingPolicy:
-    """Give a view the margins that request these sample ranks at this k."""
-    # A quarter of a rank below the rank itself: ceil() meets it whatever the rounding.
-    margin, rescue_margin = (None if q is None else round((q - 0.25) * view.stride / k, 6) for q in (primary, rescue))
-    assert margin is not None
-    policy = replace(view, margin=margin, rescue_margin=rescue_margin, sigmas=0.0, min_rank=min(primary, 16))
-    assert (policy.primary_rank(k), policy.rescue_rank(k)) == (primary, rescue)
-    return policy
-
-
-@dataclass
-class Tried:
-    """One view on all calibration rows: per row and sample rank, over its phases.
-
-    Attributes
-    ----------
-    view : SamplingPolicy
-    ranks : ndarray of int64, shape (q,)
-    underfill : ndarray, shape (rows, q)
-        Share of phases that admit fewer than k.
-    admitted, square : ndarray, shape (rows, q)
-        Mean over phases of the scores admitted and of their square; those behind the kept ones count as the first.
-    direct : ndarray, shape (rows, q)
-        Share of phases whose view is too small, which sends the row direct.
-    """
-
-    view: SamplingPolicy
-    ranks: I64
-    underfill: F64
-    admitted: F64
-    square: F64
-    direct: F64
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a policy is expected to do to rows like those measured."""
-
-    policy: SamplingPolicy
-    p_band: Estimate
-    p_exact: Estimate
-    traffic: Estimate
-    admitted: Estimate
-    row_ns: float
-
-    def plain(self) -> dict[str, Any]:
-        """Return the prediction as JSON-able data."""
-        return {
-            "policy": self.policy.name,
-            "stride": self.policy.stride,
-            "margin": self.policy.margin,
-            "rescue_margin": self.policy.rescue_margin,
-            **{name: getattr(self, name).plain() for name in QUANTITIES},
-            "row_ns": self.row_ns,
-        }
-
-
-QUANTITIES = ("p_band", "p_exact", "traffic", "admitted")
-"""What is predicted and then counted: rates of band scans and of exact recovery, row scans, admitted scores / k."""
 
 
 @dataclass(frozen=True)
@@ -227,19 +153,19 @@ def calibrate(
     total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
     count = _Counter(total, progress)
     default = default_policy(captures, slots, model)
-    tried, lengths, blocks = _measure(captures, parts, slots, default, device, max_bytes, count)
-    following = sum(held.size for _, held, _ in parts)
-    best = [_cheapest(entry, slots, model, lengths, blocks, following) for entry in tried[: len(shapes())]]
+    tried, sample = _measure(captures, parts, slots, model, default, device, max_bytes, count)
+    best = [cheapest(entry, slots, model, sample) for entry in tried[: len(shapes())]]
     ranking = sorted((p for p in best if p is not None), key=lambda p: p.row_ns)
     if not ranking:
         raise ArgumentError("k", slots, "a smaller k: no view of these rows is large enough")
-    chosen = ranking[0]
+    alike = [p for p in ranking if p.row_ns <= (1 + SLACK) * ranking[0].row_ns]
+    chosen = min(alike, key=lambda p: 2 * p.p_exact.high + p.p_band.high)
     chosen = replace(chosen, policy=replace(chosen.policy, name=f"calibrated-{chosen.policy.name}",
                                             source=_source(captures, slots, model)))  # fmt: skip
     ordinary = None
     if default is not None:
         q0, q1 = default.primary_rank(slots), default.rescue_rank(slots)
-        ordinary = replace(_predict(tried[-1], slots, model, lengths, blocks, following, q0, q1), policy=default)
+        ordinary = replace(predict(tried[-1], slots, model, sample, q0, q1), policy=default)
     stats, valid = _select_held_back(captures, parts, slots, chosen.policy, max_bytes, count)
     traffic = check_traffic(stats, valid, chosen.policy)
     realised = {
@@ -249,7 +175,9 @@ def calibrate(
         "admitted": float(np.minimum(stats.admitted0[stats.admitted0 >= 0], KEPT * slots + 1).mean() / slots)
         if (stats.admitted0 >= 0).any() else 0.0,
     }  # fmt: skip
-    return Calibration(slots, model, chosen, ordinary, ranking, realised, traffic, lengths.size, following)
+    return Calibration(
+        slots, model, chosen, ordinary, ranking, realised, traffic, sample.lengths.size, sample.following
+    )
 
 
 def split_rows(capture: Capture, k: int, most: int | None) -> tuple[I64, I64, int]:
@@ -292,23 +220,26 @@ def _measure(
     captures: Sequence[Capture],
     parts: Sequence[tuple[I64, I64, int]],
     k: int,
+    cost: DeviceCost,
     default: SamplingPolicy | None,
     device: str,
     max_bytes: int,
     count: _Counter,
-) -> tuple[list[Tried], I64, I64]:
+) -> tuple[list[Tried], Sample]:
     """Try every view, and the default policy last, on the calibration rows."""
     views = [(view, sample_ranks(view, k)) for view in shapes()]
     if default is not None:
         wanted = [default.primary_rank(k), default.rescue_rank(k)]
         views.append((default, np.array([q for q in wanted if q], dtype=np.int64)))
-    found: list[list[tuple[F64, F64, F64, F64]]] = [[] for _ in views]
+    width = max(capture.width for capture in captures)
+    room = [capacities(view, ranks, k, width, cost) for view, ranks in views]
+    found: list[list[tuple[F64, ...]]] = [[] for _ in views]
     lengths: list[int] = []
     blocks: list[int] = []
     for part, (capture, (calibrated, _, size)) in enumerate(zip(captures, parts, strict=True)):
         for at, row in enumerate(_ranked(capture, calibrated, KEPT * k, device, max_bytes)):
-            for entries, (view, ranks) in zip(found, views, strict=True):
-                entries.append(_try(row, view, ranks, k))
+            for entries, (view, ranks), capacity in zip(found, views, room, strict=True):
+                entries.append(try_row(row, view, ranks, k, capacity))
             lengths.append(row.length)
             blocks.append(part * BLOCKS + at // size)
             count.add()
@@ -316,89 +247,14 @@ def _measure(
         Tried(view, ranks, *(np.stack(column) for column in zip(*entries, strict=True)))
         for entries, (view, ranks) in zip(found, views, strict=True)
     ]
-    return tried, np.array(lengths, dtype=np.int64), np.array(blocks, dtype=np.int64)
+    following = sum(held.size for _, held, _ in parts)
+    itemsize = 4 if any(capture.dtype == "float32" for capture in captures) else 2
+    return tried, Sample(np.array(lengths, np.int64), np.array(blocks, np.int64), following, itemsize)
 
 
 def _ranked(capture: Capture, rows: I64, keep: int, device: str, max_bytes: int) -> Iterator[RankedRow]:
     for block in read_blocks(capture, rows, max_bytes):
         yield from rank_rows(block.scores, block.lengths, keep, device)
-
-
-def _try(row: RankedRow, view: SamplingPolicy, ranks: I64, k: int) -> tuple[F64, F64, F64, F64]:
-    found = realised_ranks(row, view, [int(q) for q in ranks], beyond=False)
-    usable = found != UNUSABLE
-    admitted = np.minimum(np.where(usable, found, 0), KEPT * k + 1).astype(np.float64)
-    share = np.maximum(usable.mean(axis=0), 1e-12)
-    return (
-        ((found < k) & usable).mean(axis=0) / share,
-        admitted.mean(axis=0) / share,
-        np.square(admitted).mean(axis=0) / share,
-        1 - usable.mean(axis=0),
-    )
-
-
-def _cheapest(tried: Tried, k: int, cost: DeviceCost, lengths: I64, blocks: I64, following: int) -> Prediction | None:
-    """Choose a view's sample ranks by the model, with failure rates at the upper end of their intervals.
-
-    The upper end, because few rows cannot rule out what none of them showed. Among ranks that cost the same within
-    `SLACK`, the one with the fewest failures: a call is as slow as its slowest row.
-    """
-    usable = [int(i) for i in np.flatnonzero(tried.direct.max(axis=0) == 0)]
-    if not usable:
-        return None
-    high = {i: estimate_rate(tried.underfill[:, i], blocks, following).high for i in usable}
-    mean = {i: float(tried.admitted[:, i].mean()) for i in usable}
-    length = float(lengths.mean())
-    options: list[tuple[float, float, float, int, int | None]] = []
-    for i in usable:
-        rescues: list[int | None] = [None]
-        if tried.view.boundary == "coarse" or cost.rescues_exact:
-            rescues += [j for j in usable if tried.ranks[j] >= tried.ranks[i] + 4]
-        for j in rescues:
-            p_band, p_exact = (high[i], high[j]) if j is not None else (0.0, high[i])
-            scans = 1 + p_band + 2 * p_exact
-            admitted = mean[i] + p_band * (mean[j] if j is not None else 0.0)
-            price = float(cost.row_ns(tried.view, length, admitted, scans))
-            options.append((price, p_exact, p_band, i, j))
-    least = min(price for price, *_ in options)
-    _, _, _, i, j = min((o for o in options if o[0] <= least * (1 + SLACK)), key=lambda o: (2 * o[1] + o[2], o[0]))
-    q1 = None if j is None else int(tried.ranks[j])
-    return _predict(tried, k, cost, lengths, blocks, following, int(tried.ranks[i]), q1)
-
-
-def _predict(
-    tried: Tried, k: int, cost: DeviceCost, lengths: I64, blocks: I64, following: int, q0: int, q1: int | None
-) -> Prediction:
-    """Predict rates, traffic and candidates of a view with these sample ranks."""
-    i = int(np.flatnonzero(tried.ranks == q0)[0])
-    first = tried.underfill[:, i]
-    last = first if q1 is None else tried.underfill[:, int(np.flatnonzero(tried.ranks == q1)[0])]
-    band = np.zeros_like(first) if q1 is None else first
-    view = 1 / tried.view.stride
-    traffic = 1 + view + band + 2 * last
-    # Nested failures: of a row's phases, a share `last` costs 3 (or 2) more scans, a share `band - last` one more.
-    squares = (band - last) * 1 + last * 9 if q1 is not None else last * 4
-    variance = squares - (traffic - 1 - view) ** 2
-    admitted = tried.admitted[:, i] / k
-    policy = with_ranks(tried.view, k, q0, q1)
-    prediction = Prediction(
-        policy,
-        estimate_rate(band, blocks, following) if q1 is not None else NEVER,
-        estimate_rate(last, blocks, following),
-        estimate_mean(traffic, np.maximum(variance, 0), blocks, following),
-        estimate_mean(admitted, np.maximum(tried.square[:, i] / k**2 - admitted**2, 0), blocks, following),
-        float(cost.row_ns(policy, lengths, tried.admitted[:, i], traffic - view).mean()),
-    )
-    # Failures that were too rare to be seen may still come: traffic reaches as far as the rates do.
-    band_rate, exact_rate, scans = prediction.p_band, prediction.p_exact, prediction.traffic
-    reach = replace(
-        scans,
-        low=max(scans.low, 1 + view),
-        high=max(scans.high, 1 + view + band_rate.high + 2 * exact_rate.high),
-        next_low=max(scans.next_low, 1 + view),
-        next_high=max(scans.next_high, 1 + view + band_rate.next_high + 2 * exact_rate.next_high),
-    )
-    return replace(prediction, traffic=reach)
 
 
 def _select_held_back(

@@ -346,7 +346,7 @@ def _glyph(
     kernel = np.array([1, 4, 6, 4, 1]) / 16
     density = np.convolve(np.concatenate([[0, 0], counts, [0, 0]]), kernel, mode="same")
     ranks = (np.arange(density.size) - 2 + 0.5) / GLYPH_BINS_PER_K
-    width = half * density / density.max()
+    width = half * density / max(density.max(), 1.0)
     seen = (width > half * 0.01) & (ranks < most)
     ranks, width = ranks[seen], width[seen]
     spine = (_or_nan(entry["p05"]), min(_or_nan(entry["p95"]), most))

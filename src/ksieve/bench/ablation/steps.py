@@ -89,7 +89,7 @@ class Tally:
         """Count one call's clock reading and verdict."""
         self.microseconds += facts.get("median_us", 0.0)
         self.exact &= facts.get("exact") is True
-        self.error = self.error or facts.get("error")
+        self.error = self.error or facts.get("error") or facts.get("unsupported")
 
     def add_stats(self, stats: Stats) -> None:
         """Count one call's routes; rows that were not sampled have no boundary to miss."""
