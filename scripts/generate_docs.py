@@ -6,12 +6,16 @@ prose around them stays hand-written.
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from ksieve.bench import anchors, pages, plots
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,20 +49,16 @@ def _describe(path: tuple[str, ...], command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     usage = [*path, "[OPTIONS]", *(p.metavar for p in arguments), *(["COMMAND ..."] if inner else [])]
-    parts = [f"{'#' * (len(path) + 1)} `{' '.join(path)}`", _help(command), _fenced("text", " ".join(usage))]
+    parts = [f"{'#' * (len(path) + 1)} `{' '.join(path)}`", _help(command), pages.fenced("text", " ".join(usage))]
     if inner:
         parts.append("\n".join(f"* `{name}`: {_first_paragraph(child)}" for name, child in inner.items()))
     if arguments:
-        parts.append(_table(("argument", "meaning"), [(f"`{p.metavar}`", p.help) for p in arguments]))
+        parts.append(pages.table(("argument", "meaning"), [(f"`{p.metavar}`", p.help) for p in arguments]))
     if options:
-        parts.append(_table(("option", "meaning", "default"), [(_flags(p), p.help, _default(p)) for p in options]))
+        parts.append(pages.table(("option", "meaning", "default"), [(_flags(p), p.help, _default(p)) for p in options]))
     examples = [line[2:] for line in (command.epilog or "").splitlines() if line.startswith("$ ")]
-    parts.append(_fenced("bash", "\n".join(examples)) if examples else command.epilog or "")
+    parts.append(pages.fenced("bash", "\n".join(examples)) if examples else command.epilog or "")
     return "\n\n".join(part for part in parts if part)
-
-
-def _fenced(language: str, text: str) -> str:
-    return f"```{language}\n{text}\n```"
 
 
 def _first_paragraph(command: Any) -> str:
@@ -68,11 +68,6 @@ def _first_paragraph(command: Any) -> str:
 def _help(command: Any) -> str:
     """Help text as it reads in a terminal, where a bracket is escaped from markup."""
     return str(command.help or "").replace("\\[", "[")
-
-
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[str | None, ...]]) -> str:
-    lines = [columns, ("---",) * len(columns), *rows]
-    return "\n".join(f"| {' | '.join((cell or '').replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def _flags(option: Any) -> str:
@@ -87,11 +82,6 @@ def _default(option: Any) -> str:
     return f"`{option.default}`" if isinstance(option.default, (str, int)) and option.default is not False else ""
 
 
-TARGET_MEAN = 0.92
-TARGET_LEAST = 0.82
-"""What the operator shapes are to reach of the plain read: their geometric mean, and each of them."""
-
-
 def benchmark_section(results: Path) -> str:
     """README section: every CPU result file of a folder, and the operator shapes on a GPU; empty without any."""
     parts = _cpu_parts(results)
@@ -103,24 +93,82 @@ def benchmark_section(results: Path) -> str:
 
 def benchmark_page(results: Path) -> str:
     """Tables of docs/benchmarks.md: every result file of a folder with the command that reproduces it."""
-    parts = []
-    operator = sorted(results.glob("gpu-operator-k*.json"), key=lambda p: -_payload(p)["settings"]["k"])
-    if operator:
-        parts += ["## Operator shapes on a GPU", _targets([_payload(path) for path in operator])]
-        parts += [_operator_results(_link(path, "../"), _payload(path)) for path in operator]
-    decode = sorted(results.glob("gpu-decode-k*.json"))
-    if decode:
-        parts += ["## Decode shapes on a GPU", *(_decode_results(_link(p, "../"), _payload(p)) for p in decode)]
-    cpu = _cpu_parts(results, "../")
+    published = anchors.load(ROOT / anchors.FILE)
+    left = {path: _payload(path) for path in sorted(results.glob("*.json"))}
+
+    def take(pattern: str) -> list[tuple[str, str, dict[str, Any]]]:
+        """Link, stem and payload of the files of a kind: endpoint-structured scores first, large k first."""
+        found = [path for path in left if path.match(pattern)]
+        found.sort(key=lambda p: (left[p]["settings"].get("scores", "endpoint"), -left[p]["settings"]["k"]))
+        return [(_link(path, "../"), path.stem, left.pop(path)) for path in found]
+
+    parts: list[str] = []
+    if operator := take("gpu-operator*-k*.json"):
+        parts += ["## Operator shapes on a GPU", pages.operator_targets([payload for *_, payload in operator])]
+        parts += [pages.operator(*file, published) for file in operator]
+    if trace := take("gpu-trace*-k*.json"):
+        parts += ["## Framework traces on a GPU", *(pages.trace(*file) for file in trace)]
+    if decode := take("gpu-decode*-k*.json"):
+        parts += ["## Decode shapes on a GPU", *(pages.decode(*file, published) for file in decode)]
+    if short := take("gpu-short*-k*.json"):
+        parts += ["## Short rows on a GPU", *(pages.short(*file) for file in short)]
+    if worst := take("gpu-worst*-k*.json"):
+        parts += ["## The worst case on a GPU", *(pages.worst(*file, published) for file in worst)]
+    if planner := take("gpu-planner*-k*.json"):
+        parts += ["## The planner's choices", *(pages.planner(*file) for file in planner)]
+    cpu = [path for path in left if path.match("cpu-*.json")]
     if cpu:
-        parts += ["## CPU", *cpu]
-    suite = results / "gpu-suite.json"
-    if suite.exists():
-        parts += ["## The GPU suite", _suite_results(_link(suite, "../"), _payload(suite))]
-    sanitizers = results / "gpu-sanitizers.json"
-    if sanitizers.exists():
-        parts += ["## Sanitizers", _sanitizer_results(_link(sanitizers, "../"), _payload(sanitizers))]
+        parts += ["## CPU", *(_cpu_results(_link(path, "../"), left.pop(path)) for path in cpu)]
+    suite, sanitizers = results / "gpu-suite.json", results / "gpu-sanitizers.json"
+    if suite in left:
+        parts += ["## The GPU suite", _suite_results(_link(suite, "../"), left.pop(suite))]
+    if sanitizers in left:
+        parts += ["## Sanitizers", _sanitizer_results(_link(sanitizers, "../"), left.pop(sanitizers))]
+    if left:
+        lines = [pages.other(_link(path, "../"), payload) for path, payload in left.items()]
+        parts += ["## Other result files", "\n".join(lines)]
     return "\n\n".join(parts)
+
+
+def evidence_page(results: Path) -> str:
+    """Generated part of docs/evidence.md: every ablation, chain and replay of a folder."""
+    from ksieve.bench import evidence
+
+    found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
+    return evidence.section([(_link(path, "../"), path.stem, p) for path, p in found if p["bench"] in evidence.BENCHES])
+
+
+def study_page(results: Path) -> str:
+    """Generated part of docs/study.md: every study and calibration of a folder."""
+    from ksieve.study import pages as study
+
+    sections = {"study": study.study_section, "calibrate": study.calibration_section}
+    found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
+    parts = []
+    for bench, section in sections.items():
+        parts += [f"{section(p)}\n\n{_link(path, '../')}" for path, p in found if p["bench"] == bench]
+    return "\n\n".join(parts)
+
+
+def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
+    """Draw the figures of the page that are missing, or older than their result files; return their names.
+
+    A figure ends with the hash of the file it was drawn from: how it looks may change with the plotting library.
+    """
+    stale = []
+    for path in sorted(results.glob("gpu-*.json")):
+        names = plots.names(_payload(path), path.stem)
+        mark = f"<!-- drawn from {path.name}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()} -->\n"
+        old = [n for n in names if not (at := folder / f"{n}.svg").exists() or not at.read_text("utf-8").endswith(mark)]
+        stale += old
+        if old and not check:
+            with tempfile.TemporaryDirectory() as drawn:
+                plots.draw(_payload(path), Path(drawn), path.stem)
+                folder.mkdir(parents=True, exist_ok=True)
+                for name in names:
+                    text = (Path(drawn) / f"{name}.svg").read_text(encoding="utf-8")
+                    (folder / f"{name}.svg").write_text(text + mark, encoding="utf-8")
+    return stale
 
 
 def _payload(path: Path) -> dict[str, Any]:
@@ -139,153 +187,24 @@ def _cpu_parts(results: Path, up: str = "") -> list[str]:
     return [_cpu_results(_link(path, up), _payload(path)) for path in sorted(results.glob("cpu-*.json"))]
 
 
-def _command(payload: dict[str, Any]) -> str:
-    """Command line that writes a result file again, into the folder where it lies."""
-    words = payload["environment"]["command"].split()[1:]
-    if "--out" in words:
-        words[words.index("--out") + 1] = "benchmarks/results"
-    return " ".join(["ksieve", *words])
-
-
-def _machine(payload: dict[str, Any]) -> str:
-    facts = payload["environment"]
-    gpu, packages = facts["gpu"]["devices"][0], facts["packages"]
-    return (
-        f"{gpu['name']}, driver {gpu['driver_version']}, NVRTC {packages['nvidia-cuda-nvrtc']}, torch "
-        f"{packages['torch']}, {facts['date'][:10]}, commit {facts['commit'][:7]}"
-    )
-
-
-def _shapes(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Shapes that were measured, each with an exact answer of ksieve; anything else must not reach a page."""
-    shapes: list[dict[str, Any]] = payload["results"]["shapes"]
-    for shape in shapes:
-        if shape["selectors"]["ksieve"]["exact"] is not True:
-            raise SystemExit(f"{shape['rows']} x {shape['width']}: no exact answer was measured")
-    return shapes
-
-
-def _matrix(payload: dict[str, Any], cell: Callable[[dict[str, Any]], str]) -> str:
-    """One cell per shape: widths downwards, rows across."""
-    by_shape = {(s["rows"], s["width"]): s for s in _shapes(payload)}
-    rows, widths = (sorted({shape[i] for shape in by_shape}) for i in (0, 1))
-    lines = [(f"{n:,}", *(cell(by_shape[m, n]) if (m, n) in by_shape else "" for m in rows)) for n in widths]
-    return _table(("width \\ rows", *(f"{m:,}" for m in rows)), lines)
-
-
-def _of_floor(shape: dict[str, Any]) -> str:
-    return f"{shape['selectors']['ksieve']['of_floor']:.3f}"
-
-
 def _gpu_summary(link: str, payload: dict[str, Any]) -> str:
-    table = _matrix(payload, _of_floor)
+    table = pages.matrix(payload, pages.of_floor)
     own, settings = payload["results"]["of_floor"]["ksieve"], payload["settings"]
     return "\n\n".join(
         [
             "### On a GPU",
             f"Top {settings['k']:,} of {settings['dtype']} rows with {settings['lengths']} lengths "
-            f"({_machine(payload)}): speed as a fraction of the plain read, the fastest of several kernels that read "
-            f"the same valid scores and do nothing else. The geometric mean is {own['geometric_mean']:.3f} "
-            f"({_beside(own['geometric_mean'], TARGET_MEAN)}), the least {own['least']:.3f} "
-            f"({_beside(own['least'], TARGET_LEAST)}). Every answer was verified. The numbers are those "
+            f"({pages.machine(payload)}): speed as a fraction of the plain read, the fastest of several kernels "
+            f"that read the same valid scores and do nothing else. The geometric mean is {own['geometric_mean']:.3f} "
+            f"({pages.beside(own['geometric_mean'], pages.TARGET_MEAN)}), the least {own['least']:.3f} "
+            f"({pages.beside(own['least'], pages.TARGET_LEAST)}). Every answer was verified. The numbers are those "
             f"of {link}; [docs/benchmarks.md](docs/benchmarks.md) has times, other k, decode shapes, and what is "
             "missing.",
             table,
             "To measure again, and to run the GPU suite, with a Python that has torch and the `cuda` extra:",
-            _fenced("text", f"{_command(payload)}\nmake test-gpu PYTHON=python3"),
+            pages.fenced("text", f"{pages.command(payload)}\nmake test-gpu PYTHON=python3"),
         ]
     )
-
-
-def _beside(value: float, target: float) -> str:
-    return f"target {target}: {'met' if value >= target else 'missed'}"
-
-
-def _met(own: dict[str, Any]) -> bool:
-    return bool(own["geometric_mean"] >= TARGET_MEAN and own["least"] >= TARGET_LEAST)
-
-
-def _targets(payloads: Sequence[dict[str, Any]]) -> str:
-    rows = []
-    for payload in payloads:
-        slow = [s for s in _shapes(payload) if s["selectors"]["ksieve"]["of_floor"] < TARGET_LEAST]
-        own = payload["results"]["of_floor"]["ksieve"]
-        rows.append(
-            (
-                f"{payload['settings']['k']:,}",
-                f"{own['geometric_mean']:.3f}",
-                f"{own['least']:.3f}",
-                "yes" if _met(own) else "no",
-                ", ".join(f"{s['rows']} x {s['width']:,} ({_of_floor(s)})" for s in slow) or "none",
-            )
-        )
-    columns = ("k", "geometric mean", "least", "both targets met", f"shapes under {TARGET_LEAST}")
-    text = (
-        f"The targets are a geometric mean of {TARGET_MEAN} of the plain read over the 20 shapes, and no shape under "
-        f"{TARGET_LEAST}."
-    )
-    return f"{text}\n\n{_table(columns, rows)}"
-
-
-def _operator_results(link: str, payload: dict[str, Any]) -> str:
-    settings = payload["settings"]
-    names = [n for n in _shapes(payload)[0]["selectors"] if n not in ("ksieve", "torch.topk")]
-    torch = "torch.topk" in _shapes(payload)[0]["selectors"]
-    rows = []
-    for shape in _shapes(payload):
-        own, other = shape["selectors"]["ksieve"], shape["selectors"].get("torch.topk")
-        rows.append(
-            (
-                f"{shape['rows']} x {shape['width']:,}",
-                f"{shape['floor_us']:.1f} ({shape['floor_terabytes_per_second']:.2f})",
-                f"{own['median_us']:.1f}",
-                f"{own['of_floor']:.3f}",
-                own["policy"],
-                *(f"{shape['selectors'][name]['of_floor']:.3f}" for name in names),
-                *([f"{other['median_us'] / own['median_us']:.1f}x"] if torch and other else []),
-            )
-        )
-    columns = (
-        "rows x width",
-        "plain read, us (TB/s)",
-        "ksieve, us",
-        "of the plain read",
-        "policy",
-        *(f"forced {name}" for name in names),
-        *(["faster than torch.topk"] if torch else []),
-    )
-    parts = [
-        f"### k = {settings['k']:,}",
-        f"{settings['dtype']}, {settings['lengths']} lengths, medians of {settings['rounds']} rounds, "
-        f"{_machine(payload)}; {link}:",
-        _fenced("text", _command(payload)),
-        _table(columns, rows),
-    ]
-    return "\n\n".join(parts)
-
-
-def _decode_results(link: str, payload: dict[str, Any]) -> str:
-    settings = payload["settings"]
-    single = [s["selectors"]["ksieve"]["median_us"] for s in _shapes(payload) if s["rows"] == 1]
-    read = [s["floor_us"] for s in _shapes(payload) if s["rows"] == 1]
-
-    def times_faster(shape: dict[str, Any]) -> str:
-        other = shape["selectors"].get("torch.topk")
-        return f"{other['median_us'] / shape['selectors']['ksieve']['median_us']:.1f}x" if other else ""
-
-    parts = [
-        f"k = {settings['k']:,}, {settings['dtype']}, {settings['lengths']} lengths, medians of {settings['rounds']} "
-        f"rounds, {_machine(payload)}; {link}:",
-        _fenced("text", _command(payload)),
-        f"One row takes {min(single):.1f} to {max(single):.1f} us over all widths, and its plain read "
-        f"{min(read):.1f} to {max(read):.1f} us: at few rows nearly all of the time is not reading. Microseconds:",
-        _matrix(payload, lambda shape: f"{shape['selectors']['ksieve']['median_us']:.1f}"),
-        "Fraction of the plain read:",
-        _matrix(payload, _of_floor),
-        "Times faster than `torch.topk`:",
-        _matrix(payload, times_faster),
-    ]
-    return "\n\n".join(parts)
 
 
 def _suite_results(link: str, payload: dict[str, Any]) -> str:
@@ -293,8 +212,8 @@ def _suite_results(link: str, payload: dict[str, Any]) -> str:
     costs = ", ".join(f"{name} {cost['median_us']:.1f} us" for name, cost in found["host_cost"].items())
     return "\n\n".join(
         [
-            f"{_machine(payload)}; {link}:",
-            _fenced("text", "KSIEVE_RESULTS_DIR=benchmarks/results make test-gpu PYTHON=python3"),
+            f"{pages.machine(payload)}; {link}:",
+            pages.fenced("text", "KSIEVE_RESULTS_DIR=benchmarks/results make test-gpu PYTHON=python3"),
             f"{found['rows_verified']:,} rows of {found['cases']:,} cases judged on the device with "
             f"{found['violations']} violations; the statistics of {found['rows_with_statistics_equal_to_the_model']:,} "
             f"rows equal to the model's in every column; {tests['passed']} tests passed, {tests['skipped']} skipped; "
@@ -308,9 +227,9 @@ def _sanitizer_results(link: str, payload: dict[str, Any]) -> str:
     tools = [(name, f"{tool['launches']}", f"{tool['issues']}") for name, tool in payload["results"].items()]
     return "\n\n".join(
         [
-            f"{_machine(payload)}; {link}:",
-            _fenced("text", "make sanitize PYTHON=python3  # writes out/gpu-sanitizers.json"),
-            _table(("compute-sanitizer tool", "launches, each repeated", "issues"), tools),
+            f"{pages.machine(payload)}; {link}:",
+            pages.fenced("text", "make sanitize PYTHON=python3  # writes out/gpu-sanitizers.json"),
+            pages.table(("compute-sanitizer tool", "launches, each repeated", "issues"), tools),
         ]
     )
 
@@ -343,7 +262,7 @@ def _cpu_results(link: str, payload: dict[str, Any]) -> str:
         f"faster than `{ARGPARTITION}`",
         "of max rate",
     )
-    parts.append(_table(columns, rows))
+    parts.append(pages.table(columns, rows))
     parts.append('"Of max rate" is the rate of reading scores relative to `numpy.max(axis=1)` over the same rows.')
     if results["adversarial"]:
         worst = max(results["adversarial"], key=lambda case: case["times_plain"])
@@ -366,21 +285,27 @@ def _cpu_results(link: str, payload: dict[str, Any]) -> str:
 def main(arguments: list[str]) -> int:
     """Rewrite, or with ``--check`` compare, every generated part."""
     stale = []
+    check = "--check" in arguments
+    results, figures = ROOT / "benchmarks" / "results", ROOT / "docs" / "figures"
+    for figure in draw_figures(results, figures, check=check):
+        stale.append(f"docs/figures/{figure}.svg")
     for page, name, body in (
         ("docs/cli.md", "reference", cli_reference()),
-        ("README.md", "benchmarks", benchmark_section(ROOT / "benchmarks" / "results")),
-        ("docs/benchmarks.md", "benchmarks", benchmark_page(ROOT / "benchmarks" / "results")),
+        ("README.md", "benchmarks", benchmark_section(results)),
+        ("docs/benchmarks.md", "benchmarks", benchmark_page(results)),
+        ("docs/evidence.md", "results", evidence_page(results)),
+        ("docs/study.md", "results", study_page(results)),
     ):
         path = ROOT / page
         old = path.read_text(encoding="utf-8")
         new = between_markers(old, name, body)
         if new != old:
             stale.append(page)
-            if "--check" not in arguments:
+            if not check:
                 path.write_text(new, encoding="utf-8")
     for page in stale:
-        print(f"{page} {'is out of date: run `make docs`' if '--check' in arguments else 'rewritten'}")
-    return 1 if stale and "--check" in arguments else 0
+        print(f"{page} {'is out of date: run `make docs`' if check else 'rewritten'}")
+    return 1 if stale and check else 0
 
 
 if __name__ == "__main__":

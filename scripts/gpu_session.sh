@@ -3,7 +3,10 @@
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (5 minutes); PYTEST="-k capture" narrows it
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
-#   scripts/gpu_session.sh bench       timing tables (5 minutes)
+#   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
+#   scripts/gpu_session.sh operator|decode|short|trace|worst|planner|ablation|chain|replay
+#                                      the result file of one bench (1 to 4 minutes);
+#                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
 # Several steps run one after another; a failing one does not stop the next. Uses $PYTHON (python3) as it is.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -59,16 +62,36 @@ bench() {
   return "${PIPESTATUS[0]}"
 }
 
+result() {
+  local scores=()
+  [ -n "${FACTORS:-}" ] && [[ $1 == operator || $1 == trace ]] && scores=(--scores "factors:$FACTORS")
+  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve bench "$1" "${scores[@]}" ${ARGS:-} --out "$OUT" \
+    2>&1 | tee "$OUT/$1.log"
+  return "${PIPESTATUS[0]}"
+}
+operator() { result operator; }
+decode() { result decode; }
+short() { result short; }
+trace() { result trace; }
+worst() { result worst; }
+planner() { result planner; }
+ablation() { result ablation; }
+chain() { result chain; }
+replay() {
+  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve replay ${ARGS:-430K} --backend cuda --out "$OUT" 2>&1 | tee "$OUT/replay.log"
+  return "${PIPESTATUS[0]}"
+}
+
 quick_bench() {
   timeout -k 10 150 $PYTHON -m ksieve bench gpu ${QUICK_BENCH:---shapes quick --rounds 3} --out "$OUT" 2>&1 | tee "$OUT/quick-bench.log"
   return "${PIPESTATUS[0]}"
 }
 
-[ $# -gt 0 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 for step in "$@"; do
   case $step in
-    quick | suite | sanitize | bench) ;;
-    *) echo "no step '$step': quick, suite, sanitize or bench" >&2; exit 2 ;;
+    quick | suite | sanitize | bench | operator | decode | short | trace | worst | planner | ablation | chain | replay) ;;
+    *) echo "no step '$step': quick, suite, sanitize, bench, operator, decode, short, trace, worst, planner, ablation, chain or replay" >&2; exit 2 ;;
   esac
 done
 for step in "$@"; do

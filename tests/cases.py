@@ -5,6 +5,7 @@ Needs NumPy and ksieve alone, so that a machine with nothing but a GPU stack can
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -274,3 +275,98 @@ POLICIES: tuple[SamplingPolicy | None, ...] = (
     SamplingPolicy("underfill-twice", 2, margin=0.25, rescue_margin=0.5, boundary="exact", min_rank=1),
 )
 """Policies that reach every route on small rows, direct among them."""
+
+
+# ---- options -----------------------------------------------------------------------------------------------
+
+OPTION_AXES: dict[str, tuple] = {
+    "dtype": DTYPES,
+    "family": ("normal", "few_values", "some_nan", "signed_zero", "all_equal", "boundary_plateau", "random_bits"),
+    "shape": ((8, 1, 1), (8, 70, 7), (16, 300, 64), (8, 1000, 1200), (8, 5003, 300)),
+    "layout": ("dense", "pitched", "offset"),
+    "windows": ("lengths", "ends alone", "starts and lengths", "starts and ends", "starts", "none"),
+    "next_n": (1, 2, 4),
+    "per_row_k": (False, True),
+    "transform": ("none", "pages", "mapped", "missing", "offsets"),
+    "page_size": (1, 16),
+    "index_base": ("row", "start"),
+    "index_dtype": ("int32", "int64"),
+    "outputs": ("new", "given", "pitched"),
+    "values": (False, True),
+    "raw": (False, True),
+    "sorted": (False, "value", "index"),
+    "tie_break": (None, "low", "high"),
+    "live": (False, True),
+}
+"""Axes of what a call can ask for."""
+
+
+def pairwise(axes: dict[str, tuple], seed: int = 0) -> list[dict]:
+    """Combinations in which every two values of every two axes meet at least once: greedy, best of some drawn ones."""
+    rng = np.random.default_rng(seed)
+    names = list(axes)
+    index = {name: range(len(axes[name])) for name in names}
+    pairs = {(a, i, b, j) for a, b in itertools.combinations(names, 2) for i in index[a] for j in index[b]}
+    found = []
+    while pairs:
+        a, i, b, j = min(pairs)
+        drawn = [{name: int(rng.integers(len(axes[name]))) for name in names} | {a: i, b: j} for _ in range(40)]
+        covered = [{(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2)} & pairs for row in drawn]
+        best = max(range(len(drawn)), key=lambda n, covered=covered: len(covered[n]))
+        pairs -= covered[best]
+        found.append({name: axes[name][drawn[best][name]] for name in names})
+    return found
+
+
+OPTION_CASES: list[dict] = pairwise(OPTION_AXES)
+
+
+def build_call(case: dict, seed: int = 0) -> tuple[Inputs, dict]:
+    """Make the arrays of a combination of options: scores, and the arguments as `oracle.assert_served` reads them."""
+    (rows, width, k), next_n = case["shape"], case["next_n"]
+    inputs = build(Case(case["family"], rows, width, k, "none", case["layout"], case["dtype"]))
+    rng = np.random.default_rng(seed + rows * width + next_n)
+    wild = np.array([-(2**31), 2**31 - 1, -1, 0, width, width + 1, 1], np.int64)
+
+    def vector(count: int, low: int, high: int) -> np.ndarray:
+        drawn = np.where(rng.random(count) < 0.25, rng.choice(wild, count), rng.integers(low, high + 1, count))
+        return drawn.astype(np.int32)
+
+    call: dict = {"index_base": case["index_base"], "next_n": next_n, "tie_break": case["tie_break"]}
+    call |= {"sorted": case["sorted"], "return_values": case["values"], "return_raw": case["raw"]}
+    windows, transform = case["windows"], case["transform"]
+    if windows in ("lengths", "starts and lengths"):
+        call["lengths"] = vector(rows // next_n, 0, width)
+    if windows.startswith("starts"):
+        call["starts"] = vector(rows, 0, width // 2)
+    if "ends" in windows:
+        call["ends"] = vector(rows // next_n, width // 2, width)
+    if case["per_row_k"]:
+        call["ks"] = vector(rows, 0, k + 1)
+    if transform == "offsets":
+        call["offsets"] = vector(rows, -(2**31), 2**31 - 1)
+    elif transform != "none":
+        size = call["page_size"] = case["page_size"]
+        pages = max(-(-width // size), 1)
+        requests = rows if transform == "mapped" else rows // next_n
+        if transform == "missing":  # some rows' requests, and the last pages of all, are not in the table
+            pages, requests = max(pages // 2, 1), max(requests - 1, 0)
+        held = rng.permuted(np.arange(pages + 3, dtype=np.int32)[None].repeat(requests, axis=0), axis=1) + 5
+        call["page_table"] = held[:, :pages]
+        if transform == "mapped":
+            call["row_to_request"] = rng.permutation(rows).astype(np.int32)
+            call["row_to_request"][::3] = rng.choice([-1, requests, 2**31 - 1], len(call["row_to_request"][::3]))
+    invertible = transform in ("none", "pages") or (transform == "offsets" and case["raw"])
+    if not (invertible or case["raw"]):
+        call["sorted"] = call["sorted"] or "index"
+        call["tie_break"] = call["tie_break"] or "low"
+    call["index_dtype"] = case["index_dtype"]
+    if case["outputs"] != "new":
+        gap = 3 if case["outputs"] == "pitched" else 0
+        taken = {"out": np.dtype(case["index_dtype"])}
+        taken |= {"values_out": inputs.scores.dtype} if case["values"] else {}
+        taken |= {"raw_out": np.dtype(case["index_dtype"])} if case["raw"] else {}
+        call |= {name: np.full((rows, k + gap), 77, dtype)[:, :k] for name, dtype in taken.items()}
+    if case["live"]:
+        call["live"] = rows - 3
+    return inputs, call

@@ -28,14 +28,45 @@ def to_cuda(array, offset=0):
     return held.view(names[array.dtype]) if array.dtype in names else held
 
 
+def to_host(tensor):
+    """Copy a tensor back; bfloat16 comes as uint16 bits."""
+    import torch
+
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).cpu().numpy().view(np.uint16)
+    return tensor.cpu().numpy()
+
+
 def topk_on(backend, scores, lengths, k=None, *, out=None, num_rows=None, offset=0, **options):
-    """Call `ksieve.topk` on `backend` and return host indices, or (indices, stats) when asked for."""
+    """Call `ksieve.topk` on `backend`; arrays of the result, or of the tuple that it is, come as host arrays."""
     if backend != "cuda":
         return ksieve.topk(scores, lengths, k, backend=backend, out=out, num_rows=num_rows, **options)
-    arrays = {"out": to_cuda(out), "num_rows": to_cuda(num_rows)}
-    result = ksieve.topk(to_cuda(scores, offset), to_cuda(lengths), k, **arrays, **options)
+    given = {"out": out, "num_rows": num_rows, **options}
+    arrays = {name: to_cuda(value) for name, value in given.items() if isinstance(value, np.ndarray)}
+    slots = to_cuda(k) if isinstance(k, np.ndarray) else k
+    result = ksieve.topk(to_cuda(scores, offset), to_cuda(lengths), slots, **{**given, **arrays})
+    for name in ("out", "values_out", "raw_out"):
+        if name in arrays:
+            given[name][...] = to_host(arrays[name])
     if isinstance(result, tuple):
-        return result[0].cpu().numpy(), result[1]
-    if out is not None:
-        out[...] = arrays["out"].cpu().numpy()
-    return result.cpu().numpy()
+        return tuple(part if isinstance(part, ksieve.Stats) else to_host(part) for part in result)
+    return to_host(result)
+
+
+def serve_on(backend, scores, k, call, **more):
+    """Call `ksieve.topk` with the arguments of a call as `oracle.assert_served` reads it; return the parts by name.
+
+    `call` may hold ``ks``, an array k with maximum `k`, and ``live``, the rows that are live.
+    """
+    arguments = {name: value for name, value in call.items() if name not in ("ks", "live", "lengths")}
+    if call.get("ks") is not None:
+        arguments["max_k"] = k
+    if call.get("live") is not None:
+        arguments["num_rows"] = np.array([call["live"]], np.int32)
+    slots = k if call.get("ks") is None else call["ks"]
+    result = topk_on(backend, scores, call.get("lengths"), slots, **arguments, **more)
+    names = ["indices"]
+    names += ["values"] if call.get("return_values") or call.get("values_out") is not None else []
+    names += ["raw"] if call.get("return_raw") or call.get("raw_out") is not None else []
+    names += ["stats"] if more.get("return_stats") else []
+    return dict(zip(names, result if isinstance(result, tuple) else (result,), strict=True))

@@ -83,3 +83,95 @@ def first_k(scores, lengths, k):
     answer = np.full((rows, k), -1, dtype=np.int64)
     answer[:, : order.shape[1]] = order
     return np.where(np.arange(k) < np.minimum(valid, k)[:, None], answer, -1)
+
+
+# ---- options -----------------------------------------------------------------------------------------------
+
+
+def window_of(row, width, call):
+    """Window [begin, end) of a row of a call, by the rules as they are written down; Python's integers never wrap."""
+    next_n = call.get("next_n", 1)
+    later = next_n - 1 - row % next_n
+    begin = 0 if call.get("starts") is None else min(max(int(call["starts"][row]), 0), width)
+    if row >= call.get("live", row + 1):
+        return begin, begin
+    if call.get("lengths") is not None:
+        length = int(call["lengths"][row // next_n]) - later
+        return begin, min(begin + max(length, 0), width)
+    end = (width if call.get("ends") is None else int(call["ends"][row // next_n])) - later
+    return begin, min(max(end, begin), width)
+
+
+def written(index, row, call):
+    """What is written in place of an index: `call` has the arguments of `ksieve.topk`."""
+    value = index
+    if call.get("offsets") is not None:
+        value = index + int(call["offsets"][row])
+    elif call.get("page_table") is not None:
+        table, size = call["page_table"], call.get("page_size", 1)
+        named = call.get("row_to_request")
+        request = row // call.get("next_n", 1) if named is None else int(named[row])
+        if not (0 <= request < table.shape[0] and index // size < table.shape[1]):
+            return -1
+        value = int(table[request, index // size]) * size + index % size
+    if call.get("index_dtype", "int32") == "int32":
+        value = (value + (1 << 31)) % (1 << 32) - (1 << 31)
+    return value
+
+
+def assert_served(scores, k, call, answer):
+    """Fail unless an answer, a dict of indices, values and raw (or None), is what the call asks for, row by row."""
+    rows, width = np.shape(scores)
+    x = ranks(scores)
+    for row in range(rows):
+        begin, end = window_of(row, width, call)
+        mine = k if call.get("ks") is None else min(max(int(call["ks"][row]), 0), k)
+        used = min(end - begin, mine)
+        base = 0 if call.get("index_base", "row") == "start" else begin
+        where = f"row {row}, window [{begin}, {end}), k {mine}"
+        slots = {name: array[row].tolist() for name, array in answer.items() if array is not None and name != "values"}
+        for name, got in slots.items():
+            assert got[used:] == [-1] * (k - used), (where, name, got[used:])
+        ranked = [x[row, begin + p] for p in range(end - begin)]
+        local = _positions(slots, row, base, used, end - begin, call)
+        if local is None:  # a transform that cannot be inverted: the call must fix every byte
+            assert call.get("sorted") and call.get("tie_break"), where
+            local = _determined(ranked, used, call)
+        assert [written(p + base, row, call) for p in local] == slots["indices"][:used], where
+        assert len(set(local)) == used and all(0 <= p < end - begin for p in local), (where, local)
+        assert sorted(ranked[p] for p in local) == sorted(ranked, reverse=True)[:used][::-1], where
+        if call.get("tie_break"):
+            assert sorted(local) == sorted(_determined(ranked, used, call)), where
+        if call.get("sorted"):
+            assert local == _in_order(local, ranked, call), where
+        if answer.get("values") is not None:
+            bits = np.dtype(f"u{np.dtype(scores.dtype).itemsize}")
+            least = np.uint16(0xFF80) if scores.dtype == np.uint16 else np.array(-np.inf, scores.dtype)
+            expected = [*(scores[row, begin + p] for p in local), *[least] * (k - used)]
+            np.testing.assert_array_equal(answer["values"][row].view(bits), np.array(expected, scores.dtype).view(bits))
+
+
+def _positions(slots, row, base, used, length, call):
+    """Positions within the window of the used slots; None where they cannot be told from what is written."""
+    if "raw" in slots:
+        return [i - base for i in slots["raw"][:used]]
+    inverse = {written(p + base, row, call): p for p in range(length)}
+    if len(inverse) < length or -1 in inverse:
+        return None
+    assert all(i in inverse for i in slots["indices"][:used]), slots["indices"][:used]
+    return [inverse[i] for i in slots["indices"][:used]]
+
+
+def _determined(ranked, used, call):
+    """The one answer of a call with an order and a tie-break."""
+    sign = -1 if call.get("tie_break") == "high" else 1
+    return _in_order(sorted(range(len(ranked)), key=lambda p: (-ranked[p], sign * p))[:used], ranked, call)
+
+
+def _in_order(local, ranked, call):
+    if call.get("sorted") == "index":
+        return sorted(local)
+    if not call.get("sorted"):
+        return list(local)
+    sign = -1 if call.get("tie_break") == "high" else 1
+    return sorted(local, key=lambda p: (-ranked[p], sign * p))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 
 import ksieve
+from bench_host import invoke
 from ksieve import tuning
-from ksieve.bench import floor, gpu, timing
+from ksieve.bench import floor, gpu, record, timing
+from ksieve.bench.variants import variants_of
 from ksieve.cli import gpu as command
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
@@ -20,14 +23,14 @@ H200 = DEVICES["h200"]
 def test_the_named_shapes():
     assert len(gpu.OPERATOR) == 20
     assert len(gpu.DECODE) == 63
-    assert command._shapes("operator", None) == (list(gpu.OPERATOR), "causal")
-    assert command._shapes("decode", "x131072")[0] == [(m, 131_072) for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
-    assert command._shapes("3x7, 5X900", None) == ([(3, 7), (5, 900)], "causal")
+    assert command.shapes_of("operator", None) == (list(gpu.OPERATOR), "causal")
+    assert command.shapes_of("decode", "x131072")[0] == [(m, 131_072) for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+    assert command.shapes_of("3x7, 5X900", None) == ([(3, 7), (5, 900)], "causal")
     for bad in ("", "3x", "x", "0x5", "huge"):
         with pytest.raises(ArgumentError, match=r"^--shapes: got"):
-            command._shapes(bad, None)
+            command.shapes_of(bad, None)
     with pytest.raises(ArgumentError, match="--only nothing"):
-        command._shapes("operator", "nothing")
+        command.shapes_of("operator", "nothing")
 
 
 def test_variants_are_every_family_with_every_policy_then_the_list():
@@ -37,7 +40,7 @@ def test_variants_are_every_family_with_every_policy_then_the_list():
             {"name": "wide", "family": "persistent_sampled", "policy": "paper-64", "threads": 1024, "ctas_per_sm": 1},
         ]
     )
-    found = gpu.variants_of(["persistent_sampled", "row_exact"], ["paper-64", "paper-128"], text)
+    found = variants_of(["persistent_sampled", "row_exact"], ["paper-64", "paper-128"], text)
     assert len(found) == 6
     assert found[0].name == "persistent_sampled paper-64"
     split = found[4].plan(16, 131_072, 512, "float32", H200)
@@ -47,7 +50,7 @@ def test_variants_are_every_family_with_every_policy_then_the_list():
     for policy, table in (("paper-64", tuning.GEOMETRY_ROOMY), ("lines-64", tuning.GEOMETRY)):
         plain = ksieve.plan(rows=5000, width=131_072, k=512, device=H200, family="persistent_sampled", policy=policy)
         assert plain.threads == table["persistent_sampled"].threads != wide.threads
-    assert gpu.variants_of([], [], None) == []
+    assert variants_of([], [], None) == []
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_variants_are_every_family_with_every_policy_then_the_list():
 )
 def test_a_bad_variant_is_named(text, words):
     with pytest.raises(ArgumentError, match=r"^--variants: got") as raised:
-        gpu.variants_of([], [], text)
+        variants_of([], [], text)
     assert words in str(raised.value)
 
 
@@ -165,28 +168,21 @@ def test_endpoint_scores_are_where_they_should_be():
 def measured(monkeypatch):
     """The command over made-up clock readings."""
 
-    def shape(rows, width, k, lengths, dtype, variants, rounds, torch_rounds, seed, device):
+    def measure_shape(shape, lengths, fill, seed, ask, device):
+        rows, width = shape
         if rows > 4096:
             return {"rows": rows, "width": width, "skipped": "34.4 GB of scores, 20.0 GB may be used"}
         facts = {"floor_us": 100.0, "floor_kernel": "dealt", "floor_terabytes_per_second": 4.5}
         facts["reads"] = {"dealt": {"median_us": 100.0}, "bulk": {"median_us": 104.0}}
-        facts["selectors"] = {v.name: {"median_us": 125.0, "of_floor": 0.8, "exact": True} for v in variants}
-        if variants:
+        facts["selectors"] = {v.name: {"median_us": 125.0, "of_floor": 0.8, "exact": True} for v in ask.variants}
+        if ask.variants:
             facts["selectors"]["ksieve"] |= {"family": "row_exact"}
             facts["selectors"]["torch.topk"] = {"error": "RuntimeError: out of memory", "exact": None}
         return {"rows": rows, "width": width} | facts
 
-    monkeypatch.setattr(gpu, "_device", lambda: H200)
-    monkeypatch.setattr(gpu, "_shape", shape)
-    return shape
-
-
-def invoke(*arguments):
-    from typer.testing import CliRunner
-
-    from ksieve.cli.app import app
-
-    return CliRunner().invoke(app, ["bench", *arguments], prog_name="ksieve")
+    monkeypatch.setattr(gpu, "require_device", lambda: H200)
+    monkeypatch.setattr(gpu, "measure_shape", measure_shape)
+    return measure_shape
 
 
 def test_the_gpu_table(measured, tmp_path):
@@ -209,7 +205,7 @@ def test_an_inexact_answer_fails_the_command(measured, monkeypatch):
         facts["selectors"]["ksieve"]["exact"] = False
         return facts
 
-    monkeypatch.setattr(gpu, "_shape", inexact)
+    monkeypatch.setattr(gpu, "measure_shape", inexact)
     done = invoke("gpu", "--shapes", "64x4096")
     assert done.exit_code == 1
     assert "125.0 INEXACT" in done.output
@@ -222,6 +218,15 @@ def test_the_floor_table(measured, tmp_path):
         line.split() == ["64", "x", "4096", "100.0", "4.50", "100.0", "104.0"] for line in done.output.splitlines()
     )
     assert json.loads((tmp_path / "floor.json").read_text())["bench"] == "floor"
+
+
+def test_a_result_file_keeps_the_kind_of_its_scores():
+    asked = ["__main__.py", "bench", "gpu", "--scores", "factors:/data/set/f.safetensors", "--out", "/tmp/out", "C:\\x"]
+    assert record.command_line(asked) == "__main__.py bench gpu --scores factors:f.safetensors --out out " + (
+        "x" if os.name == "nt" else "C:\\x"
+    )
+    assert gpu.source_name("factors:a/b.safetensors") == "factors:b.safetensors"
+    assert gpu.source_name("endpoint") == "endpoint"
 
 
 def test_without_a_gpu_the_remedy_is_named(monkeypatch):

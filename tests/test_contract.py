@@ -10,6 +10,7 @@ import sys
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,11 @@ import pytest
 
 import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
-from harness import BACKENDS, HOST_BACKENDS, to_cuda, topk_on
+from harness import BACKENDS, HOST_BACKENDS, serve_on, to_cuda, topk_on
 from ksieve import ArgumentError, KsieveError, Route, reference
 from ksieve.policy import POLICIES as NAMED
 from ksieve.traffic import check_traffic
-from oracle import assert_exact, clamp, first_k, ranks
+from oracle import assert_exact, assert_served, clamp, first_k, ranks
 
 CITED: dict[str, list[str]] = {}
 
@@ -658,3 +659,226 @@ def test_verify_never_holds_a_source_whole():
     finally:
         tracemalloc.stop()
     assert Rows.largest == 5 and peak < 4_000_000  # the matrix is 24 MB
+
+
+# ---- options -----------------------------------------------------------------------------------------------
+
+
+def served(backend, scores, k, call, **more):
+    answer = serve_on(backend, scores, k, call, **more)
+    stats = answer.pop("stats", None)
+    assert_served(scores, k, call, answer)
+    return answer if stats is None else (answer, stats)
+
+
+EDGES = np.array([-(2**31), -1, 0, 1, 99, 100, 101, 2**31 - 1], np.int64)
+
+
+@cites("C35")
+@every_backend
+@pytest.mark.parametrize("base", ["row", "start"])
+def test_windows(backend, base):
+    starts, bounds = (a.ravel().astype(np.int32) for a in np.meshgrid(EDGES, EDGES))
+    scores = plain(starts.size, 100)
+    for call in ({"lengths": bounds}, {"ends": bounds}, {}):
+        served(backend, scores, 20, {"starts": starts, "index_base": base, **call})
+
+
+@cites("C35", "C15")
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_window_is_a_row(backend, dtype):
+    """The same statistics and scores as of the window alone, at any alignment, whatever lies outside."""
+    scores = scores_of("normal", 8, 9000, 300, dtype)
+    starts = np.arange(8, dtype=np.int32)
+    ends = starts + np.int32(8500)
+    windows = np.stack([row[s : s + 8500] for row, s in zip(scores, starts, strict=True)])
+    for row, s in zip(scores, starts, strict=True):
+        row[:s] = row[s + 8500 :] = 0x7F80 if dtype == "bfloat16" else np.inf
+    call = {"starts": starts, "ends": ends, "index_base": "start", "deterministic": True, "return_values": True}
+    found = serve_on(backend, scores, 300, call, policy="paper-64", return_stats=True)
+    alone = serve_on(
+        backend, windows, 300, {"deterministic": True, "return_values": True}, policy="paper-64", return_stats=True
+    )
+    np.testing.assert_array_equal(found["indices"], alone["indices"])
+    assert found["values"].tobytes() == alone["values"].tobytes()
+    np.testing.assert_array_equal(found["stats"].raw, alone["stats"].raw)
+
+
+@cites("C36")
+@every_backend
+@pytest.mark.parametrize("next_n", [1, 2, 5])
+def test_rows_of_a_request(backend, next_n):
+    bounds = EDGES.astype(np.int32)
+    scores = plain(bounds.size * next_n, 100)
+    for call in ({"lengths": bounds}, {"ends": bounds}, {"starts": np.full(len(scores), 7, np.int32)}, {}):
+        for live in (len(scores), len(scores) - 1, 0):
+            served(backend, scores, 20, {"next_n": next_n, "live": live, **call})
+
+
+@cites("C37")
+@every_backend
+def test_each_row_has_its_k(backend):
+    ks = np.array([0, 1, 19, 20, 21, -5, -(2**31), 2**31 - 1], np.int32)
+    answer, stats = served(backend, plain(8), 20, {"ks": ks}, return_stats=True)
+    assert (answer["indices"][[0, 5, 6]] == -1).all()
+    assert (stats.scans[[0, 5, 6]] == 0).all() and (stats.sampled[[0, 5, 6]] == 0).all()
+
+
+@cites("C38", "C39")
+@every_backend
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+def test_transforms(backend, index_dtype):
+    rng = np.random.default_rng(8)
+    scores, lengths = plain(6), np.array([500, 499, 10, 0, -1, 501], np.int32)
+    pitched = rng.integers(-(2**31), 2**31, (6, 40)).astype(np.int32)
+    tables = {"page_table": pitched[:, :32], "page_size": 16}
+    for more in (
+        {"offsets": rng.integers(-(2**31), 2**31, 6).astype(np.int32)},
+        tables,
+        {**tables, "page_table": pitched[:4, :20]},
+        {**tables, "row_to_request": np.array([5, 0, 6, -1, 2**31 - 1, 3], np.int32)},
+        {"page_table": rng.permutation(500).astype(np.int32)[None], "row_to_request": np.zeros(6, np.int32)},
+    ):
+        call = {"lengths": lengths, "index_dtype": index_dtype, "return_raw": True, **more}
+        answer = served(backend, scores, 20, call)
+        plainly = topk_on(backend, scores, lengths, 20, sorted="index")
+        np.testing.assert_array_equal(np.sort(answer["raw"]), np.sort(plainly))
+
+
+@cites("C40")
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_the_scores_bits(backend, dtype):
+    for family in ("random_bits", "signed_zero", "subnormal", "some_nan"):
+        scores = scores_of(family, 5, 400, 30, dtype)
+        answer = served(
+            backend, scores, 30, {"return_values": True, "lengths": np.array([400, 31, 30, 5, 0], np.int32)}
+        )
+        chosen = np.take_along_axis(scores, np.maximum(answer["indices"], 0).astype(np.int64), axis=1)
+        used, bits = answer["indices"] >= 0, f"u{scores.itemsize}"
+        np.testing.assert_array_equal(answer["values"].view(bits)[used], chosen.view(bits)[used])
+
+
+@cites("C41")
+@every_backend
+@pytest.mark.parametrize("order", [True, "value", "index"])
+def test_slots_in_order(backend, order):
+    for family in ("few_values", "some_nan", "signed_zero", "infinities", "normal"):
+        scores = scores_of(family, 6, 400, 60)
+        for tie_break in (None, "low", "high"):
+            call = {"sorted": order, "tie_break": tie_break, "return_values": True}
+            served(backend, scores, 60, {**call, "lengths": np.array([400, 61, 60, 59, 0, 400], np.int32)})
+
+
+@cites("C42")
+@every_backend
+@pytest.mark.parametrize("tie_break", ["low", "high"])
+@pytest.mark.parametrize("policy", ["direct", *NAMED])
+def test_ties_go_to_one_end(backend, tie_break, policy):
+    for family in ("all_equal", "relu_plateau", "few_values", "boundary_plateau", "all_nan"):
+        for shape in ((3, 300, 40), (2, 120_000, 2048)):
+            rows, width, k = shape
+            scores = scores_of(family, rows, width, k)
+            served(backend, scores, k, {"tie_break": tie_break, "sorted": "index"}, policy=policy)
+
+
+@cites("C43")
+@every_backend
+def test_the_same_bytes_in_any_batch_under_any_plan(backend):
+    row = scores_of("relu_plateau", 1, 70_000, 2048)
+    call = {"sorted": True, "batch_invariant": True, "return_values": True}
+    first = None
+    for rows in (1, 2, 3, 17):
+        for policy in ("direct", "paper-64", "quads-16"):
+            scores = scores_of("normal", rows, 70_000, 2048)
+            scores[-1] = row
+            answer = serve_on(backend, scores, 2048, call, policy=policy)
+            found = answer["indices"][-1].tobytes() + answer["values"][-1].tobytes()
+            first = first or found
+            assert found == first, (rows, policy)
+
+
+@cites("C43")
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_same_bytes_with_any_number_of_threads(threads):
+    scores = scores_of("few_values", 200, 3000, 70)
+    options = ksieve.Options(order="index", tie_break="high", values=True)
+    plan = ksieve.plan(rows=200, width=3000, k=70, options=options)
+    want = ksieve.topk(scores, plan=replace(plan, threads=1))
+    for _ in range(5):
+        found = ksieve.topk(scores, plan=replace(plan, threads=threads))
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(found, want, strict=True))
+
+
+@cites("C44", "C23")
+@every_backend
+@pytest.mark.parametrize(
+    "call",
+    [{"sorted": True, "return_values": True, "index_dtype": "int64"}, {"tie_break": "high"}, {"deterministic": True}],
+    ids=lambda call: "-".join(call),
+)
+def test_what_options_cost(backend, call):
+    """The statistics are the model's, and the model's are those of the plain call, but for one scan of a tie-break."""
+    order = {"sorted": "value", "deterministic": "index"}.get(next(iter(call)), "any")
+    tie_break = {"tie_break": "high", "deterministic": "low"}.get(next(iter(call)), "any")
+    values = "return_values" in call
+    options = ksieve.Options(
+        order=order, tie_break=tie_break, values=values, index_dtype="int64" if values else "int32"
+    )
+    device = "cuda" if backend == "cuda" else "cpu"
+    plan = ksieve.plan(rows=3, width=40_000, k=2048, device=device, options=options)
+    own = {"policy": plan.policy, "capacity": plan.capacity, "held": plan.held, "splits": plan.splits}
+    most = 0
+    for family in FAMILIES:
+        scores = scores_of(family, 3, 40_000, 2048)
+        found = serve_on(backend, scores, 2048, call, plan=plan, return_stats=True)["stats"]
+        _, model = reference.select(scores, None, 2048, options=options, **own)
+        _, plainly = reference.select(scores, None, 2048, **own)
+        np.testing.assert_array_equal(found.raw, model.raw, err_msg=family)
+        more = model.scans - plainly.scans
+        assert ((more == 0) | (more == 1)).all() and (tie_break != "any" or not more.any()), family
+        most = max(most, int(more.max()))
+        model.scans[:] = plainly.scans
+        np.testing.assert_array_equal(model.raw, plainly.raw, err_msg=family)
+    assert most == (tie_break != "any")
+
+
+@cites("C45", "C29")
+@every_backend
+def test_a_plan_has_options(backend):
+    device = "cuda" if backend == "cuda" else "cpu"
+    options = ksieve.Options(windows="lengths", order="value", values=True, index_dtype="int64", index_base="start")
+    plan = ksieve.plan(rows=8, width=500, k=20, device=device, options=options)
+    assert plan == ksieve.plan(rows=8, width=500, k=20, device=device, options=options) and "order='value'" in str(plan)
+    scores, starts, lengths = plain(), np.arange(6, dtype=np.int32), np.full(6, 400, np.int32)
+    indices, values = topk_on(backend, scores, lengths, plan=plan, starts=starts)
+    call = {"starts": starts, "lengths": lengths, "sorted": True, "index_base": "start", "index_dtype": "int64"}
+    assert_served(scores, 20, call, {"indices": indices, "values": values})
+    for more, name in (
+        ({"starts": None}, "windows"), ({"sorted": "index"}, "order"), ({"tie_break": "low"}, "tie_break"),
+        ({"index_dtype": "int32"}, "index_dtype"), ({"offsets": starts}, "transform"), ({"return_raw": True}, "raw"),
+        ({"next_n": 2, "lengths": lengths[:3]}, "next_n"), ({"return_values": False}, "values"),
+    ):  # fmt: skip
+        asked = {"starts": starts, "lengths": lengths, **more}
+        with pytest.raises(ArgumentError, match=rf"^plan: got a call with {name} "):
+            topk_on(backend, scores, asked.pop("lengths"), plan=plan, **asked)
+
+
+@cites("C24", "C25", "C26")
+@pytest.mark.parametrize("backend", ["auto", *HOST_BACKENDS])
+def test_outputs_are_memory_of_their_own(backend):
+    held = np.zeros((6, 500), dtype=np.float32)
+    slots = held.view(np.int32)[:, :20]
+    fresh, before = np.full((6, 40), 7, np.int32), held.copy()
+    for outputs, message in (
+        ({"raw_out": slots}, "raw_out: got memory that overlaps scores"),
+        ({"values_out": held[:, :20]}, "values_out: got memory that overlaps scores"),
+        ({"out": fresh[:, :20], "raw_out": fresh[:, 19:39]}, "raw_out: got memory that overlaps out"),
+        ({"raw_out": fresh[:, :20], "starts": fresh[0, :6]}, "raw_out: got memory that overlaps starts"),
+        ({"raw_out": fresh[:, :20].astype(np.int64)}, "raw_out: got dtype int64; takes dtype int32"),
+        ({"values_out": held[:, :20].astype(np.float16)}, "values_out: got dtype float16; takes dtype float32"),
+    ):
+        with pytest.raises(ArgumentError, match="^" + re.escape(message)):
+            ksieve.topk(held, k=20, backend=backend, **outputs)
+    assert (fresh == 7).all() and (held == before).all()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ksieve
 from cases import POLICIES
 from ksieve.errors import ArgumentError
-from ksieve.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy, resolve_policy
+from ksieve.policy import LINES_64, PAPER_64, PAPER_128, PEAK, SamplingPolicy, resolve_policy
 from ksieve.policy import POLICIES as NAMED
 
 
@@ -140,3 +143,47 @@ def test_errors_survive_pickling():
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error) == "policy: got 64; takes a name"
     assert (copy.argument, copy.got, copy.takes) == ("policy", 64, "a name")
+
+
+def test_a_policy_survives_its_file(tmp_path):
+    policy = replace(LINES_64, name="mine", margin=1.375, sigmas=0.0, source="a test")
+    path = tmp_path / "mine.json"
+    policy.save(path, extra={"calibration": {"rows": 3}})
+    assert SamplingPolicy.load(path) == policy
+    assert resolve_policy(str(path)) == policy
+    assert resolve_policy(path) == policy
+    planned = ksieve.plan(rows=4, width=65_536, k=512, policy=str(path))
+    assert planned.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "does not exist"),
+        ("{", "mine.json"),
+        ("[1]", "JSON of another kind"),
+        ('{"ksieve_policy": 1, "policy": {"name": "a"}}', "some of"),
+        ('{"ksieve_policy": 1, "policy": {"name": "a", "stride": 64, "phases": 2}}', "phases"),
+        ('{"ksieve_policy": 2, "policy": {"name": "a", "stride": 64}}', "version 1"),
+        ('{"ksieve_policy": 1, "policy": {"name": "a", "stride": 63}}', "policy.stride: got 63"),
+        ('{"ksieve_policy": 1, "policy": {"name": "a", "stride": 64, "margin": "wide"}}', "mine.json"),
+    ],
+)
+def test_a_broken_policy_file_is_refused_by_name(tmp_path, content, says):
+    path = tmp_path / "mine.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ArgumentError, match=re.escape(says)):
+        resolve_policy(str(path))
+
+
+def test_a_policy_file_has_its_suffix(tmp_path):
+    with pytest.raises(ArgumentError, match=r"\.json"):
+        LINES_64.save(tmp_path / "mine.txt")
+
+
+def test_views_of_all_phases_partition_the_row():
+    for policy in (PAPER_128, LINES_64):
+        positions = np.concatenate([policy.view_of_phase(phase, 10_000) for phase in range(policy.stride)])
+        assert np.array_equal(np.sort(positions), np.arange(10_000))
+        assert np.array_equal(policy.view(5, 10_000), policy.view_of_phase(policy.phase(5), 10_000))

@@ -8,7 +8,7 @@ import pytest
 import ksieve
 from ksieve import problem
 from ksieve.errors import ArgumentError, KsieveError
-from ksieve.problem import ArrayInfo, Device, check_selection, inspect
+from ksieve.problem import NO_EXTRAS, ArrayInfo, Device, check_selection, inspect
 
 ROWS, WIDTH, K = 4, 50, 5
 
@@ -181,9 +181,9 @@ def test_ml_dtypes_bfloat16():
 
 def test_problem_of_a_call():
     x = np.zeros((ROWS, WIDTH + 3), dtype=np.float32)[:, :WIDTH]
-    asked, info, lengths_info = check_selection(x, lengths(), np.int64(K))
+    asked, info, extras = check_selection(x, lengths(), np.int64(K))
     assert (asked.rows, asked.width, asked.pitch, asked.k, asked.dtype) == (ROWS, WIDTH, WIDTH + 3, K, "float32")
-    assert info.pointer == x.ctypes.data and lengths_info.shape == (ROWS,) and type(asked.k) is int
+    assert info.pointer == x.ctypes.data and extras is NO_EXTRAS and type(asked.k) is int
     assert check_selection(x[:1], None, K)[0].pitch >= WIDTH
     assert check_selection(np.zeros((0, 7), dtype=np.float32), None, K)[0].rows == 0
     assert check_selection(np.zeros((3, 0), dtype=np.float32), None, K)[0].width == 0
@@ -332,7 +332,7 @@ def read_only():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (np.zeros((ROWS, K), np.int64), "out: got dtype int64; takes dtype int32"),
+        (np.zeros((ROWS, K), np.uint32), "out: got dtype uint32; takes dtype int32"),
         (np.zeros((ROWS, K + 1), np.int32), "out: got shape (4, 6); takes shape (4, 5)"),
         (
             np.zeros((ROWS, 2 * K), np.int32)[:, ::2],
@@ -405,7 +405,8 @@ def test_call_options(options, message):
 
 def test_policy_by_a_wrong_name():
     names = ["direct", *ksieve.policy.POLICIES]
-    refuse(f"policy: got 'fast'; takes a SamplingPolicy or one of {names}", scores(), k=K, policy="fast")
+    message = f"policy: got 'fast'; takes a SamplingPolicy or one of {names}, or a policy file ending in .json"
+    refuse(message, scores(), k=K, policy="fast")
 
 
 def test_nothing_is_written_when_an_argument_is_refused():

@@ -25,6 +25,7 @@ def test_names_are_pinned():
         "CaptureFormatError",
         "DeviceInfo",
         "KsieveError",
+        "Options",
         "Plan",
         "Route",
         "SamplingPolicy",
@@ -50,9 +51,12 @@ def test_signatures_are_pinned():
 
     assert names(ksieve.topk) == [
         "scores", "lengths", "k", "plan=", "policy=", "backend=", "out=", "workspace=", "num_rows=", "return_stats=",
+        "starts=", "ends=", "index_base=", "next_n=", "max_k=", "page_table=", "page_size=", "row_to_request=",
+        "offsets=", "return_values=", "values_out=", "return_raw=", "raw_out=", "index_dtype=", "sorted=",
+        "tie_break=", "deterministic=", "batch_invariant=", "overlap=",
     ]  # fmt: skip
     assert names(ksieve.plan) == [
-        "rows=", "width=", "k=", "pitch=", "dtype=", "device=", "family=", "policy=", "splits=",
+        "rows=", "width=", "k=", "pitch=", "dtype=", "device=", "family=", "policy=", "splits=", "options=",
     ]  # fmt: skip
     assert names(ksieve.verify) == [
         "scores", "lengths", "indices", "k=", "sentinel=", "block_bytes=", "progress=",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import api
+from ksieve import api, problem
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.workloads.capture import open_capture
 
@@ -69,6 +69,30 @@ def test_live_rows_alone_are_recorded(tmp_path):
         ksieve.topk(scores, k=3, num_rows=np.array([2], np.int32))
     with open_capture(path) as capture:
         assert np.array_equal(capture.rows_block(0, capture.rows), scores[:2])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "want"),
+    [
+        ({"starts": [5, -3, 99, 0]}, [(5, 45), (0, 50), (50, 0), (0, 50)]),
+        ({"starts": [5, 0, 40, 48], "lengths": [10, -1, 20, 2]}, [(5, 10), (0, 0), (40, 10), (48, 2)]),
+        ({"starts": [5, 9, 40, 0], "ends": [10, 3, 99, 7]}, [(5, 5), (9, 0), (40, 10), (0, 7)]),
+        ({"next_n": 2, "lengths": [30, 1]}, [(0, 29), (0, 30), (0, 0), (0, 1)]),
+        ({"next_n": 4, "ends": [60]}, [(0, 50), (0, 50), (0, 50), (0, 50)]),
+        ({"next_n": 2}, [(0, 49), (0, 50), (0, 49), (0, 50)]),
+    ],
+)
+def test_of_a_window_what_lies_inside_it_is_recorded(tmp_path, keywords, want):
+    arrays = {n: np.array(v, np.int32) if isinstance(v, list) else v for n, v in keywords.items()}
+    scores = rows(4, 50)
+    with ksieve.record(tmp_path / "x") as recorder:
+        asked, _, extras = problem.check_selection(scores, arrays.pop("lengths", None), 3, keywords=arrays)
+        recorder(asked, scores, extras.objects.get("lengths"), None, extras.objects.get("starts"))
+    with open_capture(tmp_path / "x") as capture:
+        found = capture.rows_block(0, 4)
+        assert capture.lengths.tolist() == [length for _, length in want]
+    for row, (begin, length) in enumerate(want):
+        assert np.array_equal(found[row, :length], scores[row, begin : begin + length])
 
 
 def test_every_library_and_dtype(tmp_path):
@@ -159,7 +183,7 @@ def test_a_capturing_stream_is_refused(tmp_path, monkeypatch):
         ksieve.record(tmp_path / "x") as recorder,
         pytest.raises(BackendError, match="outside the recording"),
     ):
-        asked, _, _ = ksieve.problem.check_selection(FakeArray(rows(2, 30)), None, 3)
+        asked, _, _ = problem.check_selection(FakeArray(rows(2, 30)), None, 3)
         recorder(asked, None, None, None)
 
 
@@ -173,3 +197,21 @@ def test_the_fast_way_of_repeated_calls_is_not_taken_while_recording(tmp_path, m
         assert ksieve.topk(scores, plan=plan).shape == (2, 3)
     assert recorder.kept == 1
     assert api.topk(scores, plan=plan) == "short"
+
+
+def test_inside_a_compiled_function_a_recording_breaks_the_graph_or_is_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "scores.safetensors"
+
+    def select(scores):
+        with ksieve.record(path):
+            return ksieve.topk(scores, k=4) + 0
+
+    scores = torch.randn(3, 60)
+    with pytest.raises(Exception, match=r"cannot be entered under torch\.compile"):
+        torch.compile(select, backend="eager", fullgraph=True)(scores)
+    torch._dynamo.reset()
+    assert torch.compile(select, backend="eager")(scores).shape == (3, 4)
+    with open_capture(path) as capture:
+        assert np.array_equal(capture.rows_block(0, 3), scores.numpy())
+    assert api.observers == ()

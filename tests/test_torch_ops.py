@@ -170,3 +170,100 @@ def test_a_compiled_program_keeps_the_checks_of_the_run(rows):
 def test_the_package_alone_does_not_import_torch():
     program = "import sys, ksieve; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
+
+
+# ---- options -----------------------------------------------------------------------------------------------
+
+
+def vector(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+OPTION_CALLS = {
+    "plain by ends": ({"ends": vector(3000, 5, 0, 100)}, 1),
+    "sorted values": ({"sorted": True, "return_values": True}, 2),
+    "windows": ({"starts": vector(5, -3, 2990, 4000), "index_base": "start", "tie_break": "high"}, 1),
+    "deterministic": (
+        {"deterministic": True, "index_dtype": "int64", "return_raw": True, "offsets": vector(1, 2, 3, 4)}, 2,
+    ),
+    "pages": (
+        {"page_table": torch.arange(2 * 200, dtype=torch.int32).view(2, 200), "page_size": 16, "next_n": 2,
+         "return_values": True, "return_raw": True}, 3,
+    ),
+    "mapped": ({"page_table": torch.arange(3000, dtype=torch.int32)[None], "row_to_request": vector(0, 0, 1, 0)}, 1),
+}  # fmt: skip
+
+
+def equal_answers(found, want):
+    found, want = (x if isinstance(x, tuple) else (x,) for x in (found, want))
+    assert len(found) == len(want)
+    for a, b in zip(found, want, strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("options", "parts"), OPTION_CALLS.values(), ids=OPTION_CALLS)
+def test_options_compile_without_graph_breaks(rows, options, parts):
+    scores, _ = rows
+    tensors = {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
+    fixed = {name: value for name, value in options.items() if name not in tensors}
+
+    def program(x, arrays):
+        return ksieve.topk(x * 2, k=K, **fixed, **arrays)
+
+    want = program(scores, tensors)
+    assert (len(want) if isinstance(want, tuple) else 1) == parts
+    equal_answers(compiled(program)(scores, tensors), want)
+
+
+def test_a_k_of_each_row_compiles(rows):
+    scores, _ = rows
+    ks = vector(3, 0, 8, 99)
+    program = compiled(lambda x, ks: ksieve.topk(x, k=ks, max_k=K, sorted=True))
+    equal_answers(program(scores, ks), ksieve.topk(scores, k=ks, max_k=K, sorted=True))
+
+
+def test_a_plan_with_options_compiles_and_fills_the_callers_arrays(rows):
+    scores, lengths = rows
+    options = ksieve.Options(order="value", values=True, tie_break="low", index_dtype="int64")
+    plan = ksieve.plan(rows=4, width=3000, k=K, options=options)
+    out, values = torch.full((4, K), -99), torch.empty((4, K))
+
+    def program(x, lengths, out, values):
+        return ksieve.topk(x, lengths, plan=plan, out=out, values_out=values)
+
+    want = ksieve.topk(scores, lengths, plan=plan)
+    equal_answers(compiled(program)(scores, lengths, out, values), want)
+    equal_answers((out, values), want)
+
+
+def test_the_operator_with_options_passes_opcheck(rows):
+    scores, lengths = rows
+    starts, ends, table = vector(5, 0, 7, 9), vector(900, 800, 3, 3000), torch.arange(8, dtype=torch.int32).view(2, 4)
+    served = ksieve.Options(
+        windows="ends", order="value", values=True, raw=True, transform="pages", page_size=1024, next_n=2
+    )
+    text = torch_ops.json.dumps(torch_ops.asdict(served))
+    outs = {"out": torch.empty((4, K), dtype=torch.int32), "raw_out": torch.empty((4, K), dtype=torch.int32)}
+    outs |= {"values_out": torch.empty((4, K)), "workspace": None}
+    args = (scores, None, None, starts, ends[:2], None, table, None, None, K, None, text)
+    torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outs)
+    text = torch_ops.json.dumps(torch_ops.asdict(ksieve.Options(per_row_k=True, order="index")))
+    args = (scores.bfloat16(), lengths, vector(3), None, None, vector(1, 2, 3, 99), None, None, None, K, None, text)
+    outs |= {"values_out": None, "raw_out": None}
+    torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, n: ksieve.topk(x, n, k=K, sorted="best"), "sorted: got 'best'"),
+        (lambda x, n: ksieve.topk(x, n, k=K, ends=n), "ends: got an array beside lengths"),
+        (lambda x, n: ksieve.topk(x, n, k=n), "max_k: got None"),
+        (lambda x, n: ksieve.topk(x, n, k=K, starts=n.long()), "starts: got torch.int64"),
+        (lambda x, n: ksieve.topk(x, n, k=K, values_out=x[:, :K].double()), "values_out: got torch.float64"),
+        (lambda x, n: ksieve.topk(x, n, k=K, smallest=True), "unexpected keyword argument"),
+    ],
+)
+def test_bad_options_are_named_while_tracing(rows, change, message):
+    with pytest.raises(Exception, match=message):
+        compiled(change)(*rows)

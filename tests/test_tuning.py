@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import ksieve
 from ksieve import tuning
+from ksieve.bench import planner, record
+from ksieve.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {name: value.source for name, value in tuning.thresholds().items()} | {
@@ -32,3 +35,50 @@ def test_thresholds_are_numbers_that_know_more():
     assert {"SHORTEST_SAMPLED", "SPLIT_IN_TWO", "SEGMENT"} <= set(found)
     assert found["SEGMENT"] * 2 == 16_384 and all(t.meaning for t in found.values())
     assert (copy.deepcopy(tuning.SEGMENT), copy.deepcopy(tuning.SEGMENT).source) == (8192, tuning.SEGMENT.source)
+
+
+GRID = ROOT / "benchmarks" / "results" / "gpu-planner-k2048.json"
+NO_GRID = "no measured grid: ksieve bench planner --out benchmarks/results, on a GPU"
+
+
+def losses(payload):
+    """Shapes of a measured grid where today's planner loses over 5 % to the best plan, or chose what nobody timed."""
+    found = {}
+    settings = payload["settings"]
+    device = next(d for d in DEVICES.values() if d.name == settings["device"])
+    for shape in payload["results"]["shapes"]:
+        if "skipped" in shape:
+            continue
+        plan = ksieve.plan(
+            rows=shape["rows"], width=shape["width"], k=settings["k"], dtype=settings["dtype"], device=device
+        )
+        try:
+            share = planner.share_of_best(shape, planner.key(plan))
+        except KeyError as choice:
+            share = f"{choice} was not measured"
+        if isinstance(share, str) or share < 1 / 1.05:
+            found[f"{shape['rows']}x{shape['width']}"] = share
+    return found
+
+
+@pytest.mark.skipif(not GRID.exists(), reason=NO_GRID)
+def test_the_planner_is_within_5_percent_of_the_best_plan_of_the_measured_grid():
+    payload = record.read_json(GRID)
+    assert len(payload["results"]["shapes"]) >= 60
+    assert losses(payload) == {}
+
+
+def test_a_planner_that_chose_badly_would_be_noticed():
+    shape = {"rows": 4096, "width": 131_072}
+    best = planner.key(ksieve.plan(**shape, k=2048, device=DEVICES["h200"]))
+    other = "persistent_exact direct"
+    settings = {"device": DEVICES["h200"].name, "k": 2048, "dtype": "float32"}
+
+    def grid(**selectors):
+        times = {best: selectors.get("best"), other: selectors.get("other")}
+        facts = {name: {"median_us": us, "exact": True} for name, us in times.items() if us}
+        return {"settings": settings, "results": {"shapes": [shape | {"selectors": facts}]}}
+
+    assert losses(grid(best=10.0, other=9.6)) == {}
+    assert losses(grid(best=10.0, other=9.0)) == {"4096x131072": pytest.approx(0.9)}
+    assert losses(grid(other=9.0)) == {"4096x131072": f"'{best}' was not measured"}

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from ksieve.errors import ArgumentError, CaptureFormatError
-from ksieve.workloads import CaptureWriter, open_capture
+from ksieve.workloads import CaptureWriter, open_capture, write_factors, write_synthetic
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
@@ -338,3 +338,23 @@ def test_the_description_holds_the_facts_in_order(tmp_path):
     assert facts["scores"] == "3 rows x 4,000 float32 (48.0 kB)"
     assert facts["lengths"] == "0 to 4,000, 6,000 valid scores"
     assert facts["suggested k"] == "2,048"
+
+
+def test_rows_at_are_the_rows_of_blocks(tmp_path):
+    write_synthetic(tmp_path / "scores.safetensors", "random_normal", 7, 33)
+    rng = np.random.default_rng(0)
+    write_factors(
+        tmp_path / "factors.safetensors",
+        q=rng.standard_normal((7, 2, 8)).astype(np.float16),
+        keys=rng.integers(-9, 9, (33, 8)).astype(np.int8),
+        key_scale=rng.random(33, dtype=np.float32),
+        weights=rng.standard_normal((7, 2)).astype(np.float32),
+    )
+    for name in ("scores", "factors"):
+        with open_capture(tmp_path / f"{name}.safetensors") as capture:
+            whole = capture.rows_block(0, 7)
+            assert same_bits(capture.rows_at([6, 0, 3]), whole[[6, 0, 3]])
+            assert capture.rows_at([]).shape == (0, 33)
+            for row in (-1, 7):
+                with pytest.raises(ArgumentError, match="row numbers from 0 to 6"):
+                    capture.rows_at([0, row])

@@ -33,7 +33,7 @@ def kth(scores, k=K):
 
 def test_the_table_has_the_announced_families_and_a_line_on_each():
     natural = {n for n, p in PRODUCERS.items() if not p.adversarial}
-    assert natural == {"random_normal", "endpoint_structured", "relu_plateau", "heavy_tailed"}
+    assert natural == {"random_normal", "endpoint_structured", "smooth_structured", "relu_plateau", "heavy_tailed"}
     assert {
         "all_equal", "two_values", "one_coarse_bin", "ascending", "descending", "stride_peak", "stride_hole",
         "descending_subnormals", "infinities", "nan_sprinkled", "signed_zeros", "huge_ties", "fp16_midpoints",
@@ -110,6 +110,23 @@ def test_normal_rows_are_exchangeable_and_free_of_ties():
     deciles = np.stack([np.bincount(t * 10 // WIDTH, minlength=10) for t in top])
     assert np.abs(deciles - K / 10).max() < 6 * np.sqrt(K * 0.09)
     assert abs(scores.mean()) < 0.01 and abs(scores.std() - 1) < 0.01
+
+
+def test_smooth_structure_gathers_at_the_ends_and_among_neighbours():
+    scores = rows_of("smooth_structured", 6)
+    top = np.argpartition(-scores, K, axis=1)[:, :K]
+    ends = ((top < WIDTH // 10) | (top >= WIDTH - WIDTH // 10)).mean()
+    assert 0.55 < ends < 0.72
+    middle = scores[:, WIDTH // 4 : -WIDTH // 4]
+    for distance, wanted in ((1, 0.8 * np.exp(-1 / 128)), (128, 0.8 / np.e), (4096, 0.0)):
+        shifted = middle[:, distance:]
+        assert np.corrcoef(middle[:, : shifted.shape[1]].ravel(), shifted.ravel())[0, 1] == pytest.approx(
+            wanted, abs=0.06
+        )
+    alone = rows_of("smooth_structured", 2, alike=0.0)[:, WIDTH // 4 : -WIDTH // 4]
+    assert abs(np.corrcoef(alone[:, 1:].ravel(), alone[:, :-1].ravel())[0, 1]) < 0.02
+    with pytest.raises(ArgumentError, match="a reach of at least 1"):
+        rows_of("smooth_structured", 1, reach=0)
 
 
 @pytest.mark.parametrize("positive", [0.0, 0.5, 0.999, 1.0, 2.0])

@@ -10,6 +10,7 @@ from ksieve.errors import (
     VerificationError,
     WorkspaceError,
 )
+from ksieve.options import Options
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
 from ksieve.recorder import record
@@ -23,6 +24,7 @@ __all__ = [
     "CaptureFormatError",
     "DeviceInfo",
     "KsieveError",
+    "Options",
     "Plan",
     "Route",
     "SamplingPolicy",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from ksieve import planner, problem
+from ksieve import arguments, planner, problem
+from ksieve.arguments import Keywords
 from ksieve.errors import ArgumentError
+from ksieve.options import PLAIN, Options
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
 from ksieve.problem import Device, Problem
-from ksieve.stats import Stats
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 
@@ -23,42 +25,15 @@ Backend = Literal["auto", "cpu", "cuda", "reference"]
 _short_ways: dict[Any, Any] = {}
 _MOST_SHORT_WAYS = 4096
 
-# Called with every checked call before it runs (`ksieve.record`); replaced as a whole, so that threads may iterate.
+# Called with every checked call before it runs (`ksieve.record`), but for calls whose valid scores are no prefixes of
+# rows with a length each: starts, next_n. Replaced as a whole, so that threads may iterate.
 observers: tuple[Any, ...] = ()
 
 
-@overload
 def topk(
     scores: Any,
     lengths: Any = None,
-    k: int | None = None,
-    *,
-    plan: Plan | None = None,
-    policy: SamplingPolicy | str | None = None,
-    backend: Backend = "auto",
-    out: Any = None,
-    workspace: Any = None,
-    num_rows: Any = None,
-    return_stats: Literal[False] = False,
-) -> Any: ...
-@overload
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: int | None = None,
-    *,
-    plan: Plan | None = None,
-    policy: SamplingPolicy | str | None = None,
-    backend: Backend = "auto",
-    out: Any = None,
-    workspace: Any = None,
-    num_rows: Any = None,
-    return_stats: Literal[True],
-) -> tuple[Any, Stats]: ...
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: int | None = None,
+    k: Any = None,
     *,
     plan: Plan | None = None,
     policy: SamplingPolicy | str | None = None,
@@ -67,6 +42,7 @@ def topk(
     workspace: Any = None,
     num_rows: Any = None,
     return_stats: bool = False,
+    **options: Unpack[Keywords],
 ) -> Any:
     """Select the k largest scores of every row, exactly.
 
@@ -78,16 +54,18 @@ def topk(
     lengths : array of int32, shape (rows,), optional
         Valid prefix of each row, on the scores' device; never read back to the host. Below 0 counts as 0,
         above width as width. Default: every row is valid throughout.
-    k : int
-        Slots per row, 1 to 2**20. May be omitted when `plan` is given.
+    k : int, or array of int32 of shape (rows,)
+        Slots per row, 1 to 2**20. May be omitted when `plan` is given. An array on the scores' device gives every
+        row its own k, clamped to [0, max_k]; slots past it are unused.
     plan : Plan, optional
-        From `ksieve.plan`; made from the arguments when omitted.
+        From `ksieve.plan`; made from the arguments when omitted. Options that the call leaves open are the plan's;
+        others must agree with them.
     policy : SamplingPolicy or str, optional
         Sampling policy when no plan is given; ``"direct"`` never samples.
     backend : {"auto", "cpu", "cuda", "reference"}
         "auto" follows the scores' device. "reference" is the NumPy model: slow, for study.
-    out : array of int32, shape (rows, k), optional
-        Receives the result, on the scores' device; must not overlap the scores or lengths.
+    out : array of int32 or int64, shape (rows, k), optional
+        Receives the result, on the scores' device; must not overlap an input or another output.
     workspace : Workspace or array of bytes, optional
         CUDA only: from ``plan.workspace()``, or the caller's own bytes, whose leading part is then zeroed on the
         stream with every call. One per stream. Default: one is kept per device and stream.
@@ -96,14 +74,59 @@ def topk(
     return_stats : bool
         Also return `Stats` (on CUDA this reads the statistics back, which synchronises).
 
+    Other Parameters
+    ----------------
+    starts : array of int32, shape (rows,), optional
+        Where each row's window begins, clamped to [0, width]. Its scores are ``[start, start + length)``.
+    ends : array of int32, shape (rows,), optional
+        In place of `lengths`: where each window ends, exclusive, clamped to [start, width].
+    index_base : {"row", "start"}
+        Whether indices count from the start of the row, so that ``scores[r, i]`` is the score, or of the window.
+    next_n : int
+        Consecutive rows of one request (multi-token prediction). `lengths` or `ends` then has one entry per request,
+        and row r sees ``next_n - 1 - r % next_n`` scores less.
+    max_k : int
+        Slots per row where k is an array.
+    page_table : array of int32, shape (requests, max_pages), optional
+        Write ``table[request, i // page_size] * page_size + i % page_size`` in place of index i; -1 for an entry
+        that the table does not have.
+    page_size : int
+        A power of two, by default 1.
+    row_to_request : array of int32, shape (rows,), optional
+        The page table's request of each row; by default ``row // next_n``.
+    offsets : array of int32, shape (rows,), optional
+        Write ``i + offsets[row]`` in place of index i.
+    return_values : bool
+        Also return the selected scores, bit for bit; -inf in unused slots.
+    values_out : array of the scores' dtype, shape (rows, k), optional
+        Receives them.
+    return_raw : bool
+        Also return the indices before `page_table` or `offsets`.
+    raw_out : array like `out`, optional
+        Receives them.
+    index_dtype : {"int32", "int64"}
+        Of new arrays of indices.
+    sorted : bool or {"value", "index"}
+        True or "value": best score first, NaN last, equal scores by index. "index": by ascending position. Unused
+        slots come last. For k up to 16384, as are the next three.
+    tie_break : {"low", "high"}, optional
+        Select the lowest (or highest) positions among scores equal to the worst selected one; ``sorted=True`` then
+        orders all equal scores so.
+    deterministic, batch_invariant : bool
+        The answer for a row depends on that row alone: the same bytes in every run, batch and plan. The default of
+        `sorted` becomes "index" and that of `tie_break` "low".
+    overlap : bool
+        CUDA, compute capability 9.0 and later: let the kernel start while the stream's previous one drains
+        (programmatic dependent launch).
+
     Returns
     -------
     indices : array of int32, shape (rows, k)
         Same library and device as `scores`. For a row of length L > k: k distinct positions below L, no
         unselected valid score greater than a selected one, in no particular order. For L <= k: all L
         positions, then -1.
-    stats : Stats
-        Only with ``return_stats=True``.
+    values, raw, stats
+        What `return_values`, `return_raw` and `return_stats` ask for, in this order; the result is then a tuple.
 
     Raises
     ------
@@ -115,21 +138,28 @@ def topk(
     Notes
     -----
     NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Which of several scores tied at rank k are returned is
-    unspecified. See docs/contract.md.
+    unspecified without `tie_break`. See docs/contract.md.
     """
+    if options:
+        arguments.check_names(options)
     torch = sys.modules.get("torch")
     if torch is not None and torch.compiler.is_compiling() and isinstance(scores, torch.Tensor):
         from ksieve import torch_ops
 
         torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)
-        return torch_ops.traced(scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows)
-    return topk_eager(scores, lengths, k, plan, policy, backend, out, workspace, num_rows, return_stats)
+        return torch_ops.traced(
+            scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows, keywords=options
+        )
+    return topk_eager(scores, lengths, k, plan, policy, backend, out, workspace, num_rows, return_stats, options)
+
+
+topk.__signature__ = arguments.written_out(topk)  # type: ignore[attr-defined]
 
 
 def topk_eager(
     scores: Any,
     lengths: Any,
-    k: int | None,
+    k: Any,
     plan: Plan | None = None,
     policy: SamplingPolicy | str | None = None,
     backend: Backend = "auto",
@@ -137,44 +167,45 @@ def topk_eager(
     workspace: Any = None,
     num_rows: Any = None,
     return_stats: bool = False,
+    keywords: Mapping[str, Any] | None = None,
 ) -> Any:
     """Run `topk` now, whether or not PyTorch is tracing: operators of a traced program call this."""
-    if _short_ways and not observers and not return_stats and backend in ("auto", "cuda"):
+    if _short_ways and not keywords and not observers and not return_stats and backend in ("auto", "cuda"):
         if plan is None:
             short = _short_ways.get(choice_key(scores, k, policy))
         else:
-            short = _short_ways.get(id(plan)) if policy is None else None
+            # An array k has no place in a plan that has a short way; the general way says so.
+            short = _short_ways.get(id(plan)) if policy is None and (k is None or k.__class__ is int) else None
         if short is not None:
             indices = short(scores, lengths, k, out, workspace, num_rows)
             if indices is not None:
                 return indices
-    if plan is not None:
-        if k is not None and k != plan.problem.k:
-            raise ArgumentError("k", k, f"{plan.problem.k}, the plan's k, or nothing")
-        k = plan.problem.k
-    if k is None:
-        raise ArgumentError("k", None, f"an int from 1 to {problem.MAX_K}")
-    asked, info, _ = problem.check_selection(scores, lengths, k, out=out, num_rows=num_rows)
+    given = plan is not None
+    asked, info, extras = problem.check_selection(
+        scores, lengths, k, out=out, num_rows=num_rows, keywords=keywords, planned=plan.problem if plan else None
+    )
     if backend not in ("auto", "cpu", "cuda", "reference"):
         raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
-    given = plan is not None
     if plan is None:
         plan = choose(asked, policy)
     else:
         if policy is not None:
             raise ArgumentError("policy", repr(policy), "nothing when plan is given: the plan holds one")
         planner.check_covers(plan, asked)
+    plain = asked.options.plain
+    lengths = extras.objects.get("lengths", lengths)
     for observe in observers:
-        observe(asked, scores, lengths, num_rows)
+        observe(asked, scores, lengths, num_rows, extras.objects.get("starts"))
     if info.device.kind == "cuda":
         from ksieve.backends import cuda
 
+        more = {} if plain else {"extras": extras}
         result = cuda.run(
-            plan, scores, lengths, out=out, workspace=workspace, num_rows=num_rows, return_stats=return_stats
+            plan, scores, lengths, out=out, workspace=workspace, num_rows=num_rows, return_stats=return_stats, **more
         )
-        if info.library == "torch" and asked.rows and not return_stats:
+        if info.library == "torch" and asked.rows and not return_stats and plain and not keywords:
             key = id(plan) if given else choice_key(scores, k, policy)
             if key is not None and key not in _short_ways:
                 if len(_short_ways) >= _MOST_SHORT_WAYS:
@@ -183,7 +214,12 @@ def topk_eager(
         return result
     if workspace is not None:
         raise ArgumentError("workspace", type(workspace).__name__, "nothing on the CPU")
-    return _run_on_host(plan, scores, lengths, backend, out, num_rows, return_stats, info.library)
+    from ksieve.backends import cpu
+
+    return cpu.call(
+        plan, scores, lengths, out=out, num_rows=num_rows, return_stats=return_stats, extras=extras,
+        model=backend == "reference",
+    )  # fmt: skip
 
 
 def plan(
@@ -197,6 +233,7 @@ def plan(
     family: str | None = None,
     policy: SamplingPolicy | str | None = None,
     splits: int | None = None,
+    options: Options = PLAIN,
 ) -> Plan:
     """Fix kernel family, launch geometry and workspace from host-known facts alone.
 
@@ -218,6 +255,8 @@ def plan(
         Force a sampling policy; ``"direct"`` never samples.
     splits : int, optional
         With ``family="split_sampled"``: force how many CTAs share a row.
+    options : Options
+        What its calls ask for beyond the plain selection; `k` is then the largest k of any row.
 
     Returns
     -------
@@ -244,6 +283,7 @@ def plan(
         problem.check_k(k),
         dtype,
         Device(info.kind, info.index),
+        problem.check_options(options, problem.check_k(k)),
     )
     return planner.choose(asked, info, family=family, policy=policy, splits=splits)
 
@@ -283,40 +323,3 @@ def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:
 @lru_cache(maxsize=4096)
 def _choose(asked: Problem, device: DeviceInfo, policy: SamplingPolicy | str | None) -> Plan:
     return planner.choose(asked, device, policy=policy)
-
-
-def _run_on_host(
-    plan: Plan,
-    scores: Any,
-    lengths: Any,
-    backend: Backend,
-    out: Any,
-    num_rows: Any,
-    return_stats: bool,
-    library: str,
-) -> Any:
-    matrix = problem.as_numpy(scores)
-    rows, width = matrix.shape
-    valid = np.full(rows, width, np.int32) if lengths is None else problem.as_numpy(lengths)
-    live = rows if num_rows is None else int(np.clip(problem.as_numpy(num_rows).reshape(()), 0, rows))
-    result = np.empty((rows, plan.problem.k), np.int32) if out is None else problem.as_numpy(out)
-    result[live:] = -1
-    from ksieve.backends import cpu
-
-    run = cpu.run_reference if backend == "reference" else cpu.run
-    stats = run(plan, matrix[:live], valid[:live], result[:live], return_stats)
-    indices = out if out is not None else _like(result, library)
-    return (indices, stats) if return_stats else indices
-
-
-def _like(result: np.ndarray[Any, Any], library: str) -> Any:
-    """Hand a NumPy result back in the caller's library, without copying where the library allows it."""
-    if library == "torch":
-        import torch
-
-        return torch.from_numpy(result)
-    if library == "jax":
-        import jax.numpy as jnp
-
-        return jnp.asarray(result)
-    return result

@@ -6,7 +6,7 @@ every number that shapes the code, is here. So a plan knows its options, and two
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from ksieve.errors import ArgumentError
@@ -95,6 +95,21 @@ class Options:
                 raise ArgumentError(name, repr(value), "a positive int")
         if self.page_size & (self.page_size - 1):
             raise ArgumentError("page_size", self.page_size, "a power of two")
+        for name in ("next_n", "page_size"):
+            if getattr(self, name) >= 1 << 31:
+                raise ArgumentError(name, getattr(self, name), "less than 2**31")
+        for name in ("per_row_k", "mapped", "raw", "values", "overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(name, repr(getattr(self, name)), "True or False")
+
+    def __str__(self) -> str:
+        changed = ((f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default)
+        return ", ".join(f"{name}={value!r}" for name, value in changed) or "plain"
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for; cheap where it is so, since every call wants to know."""
+        return self is PLAIN or self == PLAIN
 
     @property
     def deterministic(self) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ksieve import arguments
 from ksieve.errors import ArgumentError
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
+from ksieve.stats import html_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +128,26 @@ class Plan:
             cuda.prepare(self)
         return self
 
-    def __str__(self) -> str:
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        """Title, and what there is to say below it."""
         p = self.problem
-        policy = self.policy.name if self.policy else "direct"
-        lines = [
-            f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}",
-            f"  policy     {policy}",
-            f"  capacity   {self.capacity} candidates per worker",
-            f"  geometry   {self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
-            f"  workspace  {self.workspace_bytes} bytes",
-            f"  reason     {self.reason}",
-        ]
-        return "\n".join(lines)
+        title = f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}"
+        return title, {
+            "policy": self.policy.name if self.policy else "direct",
+            **({} if p.options.plain else {"options": str(p.options)}),
+            "capacity": f"{self.capacity} candidates per worker",
+            "geometry": f"{self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
+            "workspace": f"{self.workspace_bytes} bytes",
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        title, facts = self._facts()
+        return "\n".join([title, *(f"  {name:<10} {fact}" for name, fact in facts.items())])
+
+    def _repr_html_(self) -> str:
+        title, facts = self._facts()
+        return html_table(title, ["", ""], facts.items())
 
 
 def candidate_capacity(k: int) -> int:
@@ -171,6 +181,8 @@ def check_covers(plan: Plan, asked: Problem) -> None:
     for name in ("dtype", "device"):
         if getattr(asked, name) != getattr(made, name):
             raise ArgumentError("plan", f"scores of {name} {getattr(asked, name)}", f"{name} {getattr(made, name)}")
+    if asked.options is not made.options and (differing := arguments.difference(asked.options, made.options)):
+        raise ArgumentError("plan", *differing)
 
 
 def choose(

@@ -6,9 +6,13 @@ scan certifies every proposal (paper, lemma "Validated Top-K Containment").
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +21,9 @@ from ksieve.errors import ArgumentError
 
 Boundary = Literal["coarse", "exact"]
 
+
+POLICY_VERSION = 1
+"""Version of the policy file format, stored under "ksieve_policy"."""
 
 PEAK = 4
 """Adjacent scores that one peak stands for: one 16-byte load of float32."""
@@ -113,8 +120,12 @@ class SamplingPolicy:
 
     def view(self, row: int, length: int) -> NDArray[np.int64]:
         """Sampled positions of a row with `length` valid scores, ascending."""
+        return self.view_of_phase(self.phase(row), length)
+
+    def view_of_phase(self, phase: int, length: int) -> NDArray[np.int64]:
+        """Sampled positions of one phase, from 0 to `stride` - 1, in a row with `length` valid scores."""
         period = self.stride * self.group
-        starts = np.arange(self.phase(row) * self.group, length, period, dtype=np.int64)
+        starts = np.arange(phase * self.group, length, period, dtype=np.int64)
         positions = (starts[:, None] + np.arange(self.group)).ravel()
         return positions[positions < length]
 
@@ -128,6 +139,52 @@ class SamplingPolicy:
     def usable(self, samples: int, k: int) -> bool:
         """Whether a view with `samples` statistics reaches the largest sample rank requested."""
         return samples >= (self.rescue_rank(k) or self.primary_rank(k))
+
+    def save(self, path: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the policy as a JSON file that `load`, ``ksieve.plan`` and ``ksieve.topk`` take.
+
+        Parameters
+        ----------
+        path : path
+            Ends in ``.json``, which is how a plan tells a file from a name.
+        extra : mapping, optional
+            Further JSON-able entries beside the policy, for readers: how it was found.
+        """
+        target = Path(path)
+        if target.suffix != ".json":
+            raise ArgumentError("path", str(target), "a file name ending in .json")
+        content = {"ksieve_policy": POLICY_VERSION, "policy": asdict(self), **(extra or {})}
+        target.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a policy file.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such file, it is no policy file of this version, or a field is unknown or out of range.
+        """
+        takes = "a policy file, as SamplingPolicy.save and `ksieve calibrate` write it"
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ArgumentError("policy", f"{str(path)!r}, which does not exist", takes) from None
+        except (ValueError, OSError) as error:
+            raise ArgumentError("policy", f"{str(path)!r} ({error})", takes) from error
+        if not isinstance(content, dict) or not isinstance(content.get("policy"), dict):
+            raise ArgumentError("policy", f"{str(path)!r}, JSON of another kind", takes)
+        if content.get("ksieve_policy") != POLICY_VERSION:
+            version = content.get("ksieve_policy")
+            raise ArgumentError("policy", f"{str(path)!r} of version {version!r}", f"version {POLICY_VERSION}")
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(set(content["policy"]) - set(names))
+        if unknown or not {"name", "stride"} <= set(content["policy"]):
+            raise ArgumentError("policy", f"{str(path)!r} with fields {sorted(content['policy'])}", f"some of {names}")
+        try:
+            return cls(**content["policy"])
+        except TypeError as error:  # a field of another type, such as a text where a number belongs
+            raise ArgumentError("policy", f"{str(path)!r} ({error})", takes) from error
 
 
 PAPER_64 = SamplingPolicy("paper-64", 64, source="paper, Phase 1 on-chip localization: standard policy")
@@ -159,12 +216,19 @@ POLICIES: dict[str, SamplingPolicy] = {p.name: p for p in (PAPER_64, PAPER_128, 
 """Policies that can be asked for by name."""
 
 
-def resolve_policy(policy: SamplingPolicy | str | None) -> SamplingPolicy | None:
-    """Turn a policy, its name or ``"direct"`` (no sampling) into a policy or None."""
+def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> SamplingPolicy | None:
+    """Turn a policy, its name, a policy file (.json) or ``"direct"`` (no sampling) into a policy or None.
+
+    A file is read when a plan is made from it, and plans are kept: within a process, a file that has changed is taken
+    up by `SamplingPolicy.load`, not by giving its path again.
+    """
     if policy is None or isinstance(policy, SamplingPolicy):
         return policy
+    if isinstance(policy, os.PathLike) or (isinstance(policy, str) and policy.endswith(".json")):
+        return SamplingPolicy.load(policy)
     if policy == "direct":
         return None
     if isinstance(policy, str) and policy in POLICIES:
         return POLICIES[policy]
-    raise ArgumentError("policy", repr(policy), f"a SamplingPolicy or one of {['direct', *POLICIES]}")
+    takes = f"a SamplingPolicy or one of {['direct', *POLICIES]}, or a policy file ending in .json"
+    raise ArgumentError("policy", repr(policy), takes)

@@ -1,57 +1,41 @@
-"""What a call asks for, checked: array descriptions, and the frozen `Problem` built from them.
+"""What a call asks for, checked: the frozen `Problem`, and the arrays that go with its options.
 
-Everything that can be wrong with an argument is found here, before any kernel is launched or any output is
-written. No array library is imported: an array is recognised by what it is, and read through the
-attributes, the CUDA array interface or the DLPack protocol that it offers.
+Everything that can be wrong with an argument is found here, before any kernel is launched or any output is written.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ksieve import dlpack
+from ksieve import arguments
+from ksieve.array_info import ArrayInfo, Device, as_numpy, inspect, library_of
 from ksieve.errors import ArgumentError
+from ksieve.options import MAX_FINISHED_K, PLAIN, Options
+
+__all__ = [
+    "MAX_K",
+    "NO_EXTRAS",
+    "SCORE_DTYPES",
+    "ArrayInfo",
+    "Device",
+    "Extras",
+    "Problem",
+    "as_numpy",
+    "check_k",
+    "check_options",
+    "check_scores",
+    "check_selection",
+    "inspect",
+    "library_of",
+]
 
 MAX_K = 1 << 20
 SCORE_DTYPES = ("float32", "float16", "bfloat16")
 """Score dtypes; an unsigned 16-bit NumPy array is read as bfloat16 bits."""
-
-_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST = 1, 2, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Where an array lives: kind "cpu" or "cuda", and the ordinal."""
-
-    kind: str
-    index: int = 0
-
-    def __str__(self) -> str:
-        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayInfo:
-    """Host-known facts of one array. `strides` count elements; `pointer` is an address on `device`."""
-
-    library: str
-    device: Device
-    pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-    itemsize: int
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """First byte and one past the last byte that indexing can touch (non-negative strides)."""
-        if 0 in self.shape:
-            return self.pointer, self.pointer
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        return self.pointer, self.pointer + (last + 1) * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,62 +48,41 @@ class Problem:
     k: int
     dtype: str
     device: Device
+    options: Options = PLAIN
 
 
-def library_of(array: Any) -> str:
-    """Name the array library of an object: numpy, torch, cupy, jax, or other."""
-    root = type(array).__module__.partition(".")[0]
-    return {"jaxlib": "jax"}.get(root, root) if root in ("numpy", "torch", "cupy", "jax", "jaxlib") else "other"
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """The checked arrays that a call's options bring, None where there is none; all on the scores' device.
 
-
-def inspect(array: Any, name: str) -> ArrayInfo:
-    """Describe an array of any supported library.
-
-    Raises
-    ------
-    ArgumentError
-        If the object is no array, or lives on a device that ksieve does not know.
+    Attributes
+    ----------
+    starts, ks, row_to_request, offsets : ArrayInfo or None
+        int32, shape (rows,), contiguous. `ks` is an array k.
+    lengths : ArrayInfo or None
+        int32, shape (rows // next_n,): the lengths, or the ends if `Options.windows` is "ends" or there are no starts.
+    page_table : ArrayInfo or None
+        int32, shape (requests, max_pages), last stride 1, any row pitch.
+    values_out : ArrayInfo or None
+        The scores' dtype, shape (rows, k); None also when values are wanted in a new array.
+    raw_out : ArrayInfo or None
+        The dtype of the indices, shape (rows, k); None also when raw indices are wanted in a new array.
+    objects : mapping
+        The arrays themselves, by the names above.
     """
-    library = library_of(array)
-    if isinstance(array, np.ndarray) and hasattr(array, "mask"):
-        raise ArgumentError(name, "a masked array, whose mask would be ignored", "a plain array")
-    if library == "numpy" and isinstance(array, np.ndarray):
-        return _from_numpy(array, library)
-    if library == "torch" and hasattr(array, "data_ptr"):
-        if array.device.type not in ("cpu", "cuda"):
-            raise ArgumentError(name, f"a torch tensor on {array.device}", "a tensor on cpu or cuda")
-        if str(array.layout) != "torch.strided":
-            raise ArgumentError(name, f"a torch tensor of layout {array.layout}", "a dense (strided) tensor")
-        device = Device(array.device.type, array.device.index or 0)
-        dtype = str(array.dtype).removeprefix("torch.")
-        return ArrayInfo(
-            library, device, array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, array.element_size()
-        )
-    if hasattr(array, "__cuda_array_interface__"):
-        return _from_cuda_interface(array, library)
-    if hasattr(array, "__dlpack__"):
-        kind, index = array.__dlpack_device__()
-        if int(kind) in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
-            return _from_numpy(as_numpy(array), library)
-        if int(kind) == _DLPACK_CUDA:
-            return ArrayInfo(library, Device("cuda", int(index)), *dlpack.describe(array))
-        raise ArgumentError(name, f"an array on DLPack device {int(kind)}:{index}", "an array on cpu or cuda")
-    raise ArgumentError(
-        name, f"{type(array).__module__}.{type(array).__qualname__}", "a NumPy, PyTorch, CuPy or JAX array"
-    )
+
+    starts: ArrayInfo | None = None
+    lengths: ArrayInfo | None = None
+    ks: ArrayInfo | None = None
+    page_table: ArrayInfo | None = None
+    row_to_request: ArrayInfo | None = None
+    offsets: ArrayInfo | None = None
+    values_out: ArrayInfo | None = None
+    raw_out: ArrayInfo | None = None
+    objects: Mapping[str, Any] = field(default_factory=dict)
 
 
-def as_numpy(array: Any) -> np.ndarray[Any, Any]:
-    """View a host array of any supported library as NumPy, without copying; bfloat16 comes as uint16 bits."""
-    library = library_of(array)
-    if library == "torch":
-        if str(array.dtype) == "torch.bfloat16":
-            import torch
-
-            return np.asarray(array.detach().view(torch.int16).numpy()).view(np.uint16)
-        return np.asarray(array.detach().numpy())
-    view = array if isinstance(array, np.ndarray) else _from_dlpack_or_buffer(array)
-    return view.view(np.uint16) if view.dtype.name == "bfloat16" else view
+NO_EXTRAS = Extras()
 
 
 def check_selection(
@@ -129,8 +92,27 @@ def check_selection(
     *,
     out: Any = None,
     num_rows: Any = None,
-) -> tuple[Problem, ArrayInfo, ArrayInfo | None]:
-    """Check the arguments of one selection and return the problem with its array descriptions.
+    keywords: Mapping[str, Any] | None = None,
+    planned: Problem | None = None,
+) -> tuple[Problem, ArrayInfo, Extras]:
+    """Check the arguments of one selection.
+
+    Parameters
+    ----------
+    scores, lengths, k, out, num_rows
+        As given to `ksieve.topk`.
+    keywords : mapping, optional
+        Its arguments that ask for options (`ksieve.arguments.Keywords`).
+    planned : Problem, optional
+        Of the call's plan: the call takes its k, and such options as it leaves open, from there.
+
+    Returns
+    -------
+    Problem
+    ArrayInfo
+        Of the scores.
+    Extras
+        `NO_EXTRAS` of a call with plain options.
 
     Raises
     ------
@@ -138,45 +120,89 @@ def check_selection(
         Names the argument, what it got and what it takes.
     """
     info = inspect(scores, "scores")
-    k = check_k(k)
+    keywords = keywords or {}
+    ks = k if _is_vector(k) else None
+    slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
     dtype = check_scores(info)
-    lengths_info = num_rows_info = None
-    if lengths is not None:
-        lengths_info = inspect(lengths, "lengths")
-        _check_vector(lengths_info, "lengths", [(info.shape[0],)], info.device)
-    if num_rows is not None:
-        num_rows_info = inspect(num_rows, "num_rows")
-        _check_vector(num_rows_info, "num_rows", [(1,), ()], info.device)
-    if out is not None:
-        out_info = inspect(out, "out")
-        _check_out(out_info, info, {"scores": info, "lengths": lengths_info, "num_rows": num_rows_info}, k)
-        if out_info.device.kind == "cpu" and not as_numpy(out).flags.writeable:
-            raise ArgumentError("out", "a read-only array", "an array that can be written")
     rows, width = info.shape
-    pitch = max(width, info.strides[0])
-    return Problem(rows, width, pitch, k, dtype, info.device), info, lengths_info
+    out_info = None if out is None else inspect(out, "out")
+    options = arguments.resolve(
+        keywords,
+        planned.options if planned else None,
+        per_row_k=ks is not None,
+        lengths=lengths is not None,
+        out_dtype=out_info.dtype if out_info else None,
+    )
+    check_options(options, slots)
+    if rows % options.next_n:
+        raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
+    inputs: dict[str, ArrayInfo] = {"scores": info}
 
+    def vector(name: str, array: Any, *shapes: tuple[int, ...]) -> ArrayInfo | None:
+        if array is None:
+            return None
+        inputs[name] = _check_vector(inspect(array, name), name, shapes, info.device)
+        return inputs[name]
 
-def _check_aligned(info: ArrayInfo, name: str) -> None:
-    # A GPU cannot load a number from an address that is no multiple of its size; a CPU can.
-    if info.device.kind == "cuda" and info.pointer % info.itemsize:
-        raise ArgumentError(
-            name, f"address {info.pointer:#x}", f"an address that is a multiple of {info.itemsize} bytes"
+    ends = keywords.get("ends")
+    valid = vector("lengths", lengths, (rows // options.next_n,)) or vector("ends", ends, (rows // options.next_n,))
+    vector("num_rows", num_rows, (1,), ())
+    extras = NO_EXTRAS
+    if not options.plain or ends is not None:
+        table = keywords.get("page_table")
+        if table is not None:
+            inputs["page_table"] = _check_table(inspect(table, "page_table"), info.device)
+        outputs = {name: keywords.get(name) for name in ("values_out", "raw_out")}
+        described = {name: inspect(array, name) for name, array in outputs.items() if array is not None}
+        extras = Extras(
+            starts=vector("starts", keywords.get("starts"), (rows,)),
+            lengths=valid,
+            ks=vector("k", ks, (rows,)),
+            page_table=inputs.get("page_table"),
+            row_to_request=vector("row_to_request", keywords.get("row_to_request"), (rows,)),
+            offsets=vector("offsets", keywords.get("offsets"), (rows,)),
+            objects={
+                **{name: array for name in arguments.ARRAYS if (array := keywords.get(name)) is not None},
+                **({} if ks is None else {"ks": ks}),
+                **({} if valid is None else {"lengths": ends if lengths is None else lengths}),
+            },
+            **described,
         )
+    else:
+        outputs, described = {}, {}
+    shape = (rows, slots)
+    if out_info is not None:
+        _check_output("out", out, out_info, options.index_dtype, shape, inputs)
+        inputs["out"] = out_info
+    for name, dtype_taken in (("values_out", info.dtype), ("raw_out", options.index_dtype)):
+        if name in described:
+            _check_output(name, outputs[name], described[name], dtype_taken, shape, inputs)
+            inputs[name] = described[name]
+    pitch = max(width, info.strides[0])
+    return Problem(rows, width, pitch, slots, dtype, info.device, options), info, extras
 
 
-def check_k(k: Any) -> int:
+def check_k(k: Any, name: str = "k") -> int:
     """Return k as an int in [1, 2**20]."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-        raise ArgumentError("k", f"{type(k).__name__} {k!r}", f"an int from 1 to {MAX_K}")
+        raise ArgumentError(name, f"{type(k).__name__} {k!r}", f"an int from 1 to {MAX_K}")
     if not 1 <= k <= MAX_K:
-        raise ArgumentError("k", int(k), f"an int from 1 to {MAX_K}")
+        raise ArgumentError(name, int(k), f"an int from 1 to {MAX_K}")
     return int(k)
+
+
+def check_options(options: Any, k: int) -> Options:
+    """Check options that a plan is to have for k slots."""
+    if not isinstance(options, Options):
+        raise ArgumentError("options", repr(options), "ksieve.Options(...)")
+    if k > MAX_FINISHED_K and (options.order != "any" or options.tie_break != "any"):
+        raise ArgumentError("k", k, f"at most {MAX_FINISHED_K} with sorted, tie_break or deterministic")
+    return options
 
 
 def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     """Check a score matrix and return its canonical dtype name (uint16 reads as bfloat16)."""
-    dtype = "bfloat16" if info.dtype == "uint16" else info.dtype
+    dtype = _canonical(info.dtype)
     if dtype not in SCORE_DTYPES:
         raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {', '.join(SCORE_DTYPES)}")
     if len(info.shape) != 2:
@@ -193,67 +219,92 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     return dtype
 
 
-def _check_vector(info: ArrayInfo, name: str, shapes: list[tuple[int, ...]], device: Device) -> None:
+def _canonical(dtype: str) -> str:
+    return "bfloat16" if dtype == "uint16" else dtype
+
+
+def _is_vector(k: Any) -> bool:
+    """Whether k is an array of one k per row, in some library or another."""
+    if k is None or isinstance(k, (int, np.integer)):
+        return False
+    return bool(getattr(k, "shape", ())) and (
+        library_of(k) != "other" or hasattr(k, "__dlpack__") or hasattr(k, "__cuda_array_interface__")
+    )
+
+
+def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
+    """Slots of a row: k, or the largest k of an array, or the plan's."""
+    name, given = ("max_k", max_k) if per_row else ("k", k)
+    if max_k is not None and not per_row:
+        raise ArgumentError("max_k", repr(max_k), "nothing unless k is an array")
+    if given is None:
+        if planned is None:
+            raise ArgumentError(name, None, f"an int from 1 to {MAX_K}")
+        return planned.k
+    if planned is not None and given != planned.k:
+        raise ArgumentError(name, given, f"{planned.k}, the plan's k, or nothing")
+    return check_k(given, name)
+
+
+def _check_aligned(info: ArrayInfo, name: str) -> None:
+    # A GPU cannot load a number from an address that is no multiple of its size; a CPU can.
+    if info.device.kind == "cuda" and info.pointer % info.itemsize:
+        raise ArgumentError(
+            name, f"address {info.pointer:#x}", f"an address that is a multiple of {info.itemsize} bytes"
+        )
+
+
+def _check_device(info: ArrayInfo, name: str, device: Device) -> None:
+    if info.device != device:
+        raise ArgumentError(name, f"device {info.device}", f"the scores' device, {device}")
+
+
+def _check_vector(info: ArrayInfo, name: str, shapes: tuple[tuple[int, ...], ...], device: Device) -> ArrayInfo:
     if info.dtype != "int32":
         raise ArgumentError(name, f"dtype {info.dtype}", "dtype int32")
     if info.shape not in shapes:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
     if info.shape and info.shape[0] > 1 and info.strides[0] != 1:
         raise ArgumentError(name, f"stride {info.strides[0]}", "a contiguous vector (stride 1)")
-    if info.device != device:
-        raise ArgumentError(name, f"device {info.device}", f"the scores' device, {device}")
+    _check_device(info, name, device)
     _check_aligned(info, name)
+    return info
 
 
-def _check_out(out: ArrayInfo, scores: ArrayInfo, inputs: dict[str, ArrayInfo | None], k: int) -> None:
-    shape = (scores.shape[0], k)
-    if out.dtype != "int32":
-        raise ArgumentError("out", f"dtype {out.dtype}", "dtype int32")
-    if out.shape != shape:
-        raise ArgumentError("out", f"shape {out.shape}", f"shape {shape}")
-    if out.device != scores.device:
-        raise ArgumentError("out", f"device {out.device}", f"the scores' device, {scores.device}")
-    if (shape[0] and k > 1 and out.strides[1] != 1) or (shape[0] > 1 and out.strides[0] < k):
-        raise ArgumentError("out", f"strides {out.strides}", "contiguous rows that do not overlap")
-    _check_aligned(out, "out")
-    for name, other in inputs.items():
-        if other is None:
-            continue
-        (a, b), (c, d) = out.span, other.span
-        if a < d and c < b:
-            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
+def _check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
+    name = "page_table"
+    if info.dtype != "int32":
+        raise ArgumentError(name, f"dtype {info.dtype}", "dtype int32")
+    if len(info.shape) != 2:
+        raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (requests, max_pages)")
+    requests, pages = info.shape
+    if requests and pages > 1 and info.strides[1] != 1:
+        raise ArgumentError(name, f"last stride {info.strides[1]}", "last stride 1 (rows contiguous)")
+    if requests > 1 and info.strides[0] < 0:
+        raise ArgumentError(name, f"row pitch {info.strides[0]}", "a row pitch of at least 0")
+    if pages >= 1 << 31:
+        raise ArgumentError(name, f"{pages} pages", "fewer than 2**31 pages a request")
+    _check_device(info, name, device)
+    _check_aligned(info, name)
+    return info
 
 
-def _from_numpy(array: np.ndarray[Any, Any], library: str) -> ArrayInfo:
-    itemsize = array.dtype.itemsize
-    strides = _in_elements(array.strides, itemsize)
-    pointer = array.__array_interface__["data"][0]
-    dtype = array.dtype.name if array.dtype.isnative else f"{array.dtype} (foreign byte order)"
-    return ArrayInfo(library, Device("cpu"), pointer, array.shape, strides, dtype, itemsize)
-
-
-def _from_cuda_interface(array: Any, library: str) -> ArrayInfo:
-    facts = array.__cuda_array_interface__
-    dtype = np.dtype(facts["typestr"])
-    shape = tuple(int(n) for n in facts["shape"])
-    steps = facts.get("strides")
-    strides = dlpack.contiguous_strides(shape) if steps is None else _in_elements(steps, dtype.itemsize)
-    type_name = dtype.name
-    if type_name.startswith("void") or str(getattr(array, "dtype", "")) == "bfloat16":
-        type_name = str(getattr(array, "dtype", type_name))
-    index = 0
-    if hasattr(array, "__dlpack_device__"):
-        index = int(array.__dlpack_device__()[1])
-    return ArrayInfo(library, Device("cuda", index), int(facts["data"][0]), shape, strides, type_name, dtype.itemsize)
-
-
-def _in_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...]:
-    # A stride that is no multiple of the item cannot be expressed in elements; -1 is refused as non-unit.
-    return tuple(int(s) // itemsize if s % itemsize == 0 else -1 for s in byte_strides)
-
-
-def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:
-    try:
-        return np.from_dlpack(array)
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        return np.asarray(array)
+def _check_output(
+    name: str, array: Any, info: ArrayInfo, dtype: str, shape: tuple[int, int], others: Mapping[str, ArrayInfo]
+) -> None:
+    if _canonical(info.dtype) != _canonical(dtype):
+        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {dtype}")
+    if info.shape != shape:
+        raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}")
+    _check_device(info, name, others["scores"].device)
+    (rows, k), (pitch, unit) = shape, info.strides
+    if (rows and k > 1 and unit != 1) or (rows > 1 and pitch < k):
+        raise ArgumentError(name, f"strides {info.strides}", "contiguous rows that do not overlap")
+    _check_aligned(info, name)
+    first, end = info.span
+    for other, its in others.items():
+        begin, last = its.span
+        if first < last and begin < end:
+            raise ArgumentError(name, f"memory that overlaps {other}", "memory of its own")
+    if info.device.kind == "cpu" and not as_numpy(array).flags.writeable:
+        raise ArgumentError(name, "a read-only array", "an array that can be written")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -46,6 +47,8 @@ class Recorder:
     full : bool
         Whether `max_bytes` or `calls` has been reached: later calls pass by unrecorded.
     """
+
+    _shielded = False
 
     def __init__(
         self,
@@ -87,8 +90,6 @@ class Recorder:
     # ---- the recording
 
     def __enter__(self) -> Self:
-        if _traced():
-            raise BackendError("ksieve.record cannot be entered under torch.compile: enter it around the compiled call")
         if self._draft is not None:
             raise ArgumentError("recorder", "one that has been used", "a new ksieve.record(...)")
         self._draft = self._draft_path.open("w+b")
@@ -114,7 +115,7 @@ class Recorder:
                 stacklevel=2,
             )
 
-    def __call__(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any) -> None:
+    def __call__(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any, starts: Any = None) -> None:
         """Observe one checked call, before it runs: the arrays are read, never changed."""
         _refuse_capture(asked)
         with self._lock:
@@ -123,24 +124,29 @@ class Recorder:
                 return
             live = asked.rows if num_rows is None else int(np.clip(_host(num_rows).reshape(()), 0, asked.rows))
             chosen = _spread(live, self._rows_per_call)
-            valid = np.full(live, asked.width, np.int32)
-            if lengths is not None:
-                valid = np.clip(_host(lengths)[:live], 0, asked.width).astype(np.int32)
+            begin, valid = (
+                array[:live]
+                for array in _windows(
+                    asked, None if lengths is None else _host(lengths), None if starts is None else _host(starts)
+                )
+            )
             room = self._max_bytes // (_itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
             if room < chosen.size:
                 self.full = True
                 chosen = chosen[: max(room, 0)]
             if not chosen.size:
                 return
-            self._keep(asked, scores, valid[chosen], chosen)
+            self._keep(asked, scores, begin[chosen], valid[chosen], chosen)
             self.full |= self.kept == self._most
 
-    def _keep(self, asked: Problem, scores: Any, valid: NDArray[np.int32], chosen: NDArray[np.int64]) -> None:
+    def _keep(
+        self, asked: Problem, scores: Any, start: NDArray[np.int32], valid: NDArray[np.int32], chosen: NDArray[np.int64]
+    ) -> None:
         step = max(1, _COPY_BYTES // (_itemsize(asked.dtype) * asked.width))
-        for begin in range(0, chosen.size, step):
-            block = _rows(scores, chosen[begin : begin + step])
-            for row, length in zip(block, valid[begin : begin + step], strict=True):
-                self._draft.write(np.ascontiguousarray(row[:length]).view(np.uint8).data)
+        for first in range(0, chosen.size, step):
+            part = slice(first, first + step)
+            for row, begin, length in zip(_rows(scores, chosen[part]), start[part], valid[part], strict=True):
+                self._draft.write(np.ascontiguousarray(row[begin : begin + length]).view(np.uint8).data)
         self._dtype = self._wider(asked.dtype)
         self._width = max(self._width, asked.width)
         self._dtypes.append(asked.dtype)
@@ -222,14 +228,35 @@ def record(
     Notes
     -----
     Where rows come from survives as metadata: ``calls`` lists rows, width and k of every kept call in order, which is
-    what ``ksieve replay`` follows. If the block ends with an exception, what was recorded before it is still written.
+    what ``ksieve replay`` follows. Of a row with a window, the scores inside it are recorded, from the window's start.
+    If the block ends with an exception, what was recorded before it is still written.
 
     Examples
     --------
     >>> with ksieve.record("scores.safetensors", rows_per_call=64, metadata={"model": "mine"}):
     ...     model.generate(prompt)
     """
+    if _traced():
+        raise BackendError("ksieve.record cannot be entered under torch.compile: enter it around the compiled call")
+    _shield()
     return Recorder(path, every, calls, rows_per_call, max_bytes, metadata)
+
+
+def _windows(asked: Problem, lengths: Any, starts: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where each row's valid scores begin and how many there are: the contract's clamps, on the host."""
+    options = asked.options
+    rows = np.arange(asked.rows)
+    # Of several rows of one request, each sees one score more than the row before it.
+    hidden = options.next_n - 1 - rows % options.next_n
+    begin = np.zeros(asked.rows, np.int64) if starts is None else np.clip(starts.astype(np.int64), 0, asked.width)
+    if lengths is None:
+        end = asked.width - hidden
+    else:
+        end = lengths.astype(np.int64)[rows // options.next_n] - hidden
+        if options.windows != "ends":
+            end = begin + np.maximum(end, 0)
+    end = np.clip(end, begin, asked.width)
+    return begin.astype(np.int32), (end - begin).astype(np.int32)
 
 
 def _itemsize(dtype: str) -> int:
@@ -242,16 +269,22 @@ def _spread(rows: int, most: int | None) -> NDArray[np.int64]:
     return np.arange(count, dtype=np.int64) * rows // max(count, 1)
 
 
-def _traced() -> bool:
-    import sys
+def _shield() -> None:
+    """Keep Dynamo, where it is in use, from tracing a recorder that a function it compiles breaks its graph for."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or Recorder._shielded:
+        return
+    for name in ("__init__", "__enter__", "__exit__", "__call__"):
+        setattr(Recorder, name, dynamo.disable(getattr(Recorder, name)))
+    Recorder._shielded = True
 
+
+def _traced() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def _refuse_capture(asked: Problem) -> None:
-    import sys
-
     torch = sys.modules.get("torch")
     if asked.device.kind != "cuda" or torch is None or not torch.cuda.is_available():
         return

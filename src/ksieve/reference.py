@@ -7,9 +7,13 @@ Written for reading, never for speed. One row at a time, in the paper's notation
    coarse recovery. Every route ends in the same state (E_0, Q_0, k_0).
 3. Refine (`_refine`): three exact digits; better groups are committed, the boundary group is kept.
 
+Positions count from the start of a row's window, which may be all of the row; `ksieve.finish` turns them into what
+the options of a call ask for.
+
 Storage is part of the model. A backend holds at most `capacity` candidates; a frontier that does not fit is
 not spilled but scanned again, one exact digit narrower (`Stats.scans` counts it), unless all of it is one
-value, which any `capacity` >= k stored members solve.
+value, which any `capacity` >= k stored members solve. With a tie-break not any members do: those that were not all
+stored are collected by one more scan.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.keys import BIN_CUTOFF_KEY, COARSE_BINS, NAN_KEY, coarse_bin, digit, order_key, widen
+from ksieve.options import PLAIN, Options, TieBreak
 from ksieve.policy import SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Route, Stats
+from ksieve.windows import windows
 
 I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
@@ -78,10 +84,14 @@ class _Boundary:
 
 @dataclass
 class _Certified:
-    """The interface between validation and refinement: (E_0, Q_0); k_0 follows as k - |E_0|."""
+    """The interface between validation and refinement: (E_0, Q_0); k_0 follows as k - |E_0|.
+
+    `counted`: the frontier was counted, not stored.
+    """
 
     committed: I64
     frontier: I64
+    counted: bool = False
 
 
 def select(
@@ -93,6 +103,9 @@ def select(
     capacity: int = UNBOUNDED,
     held: int = 0,
     splits: int = 1,
+    options: Options = PLAIN,
+    starts: Any = None,
+    ks: Any = None,
 ) -> tuple[NDArray[np.int32], Stats]:
     """Select the top k of every row exactly, with a full account of how.
 
@@ -100,10 +113,10 @@ def select(
     ----------
     scores : array_like, shape (rows, width)
         float32, or a narrower float that widens exactly; uint16 is read as bfloat16 bits.
-    lengths : array_like of int, shape (rows,)
-        Valid prefix of each row; clamped to [0, width].
+    lengths : array_like of int, shape (rows // next_n,), or None
+        Valid prefix of each row, clamped to [0, width]; or what `options` make of it (`ksieve.windows`).
     k : int
-        Slots per row.
+        Slots per row, and the k of the sample ranks of every row.
     policy : SamplingPolicy or None
         None takes the direct-exact route on every row.
     capacity : int
@@ -113,22 +126,31 @@ def select(
     splits : int
         Segments of the KV-split composition. The merged state, and so every number returned, is the same for
         any value, except that each further segment reads the view again.
+    options : Options
+        Windows, `next_n` and the tie-break enter here, the rest in `ksieve.finish`.
+    starts : array_like of int, shape (rows,), optional
+        Where each window begins.
+    ks : array_like of int, shape (rows,), optional
+        Each row's own k, clamped to [0, k].
 
     Returns
     -------
     indices : ndarray of int32, shape (rows, k)
-        Best groups first; -1 in unused slots.
+        Positions in the window, best groups first; -1 in unused slots.
     stats : Stats
     """
     matrix = np.asarray(scores)
     rows, width = matrix.shape
-    valid = np.clip(np.asarray(lengths, dtype=np.int64), 0, width)
+    begins, valid = windows(options, rows, width, lengths=lengths, starts=starts)
+    wanted = np.full(rows, k) if ks is None else np.clip(np.asarray(ks, np.int64), 0, k)
     indices = np.full((rows, k), -1, dtype=np.int32)
     raw = np.zeros((rows, len(STATS_COLUMNS)), dtype=np.int32)
     for r in range(rows):
-        length = int(valid[r])
-        row = widen(matrix[r, :length])
-        chosen, trace = select_row(row, k, row_id=r, policy=policy, capacity=capacity, held=held, splits=splits)
+        row = widen(matrix[r, begins[r] : begins[r] + valid[r]])
+        chosen, trace = select_row(
+            row, int(wanted[r]), row_id=r, policy=policy, capacity=capacity, held=held, splits=splits, max_k=k,
+            tie_break=options.tie_break,
+        )  # fmt: skip
         indices[r, : chosen.size] = chosen
         raw[r] = trace.columns()
     return indices, Stats(raw)
@@ -143,16 +165,18 @@ def select_row(
     capacity: int = UNBOUNDED,
     held: int = 0,
     splits: int = 1,
+    max_k: int | None = None,
+    tie_break: TieBreak = "any",
 ) -> tuple[I64, RowTrace]:
-    """Select the top k of one valid row; arguments as in `select`."""
+    """Select the top k of one valid row; arguments as in `select`, `max_k` the k of its sample ranks."""
     trace = RowTrace(row_id, row.size)
-    if row.size <= k:
-        trace.committed[0] = row.size
-        return np.arange(row.size, dtype=np.int64), trace
+    if row.size <= k or k == 0:
+        trace.committed[0] = min(row.size, k)
+        return np.arange(trace.committed[0], dtype=np.int64), trace
     keys = order_key(row)
-    boundaries = _propose(row, keys, k, policy, trace, splits)
+    boundaries = _propose(row, keys, max_k or k, policy, trace, splits)
     state = _certify(row, keys, k, boundaries, trace, held, splits)
-    return _refine(keys, k, state, capacity, trace), trace
+    return _refine(keys, k, state, capacity, tie_break, trace), trace
 
 
 # ---- phase 1: propose ------------------------------------------------------------------------------------
@@ -235,7 +259,7 @@ def _divide_ties(keys: U32, admitted: I64, cutoff: int, k: int, trace: RowTrace)
     if better.size >= k:
         return _whole(better, trace)
     trace.committed[0], trace.frontier[0] = better.size, ties.size
-    return _Certified(better, ties)
+    return _Certified(better, ties, counted=True)
 
 
 def _exact_coarse(row: NDArray[np.float32], k: int, trace: RowTrace) -> _Certified:
@@ -251,8 +275,11 @@ def _exact_coarse(row: NDArray[np.float32], k: int, trace: RowTrace) -> _Certifi
 # ---- phase 3: refine -------------------------------------------------------------------------------------
 
 
-def _refine(keys: U32, k: int, state: _Certified, capacity: int, trace: RowTrace) -> I64:
-    """Commit better digit groups, keep the boundary group, fill the last slots from equal keys."""
+def _refine(keys: U32, k: int, state: _Certified, capacity: int, tie_break: TieBreak, trace: RowTrace) -> I64:
+    """Commit better digit groups, keep the boundary group, fill the last slots from equal keys.
+
+    Every set here is in index order, so that a tie-break is a matter of which end the last slots are filled from.
+    """
     chosen, frontier = [state.committed], state.frontier
     quota = k - state.committed.size
     for j in range(3):
@@ -269,7 +296,9 @@ def _refine(keys: U32, k: int, state: _Certified, capacity: int, trace: RowTrace
         trace.committed[j + 1] = better.size
         trace.frontier[j + 1] = frontier.size
     trace.filled = quota
-    chosen.append(frontier[:quota])
+    if tie_break != "any" and (state.counted or frontier.size > max(capacity, quota)):
+        trace.scans += 1
+    chosen.append(frontier[frontier.size - quota :] if tie_break == "high" else frontier[:quota])
     return np.concatenate(chosen)
 
 

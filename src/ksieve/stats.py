@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -48,6 +50,17 @@ STATS_COLUMNS = (
 """Columns of the raw (rows, 16) int32 statistics array that backends fill, in order."""
 
 
+def html_table(title: str, columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Write a small table for a notebook; every text is escaped."""
+    columns = list(columns)
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    head = f"<thead><tr>{heads}</tr></thead>" if any(columns) else ""
+    cells = ("".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in line) for line in lines)
+    body = "".join(f"<tr>{line}</tr>" for line in cells)
+    caption = f'<caption style="text-align:left">{html.escape(title)}</caption>'
+    return f"<table>{caption}{head}<tbody>{body}</tbody></table>"
+
+
 @dataclass(frozen=True)
 class Stats:
     """Statistics of one call, one entry per row; all arrays int32 of shape (rows,) on the host.
@@ -89,6 +102,15 @@ class Stats:
         """Count rows per route, only routes that occurred, in route order."""
         values, counts = np.unique(self.route, return_counts=True)
         return {Route(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
+
+    def _repr_html_(self) -> str:
+        """Routes with their rows, mean scans and mean frontier: a summary of any number of rows."""
+        lines = []
+        for route, count in self.route_counts().items():
+            rows = self.raw[self.route == route]
+            means = [f"{rows[:, STATS_COLUMNS.index(name)].mean():.4g}" for name in ("scans", "sampled", "frontier0")]
+            lines.append((route.name.lower().replace("_", " "), str(count), *means))
+        return html_table(f"{len(self)} rows", ["route", "rows", "scans", "sampled", "frontier"], lines)
 
     def score_reads(self, lengths: Any) -> NDArray[np.int64]:
         """Scores read from the row before frontier-only refinement, per row: ``sampled + scans * length``."""

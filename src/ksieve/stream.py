@@ -7,12 +7,13 @@ import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api, problem
+from ksieve.api import Backend
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import Plan
 from ksieve.policy import SamplingPolicy
@@ -45,7 +46,7 @@ class StreamResult:
     select_seconds: float
 
 
-def choose_backend() -> str:
+def choose_backend() -> Literal["cpu", "cuda"]:
     """Pick "cuda" where a driver and PyTorch with a GPU are present, else "cpu"; cheap without a driver."""
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -63,7 +64,7 @@ def select(
     k: int,
     sink: Sink,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
     policy: SamplingPolicy | str | None = None,
     return_stats: bool = False,
     block_bytes: int = BLOCK_BYTES,
@@ -120,7 +121,7 @@ def select(
                 progress(0)
         start = time.perf_counter()
         # Copying a device's answer back is part of the time: it is what waits for the device.
-        answer = api.topk(scores, lengths, plan=plan, backend=chosen, return_stats=return_stats)  # type: ignore[call-overload]
+        answer = api.topk(scores, lengths, plan=plan, backend=chosen, return_stats=return_stats)
         indices = to_host(answer[0] if return_stats else answer)
         select_seconds += time.perf_counter() - start
         if return_stats:
@@ -139,10 +140,10 @@ def block_rows(source: Any, block_bytes: int = BLOCK_BYTES) -> int:
     return step if step < period else step // period * period
 
 
-def _warm_up(plan: Plan, scores: Any, lengths: Any, backend: str, return_stats: bool) -> None:
+def _warm_up(plan: Plan, scores: Any, lengths: Any, backend: Backend, return_stats: bool) -> None:
     """Compile for the first block's types on its first row, so that the measured time is of selection alone."""
     if backend != "reference" and scores.shape[0]:
-        api.topk(scores[:1], lengths[:1], plan=plan, backend=backend, return_stats=return_stats)  # type: ignore[call-overload]
+        api.topk(scores[:1], lengths[:1], plan=plan, backend=backend, return_stats=return_stats)
 
 
 def _movers(backend: str) -> tuple[Callable[[Any], Any], Callable[[Any], NDArray[np.int32]]]:

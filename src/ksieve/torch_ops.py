@@ -9,22 +9,27 @@ Operators
     A new int32 tensor of shape (rows, k).
 ``torch.ops.ksieve.topk_out(scores, lengths, num_rows, k, plan, out!, workspace!) -> ()``
     Writes `out`. `plan` is None or a plan in the text form of `encode_plan`; `workspace` is None or bytes.
+``torch.ops.ksieve.topk_options(scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k,
+plan, options, out!, values_out!, raw_out!, workspace!) -> ()``
+    The same with options, in the text form of `encode_options`; each array is None unless they ask for it.
 
-Both run on CPU and CUDA and have fake kernels. On CUDA they allocate their workspace from PyTorch in stream
+All run on CPU and CUDA and have fake kernels. On CUDA they allocate their workspace from PyTorch in stream
 order on every call, never from a cache of ksieve's own: under CUDA graphs, memory has to belong to the graph.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from ksieve import api, problem
+from ksieve import api, arguments, problem
 from ksieve.errors import ArgumentError
+from ksieve.options import Options
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
 from ksieve.problem import Device, Problem
@@ -39,6 +44,16 @@ torch.library.define(
     " -> ()",
     tags=_TAGS,
 )
+torch.library.define(
+    "ksieve::topk_options",
+    "(Tensor scores, Tensor? lengths, Tensor? num_rows, Tensor? starts, Tensor? ends, Tensor? ks, Tensor? page_table,"
+    " Tensor? row_to_request, Tensor? offsets, int k, str? plan, str options, *, Tensor(a!) out,"
+    " Tensor(b!)? values_out, Tensor(c!)? raw_out, Tensor(d!)? workspace) -> ()",
+    tags=_TAGS,
+)
+
+_SCORES = (torch.float32, torch.float16, torch.bfloat16)
+_INDICES = {"int32": torch.int32, "int64": torch.int64}
 
 
 def _topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> torch.Tensor:
@@ -66,8 +81,52 @@ def _topk_out(
     api.topk_eager(scores, lengths, k, made, out=out, workspace=workspace, num_rows=num_rows)
 
 
+def _topk_options(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    num_rows: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    ends: torch.Tensor | None,
+    ks: torch.Tensor | None,
+    page_table: torch.Tensor | None,
+    row_to_request: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    k: int,
+    plan: str | None,
+    options: str,
+    *,
+    out: torch.Tensor,
+    values_out: torch.Tensor | None,
+    raw_out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+) -> None:
+    asked = decode_options(options)
+    keywords = {
+        "starts": starts, "ends": ends, "index_base": asked.index_base, "next_n": asked.next_n,
+        "max_k": None if ks is None else k, "page_table": page_table,
+        "page_size": None if page_table is None else asked.page_size, "row_to_request": row_to_request,
+        "offsets": offsets, "values_out": values_out, "raw_out": raw_out, "index_dtype": asked.index_dtype,
+        "sorted": False if asked.order == "any" else asked.order, "tie_break": asked.tie_break,
+        "overlap": asked.overlap,
+    }  # fmt: skip
+    slots = k if ks is None else ks
+    made = decode_plan(plan) if plan is not None else None
+    if scores.is_cuda and workspace is None:
+        if made is None:
+            checked, _, _ = problem.check_selection(
+                scores, lengths, slots, out=out, num_rows=num_rows, keywords=keywords
+            )
+            made = api.choose(checked)
+        if made.workspace_bytes:
+            workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
+    api.topk_eager(
+        scores, lengths, slots, made, out=out, workspace=workspace, num_rows=num_rows, keywords=keywords
+    )  # fmt: skip
+
+
 torch.library.impl("ksieve::topk", ("cpu", "cuda"), _topk)
 torch.library.impl("ksieve::topk_out", ("cpu", "cuda"), _topk_out)
+torch.library.impl("ksieve::topk_options", ("cpu", "cuda"), _topk_options)
 
 
 _chosen: dict[Any, Plan] = {}
@@ -104,14 +163,52 @@ def _fake_topk_out(
     torch._check(out.dim() == 2 and out.dtype == torch.int32, lambda: "out: takes int32 of shape (rows, k)")
 
 
+def _fake_topk_options(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    num_rows: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    ends: torch.Tensor | None,
+    ks: torch.Tensor | None,
+    page_table: torch.Tensor | None,
+    row_to_request: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    k: int,
+    plan: str | None,
+    options: str,
+    *,
+    out: torch.Tensor,
+    values_out: torch.Tensor | None,
+    raw_out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+) -> None:
+    _check_fake(scores, lengths, k)
+    asked = decode_options(options)
+    problem.check_options(asked, k)
+    vectors = {"ends": ends, "starts": starts, "k": ks, "row_to_request": row_to_request, "offsets": offsets}
+    for name, dimensions, array in (*((n, 1, a) for n, a in vectors.items()), ("page_table", 2, page_table)):
+        if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
+            raise ArgumentError(
+                name, f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
+            )
+    index = _INDICES[asked.index_dtype]
+    for name, dtype, array in (
+        ("out", index, out),
+        ("values_out", scores.dtype, values_out),
+        ("raw_out", index, raw_out),
+    ):
+        if array is not None and (array.dim() != 2 or array.dtype != dtype):
+            raise ArgumentError(name, f"{array.dtype} of {array.dim()} dimension(s)", f"{dtype} of shape (rows, k)")
+
+
 torch.library.register_fake("ksieve::topk", _fake_topk)
 torch.library.register_fake("ksieve::topk_out", _fake_topk_out)
+torch.library.register_fake("ksieve::topk_options", _fake_topk_options)
 
 
 def _check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> None:
     """Refuse while tracing what the operator would refuse when run, as far as it is known then."""
-    names = [str(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
-    if scores.dim() != 2 or str(scores.dtype) not in names:
+    if scores.dim() != 2 or scores.dtype not in _SCORES:
         got = f"{scores.dtype} of {scores.dim()} dimension(s)"
         raise ArgumentError("scores", got, "a matrix of float32, float16 or bfloat16")
     if lengths is not None and (lengths.dim() != 1 or lengths.dtype != torch.int32):
@@ -121,23 +218,55 @@ def _check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> N
 
 
 def traced(
-    scores: Any, lengths: Any, k: int | None, *, plan: Plan | None, out: Any, workspace: Any, num_rows: Any
+    scores: Any,
+    lengths: Any,
+    k: Any,
+    *,
+    plan: Plan | None,
+    out: Any,
+    workspace: Any,
+    num_rows: Any,
+    keywords: Mapping[str, Any],
 ) -> Any:
     """What `ksieve.topk` becomes in a traced program: one operator call."""
+    ks = k if isinstance(k, torch.Tensor) else None
+    slots = keywords.get("max_k") if ks is not None else k
     if plan is not None:
-        if k is not None and k != plan.problem.k:
-            raise ArgumentError("k", k, f"{plan.problem.k}, the plan's k, or nothing")
-        k = plan.problem.k
-    if k is None:
-        raise ArgumentError("k", None, f"an int from 1 to {problem.MAX_K}")
-    if plan is None and out is None and num_rows is None and workspace is None:
-        return torch.ops.ksieve.topk(scores, lengths, k)
+        if slots is not None and slots != plan.problem.k:
+            raise ArgumentError("k" if ks is None else "max_k", slots, f"{plan.problem.k}, the plan's k, or nothing")
+        slots = plan.problem.k
+    if slots is None:
+        raise ArgumentError("k" if ks is None else "max_k", None, f"an int from 1 to {problem.MAX_K}")
     if workspace is not None and not isinstance(workspace, torch.Tensor):
         raise ArgumentError("workspace", type(workspace).__name__, "a torch tensor of bytes, while tracing")
-    result = out if out is not None else scores.new_empty((scores.shape[0], k), dtype=torch.int32)
     text = None if plan is None else encode_plan(plan)
-    torch.ops.ksieve.topk_out(scores, lengths, num_rows, k, text, out=result, workspace=workspace)
-    return result
+    arrays = {name: keywords.get(name) for name in arguments.ARRAYS}
+    given = tuple(name for name in arguments.ARRAYS if arrays[name] is not None)
+    scalars = tuple((name, keywords[name]) for name in keywords if name not in arguments.ARRAYS)
+    dtype = None if out is None else str(out.dtype).removeprefix("torch.")
+    options, index64, values, raw = encode_options(scalars, given, plan, ks is not None, lengths is not None, dtype)
+    shape = (scores.shape[0], slots)
+    if options == "":
+        lengths = arrays["ends"] if lengths is None else lengths
+        if plan is None and out is None and num_rows is None and workspace is None:
+            return torch.ops.ksieve.topk(scores, lengths, slots)
+        result = out if out is not None else scores.new_empty(shape, dtype=torch.int32)
+        torch.ops.ksieve.topk_out(scores, lengths, num_rows, slots, text, out=result, workspace=workspace)
+        return result
+    index = torch.int64 if index64 else torch.int32
+    result = out if out is not None else scores.new_empty(shape, dtype=index)
+    values_out, raw_out = arrays["values_out"], arrays["raw_out"]
+    if values and values_out is None:
+        values_out = scores.new_empty(shape)
+    if raw and raw_out is None:
+        raw_out = scores.new_empty(shape, dtype=index)
+    torch.ops.ksieve.topk_options(
+        scores, lengths, num_rows, arrays["starts"], arrays["ends"], ks, arrays["page_table"],
+        arrays["row_to_request"], arrays["offsets"], slots, text, options, out=result, values_out=values_out,
+        raw_out=raw_out, workspace=workspace,
+    )  # fmt: skip
+    answer = (result, *([values_out] if values else []), *([raw_out] if raw else []))
+    return answer if len(answer) > 1 else result
 
 
 def check_traceable(*, policy: Any, backend: str, return_stats: bool) -> None:
@@ -160,8 +289,43 @@ def encode_plan(plan: Plan) -> str:
     return json.dumps(asdict(plan))
 
 
-# A traced program guards on the plan it was given, so that the text is a constant of it.
+def encode_options(
+    scalars: tuple[tuple[str, Any], ...],
+    arrays: tuple[str, ...],
+    plan: Plan | None,
+    per_row_k: bool,
+    lengths: bool,
+    out_dtype: str | None,
+) -> tuple[str, bool, bool, bool]:
+    """Write the options of a call as text: "" for plain ones. Also says whether they ask for int64, values and raw.
+
+    Parameters
+    ----------
+    scalars : tuple of (str, object)
+        Keyword arguments of the call that are no arrays.
+    arrays : tuple of str
+        Names of those that are.
+    plan : Plan or None
+        Whose options the call takes where it leaves them open.
+    per_row_k, lengths, out_dtype
+        As of `ksieve.arguments.resolve`.
+    """
+    keywords = dict(scalars) | dict.fromkeys(arrays, True)
+    planned = plan.problem.options if plan is not None else None
+    asked = arguments.resolve(keywords, planned, per_row_k=per_row_k, lengths=lengths, out_dtype=out_dtype)
+    text = "" if asked.plain else json.dumps(asdict(asked))
+    return text, asked.index_dtype == "int64", asked.values, asked.raw
+
+
+@lru_cache(maxsize=4096)
+def decode_options(text: str) -> Options:
+    """Read options back."""
+    return Options(**json.loads(text))
+
+
+# A traced program guards on the plan and the options it was given, so that the texts are constants of it.
 torch.compiler.assume_constant_result(encode_plan)
+torch.compiler.assume_constant_result(encode_options)
 
 
 @lru_cache(maxsize=4096)
@@ -169,7 +333,7 @@ def decode_plan(text: str) -> Plan:
     """Read a plan back; equal texts give the same object."""
     fields: dict[str, Any] = json.loads(text)
     asked = fields.pop("problem")
-    asked["device"] = Device(**asked["device"])
+    asked["device"], asked["options"] = Device(**asked["device"]), Options(**asked["options"])
     device = fields.pop("device")
     device["capability"] = tuple(device["capability"])
     policy = fields.pop("policy")

@@ -1,22 +1,20 @@
-"""Selection on a GPU against the plain-read floor and ``torch.topk``, on the same tensors in the same process."""
+"""Selection on a GPU against the plain-read floor and other libraries, on the same tensors in the same process."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ksieve import api, tuning
-from ksieve.bench import floor, record, scores, timing
+from ksieve import api
+from ksieve.bench import floor, peers, record, scores, timing
+from ksieve.bench.peers import POISON, VERIFY_BYTES, Task
 from ksieve.bench.timing import Contender, Timing
+from ksieve.bench.variants import PLANNED, Variant
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.planner_cuda import with_workspace
-from ksieve.policy import SamplingPolicy
 
 OPERATOR = tuple((m, n) for n in (131_072, 262_144, 524_288, 1_048_576) for m in (512, 1024, 2048, 4096, 8192))
 DECODE = tuple(
@@ -24,105 +22,58 @@ DECODE = tuple(
     for n in (8192, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
     for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
+SHORT = tuple((m, n) for n in (2049, 4096, 8192, 16_384, 32_768, 65_536) for m in (64, 256, 1024, 4096, 8192))
 QUICK = ((512, 131_072), (2048, 262_144), (64, 262_144), (1024, 16_384), (4, 65_536))
 SHAPES: dict[str, tuple[tuple[tuple[int, int], ...], str]] = {
     "operator": (OPERATOR, "causal"),
     "decode": (DECODE, "ragged"),
+    "short": (SHORT, "ragged"),
     "quick": (QUICK, "causal"),
 }
-"""Named shape lists, each with the lengths it is measured with: the paper's operator matrix, decode batches."""
+"""Named shape lists, each with the lengths it is measured with: the paper's operator matrix, decode batches, rows
+from just above the usual k to 64K."""
 
 MEMORY = 0.75
 """Share of the free device memory that inputs may take."""
 
-POISON = 0x7F7F7F7F
-VERIFY_BYTES = 4 << 30
+PITCH_BYTES = 1024
+"""Rows start at multiples of this: what the most demanding peer asks for, and what score producers allocate."""
+
+Tell = Callable[[dict[str, Any]], None]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A plan to time beside the planner's own choice: forced family and policy, and fields of the plan replaced."""
+class Ask:
+    """What is measured of every case.
 
-    name: str
-    family: str | None = None
-    policy: SamplingPolicy | str | None = None
-    geometry: tuple[tuple[str, int], ...] = ()
-    changes: tuple[tuple[str, int], ...] = field(default=())
-
-    def plan(self, rows: int, width: int, k: int, dtype: str, device: DeviceInfo) -> Plan:
-        """Make the plan; `geometry` fields (threads, ctas_per_sm, held) re-derive the storage, `changes` do not."""
-        asked: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "device": device}
-        with _geometry(self.family, dict(self.geometry)):
-            plan = api.plan(**asked, family=self.family, policy=self.policy)
-        changes: dict[str, Any] = dict(self.changes)
-        if "splits" in changes and plan.family == "split_sampled":
-            changes.setdefault("ctas", rows * changes["splits"])
-        return with_workspace(replace(plan, **changes)) if changes else plan
-
-
-PLANNED = Variant("ksieve")
-
-
-@contextmanager
-def _geometry(family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
-    """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
-    tables = [t for t in tuning.GEOMETRIES if family in t]
-    if not changes or family is None:
-        yield
-        return
-    kept = [table[family] for table in tables]
-    for table in tables:
-        table[family] = replace(table[family], **changes)
-    try:
-        yield
-    finally:
-        for table, before in zip(tables, kept, strict=True):
-            table[family] = before
-
-
-def variants_of(families: Sequence[str | None], policies: Sequence[str | None], text: str | None) -> list[Variant]:
-    """Variants asked for: every family with every policy, then those of a JSON list.
-
-    An object of the list may hold ``name``, ``family``, ``policy`` (a name, or an object of `SamplingPolicy` fields),
-    ``threads``, ``ctas_per_sm`` and ``held`` (storage is derived anew), and any other number of a `Plan`.
-
-    Raises
-    ------
-    ArgumentError
-        If the JSON is none, or names what does not exist.
+    Attributes
+    ----------
+    k : int
+        0 measures plain reads alone.
+    dtype : str
+    variants : sequence of Variant
+        Plans to time.
+    loaded : sequence of (Peer, module)
+        Other libraries, from `peers.available`.
+    rounds : int
+        Timed rounds.
+    torch_rounds : int
+        The same of ``torch.topk``, which is slow; 0 leaves it out.
+    reads : bool
+        Whether plain reads are timed too.
+    judged : int or None
+        Input sets whose answers are verified, of every variant but the planner's; None means all.
     """
-    found = []
-    if families or policies:
-        for family, policy in itertools.product(families or [None], policies or [None]):
-            found.append(Variant(" ".join(filter(None, (family, policy))), family, policy))
-    if text is None:
-        return found
-    try:
-        listed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ArgumentError("--variants", repr(text), f"a JSON list of objects ({error})") from None
-    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        raise ArgumentError("--variants", repr(text), "a JSON list of objects")
-    return found + [_variant(dict(item)) for item in listed]
 
-
-def _variant(item: dict[str, Any]) -> Variant:
-    shown = json.dumps(item, separators=(",", ":")).replace('"', "")
-    name, family, policy = item.pop("name", shown), item.pop("family", None), item.pop("policy", None)
-    if isinstance(policy, dict):
-        try:
-            named: dict[str, Any] = {"name": "forced"} | policy
-            policy = SamplingPolicy(**named)
-        except TypeError as error:
-            raise ArgumentError("--variants", f"policy {policy}", f"fields of SamplingPolicy ({error})") from None
-    geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "held") if key in item}
-    if geometry and family not in tuning.GEOMETRY:
-        raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(tuning.GEOMETRY)}")
-    known = {f.name for f in fields(Plan)}
-    for key, value in item.items():
-        if key not in known or not isinstance(value, int):
-            raise ArgumentError("--variants", f"{key}: {value!r}", f"a number of a plan, one of {sorted(known)}")
-    return Variant(name, family, policy, tuple(geometry.items()), tuple(item.items()))
+    k: int
+    dtype: str = "float32"
+    variants: Sequence[Variant] = (PLANNED,)
+    loaded: Sequence[tuple[peers.Peer, Any]] = field(default=())
+    rounds: int = 7
+    torch_rounds: int = 3
+    reads: bool = True
+    judged: int | None = None
 
 
 def run(
@@ -131,14 +82,17 @@ def run(
     *,
     lengths: str = "causal",
     dtype: str = "float32",
+    source: str = "endpoint",
     variants: Sequence[Variant] = (),
+    peer_names: Iterable[str] | None = None,
     rounds: int = 7,
     torch_rounds: int = 3,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-    each: Callable[[dict[str, Any]], None] | None = None,
+    name: str = "gpu",
+    progress: Progress | None = None,
+    each: Tell | None = None,
 ) -> dict[str, Any]:
-    """Measure the planner's choice and the variants asked for.
+    """Measure the planner's choice, the variants asked for, and other libraries.
 
     Parameters
     ----------
@@ -147,11 +101,17 @@ def run(
     lengths : str
         A name of `ksieve.workloads.lengths.LENGTHS`.
     dtype : str
+    source : str
+        Of the scores: "endpoint", "normal" or "factors:PATH".
     variants : sequence of Variant
         Timed beside the planner's choice.
+    peer_names : iterable of str, optional
+        Other libraries; None means every one that is installed.
     rounds, torch_rounds : int
         Timed rounds; of ``torch.topk``, which reads whole rows, fewer (0 leaves it out).
     seed : int
+    name : str
+        Of the bench, for the result file.
     progress : callable, optional
         Called as ``progress(shapes done, shapes in all)``.
     each : callable, optional
@@ -167,15 +127,17 @@ def run(
     BackendError
         Without PyTorch or a GPU.
     """
-    device = _device()
-    results = _each(
-        shapes,
-        lambda m, n: _shape(m, n, k, lengths, dtype, [PLANNED, *variants], rounds, torch_rounds, seed, device),
-        progress,
-        each,
-    )
-    settings = {"shapes": list(shapes), "k": k, "lengths": lengths, "dtype": dtype, "rounds": rounds, "seed": seed}
-    return record.payload("gpu", settings, {"shapes": results, **summary(results)}, gpu=True)
+    device = require_device()
+    fill = scores.source_of(source)
+    loaded, skipped = peers.available(peer_names)
+    ask = Ask(k, dtype, [PLANNED, *variants], loaded, rounds, torch_rounds)
+    results = over(shapes, lambda shape: measure_shape(shape, lengths, fill, seed, ask, device), progress, each)
+    settings = {
+        "shapes": list(shapes), "k": k, "lengths": lengths, "dtype": dtype, "scores": source_name(source),
+        "rounds": rounds, "seed": seed,
+    }  # fmt: skip
+    found = {"shapes": results, **summary(results), "peers_skipped": skipped}
+    return record.payload(name, settings, found, gpu=True)
 
 
 def run_floor(
@@ -185,35 +147,47 @@ def run_floor(
     dtype: str = "float32",
     rounds: int = 7,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-    each: Callable[[dict[str, Any]], None] | None = None,
+    progress: Progress | None = None,
+    each: Tell | None = None,
 ) -> dict[str, Any]:
     """Measure every plain-read kernel over the valid prefixes alone; arguments as in `run`."""
-    device = _device()
-    results = _each(shapes, lambda m, n: _shape(m, n, 0, lengths, dtype, [], rounds, 0, seed, device), progress, each)
+    device, ask = require_device(), Ask(0, dtype, (), rounds=rounds, torch_rounds=0)
+    fill = scores.endpoint_structured
+    results = over(shapes, lambda shape: measure_shape(shape, lengths, fill, seed, ask, device), progress, each)
     settings = {"shapes": list(shapes), "lengths": lengths, "dtype": dtype, "rounds": rounds, "seed": seed}
     return record.payload("floor", settings, {"shapes": results}, gpu=True)
 
 
-def _each(
-    shapes: Sequence[tuple[int, int]],
-    measure: Callable[[int, int], dict[str, Any]],
-    progress: Callable[[int, int], None] | None,
-    each: Callable[[dict[str, Any]], None] | None,
+def over(
+    cases: Sequence[Any], measure: Callable[[Any], dict[str, Any]], progress: Progress | None, each: Tell | None
 ) -> list[dict[str, Any]]:
+    """Measure cases in turn, telling how far it is and what came out."""
     results = []
-    for done, (rows, width) in enumerate(shapes):
+    for done, case in enumerate(cases):
         if progress is not None:
-            progress(done, len(shapes))
-        results.append(measure(rows, width))
+            progress(done, len(cases))
+        results.append(measure(case))
         if each is not None:
             each(results[-1])
     if progress is not None:
-        progress(len(shapes), len(shapes))
+        progress(len(cases), len(cases))
     return results
 
 
-def _device() -> DeviceInfo:
+def source_name(source: str) -> str:
+    """Source of scores as a result file names it: without folders."""
+    kind, colon, path = source.partition(":")
+    return f"{kind}{colon}{Path(path).name}" if colon else kind
+
+
+def require_device() -> DeviceInfo:
+    """Facts of PyTorch's current GPU.
+
+    Raises
+    ------
+    BackendError
+        If there is none, or no PyTorch that could use it.
+    """
     try:
         import torch
     except ImportError:
@@ -226,129 +200,209 @@ def _device() -> DeviceInfo:
     return cuda.device_info(torch.cuda.current_device())
 
 
-def _shape(
-    rows: int,
-    width: int,
-    k: int,
-    lengths_kind: str,
-    dtype: str,
-    variants: Sequence[Variant],
-    rounds: int,
-    torch_rounds: int,
-    seed: int,
-    device: DeviceInfo,
-) -> dict[str, Any]:
+def pitch_of(width: int, itemsize: int) -> int:
+    """Scores from one row to the next in a bench's matrices."""
+    return -(-width * itemsize // PITCH_BYTES) * PITCH_BYTES // itemsize
+
+
+def allocate(rows: int, width: int, dtype: str, most: int | None = None) -> list[Any] | str:
+    """Make the input sets of a shape, unfilled; or say why there is no room.
+
+    Parameters
+    ----------
+    rows, width : int
+    dtype : str
+    most : int, optional
+        Bound on the sets, for inputs that cost much to make.
+    """
     import torch
 
-    facts: dict[str, Any] = {"rows": rows, "width": width}
     torch.cuda.empty_cache()
     element = getattr(torch, dtype)
-    pitch = -(-width * element.itemsize // 16) * 16 // element.itemsize  # the plain reads need aligned rows
+    pitch = pitch_of(width, element.itemsize)
     set_bytes = rows * pitch * element.itemsize
     free = int(torch.cuda.mem_get_info()[0] * MEMORY)
     if set_bytes > free:
-        return facts | {"skipped": f"{set_bytes / 1e9:.1f} GB of scores, {free / 1e9:.1f} GB may be used"}
+        return f"{set_bytes / 1e9:.1f} GB of scores, {free / 1e9:.1f} GB may be used"
     sets = timing.input_sets(set_bytes, torch.cuda.get_device_properties().L2_cache_size, free)
-    lengths = scores.lengths_of(lengths_kind, rows, width, seed)
-    matrices = []
-    for number in range(sets):
-        matrix = torch.empty(rows, pitch, dtype=element, device="cuda")[:, :width]
-        scores.endpoint_structured(matrix, lengths, seed + number)
-        matrices.append(matrix)
-    contenders = floor.contenders(matrices, lengths, device)
-    plans: dict[str, Plan | ArgumentError] = {}
+    sets = min(sets, most or sets)
+    return [aligned(rows, pitch, element, "cuda")[:, :width] for _ in range(sets)]
+
+
+def aligned(rows: int, pitch: int, element: Any, device: str) -> Any:
+    """Make a matrix (rows, pitch) that starts at a multiple of `PITCH_BYTES`; PyTorch's own start at one of 512."""
+    import torch
+
+    flat = torch.empty(rows * pitch + PITCH_BYTES // element.itemsize, dtype=element, device=device)
+    start = -flat.data_ptr() % PITCH_BYTES // element.itemsize
+    return flat[start : start + rows * pitch].view(rows, pitch)
+
+
+def measure_shape(
+    shape: tuple[int, int], lengths_kind: str, fill: scores.Fill, seed: int, ask: Ask, device: DeviceInfo
+) -> dict[str, Any]:
+    """Measure one shape on scores and lengths made here."""
+    rows, width = shape
+    facts: dict[str, Any] = {"rows": rows, "width": width}
+    matrices = allocate(rows, width, ask.dtype)
+    if isinstance(matrices, str):
+        return facts | {"skipped": matrices}
+    lengths = scores.lengths_of(lengths_kind, rows, width, seed, matrices[0].device)
+    for number, matrix in enumerate(matrices):
+        fill(matrix, lengths, seed + number)
+    return facts | measure(Task(matrices, lengths, ask.k), ask, device)
+
+
+def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
+    """Time plain reads, plans and peers on one task, in rotated rounds.
+
+    Returns
+    -------
+    dict
+        ``floor_us`` and how it was read, every plain read, and of every selector its times, whether its answers were
+        exact, and the floor divided by its median; ``fastest`` is the fastest exact one.
+    """
+    contenders = floor.contenders(list(task.matrices), task.lengths, device) if ask.reads else []
     reads = len(contenders)
-    for variant in variants:
+    plans: dict[str, Plan | str] = {}
+    for variant in ask.variants:
         try:
-            plans[variant.name] = plan = variant.plan(rows, width, k, dtype, device)
+            plans[variant.name] = plan = variant.plan(task.rows, task.width, task.k, ask.dtype, device)
         except ArgumentError as error:
-            plans[variant.name] = error
+            plans[variant.name] = str(error)
         else:
-            contenders.append(_selector(variant.name, plan, matrices, lengths))
-    if torch_rounds and k <= width:
-        contenders.append(_torch_topk(matrices, k, torch_rounds))
-    read_bytes = int(lengths.long().clamp(0, width).sum()) * element.itemsize
-    times = timing.measure(contenders, sets, set_bytes, rounds=rounds)
-    plain = [t for t in times[:reads] if t.rounds]
-    least = min(plain, key=lambda t: t.median, default=Timing("none"))
-    facts |= {
-        "input_sets": sets,
-        "read_bytes": read_bytes,
-        "floor_us": least.median,
-        "floor_kernel": least.name,
-        "floor_terabytes_per_second": read_bytes / least.median / 1e6,
-        "reads": {t.name: t.facts() for t in times[:reads]},
-        "selectors": {t.name: t.facts() | {"of_floor": least.median / t.median} for t in times[reads:]},
+            contenders.append(_selector(variant, plan, task, ask))
+    refused: dict[str, str] = {}
+    for peer, module in ask.loaded:
+        slow = peer.name == "torch.topk"
+        if slow and not ask.torch_rounds:
+            continue
+        try:
+            contenders.append(peers.contender(peer, module, task, ask.torch_rounds if slow else None))
+        except peers.UnsupportedError as error:
+            refused[peer.name] = str(error)
+    matrix = task.matrices[0]
+    read_bytes = int(task.lengths.long().clamp(0, task.width).sum()) * matrix.element_size()
+    set_bytes = task.rows * matrix.stride(0) * matrix.element_size()
+    times = timing.measure(contenders, len(task.matrices), set_bytes, rounds=ask.rounds)
+    facts: dict[str, Any] = {"input_sets": len(task.matrices), "read_bytes": read_bytes}
+    least = min((t for t in times[:reads] if t.rounds), key=lambda t: t.median, default=Timing("none"))
+    if ask.reads:
+        facts |= {
+            "floor_us": least.median,
+            "floor_kernel": least.name,
+            "floor_terabytes_per_second": read_bytes / least.median / 1e6,
+            "reads": {t.name: _without_rounds(t.facts()) for t in times[:reads]},
+        }
+    selectors = {
+        t.name: t.facts() | ({"of_floor": least.median / t.median} if ask.reads else {}) for t in times[reads:]
     }
     for name, made in plans.items():
-        if isinstance(made, ArgumentError):
-            facts["selectors"][name] = {"error": str(made), "exact": None}
-        else:
-            facts["selectors"][name] |= _plan_facts(made)
-    return facts
+        selectors[name] = (
+            {"error": made, "exact": None} if isinstance(made, str) else selectors[name] | plan_facts(made)
+        )
+    selectors |= {name: {"unsupported": reason, "exact": None} for name, reason in refused.items()}
+    for name in [peer.name for peer, _ in ask.loaded if peer.name in selectors]:
+        selectors[name]["peer"] = True
+    return facts | {"selectors": selectors, "fastest": fastest(selectors)}
 
 
-def _plan_facts(plan: Plan) -> dict[str, Any]:
+def _without_rounds(facts: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if key not in ("rounds_us", "exact")}
+
+
+def compact(facts: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a case what a large result file need not hold: single rounds, every plain read, plans in full."""
+    kept = (
+        "median_us",
+        "min_us",
+        "spread",
+        "exact",
+        "error",
+        "unsupported",
+        "of_floor",
+        "peer",
+        "family",
+        "policy",
+        "splits",
+    )
+    slim = {key: value for key, value in facts.items() if key != "reads"}
+    if "selectors" in facts:
+        slim["selectors"] = {
+            name: {key: one[key] for key in kept if key in one} for name, one in facts["selectors"].items()
+        }
+    return slim
+
+
+def fastest(
+    selectors: Mapping[str, Mapping[str, Any]], among: Callable[[Mapping[str, Any]], bool] | None = None
+) -> str | None:
+    """Name of the fastest selector whose answers were exact, of those that `among` holds for; None without any."""
+    exact = {
+        name: facts["median_us"]
+        for name, facts in selectors.items()
+        if facts.get("exact") is True and "median_us" in facts and (among is None or among(facts))
+    }
+    return min(exact, key=lambda name: exact[name]) if exact else None
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """Fields of a plan that explain its time."""
     names = ("family", "capacity", "shared_capacity", "splits", "ctas", "threads", "ctas_per_sm", "workspace_bytes")
     policy = plan.policy.name if plan.policy else "direct"
     return {name: getattr(plan, name) for name in names} | {"policy": policy, "reason": plan.reason}
 
 
-def _selector(name: str, plan: Plan, matrices: list[Any], lengths: Any) -> Contender:
-    import torch
-
+def _selector(variant: Variant, plan: Plan, task: Task, ask: Ask) -> Contender:
     from ksieve.verify import verify
 
-    rows = matrices[0].shape[0]
-    outs = [torch.empty(rows, plan.problem.k, dtype=torch.int32, device="cuda") for _ in matrices]
+    outs = [task.empty() for _ in task.matrices]
     held: list[Any] = []
+    judged = len(outs) if ask.judged is None or variant is PLANNED else ask.judged
 
     def select(i: int) -> None:
         if not held:
             held.append(plan.workspace())
-        api.topk(matrices[i], lengths, plan=plan, out=outs[i], workspace=held[0])
+        api.topk(task.matrices[i], task.lengths, plan=plan, out=outs[i], workspace=held[0])
 
-    return Contender(
-        name,
-        select,
-        lambda i: verify(matrices[i], lengths, outs[i], block_bytes=VERIFY_BYTES).ok,
-        lambda i: outs[i].fill_(POISON),
-    )
+    def check(i: int) -> bool:
+        return i >= judged or verify(task.matrices[i], task.lengths, outs[i], block_bytes=VERIFY_BYTES).ok
 
-
-def _torch_topk(matrices: list[Any], k: int, rounds: int) -> Contender:
-    import torch
-
-    from ksieve.verify import verify
-
-    shape = (matrices[0].shape[0], k)
-    outs = [
-        (torch.empty(shape, dtype=m.dtype, device="cuda"), torch.empty(shape, dtype=torch.int64, device="cuda"))
-        for m in matrices
-    ]
-    return Contender(
-        "torch.topk",
-        lambda i: torch.topk(matrices[i], k, dim=1, sorted=False, out=outs[i]),
-        lambda i: verify(matrices[i], None, outs[i][1], block_bytes=VERIFY_BYTES).ok,
-        lambda i: outs[i][1].fill_(POISON),
-        rounds,
-    )
+    return Contender(variant.name, select, check, lambda i: outs[i].fill_(POISON))
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Geometric mean and least fraction of the floor per selector, over the shapes it was exact on; inexact shapes."""
+    """What the shapes say together.
+
+    Returns
+    -------
+    dict
+        ``of_floor``: geometric mean and least fraction of the floor per selector, over the shapes it was exact on.
+        ``over_best_peer``: how many times as fast as the fastest exact peer the planner's choice is, over the shapes
+        with both; None without peers. ``inexact``: shapes with a wrong answer per selector.
+    """
     by_name: dict[str, list[float]] = {}
     inexact: dict[str, int] = {}
+    over_peer: list[float] = []
     for shape in results:
-        for name, facts in shape.get("selectors", {}).items():
+        selectors = shape.get("selectors", {})
+        for name, facts in selectors.items():
             if facts.get("exact") is False:
                 inexact[name] = inexact.get(name, 0) + 1
             elif "of_floor" in facts and math.isfinite(facts["of_floor"]):
                 by_name.setdefault(name, []).append(facts["of_floor"])
+        best = fastest(selectors, lambda facts: bool(facts.get("peer")))
+        own = selectors.get(PLANNED.name, {})
+        if best is not None and own.get("exact") is True:
+            over_peer.append(selectors[best]["median_us"] / own["median_us"])
     return {
-        "of_floor": {
-            name: {"geometric_mean": math.exp(sum(map(math.log, v)) / len(v)), "least": min(v), "shapes": len(v)}
-            for name, v in by_name.items()
-        },
+        "of_floor": {name: mean_of(shares) for name, shares in by_name.items()},
+        "over_best_peer": mean_of(over_peer) if over_peer else None,
         "inexact": inexact,
     }
+
+
+def mean_of(values: Sequence[float]) -> dict[str, Any]:
+    """Geometric mean and least of positive numbers, and how many there are."""
+    mean = math.exp(sum(map(math.log, values)) / len(values))
+    return {"geometric_mean": mean, "least": min(values), "shapes": len(values)}

@@ -85,7 +85,7 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Path
     target = Path(path)
     if target.parent == Path():
         target = RESULTS / target
-    text = json.dumps(_plain(payload), indent=1, allow_nan=False) + "\n"
+    text = json.dumps(plain(payload), indent=1, allow_nan=False) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
@@ -129,7 +129,15 @@ def environment(*, gpu: bool = False) -> dict[str, Any]:
 
 def command_line(arguments: list[str]) -> str:
     """Join a command line, folders left out: a result file says what was run, not where somebody keeps it."""
-    return " ".join(Path(a).name if "/" in a or "\\" in a else a for a in arguments)
+    return " ".join(_without_folders(a) for a in arguments)
+
+
+def _without_folders(argument: str) -> str:
+    if "/" not in argument and "\\" not in argument:
+        return argument
+    kind, colon, path = argument.partition(":")
+    # "factors:folder/file" keeps its kind; a drive letter is a folder.
+    return f"{kind}:{Path(path).name}" if colon and len(kind) > 1 and "/" not in kind else Path(argument).name
 
 
 def git_state() -> dict[str, Any]:
@@ -203,14 +211,14 @@ def _output(*command: str) -> str | None:
     return done.stdout.rstrip()
 
 
-def _plain(value: Any) -> Any:
-    """Turn a value into what JSON knows."""
+def plain(value: Any) -> Any:
+    """Turn a value into what JSON knows: arrays into lists, NaN and infinities into null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, (np.ndarray, np.generic)):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -11,7 +11,20 @@ import typer
 from rich.markup import escape
 
 from ksieve import __version__
-from ksieve.cli import captures, gpu, kernels, measure, selection, terminal
+from ksieve.cli import (
+    ablation,
+    bench,
+    captures,
+    chain,
+    doctor,
+    gpu,
+    kernels,
+    measure,
+    replay,
+    selection,
+    study,
+    terminal,
+)
 from ksieve.cli.options import flag
 from ksieve.errors import KsieveError
 
@@ -72,6 +85,13 @@ _add(
 )
 _add(
     app,
+    "doctor",
+    doctor.doctor,
+    "ksieve doctor",
+    "ksieve doctor --json > machine.json",
+)
+_add(
+    app,
     "select",
     selection.select,
     "ksieve select scores.safetensors --k 2048 --out indices.npy",
@@ -116,6 +136,20 @@ _add(
 )
 _add(
     app,
+    "study",
+    study.study,
+    "ksieve study scores.safetensors",
+    "ksieve study early.safetensors late.safetensors --k 2048 --rows 0 --out study-of-two",
+)
+_add(
+    app,
+    "calibrate",
+    study.calibrate,
+    "ksieve calibrate scores.safetensors --out policy.json",
+    "ksieve calibrate scores.safetensors --k 512 --cost cpu && ksieve select scores.safetensors --policy policy.json",
+)
+_add(
+    app,
     "build",
     kernels.build,
     "ksieve build",
@@ -128,6 +162,16 @@ _add(
     kernels.cache,
     "ksieve cache",
     "ksieve cache --clear",
+)
+
+_add(
+    app,
+    "replay",
+    replay.replay,
+    "ksieve replay --example",
+    "ksieve replay 430K --backend cuda --out benchmarks/results --figures docs/figures",
+    "ksieve replay --prompt 100000 --step-tokens 8192 --decode-steps 100 --save trace.json",
+    "ksieve replay recording.safetensors",
 )
 
 app.add_typer(bench_app, name="bench")
@@ -143,7 +187,7 @@ _add(
     bench_app,
     "gpu",
     gpu.bench_gpu,
-    "ksieve bench gpu",
+    "ksieve bench gpu --shapes 512x131072,64x262144",
     "ksieve bench gpu --shapes decode --only x131072 --families split_sampled,cluster_exact",
     "ksieve bench gpu --shapes 512x131072 --torch-rounds 0 --variants "
     '\'[{"family":"persistent_sampled","ctas_per_sm":3}]\'',
@@ -154,6 +198,72 @@ _add(
     gpu.bench_floor,
     "ksieve bench floor",
     "ksieve bench floor --shapes decode --out benchmarks/results",
+)
+_add(
+    bench_app,
+    "operator",
+    gpu.bench_operator,
+    "ksieve bench operator --out benchmarks/results --figures docs/figures",
+    "ksieve bench operator --k 512 --peers none --torch-rounds 0",
+    "ksieve bench operator --scores factors:indexer.safetensors --only x262144",
+)
+_add(
+    bench_app,
+    "decode",
+    gpu.bench_decode,
+    "ksieve bench decode --out benchmarks/results --figures docs/figures",
+    "ksieve bench decode --only x131072 --peers sglang,flashinfer",
+)
+_add(
+    bench_app,
+    "short",
+    gpu.bench_short,
+    "ksieve bench short --out benchmarks/results",
+    "ksieve bench short --only x16384 --k 512",
+)
+_add(
+    bench_app,
+    "trace",
+    bench.bench_trace,
+    "ksieve bench trace --out benchmarks/results",
+    "ksieve bench trace --prompts 430K --scores factors:indexer.safetensors",
+    "ksieve bench trace --prompts 100000,200000 --step-tokens 8192 --budget-bytes 1000000000",
+)
+_add(
+    bench_app,
+    "worst",
+    bench.bench_worst,
+    "ksieve bench worst --out benchmarks/results",
+    "ksieve bench worst --shapes 1024x262144 --inputs relu_plateau,descending,stride_hole",
+)
+_add(
+    bench_app,
+    "planner",
+    bench.bench_planner,
+    "ksieve bench planner --out benchmarks/results",
+    "ksieve bench planner --shapes 64x131072,256x131072",
+)
+_add(
+    bench_app,
+    "ablation",
+    ablation.bench_ablation,
+    "ksieve bench ablation --out benchmarks/results --figures docs/figures",
+    "ksieve bench ablation --parts margin,rescue --requests 245K",
+    "ksieve bench ablation --backend cpu --requests 65536 --step-tokens 128 --budget-bytes 33554432 --k 1024",
+)
+_add(
+    bench_app,
+    "chain",
+    chain.bench_chain,
+    "ksieve bench chain --out benchmarks/results --figures docs/figures",
+    "ksieve bench chain --requests 100000 --heads 32 --peers none",
+    "ksieve bench chain --producer deep_gemm",
+)
+_add(
+    bench_app,
+    "plot",
+    bench.bench_plot,
+    "ksieve bench plot benchmarks/results/gpu-operator-k2048.json --figures figures",
 )
 
 

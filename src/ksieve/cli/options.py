@@ -48,7 +48,8 @@ PolicyName = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
-        help=f"Sampling policy: direct (never samples), {', '.join(POLICIES)}. Chosen by the row width when omitted.",
+        help=f"Sampling policy: direct (never samples), {', '.join(POLICIES)}, or a policy file (.json) of "
+        "ksieve calibrate. Chosen by the row width when omitted.",
     ),
 ]
 BackendName = Annotated[

@@ -106,6 +106,17 @@ def progress(
         yield update
 
 
+@contextmanager
+def status(text: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal's stderr what is being done; the yielded function replaces the text."""
+    console = stderr()
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(escape(text)) as shown:
+        yield lambda new: shown.update(escape(new))
+
+
 def seconds_text(seconds: float) -> str:
     """Write a duration with three significant digits: ``1.23 s``, ``45.6 ms``, ``7.89 us``."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):

@@ -7,7 +7,7 @@ reading its scores: `Capture.rows_block` reads (kind "scores") or computes (kind
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -105,12 +105,26 @@ class Capture:
             raise ArgumentError("begin, end", f"{begin}, {end}", f"0 <= begin <= end <= {self.rows}")
         if self.kind == "scores":
             return self._file.read(self._scores, begin, end)
-        return factors.evaluate(
-            self._read_factor(self._q, begin, end),
-            self._read_factor(self._w, begin, end),
-            self.width,
-            lambda i, j: self._read_factor(self._keys, i, j),
-            self._scale,
+        return self._evaluate(self._read_factor(self._q, begin, end), self._read_factor(self._w, begin, end))
+
+    def rows_at(self, rows: Sequence[int]) -> Array:
+        """Read or compute the scores of any rows, in the order given; otherwise as `rows_block`.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            Each from 0 to ``self.rows - 1``.
+        """
+        for row in rows:
+            if not 0 <= row < self.rows:
+                raise ArgumentError("rows", row, f"row numbers from 0 to {self.rows - 1}")
+        if not len(rows):
+            return self.rows_block(0, 0)
+        if self.kind == "scores":
+            return np.concatenate([self._file.read(self._scores, r, r + 1) for r in rows])
+        return self._evaluate(
+            np.concatenate([self._read_factor(self._q, r, r + 1) for r in rows]),
+            np.concatenate([self._read_factor(self._w, r, r + 1) for r in rows]),
         )
 
     def iter_blocks(self, max_bytes: int = BLOCK_BYTES, *, progress: Progress | None = None) -> Iterator[Block]:
@@ -203,6 +217,9 @@ class Capture:
             self._scale = file.read(file.require("k_scale", ("F32",), (self.width,)), 0, self.width)
             if not (np.isfinite(self._scale) & (self._scale >= 0)).all():
                 raise file.error("tensor 'k_scale' holds a negative or non-finite scale")
+
+    def _evaluate(self, q: Array, weights: Array) -> Array:
+        return factors.evaluate(q, weights, self.width, lambda i, j: self._read_factor(self._keys, i, j), self._scale)
 
     def _read_factor(self, tensor: TensorInfo, begin: int, end: int) -> Array:
         array = self._file.read(tensor, begin, end)

@@ -50,6 +50,42 @@ def _endpoint_structured(
     return rng.standard_exponential(width) + np.log1p(a * bump)
 
 
+def _smooth_structured(
+    rng: np.random.Generator, width: int, row: int, k: int, *, reach: int = 128, alike: float = 0.8, lift: float = 0.55
+) -> NDArray[np.float64]:
+    """Sink and recency, and neighbours alike: a regular view ranks these better than independent positions.
+
+    Normal scores, of whose variance `alike` decays over `reach` positions (first-order autoregression), plus
+    `lift` times the log of a density raised at both ends. At k = 2048 of 131,072 and the defaults the end deciles hold
+    about 63 % of the top k, and the RMS rank error of regular views lies 10 to 28 % below the exchangeable one, which
+    is what the paper measures on its captures; independent scores of the same density show no such gain. A view of
+    whole lines loses by the same clumps: it sees them wholly or not at all.
+
+    Parameters
+    ----------
+    reach : int
+        Positions over which likeness decays by 1/e, at least 1.
+    alike : float
+        Share of the variance that neighbours have in common, 0 to 1.
+    lift : float
+        Height of the ends.
+    """
+    if reach < 1 or not 0 <= alike <= 1:
+        raise ArgumentError("reach, alike", f"{reach}, {alike}", "a reach of at least 1 and a share from 0 to 1")
+    noise = rng.standard_normal((2, width))
+    if width < 10:  # no deciles to speak of
+        short: NDArray[np.float64] = noise[0]
+        return short
+    decay = np.exp(-1 / reach)
+    angle = 2 * np.pi * np.arange(width // 2 + 1) / width
+    gain = np.sqrt((1 - decay**2) / (1 + decay**2 - 2 * decay * np.cos(angle)))
+    shared = np.fft.irfft(np.fft.rfft(noise[0]) * gain, width)
+    x = (np.arange(width) + 0.5) / width
+    bump = np.exp(-x / 0.04) + np.exp((x - 1) / 0.04)
+    scores: NDArray[np.float64] = np.sqrt(alike) * shared + np.sqrt(1 - alike) * noise[1] + lift * np.log1p(10 * bump)
+    return scores
+
+
 def _relu_plateau(rng: np.random.Generator, width: int, row: int, k: int, *, positive: float = 0.5) -> F32:
     """ReLU scores: `positive` * k scores above zero, all others exactly 0, so rank k lies among the zeros.
 
@@ -77,6 +113,7 @@ NATURAL = (
     Producer(
         "endpoint_structured", "sink and recency: end deciles hold 52-74 % of the top k", by_rows(_endpoint_structured)
     ),
+    Producer("smooth_structured", "sink and recency, and neighbouring scores alike", by_rows(_smooth_structured)),
     Producer("relu_plateau", "k/2 positive scores, then exact zeros: rank k is a zero", by_rows(_relu_plateau)),
     Producer("heavy_tailed", "Cauchy scores, some beyond float16", by_rows(_heavy_tailed)),
 )

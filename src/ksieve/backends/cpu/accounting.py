@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.backends.cpu.lanes import (
+    ANY_TIES,
     BLOCK,
     INF_KEY,
     TILE,
@@ -84,18 +85,19 @@ def set_thresholds(thresholds: Any, taus: Any, worst: Word, bin_cutoffs: Any) ->
 
 
 @jit
-def fill_row(stats: Any, k: Int, capacity: Int, apart: Any, c: Any) -> None:
+def fill_row(stats: Any, k: Int, capacity: Int, apart: Any, tie_break: Int, c: Any) -> None:
     """Fill the model's numbers of a row from the counts `c` of keys at most each of `set_thresholds`.
 
     `apart` tells of each boundary whether scores equal to it are a set of their own.
     """
-    route = stats[ROUTE]
+    route, counted = stats[ROUTE], False
     low, high = c[4], c[5]
     if route in (CERTIFIED, RESCUED):
         attempt = np.int64(route == RESCUED)
         better = c[2 + attempt] if apart[attempt] else np.int64(0)
         low = np.int64(0) if better >= k else better
         high = better if better >= k else c[attempt]
+        counted = apart[attempt] != 0 and better < k
     if route != DIRECT:
         stats[ADMITTED] = c[0]
     if route in (RESCUED, RECOVERED_AFTER_BAND):
@@ -113,3 +115,5 @@ def fill_row(stats: Any, k: Int, capacity: Int, apart: Any, c: Any) -> None:
         quota -= inner - low
         low = inner
     stats[FILLED] = quota
+    if tie_break != ANY_TIES and (counted or high - low > max(capacity, quota)):
+        stats[SCANS] += 1

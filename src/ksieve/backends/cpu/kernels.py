@@ -43,6 +43,7 @@ from ksieve.backends.cpu.accounting import (
 from ksieve.backends.cpu.lanes import (
     BLOCK,
     FLOAT32,
+    HIGHEST_TIES,
     INF_KEY,
     TILE,
     Int,
@@ -60,8 +61,9 @@ from ksieve.backends.cpu.lanes import (
     tile_of,
     valid_mask,
 )
-from ksieve.backends.cpu.ranking import HIST_BINS, emit, keep_best, kth
+from ksieve.backends.cpu.ranking import HIST_BINS, emit, emit_better, keep_best, kth
 from ksieve.backends.cpu.scratch import BATCH, Scratch
+from ksieve.backends.cpu.ties import emit_last_of_row, emit_last_stored
 from ksieve.backends.cpu.views import guess_cutoff, sample_keys, view_size
 from ksieve.keys import NAN_KEY
 
@@ -248,6 +250,9 @@ def _entry(source: str) -> Any:
         k: Int,
         out: Int,
         out_pitch: Int,
+        starts: Int,
+        ks: Int,
+        tie_break: Int,
         policy: tuple[int, ...],
         bin_cutoffs: Any,
         capacity: Int,
@@ -264,7 +269,13 @@ def _entry(source: str) -> Any:
         dtype : int
             FLOAT32, FLOAT16 or BFLOAT16.
         lengths : array of int32
-            Already clamped to [0, width].
+            Already clamped: those of the rows' windows.
+        starts : int
+            Address of int32 first positions of the windows, which indices count from; 0 where all of them are 0.
+        ks : int
+            Address of each row's own int32 k, clamped to [0, k]; 0 where that is k.
+        tie_break : int
+            ANY_TIES, LOWEST_TIES or HIGHEST_TIES.
         policy : tuple of int
             stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact boundary,
             sampled scores per statistic.
@@ -290,29 +301,43 @@ def _entry(source: str) -> Any:
         thresholds, counts = np.zeros(THRESHOLDS, np.uint32), np.zeros(THRESHOLDS, np.int64)
         unused = np.zeros(STATS_WIDTH, np.int32)
         wanted = raw.shape[0] > 0
+        itemsize = 4 if dtype == FLOAT32 else 2
         for r in range(begin, end):
             length = np.int64(lengths[r])
             row, slots = scores + r * pitch, out + r * out_pitch
+            if starts != 0:
+                row += np.int64(load_u32(starts + 4 * r)) * itemsize
+            most = np.int64(load_u32(ks + 4 * r)) if ks != 0 else k
             stats = raw[r] if wanted else unused
             stats[:] = 0
             stats[TAU : TAU + 2] = -1
             stats[ADMITTED : ADMITTED + 2] = -1
-            if length <= k:
-                stats[COMMITTED] = length
+            if length <= most or most == 0:
+                used = min(length, most)
+                stats[COMMITTED] = used
                 for i in range(k):
-                    store_i32(slots + 4 * i, np.int32(i if i < length else -1))
+                    store_i32(slots + 4 * i, np.int32(i if i < used else -1))
                 continue
             proposals = _propose(row, r, length, dtype, policy, bin_cutoffs, taus, apart, stats, scratch)
-            stored, complete = _certify(row, length, dtype, k, held, taus, proposals, stats, scratch)
-            worst, ties = kth(scratch.key, stored, k, scratch.spare, scratch.histogram)
-            emit(slots, k, scratch.index, scratch.key, stored, worst, ties)
+            stored, complete = _certify(row, length, dtype, most, held, taus, proposals, stats, scratch)
+            worst, ties = kth(scratch.key, stored, most, scratch.spare, scratch.histogram)
+            if tie_break != HIGHEST_TIES:
+                emit(slots, most, scratch.index, scratch.key, stored, worst, ties)
+            else:
+                emit_better(slots, scratch.index, scratch.key, stored, worst)
+                if complete:
+                    emit_last_stored(slots, most, ties, scratch.index, scratch.key, stored, worst)
+                else:
+                    emit_last_of_row(row, length, dtype, slots, most, ties, worst, scratch.wide)
+            for i in range(most, k):
+                store_i32(slots + 4 * i, np.int32(-1))
             if wanted:
                 set_thresholds(thresholds, taus, worst, bin_cutoffs)
                 if complete:
                     count_stored(scratch.key, stored, thresholds, counts)
                 else:
                     count_row(row, length, dtype, thresholds, counts, scratch.wide)
-                fill_row(stats, k, capacity, apart, counts)
+                fill_row(stats, most, capacity, apart, tie_break, counts)
 
     return select_rows
 

@@ -20,6 +20,8 @@ from ksieve.keys import NAN_KEY
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 
+ANY_TIES, LOWEST_TIES, HIGHEST_TIES = 0, 1, 2
+
 BLOCK = 64
 """Scores compared per branch: one bit each of a 64-bit mask."""
 

@@ -76,15 +76,22 @@ def keep_best(index: Any, key: Any, count: Int, k: Int, spare: Any, histogram: A
 
 @jit
 def emit(out: Int, k: Int, index: Any, key: Any, count: Int, worst: Word, ties: Int) -> None:
-    """Write the indices of the k best candidates: all better than the k-th key, then `ties` equal to it."""
-    better, tied = 0, k - ties
-    for i in range(count):
-        # `better` never exceeds k - ties < k, so the store without a branch stays inside the row.
-        store_i32(out + 4 * better, index[i])
-        better += key[i] < worst
+    """Write the indices of the k best candidates: all better than the k-th key, then the first `ties` equal to it."""
+    emit_better(out, index, key, count, worst)
+    tied = k - ties
     for i in range(count):
         if tied == k:
             break
         if key[i] == worst:
             store_i32(out + 4 * tied, index[i])
             tied += 1
+
+
+@jit
+def emit_better(out: Int, index: Any, key: Any, count: Int, worst: Word) -> None:
+    """Write the indices of the candidates better than `worst`, of which there is at least one place less than k."""
+    better = 0
+    for i in range(count):
+        # `better` never exceeds k - ties < k, so the store without a branch stays inside the row.
+        store_i32(out + 4 * better, index[i])
+        better += key[i] < worst

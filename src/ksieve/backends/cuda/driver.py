@@ -199,6 +199,13 @@ class Driver:
             self._call("cuMemcpyDtoH", address, pointer, size)
         return host
 
+    def write(self, pointer: int, data: memoryview) -> None:
+        """Copy contiguous host memory to the device; the host memory may be reused on return."""
+        if data.nbytes:
+            host = bytearray(data.cast("B"))
+            address = ctypes.addressof((ctypes.c_char * len(host)).from_buffer(host))
+            self._call("cuMemcpyHtoD", pointer, address, len(host))
+
 
 _instance: Driver | None = None
 _guard = threading.Lock()

@@ -1,0 +1,46 @@
+"""What the adapters share: one way into `ksieve.topk`, with errors in the caller's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ksieve import api
+from ksieve.errors import ArgumentError
+
+_TIE_BREAKS = (None, "low", "high")
+"""By FlashInfer's numbers: none, smaller indices, larger indices."""
+
+
+def select(names: Mapping[str, str], scores: Any, lengths: Any = None, k: Any = None, **options: Any) -> Any:
+    """Call `ksieve.topk`; an error names the argument as the framework does.
+
+    Parameters
+    ----------
+    names : mapping
+        From the argument names of `ksieve.topk` to those of the caller's signature.
+    """
+    try:
+        return api.topk(scores, lengths, k, **options)
+    except ArgumentError as error:
+        if error.argument not in names:
+            raise
+        raise type(error)(names[error.argument], error.got, error.takes) from None
+
+
+def first(tensor: Any, count: int) -> Any:
+    """Return the leading `count` entries; no view is made where those are all, since making one costs microseconds."""
+    return tensor if tensor.shape[0] == count else tensor[:count]
+
+
+def require(good: bool, name: str, got: object, takes: str) -> None:
+    """Raise `ArgumentError` unless a condition holds."""
+    if not good:
+        raise ArgumentError(name, got, takes)
+
+
+def tie_break_of(number: Any) -> str | None:
+    """Translate FlashInfer's number (or ``TopKTieBreak``) into what `ksieve.topk` takes."""
+    value = int(number)
+    require(0 <= value < len(_TIE_BREAKS), "tie_break", number, "0 (none), 1 (smaller indices) or 2 (larger indices)")
+    return _TIE_BREAKS[value]

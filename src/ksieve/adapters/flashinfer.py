@@ -1,0 +1,289 @@
+"""FlashInfer's top-k functions over `ksieve.topk`.
+
+Beyond FlashInfer's own: any row stride and alignment, lengths of any value, int64 indices from the kernel itself, one
+result whatever the GPU. Every call can be captured in a CUDA graph once the kernel is loaded, so `dsa_graph_safe` has
+no meaning here; nor has the choice of a backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ksieve.adapters._select import require, select, tie_break_of
+from ksieve.errors import ArgumentError
+
+__all__ = ["top_k", "top_k_page_table_transform", "top_k_ragged_transform", "top_k_varlen", "topk"]
+
+_NAMES = {
+    "scores": "input",
+    "starts": "row_starts",
+    "page_table": "src_page_table",
+    "row_to_request": "row_to_batch",
+} | {"raw_out": "out_raw_indices"}
+_VARLEN = {"scores": "logits", "lengths": "seq_lens", "k": "top_k", "out": "out_indices", "values_out": "out_values"}
+
+
+def top_k(
+    input: Any,  # noqa: A002
+    k: int,
+    sorted: bool = False,  # noqa: A002
+    deterministic: bool = False,
+    tie_break: int = 0,
+    dsa_graph_safe: bool = False,
+) -> tuple[Any, Any]:
+    """Select the k largest of every row; a replacement of ``torch.topk`` along the last dimension.
+
+    Parameters
+    ----------
+    input : Tensor, shape (rows, width)
+        float32, float16 or bfloat16.
+    k : int
+        A k beyond the width leaves index -1 and value -inf in the slots that remain.
+    sorted : bool
+        Best score first.
+    deterministic : bool
+        The answer of a row, order included, depends on the row alone. Without `tie_break` smaller indices win ties.
+    tie_break : int
+        0: any of the scores equal to the worst selected one. 1: those of smaller indices. 2: of larger indices.
+    dsa_graph_safe : bool
+        Not used.
+
+    Returns
+    -------
+    values : Tensor of the input's dtype, shape (rows, k)
+    indices : Tensor of int64, shape (rows, k)
+
+    Raises
+    ------
+    ArgumentError
+    """
+    options = _order(deterministic, tie_break)
+    if sorted:
+        options["sorted"] = "value"
+    indices, values = select(_NAMES, input, None, k, return_values=True, index_dtype="int64", **options)
+    return values, indices
+
+
+topk = top_k
+
+
+def top_k_page_table_transform(
+    input: Any,  # noqa: A002
+    src_page_table: Any,
+    lengths: Any,
+    k: int,
+    row_to_batch: Any = None,
+    deterministic: bool = False,
+    tie_break: int = 0,
+    dsa_graph_safe: bool = False,
+    row_starts: Any = None,
+    page_table_row_starts: Any = None,
+    *,
+    page_size: int = 1,
+    out: Any = None,
+    out_raw_indices: Any = None,
+) -> Any:
+    """Select the k best of every row's window, and look the positions up in a page table.
+
+    With i the position relative to row_starts, a slot holds ``entry * page_size + i % page_size``, where the entry is
+    ``src_page_table[b, page_table_row_starts[r] + i // page_size]`` and b is ``row_to_batch[r]``, or r.
+
+    Parameters
+    ----------
+    input : Tensor, shape (rows, width)
+    src_page_table : Tensor of int32, shape (batch, entries)
+        Last stride 1.
+    lengths : Tensor of int32, shape (rows,)
+    k : int
+    row_to_batch : Tensor of int32, shape (rows,), optional
+    deterministic, tie_break
+        As for `top_k`; rows are then in the order of their positions.
+    dsa_graph_safe : bool
+        Not used.
+    row_starts : Tensor of int32, shape (rows,), optional
+        Windows are ``[row_starts[r], row_starts[r] + lengths[r])``, clamped to the row. Default: they start at 0.
+    page_table_row_starts : Tensor of int32, shape (rows,), optional
+        Where a row's entries start in the page table. Default: row_starts, and then page_size has to be 1. Given and
+        other than `row_starts` itself, or together with row_starts and `out_raw_indices`, the lookup is a few PyTorch
+        operations over the output instead of a part of the kernel.
+    page_size : int
+        A power of two.
+    out : Tensor of int32, shape (rows, k), optional
+    out_raw_indices : Tensor of int32, shape (rows, k), optional
+        Receives the positions relative to row_starts, slot for slot.
+
+    Returns
+    -------
+    Tensor of int32, shape (rows, k)
+        `out`, or a new tensor; in no particular order, then -1. An entry outside the page table gives -1.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    require(
+        page_size == 1 or row_starts is None or page_table_row_starts is not None,
+        "page_table_row_starts",
+        None,
+        "the entries at which rows start: with page_size > 1 row_starts counts other units",
+    )
+    options = _order(deterministic, tie_break)
+    shared = page_table_row_starts is None or page_table_row_starts is row_starts
+    if row_starts is not None and not (shared and page_size == 1 and out_raw_indices is None):
+        shared = False
+    if shared:
+        options |= {"page_table": src_page_table, "page_size": page_size}
+        if row_starts is not None:
+            # Entries counted from the start of the row: exactly what an index of base "row" looks up.
+            options |= {"starts": row_starts, "index_base": "row"}
+        if row_to_batch is not None:
+            options["row_to_request"] = row_to_batch
+        if out_raw_indices is not None:
+            options |= {"return_raw": True, "raw_out": out_raw_indices}
+        result = select(_NAMES, input, lengths, k, out=out, **options)
+        return result if out_raw_indices is None else result[0]
+    if row_starts is not None:
+        options |= {"starts": row_starts, "index_base": "start"}
+    raw = select(_NAMES, input, lengths, k, out=out_raw_indices, **options)
+    entries_start = row_starts if page_table_row_starts is None else page_table_row_starts
+    found = _look_up(raw, src_page_table, entries_start, row_to_batch, page_size)
+    if out is None:
+        return found
+    require(
+        out.dtype is torch.int32 and tuple(out.shape) == tuple(found.shape),
+        "out",
+        f"{out.dtype} of shape {tuple(out.shape)}",
+        f"torch.int32 of shape {tuple(found.shape)}",
+    )
+    return out.copy_(found)
+
+
+def _look_up(raw: Any, table: Any, entries_start: Any, row_to_batch: Any, page_size: int) -> Any:
+    """Page table entries of positions, -1 where there is none; never reads outside the table."""
+    batch, entries = table.shape
+    row = torch.arange(raw.shape[0], device=raw.device) if row_to_batch is None else row_to_batch.long()
+    if not batch or not entries:
+        return torch.full_like(raw, -1)
+    entry = (raw // page_size).long() + entries_start.long()[:, None]
+    present = (raw >= 0) & (entry >= 0) & (entry < entries) & ((row >= 0) & (row < batch))[:, None]
+    pages = table[row.clamp(0, batch - 1)[:, None], entry.clamp_(0, entries - 1)]
+    return torch.where(present, pages * page_size + raw % page_size, -1)
+
+
+def top_k_ragged_transform(
+    input: Any,  # noqa: A002
+    offsets: Any,
+    lengths: Any,
+    k: int,
+    deterministic: bool = False,
+    tie_break: int = 0,
+    dsa_graph_safe: bool = False,
+    row_starts: Any = None,
+) -> Any:
+    """Select the k best of every row's window, and add the row's offset to every position.
+
+    Parameters
+    ----------
+    input : Tensor, shape (rows, width)
+    offsets : Tensor of int32, shape (rows,)
+    lengths, k, deterministic, tie_break, dsa_graph_safe, row_starts
+        As for `top_k_page_table_transform`.
+
+    Returns
+    -------
+    Tensor of int32, shape (rows, k)
+        Positions relative to row_starts plus the offset, in no particular order, then -1.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    options = _order(deterministic, tie_break)
+    if row_starts is not None:
+        options |= {"starts": row_starts, "index_base": "start"}
+    return select(_NAMES, input, lengths, k, offsets=offsets, **options)
+
+
+def top_k_varlen(
+    logits: Any,
+    seq_lens: Any,
+    top_k: int,
+    pre_idx: Any = None,
+    compress_ratio: int = 1,
+    next_n: int = 1,
+    return_values: bool = False,
+    out_indices: Any = None,
+    out_values: Any = None,
+    backend: str = "auto",
+    load_balance: bool = True,
+    workspace: Any = None,
+    approx_ties: bool = False,
+) -> tuple[Any, Any]:
+    """Select the top_k best valid logits of every row of a decode step.
+
+    Parameters
+    ----------
+    logits : Tensor, shape (rows, width)
+    seq_lens : Tensor of int32, shape (rows // next_n,)
+        Row r of request ``q = r // next_n`` sees ``(seq_lens[q] - next_n + 1 + r % next_n) // compress_ratio`` logits.
+    top_k : int
+    pre_idx : Tensor, optional
+        Not used: the previous step's indices are never needed.
+    compress_ratio : int
+        Other than 1 it costs small tensors of one entry per row.
+    next_n : int
+    return_values : bool
+    out_indices : Tensor of int32, shape (rows, top_k), optional
+    out_values : Tensor of the logits' dtype, shape (rows, top_k), optional
+        Only with ``return_values=True``.
+    backend, load_balance, workspace, approx_ties
+        Not used: ksieve plans by itself, keeps a workspace per stream, and is always exact.
+
+    Returns
+    -------
+    indices : Tensor of int32, shape (rows, top_k)
+        In no particular order, then -1.
+    values : Tensor, shape (rows, top_k), or None
+        The logits selected, then -inf.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    rows = logits.shape[0]
+    require(next_n >= 1, "next_n", next_n, "a positive int")
+    require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
+    if (requests := seq_lens.shape[0]) * next_n != rows:
+        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries")
+    options: dict[str, Any] = {}
+    if compress_ratio != 1:
+        seq_lens = _compressed(seq_lens, next_n, compress_ratio)
+    elif next_n != 1:
+        options["next_n"] = next_n
+    if not return_values:
+        return select(_VARLEN, logits, seq_lens, top_k, out=out_indices, **options), None
+    indices, values = select(
+        _VARLEN, logits, seq_lens, top_k, out=out_indices, return_values=True, values_out=out_values, **options
+    )
+    return indices, values
+
+
+def _compressed(seq_lens: Any, next_n: int, ratio: int) -> Any:
+    """Each row's length in compressed entries."""
+    lengths = seq_lens.clamp(min=0)  # so that nothing wraps below
+    if next_n > 1:
+        seen = torch.arange(1 - next_n, 1, dtype=torch.int32, device=seq_lens.device)
+        lengths = (lengths[:, None] + seen).reshape(-1)
+    return torch.div(lengths, ratio, rounding_mode="floor")
+
+
+def _order(deterministic: bool, tie_break: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    ties = tie_break_of(tie_break)
+    if ties is not None:
+        options["tie_break"] = ties
+    if deterministic:
+        options["deterministic"] = True
+    return options

@@ -1,0 +1,141 @@
+"""vLLM's sparse-indexer operators: ``torch.ops._C.top_k_per_row_prefill`` and its siblings, over `ksieve.topk`.
+
+All write into the caller's `indices` or `output`, return None, allocate nothing else, and can be captured in a CUDA
+graph once the kernel is loaded. Beyond vLLM's own: float16 and bfloat16 logits, any topK, any row stride and alignment,
+outputs that are columns of a wider buffer, and lengths that may be anything, since they are clamped on the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ksieve.adapters._select import first, select
+from ksieve.errors import ArgumentError
+
+__all__ = ["cooperative_topk", "persistent_topk", "top_k_per_row_decode", "top_k_per_row_prefill"]
+
+_PREFILL = {"scores": "logits", "starts": "rowStarts", "ends": "rowEnds", "out": "indices", "k": "topK"}
+_DECODE = {"scores": "logits", "lengths": "seq_lens", "out": "indices", "k": "topK"}
+_FLAT = {"scores": "logits", "out": "output"}
+
+
+def top_k_per_row_prefill(
+    logits: Any, rowStarts: Any, rowEnds: Any, indices: Any, numRows: int, stride0: int, stride1: int, topK: int
+) -> None:
+    """Select the topK best of ``logits[r, rowStarts[r]:rowEnds[r]]`` of every row.
+
+    Parameters
+    ----------
+    logits : Tensor, shape (at least numRows, width)
+    rowStarts, rowEnds : Tensor of int32, shape (at least numRows,)
+        Window of each row; clamped to the row.
+    indices : Tensor of int32, shape (at least numRows, at least topK)
+        Receives positions relative to rowStarts, in no particular order, then -1. Rows from numRows on and columns from
+        topK on are left alone.
+    numRows : int
+    stride0, stride1 : int
+        Those of `logits`; stride1 has to be 1.
+    topK : int
+
+    Raises
+    ------
+    ArgumentError
+    """
+    scores, out = _operands(logits, indices, numRows, stride0, stride1, topK)
+    starts, ends = first(rowStarts, numRows), first(rowEnds, numRows)
+    select(_PREFILL, scores, None, topK, starts=starts, ends=ends, index_base="start", out=out)
+
+
+def top_k_per_row_decode(
+    logits: Any, next_n: int, seq_lens: Any, indices: Any, numRows: int, stride0: int, stride1: int, topK: int
+) -> None:
+    """Select the topK best valid logits of every row of a decode step.
+
+    Parameters
+    ----------
+    logits : Tensor, shape (at least numRows, width)
+        Rows of one request follow each other: row r belongs to request ``r // next_n``.
+    next_n : int
+        Rows per request.
+    seq_lens : Tensor of int32
+        Of shape (numRows // next_n,) or (numRows // next_n, 1): the request's length L, of which row r sees
+        ``L - next_n + 1 + r % next_n``. Of shape (numRows // next_n, next_n): each row's own length.
+        A negative length counts as 0.
+    indices : Tensor of int32, shape (at least numRows, at least topK)
+        Receives positions, in no particular order, then -1. Other rows and columns are left alone.
+    numRows : int
+    stride0, stride1 : int
+        Those of `logits`; stride1 has to be 1.
+    topK : int
+
+    Raises
+    ------
+    ArgumentError
+    """
+    scores, out = _operands(logits, indices, numRows, stride0, stride1, topK)
+    if next_n < 1 or numRows % next_n:
+        raise ArgumentError("next_n", next_n, f"a divisor of numRows, {numRows}")
+    if seq_lens.dim() == 2 and seq_lens.shape[1] == next_n:
+        # Every row has its own length, so that nothing is left for next_n to say.
+        lengths, next_n = seq_lens.reshape(-1), 1
+    else:
+        lengths = seq_lens.reshape(-1) if seq_lens.dim() == 2 else seq_lens
+    lengths = first(lengths, numRows // next_n)
+    if next_n == 1:
+        select(_DECODE, scores, lengths, topK, out=out)
+    else:
+        select(_DECODE, scores, lengths, topK, next_n=next_n, out=out)
+
+
+def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
+    """Select the k best of ``logits[r, :lengths[r]]`` of every row.
+
+    Parameters
+    ----------
+    logits : Tensor, shape (rows, width)
+    lengths : Tensor of int32
+        One per row, in any shape of `rows` entries; a negative one counts as 0.
+    output : Tensor of int32, shape (at least rows, at least k)
+        Receives positions, in no particular order, then -1. Other rows and columns are left alone.
+    workspace : Tensor
+        Not used: ksieve keeps a workspace per stream.
+    k : int
+        Any k, not only 512, 1024 and 2048.
+    max_seq_len : int
+        Not used: lengths are bounded by the width of `logits`.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    rows = logits.shape[0]
+    if lengths.numel() != rows:
+        raise ArgumentError("lengths", f"{lengths.numel()} entries", f"one per row of logits, {rows}")
+    flat = lengths if lengths.dim() == 1 else lengths.reshape(-1)
+    select(_FLAT, logits, flat, k, out=_part(output, "output", rows, k))
+
+
+def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
+    """Do the same as `persistent_topk`, under the name of vLLM's cluster kernel; any number of rows."""
+    persistent_topk(logits, lengths, output, workspace, k, max_seq_len)
+
+
+def _operands(logits: Any, indices: Any, rows: int, stride0: int, stride1: int, k: int) -> tuple[Any, Any]:
+    """Return the rows of the scores and of the output that a call is about. On every call: no text before an error."""
+    if logits.dim() != 2 or (held := logits.shape[0]) < rows:
+        raise ArgumentError("logits", f"shape {tuple(logits.shape)}", f"{rows} rows")
+    if stride1 != 1:
+        raise ArgumentError("stride1", stride1, "1: the logits of a row are contiguous")
+    if rows > 1 and stride0 != logits.stride(0):
+        raise ArgumentError("stride0", stride0, f"{logits.stride(0)}, that of logits")
+    return logits if held == rows else logits[:rows], _part(indices, "indices", rows, k)
+
+
+def _part(output: Any, name: str, rows: int, k: int) -> Any:
+    """Return the leading rows and columns of an output; it itself, if those are all."""
+    shape = output.shape
+    if len(shape) != 2 or shape[0] < rows:
+        raise ArgumentError(name, f"shape {tuple(shape)}", f"{rows} rows")
+    if shape[1] < k:
+        raise ArgumentError(name, f"{shape[1]} columns", f"at least {k} columns")
+    return output if shape == (rows, k) else output[:rows, :k]

@@ -1,0 +1,123 @@
+"""One selection on the host, for arrays of any library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import problem, reference
+from ksieve.backends.cpu.runner import run, run_finished, run_reference
+from ksieve.finish import Finish
+from ksieve.planner import Plan
+from ksieve.problem import Extras
+from ksieve.windows import windows
+
+
+def call(
+    plan: Plan,
+    scores: Any,
+    lengths: Any,
+    *,
+    out: Any,
+    num_rows: Any,
+    return_stats: bool,
+    extras: Extras,
+    model: bool,
+) -> Any:
+    """Select every row of arguments that are checked and covered by the plan; `model` uses the NumPy model.
+
+    Returns
+    -------
+    indices, or the tuple of what was asked for : see `ksieve.topk`
+    """
+    matrix = problem.as_numpy(scores)
+    rows = matrix.shape[0]
+    live = rows if num_rows is None else int(np.clip(problem.as_numpy(num_rows).reshape(()), 0, rows))
+    if plan.problem.options.plain:
+        return _plain(plan, scores, matrix, lengths, out, live, return_stats, model)
+    return _with_options(plan, scores, matrix, out, live, return_stats, extras, model)
+
+
+def _plain(
+    plan: Plan,
+    scores: Any,
+    matrix: NDArray[Any],
+    lengths: Any,
+    out: Any,
+    live: int,
+    return_stats: bool,
+    model: bool,
+) -> Any:
+    rows, width = matrix.shape
+    valid = np.full(rows, width, np.int32) if lengths is None else problem.as_numpy(lengths)
+    result = np.empty((rows, plan.problem.k), np.int32) if out is None else problem.as_numpy(out)
+    result[live:] = -1
+    select = run_reference if model else run
+    stats = select(plan, matrix[:live], valid[:live], result[:live], return_stats)
+    indices = out if out is not None else _like(result, scores)
+    return (indices, stats) if return_stats else indices
+
+
+def _with_options(
+    plan: Plan,
+    scores: Any,
+    matrix: NDArray[Any],
+    out: Any,
+    live: int,
+    return_stats: bool,
+    extras: Extras,
+    model: bool,
+) -> Any:
+    options, k = plan.problem.options, plan.problem.k
+    (rows, width), shape = matrix.shape, (matrix.shape[0], k)
+    given = {name: problem.as_numpy(array) for name, array in extras.objects.items()}
+    lengths, starts, ks = (given.get(name) for name in ("lengths", "starts", "ks"))
+    index = np.dtype(options.index_dtype)
+    raw = given.get("raw_out", np.empty(shape, index) if options.raw else None)
+    values = given.get("values_out", np.empty(shape, matrix.dtype) if options.values else None)
+    result = np.empty(shape, index) if out is None else problem.as_numpy(out)
+    begins, valid = windows(options, rows, width, lengths=lengths, starts=starts)
+    tables = {name: given.get(name) for name in ("page_table", "row_to_request", "offsets")}
+    finish = Finish(options, matrix, begins, result, raw, values, **tables)
+    finish.clear(live, rows)
+    if model:
+        local, every = reference.select(
+            matrix[:live], lengths, k, policy=plan.policy, capacity=plan.capacity, held=plan.held, options=options,
+            starts=None if starts is None else starts[:live], ks=None if ks is None else ks[:live],
+        )  # fmt: skip
+        finish.write(0, live, local)
+        stats = every if return_stats else None
+    else:
+        own = None if ks is None else np.clip(ks[:live], 0, k).astype(np.int32)
+        stats = run_finished(plan, matrix[:live], begins[:live], valid[:live], own, finish, return_stats)
+    answer = [out if out is not None else _like(result, scores)]
+    if options.values:
+        answer.append(extras.objects["values_out"] if "values_out" in given else _like(values, scores, scores))
+    if options.raw:
+        answer.append(extras.objects["raw_out"] if "raw_out" in given else _like(raw, scores))
+    if return_stats:
+        answer.append(stats)
+    return tuple(answer) if len(answer) > 1 else answer[0]
+
+
+def _like(result: Any, scores: Any, dtype_of: Any = None) -> Any:
+    """Hand a NumPy result back in the library of the scores, without copying where the library allows it.
+
+    With `dtype_of`, also in the dtype of that array: bfloat16 was computed as bits.
+    """
+    library = problem.library_of(scores)
+    if library == "torch":
+        import torch
+
+        if dtype_of is not None and dtype_of.dtype is torch.bfloat16:
+            return torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(result)
+    if dtype_of is not None and result.dtype != dtype_of.dtype:
+        result = result.view(dtype_of.dtype)
+    if library == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(result)
+    return result

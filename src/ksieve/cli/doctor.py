@@ -1,0 +1,115 @@
+"""`ksieve doctor`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ksieve.cli import terminal
+from ksieve.cli.options import flag
+
+if TYPE_CHECKING:
+    from ksieve.doctor import Cache, Report, SelfTest
+
+EXIT_NOTHING_WORKS = 1
+
+_LABELS = {"numpy": "NumPy", "numba": "Numba", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX"}
+_SHOWN_IF_PRESENT = ("cupy", "jax")
+
+
+def doctor(
+    as_json: Annotated[bool, flag("--json", "Print everything found as one JSON object.")] = False,
+) -> None:
+    """Say what this machine offers, test every backend, and name the one thing to fix first.
+
+    Needs neither a GPU nor PyTorch. Small selections are made on every backend that is there, and each answer is
+    verified. The exit code is 1 when nothing works or an answer is wrong.
+    """
+    from ksieve import doctor as examination
+
+    with terminal.status("looking around") as say:
+        report = examination.examine(say)
+    if as_json:
+        terminal.say(json.dumps(report.as_dict(), indent=1))
+    else:
+        _print(report)
+        advice = examination.advise(report)
+        terminal.say()
+        if advice is None:
+            terminal.say(f"All is well: {_summary(report)}.", style="bold green")
+        else:
+            terminal.say(f"Fix this first: {advice.text}.", style="bold yellow")
+            if advice.command is not None:
+                terminal.say(f"    {advice.command}")
+            if not advice.serious and report.works:
+                terminal.say(f"Until then: {_summary(report)}.")
+    if not report.works:
+        raise typer.Exit(EXIT_NOTHING_WORKS)
+
+
+def _print(report: Report) -> None:
+    terminal.say(f"ksieve {report.ksieve} on this machine", style="bold")
+    terminal.facts(_facts(report), indent=2)
+    terminal.say()
+    terminal.say("Self-test", style="bold")
+    terminal.facts(((test.backend, _outcome(test)) for test in report.tests), indent=2)
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    yield "Python", f"{report.python}, {report.platform}, {report.threads} CPU threads"
+    for name, version in report.packages.items():
+        if name == "nvidia-cuda-nvrtc" or (version is None and name in _SHOWN_IF_PRESENT):
+            continue
+        text = version or "not installed"
+        if name == "torch" and version is not None:
+            text += f", built for CUDA {report.torch_cuda}" if report.torch_cuda else ", built without CUDA"
+        yield _LABELS.get(name, name), text
+    package = report.packages["nvidia-cuda-nvrtc"]
+    yield "NVRTC", (report.nvrtc or "not found") + (f" (package {package})" if package else "")
+    driver = report.driver
+    if driver.version is None and driver.cuda is None:
+        yield "NVIDIA driver", "not found"
+    else:
+        supports = f"supports CUDA {driver.cuda}" if driver.cuda else "CUDA version unknown"
+        yield "NVIDIA driver", f"{driver.version or 'version unknown'}, {supports}"
+    if not driver.gpus:
+        yield "GPU", "none" if driver.problem is None else f"none: {driver.problem}"
+    for index, gpu in enumerate(driver.gpus):
+        major, minor = gpu.capability
+        name = "GPU" if len(driver.gpus) == 1 else f"GPU {index}"
+        yield name, f"{gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB"
+    if report.visible is not None:
+        yield "CUDA_VISIBLE_DEVICES", repr(report.visible)
+    for backend, cache in report.caches.items():
+        yield f"{'CPU' if backend == 'cpu' else 'CUDA'} kernels", _cache(cache)
+
+
+def _cache(cache: Cache) -> str:
+    path, home = Path(cache.path), Path.home()
+    place = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+    state = "writable" if cache.writable else "NOT writable"
+    if not cache.exists:
+        return f"{place}, not made yet, {state}"
+    damaged = f" ({cache.damaged} damaged)" if cache.damaged else ""
+    size = f"{cache.bytes / 2**20:.1f} MiB"
+    return f"{place}, {cache.entries} compiled{damaged}, {size}, {state}"
+
+
+def _outcome(test: SelfTest) -> str:
+    if not test.ran:
+        return f"not available: {test.problem}"
+    answer = "exact" if test.exact else f"WRONG: {test.problem}"
+    return f"{answer}, {test.rows} rows verified in {terminal.seconds_text(test.seconds)}"
+
+
+def _summary(report: Report) -> str:
+    cuda = report.test("cuda")
+    if cuda.ran and cuda.exact:
+        return f"selections run on the {report.driver.gpus[0].name if report.driver.gpus else 'GPU'} and on the CPU"
+    old = [g for g in report.driver.gpus if g.capability < (8, 0)]
+    why = f"the {old[0].name} is older than compute capability 8.0" if old else "no usable NVIDIA GPU is here"
+    return f"selections run on {report.threads} CPU threads; {why}"

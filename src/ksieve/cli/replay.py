@@ -1,0 +1,146 @@
+"""`ksieve replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ksieve.cli import gpu, terminal
+from ksieve.cli.gpu import Figures, Out, Peers, Seed
+from ksieve.cli.options import Backend, BackendName, PolicyName, flag
+from ksieve.cli.selection import EXIT_REFUTED
+from ksieve.errors import ArgumentError
+
+MOST_LINES = 40
+"""Calls that are listed one by one; longer traces are listed by step."""
+
+
+def replay(
+    trace: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TRACE]",
+            help="A trace (JSON), a recording of ksieve.record, or 245K or 430K, the paper's requests.",
+        ),
+    ] = None,
+    example: Annotated[bool, flag("--example", "Replay a small trace that takes seconds on a CPU.")] = False,
+    prompt: Annotated[
+        int | None, typer.Option("--prompt", metavar="INT", help="Generate a trace: prompt tokens of each request.")
+    ] = None,
+    step_tokens: Annotated[
+        int, typer.Option("--step-tokens", metavar="INT", help="With --prompt: query tokens of a scheduler step.")
+    ] = 65_536,
+    budget_bytes: Annotated[
+        int, typer.Option("--budget-bytes", metavar="INT", help="With --prompt: most bytes of one call's scores.")
+    ] = 6_300_000_000,
+    decode_steps: Annotated[
+        int, typer.Option("--decode-steps", metavar="INT", help="With --prompt: tokens decoded after the prompts.")
+    ] = 0,
+    batch: Annotated[int, typer.Option("--batch", metavar="INT", help="With --prompt: requests.")] = 1,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Also write the trace as JSON, to edit or share.")
+    ] = None,
+    k: Annotated[int | None, typer.Option("--k", metavar="K", help="Slots per row. The trace's when omitted.")] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            "--scores",
+            metavar="SOURCE",
+            help="endpoint, normal, another producer's name (ksieve synth --list), or a capture whose rows are used in "
+            "turn. endpoint when omitted; a recording brings its own.",
+        ),
+    ] = None,
+    backend: BackendName = Backend.auto,
+    policy: PolicyName = None,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds per call.")] = 3,
+    peers: Peers = "none",
+    seed: Seed = 0,
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Replay every selection of serving requests, call by call in their order.
+
+    Prompts are cut into scheduler steps, and steps into calls whose score matrix fits a budget; decoding adds a call
+    per token. Every call is timed beside a plain read of the same valid scores, and every answer is verified.
+    """
+    from ksieve import replay as traces
+    from ksieve.bench.machines import stem_of
+
+    if (trace is not None) + example + (prompt is not None) != 1:
+        raise ArgumentError("TRACE", "none or several sources", "one of: TRACE, --example, --prompt")
+    if trace is not None:
+        chosen = traces.load(trace)
+    elif prompt is not None:
+        request = {
+            "prompt": prompt, "step_tokens": step_tokens, "budget_bytes": budget_bytes, "decode_steps": decode_steps,
+            "batch": batch,
+        }  # fmt: skip
+        chosen = traces.Trace.of_requests(f"{batch} x {prompt}", [request], 2048)
+    else:
+        chosen = traces.EXAMPLE
+    if scores is None:
+        recorded = trace is not None and trace.endswith(".safetensors")
+        scores = str(trace) if recorded else "endpoint"
+    path = gpu.target(out, stem_of(backend.value, "replay", chosen.name))
+    gpu.ready(figures)
+    if save is not None:
+        chosen.save(save)
+        terminal.say(f"trace: {save}")
+    with terminal.progress("replaying", len(chosen.calls), unit="calls", waiting="loading the kernels") as update:
+        payload = traces.run(
+            chosen, k=k, scores=scores, backend=backend.value, policy=policy, rounds=rounds,
+            peers=gpu.peers_of(peers), seed=seed, progress=update,
+        )  # fmt: skip
+    _print(payload)
+    gpu.finish(path, payload, figures)
+    if not payload["results"]["total"]["exact"]:
+        raise typer.Exit(EXIT_REFUTED)
+
+
+def _print(payload: dict[str, Any]) -> None:
+    results, settings = payload["results"], payload["settings"]
+    total = results["total"]
+    terminal.say(
+        f"{settings['trace']}: {total['calls']} calls, {total['rows']:,} rows, {total['valid_scores']:,} valid scores, "
+        f"top {settings['k']:,} of {settings['scores']} scores on {settings['backend']}",
+        style="bold",
+    )
+    terminal.say()
+    if len(results["calls"]) <= MOST_LINES:
+        head: tuple[str, ...] = ("call", "step", "rows", "width", "latency", "plain read", "of floor", "exact")
+        lines: list[tuple[str, ...]] = [
+            (f"{number} {c['phase']}", str(c["step"]), f"{c['rows']:,}", f"{c['width']:,}", *_times(c))
+            for number, c in enumerate(results["calls"])
+        ]
+    else:
+        head = ("step", "calls", "rows", "latency", "plain read", "of floor", "exact")
+        prefill = {c["step"] for c in results["calls"] if c["phase"] == "prefill"}
+        lines = [
+            (f"{s['step']} prefill", str(s["calls"]), f"{s['rows']:,}", *_times(s))
+            for s in results["steps"]
+            if s["step"] in prefill
+        ]
+        if "decode" in results["phases"]:
+            decode = results["phases"]["decode"]
+            lines.append(("decode", str(decode["calls"]), f"{decode['rows']:,}", *_times(decode)))
+    terminal.table(head, lines)
+    terminal.say()
+    latency, read, share, exact = _times(total)
+    terminal.say(f"total {latency}, plain read {read}, {share or '-'} of the floor, exact: {exact}")
+    for name, us in total["peers"].items():
+        terminal.say(f"{name}: {'failed or not exact' if us is None else terminal.seconds_text(us / 1e6)}")
+    for call in results["calls"]:
+        if call["error"]:
+            terminal.note(f"{call['rows']} x {call['width']}: {call['error']}")
+
+
+def _times(facts: dict[str, Any]) -> tuple[str, str, str, str]:
+    share = facts["of_floor"]
+    return (
+        "failed" if facts["us"] is None else terminal.seconds_text(facts["us"] / 1e6),
+        terminal.seconds_text(facts["floor_us"] / 1e6),
+        "" if share is None else f"{share:.2f}",
+        "yes" if facts["exact"] is True else "NO",
+    )

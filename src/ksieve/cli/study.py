@@ -1,0 +1,231 @@
+"""`ksieve study` and `ksieve calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ksieve.cli import files, terminal
+from ksieve.cli.options import choice
+from ksieve.study.costs import DEVICE_COSTS
+from ksieve.workloads.capture import Capture
+
+
+class StudyDevice(StrEnum):
+    """Where rows are ranked."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+Captures = Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Score captures (.safetensors).")]
+StudyK = Annotated[
+    int | None, typer.Option("--k", metavar="K", help="Slots per row. What the captures suggest when omitted.")
+]
+Rows = Annotated[
+    int,
+    typer.Option("--rows", metavar="M", min=0, help="Rows of each capture, at equal spacing; 0 takes all."),
+]
+RankDevice = Annotated[
+    StudyDevice, choice("--device", StudyDevice, "Where rows are ranked; cuda needs PyTorch and a GPU.")
+]
+
+
+@contextmanager
+def opened(paths: Sequence[Path]) -> Iterator[list[Capture]]:
+    """Open several captures."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(files.open_capture(path)) for path in paths]
+
+
+def study(
+    captures: Captures,
+    k: StudyK = None,
+    rows: Rows = 4096,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where report, figures and result file go.")
+    ] = Path("study"),
+    result: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Result file instead of FOLDER/study.json.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="FOLDER", help="Figures there instead of in FOLDER/figures.")
+    ] = None,
+    device: RankDevice = StudyDevice.cpu,
+) -> None:
+    """Ask whether sampling holds on a model's own scores, with every observation of the paper.
+
+    Measures how much a wrong boundary costs, where sampled ranks fall in the complete row, where the top K lies, and
+    what order statistics predict of it, over every phase of every view. Captures may be larger than memory. Writes
+    an HTML report, figures and a result file; see docs/study.md.
+    """
+    from ksieve import figures as drawing
+    from ksieve.study import run
+
+    drawing.require_matplotlib()
+    files.check_output("--json", result, (".json",))
+    with opened(captures) as sources, terminal.progress("ranking", waiting="opening the captures") as update:
+        payload = run.study(sources, k, rows=rows or None, device=device.value, progress=update)
+    written = run.write(payload, out, result=result, figures=figures)
+    results = payload["results"]
+    found = results["captures"]
+    terminal.say(f"study of {sum(c['studied'] for c in found):,} rows, k={payload['settings']['k']}", style="bold")
+    terminal.facts(
+        (c["name"], f"{c['studied']:,} of {c['rows']:,} rows, up to {c['lengths']['most']:,} {c['dtype']} scores each")
+        for c in found
+    )
+    terminal.say()
+    terminal.table(
+        ("", "paper", "predicted", *(c["name"] for c in found)),
+        [(li["quantity"], li["paper"] or "-", li["predicted"] or "-", *li["here"]) for li in results["comparison"]],
+    )
+    terminal.say()
+    terminal.table(
+        ("policy", *(f"{c['name']}: median / K, 5 to 95 %, underfill" for c in found)),
+        [
+            (name, *(_policy_text(c["policies"][i]) for c in found))
+            for i, name in enumerate(p["name"] for p in found[0]["policies"])
+        ],
+    )
+    terminal.say()
+    terminal.say(f"report: {written[0]}")
+    terminal.say(f"result: {_short(written[1])}")
+    terminal.say(f"figures: {len(written) - 2} files in {written[2].parent}")
+
+
+def calibrate(
+    captures: Captures,
+    k: StudyK = None,
+    cost: Annotated[
+        str,
+        typer.Option("--cost", metavar="|".join(DEVICE_COSTS), help="Device whose costs the policies are weighed by."),
+    ] = "h200",
+    rows: Rows = 4096,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Policy file to write (.json).")] = Path(
+        "policy.json"
+    ),
+    result: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write a result file with everything tried.")
+    ] = None,
+    device: RankDevice = StudyDevice.cpu,
+) -> None:
+    """Recommend a sampling policy for a model's own scores, and show on held-back rows that it does what it says.
+
+    Half of the rows are calibrated on: stride, margin and rescue are chosen by measured underfill and candidates and
+    the device's costs. The other half is selected with the policy, and its routes are set against the prediction.
+    The file is taken by ksieve.plan(policy="policy.json"), ksieve.topk and ksieve select --policy.
+    """
+    from ksieve.bench import record
+    from ksieve.study import calibrate as calibration
+
+    files.check_output("--out", out, (".json",))
+    files.check_output("--json", result, (".json",))
+    with opened(captures) as sources:
+        with terminal.progress("calibrating", waiting="opening the captures") as update:
+            found = calibration.calibrate(
+                sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
+            )
+        found.save(out, sources)
+        if result is not None:
+            record.write_json(result.absolute(), found.payload(sources))
+    chosen, policy = found.chosen, found.chosen.policy
+    terminal.say(f"policy for k={found.k} on {found.cost.name}, from {found.rows:,} rows", style="bold")
+    terminal.facts(
+        {
+            "view": f"one score in {policy.stride}, in groups of {policy.group}"
+            + (", the best of every four" if policy.peaks else "")
+            + f", {policy.boundary} boundary",
+            "margin": f"{policy.margin:.3f} k, which is sample rank {policy.primary_rank(found.k)}",
+            "rescue": f"{policy.rescue_margin:.3f} k, sample rank {policy.rescue_rank(found.k)}"
+            if policy.rescue_margin is not None
+            else "none",
+        }
+    )
+    terminal.say()
+    true = found.came_true()
+    terminal.table(
+        ("", "predicted (95 %)", "expected of held-back rows", "realised", ""),
+        [
+            (
+                words,
+                f"{show(e.value)} ({show(e.low)} to {show(e.high)})",
+                f"{show(e.next_low)} to {show(e.next_high)}",
+                show(found.realised[name]),
+                "as predicted" if true[name] else "NOT as predicted",
+            )
+            for name, words, show in _QUANTITIES
+            for e in (getattr(chosen, name),)
+            if name != "p_band" or policy.rescue_margin is not None
+        ],
+        title=f"Predicted, and realised on {found.held_back:,} rows held back",
+    )
+    terminal.say()
+    entries = [*found.ranking, *([found.default] if found.default else [])]
+    terminal.table(
+        ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "overflow", "cost of a row"),
+        [
+            (
+                entry.policy.name + (" (the planner's own choice)" if entry is found.default else ""),
+                f"{entry.policy.primary_rank(found.k) * entry.policy.stride / found.k:.2f}",
+                f"{(entry.policy.rescue_rank(found.k) or 0) * entry.policy.stride / found.k:.2f}"
+                if entry.policy.rescue_margin is not None
+                else "-",
+                _rate(entry.p_band.value),
+                _rate(entry.p_exact.value),
+                f"{entry.admitted.value:.2f}",
+                _rate(entry.overflow),
+                f"{entry.row_ns:,.1f} ns",
+            )
+            for entry in entries
+        ],
+        title="The best of every view, by the cost model",
+    )
+    terminal.say()
+    if found.default is not None:
+        saved = 1 - chosen.row_ns / found.default.row_ns
+        terminal.say(
+            f"against the planner's own choice, {found.default.policy.name}, it saves {100 * saved:.1f} % by the model"
+            if saved > 0
+            else f"the planner's own choice, {found.default.policy.name}, costs no more by the model"
+        )
+    terminal.say(f"policy: {out}")
+    if result is not None:
+        terminal.say(f"result: {_short(result)}")
+
+
+def _rate(share: float) -> str:
+    if share == 0:
+        return "none"
+    return f"{100 * share:.2g} %" if share >= 1e-6 else "under 0.0001 %"
+
+
+def _scans(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _in_k(value: float) -> str:
+    return f"{value:.3f}"
+
+
+_QUANTITIES = (
+    ("p_band", "rows that scan the rescue band", _rate),
+    ("p_exact", "rows that end in exact recovery", _rate),
+    ("traffic", "row scans", _scans),
+    ("admitted", "scores admitted / k", _in_k),
+)
+
+
+def _policy_text(entry: dict[str, float]) -> str:
+    if not entry["count"]:
+        return "rows too short"
+    below = "none" if not entry["below_k"] else f"{100 * entry['below_k']:.2g} %"
+    return f"{entry['median']:.2f}, {entry['p05']:.2f} to {entry['p95']:.2f}, {below}"
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

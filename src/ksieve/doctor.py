@@ -1,0 +1,413 @@
+"""What this machine offers to ksieve, a self-test of every backend, and the one thing to fix first.
+
+Nothing here imports PyTorch, and nothing that is missing raises: `examine` gathers, `advise` decides on what was
+gathered alone, and the command line prints.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import api
+from ksieve._version import __version__
+from ksieve.backends.cpu import thread_count
+from ksieve.errors import BackendError, KsieveError
+from ksieve.verify import verify
+
+PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
+"""Distributions that decide what runs, in the order they are listed."""
+
+_CUPY = re.compile(r"cupy(-cuda\d+x)?")
+_NVRTC = re.compile(r"nvidia-cuda-nvrtc(-cu\d+)?")
+INSTALL_CUDA = "pip install 'ksieve[cuda]'"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU, as the driver itself describes it."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The NVIDIA driver: its version if it says, the CUDA version it supports, and why it offers no GPU."""
+
+    version: str | None
+    cuda: str | None
+    gpus: tuple[Gpu, ...]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A directory of compiled kernels; `entries` counts kernels, of which `damaged` are built again when needed."""
+
+    path: str
+    exists: bool
+    writable: bool
+    entries: int
+    bytes: int
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Small selections of one backend, each verified; `problem` says why it could not run or what was wrong."""
+
+    backend: str
+    ran: bool
+    exact: bool
+    rows: int
+    seconds: float
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to fix first, and the command that does; `serious` means that ksieve gives no right answer without it."""
+
+    text: str
+    command: str | None = None
+    serious: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything found. Versions are None where a package is absent; `torch_cuda` is the CUDA it was built for."""
+
+    ksieve: str
+    python: str
+    platform: str
+    threads: int
+    packages: Mapping[str, str | None]
+    torch_cuda: str | None
+    nvrtc: str | None
+    driver: Driver
+    visible: str | None
+    caches: Mapping[str, Cache]
+    tests: tuple[SelfTest, ...]
+
+    def test(self, backend: str) -> SelfTest:
+        """Return the self-test of a backend."""
+        return next(t for t in self.tests if t.backend == backend)
+
+    @property
+    def works(self) -> bool:
+        """Whether some backend for real work answers, and none of those that answer is wrong."""
+        ran = [t for t in self.tests if t.ran and t.backend != "reference"]
+        return bool(ran) and all(t.exact for t in ran)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `ksieve doctor --json` prints."""
+        advice = advise(self)
+        return {**asdict(self), "works": self.works, "fix_first": asdict(advice) if advice else None}
+
+
+def examine(progress: Progress = lambda _: None) -> Report:
+    """Gather the facts and run the self-tests.
+
+    Parameters
+    ----------
+    progress : callable
+        Told in a few words what is being done; kernels that have never been compiled here take some seconds.
+    """
+    progress("looking around")
+    driver = driver_facts()
+    tests = []
+    for backend in ("cpu", "cuda", "reference"):
+        progress(f"testing {backend}" + ("" if backend == "reference" else "; kernels never used here are compiled"))
+        tests.append(self_test(backend))
+    return Report(
+        ksieve=__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        threads=thread_count(),
+        packages=package_versions(),
+        torch_cuda=torch_cuda(),
+        nvrtc=_nvrtc(),
+        driver=driver,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        caches={"cpu": _cpu_cache(), "cuda": _cuda_cache()},
+        tests=tuple(tests),
+    )
+
+
+def advise(report: Report) -> Advice | None:
+    """Choose the one thing to fix first; None if all is well. A pure function of the report."""
+    cpu, cuda, gpus = report.test("cpu"), report.test("cuda"), report.driver.gpus
+    for test in (cpu, cuda):
+        if test.ran and not test.exact:
+            return Advice(
+                f"the {test.backend} backend answered wrongly: {test.problem}. Do not use it; clear the kernel caches, "
+                "and if that does not help report it together with `ksieve doctor --json`",
+                "ksieve cache --clear",
+                serious=True,
+            )
+    usable = [gpu for gpu in gpus if gpu.capability >= (8, 0)]
+    for advice in (_cpu_advice(report, cpu), _cuda_advice(report, cuda) if usable or report.driver.problem else None):
+        if advice is not None:
+            return advice
+    cache = report.caches["cuda"]
+    if cuda.ran and not cache.writable:
+        return Advice(
+            f"compiled CUDA kernels cannot be kept in {cache.path}, so that every process compiles its own",
+            "export KSIEVE_CACHE_DIR=<a directory you can write>",
+        )
+    if cuda.ran and cache.damaged:
+        return Advice(f"{cache.damaged} of {cache.entries} compiled kernels are damaged", "ksieve cache --clear")
+    arrays = report.packages["torch"] is not None or report.packages["cupy"] is not None or report.packages["jax"]
+    if cuda.ran and not arrays:
+        return Advice("the GPU works, but no array library is installed that puts scores on it", "pip install torch")
+    if cuda.ran and report.packages["torch"] is not None and report.torch_cuda is None:
+        return Advice(
+            f"PyTorch {report.packages['torch']} was built without CUDA, so that its tensors cannot be on this GPU",
+            "pip install --force-reinstall torch",
+        )
+    return None
+
+
+def _cpu_advice(report: Report, cpu: SelfTest) -> Advice | None:
+    if cpu.ran:
+        return None
+    serious = not report.test("cuda").ran
+    if report.packages["numba"] is None:
+        return Advice("the CPU backend needs Numba, which is not installed", "pip install numba", serious)
+    if "locator" in (cpu.problem or ""):
+        return Advice(
+            "Numba finds no directory that it can write its compiled code to",
+            "export NUMBA_CACHE_DIR=<a directory you can write>",
+            serious,
+        )
+    return Advice(f"the CPU backend does not run: {cpu.problem}", "pip install --upgrade numba numpy", serious)
+
+
+def _cuda_advice(report: Report, cuda: SelfTest) -> Advice | None:
+    """Only called where a driver is installed, or a GPU is there that ksieve could use."""
+    if cuda.ran:
+        return None
+    if report.driver.problem is not None:
+        if report.visible is not None and report.visible.strip() in ("", "-1"):
+            return Advice("CUDA_VISIBLE_DEVICES hides every GPU from this process", "unset CUDA_VISIBLE_DEVICES")
+        return Advice(f"an NVIDIA driver is installed but offers no GPU: {report.driver.problem}", "nvidia-smi")
+    name = report.driver.gpus[0].name
+    if report.packages["cuda-core"] is None or report.packages["cuda-bindings"] is None or report.nvrtc is None:
+        return Advice(f"the {name} is not used: the CUDA packages are incomplete ({cuda.problem})", INSTALL_CUDA)
+    ours, theirs = (re.findall(r"\d+", text or "") for text in (report.nvrtc, report.driver.cuda))
+    if ours and theirs and int(ours[0]) > int(theirs[0]):
+        return Advice(
+            f"NVRTC {report.nvrtc} is newer than the driver, which supports CUDA {report.driver.cuda}: update the "
+            "driver, or install an NVRTC of the driver's major version",
+            f"pip install 'nvidia-cuda-nvrtc<{int(theirs[0]) + 1}' 'cuda-bindings<{int(theirs[0]) + 1}'",
+        )
+    return Advice(f"the {name} is not used: {cuda.problem}", None)
+
+
+# ---- facts ---------------------------------------------------------------------------------------------------
+
+
+def package_versions() -> dict[str, str | None]:
+    """Return the versions of `PACKAGES`, None where absent; CuPy and NVRTC go by several distribution names."""
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pattern = {"cupy": _CUPY, "nvidia-cuda-nvrtc": _NVRTC}.get(name)
+            if pattern is not None:
+                found[name] = next(
+                    (d.version for d in metadata.distributions() if pattern.fullmatch((d.name or "").lower())), None
+                )
+    return found
+
+
+def torch_cuda() -> str | None:
+    """Return the CUDA version that PyTorch was built for, read from its files: importing it takes seconds."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return str(torch.version.cuda) if torch.version.cuda else None
+    try:
+        spec = importlib.util.find_spec("torch")
+        text = Path(str(spec.origin)).with_name("version.py").read_text(encoding="utf-8") if spec else ""
+    except (OSError, ValueError, ImportError):
+        return None
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def driver_facts() -> Driver:
+    """Ask the driver library itself, whatever Python packages are installed."""
+    version = None
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+        version = found[1] if found else None
+    except OSError:
+        pass
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        # A kernel module without its library is the common trap of containers.
+        trap = "libcuda.so.1 is missing (in a container: start it with --gpus all)" if version else None
+        return Driver(version, None, (), trap)
+    number = ctypes.c_int()
+    cuda = None
+    if library.cuDriverGetVersion(ctypes.byref(number)) == 0:
+        cuda = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    code = library.cuInit(0)
+    if code or library.cuDeviceGetCount(ctypes.byref(number)) or not number.value:
+        return Driver(version, cuda, (), f"cuInit returned error {code}" if code else "it sees none")
+    return Driver(version, cuda, tuple(_gpus(library, number.value)), None)
+
+
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+
+
+def _gpus(library: Any, count: int) -> Iterator[Gpu]:
+    for index in range(count):
+        device, number, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+        name = ctypes.create_string_buffer(256)
+        library.cuDeviceGet(ctypes.byref(device), index)
+        library.cuDeviceGetName(name, 256, device)
+        library.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        capability = []
+        for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+            library.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+            capability.append(number.value)
+        yield Gpu(name.value.decode(errors="replace"), (capability[0], capability[1]), size.value)
+
+
+def _nvrtc() -> str | None:
+    from ksieve.backends.cuda import compile as compiler
+
+    try:
+        return compiler.compiler_version().removeprefix("nvrtc ")
+    except (BackendError, ImportError, OSError):
+        return None
+
+
+def _cuda_cache() -> Cache:
+    from ksieve.backends.cuda import cache
+
+    path = cache.cache_dir()
+    found = list(cache.entries(path)) if os.access(path, os.R_OK) else []
+    return Cache(
+        str(path), path.is_dir(), _writable(path), len(found), sum(e.size for e in found),
+        sum(e.facts is None for e in found),
+    )  # fmt: skip
+
+
+def _cpu_cache() -> Cache:
+    """Where Numba keeps the CPU kernels. It decides by itself, and is asked only if it runs."""
+    kernels = sys.modules.get("ksieve.backends.cpu.kernels")
+    place = getattr(getattr(getattr(kernels, "select_rows", None), "_cache", None), "cache_path", None)
+    path = Path(place or os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).with_name("backends") / "cpu/__pycache__")
+    files = [p for p in path.glob("*.nb*") if p.is_file()] if path.is_dir() else []
+    kernels_kept = sum(p.suffix == ".nbc" for p in files)
+    return Cache(str(path), path.is_dir(), _writable(path), kernels_kept, sum(p.stat().st_size for p in files))
+
+
+def _writable(path: Path) -> bool:
+    """Whether a file can be made in a directory, or the directory itself be made."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        return False
+    try:
+        # The permission bits of a read-only mount or a full disk promise more than they hold.
+        with tempfile.TemporaryFile(dir=place):
+            return True
+    except OSError:
+        return False
+
+
+# ---- self-tests ----------------------------------------------------------------------------------------------
+
+
+def cases() -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32], int]]:
+    """Small selections that between them reach short rows, sampled rows, ties, NaN and lengths out of range."""
+    rng = np.random.default_rng(20)
+    short = rng.standard_normal((6, 3000), dtype=np.float32)
+    short[1] = 0
+    short[2, ::7] = np.nan
+    short[3, ::5] = -np.inf
+    yield short, np.array([3000, 3000, 3000, 700, -4, 9999], np.int32), 64
+    long = rng.standard_normal((4, 60_000), dtype=np.float32)
+    long[2] = np.maximum(long[2], 0)
+    yield long, np.array([60_000, 59_999, 60_000, 100], np.int32), 512
+
+
+def self_test(backend: str) -> SelfTest:
+    """Run `cases` on a backend and verify every answer."""
+    rows, start = 0, time.perf_counter()
+    try:
+        for scores, lengths, k in cases():
+            indices = _select_on_gpu(scores, lengths, k) if backend == "cuda" else _select(scores, lengths, k, backend)
+            verdict = verify(scores, lengths, indices, k=k)
+            rows += len(scores)
+            if not verdict.ok:
+                return SelfTest(backend, True, False, rows, time.perf_counter() - start, _one_line(str(verdict)))
+    except KsieveError as error:
+        return SelfTest(backend, False, False, rows, time.perf_counter() - start, _one_line(str(error)))
+    except Exception as error:  # whatever a broken installation raises is a finding, not a crash
+        text = f"{type(error).__name__}: {_one_line(str(error))}"
+        return SelfTest(backend, False, False, rows, time.perf_counter() - start, text)
+    return SelfTest(backend, True, True, rows, time.perf_counter() - start)
+
+
+def _select(scores: NDArray[Any], lengths: NDArray[np.int32], k: int, backend: Any) -> Any:
+    return api.topk(scores, lengths, k, backend=backend)
+
+
+def _select_on_gpu(scores: NDArray[Any], lengths: NDArray[np.int32], k: int) -> NDArray[np.int32]:
+    """Select on device 0 with nothing but the driver: no array library has to be installed."""
+    from ksieve.backends.cuda import driver as cuda_driver
+
+    driver = cuda_driver.get()
+    driver.device_info(0)
+    context = driver.context(0)
+    with driver.activated(context):
+        arrays = [_OnDevice(driver, a) for a in (scores, lengths, np.full((len(scores), k), -7, np.int32))]
+        try:
+            api.topk(arrays[0], arrays[1], k, out=arrays[2], backend="cuda")
+            driver.synchronize(0)
+            size = 4 * len(scores) * k
+            return np.frombuffer(driver.read(arrays[2].pointer, size), np.int32).reshape(len(scores), k)
+        finally:
+            for array in arrays:
+                driver.free(array.pointer, context)
+
+
+class _OnDevice:
+    """A NumPy array's copy on the current device, for the CUDA array interface."""
+
+    def __init__(self, driver: Any, array: NDArray[Any]) -> None:
+        self.pointer = driver.allocate(array.nbytes)
+        driver.write(self.pointer, array.data)
+        self.__cuda_array_interface__ = {
+            "shape": array.shape, "typestr": array.dtype.str, "data": (self.pointer, False), "version": 3,
+            "strides": None, "stream": None,
+        }  # fmt: skip
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,84 @@
+"""The measured tables of docs/study.md, written from result files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Payload = Mapping[str, Any]
+
+
+def study_section(payload: Payload) -> str:
+    """Markdown of a study's result file: what was studied, the paper beside what was found, and the policies."""
+    results = payload["results"]
+    captures: Sequence[Mapping[str, Any]] = results["captures"]
+    names = [f"`{c['name']}`" for c in captures]
+    about = _table(
+        ("capture", "rows studied", "valid scores per row"),
+        [
+            (name, f"{c['studied']:,}", f"{c['lengths']['least']:,} to {c['lengths']['most']:,}")
+            for name, c in zip(names, captures, strict=True)
+        ],
+    )
+    comparison = _table(
+        ("", "the paper found", "theory predicts", *names),
+        [(li["quantity"], li["paper"], li["predicted"], *li["here"]) for li in results["comparison"]],
+    )
+    policies = _table(
+        ("policy", *(f"{name}: median / K (5 to 95 %), underfill" for name in names)),
+        [
+            (entry["name"], *(_admitted(c["policies"][i]) for c in captures))
+            for i, entry in enumerate(captures[0]["policies"])
+        ],
+    )
+    return "\n\n".join((about, comparison, policies))
+
+
+def calibration_section(payload: Payload) -> str:
+    """Markdown of a calibration's result file: the policy, and its predictions set against held-back rows."""
+    results, settings = payload["results"], payload["settings"]
+    chosen, ordinary = results["chosen"], results["default"]
+    rescue = f", rescue {chosen['rescue_margin']:.2f} K" if chosen["rescue_margin"] is not None else ""
+    beside = ""
+    if ordinary:
+        again = f"{_percent(ordinary['overflow'])} of rows scanned again for want of room"
+        beside = f"; the planner's own {ordinary['policy']}: {ordinary['row_ns']:,.1f} ns, {again}"
+    head = (
+        f"`{' '.join(settings['captures'])}`, K = {settings['k']:,}, costs of {settings['cost']}: "
+        f"**{chosen['policy']}**, margin {chosen['margin']:.2f} K{rescue}, "
+        f"{chosen['row_ns']:,.1f} ns a row by the model{beside}."
+    )
+    rows = [
+        (words, show(e["value"]), f"{show(e['next_low'])} to {show(e['next_high'])}", show(results["realised"][name]),
+         "yes" if results["came_true"][name] else "**no**")
+        for name, words, show in _QUANTITIES
+        for e in (chosen[name],)
+        if name != "p_band" or chosen["rescue_margin"] is not None
+    ]  # fmt: skip
+    columns = ("", f"predicted from {results['rows']} rows", f"expected of {results['held_back']} held-back rows",
+               "realised", "as predicted")  # fmt: skip
+    return f"{head}\n\n{_table(columns, rows)}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+_QUANTITIES = (
+    ("p_band", "band scans", _percent),
+    ("p_exact", "exact recovery", _percent),
+    ("traffic", "row scans", "{:.4f}".format),
+    ("admitted", "admitted / K", "{:.3f}".format),
+)
+
+
+def _admitted(entry: Mapping[str, Any]) -> str:
+    if not entry["count"]:
+        return "rows too short"
+    high = "over 8" if entry["p95"] is None else f"{entry['p95']:.2f}"
+    return f"{entry['median']:.2f} ({entry['p05']:.2f} to {high}), {_percent(entry['below_k'])}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

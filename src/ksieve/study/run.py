@@ -1,0 +1,138 @@
+"""A whole study: captures in; result file, figures and report out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ksieve.bench import record
+from ksieve.errors import ArgumentError
+from ksieve.problem import check_k
+from ksieve.study.compare import compare
+from ksieve.study.measure import pooled_ranks, study_capture
+from ksieve.study.ranked import DEVICES, require_cuda
+from ksieve.study.rows import ROWS, eligible_rows
+from ksieve.workloads.capture import BLOCK_BYTES, Capture
+
+
+def suggested_k(captures: Sequence[Capture], k: int | None) -> int:
+    """Return `k`, or the one that the captures agree on.
+
+    Raises
+    ------
+    ArgumentError
+        If `k` is None and the captures suggest none, or different ones.
+    """
+    if k is not None:
+        return check_k(k)
+    suggested = {capture.k for capture in captures}
+    if len(suggested) != 1 or None in suggested:
+        got = "none" if suggested == {None} else f"none, and captures that suggest {sorted(map(str, suggested))}"
+        raise ArgumentError("k", got, "an int, as these captures do not agree on one")
+    return check_k(suggested.pop())
+
+
+def check_device(device: str) -> str:
+    """Refuse a device that rows cannot be ranked on, before anything is read."""
+    if device not in DEVICES:
+        raise ArgumentError("device", repr(device), "'cpu' or 'cuda'")
+    if device == "cuda":
+        require_cuda()
+    return device
+
+
+def study(
+    captures: Sequence[Capture],
+    k: int | None = None,
+    *,
+    rows: int | None = ROWS,
+    device: str = "cpu",
+    max_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measure captures and return the payload of a result file.
+
+    Parameters
+    ----------
+    captures : sequence of Capture
+    k : int, optional
+        What the captures suggest when omitted.
+    rows : int or None
+        At most this many rows of each capture, at equal spacing among the eligible ones; None takes all.
+    device : {"cpu", "cuda"}
+        Where rows are ranked.
+    max_bytes : int
+        Bound on the bytes of scores held at a time.
+    progress : callable, optional
+        Called as ``progress(rows done, rows in all)``.
+
+    Raises
+    ------
+    ArgumentError
+        Before anything is measured.
+    """
+    if not captures:
+        raise ArgumentError("captures", "none", "at least one capture")
+    slots = suggested_k(captures, k)
+    check_device(device)
+    numbers = [eligible_rows(capture, slots, rows).size for capture in captures]
+    total, done = sum(numbers), 0
+    studies = []
+    for capture, number in zip(captures, numbers, strict=True):
+
+        def report(rows_done: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + rows_done, total)
+
+        studies.append(study_capture(capture, slots, rows=rows, device=device, max_bytes=max_bytes, progress=report))
+        done += number
+    results: dict[str, Any] = {
+        "captures": [s.results() for s in studies],
+        "pooled": pooled_ranks(studies),
+    }
+    results["comparison"] = [line.plain() for line in compare(results)]
+    settings = {
+        "captures": [capture.path.name for capture in captures],
+        "k": slots,
+        "rows": rows,
+        "device": device,
+    }
+    return record.payload("study", settings, results, gpu=device == "cuda")
+
+
+def write(
+    payload: dict[str, Any], folder: Path, *, result: Path | None = None, figures: Path | None = None
+) -> list[Path]:
+    """Write everything a study gives: ``study.json``, ``report.html`` and figures as PNG and SVG.
+
+    Parameters
+    ----------
+    payload : dict
+        From `study`, or read back from a result file.
+    folder : Path
+        Made as needed.
+    result : Path, optional
+        Result file instead of ``folder/study.json``.
+    figures : Path, optional
+        Folder of the figures instead of ``folder/figures``.
+
+    Returns
+    -------
+    list of Path
+        Files written, the report first.
+    """
+    from ksieve import figures as drawing
+    from ksieve.study.draw import FIGURES
+    from ksieve.study.report import report
+
+    drawing.require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [record.write_json((result or folder / "study.json").absolute(), payload)]
+    drawn = {}
+    for entry in FIGURES:
+        drawn[entry.stem] = figure = entry.draw(payload["results"])
+        written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}")
+    page = folder / "report.html"
+    page.write_text(report(payload, drawn), encoding="utf-8")
+    return [page, *written]

@@ -1,0 +1,106 @@
+"""What order statistics predict about tails and views: plain formulas, no data.
+
+Source: the paper's section "Theoretical Basis". Ranks count from 1 at the largest score.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+def exchangeable_mean(q: Any, length: Any, samples: Any) -> Any:
+    """Mean complete-row rank of the q-th largest of a uniform sample: ``q (L + 1) / (n + 1)``.
+
+    Parameters
+    ----------
+    q, length, samples : array_like
+        Sample rank, row length L, sample size n; ``1 <= q <= n <= L``. They broadcast.
+    """
+    q, length, samples = (np.asarray(v, dtype=np.float64) for v in (q, length, samples))
+    return q * (length + 1) / (samples + 1)
+
+
+def exchangeable_variance(q: Any, length: Any, samples: Any) -> Any:
+    """Variance of that rank: ``q (n - q + 1) (L + 1) (L - n) / ((n + 1)^2 (n + 2))``; arguments as for the mean."""
+    q, length, samples = (np.asarray(v, dtype=np.float64) for v in (q, length, samples))
+    spread = q * (samples - q + 1) * (length + 1) * (length - samples)
+    return spread / ((samples + 1) ** 2 * (samples + 2))
+
+
+def exchangeable_square_error(q: Any, length: Any, samples: Any, requested: Any) -> Any:
+    """Mean square of rank minus request: the variance, and the square of the rounding bias.
+
+    Parameters
+    ----------
+    q, length, samples : array_like
+    requested : array_like
+        Complete-row rank that was asked for; ``q = ceil(requested / stride)`` rounds it up.
+    """
+    bias = exchangeable_mean(q, length, samples) - np.asarray(requested, dtype=np.float64)
+    return exchangeable_variance(q, length, samples) + bias**2
+
+
+def underfill_probability(k: int, q: int, length: int, samples: int) -> float:
+    """Probability that the q-th largest of a uniform sample ranks above k, so that a cutoff there admits too few.
+
+    That is the chance of q or more of the row's ``k - 1`` best among `samples` drawn of `length`: a hypergeometric
+    tail, summed exactly in logarithms.
+    """
+    better = k - 1
+
+    def log_choose(n: int, r: int) -> float:
+        return math.lgamma(n + 1) - math.lgamma(r + 1) - math.lgamma(n - r + 1)
+
+    total = log_choose(length, samples)
+    most = min(better, samples)
+    least = max(q, samples - (length - better))
+    return math.fsum(
+        math.exp(log_choose(better, x) + log_choose(length - better, samples - x) - total)
+        for x in range(least, most + 1)
+    )
+
+
+def interval_counts(begin: int, size: int, stride: int) -> I64:
+    """How often each residue mod `stride` occurs among positions ``begin .. begin + size - 1``.
+
+    The interval identity: with ``size = l * stride + v``, exactly v residues, those of the first v positions, occur
+    ``l + 1`` times, all others l times.
+    """
+    whole, rest = divmod(size, stride)
+    counts = np.full(stride, whole, dtype=np.int64)
+    counts[(begin + np.arange(rest)) % stride] += 1
+    return counts
+
+
+def tail_mean(k: int, gaps: Any) -> Any:
+    """The paper's local approximation of the retained tail: ``C(eps) = K + eps``."""
+    return k + np.asarray(gaps, dtype=np.float64)
+
+
+def tail_quantile(k: int, gaps: Any, probability: float) -> F64:
+    """Quantile of the retained tail C(eps) over rows, where the score density is locally flat.
+
+    Spacings of neighbouring order statistics are then independent exponentials (Renyi), so the adjacent gap that
+    eps is counted in scatters itself: given the gap, scores beyond rank K + 1 are a Poisson count of mean
+    ``(eps - 1) * gap / mean gap``, and over rows ``C - K - 1`` is geometric with mean ``eps - 1``. Its mean is the
+    paper's relation; its median, ``K + 0.69 eps``, lies lower, because most gaps are smaller than the mean one.
+
+    Parameters
+    ----------
+    k : int
+    gaps : array_like
+        eps, at least 1.
+    probability : float
+        Between 0 and 1, exclusive.
+    """
+    eps = np.maximum(np.asarray(gaps, dtype=np.float64), 1.0)
+    with np.errstate(divide="ignore"):
+        beyond = np.where(eps > 1, np.ceil(np.log1p(-probability) / np.log1p(-1 / eps)) - 1, 0.0)
+    return np.asarray(k + 1 + np.maximum(beyond, 0.0), dtype=np.float64)

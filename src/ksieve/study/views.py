@@ -1,0 +1,104 @@
+"""What every phase of a sampled view would have proposed for a row, all phases at once.
+
+A view is a `SamplingPolicy`, here without its margins: `stride`, `group`, `peaks` and `boundary` say which scores
+stand for the row, a sample rank is asked for separately. The paper's regular views are policies of group 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
+from ksieve.policy import PEAK, SamplingPolicy
+from ksieve.study.ranked import RankedRow
+
+I64 = NDArray[np.int64]
+
+UNUSABLE = -1
+"""In place of a rank: the phase has fewer statistics than the sample rank asked for."""
+
+
+def regular_view(stride: int) -> SamplingPolicy:
+    """The paper's view that reads one score in `stride`."""
+    return SamplingPolicy(f"1/{stride}", stride, boundary="exact", min_rank=1)
+
+
+def phases_of(order: I64, view: SamplingPolicy) -> I64:
+    """Phase of a view that samples each position."""
+    return (order // view.group) % view.stride
+
+
+def realised_ranks(row: RankedRow, view: SamplingPolicy, sample_ranks: Sequence[int], *, beyond: bool = True) -> I64:
+    """Complete-row ranks of the boundaries that each phase would propose: J_a(q), or the admitted C(tau).
+
+    Parameters
+    ----------
+    row : RankedRow
+    view : SamplingPolicy
+        With a "coarse" boundary, the rank is that of the sampled score's whole bin, as admitted.
+    sample_ranks : sequence of int
+        q, from 1.
+    beyond : bool
+        Whether a boundary behind the row's kept scores is looked up in the complete row. Otherwise it is given as
+        the first rank not kept, which is enough where all that counts is that it lies far down.
+
+    Returns
+    -------
+    ndarray of int64, shape (view.stride, len(sample_ranks))
+        Ties count at their worst; `UNUSABLE` where the view is too small.
+    """
+    wanted = np.asarray(sample_ranks, dtype=np.int64)
+    order = row.order
+    ranks = row.coarse_ranks() if view.boundary == "coarse" else row.ranks
+    if view.peaks:
+        first = _first_of_each(order // PEAK)
+        order, ranks = order[first], ranks[first]
+    phases = phases_of(order, view).astype(np.uint16 if view.stride <= 1 << 16 else np.int64)
+    by_phase = np.argsort(phases, kind="stable")
+    counts = np.bincount(phases, minlength=view.stride)
+    at = (np.cumsum(counts) - counts)[:, None] + wanted - 1
+    found = wanted <= counts[:, None]
+    padded = np.append(ranks[by_phase], UNUSABLE)
+    out: I64 = np.where(found, padded[np.where(found, at, -1)], row.order.size + 1)
+    if row.order.size == row.length:
+        out[~found] = UNUSABLE
+    elif beyond:
+        for phase in np.flatnonzero(~found.all(axis=1)):
+            missing = ~found[phase]
+            out[phase, missing] = _from_whole_row(row, view, int(phase), wanted[missing])
+    else:
+        sizes = statistics_sizes(row.length, view)
+        out[wanted > sizes[:, None]] = UNUSABLE
+    return out
+
+
+def statistics_sizes(length: int, view: SamplingPolicy) -> I64:
+    """Number of statistics that each phase of a view ranks in a row of `length` scores."""
+    whole, rest = divmod(length, view.stride * view.group)
+    last = np.clip(rest - np.arange(view.stride, dtype=np.int64) * view.group, 0, view.group)
+    if view.peaks:
+        return whole * (view.group // PEAK) + -(-last // PEAK)
+    return whole * view.group + last
+
+
+def _first_of_each(labels: I64) -> I64:
+    """Indices of the first appearance of every label, ascending."""
+    _, first = np.unique(labels, return_index=True)
+    first.sort()
+    return first
+
+
+def _from_whole_row(row: RankedRow, view: SamplingPolicy, phase: int, wanted: I64) -> I64:
+    """One phase's boundaries, straight from the definition."""
+    sampled = row.scores[view.view_of_phase(phase, row.length)]
+    coarse = view.boundary == "coarse"
+    statistics: NDArray[Any] = np.sort(view.statistics(coarse_bin(sampled) if coarse else order_key(sampled)))
+    out = np.full(wanted.size, UNUSABLE, dtype=np.int64)
+    usable = wanted <= statistics.size
+    boundary = statistics[wanted[usable] - 1]
+    out[usable] = row.count_keys(BIN_CUTOFF_KEY[boundary] if coarse else boundary)
+    return out

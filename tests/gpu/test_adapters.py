@@ -1,0 +1,150 @@
+"""The adapters on CUDA: the frameworks' calls as they are, and captured in CUDA graphs and replayed on other inputs."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import adapter_calls as cases
+from gpu import runner
+from ksieve.adapters import flashinfer, sglang, vllm
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+
+SHAPES = {"short": (2500, 64), "long": (40_000, 512)}
+"""(width, k): rows that a kernel holds on chip, and rows that are sampled."""
+
+GRID = [
+    pytest.param(case, shape, dtype, id=f"{case.name}-{shape}-{dtype}")
+    for case in cases.CASES
+    for shape in SHAPES
+    for dtype in case.dtypes
+    # 16 bits hold 62,000 different scores: enough for a row of distinct ones, but too slow to draw for the long rows.
+    if dtype == "float32" or shape == "short"
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_of_the_cases():
+    """Compile what the cases need side by side: NVRTC holds a lock, so every process compiles one kernel at a time."""
+    workers = min(len(os.sched_getaffinity(0)), 16)
+    if workers < 4:
+        return
+    jobs = [(cases.CASES.index(p.values[0]), *SHAPES[p.values[1]], p.values[2]) for p in GRID]
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in [pool.submit(cases.warm, *job) for job in jobs]:
+            done.exception()  # the tests themselves will say what is wrong
+
+
+@pytest.mark.parametrize(("case", "shape", "dtype"), GRID)
+def test_documented_semantics(case, shape, dtype, tally):
+    width, k = SHAPES[shape]
+    for seed in (1, 2):
+        arrays = cases.make(case, seed, width, k, dtype)
+        outputs = case.call(cases.to_tensors(arrays, dtype, "cuda"), k)
+        case.check(arrays, k, cases.to_arrays(outputs))
+        tally.add(f"adapter {case.name}", cases.ROWS, [])
+
+
+@pytest.mark.parametrize(("case", "shape", "dtype"), [p for p in GRID if p.values[2] == "float32"])
+def test_captured_and_replayed(case, shape, dtype, tally):
+    """One capture serves other scores, lengths, windows, tables and offsets; outputs are poisoned in between."""
+    width, k = SHAPES[shape]
+    tensors = cases.to_tensors(cases.make(case, 3, width, k, dtype), dtype, "cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        case.call(tensors, k)  # loads the kernels
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = case.call(tensors, k)
+    for seed in (4, 5, 6):
+        arrays = cases.make(case, seed, width, k, dtype)
+        cases.refill(tensors, arrays)
+        graph.replay()
+        torch.cuda.synchronize()
+        case.check(arrays, k, cases.to_arrays(outputs))
+        tally.add(f"adapter {case.name}, replayed", cases.ROWS, [])
+
+
+def operands(rows=8, width=4096, k=64):
+    scores = torch.randn(rows, width, device="cuda")
+    lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
+    return scores, lengths, torch.empty(rows, k, dtype=torch.int32, device="cuda")
+
+
+def in_place_calls():
+    x, n, out = operands()
+    table = torch.arange(8 * 64, dtype=torch.int32, device="cuda").reshape(8, 64)
+    raw, starts, workspace = out.clone(), n // 4, torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    return {
+        "prefill": lambda: vllm.top_k_per_row_prefill(x, starts, n, out, 8, 4096, 1, 64),
+        "decode": lambda: vllm.top_k_per_row_decode(x, 1, n, out, 8, 4096, 1, 64),
+        "next_n": lambda: vllm.top_k_per_row_decode(x, 2, n[:4], out, 8, 4096, 1, 64),
+        "persistent": lambda: vllm.persistent_topk(x, n, out, workspace, 64, 4096),
+        "paged_v2": lambda: sglang.topk_transform_paged_v2(x, n, table, out, 64, None),
+        "paged_v2 raw": lambda: sglang.topk_transform_paged_v2(x, n, table, out, 64, None, raw),
+        "ragged_v2": lambda: sglang.topk_transform_ragged_v2(x, n, out_offsets=n, out_indices=out, row_starts=starts),
+        "deepselect": lambda: sglang.topk(x, 64, end=n, output_idx=out, idx_oob_fill_value=-1),
+        "page table": lambda: flashinfer.top_k_page_table_transform(x, table, n, 64, page_size=64, out=out),
+        "varlen": lambda: flashinfer.top_k_varlen(x, n, 64, out_indices=out),
+    }
+
+
+def test_in_place_calls_allocate_and_synchronise_nothing():
+    for name, call in in_place_calls().items():
+        call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(5):
+                call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, name
+
+
+def test_one_row_of_a_server_s_shape():
+    """A decode step of one request at 128K with k = 2048, padded rows and all, through every framework."""
+    x, _, _ = operands(4, 131_072)
+    n = torch.tensor([131_072, 70_000, -1, 0], dtype=torch.int32, device="cuda")
+    out = torch.full((4, 2048), 7, dtype=torch.int32, device="cuda")
+    vllm.cooperative_topk(x, n, out, None, 2048, 131_072)
+    answers = [
+        out,
+        sglang.fast_topk_v2(x, n, 2048),
+        flashinfer.top_k_varlen(x, n, 2048)[0],
+        sglang.topk(x, 2048, end=n, idx_oob_fill_value=-1)[1],
+    ]
+    for row, length in enumerate(n.tolist()):
+        wanted = cases.best(x[row].cpu().numpy(), 0, length, 2048)
+        for answer in answers:
+            cases.same(answer[row].cpu().numpy(), wanted)
+
+
+def test_the_example_runs(capsys):
+    path = Path(__file__).resolve().parents[2] / "examples" / "serving_graph.py"
+    spec = importlib.util.spec_from_file_location("serving_graph", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.main() == 0
+    assert "3 replays, every row exact" in capsys.readouterr().out
+
+
+def test_a_framework_of_the_same_process_agrees():
+    """Where FlashInfer is installed, its own answer holds the same scores."""
+    theirs = pytest.importorskip("flashinfer")
+    x, _, _ = operands(16, 20_000)
+    values, indices = flashinfer.top_k(x, 256, sorted=True)
+    expected, _ = theirs.top_k(x, 256, sorted=True)
+    assert torch.equal(values, expected)
+    assert np.array_equal(x.gather(1, indices).cpu().numpy(), values.cpu().numpy())

@@ -1,0 +1,56 @@
+"""The Triton score producer on the GPU, and a chain with it: production is deterministic, selections are exact."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _needs_fp8():
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8 products need compute capability 8.9")
+
+
+def test_the_kernel_computes_the_formula():
+    import chain_checks
+
+    chain_checks.check_all("cuda")
+    chain_checks.check("cuda", 9, 64, 128, 20_001, pitch=20_004)
+    chain_checks.check("cuda", 9, 64, 128, 20_001, pitch=20_004, masked=True)
+
+
+def test_the_same_factors_give_the_same_bits():
+    from ksieve.chain import producers
+    from ksieve.workloads.lengths import LENGTHS
+
+    produce = producers.load("triton")
+    made = producers.make_queries(producers.make_keys(50_000), LENGTHS["causal"](300, 50_000))
+    first, second = (torch.zeros(300, 50_000, device="cuda") for _ in range(2))
+    produce(made, first, False)
+    produce(made, second, False)
+    assert torch.equal(first, second)
+
+
+def test_a_small_chain_is_exact_for_every_selector():
+    from ksieve.bench import chain
+
+    payload = chain.run(
+        ["30000"],
+        512,
+        heads=32,
+        dim=64,
+        others=["torch.topk"],
+        step_tokens=2000,
+        budget_bytes=4 * 30_000 * 600,
+        rounds=2,
+    )
+    (request,) = payload["results"]["requests"]
+    assert request["calls"] == [[600, 30_000]] * 3 + [[200, 30_000]]
+    for name, facts in request["selectors"].items():
+        assert facts["exact"] is True, f"{name}: {facts}"
+        assert facts["chain_ms"] > 0

@@ -1,0 +1,297 @@
+"""What a call may not ask for: every refusal names the argument, before anything is written."""
+
+from __future__ import annotations
+
+import html.parser
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import resources
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve import ArgumentError, Options, arguments
+from ksieve.options import MAX_FINISHED_K, PLAIN
+
+ROWS, WIDTH, K = 6, 50, 5
+
+
+def scores(rows=ROWS, dtype=np.float32):
+    return np.random.default_rng(0).random((rows, WIDTH)).astype(dtype)
+
+
+def ints(*shape, dtype=np.int32):
+    return np.zeros(shape, dtype)
+
+
+def refusal(x=None, **arguments):
+    with pytest.raises(ArgumentError) as error:
+        ksieve.topk(scores() if x is None else x, **{"k": K, **arguments})
+    return str(error.value)
+
+
+VECTORS = {
+    "starts": (ROWS, {}),
+    "ends": (ROWS, {}),
+    "offsets": (ROWS, {}),
+    "row_to_request": (ROWS, {"page_table": ints(2, 9)}),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors(name):
+    rows, more = VECTORS[name]
+    strided = ints(2 * rows)[::2]
+    for bad, message in (
+        (ints(rows, dtype=np.int64), "got dtype int64; takes dtype int32"),
+        (ints(rows + 1), f"got shape ({rows + 1},); takes shape ({rows},)"),
+        (ints(rows, 1), f"got shape ({rows}, 1); takes shape ({rows},)"),
+        (strided, "got stride 2; takes a contiguous vector (stride 1)"),
+        ([0] * rows, "got builtins.list; takes a NumPy, PyTorch, CuPy or JAX array"),
+    ):
+        assert refusal(**{name: bad}, **more) == f"{name}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (ints(2, 9, dtype=np.int64), "page_table: got dtype int64; takes dtype int32"),
+        (ints(9), "page_table: got shape (9,); takes a matrix of shape (requests, max_pages)"),
+        (ints(2, 18)[:, ::2], "page_table: got last stride 2; takes last stride 1 (rows contiguous)"),
+        (ints(2, 9)[::-1], "page_table: got row pitch -9; takes a row pitch of at least 0"),
+    ],
+)
+def test_page_tables(bad, message):
+    assert refusal(page_table=bad) == message
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"k": ints(ROWS)}, "max_k: got None; takes an int from 1 to 1048576"),
+        ({"k": ints(ROWS), "max_k": 0}, "max_k: got 0; takes an int from 1 to 1048576"),
+        ({"k": ints(ROWS), "max_k": 2.0}, "max_k: got float 2.0; takes an int from 1 to 1048576"),
+        ({"k": ints(ROWS + 1), "max_k": 9}, "k: got shape (7,); takes shape (6,)"),
+        ({"k": ints(ROWS, dtype=np.int64), "max_k": 9}, "k: got dtype int64; takes dtype int32"),
+        ({"max_k": 9}, "max_k: got 9; takes nothing unless k is an array"),
+        ({"next_n": 0}, "next_n: got 0; takes a positive int"),
+        ({"next_n": True}, "next_n: got True; takes a positive int"),
+        ({"next_n": 4}, "next_n: got 4; takes a divisor of the scores' 6 rows"),
+        ({"next_n": 2, "lengths": ints(ROWS)}, "lengths: got shape (6,); takes shape (3,)"),
+        ({"next_n": 1 << 31}, "next_n: got 2147483648; takes less than 2**31"),
+        (
+            {"lengths": ints(ROWS), "ends": ints(ROWS)},
+            "ends: got an array beside lengths; takes either lengths or ends",
+        ),
+        ({"index_base": "window"}, "index_base: got 'window'; takes one of 'row', 'start'"),
+        ({"index_dtype": "int16"}, "index_dtype: got 'int16'; takes one of 'int32', 'int64'"),
+        ({"page_size": 16}, "page_size: got a value without page_table; takes nothing without page_table"),
+        (
+            {"row_to_request": ints(ROWS)},
+            "row_to_request: got a value without page_table; takes nothing without page_table",
+        ),
+        ({"page_table": ints(1, 1), "page_size": 12}, "page_size: got 12; takes a power of two"),
+        (
+            {"page_table": ints(1, 1), "offsets": ints(ROWS)},
+            "offsets: got an array beside page_table; takes either page_table or offsets",
+        ),
+        ({"sorted": "best"}, "sorted: got 'best'; takes False, True, 'value' or 'index'"),
+        ({"sorted": 1}, "sorted: got 1; takes False, True, 'value' or 'index'"),
+        ({"tie_break": "first"}, "tie_break: got 'first'; takes one of 'any', 'low', 'high'"),
+        ({"deterministic": True, "tie_break": "any"}, "tie_break: got 'any'; takes 'low' or 'high' with deterministic"),
+        ({"batch_invariant": 1}, "batch_invariant: got 1; takes True or False"),
+        ({"overlap": "yes"}, "overlap: got 'yes'; takes True or False"),
+        ({"return_values": None, "values_out": ints(ROWS, K)}, "values_out: got dtype int32; takes dtype float32"),
+        (
+            {"return_values": False, "values_out": ints(ROWS, K)},
+            "values_out: got an array with return_values=False; takes nothing, or return_values=True",
+        ),
+        ({"raw_out": ints(ROWS, K + 1)}, "raw_out: got shape (6, 6); takes shape (6, 5)"),
+        ({"raw_out": ints(ROWS, K, dtype=np.int64)}, "raw_out: got dtype int64; takes dtype int32"),
+        (
+            {"out": ints(ROWS, K, dtype=np.int64), "raw_out": ints(ROWS, K)},
+            "raw_out: got dtype int32; takes dtype int64",
+        ),
+        ({"out": ints(ROWS, K), "index_dtype": "int64"}, "out: got dtype int32; takes dtype int64, the index_dtype"),
+        ({"out": ints(ROWS, K, dtype=np.int16), "sorted": True}, "out: got dtype int16; takes dtype int32"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_what_contradicts_itself_or_does_not_exist(bad, message):
+    assert refusal(**bad) == message
+
+
+def test_an_order_or_tie_break_has_a_largest_k():
+    for more in ({"sorted": True}, {"tie_break": "low"}, {"deterministic": True}, {"batch_invariant": True}):
+        message = "k: got 16385; takes at most 16384 with sorted, tie_break or deterministic"
+        assert refusal(k=MAX_FINISHED_K + 1, **more) == message
+        ksieve.topk(scores(), k=MAX_FINISHED_K, **more)
+    with pytest.raises(ArgumentError, match=r"^k: got 16385"):
+        ksieve.plan(rows=1, width=9, k=MAX_FINISHED_K + 1, options=Options(order="index"))
+    ksieve.topk(scores(), k=MAX_FINISHED_K + 1, return_values=True)
+
+
+def test_read_only_outputs():
+    for name, dtype in (("out", np.int32), ("raw_out", np.int32), ("values_out", np.float32)):
+        frozen = np.zeros((ROWS, K), dtype)
+        frozen.flags.writeable = False
+        assert refusal(**{name: frozen}) == f"{name}: got a read-only array; takes an array that can be written"
+
+
+def test_every_output_apart_from_every_other_array():
+    held = np.zeros(4000, np.int32)
+    table = held[:90].reshape(2, 45)
+    given = {"page_table": table, "k": held[500:506], "max_k": K, "num_rows": held[600:601]}
+    given |= {name: held[at : at + 6] for name, at in (("lengths", 200), ("starts", 300), ("row_to_request", 400))}
+    places = {"page_table": 60, "lengths": 200, "starts": 305, "row_to_request": 380, "k": 505, "num_rows": 600}
+    for name in ("out", "raw_out"):
+        for other, at in places.items():
+            output = held[at : at + ROWS * K].reshape(ROWS, K)
+            message = f"{name}: got memory that overlaps {other}; takes memory of its own"
+            assert refusal(**given, **{name: output}) == message
+    out = held[700 : 700 + ROWS * K].reshape(ROWS, K)
+    values = held[729 : 729 + ROWS * K].view(np.float32).reshape(ROWS, K)
+    assert refusal(out=out, values_out=values) == "values_out: got memory that overlaps out; takes memory of its own"
+    raw = held[730 : 730 + ROWS * K].reshape(ROWS, K)
+    assert (
+        refusal(values_out=values, raw_out=raw)
+        == "raw_out: got memory that overlaps values_out; takes memory of its own"
+    )
+    assert (held == 0).all()
+
+
+def test_unknown_keywords_are_pythons_own_error():
+    with pytest.raises(TypeError, match=r"^topk\(\) got an unexpected keyword argument 'smallest'$"):
+        ksieve.topk(scores(), k=K, smallest=True)
+
+
+def test_none_and_false_are_the_same_as_leaving_out():
+    x = scores()
+    plainly = ksieve.topk(x, k=K)
+    nothing = {name: parameter.default for name, parameter in inspect.signature(ksieve.topk).parameters.items()}
+    nothing = {name: nothing[name] for name in arguments.NAMES}
+    assert set(nothing.values()) == {None, False}
+    for given in (nothing, dict.fromkeys(arguments.NAMES)):
+        answer = ksieve.topk(x, k=K, **given)
+        assert isinstance(answer, np.ndarray) and answer.dtype == np.int32
+        np.testing.assert_array_equal(answer, plainly)
+
+
+def test_ends_alone_are_lengths():
+    ends = np.array([50, 3, 0, -1, 99, 20], np.int32)
+    np.testing.assert_array_equal(ksieve.topk(scores(), k=K, ends=ends), ksieve.topk(scores(), ends, K))
+
+
+def test_an_int64_out_decides():
+    out = np.full((ROWS, K), 7, np.int64)
+    assert ksieve.topk(scores(), k=K, out=out) is out
+    np.testing.assert_array_equal(np.sort(out), np.sort(ksieve.topk(scores(), k=K)))
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Options)])
+def test_options_refuse_what_they_do_not_know(name):
+    for bad in ("surely not", -1, None, 3.5):
+        with pytest.raises(ArgumentError, match=rf"^{name}: got "):
+            Options(**{name: bad})
+    assert getattr(Options(), name) == getattr(PLAIN, name)
+
+
+def test_options_print_what_is_asked_for():
+    assert str(PLAIN) == "plain" and PLAIN.plain and Options().plain
+    asked = Options(order="value", page_size=4)
+    assert str(asked) == "page_size=4, order='value'" and not asked.plain and not asked.deterministic
+    assert Options(order="index", tie_break="low").deterministic and Options(values=True).finished
+    assert "options" not in str(ksieve.plan(rows=1, width=9, k=2))
+    assert "\n  options    page_size=4, order='value'\n" in str(ksieve.plan(rows=1, width=9, k=2, options=asked))
+    with pytest.raises(ArgumentError, match=r"^options: got 'value'; takes ksieve.Options"):
+        ksieve.plan(rows=1, width=9, k=2, options="value")
+
+
+def test_a_plan_fills_in_what_a_call_leaves_open():
+    options = Options(per_row_k=True, transform="pages", page_size=8, mapped=True, values=True, order="value")
+    plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K, options=options)
+    table, requests = np.arange(7, dtype=np.int32)[None], ints(ROWS)
+    given = {"plan": plan, "page_table": table, "row_to_request": requests}
+    indices, values = ksieve.topk(scores(), k=np.arange(ROWS, dtype=np.int32), **given)
+    np.testing.assert_array_equal((indices >= 0).sum(axis=1), np.minimum(np.arange(ROWS), K))
+    assert (np.diff(values[5]) <= 0).all()
+    for k, message in (
+        (None, "plan: got a call with per_row_k False (an array k); takes per_row_k True, which the plan was made for"),
+        (K, "plan: got a call with per_row_k False (an array k); takes per_row_k True, which the plan was made for"),
+        (4, "k: got 4; takes 5, the plan's k, or nothing"),
+    ):
+        assert refusal(k=k, **given) == message
+    assert refusal(k=requests, max_k=4, **given) == "max_k: got 4; takes 5, the plan's k, or nothing"
+    plainly = ksieve.plan(rows=ROWS, width=WIDTH, k=K)
+    assert "per_row_k True (an array k); takes per_row_k False" in refusal(k=requests, plan=plainly)
+
+
+def test_every_part_belongs_to_the_callers_library_in_its_dtype():
+    torch = pytest.importorskip("torch")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    asked = {"k": K, "sorted": True, "return_values": True, "return_raw": True, "tie_break": "low"}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = torch.from_numpy(scores()).to(dtype)
+        indices, values, raw = ksieve.topk(x, starts=torch.full((ROWS,), 2, dtype=torch.int32), **asked)
+        assert values.dtype is dtype and raw.dtype is indices.dtype is torch.int32 and torch.equal(raw, indices)
+        assert torch.equal(values, x.gather(1, indices.long())) and bool((values[:, 1:] <= values[:, :-1]).all())
+        given = {"values_out": torch.empty_like(values), "raw_out": torch.empty_like(raw), "out": torch.empty_like(raw)}
+        parts = ksieve.topk(x, starts=torch.full((ROWS,), 2, dtype=torch.int32), **asked, **given)
+        assert parts[0] is given["out"] and parts[1] is given["values_out"] and parts[2] is given["raw_out"]
+        assert all(torch.equal(a, b) for a, b in zip(parts, (indices, values, raw), strict=True))
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+        x = scores(dtype=dtype)
+        indices, values, _ = ksieve.topk(x, **asked)
+        assert values.dtype == x.dtype and (values == np.take_along_axis(x, indices.astype(np.int64), axis=1)).all()
+        out = np.empty_like(values)
+        assert ksieve.topk(x, values_out=out, **asked)[1] is out and out.tobytes() == values.tobytes()
+    bits = scores().view(np.uint16)
+    assert ksieve.topk(bits, **asked)[1].dtype == np.uint16
+
+
+class Cells(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.texts = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def cells_of(thing):
+    reader = Cells()
+    reader.feed(thing._repr_html_())
+    return reader
+
+
+def test_plans_and_statistics_show_themselves_in_notebooks():
+    device = ksieve.DeviceInfo("cpu", name="<script>alert(1)</script> & co", threads=2)
+    plan = ksieve.plan(rows=3, width=900, k=4, device=device, options=Options(order="value"))
+    shown = cells_of(plan)
+    assert "script" not in shown.tags and any("<script>" in text for text in shown.texts)
+    assert "order='value'" in shown.texts and plan.reason in shown.texts
+    lengths = np.array([1, 900, 900], np.int32)
+    _, stats = ksieve.topk(np.random.default_rng(0).random((3, 900), np.float32), lengths, 4, return_stats=True)
+    shown = cells_of(stats)
+    assert {"3 rows", "short", "direct"} <= set(shown.texts) and len(stats._repr_html_()) < 2000
+    _, none = ksieve.topk(np.zeros((0, 9), np.float32), k=4, return_stats=True)
+    assert "0 rows" in cells_of(none).texts
+
+
+def test_the_package_is_typed():
+    """It ships its marker, and a user's program is checked against the keyword arguments under mypy's strict rules."""
+    assert resources.files("ksieve").joinpath("py.typed").is_file()
+    pytest.importorskip("mypy")
+    good = ("ksieve.topk([], k=3, sorted='value', tie_break='low', next_n=2)", "ksieve.Options(order='index')")
+    bad = ("ksieve.topk([], k=3, sorted='best')", "ksieve.topk([], next_m=2)", "ksieve.Options(order='best')")
+    for lines, errors in ((good, 0), (bad, 3)):
+        program = "\n".join(["import ksieve", *lines])
+        command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "-c", program]
+        result = subprocess.run(command, capture_output=True, text=True, cwd="/")
+        assert result.stdout.count("error:") == errors, result.stdout

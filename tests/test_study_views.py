@@ -1,0 +1,141 @@
+"""Ranked rows and views against the definition: sort everything, count everything."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from ksieve import reference
+from ksieve.errors import BackendError
+from ksieve.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
+from ksieve.policy import PAPER_128, SamplingPolicy
+from ksieve.study import ranked, views
+from ksieve.study.views import UNUSABLE, realised_ranks, regular_view
+
+
+def rows_of(name: str, length: int = 1000) -> np.ndarray:
+    rng = np.random.default_rng(7)
+    normal = rng.standard_normal(length).astype(np.float32)
+    return {
+        "normal": normal,
+        "ties": np.round(normal * 4) / 4,
+        "relu": np.maximum(normal, 0),
+        "equal": np.ones(length, np.float32),
+        "nan": np.where(rng.random(length) < 0.3, np.float32(np.nan), normal),
+        "infinite": np.where(rng.random(length) < 0.7, np.float32(-np.inf), normal),
+        "ascending": np.sort(normal),
+    }[name].astype(np.float32)
+
+
+KINDS = ("normal", "ties", "relu", "equal", "nan", "infinite", "ascending")
+VIEWS = (
+    regular_view(16),
+    SamplingPolicy("coarse", 8),
+    SamplingPolicy("quads", 16, group=4, boundary="exact"),
+    SamplingPolicy("lines", 4, group=32, boundary="exact", peaks=True),
+    SamplingPolicy("coarse lines", 4, group=8, peaks=True),
+)
+
+
+def definition(scores: np.ndarray, view: SamplingPolicy, phase: int, q: int) -> int:
+    """Straight from the text: take the view, sort its statistics, count the row up to the q-th."""
+    keys = order_key(scores)
+    sampled = [i for i in range(scores.size) if (i // view.group) % view.stride == phase]
+    source = coarse_bin(scores) if view.boundary == "coarse" else keys
+    if view.peaks:
+        statistics = [min(source[j] for j in sampled[i : i + 4]) for i in range(0, len(sampled), 4)]
+    else:
+        statistics = [source[i] for i in sampled]
+    if len(statistics) < q:
+        return UNUSABLE
+    boundary = sorted(int(s) for s in statistics)[q - 1]
+    return int((keys <= (BIN_CUTOFF_KEY[boundary] if view.boundary == "coarse" else boundary)).sum())
+
+
+@pytest.mark.parametrize("keep", [40, 300, 5000])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("view", VIEWS, ids=lambda v: v.name)
+def test_realised_ranks_are_those_of_the_definition(view, kind, keep):
+    scores = rows_of(kind, 997)
+    (row,) = ranked.rank_rows(scores[None], np.array([997]), keep)
+    wanted = (1, 3, 10, 63)
+    found = realised_ranks(row, view, wanted)
+    assert found.shape == (view.stride, 4)
+    for phase in range(view.stride):
+        assert list(found[phase]) == [definition(scores, view, phase, q) for q in wanted], phase
+    shallow = realised_ranks(row, view, wanted, beyond=False)
+    kept_ranks = row.coarse_ranks() if view.boundary == "coarse" else row.ranks
+    behind = (shallow != found) & (found != UNUSABLE)
+    assert (found[behind] >= row.order.size).all(), "only what lies behind the kept scores may differ"
+    assert (shallow[behind] == row.order.size + 1).all()
+    assert np.array_equal(found == UNUSABLE, shallow == UNUSABLE)
+    assert kept_ranks.size == min(keep, 997)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda v: v.name)
+@pytest.mark.parametrize("length", [1, 31, 128, 997])
+def test_statistics_sizes(view, length):
+    sizes = views.statistics_sizes(length, view)
+    for phase in range(view.stride):
+        sampled = view.view_of_phase(phase, length)
+        assert sizes[phase] == view.statistics(np.zeros(sampled.size)).size
+
+
+def test_ranks_are_what_the_model_admits():
+    scores = np.random.default_rng(3).standard_normal((4, 40_000)).astype(np.float32)
+    _, stats = reference.select(scores, np.full(4, 40_000), 600, policy=PAPER_128)
+    for r, row in enumerate(ranked.rank_rows(scores, np.full(4, 40_000), 3000)):
+        ranks = realised_ranks(row, PAPER_128, [PAPER_128.primary_rank(600)])
+        assert ranks[PAPER_128.phase(r), 0] == stats.admitted0[r]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_over_the_complete_row(kind):
+    scores = rows_of(kind)
+    (row,) = ranked.rank_rows(scores[None], np.array([1000]), 50)
+    thresholds = [3.0, 1.0, 0.1 + 1e-12, 0.0, -0.5, -9.0]
+    assert list(row.count_at_least(thresholds)) == [int((scores.astype(float) >= t).sum()) for t in thresholds]
+
+
+def test_rows_end_at_their_length():
+    scores = np.arange(20, dtype=np.float32).reshape(2, 10)
+    first, second = ranked.rank_rows(scores, np.array([4, 0]), 3)
+    assert list(first.order) == [3, 2, 1]
+    assert second.length == 0
+    assert second.order.size == 0
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CUDA path run on the host: what it asks of torch is the same there."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [997, 640, 30])
+def test_cuda_ranking_equals_the_hosts(monkeypatch, kind, length):
+    fake_cuda(monkeypatch)
+    scores = np.stack([rows_of(kind, 997), rows_of("normal", 997)])
+    lengths = np.array([length, 997])
+    for a, b in zip(
+        ranked.rank_rows(scores, lengths, 64, "cuda"), ranked.rank_rows(scores, lengths, 64, "cpu"), strict=True
+    ):
+        assert np.array_equal(a.keys, b.keys)
+        assert np.array_equal(a.ranks, b.ranks)
+        assert np.array_equal(order_key(a.scores[a.order]), a.keys)
+        assert np.unique(a.order).size == a.order.size
+
+
+def test_cuda_without_a_gpu_names_the_remedy(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendError, match="--device cpu"):
+        next(ranked.rank_rows(np.zeros((1, 4), np.float32), np.array([4]), 2, "cuda"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BackendError, match="pip install torch"):
+        ranked.require_cuda()
+    assert isinstance(torch, types.ModuleType)
