@@ -128,8 +128,11 @@ class FakeDriver:
             return code
         grid, block, cluster, shared, stream, overlap = read_config(config.value)
         (params,) = struct.unpack("=Q", ctypes.string_at(arguments.value, 8))
-        names = "scores lengths num_rows indices stats workspace pitch out_pitch rows width k primary rescue splits"
-        values = dict(zip(names.split(), struct.unpack("=6Q2q6i", ctypes.string_at(params, 88)), strict=True))
+        names = (
+            "scores lengths num_rows indices stats workspace pitch out_pitch lists rows width k primary rescue splits"
+        )
+        fields = launch.PARAMS.unpack(ctypes.string_at(params, launch.PARAMS.size))
+        values = dict(zip(names.split(), fields, strict=True))
         extras = config.value - params - launch.PARAMS.size
         values["options"] = read_options(params + launch.PARAMS.size) if extras else None
         self.launches.append(

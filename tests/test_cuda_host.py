@@ -132,7 +132,7 @@ def test_64_bit_pitch_and_addresses_survive_packing(driver):
 
     def record(config, function, arguments, extra):
         (params,) = cuda_fakes.struct.unpack("=Q", cuda_fakes.ctypes.string_at(arguments.value, 8))
-        seen.append(launch.PARAMS.unpack(cuda_fakes.ctypes.string_at(params, 88)))
+        seen.append(launch.PARAMS.unpack(cuda_fakes.ctypes.string_at(params, 96)))
         return 0
 
     launcher._enqueue = record

@@ -98,8 +98,7 @@ __device__ __forceinline__ Sorted sortable(const Row& row, int index) {
 __device__ __forceinline__ int position_of(Sorted sorted) {
 #if KSIEVE_ORDER == 1
   int place = static_cast<int>(sorted & 0xffffffffu);
-  int from = kTies ? shared_storage().tie_from : 0;
-  return from ? from - place : place;
+  return kTies ? tie_position(place) : place;
 #else
   return static_cast<int>(sorted);
 #endif

@@ -6,12 +6,17 @@
 // The current row's own k, behind the barrier that follows whole_row: it need not stay in a register.
 __device__ __forceinline__ int open_slots(const Params& p) { return KSIEVE_WINDOWS ? shared_storage().row_slots : p.k; }
 
+// What the selection writes for a position: with windows, unless slots are finished later, where the caller counts
+// from.
+__device__ __forceinline__ int shown_position(int index) {
+  return KSIEVE_WINDOWS && !kFinish ? index + shared_storage().base : index;
+}
+
 // Output slots of the current row, counted from either end. Slots are bounded here once more: scores that change
 // under a running kernel may break the counts, never memory.
 __device__ __forceinline__ void write_front(int slot, int index) {
   const SharedStorage& s = shared_storage();
-  if (static_cast<u32>(slot) < static_cast<u32>(s.rule.k))
-    s.rule.row_out[slot] = KSIEVE_WINDOWS && !kFinish ? index + s.base : index;
+  if (static_cast<u32>(slot) < static_cast<u32>(s.rule.k)) s.rule.row_out[slot] = shown_position(index);
 }
 
 // The t-th score equal to an exact boundary: ties fill the row from its end.

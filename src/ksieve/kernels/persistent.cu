@@ -12,6 +12,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
   wait_for_inputs();
+#ifdef KSIEVE_SKEW
+  if (p.rows > static_cast<int>(gridDim.x) && blockIdx.x >= gridDim.x / 2) {
+    long long begin = clock64();
+    long long wait = static_cast<long long>(p.width) * static_cast<int>(sizeof(Score)) * KSIEVE_SKEW / 1024;
+    while (clock64() - begin < wait)
+      __nanosleep(100);
+  }
+#endif
   for (int id = blockIdx.x; id < p.rows;) {
     if (threadIdx.x == 0) s.next = static_cast<int>(gridDim.x) + claim_row(p); // its latency hides behind the row
     trace_begin();

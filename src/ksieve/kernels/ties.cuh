@@ -10,6 +10,11 @@ constexpr int kNoPlace = 0x7fffffff; // greater than any
 
 __device__ __forceinline__ int tie_place(int index) { return abs(index - shared_storage().tie_from); }
 
+__device__ __forceinline__ int tie_position(int place) {
+  int from = shared_storage().tie_from;
+  return from ? from - place : place;
+}
+
 // Leaves the rest of a row's answer, `quota` scores of one key, to collect_ties.
 __device__ __forceinline__ void leave_ties(u32 key, int quota) {
   SharedStorage& s = shared_storage();
@@ -18,22 +23,20 @@ __device__ __forceinline__ void leave_ties(u32 key, int quota) {
   s.tie_quota = quota;
 }
 
-// Place of the `quota`-th of the stored candidates with keys in [best, worst], which are more. Nobody counts any more.
-__device__ __forceinline__ int last_tied_place(u32 best, u32 worst, int quota) {
+// Place of the `quota`-th of the stored candidates with keys within a range, which are more. Nobody counts any more.
+__device__ __forceinline__ int last_tied_place(KeyRange keys, int quota) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < kBins; i += kThreads)
     s.histogram[i] = 0;
   __syncthreads(); // the histogram is empty
-  int slots = stored_slots();
-  int low = 0; // inclusive range of places
+  int low = 0;     // inclusive range of places
   int high = kNoPlace;
   for (int shift = s.tie_last >> 22 ? 22 : s.tie_last >> 11 ? 11 : 0;; shift -= 11) {
-    for (int slot = threadIdx.x; slot < slots; slot += kThreads) {
-      u64 entry = load_entry(slot);
-      if (entry_index(entry) < 0 || entry_key(entry) < best || entry_key(entry) > worst) continue;
+    each_own([&](u64 entry) {
       int place = tie_place(entry_index(entry));
-      if (place >= low && place <= high) atomicAdd(&s.histogram[(place - low) >> shift], 1u);
-    }
+      bool in = entry_key(entry) >= keys.best && entry_key(entry) <= keys.worst && place >= low && place <= high;
+      if (in) atomicAdd(&s.histogram[(place - low) >> shift], 1u);
+    });
     __syncthreads(); // this digit is counted
     Boundary found = find_boundary(quota);
     quota -= found.before;

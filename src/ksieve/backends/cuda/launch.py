@@ -13,9 +13,9 @@ from ksieve.backends.cuda.spec import KernelSpec, extended, kernel_spec, overlap
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import DeviceInfo, Plan
 
-PARAMS = struct.Struct("=6Q2q6i")
+PARAMS = struct.Struct("=6Q3q6i")
 """`Params` of kernels/params.cuh: scores, lengths, num_rows, indices, stats, workspace (addresses); pitch and
-out_pitch (elements); rows, width, k, primary_rank, rescue_rank, splits."""
+out_pitch (elements), lists (bytes); rows, width, k, primary_rank, rescue_rank, splits."""
 
 OPTIONS = struct.Struct("=7Q3q6i")
 """`Options` of kernels/options.cuh, behind `Params` where a plan has any: starts, row_k, page_table, request_of,
@@ -30,7 +30,7 @@ _ATTRIBUTE = struct.Struct("=I4x3I52x")
 _STREAM_IN_CONFIG = 32
 _CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
-_PATCH = struct.Struct("=6Q2q6iI")
+_PATCH = struct.Struct(PARAMS.format + "I")
 _PATCH_OPTIONS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + "I")
 _STREAM = struct.Struct("=Q")
 
@@ -87,6 +87,7 @@ class Launcher:
         self._k = k
         self._ranks = (policy.primary_rank(k), policy.rescue_rank(k) or 0) if policy else (0, 0)
         self._splits = plan.splits
+        self._lists = plan.workspace_zeroed
         self._most = max(plan.ctas, 1)
         self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact") else 1
         self._lock = threading.Lock()
@@ -148,12 +149,12 @@ class Launcher:
             if options:
                 _PATCH_OPTIONS.pack_into(
                     memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
-                    rows, width, self._k, primary, rescue, self._splits, *options, blocks,
+                    self._lists, rows, width, self._k, primary, rescue, self._splits, *options, blocks,
                 )  # fmt: skip
             else:
                 _PATCH.pack_into(
                     memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
-                    rows, width, self._k, primary, rescue, self._splits, blocks,
+                    self._lists, rows, width, self._k, primary, rescue, self._splits, blocks,
                 )  # fmt: skip
             if stream != self._stream:
                 _STREAM.pack_into(memory, self._stream_at, stream)

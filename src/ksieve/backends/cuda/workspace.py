@@ -157,7 +157,7 @@ class Cache:
         """
         key = (
             plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity,
-            planner_cuda.sort_slots(plan),
+            planner_cuda.sort_slots(plan), plan.workspace_zeroed,
         )  # fmt: skip
         held = self._held.get(key)
         if held is None or not held.covers(plan):
