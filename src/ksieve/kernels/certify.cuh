@@ -132,7 +132,8 @@ enum class Merged {
 };
 
 // Scans whole rows until there is a frontier to refine. `stage` says what the rule in shared memory is for; the first
-// scan covers [begin, end) and has been started, then `merge()` joins the segments of other CTAs. `scanned`: the first scan has been done already. Storage is empty behind a barrier unless scanned.
+// scan covers [begin, end) and has been started, then `merge()` joins the segments of other CTAs. `scanned`: the first
+// scan has been done already. Storage is empty behind a barrier unless scanned.
 template <class Merge>
 __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scanned, Frontier& q, Merge merge) {
   SharedStorage& s = shared_storage();

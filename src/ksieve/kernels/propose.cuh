@@ -92,7 +92,8 @@ __device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, KeyRang
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= p.k) return false;
   int count = view_statistics(view_phase(row.id), row.length);
-  if (kExactBoundary && count > kColumns * kThreads + kListed) return false; // no room to rank them; no plan of ours comes here
+  if (kExactBoundary && count > kColumns * kThreads + kListed)
+    return false; // no room to rank them; no plan of ours comes here
   return count >= (kRescue ? p.rescue_rank : p.primary_rank);
 }
 

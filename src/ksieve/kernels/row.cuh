@@ -90,9 +90,9 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
 // Shows a visitor every score in [begin, end), whatever the alignment. The body is 16-byte loads that run ahead through
 // a ring in shared memory, kBatch vectors at a time: a thread reads back only what it copied, so the ring needs no
 // barrier and no registers. The at most kVector - 1 scores on either side come last, one per lane. A visitor's `see` is
-// given loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart) and how many
-// scores of the body lie from there on: a vector is wholly valid or not at all. Its `edge` is given one score, valid or
-// not. Both are called by whole warps. Follows start_scan.
+// given loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart) and
+// how many scores of the body lie from there on: a vector is wholly valid or not at all. Its `edge` is given one score,
+// valid or not. Both are called by whole warps. Follows start_scan.
 template <class Visitor>
 __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Visitor& visitor) {
   constexpr int kTurn = kStages * kStep; // scores in one turn of the ring
@@ -103,11 +103,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   const Score* next = scores + first + kTurn;
   for (int turn = body.begin; turn < body.end; turn += kTurn) { // as often for every thread of the block
     int left = body.end - first;
-#ifdef KSIEVE_ROLLED
 #pragma unroll 1
-#else
-#pragma unroll
-#endif
     for (int batch = 0; batch < kBatches; ++batch) {
       constexpr int kSize = kBatch;
       asm volatile("cp.async.wait_group %0;" ::"n"(kBatches - 1) : "memory");
@@ -115,7 +111,8 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
 #pragma unroll
       for (int u = 0; u < kSize; ++u)
         raw[u] = *reinterpret_cast<const Raw*>(mine + (batch * kSize + u) * kThreads);
-      visitor.see(raw, ring + batch * kSize * kThreads * 16, first + batch * kSize * kStep, left - batch * kSize * kStep);
+      visitor.see(raw, ring + batch * kSize * kThreads * 16, first + batch * kSize * kStep,
+                  left - batch * kSize * kStep);
 #pragma unroll
       for (int u = 0; u < kSize; ++u) {
         int stage = batch * kSize + u;

@@ -40,8 +40,8 @@ struct alignas(16) RingSlot {
 };
 
 struct alignas(16) SharedStorage {
-  RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: row.cuh
-  u32 histogram[kBins];             // all zero whenever a counting step begins
+  RingSlot ring[kStages][kThreads];                   // 16-byte loads in flight: row.cuh
+  u32 histogram[kBins];                               // all zero whenever a counting step begins
   u64 columns[kColumns * kThreads + kSharedCapacity]; // candidates: a column per thread, then the list
   int height[kThreads];                               // filled part of each column; its thread's own
   u64 few[kFewest];                                   // the last unresolved candidates
@@ -49,15 +49,15 @@ struct alignas(16) SharedStorage {
   ScanRule rule;
   u64* spill; // this worker's slice of global workspace
   Boundary found[2];
-  u32 cutoff[2];  // inclusive ordered keys of the primary and the rescue boundary
-  u32 view_best;  // best ordered key of the view
-  int apart;      // an exact boundary that the view saw more than once: expect a plateau
-  int few_count;  // entries of `few`, or output slots taken by members of the last frontier
-  int listed;     // list slots handed out; may exceed kListed, storage never does
-  int count;      // candidates admitted, stored or not
-  int emitted;    // output slots taken from the front
-  int ties;       // and from the back
-  u32 least;      // least and greatest key among candidates that found no slot
+  u32 cutoff[2]; // inclusive ordered keys of the primary and the rescue boundary
+  u32 view_best; // best ordered key of the view
+  int apart;     // an exact boundary that the view saw more than once: expect a plateau
+  int few_count; // entries of `few`, or output slots taken by members of the last frontier
+  int listed;    // list slots handed out; may exceed kListed, storage never does
+  int count;     // candidates admitted, stored or not
+  int emitted;   // output slots taken from the front
+  int ties;      // and from the back
+  u32 least;     // least and greatest key among candidates that found no slot
   u32 greatest;
   int next; // next row of a persistent CTA
   int flag; // block-wide broadcast of the split family
