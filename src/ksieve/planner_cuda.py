@@ -47,6 +47,9 @@ STAGES = 6
 BATCHES = 3
 """Batches that the stages come in: a thread looks at STAGES / BATCHES vectors together."""
 
+STATE_ROWS = 1024
+"""Rows that room for states is made for at a time, so that plans for different batches can share a workspace."""
+
 ROW_STATE_BYTES = 32
 """Workspace of a split row besides its candidates (kernels/workspace.cuh, RowState)."""
 
@@ -251,7 +254,7 @@ def with_workspace(plan: Plan) -> Plan:
     """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
     spill = plan.spill_capacity
     if plan.family == "split_sampled":
-        states = HEADER_BYTES + _round_up(plan.problem.rows * ROW_STATE_BYTES, HEADER_BYTES)
+        states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
         lists = plan.problem.rows * (plan.capacity + plan.splits * spill) * CANDIDATE_BYTES
         return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states)
     queue = plan.family.startswith("persistent")
