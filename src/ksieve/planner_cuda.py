@@ -41,11 +41,14 @@ HEADER_BYTES = 256
 STORAGE_BYTES = 8192 + 640
 """Shared memory of a CTA besides its candidates and its threads' share: histogram and scalars (kernels/storage.cuh)."""
 
-STAGES = 4
+STAGES = 6
 """16-byte loads in flight per thread: stages of the ring in shared memory (kernels/row.cuh)."""
 
-BATCHES = 2
+BATCHES = 3
 """Batches that the stages come in: a thread looks at STAGES / BATCHES vectors together."""
+
+STATE_ROWS = 1024
+"""Rows that room for states is made for at a time, so that plans for different batches can share a workspace."""
 
 ROW_STATE_BYTES = 32
 """Workspace of a split row besides its candidates (kernels/workspace.cuh, RowState)."""
@@ -56,14 +59,11 @@ CANDIDATE_BYTES = 8
 THREAD_BYTES = 16 * STAGES + 4
 """Shared memory per thread besides its column: places in the ring of loads, and the height of the column."""
 
-SHARED_LIST = 1024
+SHARED_LIST = 256
 """Candidates that outgrow their columns for which shared memory is kept."""
 
 MAX_COLUMNS = 32
 """A column's candidates are bits of a word when they are written out (kernels/refine.cuh)."""
-
-VECTOR = {"float32": 4, "float16": 8, "bfloat16": 8}
-"""Scores in one 16-byte load, which a column must have room for before it is filled further."""
 
 RESERVED_SHARED = 1024
 """Shared memory that CUDA keeps for itself per resident CTA."""
@@ -202,9 +202,10 @@ class Storage:
 def _storage(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Storage:
     """Room for the candidates of a row.
 
-    The list takes all of them if need be: for periodic scores, they may all fall to one thread. It has room for k, and for an admitted tail twelve standard deviations above its mean (paper, equation
-    "exchangeable": variance of the realised rank is about the requested rank times the stride). Four covered
-    exchangeable rows, but clumped ones overflowed and were scanned again, at twice the latency of a small call.
+    The list takes all of them if need be: of periodic scores, one thread may meet them all. It has room for k, and for
+    an admitted tail twelve standard deviations above its mean (paper, equation "exchangeable": variance of the realised
+    rank is about the requested rank times the stride). Four covered exchangeable rows, but clumped ones overflowed and
+    were scanned again, at twice the latency of a small call.
     """
     wanted = problem.k
     if policy is not None:
@@ -223,10 +224,9 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
     columns = 0
     if policy is not None:
         share = mean / geometry.threads
-        columns = math.ceil(share + COLUMN_SIGMAS * math.sqrt(share)) + VECTOR[problem.dtype]
-        columns = min(
-            columns, MAX_COLUMNS, (room - SHARED_LIST * CANDIDATE_BYTES) // (CANDIDATE_BYTES * geometry.threads)
-        )
+        columns = math.ceil(share + COLUMN_SIGMAS * math.sqrt(share))
+        fitting = (room - SHARED_LIST * CANDIDATE_BYTES) // (CANDIDATE_BYTES * geometry.threads)
+        columns = min(columns, MAX_COLUMNS, fitting)
         room -= columns * CANDIDATE_BYTES * geometry.threads
     sortable = STORAGE_BYTES - SCALAR_BYTES + (16 * STAGES + columns * CANDIDATE_BYTES) * geometry.threads
     if 0 < sort_bytes(problem) - sortable <= room:
@@ -290,7 +290,7 @@ def with_workspace(plan: Plan) -> Plan:
     """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
     spill, sort = plan.spill_capacity, sort_slots(plan)
     if plan.family == "split_sampled":
-        states = HEADER_BYTES + _round_up(plan.problem.rows * ROW_STATE_BYTES, HEADER_BYTES)
+        states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
         lists = plan.problem.rows * (plan.capacity + plan.splits * spill + sort) * CANDIDATE_BYTES
         return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states)
     queue = plan.family.startswith("persistent")

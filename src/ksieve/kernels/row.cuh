@@ -136,11 +136,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   const Score* next = scores + first + kTurn;
   for (int turn = body.begin; turn < body.end; turn += kTurn) { // as often for every thread of the block
     int left = body.end - first;
-#ifdef KSIEVE_ROLLED
 #pragma unroll 1
-#else
-#pragma unroll
-#endif
     for (int batch = 0; batch < kBatches; ++batch) {
       constexpr int kSize = kBatch;
       asm volatile("cp.async.wait_group %0;" ::"n"(kBatches - 1) : "memory");

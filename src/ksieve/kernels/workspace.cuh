@@ -1,8 +1,8 @@
 // Layout of the global workspace; planner_cuda.py computes the same sizes. Kernels leave everything they count with
 // zero.
 //   [0, 256)   queue: next row, CTAs that have left
-//   then       split family: a RowState per row, padded to 256 bytes, all zero before the first launch; then per row
-//              its list of candidates, a spill slice for each of its CTAs, and kSortSlots
+//   then       split family: a RowState per row, all zero before the first launch; from Params::lists on, per row its
+//              list of candidates, a spill slice for each of its CTAs, and kSortSlots
 //   or         other families: a spill slice and kSortSlots for each CTA
 #pragma once
 #include "storage.cuh"
