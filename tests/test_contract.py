@@ -811,21 +811,37 @@ def test_the_same_bytes_with_any_number_of_threads(threads):
         assert all(a.tobytes() == b.tobytes() for a, b in zip(found, want, strict=True))
 
 
-@cites("C44")
+@cites("C44", "C23")
 @every_backend
-def test_what_options_cost(backend):
-    """The statistics of the plain call, but for one scan of a tie-break."""
+@pytest.mark.parametrize(
+    "call",
+    [{"sorted": True, "return_values": True, "index_dtype": "int64"}, {"tie_break": "high"}, {"deterministic": True}],
+    ids=lambda call: "-".join(call),
+)
+def test_what_options_cost(backend, call):
+    """The statistics are the model's, and the model's are those of the plain call, but for one scan of a tie-break."""
+    order = {"sorted": "value", "deterministic": "index"}.get(next(iter(call)), "any")
+    tie_break = {"tie_break": "high", "deterministic": "low"}.get(next(iter(call)), "any")
+    values = "return_values" in call
+    options = ksieve.Options(
+        order=order, tie_break=tie_break, values=values, index_dtype="int64" if values else "int32"
+    )
+    device = "cuda" if backend == "cuda" else "cpu"
+    plan = ksieve.plan(rows=3, width=40_000, k=2048, device=device, options=options)
+    own = {"policy": plan.policy, "capacity": plan.capacity, "held": plan.held, "splits": plan.splits}
+    most = 0
     for family in FAMILIES:
         scores = scores_of(family, 3, 40_000, 2048)
-        _, plainly = topk_on(backend, scores, None, 2048, return_stats=True)
-        call = {"sorted": True, "return_values": True, "index_dtype": "int64", "offsets": np.arange(3, dtype=np.int32)}
-        found = serve_on(backend, scores, 2048, call, return_stats=True)["stats"]
-        np.testing.assert_array_equal(found.raw, plainly.raw, err_msg=family)
-        found = serve_on(backend, scores, 2048, {"tie_break": "high"}, return_stats=True)["stats"]
-        more = found.scans - plainly.scans
-        assert ((more == 0) | (more == 1)).all(), family
-        found.scans[:] = plainly.scans
-        np.testing.assert_array_equal(found.raw, plainly.raw, err_msg=family)
+        found = serve_on(backend, scores, 2048, call, plan=plan, return_stats=True)["stats"]
+        _, model = reference.select(scores, None, 2048, options=options, **own)
+        _, plainly = reference.select(scores, None, 2048, **own)
+        np.testing.assert_array_equal(found.raw, model.raw, err_msg=family)
+        more = model.scans - plainly.scans
+        assert ((more == 0) | (more == 1)).all() and (tie_break != "any" or not more.any()), family
+        most = max(most, int(more.max()))
+        model.scans[:] = plainly.scans
+        np.testing.assert_array_equal(model.raw, plainly.raw, err_msg=family)
+    assert most == (tie_break != "any")
 
 
 @cites("C45", "C29")

@@ -229,6 +229,29 @@ def test_a_plan_fills_in_what_a_call_leaves_open():
     assert "per_row_k True (an array k); takes per_row_k False" in refusal(k=requests, plan=plainly)
 
 
+def test_every_part_belongs_to_the_callers_library_in_its_dtype():
+    torch = pytest.importorskip("torch")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    asked = {"k": K, "sorted": True, "return_values": True, "return_raw": True, "tie_break": "low"}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = torch.from_numpy(scores()).to(dtype)
+        indices, values, raw = ksieve.topk(x, starts=torch.full((ROWS,), 2, dtype=torch.int32), **asked)
+        assert values.dtype is dtype and raw.dtype is indices.dtype is torch.int32 and torch.equal(raw, indices)
+        assert torch.equal(values, x.gather(1, indices.long())) and bool((values[:, 1:] <= values[:, :-1]).all())
+        given = {"values_out": torch.empty_like(values), "raw_out": torch.empty_like(raw), "out": torch.empty_like(raw)}
+        parts = ksieve.topk(x, starts=torch.full((ROWS,), 2, dtype=torch.int32), **asked, **given)
+        assert parts[0] is given["out"] and parts[1] is given["values_out"] and parts[2] is given["raw_out"]
+        assert all(torch.equal(a, b) for a, b in zip(parts, (indices, values, raw), strict=True))
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+        x = scores(dtype=dtype)
+        indices, values, _ = ksieve.topk(x, **asked)
+        assert values.dtype == x.dtype and (values == np.take_along_axis(x, indices.astype(np.int64), axis=1)).all()
+        out = np.empty_like(values)
+        assert ksieve.topk(x, values_out=out, **asked)[1] is out and out.tobytes() == values.tobytes()
+    bits = scores().view(np.uint16)
+    assert ksieve.topk(bits, **asked)[1].dtype == np.uint16
+
+
 class Cells(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()

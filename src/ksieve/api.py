@@ -25,7 +25,8 @@ Backend = Literal["auto", "cpu", "cuda", "reference"]
 _short_ways: dict[Any, Any] = {}
 _MOST_SHORT_WAYS = 4096
 
-# Called with every checked call before it runs (`ksieve.record`); replaced as a whole, so that threads may iterate.
+# Called with every checked call before it runs (`ksieve.record`), but for calls whose valid scores are no prefixes of
+# rows with a length each: starts, next_n. Replaced as a whole, so that threads may iterate.
 observers: tuple[Any, ...] = ()
 
 
