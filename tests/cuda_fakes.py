@@ -122,8 +122,9 @@ class FakeDriver:
             return code
         grid, block, cluster, shared, stream = read_config(config.value)
         (params,) = struct.unpack("=Q", ctypes.string_at(arguments.value, 8))
-        names = "scores lengths num_rows indices stats workspace pitch out_pitch rows width k primary rescue splits"
-        values = dict(zip(names.split(), struct.unpack("=6Q2q6i", ctypes.string_at(params, 88)), strict=True))
+        names = "scores lengths num_rows indices stats workspace pitch out_pitch lists rows width k primary rescue "
+        names += "splits"
+        values = dict(zip(names.split(), struct.unpack("=6Q3q6i", ctypes.string_at(params, 96)), strict=True))
         self.launches.append(
             {**values, "grid": grid, "block": block, "cluster": cluster, "shared": shared, "stream": stream,
              "function": function.value, "context": self.current}

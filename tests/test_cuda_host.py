@@ -132,14 +132,14 @@ def test_64_bit_pitch_and_addresses_survive_packing(driver):
 
     def record(config, function, arguments, extra):
         (params,) = cuda_fakes.struct.unpack("=Q", cuda_fakes.ctypes.string_at(arguments.value, 8))
-        seen.append(launch.PARAMS.unpack(cuda_fakes.ctypes.string_at(params, 88)))
+        seen.append(launch.PARAMS.unpack(cuda_fakes.ctypes.string_at(params, 96)))
         return 0
 
     launcher._enqueue = record
     high = (1 << 47) - 256
     launcher.launch(high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31, 8, (1 << 31) - 1, 7)
-    assert seen[0][:9] == (high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31, 8)
-    assert seen[0][9] == (1 << 31) - 1
+    assert seen[0][:8] == (high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31)
+    assert seen[0][8:11] == (make_plan().workspace_zeroed, 8, (1 << 31) - 1)
 
 
 def test_no_rows_launch_nothing(driver):

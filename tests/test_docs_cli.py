@@ -108,7 +108,9 @@ def test_gpu_tables_quote_result_files(generator: Any, tmp_path: Path, monkeypat
     record.write_json(tmp_path / "gpu-sanitizers.json", gpu_payload(2048) | found)
     page, section = generator.benchmark_page(tmp_path), generator.benchmark_section(tmp_path)
     mean = (10 / 8 * 10 / 12.5 * 10 / 20) ** (1 / 3)
-    assert f"| 2,048 | endpoint-structured | {mean:.3f} | 0.500 | no | 512 x 4,096 (0.800), 512 x 8,192 (0.500) |" in page
+    assert (
+        f"| 2,048 | endpoint-structured | {mean:.3f} | 0.500 | no | 512 x 4,096 (0.800), 512 x 8,192 (0.500) |" in page
+    )
     assert page.index("k = 2,048") < page.index("k = 512")
     assert "| 512 x 8,192 | 10.0 (4.50) | 20.0 | 0.500 | lines-64 | 3.5x |" in page
     assert "| memcheck | 17 | 3 |" in page

@@ -155,10 +155,16 @@ def test_merged_segments_equal_the_whole(problem, policy, splits, slack):
     whole, one = reference.select(scores, lengths, k, policy=policy, capacity=k + slack)
     merged, many = reference.select(scores, lengths, k, policy=policy, capacity=k + slack, splits=splits)
     np.testing.assert_array_equal(merged, whole)
-    sampled = STATS_COLUMNS.index("sampled")
-    rest = [c for c in range(len(STATS_COLUMNS)) if c != sampled]
+    reads = [STATS_COLUMNS.index(name) for name in ("sampled", "scans")]
+    rest = [c for c in range(len(STATS_COLUMNS)) if c not in reads]
     np.testing.assert_array_equal(many.raw[:, rest], one.raw[:, rest])
     np.testing.assert_array_equal(many.sampled, one.sampled * splits)
+    # Segments whose candidates do not fit together are scanned once more, as one row.
+    outgrown = (one.route == Route.CERTIFIED) & (one.frontier0 > k + slack) & (one.committed0 == 0)
+    np.testing.assert_array_equal((many.scans - one.scans)[~outgrown], 0)
+    assert set((many.scans - one.scans)[outgrown]) <= {0, 1}
+    if policy is None or policy.boundary == "coarse":
+        np.testing.assert_array_equal((many.scans - one.scans)[outgrown], 1)
 
 
 @settings(max_examples=100)

@@ -8,7 +8,7 @@ checked there at compile time.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
@@ -16,6 +16,7 @@ from ksieve.policy import LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, r
 from ksieve.problem import Problem
 from ksieve.tuning import (
     CLUSTER,
+    COLUMN_SIGMAS,
     EXACT_CAPACITY,
     FEWEST_SPLITS,
     GEOMETRY,
@@ -37,20 +38,32 @@ from ksieve.tuning import (
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
 
-STORAGE_BYTES = 8192 + 512
+STORAGE_BYTES = 8192 + 640
 """Shared memory of a CTA besides its candidates and its threads' share: histogram and scalars (kernels/storage.cuh)."""
 
-STAGES = 8
+STAGES = 6
 """16-byte loads in flight per thread: stages of the ring in shared memory (kernels/row.cuh)."""
 
-BATCHES = 2
+BATCHES = 3
 """Batches that the stages come in: a thread looks at STAGES / BATCHES vectors together."""
 
-ROW_STATE_BYTES = 8192 + 32
+STATE_ROWS = 1024
+"""Rows that room for states is made for at a time, so that plans for different batches can share a workspace."""
+
+ROW_STATE_BYTES = 32
 """Workspace of a split row besides its candidates (kernels/workspace.cuh, RowState)."""
 
 CANDIDATE_BYTES = 8
 """One candidate: ordered key and index."""
+
+THREAD_BYTES = 16 * STAGES + 4
+"""Shared memory per thread besides its column: places in the ring of loads, and the height of the column."""
+
+SHARED_LIST = 256
+"""Candidates that outgrow their columns for which shared memory is kept."""
+
+MAX_COLUMNS = 32
+"""A column's candidates are bits of a word when they are written out (kernels/refine.cuh)."""
 
 RESERVED_SHARED = 1024
 """Shared memory that CUDA keeps for itself per resident CTA."""
@@ -131,10 +144,10 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if rows >= device.sm_count:
             return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
         return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
-    if width <= geometry_of(device, "row_exact").held and _capacity(problem, device, "row_exact", None)[1] == 0:
+    if width <= geometry_of(device, "row_exact").held and _storage(problem, device, "row_exact", None).spill == 0:
         return "row_exact", f"rows of {width} scores stay in registers and are read once"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
-    if clusters_pay and _capacity(problem, device, "cluster_exact", None)[1] == 0:
+    if clusters_pay and _storage(problem, device, "cluster_exact", None).spill == 0:
         return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
     return "persistent_exact", "rows too short to sample, or k too large for a resident frontier: exact boundary"
 
@@ -145,12 +158,22 @@ def _splits(problem: Problem, device: DeviceInfo) -> int:
     return next((s for s in SPLITS if problem.rows * s <= slots and s * SEGMENT <= problem.width), 0)
 
 
-def _capacity(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> tuple[int, int]:
-    """Candidates a CTA holds in shared memory and in its spill slice.
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Candidates that a CTA holds: in a column of shared memory for each thread, and in a list behind them."""
 
-    Enough for k, and for an admitted tail twelve standard deviations above its mean (paper, equation
-    "exchangeable": variance of the realised rank is about the requested rank times the stride). Four covered
-    exchangeable rows, but clumped ones overflowed and were scanned again, at twice the latency of a small call.
+    columns: int
+    shared: int
+    spill: int
+
+
+def _storage(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Storage:
+    """Room for the candidates of a row.
+
+    The list takes all of them if need be: of periodic scores, one thread may meet them all. It has room for k, and for
+    an admitted tail twelve standard deviations above its mean (paper, equation "exchangeable": variance of the realised
+    rank is about the requested rank times the stride). Four covered exchangeable rows, but clumped ones overflowed and
+    were scanned again, at twice the latency of a small call.
     """
     wanted = problem.k
     if policy is not None:
@@ -165,9 +188,16 @@ def _capacity(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     wanted = _round_up(wanted, 256)
     geometry = geometry_of(device, family, _roomy(problem, policy))
     room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
-    room -= STORAGE_BYTES + thread_bytes(policy) * geometry.threads
+    room -= STORAGE_BYTES + THREAD_BYTES * geometry.threads
+    columns = 0
+    if policy is not None:
+        share = mean / geometry.threads
+        columns = math.ceil(share + COLUMN_SIGMAS * math.sqrt(share))
+        fitting = (room - SHARED_LIST * CANDIDATE_BYTES) // (CANDIDATE_BYTES * geometry.threads)
+        columns = min(columns, MAX_COLUMNS, fitting)
+        room -= columns * CANDIDATE_BYTES * geometry.threads
     shared = min(wanted, room // CANDIDATE_BYTES // 256 * 256)
-    return shared, wanted - shared
+    return Storage(columns, shared, wanted - shared)
 
 
 def statistics_bound(width: int, policy: SamplingPolicy) -> int:
@@ -191,8 +221,8 @@ def _plan(
     if splits is not None and family != "split_sampled":
         raise ArgumentError("splits", splits, f"nothing for family {family!r}: only split_sampled splits rows")
     geometry = geometry_of(device, family, _roomy(problem, policy))
-    shared, spill = _capacity(problem, device, family, policy)
-    if spill and family == "cluster_exact":
+    storage = _storage(problem, device, family, policy)
+    if storage.spill and family == "cluster_exact":
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
     workers = device.sm_count * geometry.ctas_per_sm
     ctas, per_row = min(problem.rows, workers), 1
@@ -207,13 +237,14 @@ def _plan(
         device,
         family,
         policy,
-        shared + spill,
+        storage.shared + storage.spill,
         held=geometry.held,
         splits=per_row,
         ctas=ctas,
         threads=geometry.threads,
         ctas_per_sm=geometry.ctas_per_sm,
-        shared_capacity=shared,
+        shared_capacity=storage.shared,
+        columns=storage.columns,
         reason=reason,
     )
     return with_workspace(plan)
@@ -223,9 +254,9 @@ def with_workspace(plan: Plan) -> Plan:
     """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
     spill = plan.spill_capacity
     if plan.family == "split_sampled":
-        candidates = plan.capacity + plan.splits * spill
-        size = HEADER_BYTES + plan.problem.rows * (ROW_STATE_BYTES + candidates * CANDIDATE_BYTES)
-        return replace(plan, workspace_bytes=size, workspace_zeroed=size)
+        states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
+        lists = plan.problem.rows * (plan.capacity + plan.splits * spill) * CANDIDATE_BYTES
+        return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states)
     queue = plan.family.startswith("persistent")
     size = HEADER_BYTES + plan.ctas * spill * CANDIDATE_BYTES if queue or spill else 0
     return replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
@@ -233,13 +264,8 @@ def with_workspace(plan: Plan) -> Plan:
 
 def shared_bytes(plan: Plan) -> int:
     """Dynamic shared memory of a plan's kernel."""
-    return STORAGE_BYTES + thread_bytes(plan.policy) * plan.threads + plan.shared_capacity * CANDIDATE_BYTES
-
-
-def thread_bytes(policy: SamplingPolicy | None) -> int:
-    """Shared memory per thread: places in the ring of loads, and its warp's slack per scan (kernels/storage.cuh)."""
-    scans = 2 if policy is not None and policy.rescue_margin is not None else 1
-    return 16 * STAGES + scans * CANDIDATE_BYTES
+    per_thread = THREAD_BYTES + plan.columns * CANDIDATE_BYTES
+    return STORAGE_BYTES + per_thread * plan.threads + plan.shared_capacity * CANDIDATE_BYTES
 
 
 def _round_up(value: int, step: int) -> int:

@@ -125,7 +125,8 @@ def select(
         Rows of at most this length stay on chip in the direct-exact route, which then scans once.
     splits : int
         Segments of the KV-split composition. The merged state, and so every number returned, is the same for
-        any value, except that each further segment reads the view again.
+        any value, except that each further segment reads the view again, and that candidates which outgrow
+        `capacity` together are scanned once more.
     options : Options
         Windows, `next_n` and the tie-break enter here, the rest in `ksieve.finish`.
     starts : array_like of int, shape (rows,), optional
@@ -175,7 +176,7 @@ def select_row(
         return np.arange(trace.committed[0], dtype=np.int64), trace
     keys = order_key(row)
     boundaries = _propose(row, keys, max_k or k, policy, trace, splits)
-    state = _certify(row, keys, k, boundaries, trace, held, splits)
+    state = _certify(row, keys, k, boundaries, trace, held, splits, capacity)
     return _refine(keys, k, state, capacity, tie_break, trace), trace
 
 
@@ -218,8 +219,12 @@ def _certify(
     trace: RowTrace,
     held: int,
     splits: int,
+    capacity: int,
 ) -> _Certified:
-    """Scan until a state with at least k admitted scores exists, by the cheapest route that has one."""
+    """Scan until a state with at least k admitted scores exists, by the cheapest route that has one.
+
+    Segments whose candidates do not fit together are scanned once more, as the whole row.
+    """
     if boundaries is None:
         trace.route = Route.DIRECT
         trace.scans = 1 if row.size <= held else 2
@@ -232,9 +237,12 @@ def _certify(
         trace.admitted = (counts[0], counts[1])
         if admitted.size >= k:
             trace.route = Route.RESCUED if attempt else Route.CERTIFIED
+            state = _whole(admitted, trace)
             if boundary.apart:
-                return _divide_ties(keys, admitted, boundary.cutoff, k, trace)
-            return _whole(admitted, trace)
+                state = _divide_ties(keys, admitted, boundary.cutoff, k, trace)
+            if splits > 1 and attempt == 0 and not state.counted and state.frontier.size > capacity:
+                trace.scans += 1
+            return state
     trace.scans += 2
     trace.route = Route.RECOVERED_AFTER_BAND if len(boundaries) == 2 else Route.RECOVERED
     return _exact_coarse(row, k, trace)

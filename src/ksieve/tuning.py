@@ -84,6 +84,9 @@ CLUSTER = Threshold(
 TAIL_SIGMAS = Threshold(
     12, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
 )
+COLUMN_SIGMAS = Threshold(
+    6, "standard deviations above its mean share of the tail that a thread's column is given for", "docs/tuning.md#11"
+)
 EXACT_CAPACITY = Threshold(
     4096, "fewest candidates stored by families that do not sample", NOT_MEASURED + "32 KiB, which every device has"
 )

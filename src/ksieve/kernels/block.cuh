@@ -1,5 +1,6 @@
 // Block-wide counting: aggregated histogram updates and the search for the bin that holds a rank.
 #pragma once
+#include "keys.cuh"
 #include "storage.cuh"
 
 // Adds one count per active lane. The lanes that agree with the first one share a single atomic, so a row of
@@ -25,16 +26,18 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0)
   constexpr int kPerThread = kBins / kThreads;
   int lane = threadIdx.x & 31;
   int warp = threadIdx.x >> 5;
+  static_assert(kPerThread % 4 == 0, "a thread reads its bins 16 bytes at a time");
   u32 bins[kPerThread];
   u32 sum = 0;
+  RingSlot* mine = reinterpret_cast<RingSlot*>(&s.histogram[threadIdx.x * kPerThread]);
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    bins[i] = s.histogram[threadIdx.x * kPerThread + i];
-    sum += bins[i];
+  for (int v = 0; v < kPerThread / 4; ++v) {
+    RingSlot four = mine[v];
+    mine[v] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sum += bins[v * 4 + i] = four.word[i];
   }
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i)
-    s.histogram[threadIdx.x * kPerThread + i] = 0;
   u32 inclusive = sum;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
@@ -43,14 +46,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0)
   }
   if (lane == 31) s.warp_totals[warp] = inclusive;
   __syncthreads(); // every warp's total is written, and nobody reads the previous `found` any more
-  u32 total = lane < kWarps ? s.warp_totals[lane] : 0;
-  u32 running = total;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    u32 other = __shfl_up_sync(kFullWarp, running, offset);
-    if (lane >= offset) running += other;
-  }
-  u32 before = __shfl_sync(kFullWarp, running - total, warp) + inclusive - sum;
+  u32 before = __reduce_add_sync(kFullWarp, lane < warp ? s.warp_totals[lane] : 0) + inclusive - sum;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     u32 wanted = which ? second_rank : rank;
@@ -71,4 +67,27 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0)
   }
   __syncthreads(); // `found` is visible, and the histogram is clear for everybody
   return s.found[0];
+}
+
+// Lists an entry among the few; at most kFewest may come. A barrier must follow before they are ranked.
+__device__ __forceinline__ void list_few(u64 entry) {
+  SharedStorage& s = shared_storage();
+  int place = atomicAdd(&s.few_count, 1);
+  if (place < kFewest) s.few[place] = entry;
+}
+
+// The lane-th of `count` listed entries and how many of them are less; entries are distinct. For whole warps.
+struct RankedEntry {
+  u64 entry;
+  int rank;
+};
+__device__ __forceinline__ RankedEntry rank_few(int count) {
+  const SharedStorage& s = shared_storage();
+  int lane = static_cast<int>(threadIdx.x & 31);
+  u64 mine = lane < count ? s.few[lane] : ~0ull;
+  int rank = 0;
+#pragma unroll 4
+  for (int other = 0; other < count; ++other)
+    rank += s.few[other] < mine;
+  return {mine, rank};
 }

@@ -2,7 +2,7 @@
 //   1. the proposed boundary is scanned; k admitted scores prove containment
 //   2. an underfilled proposal scans the band up to the rescue boundary, and then falls back to exact recovery: a
 //      coarse histogram of all scores, and a scan that classifies against the exact boundary bin
-//   3. a frontier beyond kCapacity is narrowed by one exact digit and scanned again, unless it is a single value:
+//   3. a frontier beyond kCapacity is narrowed by one digit and scanned again, unless it is a single value:
 //      then any of its stored members will do
 // All of it is one loop around one scan: inlined once, it keeps its registers, and nothing else reads the row.
 #pragma once
@@ -17,26 +17,38 @@ struct RowTask {
   int end;
 };
 
-// Unresolved candidates (paper: Q_j, k_j). The shared histogram holds their digit `round`; up to kCapacity of them are
+// Unresolved candidates (paper: Q_j, k_j). The shared histogram counts them by `digit`; up to kCapacity of them are
 // stored, more only if all are equal. quota 0: the row is complete.
 struct Frontier {
-  u32 best; // inclusive range of ordered keys
-  u32 worst;
-  int count; // |Q_j|
-  int quota; // output slots still open
-  int round; // j
+  KeyRange keys; // all of them are within it
+  int count;     // |Q_j|
+  int quota;     // output slots still open
+  int round;     // j
+  Digit digit;
+
+  __device__ __forceinline__ bool resolved() const { return kStats ? round == kRounds : keys.best == keys.worst; }
 };
+
+// How a frontier is divided next. Statistics count the paper's digits. Otherwise bins are spread evenly over the keys
+// that are there: the first paper digit hardly divides the tail of one octave, and its counts queue up on few bins.
+__device__ __forceinline__ Digit next_digit(const Frontier& q) {
+  return kStats ? paper_digit(q.round, q.keys.best) : digit_over(q.keys.best, q.keys.worst);
+}
 
 enum class Stage { kProposed, kBand, kUnbounded, kClassified, kNarrowed };
 
-__device__ __forceinline__ u32 bin_best_key(int bin) { return bin ? bin_cutoff_key(bin - 1) + 1 : 0; }
-
 // Behind every use of the old rule, before a barrier.
-__device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, u32 best, u32 worst, int round) {
+__device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, KeyRange keys, Digit digit) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return;
   int* out = row_output(t.params, t.row.id);
-  s.rule = {mode, emit_from, best, worst, digit_shift(round), t.params.k, out, &s.emitted, &s.ties};
+  s.rule = {mode, emit_from, keys.best, keys.worst, digit, t.params.k, out, &s.emitted, &s.ties};
+}
+
+// From the best score that the view saw to the last boundary: what lies beyond shares the first bin.
+__device__ __forceinline__ Digit proposal_digit() {
+  const SharedStorage& s = shared_storage();
+  return kStats ? paper_digit(0, 0) : digit_over(s.view_best, s.cutoff[kRescue]);
 }
 
 // The rule of a proposal's scan. `ties` is this CTA's counter or its row's. NaN is no match for a float comparison:
@@ -44,22 +56,19 @@ __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_f
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* ties) {
   SharedStorage& s = shared_storage();
   Mode mode = s.cutoff[0] == kNanKey ? Mode::kClassify : kExactBoundary && s.apart ? Mode::kApart : Mode::kInclusive;
-  set_rule(t, mode, 0, 0, s.cutoff[0], 0);
+  set_rule(t, mode, 0, {0, s.cutoff[0]}, proposal_digit());
   if (threadIdx.x == 0) s.rule.ties = ties;
 }
 
-// Narrows a frontier to the digit that holds its quota; better digits are committed. Needs a barrier after the last
+// Narrows a frontier to the bin that holds its quota; better bins are committed. Needs a barrier after the last
 // count; leaves the histogram empty.
 __device__ __forceinline__ void narrow(Frontier& q) {
   Boundary found = find_boundary(q.quota);
-  int shift = digit_shift(q.round);
-  u32 fixed = q.round == 0 ? 0 : q.round == 1 ? q.best >> 21 << 21 : q.best >> 10 << 10;
-  u32 low = fixed | static_cast<u32>(found.bin) << shift;
-  q.best = max(q.best, low);
-  q.worst = min(q.worst, low | ((1u << shift) - 1));
+  q.keys = range_of(found.bin, q.digit, q.keys);
   q.quota -= found.before;
   q.count = found.count;
   ++q.round;
+  if (!q.resolved()) q.digit = next_digit(q);
   trace_set(kColCommitted0 + q.round, found.before);
   trace_set(kColFrontier0 + q.round, found.count);
 }
@@ -68,15 +77,12 @@ __device__ __forceinline__ void narrow(Frontier& q) {
 // extremes of those that were not stored.
 __device__ __forceinline__ bool single_valued() {
   SharedStorage& s = shared_storage();
-  int slots = stored_slots();
   u32 least = kNanKey;
   u32 greatest = 0;
-  for (int slot = threadIdx.x; slot < slots; slot += kThreads) {
-    u64 entry = load_entry(slot);
-    if (entry_index(entry) < 0) continue;
+  each_own([&](u64 entry) {
     least = min(least, entry_key(entry));
     greatest = max(greatest, entry_key(entry));
-  }
+  });
   least = __reduce_min_sync(kFullWarp, least);
   greatest = __reduce_max_sync(kFullWarp, greatest);
   if ((threadIdx.x & 31) == 0) {
@@ -90,12 +96,11 @@ __device__ __forceinline__ bool single_valued() {
 // Writes the stored candidates behind the output slots already taken, as far as `quota` goes.
 __device__ __forceinline__ void emit_any(int quota) {
   SharedStorage& s = shared_storage();
-  for (int slot = threadIdx.x; slot < stored_slots(); slot += kThreads) {
-    u64 entry = load_entry(slot);
-    if (entry_index(entry) < 0) continue;
-    int place = atomicAdd(&s.small_count, 1);
+  int place = reserve_many(&s.few_count, own_count());
+  each_own([&](u64 entry) {
     if (place < quota) write_front(s.emitted + place, entry_index(entry));
-  }
+    ++place;
+  });
 }
 
 // An exact boundary that is the answer itself: better scores are all stored, ties wait at the end of the output.
@@ -110,23 +115,32 @@ __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int ti
 
 // The frontier and the rule of a coarse boundary bin; better bins go straight to the output.
 __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found) {
-  Frontier q = {bin_best_key(found.bin), bin_cutoff_key(found.bin), found.count, t.params.k - found.before, 0};
+  KeyRange keys = {bin_best_key(found.bin), bin_cutoff_key(found.bin)};
+  Frontier q = {keys, found.count, t.params.k - found.before, 0, {}};
+  q.digit = next_digit(q);
   trace_set(kColCommitted0, found.before);
   trace_set(kColFrontier0, found.count);
-  set_rule(t, Mode::kClassify, 0, q.best, q.worst, 0);
+  set_rule(t, Mode::kClassify, 0, q.keys, q.digit);
   return q;
 }
 
+// What became of the first scan when the segments of a row were joined.
+enum class Merged {
+  kWhole,    // this CTA goes on with the whole row
+  kOther,    // another one does
+  kOutgrown, // this one does, but has to scan the row again: the segments' candidates did not fit together
+};
+
 // Scans whole rows until there is a frontier to refine. `stage` says what the rule in shared memory is for; the first
-// scan covers [begin, end) and has been started, then `merge()` joins the segments of other CTAs and says whether this
-// one goes on. `scanned`: the first scan has been done already. Storage is empty behind a barrier unless scanned.
+// scan covers [begin, end) and has been started, then `merge()` joins the segments of other CTAs. `scanned`: the first
+// scan has been done already. Storage is empty behind a barrier unless scanned.
 template <class Merge>
 __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scanned, Frontier& q, Merge merge) {
   SharedStorage& s = shared_storage();
   int begin = t.begin;
   int end = t.end;
   for (bool first = true;; first = false) {
-    if (stage == Stage::kUnbounded) {
+    if (kSampled ? rarely(stage == Stage::kUnbounded) : stage == Stage::kUnbounded) {
       CoarseCount counting;
       if (!first) start_scan(t.row.scores, begin, end);
       scan(t.row.scores, begin, end, counting);
@@ -139,14 +153,15 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
     __syncthreads(); // the rule is visible, and so is every clear before it
     if (!(first && scanned)) {
       if (!first && stage != Stage::kClassified) start_scan(t.row.scores, begin, end);
-      Sieve sieve(s.rule);
-      scan(t.row.scores, begin, end, sieve);
+      scan_by_rule(t.row.scores, begin, end);
     }
     __syncthreads(); // everything admitted is stored or counted
-    if (first && !merge()) return false;
+    Merged merged = first ? merge() : Merged::kWhole;
+    if (merged == Merged::kOther) return false;
     begin = 0;
     end = t.row.length;
     trace_scans(1);
+    if (merged == Merged::kOutgrown) continue;
 
     if (stage == Stage::kProposed || stage == Stage::kBand) {
       int k = t.params.k;
@@ -156,16 +171,16 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       u32 worst = s.cutoff[primary ? 0 : 1];
       trace_set(kColAdmitted0 + !primary, strict + ties);
       trace_set(kColRoute, primary ? kCertified : kRescued);
-      q = {0, worst - (kExactBoundary && s.apart), strict, k, 0};
-      if (strict < k && strict + ties >= k) {
+      q = {{0, worst - (kExactBoundary && s.apart)}, strict, k, 0, s.rule.digit};
+      if (rarely(strict < k && strict + ties >= k)) {
         finish_tied(t, strict, ties);
         q.quota = q.count = 0;
         return true;
       }
-      if (strict < k) {
+      if (rarely(strict < k)) {
         __syncthreads(); // nobody still reads the counts or the rule that led here
         if (kRescue && primary) {
-          set_rule(t, Mode::kClassify, worst + 1, worst + 1, s.cutoff[1], 0);
+          set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
           stage = Stage::kBand;
         } else {
           trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);
@@ -177,16 +192,16 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       }
       trace_set(kColFrontier0, strict);
     }
-    if (q.count <= kCapacity || q.round == kRounds) return true;
+    if (!rarely(q.count > kCapacity && !q.resolved())) return true;
     if (single_valued()) {
       for (int round = q.round; round < kRounds; ++round)
         trace_set(kColFrontier0 + round + 1, q.count);
       return true;
     }
-    u32 emit_from = q.best;
+    u32 emit_from = q.keys.best;
     narrow(q);
-    set_rule(t, Mode::kClassify, emit_from, q.best, q.worst, min(q.round, kRounds - 1));
-    if (threadIdx.x == 0) forget_candidates();
+    set_rule(t, Mode::kClassify, emit_from, q.keys, q.digit);
+    forget_candidates();
     stage = Stage::kNarrowed;
   }
 }

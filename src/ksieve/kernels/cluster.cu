@@ -31,22 +31,26 @@ __device__ __forceinline__ void gather_peers(int splits) {
   SharedStorage& s = shared_storage();
   for (int rank = 1; rank < splits; ++rank) {
     const SharedStorage& peer = *in_rank(&s, rank);
-    int slots = min(peer.slots, kSlots);
-    for (int first = 0; first < slots; first += kThreads) {
-      int slot = first + static_cast<int>(threadIdx.x);
-      u64 entry = slot < slots ? peer.entries[slot] : kEmptyEntry;
-      bool valid = entry_index(entry) >= 0;
-      int place = reserve(&s.slots, valid);
-      if (valid) store_entry(place, entry);
-      if (valid && place >= kSlots) track_overflow(entry_key(entry));
+    int listed = min(peer.listed, kListed);
+    int base = s.listed;
+    for (int slot = threadIdx.x; slot < listed; slot += kThreads) {
+      u64 entry = peer.columns[slot];
+      if (base + slot < kListed) {
+        list_entry(base + slot) = entry;
+      } else {
+        track_overflow(entry_key(entry));
+      }
     }
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
       if (peer.histogram[bin]) atomicAdd(&s.histogram[bin], peer.histogram[bin]);
+    __syncthreads(); // everybody knows where the next peer's begin
     if (threadIdx.x == 0) {
+      s.listed += listed;
       atomicAdd(&s.count, peer.count);
       atomicMin(&s.least, peer.least);
       atomicMax(&s.greatest, peer.greatest);
     }
+    __syncthreads(); // and the list has its new end
   }
 }
 
@@ -88,14 +92,14 @@ __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 ra
     cluster_sync(); // better bins are emitted, the boundary bin is stored in its segments
     if (rank == 0) gather_peers(p.splits);
     cluster_sync(); // nobody reads a peer's memory any more
-    return rank == 0;
+    return rank == 0 ? Merged::kWhole : Merged::kOther;
   });
   if (mine) refine(frontier);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_cluster(const __grid_constant__ Params p) {
-  static_assert(kSharedCapacity == kCapacity, "rank 0 keeps the whole frontier in shared memory");
+  static_assert(kColumns == 0 && kSharedCapacity == kCapacity, "rank 0 keeps the whole frontier in shared memory");
   u32 rank = cluster_rank();
   int clusters = gridDim.x / p.splits;
   for (int id = blockIdx.x / p.splits; id < p.rows; id += clusters) {

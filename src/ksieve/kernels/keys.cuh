@@ -1,6 +1,6 @@
 // Ordered keys: the CUDA mirror of keys.py. Descending: a better score has a smaller key.
 #pragma once
-#include "params.cuh"
+#include "storage.cuh"
 
 // Adding +0 turns -0 into +0, so both zeros share a key; every NaN gets the worst key.
 __device__ __forceinline__ u32 order_key(float score) {
@@ -48,6 +48,33 @@ __device__ __forceinline__ u32 bin_cutoff_key(int bin) {
   return positive ? midpoint : midpoint - 1;
 }
 
-__device__ __forceinline__ int digit_shift(int round) { return round == 0 ? 21 : round == 1 ? 10 : 0; }
+__device__ __forceinline__ u32 bin_best_key(int bin) { return bin ? bin_cutoff_key(bin - 1) + 1 : 0; }
 
-__device__ __forceinline__ u32 digit_of(u32 key, int shift) { return key >> shift & (shift == 0 ? 1023u : 2047u); }
+// The finest digit whose bins cover the keys of [base, worst].
+__device__ __forceinline__ Digit digit_over(u32 base, u32 worst) {
+  u32 span = worst - min(base, worst);
+  return {base, max(0, 32 - __clz(span) - kBinBits)};
+}
+
+// One of the paper's exact digits: 11, 11 and 10 bits of the keys that share the earlier ones with `prefix`.
+__device__ __forceinline__ Digit paper_digit(int round, u32 prefix) {
+  if (round == 0) return {0, 21};
+  return round == 1 ? Digit{prefix >> 21 << 21, 10} : Digit{prefix >> 10 << 10, 0};
+}
+
+// Bin of a key no worse than what the digit covers.
+__device__ __forceinline__ u32 bin_of(u32 key, Digit digit) {
+  return key <= digit.base ? 0 : (key - digit.base) >> digit.shift;
+}
+
+struct KeyRange {
+  u32 best;
+  u32 worst;
+};
+
+// Keys of [best, worst] that fall into a bin.
+__device__ __forceinline__ KeyRange range_of(int bin, Digit digit, KeyRange all) {
+  u32 low = digit.base + (static_cast<u32>(bin) << digit.shift);
+  u32 high = low + ((1u << digit.shift) - 1);
+  return {bin ? max(all.best, low) : all.best, high < low ? all.worst : min(all.worst, high)};
+}

@@ -15,6 +15,7 @@ struct Params {
   unsigned char* workspace; // layout: workspace.cuh
   i64 pitch;                // elements
   i64 out_pitch;            // elements
+  i64 lists;                // bytes of the workspace before the split family's lists
   int rows;
   int width;
   int k;
@@ -22,7 +23,7 @@ struct Params {
   int rescue_rank;  // sample rank of tau1; 0: no rescue boundary
   int splits;       // CTAs per row of the split and cluster families
 };
-static_assert(sizeof(Params) == 88, "the host packs 88 bytes");
+static_assert(sizeof(Params) == 96, "the host packs 96 bytes");
 
 constexpr int kThreads = KSIEVE_THREADS;
 constexpr int kWarps = kThreads / 32;
@@ -35,16 +36,23 @@ constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
 constexpr int kPool = KSIEVE_PEAKS ? 4 : 1; // adjacent scores of which the best alone is ranked: policy.py, PEAK
 constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
-constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY;
+constexpr int kColumns = KSIEVE_COLUMNS;                // candidates in each thread's own column
+constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // and in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
 constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact keeps in registers
 constexpr bool kStats = KSIEVE_STATS != 0;
 
+// Rare branches say so: their code is then kept out of the way of what every row runs, which matters as much as its
+// length does, since a CTA meets most of it only once.
+__device__ __forceinline__ bool rarely(bool condition) { return __builtin_expect(condition, false); }
+
 constexpr u32 kFullWarp = 0xffffffffu;
 constexpr u32 kNanKey = 0xffffffffu; // the worst ordered key
-constexpr int kBins = 2048;          // 11-bit digits, coarse and exact
+constexpr int kBinBits = 11;
+constexpr int kBins = 1 << kBinBits; // of every histogram, coarse and exact
 constexpr int kRounds = 3;           // exact digits of 11, 11 and 10 bits
+constexpr int kFewest = 32;          // so many unresolved candidates are ranked at once
 
 // Columns of the statistics array: stats.py, STATS_COLUMNS.
 constexpr int kStatsColumns = 16;

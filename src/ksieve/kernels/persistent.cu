@@ -8,9 +8,20 @@
 #include "select.cuh"
 #include "workspace.cuh"
 
+// Half of the CTAs, one of the two on each multiprocessor, start late by half a scan when there are rows for several
+// rounds. Otherwise all of them propose, scan and refine in step, and memory rests while nobody scans.
+__device__ __forceinline__ void fall_behind(const Params& p) {
+  constexpr i64 kClocks = 30; // per KiB of a row: one multiprocessor's share of memory takes 60
+  if (!kSampled || p.rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
+  i64 begin = clock64();
+  while (clock64() - begin < p.width * static_cast<i64>(sizeof(Score)) * kClocks / 1024)
+    __nanosleep(100);
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
+  fall_behind(p);
   for (int id = blockIdx.x; id < p.rows;) {
     if (threadIdx.x == 0) s.next = static_cast<int>(gridDim.x) + claim_row(p); // its latency hides behind the row
     trace_begin();

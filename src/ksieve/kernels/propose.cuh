@@ -31,7 +31,7 @@ __device__ __forceinline__ int statistic_at(int ordinal, int phase) {
 // One statistic: the best of kPool scores, as far as the row goes. All NaN gives NaN.
 __device__ __forceinline__ float load_statistic(const Row& row, int first) {
   if constexpr (kPool % kVector == 0) {
-    if (first + kPool <= row.length && reinterpret_cast<u64>(row.scores + first) % 16 == 0) {
+    if (!rarely(first + kPool > row.length || reinterpret_cast<u64>(row.scores + first) % 16 != 0)) {
       Raw raw = load_raw(row.scores + first);
       float best = unpack(raw, 0);
 #pragma unroll
@@ -53,54 +53,47 @@ struct Ranked {
   int same;
 };
 
-// Sample rank `rank` among the shared keys [0, count) within [best, worst], three exact digits at most.
-__device__ __forceinline__ Ranked ranked_key(int count, int rank, u32 best, u32 worst) {
+// Sample rank `rank` among the stored keys within [best, worst], by exact digits.
+__device__ __forceinline__ Ranked ranked_key(int rank, KeyRange range) {
   SharedStorage& s = shared_storage();
   int same = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    int shift = digit_shift(round);
-    for (int i = threadIdx.x; i < count; i += kThreads) {
-      u32 key = entry_key(load_entry(i));
-      if (key >= best && key <= worst) atomicAdd(&s.histogram[digit_of(key, shift)], 1u);
-    }
+  do {
+    Digit digit = digit_over(range.best, range.worst);
+    each_own([&](u64 entry) {
+      u32 key = entry_key(entry);
+      if (key >= range.best && key <= range.worst) atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
+    });
     __syncthreads(); // all of them are counted
     Boundary found = find_boundary(rank);
     rank -= found.before;
     same = found.count;
-    u32 fixed = round == 0 ? 0 : round == 1 ? best >> 21 << 21 : best >> 10 << 10;
-    u32 low = fixed | static_cast<u32>(found.bin) << shift;
-    best = max(best, low);
-    worst = min(worst, low | ((1u << shift) - 1));
-  }
-  return {best, same};
+    range = range_of(found.bin, digit, range);
+  } while (range.best != range.worst);
+  return {range.best, same};
 }
 
-// The same where at most 32 keys are in the range, as is usual for one coarse bin: every warp ranks them for itself.
-__device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, u32 best, u32 worst) {
-  SharedStorage& s = shared_storage();
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    u32 key = entry_key(load_entry(i));
-    if (key >= best && key <= worst) s.small[atomicAdd(&s.small_count, 1)] = static_cast<int>(key);
-  }
+// The same where at most kFewest keys are in the range, as is usual for one coarse bin: the first warp ranks them and
+// alone knows the answer. Their indices only tell equal keys apart.
+__device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, KeyRange range) {
+  each_own([&](u64 entry) {
+    u32 key = entry_key(entry);
+    if (key >= range.best && key <= range.worst) list_few(entry);
+  });
   __syncthreads(); // the keys of the bin are listed
-  int listed = s.small_count;
-  int lane = threadIdx.x & 31;
-  u32 key = lane < listed ? static_cast<u32>(s.small[lane]) : kNanKey;
-  int better = 0;
-  for (int other = 0; other < listed; ++other) {
-    u32 rival = __shfl_sync(kFullWarp, key, other);
-    better += rival < key || (rival == key && other < lane);
-  }
-  u32 owner = __ballot_sync(kFullWarp, lane < listed && better == rank - 1);
-  u32 wanted = __shfl_sync(kFullWarp, key, __ffs(owner) - 1);
-  return {wanted, __popc(__ballot_sync(kFullWarp, lane < listed && key == wanted))};
+  if (threadIdx.x >= 32) return {};
+  RankedEntry mine = rank_few(count);
+  bool listed = static_cast<int>(threadIdx.x) < count;
+  u32 owner = __ballot_sync(kFullWarp, listed && mine.rank == rank - 1);
+  u32 wanted = __shfl_sync(kFullWarp, entry_key(mine.entry), __ffs(owner) - 1);
+  return {wanted, __popc(__ballot_sync(kFullWarp, listed && entry_key(mine.entry) == wanted))};
 }
 
 // Whether the view of a row reaches the requested ranks.
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= p.k) return false;
   int count = view_statistics(view_phase(row.id), row.length);
-  if (kExactBoundary && count > kSlots) return false; // no room to rank them; no plan of ours comes here
+  if (kExactBoundary && count > kColumns * kThreads + kListed)
+    return false; // no room to rank them; no plan of ours comes here
   return count >= (kRescue ? p.rescue_rank : p.primary_rank);
 }
 
@@ -113,6 +106,8 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
   int count = view_statistics(phase, row.length);
   trace_set(kColSampled, view_scores(phase, row.length) * views);
 
+  int height = 0;
+  u32 best = kNanKey;
   for (int first = threadIdx.x; first < count; first += kInFlight * kThreads) {
     float statistic[kInFlight];
 #pragma unroll
@@ -125,9 +120,22 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
       int ordinal = first + b * kThreads;
       if (ordinal >= count) break;
       atomicAdd(&s.histogram[coarse_bin(statistic[b])], 1u);
-      if (kExactBoundary) store_entry(ordinal, make_entry(order_key(statistic[b]), 0)); // the plan has room for all
+      u32 key = order_key(statistic[b]);
+      best = min(best, key);
+      if (!kExactBoundary) continue;
+      if (height < kColumns) {
+        column_entry(height++) = make_entry(key, ordinal);
+      } else {
+        list_entry(ordinal - kColumns * kThreads) = make_entry(key, ordinal);
+      }
     }
   }
+  if (kExactBoundary) {
+    if (kColumns) s.height[threadIdx.x] = height;
+    if (threadIdx.x == 0) s.listed = max(count - kColumns * kThreads, 0);
+  }
+  best = __reduce_min_sync(kFullWarp, best);
+  if ((threadIdx.x & 31) == 0) atomicMin(&s.view_best, best);
   __syncthreads(); // every statistic is counted
   find_boundary(p.primary_rank, kRescue ? p.rescue_rank : 0);
 
@@ -137,10 +145,9 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
     Ranked boundary = {bin_cutoff_key(found.bin), 0};
     int tau = found.bin;
     if (kExactBoundary) {
-      u32 best = found.bin ? bin_cutoff_key(found.bin - 1) + 1 : 0;
+      KeyRange range = {bin_best_key(found.bin), boundary.key};
       int rank = p.primary_rank - found.before;
-      boundary = found.count <= 32 ? ranked_key_of_few(count, rank, best, boundary.key)
-                                   : ranked_key(count, rank, best, boundary.key);
+      boundary = rarely(found.count > kFewest) ? ranked_key(rank, range) : ranked_key_of_few(found.count, rank, range);
       tau = static_cast<int>(boundary.key);
     }
     trace_set(kColTau0 + which, tau);
@@ -150,8 +157,9 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
     }
   }
   static_assert(!(kExactBoundary && kRescue), "an exact boundary has no rescue: its samples are gone by then");
-  __syncthreads(); // the boundaries are visible, and every warp has read the list of few
-  if (threadIdx.x == 0) s.small_count = 0;
+  __syncthreads(); // the boundaries are visible, and nobody needs the few any more
+  if (threadIdx.x == 0) s.few_count = 0;
+  forget_candidates();
 }
 
 // Starts fetching another row's view, on the guess that it is about as long as this one: its latency is hidden behind

@@ -7,80 +7,68 @@
 #include "certify.cuh"
 
 // With statistics every digit is resolved; without, this many last candidates are ranked by one warp.
-constexpr int kFew = kStats ? 0 : 32;
-
-// The last few unresolved candidates, listed in s.small: one warp ranks them and emits the quota's best.
-__device__ __forceinline__ void emit_ranked(const Frontier& q) {
-  SharedStorage& s = shared_storage();
-  int lane = static_cast<int>(threadIdx.x);
-  u64 entry = lane < q.count ? load_entry(s.small[lane]) : kEmptyEntry;
-  u32 key = entry_key(entry);
-  int rank = 0;
-  for (int other = 0; other < q.count; ++other) {
-    u32 rival = __shfl_sync(kFullWarp, key, other);
-    rank += rival < key || (rival == key && other < lane);
-  }
-  if (lane < q.count && rank < q.quota) write_front(s.emitted + rank, entry_index(entry));
-}
+constexpr int kFew = kStats ? 0 : kFewest;
 
 // Emits the stored candidates that belong to the answer; q is what is left unresolved of them.
 __device__ __forceinline__ void emit_stored(const Frontier& q) {
+  static_assert(kColumns <= 32, "the fates of a column are bits of a word");
   SharedStorage& s = shared_storage();
-  constexpr int kSpan = 32; // slots per thread between two reservations
   bool rank_last = q.count > q.quota && q.count <= kFew;
-  int slots = stored_slots();
-  for (int start = 0; start < slots; start += kSpan * kThreads) {
-    int first = start + static_cast<int>(threadIdx.x);
+  // Whether a member of the last frontier is emitted at once: if all are, or if all are equal and it is early.
+  auto taken = [&](u64 entry) {
+    if (!rank_last) return q.count == q.quota || atomicAdd(&s.few_count, 1) < q.quota;
+    list_few(entry);
+    return false;
+  };
+  if (kColumns) {
     u32 chosen = 0;
-    for (int i = 0; i < kSpan && first + i * kThreads < slots; ++i) {
-      int slot = first + i * kThreads;
-      u64 entry = load_entry(slot);
-      u32 key = entry_key(entry);
-      bool valid = entry_index(entry) >= 0;
-      bool better = valid && key < q.best;
-      if (valid && !better && key <= q.worst) {
-        int place = q.count == q.quota ? 0 : atomicAdd(&s.small_count, 1);
-        if (rank_last) s.small[place] = slot;
-        better = !rank_last && place < q.quota; // all are needed, or all are equal: the first to arrive are taken
-      }
-      chosen |= better ? 1u << i : 0u;
-    }
-    // One reservation per warp: its lanes write one behind the other.
-    int mine = __popc(chosen);
-    int before = mine;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      int other = __shfl_up_sync(kFullWarp, before, offset);
-      if (static_cast<int>(threadIdx.x & 31) >= offset) before += other;
-    }
-    int place = 0;
-    if ((threadIdx.x & 31) == 31) place = atomicAdd(&s.emitted, before);
-    place = __shfl_sync(kFullWarp, place, 31) + before - mine;
-    for (; chosen; chosen &= chosen - 1)
-      write_front(place++, entry_index(load_entry(first + (__ffs(chosen) - 1) * kThreads)));
+    u32 last = 0;
+    u32 bit = 1;
+    each_in_column(own_height(), [&](u64 entry) {
+      chosen |= entry_key(entry) < q.keys.best ? bit : 0;
+      last |= entry_key(entry) <= q.keys.worst ? bit : 0;
+      bit *= 2;
+    });
+    for (last &= ~chosen; last; last &= last - 1)
+      if (taken(column_entry(__ffs(last) - 1))) chosen |= last & -last;
+    u32 place = reserve_many(&s.emitted, __popc(chosen));
+    u32 k = s.rule.k;
+    int* out = s.rule.row_out;
+    for (; chosen && place < k; chosen &= chosen - 1, ++place)
+      out[place] = entry_index(column_entry(__ffs(chosen) - 1));
+  }
+  int listed = min(s.listed, kListed);
+#pragma unroll 1
+  for (int first = 0; first < listed; first += kThreads) {
+    int slot = first + static_cast<int>(threadIdx.x);
+    u64 entry = slot < listed ? list_entry(slot) : 0;
+    u32 key = slot < listed ? entry_key(entry) : kNanKey;
+    bool chosen = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));
+    int place = reserve(&s.emitted, chosen);
+    if (chosen) write_front(place, entry_index(entry));
   }
   if (!rank_last) return;
   __syncthreads(); // the last candidates are listed, and every other one is emitted
-  if (threadIdx.x < 32) emit_ranked(q);
+  if (threadIdx.x >= 32) return;
+  RankedEntry last = rank_few(q.count);
+  if (static_cast<int>(threadIdx.x) < q.count && last.rank < q.quota)
+    write_front(s.emitted + last.rank, entry_index(last.entry));
 }
 
 // Needs a barrier after the last count.
 __device__ __forceinline__ void refine(Frontier q) {
   SharedStorage& s = shared_storage();
-  if (q.quota == 0) return;
+  if (rarely(q.quota == 0)) return;
   trace_set(kColFilled, q.quota);
-  if (q.count > kCapacity) return emit_any(q.quota); // one value throughout: any stored members will do
-  while (q.round < kRounds && q.count != q.quota && q.count > kFew) {
+  if (rarely(q.count > kCapacity)) return emit_any(q.quota); // one value throughout: any stored members will do
+  while (!q.resolved() && q.count != q.quota && q.count > kFew) {
     narrow(q);
     trace_set(kColFilled, q.quota);
-    if (q.round == kRounds || q.count == q.quota || q.count <= kFew) break;
-    int shift = digit_shift(q.round);
-    int slots = stored_slots();
-    for (int slot = threadIdx.x; slot < slots; slot += kThreads) {
-      u64 entry = load_entry(slot);
+    if (!rarely(!q.resolved() && q.count != q.quota && q.count > kFew)) break;
+    each_own([&](u64 entry) {
       u32 key = entry_key(entry);
-      if (entry_index(entry) >= 0 && key >= q.best && key <= q.worst) atomicAdd(&s.histogram[digit_of(key, shift)], 1u);
-    }
+      if (key >= q.keys.best && key <= q.keys.worst) atomicAdd(&s.histogram[bin_of(key, q.digit)], 1u);
+    });
     __syncthreads(); // the next digit is counted
   }
   emit_stored(q);

@@ -58,12 +58,13 @@ struct HeldRow {
   // A visitor reads hits back from the ring: this row passes through it batch by batch.
   template <class Visitor> __device__ __forceinline__ void visit(Visitor& visitor) const {
     RingSlot* slots = &shared_storage().ring[0][threadIdx.x];
+    u32 ring = static_cast<u32>(__cvta_generic_to_shared(slots));
 #pragma unroll
     for (int b = 0; b < kHeldBatches; ++b) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u)
         *reinterpret_cast<Raw*>(slots + u * kThreads) = raw[b][u];
-      visitor.see(raw[b], slots, index_of(b * kBatch), length);
+      visitor.see(raw[b], ring, index_of(b * kBatch), length - index_of(b * kBatch));
     }
     visitor.finish();
   }
@@ -80,10 +81,10 @@ __device__ __forceinline__ void select_held(const RowTask& t) {
   Boundary found = find_boundary(t.params.k);
   Frontier frontier = classified(t, found);
   __syncthreads(); // the rule is visible
-  Sieve sieve(shared_storage().rule);
-  held.visit(sieve);
+  Classify classify(shared_storage().rule);
+  held.visit(classify);
   trace_set(kColRoute, kDirect);
-  certify(t, Stage::kClassified, true, frontier, [] { return true; });
+  certify(t, Stage::kClassified, true, frontier, [] { return Merged::kWhole; });
   refine(frontier);
 }
 

@@ -87,57 +87,53 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
   }
 }
 
-// Shows a visitor every score in [begin, end), whole warps together, whatever the alignment. The body is 16-byte
-// loads that run ahead through a ring in shared memory, kBatch vectors at a time: a thread reads back only what it
-// copied, so the ring needs no barrier and no registers. The at most kVector - 1 scores on either side come last, one
-// per lane. A visitor is given loaded vectors, their place in the ring, the index of the first score (vectors are
-// kStep apart) and one past the last index that is valid. Follows start_scan.
+// Shows a visitor every score in [begin, end), whatever the alignment. The body is 16-byte loads that run ahead through
+// a ring in shared memory, kBatch vectors at a time: a thread reads back only what it copied, so the ring needs no
+// barrier and no registers. The at most kVector - 1 scores on either side come last, one per lane. A visitor's `see` is
+// given loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart) and
+// how many scores of the body lie from there on: a vector is wholly valid or not at all. Its `edge` is given one score,
+// valid or not. Both are called by whole warps. Follows start_scan.
 template <class Visitor>
 __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Visitor& visitor) {
+  constexpr int kTurn = kStages * kStep; // scores in one turn of the ring
   Body body = body_of(scores, begin, end);
-  bool edges = body.begin != begin || body.end != end;
   RingSlot* mine = &shared_storage().ring[0][threadIdx.x];
+  u32 ring = static_cast<u32>(__cvta_generic_to_shared(mine));
   int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
-  int limit = body.end;
-  for (int batch = 0;; batch = batch == kBatches - 1 ? 0 : batch + 1) {
-    RingSlot* slots = mine + batch * kBatch * kThreads;
-    bool in_body = body.begin < body.end; // the same for the whole block
-    if (in_body) {
+  const Score* next = scores + first + kTurn;
+  for (int turn = body.begin; turn < body.end; turn += kTurn) { // as often for every thread of the block
+    int left = body.end - first;
+#pragma unroll 1
+    for (int batch = 0; batch < kBatches; ++batch) {
+      constexpr int kSize = kBatch;
       asm volatile("cp.async.wait_group %0;" ::"n"(kBatches - 1) : "memory");
-    } else {
-      if (!edges) break;
-      edges = false;
-      int head = body_of(scores, begin, end).begin;
-      int edge = begin + static_cast<int>(threadIdx.x);
-      if (edge >= head) edge += limit - head;
-      bool valid = threadIdx.x < 2 * kVector && edge < end;
-      if (valid) *reinterpret_cast<Score*>(slots) = scores[edge];
-      first = edge;
-      limit = valid ? edge + 1 : 0;
-    }
-    Raw raw[kBatch];
+      Raw raw[kSize];
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u)
-      raw[u] = *reinterpret_cast<const Raw*>(slots + u * kThreads);
-    visitor.see(raw, slots, first, limit);
-    if (!in_body) break;
-    u32 ring = static_cast<u32>(__cvta_generic_to_shared(slots));
+      for (int u = 0; u < kSize; ++u)
+        raw[u] = *reinterpret_cast<const Raw*>(mine + (batch * kSize + u) * kThreads);
+      visitor.see(raw, ring + batch * kSize * kThreads * 16, first + batch * kSize * kStep,
+                  left - batch * kSize * kStep);
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      int ahead = first + (kStages + u) * kStep;
-      copy_ahead(ring + u * kThreads * 16, scores + ahead, ahead < limit);
+      for (int u = 0; u < kSize; ++u) {
+        int stage = batch * kSize + u;
+        copy_ahead(ring + stage * kThreads * 16, next + stage * kStep, left > kTurn + stage * kStep);
+      }
+      commit_copies();
     }
-    commit_copies();
-    body.begin += kBatch * kStep;
-    first += kBatch * kStep;
+    first += kTurn;
+    next += kTurn;
+  }
+  if (rarely(body.begin != begin || body.end != end)) {
+    int edge = begin + static_cast<int>(threadIdx.x);
+    if (edge >= body.begin) edge += body.end - body.begin;
+    bool valid = threadIdx.x < 2 * kVector && edge < end;
+    visitor.edge(valid ? widen(scores[edge]) : 0.0f, edge, valid);
   }
   visitor.finish();
 }
 
-// Which of a vector's scores count: all but the padding.
-__device__ __forceinline__ u32 valid_mask(int first, int limit) {
-  return (1u << min(max(limit - first, 0), kVector)) - 1;
-}
+// Which of a vector's scores count, when `left` do from its first on.
+__device__ __forceinline__ u32 valid_mask(int left) { return (1u << min(max(left, 0), kVector)) - 1; }
 
 // Scores per segment of a row cut into `splits`: a multiple of 32, so that segments of an aligned row are aligned.
 __device__ __forceinline__ int segment_size(int length, int splits) { return ((length - 1) / splits + 32) / 32 * 32; }

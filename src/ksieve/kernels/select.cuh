@@ -29,7 +29,7 @@ template <class Meanwhile> __device__ __forceinline__ void select_row(const RowT
     stage = Stage::kProposed;
   }
   Frontier frontier;
-  certify(t, stage, false, frontier, [] { return true; });
+  certify(t, stage, false, frontier, [] { return Merged::kWhole; });
   meanwhile();
   refine(frontier);
 }

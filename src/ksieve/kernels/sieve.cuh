@@ -13,6 +13,17 @@ __device__ __forceinline__ u32 lanes_below() {
   return mask;
 }
 
+// Sum of `mine` over the lanes before this one.
+__device__ __forceinline__ int lanes_before(int mine) {
+  int sum = mine;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    int other = __shfl_up_sync(kFullWarp, sum, offset);
+    if (static_cast<int>(threadIdx.x & 31) >= offset) sum += other;
+  }
+  return sum - mine;
+}
+
 // A place behind `counter` for each wanting lane, with one atomic per warp.
 __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   u32 mask = __ballot_sync(kFullWarp, wanted);
@@ -24,6 +35,14 @@ __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   return base + __popc(mask & lanes_below());
 }
 
+// The same for `mine` places of each lane. For whole warps.
+__device__ __forceinline__ int reserve_many(int* counter, int mine) {
+  int before = lanes_before(mine);
+  int base = 0;
+  if ((threadIdx.x & 31) == 31) base = atomicAdd(counter, before + mine);
+  return __shfl_sync(kFullWarp, base, 31) + before;
+}
+
 // Whether everything admitted is one value must be known when not everything is stored.
 __device__ __forceinline__ void track_overflow(u32 key) {
   SharedStorage& s = shared_storage();
@@ -31,177 +50,193 @@ __device__ __forceinline__ void track_overflow(u32 key) {
   if (key > *static_cast<volatile u32*>(&s.greatest)) atomicMax(&s.greatest, key);
 }
 
-// Exclusive prefix sum over the lanes of a warp, and the total. Small values are the rule: they take two ballots.
-struct Places {
-  int before;
-  int total;
-};
-__device__ __forceinline__ Places lane_places(int mine) {
-  u32 ones = __ballot_sync(kFullWarp, mine & 1);
-  u32 twos = __ballot_sync(kFullWarp, mine & 2);
-  u32 below = lanes_below();
-  Places places = {__popc(ones & below) + 2 * __popc(twos & below), __popc(ones) + 2 * __popc(twos)};
-  if (__any_sync(kFullWarp, mine > 3)) {
-#pragma unroll
-    for (int bit = 4; bit <= kBatch * kVector; bit *= 2) {
-      u32 plane = __ballot_sync(kFullWarp, mine & bit);
-      places.before += bit * __popc(plane & below);
-      places.total += bit * __popc(plane);
-    }
+__device__ __forceinline__ void list_at(int slot, u32 key, int index) {
+  SharedStorage& s = shared_storage();
+  if (slot < kListed) {
+    list_entry(slot) = make_entry(key, index);
+  } else {
+    track_overflow(key);
   }
-  return places;
+  atomicAdd(&s.histogram[bin_of(key, s.rule.digit)], 1u);
 }
 
-// Stores what reaches the cutoff. Each lane gathers its hits of a batch as bits; the lanes then find their places
-// together. A warp takes chunks of slots and fills them in order, so that a hit costs no atomic but its count.
-struct Sieve {
-  Mode mode;
-  float cutoff;  // hot_cutoff(rule.worst)
-  int next = 0;  // next free slot of the warp's chunk; all of this is the same in all lanes
-  int room = 0;  // free slots left in it
-  int found = 0; // candidates
-  int tied = 0;  // scores equal to the cutoff, set apart
+// Puts a candidate into the list.
+__device__ __forceinline__ void list_candidate(u32 key, int index) {
+  list_at(atomicAdd(&shared_storage().listed, 1), key, index);
+  atomicAdd(&shared_storage().count, 1);
+}
 
-  __device__ __forceinline__ explicit Sieve(const ScanRule& rule) : mode(rule.mode), cutoff(hot_cutoff(rule.worst)) {}
-
-  // `slots` is where the batch lies in shared memory, so that a hit can be read back by its bit.
-  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], const RingSlot* slots, int first, int limit) {
-    u32 hits = 0;
-    if (mode == Mode::kInclusive) {
-      hits = gather_bits(raw, [&](float score) { return score >= cutoff; });
-    } else if (mode == Mode::kClassify) { // NaN passes: the exact key decides
-      hits = gather_bits(raw, [&](float score) { return !(score < cutoff); });
-    } else {
-      hits = gather_bits(raw, [&](float score) { return score > cutoff; });
-      u32 equal = gather_bits(raw, [&](float score) { return score == cutoff; });
-      set_apart(equal & valid_bits(first, limit), first);
-    }
-    hits &= valid_bits(first, limit);
-    if (!__any_sync(kFullWarp, hits)) return;
-    if (mode == Mode::kClassify) {
-      classify(hits, slots, first);
-    } else {
-      append(hits, slots, first);
-    }
-  }
-
-  template <class Passes> __device__ __forceinline__ static u32 gather_bits(const Raw (&raw)[kBatch], Passes passes) {
-    u32 bits = 0;
+// One bit for each score of a batch that passes, of which `left` are valid from the first on.
+template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&raw)[kBatch], int left, Passes passes) {
+  u32 bits = 0;
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
+  for (int u = 0; u < kBatch; ++u) {
 #pragma unroll
-      for (int i = 0; i < kVector; ++i)
-        bits |= passes(unpack(raw[u], i)) ? 1u << (u * kVector + i) : 0u;
-    }
-    return bits;
+    for (int i = 0; i < kVector; ++i)
+      bits |= passes(unpack(raw[u], i)) ? 1u << (u * kVector + i) : 0u;
   }
-
-  __device__ __forceinline__ static u32 valid_bits(int first, int limit) {
-    if (first + (kBatch - 1) * kStep + kVector <= limit) return ~0u;
-    u32 bits = 0;
+  if (!rarely(left < (kBatch - 1) * kStep + kVector)) return bits;
+  u32 valid = 0;
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u)
-      bits |= valid_mask(first + u * kStep, limit) << (u * kVector);
-    return bits;
+  for (int u = 0; u < kBatch; ++u)
+    valid |= valid_mask(left - u * kStep) << (u * kVector);
+  return bits & valid;
+}
+
+__device__ __forceinline__ int index_of_bit(u32 bit, int first) {
+  return first + static_cast<int>(bit / kVector * kStep + bit % kVector);
+}
+
+// The score of a bit, from the batch's place in the ring (a shared address).
+__device__ __forceinline__ float read_back(u32 ring, u32 bit) {
+  u32 at = ring + bit / kVector * (kThreads * 16) + bit % kVector * sizeof(Score);
+#if KSIEVE_DTYPE == 0
+  float score;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(score) : "r"(at));
+  return score;
+#else
+  unsigned short score;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(score) : "r"(at));
+  return widen(score);
+#endif
+}
+
+// The scan of a proposal. Whatever reaches the cutoff goes to the column of the thread that meets it, without a vote
+// among lanes or an atomic: a row costs as many instructions as there are scores, and this loop has most of them.
+// Columns hold raw scores until `finish` turns them into keys and counts them. Scores equal to a boundary that is a
+// plateau (kSetApart) are not stored, but offered to the end of the output.
+template <bool kSetApart> struct Admit {
+  float cutoff;
+  float apart;
+  u32 top;      // shared address of the column's next free entry
+  u32 end;      // and of the one behind its last
+  int tied = 0; // scores of this warp set apart; the same in all lanes
+
+  static constexpr u32 kPitch = kThreads * sizeof(u64); // from one entry of a column to the next
+
+  __device__ __forceinline__ explicit Admit(const ScanRule& rule)
+      : cutoff(hot_cutoff(kSetApart ? rule.worst - 1 : rule.worst)), apart(hot_cutoff(rule.worst)), top(base()),
+        end(base() + kColumns * kPitch) {}
+
+  __device__ __forceinline__ static u32 base() {
+    return static_cast<u32>(__cvta_generic_to_shared(&shared_storage().columns[threadIdx.x]));
   }
 
-  __device__ __forceinline__ static int index_of(int bit, int first) {
-    return first + bit / kVector * kStep + bit % kVector;
-  }
-
-  __device__ __forceinline__ static u32 key_of(int bit, const RingSlot* slots) {
-    const Score* scores = reinterpret_cast<const Score*>(slots + bit / kVector * kThreads);
-    return order_key(widen(scores[bit % kVector]));
-  }
-
-  // Makes sure of `members` slots; returns where those after the first `room` begin.
-  __device__ __forceinline__ int take_slots(int members) {
-    int chunk = 0;
-    int wanted = (members - room + 31) / 32 * 32;
-    if ((threadIdx.x & 31) == 0) chunk = atomicAdd(&shared_storage().slots, wanted);
-    return __shfl_sync(kFullWarp, chunk, 0);
-  }
-
-  __device__ __forceinline__ void append(u32 hits, const RingSlot* slots, int first) {
-    Places places = lane_places(__popc(hits));
-    int chunk = places.total > room ? take_slots(places.total) : 0;
-    for (int place = places.before; hits; hits &= hits - 1, ++place) {
-      int bit = __ffs(hits) - 1;
-      store_candidate(place < room ? next + place : chunk + place - room, key_of(bit, slots), index_of(bit, first));
+  // A hit is read back from the ring by its bit.
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
+    u32 hits = gather_bits(raw, left, [&](float score) { return score >= cutoff; });
+    if (kSetApart) {
+      u32 equal = gather_bits(raw, left, [&](float score) { return score == apart; });
+      set_apart(equal, first);
     }
-    used(places.total, chunk);
-  }
-
-  __device__ __forceinline__ void used(int members, int chunk) {
-    if (members > room) {
-      next = chunk - room;
-      room += (members - room + 31) / 32 * 32;
+    while (hits) {
+      u32 bit = __ffs(hits) - 1;
+      hits &= hits - 1;
+      float score = read_back(ring, bit);
+      int index = index_of_bit(bit, first);
+      if (!rarely(top >= end)) {
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(top), "r"(index), "f"(score) : "memory");
+        top += kPitch;
+      } else {
+        list_candidate(order_key(score), index);
+      }
     }
-    next += members;
-    room -= members;
-    found += members;
   }
 
-  __device__ __forceinline__ static void store_candidate(int slot, u32 key, int index) {
-    SharedStorage& s = shared_storage();
-    store_entry(slot, make_entry(key, index));
-    atomicAdd(&s.histogram[digit_of(key, s.rule.shift)], 1u);
-    if (slot >= kSlots) track_overflow(key);
+  __device__ __forceinline__ void edge(float score, int index, bool valid) {
+    if (valid && score >= cutoff) list_candidate(order_key(score), index);
+    if (kSetApart) set_apart(valid && score == apart, index);
   }
 
-  // Better than the candidates, candidate, or neither: one hit of each lane at a time.
-  __device__ __forceinline__ void classify(u32 hits, const RingSlot* slots, int first) {
+  // Every warp offers its first k; more can never be needed.
+  __device__ __forceinline__ void set_apart(u32 equal, int first) {
+    if (!__any_sync(kFullWarp, equal)) return;
     const ScanRule& rule = shared_storage().rule;
+    int mine = __popc(equal);
+    int before = lanes_before(mine);
+    int total = __shfl_sync(kFullWarp, before + mine, 31);
+    int start = 0;
+    if ((threadIdx.x & 31) == 0) start = atomicAdd(rule.ties, total);
+    if (tied < rule.k) {
+      start = __shfl_sync(kFullWarp, start, 0);
+      for (int t = start + before; equal; equal &= equal - 1, ++t)
+        write_back(t, index_of_bit(__ffs(equal) - 1, first));
+    }
+    tied += total;
+  }
+
+  __device__ __forceinline__ void finish() {
+    SharedStorage& s = shared_storage();
+    int height = kColumns ? static_cast<int>((top - base()) / kPitch) : 0;
+    s.height[threadIdx.x] = height;
+    Digit digit = s.rule.digit;
+    each_in_column(height, [&](u64& entry) {
+      u32 key = order_key(__uint_as_float(entry_key(entry)));
+      entry = make_entry(key, entry_index(entry));
+      atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
+    });
+    int total = __reduce_add_sync(kFullWarp, height);
+    if ((threadIdx.x & 31) == 0 && total) atomicAdd(&s.count, total);
+  }
+};
+
+// The scan of any other set: better than the candidates, candidate, or neither, by the exact key.
+struct Classify {
+  float cutoff;
+
+  __device__ __forceinline__ explicit Classify(const ScanRule& rule) : cutoff(hot_cutoff(rule.worst)) {}
+
+  // A hit is read back from the ring by its bit. NaN passes the cutoff: its key decides.
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
+    u32 hits = gather_bits(raw, left, [&](float score) { return !(score < cutoff); });
     while (__any_sync(kFullWarp, hits)) {
-      int bit = hits ? __ffs(hits) - 1 : 0;
-      u32 key = key_of(bit, slots);
-      bool in = hits && key <= rule.worst && key >= rule.emit_from;
-      bool candidate = in && key >= rule.best;
-      Places places = lane_places(candidate);
-      int chunk = places.total > room ? take_slots(places.total) : 0;
-      if (candidate)
-        store_candidate(places.before < room ? next + places.before : chunk + places.before - room, key,
-                        index_of(bit, first));
-      used(places.total, chunk);
-      bool emit = in && !candidate;
-      int slot = reserve(rule.emitted, emit);
-      if (emit) write_front(slot, index_of(bit, first));
+      u32 bit = hits ? __ffs(hits) - 1 : 0;
+      decide(order_key(read_back(ring, bit)), index_of_bit(bit, first), hits);
       hits &= hits - 1;
     }
   }
 
-  // Scores equal to a boundary that is a plateau. Every warp offers its first k; more can never be needed.
-  __device__ __forceinline__ void set_apart(u32 equal, int first) {
-    if (!__any_sync(kFullWarp, equal)) return;
+  __device__ __forceinline__ void edge(float score, int index, bool valid) { decide(order_key(score), index, valid); }
+
+  __device__ __forceinline__ static void decide(u32 key, int index, bool valid) {
     const ScanRule& rule = shared_storage().rule;
-    Places places = lane_places(__popc(equal));
-    int base = 0;
-    if ((threadIdx.x & 31) == 0) base = atomicAdd(rule.ties, places.total);
-    if (tied < rule.k) {
-      base = __shfl_sync(kFullWarp, base, 0);
-      for (int t = base + places.before; equal; equal &= equal - 1, ++t)
-        write_back(t, index_of(__ffs(equal) - 1, first));
-    }
-    tied += places.total;
+    bool in = valid && key <= rule.worst && key >= rule.emit_from;
+    bool emit = in && key < rule.best;
+    int slot = reserve(rule.emitted, emit);
+    if (emit) write_front(slot, index);
+    if (in && !emit) list_candidate(key, index);
   }
 
-  __device__ __forceinline__ void finish() {
-    int lane = threadIdx.x & 31;
-    if (lane < room) store_entry(next + lane, kEmptyEntry);
-    if (lane == 0 && found) atomicAdd(&shared_storage().count, found);
-  }
+  __device__ __forceinline__ void finish() const {}
 };
 
 // Coarse histogram: the first of the two scans of the exact route.
 struct CoarseCount {
-  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], const RingSlot*, int first, int limit) const {
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32, int, int left) const {
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      u32 valid = valid_mask(first + u * kStep, limit);
 #pragma unroll
       for (int i = 0; i < kVector; ++i)
-        count_bin(shared_storage().histogram, coarse_bin(unpack(raw[u], i)), valid >> i & 1);
+        edge(unpack(raw[u], i), 0, left - u * kStep > i);
     }
+  }
+  __device__ __forceinline__ void edge(float score, int, bool valid) const {
+    count_bin(shared_storage().histogram, coarse_bin(score), valid);
   }
   __device__ __forceinline__ void finish() const {}
 };
+
+// Shows the stretch to whoever the rule asks for.
+__device__ __forceinline__ void scan_by_rule(const Score* scores, int begin, int end) {
+  const ScanRule& rule = shared_storage().rule;
+  if (kSampled && !rarely(rule.mode != Mode::kInclusive)) {
+    Admit<false> admit(rule);
+    scan(scores, begin, end, admit);
+  } else if (kSampled && kExactBoundary && rule.mode == Mode::kApart) {
+    Admit<true> admit(rule);
+    scan(scores, begin, end, admit);
+  } else {
+    Classify classify(rule);
+    scan(scores, begin, end, classify);
+  }
+}

@@ -2,72 +2,90 @@
 //
 //   1. every CTA of the row rebuilds the same view, and so the same boundary, from the row id alone
 //   2. each scans its own contiguous segment into its own candidate slots
-//   3. each publishes: reserves a range of the row's list, copies its candidates, adds its histogram
-//   4. the last to arrive gathers the merged state, restores it to zero, and finishes the row alone
+//   3. each publishes: reserves a range of the row's list and copies its candidates there
+//   4. the last to arrive gathers the list, restores the row's state to zero, and finishes the row alone
 //
-// Row reads: 1 + splits/stride certified. An underfilled aggregate is rescued or recovered by the finisher alone.
+// Row reads: 1 + splits/stride certified. An underfilled aggregate is rescued or recovered by the finisher alone, and
+// an aggregate that outgrows the list is scanned again by it, whole.
 #include "select.cuh"
 #include "workspace.cuh"
 
-// Moves the stored candidates of this segment to the row's list, and what was only counted to the row's state.
-__device__ __forceinline__ void publish(RowState* state) {
+// Moves the stored candidates of this segment to the row's list.
+__device__ __forceinline__ void publish(RowState* state, u64* list) {
   SharedStorage& s = shared_storage();
-  int slots = stored_slots();
-  if (threadIdx.x == 0) s.flag = s.count ? atomicAdd(&state->count, s.count) : 0;
-  for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
-    if (s.histogram[bin]) atomicAdd(&state->histogram[bin], s.histogram[bin]);
-  __syncthreads(); // the segment's range of the list is known
-  for (int first = 0; first < slots; first += kThreads) {
-    int slot = first + static_cast<int>(threadIdx.x);
-    u64 entry = slot < slots ? load_entry(slot) : kEmptyEntry;
-    int place = reserve(&s.flag, entry_index(entry) >= 0);
-    bool listed = entry_index(entry) >= 0 && place < kCapacity;
-    if (listed) row_list(state)[place] = entry;
-    if (entry_index(entry) >= 0 && !listed) track_overflow(entry_key(entry));
-  }
-  __syncthreads(); // every candidate that is not in the list is known
-  if (threadIdx.x == 0 && s.greatest > 0) {
-    atomicMax(&state->least_not, ~s.least);
-    atomicMax(&state->greatest, s.greatest);
-  }
+  int own = own_count();
+  int height = own_height();
+  int before = lanes_before(own);
+  int place = 0;
+  if ((threadIdx.x & 31) == 31 && before + own) place = state_count(state, before + own);
+  place = __shfl_sync(kFullWarp, place, 31) + before;
+#pragma unroll 4
+  for (int i = 0; i < own; ++i)
+    if (place + i < kListed) list[place + i] = own_entry(i, height);
+  // Candidates that found no slot here are only counted: the row outgrows its list as well.
+  if (threadIdx.x == 0 && s.listed > kListed) state_count(state, s.listed - kListed);
 }
 
-// Whether this CTA is the last of its row to publish; then everything published is visible to all its threads.
+// Whether this CTA is the last of its row to publish; then everything published is visible to all its threads, and
+// `s.count` is the number of candidates.
 __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
   SharedStorage& s = shared_storage();
   __threadfence();
   __syncthreads(); // every thread's part of the publication is visible device-wide
-  if (threadIdx.x == 0) s.flag = atomicAdd(&state->arrived, 1u) == static_cast<u32>(splits) - 1;
+  clear_counts();
+  if (threadIdx.x == 0) {
+    u64 progress = state_arrive(state);
+    s.flag = progress >> 32 == static_cast<u32>(splits) - 1;
+    s.count = static_cast<int>(progress);
+  }
   __syncthreads(); // the verdict is known
   __threadfence();
   return s.flag;
 }
 
-// Loads the merged state into empty storage and leaves the global one zero.
-__device__ __forceinline__ void gather(RowState* state) {
+// Loads the row's list into empty storage and counts it.
+__device__ __forceinline__ void gather(RowState* state, const u64* list) {
   SharedStorage& s = shared_storage();
-  int count = __ldcg(&state->count);
-  int ties = __ldcg(&state->ties);
-  int listed = min(count, kCapacity);
-  for (int i = threadIdx.x; i < min(listed, kSharedSlots); i += kThreads)
-    s.entries[i] = __ldcg(&row_list(state)[i]);
-  for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
-    s.histogram[bin] = __ldcg(&state->histogram[bin]);
-    state->histogram[bin] = 0;
+  int count = s.count;
+  Digit digit = s.rule.digit;
+  int height = 0;
+  for (int first = threadIdx.x; first < count; first += 4 * kThreads) {
+    u64 entry[4];
+#pragma unroll
+    for (int b = 0; b < 4; ++b)
+      if (first + b * kThreads < count) entry[b] = __ldcg(&list[first + b * kThreads]);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      int at = first + b * kThreads;
+      if (at >= count) break;
+      atomicAdd(&s.histogram[bin_of(entry_key(entry[b]), digit)], 1u);
+      if (height < kColumns) {
+        column_entry(height++) = entry[b];
+      } else {
+        list_entry(at - kColumns * kThreads) = entry[b];
+      }
+    }
   }
+  if (kColumns) s.height[threadIdx.x] = height;
   if (threadIdx.x == 0) {
-    s.slots = listed;
-    s.spill = row_list(state) + kSharedSlots; // what does not fit shared memory stays where it is
-    s.count = count;
-    s.ties = ties;
-    s.least = ~__ldcg(&state->least_not);
-    s.greatest = __ldcg(&state->greatest);
+    s.listed = max(count - kColumns * kThreads, 0);
+    s.ties = __ldcg(&state->ties);
   }
-  __syncthreads(); // the merged state is loaded, by everybody
+}
+
+// What the finisher starts from; leaves the global state zero.
+__device__ __forceinline__ Merged join(RowState* state, const u64* list) {
+  SharedStorage& s = shared_storage();
+  bool fits = s.count <= kCapacity;
+  if (fits) gather(state, list);
+  __syncthreads(); // the row's candidates are loaded and counted, or everybody knows that they do not fit
   if (threadIdx.x == 0) {
-    state->count = state->ties = 0;
-    state->arrived = state->least_not = state->greatest = 0;
+    state->progress = 0;
+    state->ties = 0;
+    s.rule.ties = &s.ties;
+    if (!fits) s.count = s.ties = 0;
   }
+  return fits ? Merged::kWhole : Merged::kOutgrown;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
@@ -79,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   bool shared_work = view_usable(p, row);
   if (!shared_work && part != 0) return; // short, or no usable view: nothing to share
   RowState* state = row_state(p, id);
-  RowTask task = whole_row(p, row, segment_spill(state, part));
+  u64* list = row_list(p, id);
+  RowTask task = whole_row(p, row, segment_spill(p, id, part));
   if (!select_short(p, row)) {
     if (shared_work) {
       int size = segment_size(row.length, p.splits);
@@ -97,11 +116,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     }
     Frontier frontier;
     bool mine = certify(task, shared_work ? Stage::kProposed : Stage::kUnbounded, false, frontier, [&] {
-      if (!shared_work) return true;
-      publish(state);
-      if (!arrive_last(state, p.splits)) return false;
-      gather(state);
-      return true;
+      if (!shared_work) return Merged::kWhole;
+      publish(state, list);
+      return arrive_last(state, p.splits) ? join(state, list) : Merged::kOther;
     });
     if (!mine) return;
     refine(frontier);

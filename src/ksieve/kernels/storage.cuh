@@ -16,49 +16,53 @@ enum class Mode {
   kClassify,  // the exact key decides: better than the candidates, candidate, or neither
 };
 
+// Bins of a histogram over ordered keys: bin 0 takes every key up to `base`, and the ones after it equal steps.
+struct Digit {
+  u32 base;
+  int shift;
+};
+
 // What the current scan does with each score; written by thread 0, read only where a score passes the cutoff.
 struct ScanRule {
   Mode mode;
   u32 emit_from; // keys [emit_from, best): part of the answer already, straight to the output
   u32 best;      // keys [best, worst]: candidates
   u32 worst;
-  int shift; // of the digit that candidates are counted by
+  Digit digit; // that candidates are counted by
   int k;
   int* row_out;
   int* emitted; // output slots taken from the front: this CTA's counter, or its cluster's
   int* ties;    // and from the back, by scores equal to an exact boundary: this CTA's, or its row's
 };
 
-constexpr int kSlack = (kRescue ? 64 : 32) * kWarps; // slots: each warp may leave a chunk of 32 partly empty per scan
-constexpr int kSharedSlots = kSharedCapacity + kSlack;
-constexpr int kSlots = kCapacity + kSlack;
-
 struct alignas(16) RingSlot {
   u32 word[4];
 };
 
 struct alignas(16) SharedStorage {
-  RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: row.cuh
-  u32 histogram[kBins];             // all zero whenever a counting step begins
-  u64 entries[kSharedSlots];        // stored candidates
+  RingSlot ring[kStages][kThreads];                   // 16-byte loads in flight: row.cuh
+  u32 histogram[kBins];                               // all zero whenever a counting step begins
+  u64 columns[kColumns * kThreads + kSharedCapacity]; // candidates: a column per thread, then the list
+  int height[kThreads];                               // filled part of each column; its thread's own
+  u64 few[kFewest];                                   // the last unresolved candidates
   u32 warp_totals[32];
   ScanRule rule;
   u64* spill; // this worker's slice of global workspace
   Boundary found[2];
-  u32 cutoff[2];   // inclusive ordered keys of the primary and the rescue boundary
-  int apart;       // an exact boundary that the view saw more than once: expect a plateau
-  int small[32];   // slots of the last few unresolved candidates
-  int small_count; // and how many
-  int slots;       // candidate slots handed out to warps; may exceed kSlots, storage never does
-  int count;       // candidates admitted, stored or not
-  int emitted;     // output slots taken from the front
-  int ties;        // and from the back
-  u32 least;       // least and greatest key among candidates that found no slot
+  u32 cutoff[2]; // inclusive ordered keys of the primary and the rescue boundary
+  u32 view_best; // best ordered key of the view
+  int apart;     // an exact boundary that the view saw more than once: expect a plateau
+  int few_count; // entries of `few`, or output slots taken by members of the last frontier
+  int listed;    // list slots handed out; may exceed kListed, storage never does
+  int count;     // candidates admitted, stored or not
+  int emitted;   // output slots taken from the front
+  int ties;      // and from the back
+  u32 least;     // least and greatest key among candidates that found no slot
   u32 greatest;
   int next; // next row of a persistent CTA
   int flag; // block-wide broadcast of the split family
   int trace[kStatsColumns];
-  int reserved[13]; // up to planner_cuda.STORAGE_BYTES besides the candidates
+  int reserved[13]; // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 
@@ -66,10 +70,11 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 __device__ __forceinline__ SharedStorage& shared_storage() { return *reinterpret_cast<SharedStorage*>(shared_bytes); }
 
-// A stored candidate: high word its ordered key, low word its index. Slots
-// 0..kSharedSlots-1 live in shared memory, later ones in the spill slice. A frontier larger than kCapacity is
-// counted, not stored: certify.cuh scans again.
-constexpr u64 kEmptyEntry = ~0ull; // a negative index: nobody's
+// A stored candidate: high word its ordered key, low word its index. A thread owns a column in shared memory, which
+// it alone writes and reads, and every kThreads-th slot of the list, which holds what outgrows a column: the first
+// kSharedCapacity slots of it in shared memory, later ones in the spill slice. All of kCapacity fits the list, so
+// whatever the columns' share, a frontier up to kCapacity is stored; certify.cuh scans again for a larger one.
+constexpr int kListed = kCapacity;
 
 __device__ __forceinline__ u64 make_entry(u32 high, int index) {
   return static_cast<u64>(high) << 32 | static_cast<u32>(index);
@@ -77,37 +82,79 @@ __device__ __forceinline__ u64 make_entry(u32 high, int index) {
 __device__ __forceinline__ u32 entry_key(u64 entry) { return static_cast<u32>(entry >> 32); }
 __device__ __forceinline__ int entry_index(u64 entry) { return static_cast<int>(entry & 0xffffffffu); }
 
-__device__ __forceinline__ u64 load_entry(int slot) {
-  const SharedStorage& s = shared_storage();
-  return kSharedSlots == kSlots || slot < kSharedSlots ? s.entries[slot] : s.spill[slot - kSharedSlots];
+__device__ __forceinline__ u64& column_entry(int place) {
+  return shared_storage().columns[place * kThreads + static_cast<int>(threadIdx.x)];
 }
 
-__device__ __forceinline__ void store_entry(int slot, u64 entry) {
+__device__ __forceinline__ u64& list_entry(int slot) {
   SharedStorage& s = shared_storage();
-  if (slot < kSharedSlots) {
-    s.entries[slot] = entry;
-  } else if (slot < kSlots) {
-    s.spill[slot - kSharedSlots] = entry;
+  return kSharedCapacity == kListed || slot < kSharedCapacity ? s.columns[kColumns * kThreads + slot]
+                                                              : s.spill[slot - kSharedCapacity];
+}
+
+__device__ __forceinline__ int own_height() { return kColumns ? shared_storage().height[threadIdx.x] : 0; }
+
+// Stored candidates of this thread: its column, then its part of the list.
+__device__ __forceinline__ int own_count() {
+  int listed = min(shared_storage().listed, kListed) - static_cast<int>(threadIdx.x);
+  return own_height() + max(listed + kThreads - 1, 0) / kThreads;
+}
+
+__device__ __forceinline__ u64 own_entry(int i, int height) {
+  return i < height ? column_entry(i) : list_entry((i - height) * kThreads + static_cast<int>(threadIdx.x));
+}
+
+// Calls visit(entry) for each entry of this thread's column. Entries are loaded four at a time, so that the lanes of a
+// warp wait together.
+template <class Visit> __device__ __forceinline__ void each_in_column(int height, Visit visit) {
+#pragma unroll 1
+  for (int i = 0; i < height; i += 4) {
+    u64 entry[4];
+#pragma unroll
+    for (int b = 0; b < 4; ++b)
+      entry[b] = column_entry(min(i + b, height - 1));
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      if (i + b >= height) break;
+      u64 before = entry[b];
+      visit(entry[b]);
+      if (entry[b] != before) column_entry(i + b) = entry[b];
+    }
   }
 }
 
-__device__ __forceinline__ int stored_slots() { return min(shared_storage().slots, kSlots); }
+// Calls visit(entry) for each stored candidate of this thread.
+template <class Visit> __device__ __forceinline__ void each_own(Visit visit) {
+  if (kColumns) each_in_column(own_height(), visit);
+  int listed = min(shared_storage().listed, kListed);
+#pragma unroll 1
+  for (int slot = threadIdx.x; slot < listed; slot += kThreads)
+    visit(list_entry(slot));
+}
 
-// Forgets all candidates. By thread 0, between barriers.
+// Forgets all candidates. Between barriers.
 __device__ __forceinline__ void forget_candidates() {
   SharedStorage& s = shared_storage();
-  s.slots = s.count = 0;
+  if (kColumns) s.height[threadIdx.x] = 0;
+  if (threadIdx.x != 0) return;
+  s.listed = s.count = 0;
   s.least = kNanKey;
   s.greatest = 0;
+}
+
+// The same, and what they were counted into. A barrier must follow.
+__device__ __forceinline__ void clear_counts() {
+  for (int i = threadIdx.x; i < kBins / 4; i += kThreads)
+    reinterpret_cast<RingSlot*>(shared_storage().histogram)[i] = {};
+  forget_candidates();
 }
 
 // Empties everything a row leaves behind. A barrier must follow.
 __device__ __forceinline__ void clear_storage() {
   SharedStorage& s = shared_storage();
-  for (int i = threadIdx.x; i < kBins; i += kThreads)
-    s.histogram[i] = 0;
+  clear_counts();
   if (threadIdx.x == 0) {
-    forget_candidates();
-    s.emitted = s.small_count = s.ties = s.apart = 0;
+    s.emitted = s.few_count = s.ties = s.apart = 0;
+    s.view_best = kNanKey;
   }
 }

@@ -1,8 +1,8 @@
 // Layout of the global workspace; planner_cuda.py computes the same sizes. Kernels leave everything they count with
 // zero.
 //   [0, 256)   queue: next row, CTAs that have left
-//   then       split family: per row a RowState, all of it zero before the first launch, its list of candidates, and a
-//              spill slice for each of its CTAs
+//   then       split family: a RowState per row, all zero before the first launch; from Params::lists on, per row its
+//              list of candidates and a spill slice for each of its CTAs
 //   or         other families: a spill slice for each CTA
 #pragma once
 #include "storage.cuh"
@@ -13,13 +13,9 @@ struct Queue {
 };
 
 struct RowState {
-  u32 histogram[kBins];
-  int count;     // candidates of all segments
-  int ties;      // scores equal to an exact boundary, set apart
-  u32 arrived;   // segments that have published
-  u32 least_not; // ~least key among candidates that are not in the list: zero when none, so restored by clearing
-  u32 greatest;  // greatest key among them
-  u32 padding[3];
+  u64 progress; // high word: segments that have published; low word: candidates of all segments
+  int ties;     // scores equal to an exact boundary, set apart
+  u32 padding[5];
 };
 constexpr int kHeaderBytes = 256;
 
@@ -33,14 +29,24 @@ __device__ __forceinline__ void leave_queue(const Params& p) {
 }
 
 __device__ __forceinline__ RowState* row_state(const Params& p, int row) {
-  i64 bytes = sizeof(RowState) + (kCapacity + static_cast<i64>(p.splits) * kSpillCapacity) * sizeof(u64);
-  return reinterpret_cast<RowState*>(p.workspace + kHeaderBytes + row * bytes);
+  return reinterpret_cast<RowState*>(p.workspace + kHeaderBytes) + row;
 }
 
-__device__ __forceinline__ u64* row_list(RowState* state) { return reinterpret_cast<u64*>(state + 1); }
+// Counts candidates of a segment; returns how many came before.
+__device__ __forceinline__ int state_count(RowState* state, int candidates) {
+  return static_cast<int>(atomicAdd(&state->progress, static_cast<u64>(candidates)));
+}
 
-__device__ __forceinline__ u64* segment_spill(RowState* state, int part) {
-  return row_list(state) + kCapacity + part * kSpillCapacity;
+// Counts a segment as published; returns the progress before. Its low word is final when no other is missing.
+__device__ __forceinline__ u64 state_arrive(RowState* state) { return atomicAdd(&state->progress, 1ull << 32); }
+
+__device__ __forceinline__ u64* row_list(const Params& p, int row) {
+  i64 candidates = kListed + static_cast<i64>(p.splits) * kSpillCapacity;
+  return reinterpret_cast<u64*>(p.workspace + p.lists) + row * candidates;
+}
+
+__device__ __forceinline__ u64* segment_spill(const Params& p, int row, int part) {
+  return row_list(p, row) + kListed + part * kSpillCapacity;
 }
 
 // Spill slice of a worker of the other families; null when nothing spills.

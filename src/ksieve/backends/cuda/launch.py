@@ -13,9 +13,9 @@ from ksieve.backends.cuda.spec import KernelSpec, kernel_spec
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import DeviceInfo, Plan
 
-PARAMS = struct.Struct("=6Q2q6i")
+PARAMS = struct.Struct("=6Q3q6i")
 """`Params` of kernels/params.cuh: scores, lengths, num_rows, indices, stats, workspace (addresses); pitch and
-out_pitch (elements); rows, width, k, primary_rank, rescue_rank, splits."""
+out_pitch (elements), lists (bytes); rows, width, k, primary_rank, rescue_rank, splits."""
 
 # One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
 # dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
@@ -27,7 +27,7 @@ _STREAM_AT = _CONFIG_AT + 32
 _ARGUMENTS_AT = _CONFIG_AT + _CONFIG.size
 _ATTRIBUTE_AT = _ARGUMENTS_AT + 8
 _CLUSTER_DIMENSION = 4
-_PATCH = struct.Struct("=6Q2q6iI")
+_PATCH = struct.Struct("=6Q3q6iI")
 _STREAM = struct.Struct("=Q")
 
 
@@ -83,6 +83,7 @@ class Launcher:
         self._k = k
         self._ranks = (policy.primary_rank(k), policy.rescue_rank(k) or 0) if policy else (0, 0)
         self._splits = plan.splits
+        self._lists = plan.workspace_zeroed
         self._most = max(plan.ctas, 1)
         self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact") else 1
         self._lock = threading.Lock()
@@ -131,7 +132,7 @@ class Launcher:
         with self._lock:
             _PATCH.pack_into(
                 memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
-                rows, width, self._k, primary, rescue, self._splits, blocks,
+                self._lists, rows, width, self._k, primary, rescue, self._splits, blocks,
             )  # fmt: skip
             if stream != self._stream:
                 _STREAM.pack_into(memory, _STREAM_AT, stream)

@@ -86,6 +86,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_PEAKS": int(policy is not None and policy.peaks),
         "KSIEVE_EXACT_BOUNDARY": int(policy is not None and policy.boundary == "exact"),
         "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
+        "KSIEVE_COLUMNS": plan.columns,
         "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
         "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
         "KSIEVE_HELD": plan.held,

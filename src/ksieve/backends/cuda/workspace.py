@@ -141,12 +141,13 @@ def pointer_of(plan: Plan, buffer: Any) -> int:
 class Cache:
     """Implicit workspaces: one per device, stream and memory layout, kept between calls.
 
-    Calls on one stream run one after another, so plans of one layout share: a kernel source and a candidate
-    splits and capacity fix where every counter lies, and a plan for fewer rows uses the leading part of a larger one's.
+    Calls on one stream run one after another, so plans of one layout share: kernel source, splits, capacity and the
+    bytes that must be zero fix where every counter lies, and a plan for fewer rows uses the leading part of a larger
+    one's.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int, str, int, int, int], Workspace] = {}
+        self._held: dict[tuple[int, int, str, int, int, int, int], Workspace] = {}
         self._lock = threading.Lock()
 
     def get(self, plan: Plan, stream: int, library: str) -> Workspace:
@@ -154,7 +155,10 @@ class Cache:
 
         Hold the result until the launch is enqueued: another thread may replace it by a larger one meanwhile.
         """
-        key = (plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity)
+        key = (
+            plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity,
+            plan.workspace_zeroed,
+        )  # fmt: skip
         held = self._held.get(key)
         if held is None or not held.covers(plan):
             with self._lock:

@@ -80,7 +80,7 @@ STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
         ("  if (select_short(t.params, t.row)) return;\n",
          "  if (select_short(t.params, t.row)) return;\n  " + f"profile_begin(t.params.stats, {_ROW});\n"),
         ("  Frontier frontier;\n", f"  {_stamp(0)}\n  Frontier frontier;\n"),
-        ("[] { return true; }", f"[&] {{ {_stamp(1)} return true; }}"),
+        ("[] { return Merged::kWhole; }", f"[&] {{ {_stamp(1)} return Merged::kWhole; }}"),
         ("  meanwhile();\n", f"  {_stamp(2)}\n  meanwhile();\n"),
         ("  refine(frontier);\n", f"  refine(frontier);\n  {_stamp(3)}\n"),
     ),
