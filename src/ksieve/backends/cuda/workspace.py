@@ -141,9 +141,9 @@ def pointer_of(plan: Plan, buffer: Any) -> int:
 class Cache:
     """Implicit workspaces: one per device, stream and memory layout, kept between calls.
 
-    Calls on one stream run one after another, so plans of one layout share: kernel source, splits, capacity, room to sort
-    and the bytes that must be zero fix where every counter lies, and a plan for fewer rows uses the leading part of a
-    larger one's.
+    Calls on one stream run one after another, so plans of one layout share: kernel source, splits, capacity, room to
+    sort and the bytes that must be zero fix where every counter lies, and a plan for fewer rows uses the leading part
+    of a larger one's.
     """
 
     def __init__(self) -> None:
