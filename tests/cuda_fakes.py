@@ -10,10 +10,14 @@ from dataclasses import replace
 import numpy as np
 
 from ksieve import reference
+from ksieve.backends.cuda import launch
 from ksieve.devices import DEVICES
+from ksieve.finish import Finish
+from ksieve.options import PLAIN
 from ksieve.planner import Plan
 from ksieve.policy import PAPER_64
 from ksieve.problem import Device, Problem
+from ksieve.windows import windows
 
 WORKSPACE, ZEROED = 4096, 512
 _ALIVE = []
@@ -33,6 +37,7 @@ class FakeArray:
     def __init__(self, array, index=0, stream=None):
         self.array = np.asarray(array)
         self.index = index
+        self.shape = self.array.shape
         self.__cuda_array_interface__ = dict(
             self.array.__array_interface__, version=3, strides=self.array.strides, stream=stream
         )
@@ -66,6 +71,7 @@ class FakeDriver:
         self.waits = []
         self.freed = []
         self.fail_next = 0
+        self.asked = PLAIN  # options that the next kernel is compiled for
 
     def device_info(self, index):
         return replace(DEVICES["h200"], index=index)
@@ -120,16 +126,20 @@ class FakeDriver:
         if self.fail_next:
             code, self.fail_next = self.fail_next, 0
             return code
-        grid, block, cluster, shared, stream = read_config(config.value)
+        grid, block, cluster, shared, stream, overlap = read_config(config.value)
         (params,) = struct.unpack("=Q", ctypes.string_at(arguments.value, 8))
-        names = "scores lengths num_rows indices stats workspace pitch out_pitch lists rows width k primary rescue "
-        names += "splits"
-        values = dict(zip(names.split(), struct.unpack("=6Q3q6i", ctypes.string_at(params, 96)), strict=True))
+        names = (
+            "scores lengths num_rows indices stats workspace pitch out_pitch lists rows width k primary rescue splits"
+        )
+        fields = launch.PARAMS.unpack(ctypes.string_at(params, launch.PARAMS.size))
+        values = dict(zip(names.split(), fields, strict=True))
+        extras = config.value - params - launch.PARAMS.size
+        values["options"] = read_options(params + launch.PARAMS.size) if extras else None
         self.launches.append(
             {**values, "grid": grid, "block": block, "cluster": cluster, "shared": shared, "stream": stream,
-             "function": function.value, "context": self.current}
+             "function": function.value, "context": self.current, "overlap": overlap}
         )  # fmt: skip
-        run_model(values)
+        run_model(values, self.asked)
         return 0
 
 
@@ -138,20 +148,32 @@ def read_config(address):
         "=7I4xQQI4x", ctypes.string_at(address, 56)
     )
     assert (gy, gz, by, bz) == (1, 1, 1, 1)
-    cluster = None
-    if count:
-        kind, *cluster = struct.unpack("=I4x3I", ctypes.string_at(attributes, 20))
-        assert (count, kind) == (1, 4)
-    return gx, bx, cluster, shared, stream
+    found = {}
+    for number in range(count):
+        kind, *value = struct.unpack("=I4x3I", ctypes.string_at(attributes + 72 * number, 20))
+        found[kind] = value
+    assert len(found) == count and set(found) <= {4, 6} and found.get(6, [1, 0, 0]) == [1, 0, 0]
+    return gx, bx, found.get(4), shared, stream, 6 in found
 
 
-def run_model(p):
+def read_options(address):
+    """The fields of `launch.OPTIONS`, by name."""
+    names = "starts row_k page_table request_of offsets values raw page_pitch values_pitch raw_pitch next_n requests "
+    names += "max_pages page_shift flags reserved"
+    fields = launch.OPTIONS.unpack(ctypes.string_at(address, launch.OPTIONS.size))
+    return dict(zip(names.split(), fields, strict=True))
+
+
+def run_model(p, asked=PLAIN):
     rows, width, k = p["rows"], p["width"], p["k"]
     if p["workspace"]:
         counters = view(p["workspace"], ZEROED, np.uint8)
         assert not counters.any(), "the workspace's counters were not zero at the start"
         view(p["workspace"] + ZEROED, WORKSPACE - ZEROED, np.uint8)[:] = 0xCD
     live = min(max(int(view(p["num_rows"], 1, np.int32)[0]), 0), rows) if p["num_rows"] else rows
+    if p["options"] is not None:
+        run_options(p, asked, live)
+        return
     lengths = view(p["lengths"], rows, np.int32) if p["lengths"] else np.full(rows, width, np.int32)
     out = matrix(p["indices"], rows, k, p["out_pitch"], np.int32)
     out[live:] = -1
@@ -161,6 +183,40 @@ def run_model(p):
         out[:live] = indices
         if p["stats"]:
             view(p["stats"], live * 16, np.int32)[:] = stats.raw.ravel()
+
+
+def run_options(p, asked, live):
+    """What a kernel compiled for options does: the model, and the finishing of the CPU backend."""
+    rows, width, k, o = p["rows"], p["width"], p["k"], p["options"]
+    dtype = np.dtype(asked.index_dtype)
+    flags = [asked.windows == "ends", asked.index_base == "row", dtype.itemsize == 8, asked.tie_break == "high"]
+    flags.append(asked.transform == "pages")
+    assert o["flags"] == sum(1 << bit for bit, flag in enumerate(flags) if flag) and o["reserved"] == 0
+    scores = matrix(p["scores"], rows, width, p["pitch"], np.float32)
+
+    def vector(name, count=rows):
+        return view(o[name], count, np.int32) if o[name] else None
+
+    lengths = view(p["lengths"], rows // o["next_n"], np.int32) if p["lengths"] else None
+    begin, _ = windows(asked, rows, width, lengths=lengths, starts=vector("starts"))
+    finish = Finish(
+        asked,
+        scores,
+        begin,
+        matrix(p["indices"], rows, k, p["out_pitch"], dtype),
+        matrix(o["raw"], rows, k, o["raw_pitch"], dtype) if o["raw"] else None,
+        matrix(o["values"], rows, k, o["values_pitch"], np.float32) if o["values"] else None,
+        matrix(o["page_table"], o["requests"], o["max_pages"], o["page_pitch"], np.int32) if flags[4] else None,
+        vector("request_of"),
+        vector("offsets"),
+    )
+    local, stats = reference.select(
+        scores, lengths, k, policy=None, options=asked, starts=vector("starts"), ks=vector("row_k")
+    )
+    finish.write(0, live, local[:live])
+    finish.clear(live, rows)
+    if p["stats"]:
+        view(p["stats"], live * 16, np.int32)[:] = stats.raw[:live].ravel()
 
 
 def make_plan(rows=8, width=64, k=4, family="persistent_sampled", index=0, **changes):

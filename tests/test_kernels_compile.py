@@ -11,6 +11,7 @@ from ksieve import policy
 from ksieve.backends.cuda import build, cache, spec
 from ksieve.backends.cuda import compile as compiler
 from ksieve.errors import ArgumentError, BackendError
+from ksieve.options import PLAIN, Options
 from ksieve.planner import Plan
 from ksieve.policy import SamplingPolicy
 
@@ -25,15 +26,28 @@ SHAPES = {
 }
 """A shape (rows, width) that suits each family."""
 
+OPTIONS = {
+    "windows": Options(windows="ends"),
+    "ties": Options(tie_break="high"),
+    "pages": Options(transform="pages", page_size=64, raw=True),
+    "by index": Options(order="index", tie_break="low"),
+    "by value": Options(order="value", values=True),
+    "everything": Options(
+        windows="lengths", next_n=2, per_row_k=True, transform="pages", mapped=True, raw=True, values=True,
+        index_dtype="int64", order="value", tie_break="low", overlap=True,
+    ),
+}  # fmt: skip
+
 EXACT_BOUNDARY = SamplingPolicy("exact-64x4", 64, group=4, boundary="exact")
 
 
-def specialisation(family, arch, *, k=2048, dtype="float32", chosen=None, stats=False):
+def specialisation(family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN):
     rows, width = SHAPES[family]
     device = build.device_of_arch(arch)
     ((found, plan),) = build.needed(
-        device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[family], policy=chosen, stats=stats
-    ).items()
+        device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[family], policy=chosen, stats=stats,
+        options=asked,
+    ).items()  # fmt: skip
     return found, plan
 
 
@@ -58,11 +72,35 @@ def cases():
                 yield family, "sm_90a", {"chosen": chosen}
             for chosen in (policy.QUADS_16, EXACT_BOUNDARY):
                 yield family, "sm_90a", {"k": 512, "chosen": chosen}
+    yield from option_cases()
+
+
+def option_cases():
+    """Every family with each group of options that has code of its own, and with all of them on every architecture."""
+    everything = OPTIONS["everything"]
+    for family in SHAPES:
+        for asked in OPTIONS.values():
+            yield family, "sm_90a", {"asked": asked}
+        for dtype in ("float16", "bfloat16"):
+            yield family, "sm_90a", {"dtype": dtype, "asked": everything}
+        yield family, "sm_90a", {"stats": True, "asked": everything}
+        if family != "cluster_exact":
+            yield family, "sm_90a", {"k": 16_384, "asked": everything}
+    for arch in spec.ARCHITECTURES:
+        for family in SHAPES:
+            if arch == "sm_90a" or (family == "cluster_exact" and arch in ("sm_80", "sm_89")):
+                continue
+            small = family == "split_sampled" and arch in ("sm_89", "sm_120a")
+            yield family, arch, {"asked": everything} | ({"k": 1024, "chosen": policy.PAPER_64} if small else {})
+        yield "persistent_exact", arch, {"k": 16_384, "asked": OPTIONS["by value"]}
 
 
 def name(case):
     family, arch, options = case
-    return "-".join([family, arch, *(f"{k}={getattr(v, 'name', v)}" for k, v in options.items())])
+    shown = {k: getattr(v, "name", v) for k, v in options.items()}
+    if "asked" in shown:
+        shown["asked"] = next(name for name, asked in OPTIONS.items() if asked is options["asked"])
+    return "-".join([family, arch, *(f"{k}={v}" for k, v in shown.items())])
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +175,25 @@ def test_a_rank_is_no_define():
     assert cache.key_of(first, compiler.shipped_sources()) == cache.key_of(
         specialisation("row_exact", "sm_90a", k=17)[0], compiler.shipped_sources()
     )
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_options_are_compiled_in_only_where_they_are_asked_for(family):
+    """A plain plan's kernel has no define of theirs: so the code, the cache entry and the parameters it always had."""
+    plain = specialisation(family, "sm_90a")[0]
+    known = {"WINDOWS", "FINISH", "ORDER", "TIES", "OVERLAP", "SORT_SLOTS"}
+    assert not {name.removeprefix("KSIEVE_") for name, _ in plain.defines} & known
+    for asked, names in (
+        (Options(next_n=2), {"WINDOWS"}),
+        (Options(per_row_k=True), {"WINDOWS"}),
+        (Options(tie_break="low"), {"TIES"}),
+        (Options(index_dtype="int64"), {"FINISH"}),
+        (Options(transform="offsets", overlap=True), {"FINISH", "OVERLAP"}),
+        (Options(order="index"), {"FINISH", "ORDER"}),
+        (Options(index_base="start", page_size=8), set()),
+    ):
+        found = dict(specialisation(family, "sm_90a", asked=asked)[0].defines)
+        assert {name.removeprefix("KSIEVE_") for name in found} & known == names
+    if family != "cluster_exact":
+        older = dict(specialisation(family, "sm_80", k=512, asked=Options(overlap=True))[0].defines)
+        assert "KSIEVE_OVERLAP" not in older, "an architecture without programmatic dependent launch is asked for it"

@@ -72,6 +72,12 @@ MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
 
+SCALAR_BYTES = 640
+"""Of `STORAGE_BYTES`, those behind the candidates; slots are sorted in what lies before them (kernels/finish.cuh)."""
+
+SORT_CHUNK = 128
+"""Fewest elements of a sort (kernels/finish.cuh)."""
+
 SAMPLED = ("persistent_sampled", "split_sampled")
 MAX_SPLITS = 256
 
@@ -121,6 +127,29 @@ def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
     return problem.dtype != "float32" or (policy is not None and policy.boundary == "coarse")
 
 
+def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
+    """Launch shape of a family for a problem: fewer resident CTAs where only so its slots can be sorted on chip."""
+    geometry = geometry_of(device, family, _roomy(problem, policy))
+    needed = SCALAR_BYTES + 4 * geometry.threads + sort_bytes(problem)
+    if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
+        return replace(geometry, ctas_per_sm=1)
+    return geometry
+
+
+def sort_bytes(problem: Problem) -> int:
+    """Memory that the slots of a row are sorted in: keys and positions for an order by value, or positions alone."""
+    if problem.options.order == "any":
+        return 0
+    elements = max(1 << (problem.k - 1).bit_length(), SORT_CHUNK)
+    return elements * (8 if problem.options.order == "value" else 4)
+
+
+def sort_slots(plan: Plan) -> int:
+    """8-byte places of the workspace that each worker sorts in; 0 where its shared memory is large enough."""
+    needed = sort_bytes(plan.problem)
+    return 0 if needed <= shared_bytes(plan) - SCALAR_BYTES - 4 * plan.threads else needed // 8
+
+
 def _default_policy(problem: Problem, family: str | None) -> SamplingPolicy | None:
     """Sampling policy by row width; None where sampling cannot pay."""
     width, k = problem.width, problem.k
@@ -154,7 +183,10 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
 
 def _splits(problem: Problem, device: DeviceInfo) -> int:
     """CTAs per row that fill the device in one wave; 0 when whole rows already do."""
-    slots = device.sm_count * geometry_of(device, "split_sampled").ctas_per_sm
+    per_sm = geometry_of(device, "split_sampled").ctas_per_sm
+    if problem.options.order != "any":
+        per_sm = min(per_sm, _geometry(problem, device, "split_sampled", None).ctas_per_sm)
+    slots = device.sm_count * per_sm
     return next((s for s in SPLITS if problem.rows * s <= slots and s * SEGMENT <= problem.width), 0)
 
 
@@ -186,7 +218,7 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
     else:
         wanted = max(wanted, EXACT_CAPACITY)
     wanted = _round_up(wanted, 256)
-    geometry = geometry_of(device, family, _roomy(problem, policy))
+    geometry = _geometry(problem, device, family, policy)
     room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
     room -= STORAGE_BYTES + THREAD_BYTES * geometry.threads
     columns = 0
@@ -196,6 +228,10 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
         fitting = (room - SHARED_LIST * CANDIDATE_BYTES) // (CANDIDATE_BYTES * geometry.threads)
         columns = min(columns, MAX_COLUMNS, fitting)
         room -= columns * CANDIDATE_BYTES * geometry.threads
+    sortable = STORAGE_BYTES - SCALAR_BYTES + (16 * STAGES + columns * CANDIDATE_BYTES) * geometry.threads
+    if 0 < sort_bytes(problem) - sortable <= room:
+        # Candidates make room to sort in.
+        wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
     shared = min(wanted, room // CANDIDATE_BYTES // 256 * 256)
     return Storage(columns, shared, wanted - shared)
 
@@ -220,7 +256,7 @@ def _plan(
         raise ArgumentError("policy", "'direct'", f"a sampling policy for family {family!r}")
     if splits is not None and family != "split_sampled":
         raise ArgumentError("splits", splits, f"nothing for family {family!r}: only split_sampled splits rows")
-    geometry = geometry_of(device, family, _roomy(problem, policy))
+    geometry = _geometry(problem, device, family, policy)
     storage = _storage(problem, device, family, policy)
     if storage.spill and family == "cluster_exact":
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
@@ -252,13 +288,13 @@ def _plan(
 
 def with_workspace(plan: Plan) -> Plan:
     """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
-    spill = plan.spill_capacity
+    spill, sort = plan.spill_capacity, sort_slots(plan)
     if plan.family == "split_sampled":
         states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
-        lists = plan.problem.rows * (plan.capacity + plan.splits * spill) * CANDIDATE_BYTES
+        lists = plan.problem.rows * (plan.capacity + plan.splits * spill + sort) * CANDIDATE_BYTES
         return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states)
     queue = plan.family.startswith("persistent")
-    size = HEADER_BYTES + plan.ctas * spill * CANDIDATE_BYTES if queue or spill else 0
+    size = HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES if queue or spill or sort else 0
     return replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
 
 

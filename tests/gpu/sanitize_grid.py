@@ -9,6 +9,7 @@ access one element outside it is one.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -22,9 +23,9 @@ import torch
 
 import ksieve
 import oracle
-from gpu import material, runner
+from gpu import material, runner, served
 from gpu.test_stats import TRACED
-from gpu.variants import possible, precompile, small_storage
+from gpu.variants import VARIANTS, possible, precompile, small_storage
 from ksieve.bench import record
 
 SHAPES = (
@@ -50,6 +51,53 @@ def plans(device):
         for dtype in ("float16", "bfloat16"):
             for plan in possible(variant, 5, 9001, 100, dtype=dtype, device=device):
                 yield variant.name, plan, False
+
+
+SERVED = ("persistent-peaks", "persistent-128", "split-8-tied", "split-2", "row", "cluster", "persistent-exact")
+"""Variants whose calls with options are watched: every family, boundaries of both kinds."""
+
+
+def calls(rows, width, k):
+    """Deterministic calls that together use every option."""
+    column = np.arange(rows, dtype=np.int32)
+    lengths = torch.from_numpy(material.lengths_for(rows, width, k))
+    starts, offsets = torch.from_numpy(column % 5), torch.from_numpy(column * 1000 - 7)
+    table = torch.from_numpy(np.arange(rows * (width // 8), dtype=np.int32).reshape(rows, -1))
+    more = {"return_values": True, "return_raw": True}
+    yield {"starts": starts, "lengths": lengths, "sorted": "index", "tie_break": "low", "overlap": True}
+    yield {"page_table": table, "page_size": 8, "index_dtype": "int64", "sorted": "value", "tie_break": "high"} | more
+    yield {"offsets": offsets, "ks": starts * (k // 4), "ends": lengths, "sorted": "value", "tie_break": "low"} | more
+
+
+def served_plans(device):
+    """Of every variant: the calls with options, each with ordinary storage and with room for few candidates."""
+    for name, (width, k, rows) in itertools.product(SERVED, ((9001, 64, 8), (1030, 100, 6))):
+        bits = np.ascontiguousarray(material.stack(width, k)[::5][:rows].view(np.int32))
+        for number, call in enumerate(calls(rows, width, k)):
+            plans = possible(VARIANTS[name], rows, width, k, device=device, options=served.options_of(call))
+            for plan in plans:
+                yield name, plan, bits, call, False
+                if width == 9001:
+                    spill = 256 if plan.family.startswith("persistent") else 0
+                    yield name, small_storage(plan, 256, spill), bits, call, number == 0
+
+
+def serve(name, plan, bits, call, stats):
+    """Run a call twice and judge it on the host."""
+    ready = served.Served(plan, torch.from_numpy(bits).view(torch.float32).to(runner.DEVICE), on_device(call), False)
+    if stats and (wrong := served.compare_stats(ready)):
+        raise AssertionError(f"{name}: {wrong}")
+    for _ in range(2):
+        ready.poison()
+        ready.run()
+    expected = served.right_answer(torch.from_numpy(bits).view(torch.float32), call, plan.problem.k)
+    for output, guarded in ready.outputs.items():
+        if not served.same_bytes(guarded.out.cpu(), expected[output]).all():
+            raise AssertionError(f"{name}: {output} is not the right answer of {sorted(call)}")
+
+
+def on_device(call):
+    return {n: v.to(runner.DEVICE) if isinstance(v, torch.Tensor) else v for n, v in call.items()}
 
 
 def inputs(plan):
@@ -124,7 +172,8 @@ def main() -> int:
     wanted = list(plans(runner.PLAN_DEVICE))
     if not runner.DRY:
         begin = time.perf_counter()
-        count = precompile((plan, stats) for _, plan, stats in wanted)
+        more = [(plan, stats) for _, plan, _, _, stats in served_plans(runner.PLAN_DEVICE)]
+        count = precompile([*((plan, stats) for _, plan, stats in wanted), *more, *((plan, False) for plan, _ in more)])
         print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     if "--compile" in sys.argv:
         return 0
@@ -142,7 +191,16 @@ def main() -> int:
         except AssertionError as error:
             failures += 1
             print(f"FAIL {name} {plan.problem.rows} x {plan.problem.width} k={plan.problem.k}: {error}", flush=True)
-    print(f"{len(wanted)} launches and their repeats in {time.perf_counter() - begin:.1f} s, {failures} failures")
+    with_options = list(served_plans(runner.PLAN_DEVICE))
+    print(f"{time.perf_counter() - begin:6.1f} s  options", flush=True)
+    for name, plan, bits, call, stats in with_options:
+        try:
+            serve(name, plan, bits, call, stats)
+        except AssertionError as error:
+            failures += 1
+            print(f"FAIL options {plan.family} {sorted(call)}: {error}", flush=True)
+    launches, seconds = len(wanted) + len(with_options), time.perf_counter() - begin
+    print(f"{launches} launches and their repeats in {seconds:.1f} s, {failures} failures")
     return int(failures > 0)
 
 

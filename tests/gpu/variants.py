@@ -12,6 +12,7 @@ from typing import Any
 import ksieve
 from ksieve.backends.cuda.spec import KernelSpec
 from ksieve.errors import ArgumentError
+from ksieve.options import PLAIN, Options
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.planner_cuda import with_workspace
 from ksieve.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
@@ -42,6 +43,7 @@ class Variant:
         pitch: int | None = None,
         dtype: str = "float32",
         device: str | DeviceInfo = "cuda",
+        options: Options = PLAIN,
         **changes: Any,
     ) -> Plan:
         """Force a plan; `changes` are fields of it to replace, such as a smaller shared capacity."""
@@ -55,6 +57,7 @@ class Variant:
             family=self.family,
             policy=self.policy,
             splits=self.splits,
+            options=options,
         )
         return with_workspace(replace(plan, **changes)) if changes else plan
 

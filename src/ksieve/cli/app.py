@@ -22,6 +22,7 @@ from ksieve.cli import (
     measure,
     replay,
     selection,
+    serving,
     study,
     terminal,
 )
@@ -242,6 +243,13 @@ _add(
     bench.bench_planner,
     "ksieve bench planner --out benchmarks/results",
     "ksieve bench planner --shapes 64x131072,256x131072",
+)
+_add(
+    bench_app,
+    "options",
+    serving.bench_options,
+    "ksieve bench options --out benchmarks/results",
+    "ksieve bench options --shapes 64x65536,512x131072 --only 'page table; by value'",
 )
 _add(
     bench_app,

@@ -8,6 +8,7 @@
 #pragma once
 #include "propose.cuh"
 #include "sieve.cuh"
+#include "ties.cuh"
 
 // What one CTA works on: a row, or in its first scan the segment [begin, end) of one.
 struct RowTask {
@@ -29,6 +30,15 @@ struct Frontier {
   __device__ __forceinline__ bool resolved() const { return kStats ? round == kRounds : keys.best == keys.worst; }
 };
 
+// A window's address is no sum of parameters: kept in shared memory, it costs no registers.
+__device__ __forceinline__ const Score* scores_of(const RowTask& t) {
+#if KSIEVE_WINDOWS
+  return static_cast<const Score*>(shared_storage().window);
+#else
+  return t.row.scores;
+#endif
+}
+
 // How a frontier is divided next. Statistics count the paper's digits. Otherwise bins are spread evenly over the keys
 // that are there: the first paper digit hardly divides the tail of one octave, and its counts queue up on few bins.
 __device__ __forceinline__ Digit next_digit(const Frontier& q) {
@@ -42,7 +52,7 @@ __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_f
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return;
   int* out = row_output(t.params, t.row.id);
-  s.rule = {mode, emit_from, keys.best, keys.worst, digit, t.params.k, out, &s.emitted, &s.ties};
+  s.rule = {mode, emit_from, keys.best, keys.worst, digit, open_slots(t.params), out, &s.emitted, &s.ties};
 }
 
 // From the best score that the view saw to the last boundary: what lies beyond shares the first bin.
@@ -105,18 +115,19 @@ __device__ __forceinline__ void emit_any(int quota) {
 
 // An exact boundary that is the answer itself: better scores are all stored, ties wait at the end of the output.
 __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int ties) {
-  int k = t.params.k;
+  int k = open_slots(t.params);
   trace_set(kColCommitted0, strict);
   trace_set(kColFilled, k - strict);
   for (int round = 0; round <= kRounds; ++round)
     trace_set(kColFrontier0 + round, round > 0 && strict + ties == k ? 0 : ties);
   emit_any(strict);
+  if (kTies) leave_ties(shared_storage().cutoff[0], k - strict);
 }
 
 // The frontier and the rule of a coarse boundary bin; better bins go straight to the output.
 __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found) {
   KeyRange keys = {bin_best_key(found.bin), bin_cutoff_key(found.bin)};
-  Frontier q = {keys, found.count, t.params.k - found.before, 0, {}};
+  Frontier q = {keys, found.count, open_slots(t.params) - found.before, 0, {}};
   q.digit = next_digit(q);
   trace_set(kColCommitted0, found.before);
   trace_set(kColFrontier0, found.count);
@@ -142,18 +153,18 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
   for (bool first = true;; first = false) {
     if (kSampled ? rarely(stage == Stage::kUnbounded) : stage == Stage::kUnbounded) {
       CoarseCount counting;
-      if (!first) start_scan(t.row.scores, begin, end);
-      scan(t.row.scores, begin, end, counting);
-      start_scan(t.row.scores, begin, end);
+      if (!first) start_scan(scores_of(t), begin, end);
+      scan(scores_of(t), begin, end, counting);
+      start_scan(scores_of(t), begin, end);
       __syncthreads(); // every score is counted
-      q = classified(t, find_boundary(t.params.k));
+      q = classified(t, find_boundary(open_slots(t.params)));
       trace_scans(1);
       stage = Stage::kClassified;
     }
     __syncthreads(); // the rule is visible, and so is every clear before it
     if (!(first && scanned)) {
-      if (!first && stage != Stage::kClassified) start_scan(t.row.scores, begin, end);
-      scan_by_rule(t.row.scores, begin, end);
+      if (!first && stage != Stage::kClassified) start_scan(scores_of(t), begin, end);
+      scan_by_rule(scores_of(t), begin, end);
     }
     __syncthreads(); // everything admitted is stored or counted
     Merged merged = first ? merge() : Merged::kWhole;
@@ -164,7 +175,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
     if (merged == Merged::kOutgrown) continue;
 
     if (stage == Stage::kProposed || stage == Stage::kBand) {
-      int k = t.params.k;
+      int k = open_slots(t.params);
       int strict = s.count;
       int ties = kExactBoundary ? s.ties : 0;
       bool primary = stage == Stage::kProposed;

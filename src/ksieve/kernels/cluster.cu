@@ -57,7 +57,7 @@ __device__ __forceinline__ void gather_peers(int splits) {
 __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 rank) {
   SharedStorage& s = shared_storage();
   RowTask task = whole_row(p, load_row(p, id), nullptr);
-  if (task.row.length <= p.k) { // the same for the whole cluster: nobody waits
+  if (task.row.length <= slots_of(p, task.row)) { // the same for the whole cluster: nobody waits
     if (rank == 0) select_short(p, task.row);
     return;
   }
@@ -79,7 +79,7 @@ __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 ra
       s.histogram[bin] = sum;
     }
     __syncthreads(); // the histogram is the whole row's
-    find_boundary(p.k);
+    find_boundary(open_slots(p));
   }
   cluster_sync(); // rank 0 has found the boundary; nobody reads a peer's coarse histogram any more
   if (rank != 0) clear_storage();
@@ -101,10 +101,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_cluster(const __grid_constant__ Params p) {
   static_assert(kColumns == 0 && kSharedCapacity == kCapacity, "rank 0 keeps the whole frontier in shared memory");
   u32 rank = cluster_rank();
+  wait_for_inputs();
   int clusters = gridDim.x / p.splits;
   for (int id = blockIdx.x / p.splits; id < p.rows; id += clusters) {
     trace_begin();
     select_clustered(p, id, rank);
+    if (id + clusters >= p.rows) release_dependents();
+    if (rank == 0) finish_row(p, id, sort_slice(p, blockIdx.x));
     if (rank == 0) trace_write(p, id);
     __syncthreads(); // nobody still works on the row
   }

@@ -3,23 +3,45 @@
 #include "row.cuh"
 #include "storage.cuh"
 
+// The current row's own k, behind the barrier that follows whole_row: it need not stay in a register.
+__device__ __forceinline__ int open_slots(const Params& p) { return KSIEVE_WINDOWS ? shared_storage().row_slots : p.k; }
+
+// What the selection writes for a position: with windows, unless slots are finished later, where the caller counts
+// from.
+__device__ __forceinline__ int shown_position(int index) {
+  return KSIEVE_WINDOWS && !kFinish ? index + shared_storage().base : index;
+}
+
 // Output slots of the current row, counted from either end. Slots are bounded here once more: scores that change
 // under a running kernel may break the counts, never memory.
 __device__ __forceinline__ void write_front(int slot, int index) {
   const SharedStorage& s = shared_storage();
-  if (static_cast<u32>(slot) < static_cast<u32>(s.rule.k)) s.rule.row_out[slot] = index;
+  if (static_cast<u32>(slot) < static_cast<u32>(s.rule.k)) s.rule.row_out[slot] = shown_position(index);
 }
 
 // The t-th score equal to an exact boundary: ties fill the row from its end.
 __device__ __forceinline__ void write_back(int t, int index) { write_front(shared_storage().rule.k - 1 - t, index); }
 
-__device__ __forceinline__ int* row_output(const Params& p, int id) { return p.indices + id * p.out_pitch; }
+// Where the selection puts positions. With a finishing pass that is no more than their place in the output's memory: in
+// the upper half of 64-bit slots, so that slots can be written from the first to the last.
+__device__ __forceinline__ int* row_output(const Params& p, int id) {
+#if KSIEVE_FINISH
+  if (p.options.flags & kWide)
+    return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
+#endif
+  return p.indices + id * p.out_pitch;
+}
 
 // L <= k: every valid index, then -1.
 __device__ __forceinline__ void write_short_row(const Params& p, const Row& row) {
   int* out = row_output(p, row.id);
+#if KSIEVE_WINDOWS
+  int base = kFinish ? 0 : row.base;
+#else
+  constexpr int base = 0;
+#endif
   for (int i = threadIdx.x; i < p.k; i += kThreads)
-    out[i] = i < row.length ? i : -1;
+    out[i] = i < row.length ? i + base : -1;
 }
 
 // Per-row statistics, compiled out unless asked for: thread 0 keeps them in shared memory and writes them once.

@@ -6,6 +6,8 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+#include "options.cuh"
+
 struct Params {
   const void* scores;       // (rows, width) scores, `pitch` apart
   const int* lengths;       // (rows,) valid prefix of each row, clamped here; null: every row is full
@@ -22,8 +24,11 @@ struct Params {
   int primary_rank; // sample rank of tau0
   int rescue_rank;  // sample rank of tau1; 0: no rescue boundary
   int splits;       // CTAs per row of the split and cluster families
+#if KSIEVE_OPTIONS
+  Options options;
+#endif
 };
-static_assert(sizeof(Params) == 96, "the host packs 96 bytes");
+static_assert(sizeof(Params) == 96 + kOptionBytes, "the host packs 96 bytes, and those of the options");
 
 constexpr int kThreads = KSIEVE_THREADS;
 constexpr int kWarps = kThreads / 32;

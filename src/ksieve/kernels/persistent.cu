@@ -21,6 +21,7 @@ __device__ __forceinline__ void fall_behind(const Params& p) {
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
+  wait_for_inputs();
   fall_behind(p);
   for (int id = blockIdx.x; id < p.rows;) {
     if (threadIdx.x == 0) s.next = static_cast<int>(gridDim.x) + claim_row(p); // its latency hides behind the row
@@ -29,7 +30,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     select_row(task, [&] {
       int next = s.next;
       if (kSampled && next < p.rows) prefetch_view(p, next, task.row.length);
+      if (next >= p.rows) release_dependents();
     });
+    finish_row(p, id, sort_slice(p, blockIdx.x));
     trace_write(p, id);
     __syncthreads(); // the next row is known, and nobody still works on this one
     id = s.next;

@@ -90,7 +90,7 @@ __device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, KeyRang
 
 // Whether the view of a row reaches the requested ranks.
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
-  if (!kSampled || row.length <= p.k) return false;
+  if (!kSampled || row.length <= slots_of(p, row)) return false;
   int count = view_statistics(view_phase(row.id), row.length);
   if (kExactBoundary && count > kColumns * kThreads + kListed)
     return false; // no room to rank them; no plan of ours comes here
@@ -167,6 +167,11 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
 __device__ __forceinline__ void prefetch_view(const Params& p, int id, int length) {
   const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch;
   int phase = view_phase(id);
+#if KSIEVE_WINDOWS
+  int start = window_start(p, id);
+  scores += start;
+  length = min(length, p.width - start);
+#endif
   int groups = view_scores(phase, min(length, p.width)) / kGroup;
   for (int group = threadIdx.x; group < groups; group += kThreads)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(scores + (group * kStride + phase) * kGroup));

@@ -9,15 +9,17 @@
 // With statistics every digit is resolved; without, this many last candidates are ranked by one warp.
 constexpr int kFew = kStats ? 0 : kFewest;
 
-// Emits the stored candidates that belong to the answer; q is what is left unresolved of them.
-__device__ __forceinline__ void emit_stored(const Frontier& q) {
+// Emits the stored candidates that belong to the answer; q is what is left unresolved of them. With a tie-break those
+// of it are taken whose place is at most `last_place`.
+__device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   static_assert(kColumns <= 32, "the fates of a column are bits of a word");
   SharedStorage& s = shared_storage();
   bool rank_last = q.count > q.quota && q.count <= kFew;
   // Whether a member of the last frontier is emitted at once: if all are, or if all are equal and it is early.
   auto taken = [&](u64 entry) {
+    if (kTies && !rank_last) return tie_place(entry_index(entry)) <= last_place;
     if (!rank_last) return q.count == q.quota || atomicAdd(&s.few_count, 1) < q.quota;
-    list_few(entry);
+    list_few(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
     return false;
   };
   if (kColumns) {
@@ -35,7 +37,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q) {
     u32 k = s.rule.k;
     int* out = s.rule.row_out;
     for (; chosen && place < k; chosen &= chosen - 1, ++place)
-      out[place] = entry_index(column_entry(__ffs(chosen) - 1));
+      out[place] = shown_position(entry_index(column_entry(__ffs(chosen) - 1)));
   }
   int listed = min(s.listed, kListed);
 #pragma unroll 1
@@ -52,7 +54,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q) {
   if (threadIdx.x >= 32) return;
   RankedEntry last = rank_few(q.count);
   if (static_cast<int>(threadIdx.x) < q.count && last.rank < q.quota)
-    write_front(s.emitted + last.rank, entry_index(last.entry));
+    write_front(s.emitted + last.rank, kTies ? tie_position(entry_index(last.entry)) : entry_index(last.entry));
 }
 
 // Needs a barrier after the last count.
@@ -60,7 +62,10 @@ __device__ __forceinline__ void refine(Frontier q) {
   SharedStorage& s = shared_storage();
   if (rarely(q.quota == 0)) return;
   trace_set(kColFilled, q.quota);
-  if (rarely(q.count > kCapacity)) return emit_any(q.quota); // one value throughout: any stored members will do
+  if (rarely(q.count > kCapacity)) { // one value throughout: any stored members will do
+    if (kTies) return leave_ties(q.resolved() ? q.keys.best : s.least, q.quota);
+    return emit_any(q.quota);
+  }
   while (!q.resolved() && q.count != q.quota && q.count > kFew) {
     narrow(q);
     trace_set(kColFilled, q.quota);
@@ -71,5 +76,5 @@ __device__ __forceinline__ void refine(Frontier q) {
     });
     __syncthreads(); // the next digit is counted
   }
-  emit_stored(q);
+  emit_stored(q, kTies && q.count > q.quota && q.count > kFew ? last_tied_place(q.keys, q.quota) : kNoPlace);
 }

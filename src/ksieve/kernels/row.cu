@@ -15,9 +15,19 @@ static_assert(kHeld == kHeldBatches * kStep * kBatch, "held rows come in whole b
 struct HeldRow {
   Raw raw[kHeldBatches > 0 ? kHeldBatches : 1][kBatch];
   int length;
+#if KSIEVE_WINDOWS
+  int head;   // scores before the 16-byte aligned part: windows start anywhere
+  Score edge; // this thread's one of them
+#endif
 
   __device__ __forceinline__ void load(const Row& row) {
+#if KSIEVE_WINDOWS
+    bool aligned = true;
+    head = body_of(row.scores, 0, row.length).begin;
+    if (static_cast<int>(threadIdx.x) < head) edge = row.scores[threadIdx.x];
+#else
     bool aligned = reinterpret_cast<u64>(row.scores) % 16 == 0;
+#endif
     length = row.length;
 #pragma unroll
     for (int v = 0; v < kHeldBatches * kBatch; ++v) {
@@ -32,8 +42,12 @@ struct HeldRow {
     }
   }
 
-  __device__ __forceinline__ static int index_of(int v) {
-    return (v * kThreads + static_cast<int>(threadIdx.x)) * kVector;
+  __device__ __forceinline__ int index_of(int v) const {
+    int index = (v * kThreads + static_cast<int>(threadIdx.x)) * kVector;
+#if KSIEVE_WINDOWS
+    index += head;
+#endif
+    return index;
   }
 
   __device__ __forceinline__ static void load_scalars(const Row& row, Raw& target, int i) {
@@ -66,6 +80,12 @@ struct HeldRow {
         *reinterpret_cast<Raw*>(slots + u * kThreads) = raw[b][u];
       visitor.see(raw[b], ring, index_of(b * kBatch), length - index_of(b * kBatch));
     }
+#if KSIEVE_WINDOWS
+    if (head > 0) {
+      int at = threadIdx.x;
+      visitor.edge(at < head ? widen(edge) : 0.0f, at, at < head);
+    }
+#endif
     visitor.finish();
   }
 };
@@ -78,7 +98,7 @@ __device__ __forceinline__ void select_held(const RowTask& t) {
   CoarseCount counting;
   held.visit(counting);
   __syncthreads(); // every score is counted
-  Boundary found = find_boundary(t.params.k);
+  Boundary found = find_boundary(open_slots(t.params));
   Frontier frontier = classified(t, found);
   __syncthreads(); // the rule is visible
   Classify classify(shared_storage().rule);
@@ -90,14 +110,17 @@ __device__ __forceinline__ void select_held(const RowTask& t) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_row(const __grid_constant__ Params p) {
+  wait_for_inputs();
   for (int id = blockIdx.x; id < p.rows; id += gridDim.x) {
     trace_begin();
     RowTask task = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
-    if (kHeldBatches > 0 && task.row.length > p.k && task.row.length <= kHeld) {
+    if (kHeldBatches > 0 && task.row.length > slots_of(p, task.row) && task.row.length <= kHeld) {
       select_held(task);
     } else {
       select_row(task, [] {});
     }
+    if (id + static_cast<int>(gridDim.x) >= p.rows) release_dependents();
+    finish_row(p, id, sort_slice(p, blockIdx.x));
     trace_write(p, id);
     __syncthreads(); // nobody still works on the row
   }

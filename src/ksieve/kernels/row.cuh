@@ -25,13 +25,46 @@ struct Row {
   const Score* scores;
   int id;
   int length; // clamped to [0, width]; 0 for a row past the live count
+#if KSIEVE_WINDOWS
+  int slots; // the row's own k
+  int base;  // added to an index that is written
+#endif
 };
 
+// A row's own k.
+__device__ __forceinline__ int slots_of(const Params& p, const Row& row) {
+#if KSIEVE_WINDOWS
+  return row.slots;
+#else
+  return p.k;
+#endif
+}
+
+#if KSIEVE_WINDOWS
+__device__ __forceinline__ int window_start(const Params& p, int id) {
+  return p.options.starts ? min(max(p.options.starts[id], 0), p.width) : 0;
+}
+
+// A window is a row that starts elsewhere: everything after this works on positions from its start.
+__device__ __forceinline__ Row load_row(const Params& p, int id) {
+  const Options& o = p.options;
+  int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
+  int start = window_start(p, id);
+  int hidden = o.next_n - 1 - id % o.next_n; // of its request's scores, those a row does not see yet
+  int valid = max(p.lengths ? p.lengths[id / o.next_n] : p.width, hidden) - hidden;
+  bool ends = p.lengths == nullptr || o.flags & kEnds;
+  int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
+  int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
+  const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
+  return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
+}
+#else
 __device__ __forceinline__ Row load_row(const Params& p, int id) {
   int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
   int length = p.lengths ? min(max(p.lengths[id], 0), p.width) : p.width;
   return {static_cast<const Score*>(p.scores) + id * p.pitch, id, id < live ? length : 0};
 }
+#endif
 
 // The row is read once and is larger than L1: do not let it evict anything there.
 struct alignas(16) Raw {

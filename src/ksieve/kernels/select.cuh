@@ -1,17 +1,29 @@
 // The pipeline for a row owned by one CTA. Families differ only in who owns which rows and segments.
 #pragma once
+#include "finish.cuh"
 #include "refine.cuh"
 
 // A row with at most k scores. True when the row is done.
 __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
-  if (row.length > p.k) return false;
+  if (row.length > slots_of(p, row)) return false;
   trace_set(kColCommitted0, row.length);
   write_short_row(p, row);
   return true;
 }
 
 __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u64* spill) {
-  if (threadIdx.x == 0) shared_storage().spill = spill;
+  if (threadIdx.x == 0) {
+    shared_storage().spill = spill;
+#if KSIEVE_WINDOWS
+    shared_storage().row_slots = row.slots;
+    shared_storage().window = row.scores;
+    shared_storage().base = row.base;
+#endif
+#if KSIEVE_TIES
+    shared_storage().tie_last = row.length - 1;
+    shared_storage().tie_from = p.options.flags & kHighest ? row.length - 1 : 0;
+#endif
+  }
   return {p, row, 0, row.length};
 }
 

@@ -157,7 +157,7 @@ template <bool kSetApart> struct Admit {
     int total = __shfl_sync(kFullWarp, before + mine, 31);
     int start = 0;
     if ((threadIdx.x & 31) == 0) start = atomicAdd(rule.ties, total);
-    if (tied < rule.k) {
+    if (!kTies && tied < rule.k) {
       start = __shfl_sync(kFullWarp, start, 0);
       for (int t = start + before; equal; equal &= equal - 1, ++t)
         write_back(t, index_of_bit(__ffs(equal) - 1, first));

@@ -91,6 +91,7 @@ __device__ __forceinline__ Merged join(RowState* state, const u64* list) {
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_split(const __grid_constant__ Params p) {
   trace_begin();
+  wait_for_inputs();
   int id = blockIdx.x / p.splits;
   int part = blockIdx.x % p.splits;
   Row row = load_row(p, id);
@@ -121,7 +122,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       return arrive_last(state, p.splits) ? join(state, list) : Merged::kOther;
     });
     if (!mine) return;
+    release_dependents();
     refine(frontier);
   }
+  finish_row(p, id, row_sort_slice(p, id));
   trace_write(p, id);
 }

@@ -62,7 +62,14 @@ struct alignas(16) SharedStorage {
   int next; // next row of a persistent CTA
   int flag; // block-wide broadcast of the split family
   int trace[kStatsColumns];
-  int reserved[13]; // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
+  const void* window; // of windows: the row's first score
+  int row_slots;      // its own k
+  int base;           // and what is added to an index that is written
+  int tie_last;       // of tie-breaks: the row's last position
+  int tie_from;       // and the position that ties are preferred from, one end of the row
+  int tie_quota;      // what one more traversal has to collect: this many scores
+  u32 tie_key;        // of this key
+  int reserved[4];    // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 
@@ -156,5 +163,6 @@ __device__ __forceinline__ void clear_storage() {
   if (threadIdx.x == 0) {
     s.emitted = s.few_count = s.ties = s.apart = 0;
     s.view_best = kNanKey;
+    if (kTies) s.tie_quota = 0;
   }
 }

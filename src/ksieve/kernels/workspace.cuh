@@ -2,8 +2,8 @@
 // zero.
 //   [0, 256)   queue: next row, CTAs that have left
 //   then       split family: a RowState per row, all zero before the first launch; from Params::lists on, per row its
-//              list of candidates and a spill slice for each of its CTAs
-//   or         other families: a spill slice for each CTA
+//              list of candidates, a spill slice for each of its CTAs, and kSortSlots
+//   or         other families: a spill slice and kSortSlots for each CTA
 #pragma once
 #include "storage.cuh"
 
@@ -41,7 +41,7 @@ __device__ __forceinline__ int state_count(RowState* state, int candidates) {
 __device__ __forceinline__ u64 state_arrive(RowState* state) { return atomicAdd(&state->progress, 1ull << 32); }
 
 __device__ __forceinline__ u64* row_list(const Params& p, int row) {
-  i64 candidates = kListed + static_cast<i64>(p.splits) * kSpillCapacity;
+  i64 candidates = kListed + static_cast<i64>(p.splits) * kSpillCapacity + kSortSlots;
   return reinterpret_cast<u64*>(p.workspace + p.lists) + row * candidates;
 }
 
@@ -49,8 +49,15 @@ __device__ __forceinline__ u64* segment_spill(const Params& p, int row, int part
   return row_list(p, row) + kListed + part * kSpillCapacity;
 }
 
-// Spill slice of a worker of the other families; null when nothing spills.
+// Spill slice of a worker of the other families; null when nothing spills. Slots are sorted behind it.
 __device__ __forceinline__ u64* spill_slice(const Params& p, int worker) {
-  if (kSpillCapacity == 0) return nullptr;
-  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + static_cast<i64>(worker) * kSpillCapacity;
+  constexpr int kSlice = kSpillCapacity + kSortSlots;
+  if (kSlice == 0) return nullptr;
+  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + static_cast<i64>(worker) * kSlice;
 }
+
+__device__ __forceinline__ u64* sort_slice(const Params& p, int worker) {
+  return kSortSlots ? spill_slice(p, worker) + kSpillCapacity : nullptr;
+}
+
+__device__ __forceinline__ u64* row_sort_slice(const Params& p, int row) { return segment_spill(p, row, p.splits); }

@@ -54,28 +54,34 @@ def torch_stream(index: int) -> int:
     return int(raw(index)) if raw is not None else int(torch.cuda.current_stream(index).cuda_stream)
 
 
-def new_int32(library: str, shape: tuple[int, int], index: int) -> Any:
-    """Allocate an uninitialised int32 array in a library, on a CUDA device.
+def new(library: str, shape: tuple[int, int], dtype: str, index: int, name: str = "out") -> Any:
+    """Allocate an uninitialised array in a library, on a CUDA device.
 
     Raises
     ------
     ArgumentError
-        If the library is unknown: its arrays can be read and written, but not made.
+        If the library is unknown, since its arrays can be read and written, but not made; or if it is JAX, and 64-bit
+        integers are asked for and disabled. `name` is the argument that would bring the array.
     """
     if library == "torch":
         import torch
 
-        return torch.empty(shape, dtype=torch.int32, device=f"cuda:{index}")
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=f"cuda:{index}")
     if library == "cupy":
         import cupy
 
         with cupy.cuda.Device(index):
-            return cupy.empty(shape, dtype=cupy.int32)
+            return cupy.empty(shape, dtype=dtype)
     if library == "jax":
         import jax
         import jax.numpy as jnp
 
+        if dtype == "int64" and not jax.config.jax_enable_x64:
+            raise ArgumentError("index_dtype", "'int64' while JAX's 64-bit types are off", "jax_enable_x64, or 'int32'")
         # JAX arrays are immutable to their users; this one has no user yet.
         device = jax.devices("gpu")[index]
-        return jax.device_put(jnp.empty(shape, jnp.int32), device).block_until_ready()
-    raise ArgumentError("out", None, "an int32 array of shape (rows, k): only torch, cupy and jax arrays can be made")
+        return jax.device_put(jnp.empty(shape, dtype), device).block_until_ready()
+    article = "an" if dtype.startswith("int") else "a"
+    raise ArgumentError(
+        name, None, f"{article} {dtype} array of shape (rows, k): only torch, cupy and jax arrays can be made"
+    )

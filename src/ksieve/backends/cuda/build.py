@@ -10,6 +10,7 @@ from ksieve.backends.cuda.compile import Resources
 from ksieve.backends.cuda.spec import KernelSpec, architecture, kernel_spec
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
+from ksieve.options import PLAIN, Options
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy
 from ksieve.problem import Device, Problem
@@ -48,6 +49,7 @@ def needed(
     families: Iterable[str | None] = (None,),
     policy: SamplingPolicy | str | None = None,
     stats: bool = False,
+    options: Options = PLAIN,
 ) -> dict[KernelSpec, Plan]:
     """Distinct specialisations that the planner's choices for all these shapes need, each with one of its plans.
 
@@ -60,7 +62,7 @@ def needed(
     """
     found: dict[KernelSpec, Plan] = {}
     for m, width, k, dtype, family in itertools.product(rows, widths, ranks, dtypes, families):
-        asked = Problem(m, width, width, k, dtype, Device(device.kind, device.index))
+        asked = Problem(m, width, width, k, dtype, Device(device.kind, device.index), options)
         plan = planner.choose(asked, device, family=family, policy=policy)
         found.setdefault(kernel_spec(plan, stats=stats), plan)
     return found

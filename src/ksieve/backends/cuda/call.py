@@ -11,9 +11,11 @@ from ksieve.backends.cuda import arrays, launch
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda import workspace as workspaces
 from ksieve.backends.cuda.launch import WARM_UP
+from ksieve.backends.cuda.serving import outputs, packed
 from ksieve.backends.cuda.workspace import Workspace
 from ksieve.errors import BackendError
 from ksieve.planner import Plan
+from ksieve.problem import NO_EXTRAS, Extras
 from ksieve.stats import STATS_COLUMNS, Stats
 
 implicit_workspaces = workspaces.Cache()
@@ -28,13 +30,18 @@ def run(
     workspace: Any = None,
     num_rows: Any = None,
     return_stats: bool = False,
+    extras: Extras = NO_EXTRAS,
 ) -> Any:
     """Enqueue one selection on the scores' current stream; arguments are checked and covered by the plan.
 
+    `extras` are the checked arrays of the plan's options.
+
     Returns
     -------
-    indices : array of int32, shape (rows, k)
+    indices : array of the options' index dtype, shape (rows, k)
         `out`, or a new array of the scores' library.
+    values, raw : array, shape (rows, k)
+        Only if the plan's options ask for them; as `indices`.
     stats : Stats
         Only with ``return_stats=True``, which waits for the stream.
 
@@ -52,14 +59,19 @@ def run(
         workspace.check(plan)
     elif workspace is not None:
         workspaces.pointer_of(plan, workspace)
-    result = arrays.new_int32(info.library, (rows, k), index) if out is None else out
+    options = plan.problem.options
+    result = arrays.new(info.library, (rows, k), options.index_dtype, index) if out is None else out
+    more = outputs(plan, extras, info, (rows, k), index)
+    results = (result, *more.values())
     if not rows:
-        return (result, Stats(np.zeros((0, len(STATS_COLUMNS)), np.int32))) if return_stats else result
+        return _answer(results, Stats(np.zeros((0, len(STATS_COLUMNS)), np.int32)) if return_stats else None)
     target = problem.inspect(result, "out")
     stream = arrays.current_stream(info.library, scores, index)
     # One row has no next one: whatever pitch its array reports must not be mistaken for a short one.
     pitch, out_pitch = max(info.strides[0], width), max(target.strides[0], k)
     lengths_at = problem.inspect(lengths, "lengths").pointer if lengths is not None else 0
+    if extras.lengths is not None:
+        lengths_at = extras.lengths.pointer
     live_at = problem.inspect(num_rows, "num_rows").pointer if num_rows is not None else 0
     launcher = launch.launcher_of(plan, stats=return_stats, stream=stream)
     stats_memory = None
@@ -72,7 +84,7 @@ def run(
         memory, owner = _workspace_memory(plan, workspace, stream, capturing, info.library)
         launcher.launch(
             info.pointer, lengths_at, live_at, target.pointer, stats_memory.pointer if stats_memory else 0, memory,
-            pitch, out_pitch, rows, width, stream,
+            pitch, out_pitch, rows, width, stream, packed(plan, extras, more) if launcher.extended else (),
         )  # fmt: skip
         del owner
         if info.library == "jax" or stats_memory is not None:
@@ -82,8 +94,15 @@ def run(
             if live_at:
                 live = min(max(int.from_bytes(driver.read(live_at, 4), "little", signed=True), 0), rows)
             raw = np.frombuffer(driver.read(stats_memory.pointer, live * 4 * len(STATS_COLUMNS)), np.int32)
-            return result, Stats(raw.reshape(live, len(STATS_COLUMNS)))
-    return result
+            return _answer(results, Stats(raw.reshape(live, len(STATS_COLUMNS))))
+    return _answer(results, None)
+
+
+def _answer(results: tuple[Any, ...], stats: Stats | None) -> Any:
+    """What `ksieve.topk` returns: the indices alone, or a tuple of everything that was asked for."""
+    if stats is not None:
+        return (*results, stats)
+    return results[0] if len(results) == 1 else results
 
 
 def _workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, library: str) -> tuple[int, Any]:

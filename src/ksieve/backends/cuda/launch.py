@@ -9,7 +9,7 @@ import threading
 from ksieve.backends.cuda import cache
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.driver import Driver
-from ksieve.backends.cuda.spec import KernelSpec, kernel_spec
+from ksieve.backends.cuda.spec import KernelSpec, extended, kernel_spec, overlaps
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import DeviceInfo, Plan
 
@@ -17,17 +17,21 @@ PARAMS = struct.Struct("=6Q3q6i")
 """`Params` of kernels/params.cuh: scores, lengths, num_rows, indices, stats, workspace (addresses); pitch and
 out_pitch (elements), lists (bytes); rows, width, k, primary_rank, rescue_rank, splits."""
 
+OPTIONS = struct.Struct("=7Q3q6i")
+"""`Options` of kernels/options.cuh, behind `Params` where a plan has any: starts, row_k, page_table, request_of,
+offsets, values, raw (addresses); page_pitch, values_pitch, raw_pitch (elements); next_n, requests, max_pages,
+page_shift, flags, and a reserved zero."""
+
 # One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
 # dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
-# Params; and one CUlaunchAttribute (id, padding, 64-byte value).
+# Params; and up to two CUlaunchAttributes (id, padding, 64-byte value).
 _CONFIG = struct.Struct("=7I4xQQI4x")
 _ATTRIBUTE = struct.Struct("=I4x3I52x")
-_CONFIG_AT = PARAMS.size
-_STREAM_AT = _CONFIG_AT + 32
-_ARGUMENTS_AT = _CONFIG_AT + _CONFIG.size
-_ATTRIBUTE_AT = _ARGUMENTS_AT + 8
+_STREAM_IN_CONFIG = 32
 _CLUSTER_DIMENSION = 4
-_PATCH = struct.Struct("=6Q3q6iI")
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_PATCH = struct.Struct(PARAMS.format + "I")
+_PATCH_OPTIONS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + "I")
 _STREAM = struct.Struct("=Q")
 
 
@@ -87,18 +91,27 @@ class Launcher:
         self._most = max(plan.ctas, 1)
         self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact") else 1
         self._lock = threading.Lock()
-        self._memory = (ctypes.c_uint64 * ((_ATTRIBUTE_AT + _ATTRIBUTE.size) // 8))()
+        attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "cluster_exact" else []
+        if overlaps(plan):
+            attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
+        self.extended = extended(plan)
+        config_at = PARAMS.size + (OPTIONS.size if self.extended else 0)
+        arguments_at = config_at + _CONFIG.size
+        attributes_at = arguments_at + 8
+        self._memory = (ctypes.c_uint64 * ((attributes_at + len(attributes) * _ATTRIBUTE.size) // 8))()
         base = ctypes.addressof(self._memory)
-        clustered = plan.family == "cluster_exact"
         _CONFIG.pack_into(
-            self._memory, _CONFIG_AT, 1, 1, 1, plan.threads, 1, 1, spec.shared_bytes, 0, base + _ATTRIBUTE_AT, clustered
-        )
-        _STREAM.pack_into(self._memory, _ARGUMENTS_AT, base)
-        _ATTRIBUTE.pack_into(self._memory, _ATTRIBUTE_AT, _CLUSTER_DIMENSION, plan.splits, 1, 1)
+            self._memory, config_at, 1, 1, 1, plan.threads, 1, 1, spec.shared_bytes, 0, base + attributes_at,
+            len(attributes),
+        )  # fmt: skip
+        _STREAM.pack_into(self._memory, arguments_at, base)
+        for number, attribute in enumerate(attributes):
+            _ATTRIBUTE.pack_into(self._memory, attributes_at + number * _ATTRIBUTE.size, *attribute)
         self._stream = 0
-        self._config = ctypes.c_void_p(base + _CONFIG_AT)
+        self._stream_at = config_at + _STREAM_IN_CONFIG
+        self._config = ctypes.c_void_p(base + config_at)
         self._function = ctypes.c_void_p(function)
-        self._arguments = ctypes.c_void_p(base + _ARGUMENTS_AT)
+        self._arguments = ctypes.c_void_p(base + arguments_at)
         self._current = ctypes.c_void_p()
         self._current_ref = ctypes.byref(self._current)
         self._enqueue = driver.launch
@@ -117,8 +130,11 @@ class Launcher:
         rows: int,
         width: int,
         stream: int,
+        options: tuple[int, ...] = (),
     ) -> None:
         """Enqueue the kernel on a stream of the plan's device; addresses are 0 where an argument is absent.
+
+        `options` are the fields of `OPTIONS`, if the plan's kernel takes them (`extended`).
 
         Raises
         ------
@@ -130,12 +146,18 @@ class Launcher:
         memory = self._memory
         # The driver copies Params before it returns, so that one block of memory serves every call.
         with self._lock:
-            _PATCH.pack_into(
-                memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
-                self._lists, rows, width, self._k, primary, rescue, self._splits, blocks,
-            )  # fmt: skip
+            if options:
+                _PATCH_OPTIONS.pack_into(
+                    memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
+                    self._lists, rows, width, self._k, primary, rescue, self._splits, *options, blocks,
+                )  # fmt: skip
+            else:
+                _PATCH.pack_into(
+                    memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
+                    self._lists, rows, width, self._k, primary, rescue, self._splits, blocks,
+                )  # fmt: skip
             if stream != self._stream:
-                _STREAM.pack_into(memory, _STREAM_AT, stream)
+                _STREAM.pack_into(memory, self._stream_at, stream)
                 self._stream = stream
             # A default stream belongs to whatever context is current: another device's, or none in a new thread.
             if self._get_current(self._current_ref) == 0 and self._current.value == self.context:

@@ -93,8 +93,36 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_STATS": int(stats),
         "KSIEVE_DTYPE": DTYPES[plan.problem.dtype],
         "KSIEVE_SHARED_BYTES": planner.shared_bytes(plan),
+        **_option_defines(plan),
     }
     return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
+
+
+def _option_defines(plan: Plan) -> dict[str, int]:
+    """Defines of kernels/options.cuh: only those that are not zero, so that a plain plan's kernel stays what it is.
+
+    What costs nothing per score is decided at run time, so that few kernels serve all combinations.
+    """
+    options = plan.problem.options
+    found = {
+        "KSIEVE_WINDOWS": int(options.windows != "none" or options.next_n > 1 or options.per_row_k),
+        "KSIEVE_FINISH": int(options.finished or options.index_dtype == "int64"),
+        "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
+        "KSIEVE_TIES": int(options.tie_break != "any"),
+        "KSIEVE_OVERLAP": int(overlaps(plan)),
+        "KSIEVE_SORT_SLOTS": planner_cuda.sort_slots(plan),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def overlaps(plan: Plan) -> bool:
+    """Whether a plan's kernel is launched while the previous one drains."""
+    return plan.problem.options.overlap and plan.device.capability >= (9, 0)
+
+
+def extended(plan: Plan) -> bool:
+    """Whether a plan's kernel takes the pointers and numbers of its options."""
+    return any(f"KSIEVE_{name}" in _option_defines(plan) for name in ("WINDOWS", "FINISH", "TIES"))
 
 
 def describe(spec: KernelSpec) -> str:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any
 
-from ksieve import problem
+from ksieve import planner_cuda, problem
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.driver import Driver
 from ksieve.backends.cuda.spec import STEMS
@@ -141,13 +141,13 @@ def pointer_of(plan: Plan, buffer: Any) -> int:
 class Cache:
     """Implicit workspaces: one per device, stream and memory layout, kept between calls.
 
-    Calls on one stream run one after another, so plans of one layout share: kernel source, splits, capacity and the
-    bytes that must be zero fix where every counter lies, and a plan for fewer rows uses the leading part of a larger
-    one's.
+    Calls on one stream run one after another, so plans of one layout share: kernel source, splits, capacity, room to
+    sort and the bytes that must be zero fix where every counter lies, and a plan for fewer rows uses the leading part
+    of a larger one's.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int, str, int, int, int, int], Workspace] = {}
+        self._held: dict[tuple[int | str, ...], Workspace] = {}
         self._lock = threading.Lock()
 
     def get(self, plan: Plan, stream: int, library: str) -> Workspace:
@@ -157,7 +157,7 @@ class Cache:
         """
         key = (
             plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity,
-            plan.workspace_zeroed,
+            planner_cuda.sort_slots(plan), plan.workspace_zeroed,
         )  # fmt: skip
         held = self._held.get(key)
         if held is None or not held.covers(plan):

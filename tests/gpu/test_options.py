@@ -1,0 +1,441 @@
+"""Serving options on the device: every pair of them on every family, exact bytes wherever the answer is unique.
+
+Small calls are judged row by row by `oracle.assert_served`, large ones against a stable sort on the device; statistics
+equal the model's. Everything written lies between guard bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+import cases
+import ksieve
+import oracle
+from gpu import material, runner, served
+from gpu.served import Served, right_answer, same_bytes
+from gpu.variants import VARIANTS, small_storage
+from harness import to_cuda
+from ksieve.errors import ArgumentError
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ("persistent-64", "persistent-128", "persistent-tied", "persistent-peaks", "persistent-lines", "split-2",
+         "split-8-tied", "split-32-lines", "row", "cluster", "persistent-exact")  # fmt: skip
+"""Every family, every kind of boundary."""
+
+ONE_OF_EACH = ("persistent-peaks", "split-8-tied", "row", "cluster", "persistent-exact")
+
+ORDERS = tuple(itertools.product(("value", "index"), ("low", "high")))
+"""Deterministic calls: an order and a tie-break."""
+
+WIDE = ((20_003, 512), (70_001, 2048), (262_144, 2048))
+LARGEST_K = 16_384
+PAIRS = cases.OPTION_CASES
+RUNS, TURNS, BATCHES = 1000, 40, (1, 2, 7, 64, 1000, 8192)
+ROW_WIDTH = 16_384
+if runner.DRY:
+    WIDE, PAIRS, RUNS, TURNS, BATCHES, ROW_WIDTH = ((5003, 100),), PAIRS[:6], 3, 2, (1, 5), 3000
+
+
+def device_call(call):
+    """The same call with its arrays on the device."""
+    arrays = {name: np.ascontiguousarray(value) for name, value in call.items() if isinstance(value, np.ndarray)}
+    return call | {name: torch.from_numpy(array).to(runner.DEVICE) for name, array in arrays.items()}
+
+
+def pair(number):
+    """A combination of the pairwise table: host scores, device scores in the same layout, host call, device call."""
+    case = PAIRS[number]
+    inputs, host = cases.build_call(case)
+    host = {n: v for n, v in host.items() if not n.endswith("_out") and n != "out"}
+    scores = dry_tensor(inputs.scores) if runner.DRY else to_cuda(inputs.scores, inputs.offset)
+    on_device = device_call(host)
+    if "live" in host:
+        on_device["live"] = torch.tensor([host["live"]], dtype=torch.int32, device=runner.DEVICE)
+    return case, inputs, scores, host, on_device
+
+
+def dry_tensor(array):
+    bits = torch.from_numpy(np.ascontiguousarray(array).view({2: np.int16, 4: np.int32}[array.itemsize]))
+    return bits.view({"float32": torch.float32, "float16": torch.float16, "uint16": torch.bfloat16}[array.dtype.name])
+
+
+def wide_calls(rows, width, k, seed=0):
+    """Deterministic calls with many options each, tensors on the device; together they use every option."""
+    generator = torch.Generator(device=runner.DEVICE).manual_seed(rows + width + k + seed)
+
+    def integers(count, low, high):
+        drawn = torch.randint(low, high, (count,), device=runner.DEVICE, generator=generator)
+        return drawn.to(torch.int32)
+
+    size = 64
+    pages = -(-width // size)
+    table = torch.randperm(pages * rows, device=runner.DEVICE, generator=generator).to(torch.int32).view(rows, pages)
+    wild = torch.tensor([-(2**31), 2**31 - 1, -1, width + 1, 0, k, k + 1], dtype=torch.int32, device=runner.DEVICE)
+    starts, ends, lengths = (integers(rows, *bounds) for bounds in ((0, 50), (width // 2, width + 1), (0, width + 1)))
+    lengths[: len(wild)] = wild[:rows]
+    ends[-len(wild) :] = wild[-rows:]
+    return {
+        "plain": {"lengths": lengths},
+        "windows": {"starts": starts, "lengths": lengths},
+        "ends": {"starts": starts, "ends": ends, "index_base": "start", "return_values": True},
+        "pages": {
+            "starts": starts, "ends": ends, "page_table": table, "page_size": size, "return_raw": True,
+            "index_dtype": "int64",
+        },
+        "mapped": {
+            "page_table": table[:, : pages - 1], "page_size": size, "ks": integers(rows, -3, k + 3), "return_raw": True,
+            "row_to_request": integers(rows, -1, rows + 1), "return_values": True,
+        },
+        "offsets": {"lengths": lengths, "offsets": integers(rows, -(2**31), 2**31 - 1), "ks": integers(rows, 0, k + 1)},
+        "tokens": {"lengths": lengths[: rows // 4].clone(), "next_n": 4, "starts": starts, "overlap": True},
+    }  # fmt: skip
+
+
+def wide_scores(width, k, dtype="float32", offset=1, padding=3):
+    """All value families; a multiple of four rows."""
+    bits = material.on_device(width, k, 1, dtype, runner.DEVICE)
+    return material.place(bits[: len(bits) // 4 * 4], dtype, runner.DEVICE, offset=offset, padding=padding)
+
+
+def possible_plan(name, scores, k, call):
+    try:
+        return served.plan_for(VARIANTS[name], scores, k, call)
+    except ArgumentError:
+        return None  # such as a k that no cluster can hold
+
+
+def overflowing(plan):
+    return small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0)
+
+
+def kernels():
+    """Plans that these tests run, for the compile pool."""
+    for number in range(len(PAIRS)):
+        _, inputs, scores, _, call = pair(number)
+        for name in NAMES:
+            if plan := possible_plan(name, scores, inputs.k, call):
+                yield plan, False
+                if number % 3 == 0:
+                    yield plan, True
+    for width, k in WIDE:
+        scores = wide_scores(width, k)
+        for (what, call), name in itertools.product(wide_calls(len(scores), width, k).items(), NAMES):
+            order, tie_break = order_of(what, name, width)
+            if plan := possible_plan(name, scores, k, call | {"sorted": order, "tie_break": tie_break}):
+                yield plan, False
+
+
+def order_of(*what):
+    return ORDERS[zlib.crc32(repr(what).encode()) % len(ORDERS)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pair_of_options(name, tally):
+    """Small rows, any order, any tie-break: `oracle.assert_served` reads the answer row by row."""
+    wrong, stats_rows, total = [], 0, 0
+    for number in range(len(PAIRS)):
+        case, inputs, scores, host, call = pair(number)
+        plan = possible_plan(name, scores, inputs.k, call)
+        if plan is None:
+            continue
+        ready = Served(plan, scores, call)
+        found = []
+        for _ in range(2):  # the second run finds what the first left in the workspace
+            ready.poison()
+            ready.run()
+            try:
+                oracle.assert_served(inputs.scores, inputs.k, host, ready.answer())
+            except AssertionError as error:
+                found.append(str(error)[:500])
+            found += ready.outside()
+            if found:
+                break
+        if number % 3 == 0:
+            found += served.compare_stats(ready)
+            stats_rows += len(scores)
+        total += len(scores)
+        wrong += [f"{case}: {text}" for text in found]
+    tally.add(f"options {name}", total, wrong, stats_rows=stats_rows)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("width", "k"), WIDE)
+@pytest.mark.parametrize("name", NAMES)
+def test_wide_rows_have_one_right_answer(name, width, k, tally):
+    wrong, total = [], 0
+    scores = wide_scores(width, k)
+    for what, call in wide_calls(len(scores), width, k).items():
+        order, tie_break = order_of(what, name, width)
+        call |= {"sorted": order, "tie_break": tie_break}
+        plan = possible_plan(name, scores, k, call)
+        if plan is None:
+            continue
+        total += len(scores)
+        wrong += [f"{what} {order} {tie_break}: {text}" for text in served.check(Served(plan, scores, call))]
+    tally.add(f"options {name}", total, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_narrow_scores(name, dtype, tally):
+    wrong, total = [], 0
+    width, k = WIDE[0]
+    scores = wide_scores(width, k, dtype, offset=3, padding=1)
+    for what, call in wide_calls(len(scores), width, k).items():
+        order, tie_break = order_of(what, name, dtype)
+        call |= {"sorted": order, "tie_break": tie_break}
+        if (plan := possible_plan(name, scores, k, call)) is not None:
+            total += len(scores)
+            wrong += [f"{what} {order} {tie_break}: {text}" for text in served.check(Served(plan, scores, call))]
+    tally.add(f"options {name}", total, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_storage_for_few_candidates(name, tally):
+    """Ties that find no room are collected by one more traversal, which the statistics count."""
+    wrong, total = [], 0
+    width, k = (5003, 64)
+    scores = wide_scores(width, k)
+    for order, tie_break in ORDERS:
+        call = {"sorted": order, "tie_break": tie_break, "return_values": True}
+        ready = Served(overflowing(served.plan_for(VARIANTS[name], scores, k, call)), scores, call)
+        wrong += [f"{order} {tie_break}: {text}" for text in (*served.check(ready), *served.compare_stats(ready))]
+        total += len(scores)
+    tally.add(f"options {name}", total, wrong, stats_rows=total)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hundred_thousand_zeros(name, tally):
+    """Plateaus far larger than any storage, zeros of both signs among them; the model's counts too."""
+    rows, width, k = (4, 131_072, 2048) if not runner.DRY else (4, 9000, 200)
+    generator = torch.Generator(device=runner.DEVICE).manual_seed(5)
+    scores = torch.zeros(rows, width, device=runner.DEVICE)
+    scores[:, ::3] = -0.0
+    for row, share in enumerate((0.0, 0.005, 0.2)):
+        chosen = torch.rand(width, device=runner.DEVICE, generator=generator) < share
+        scores[row, chosen] = torch.rand(int(chosen.sum()), device=runner.DEVICE, generator=generator)
+    scores[3] = torch.nan
+    wrong = []
+    for order, tie_break in ORDERS:
+        call = {"sorted": order, "tie_break": tie_break, "return_values": True}
+        ready = Served(served.plan_for(VARIANTS[name], scores, k, call), scores, call)
+        wrong += [f"{order} {tie_break}: {text}" for text in served.check(ready)]
+        if order == "index":
+            wrong += [f"{order} {tie_break}: {text}" for text in served.compare_stats(ready)]
+    tally.add(f"options {name}", 4 * rows, wrong, stats_rows=2 * rows)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_windows_start_anywhere_and_scores_stay_untouched(name, dtype, tally):
+    width, k = (9001, 300) if not runner.DRY else (2001, 50)
+    scores = wide_scores(width, k, dtype, offset=1, padding=5)
+    before, rows = scores.clone(), len(scores)
+    wrong = []
+    for base in ("row", "start"):
+        starts = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE)
+        lengths = width - 20 + torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) % 11
+        for order, tie_break in (("index", "low"), ("value", "high")):
+            call = {"starts": starts, "lengths": lengths, "index_base": base, "sorted": order, "tie_break": tie_break}
+            wrong += served.check(Served(served.plan_for(VARIANTS[name], scores, k, call), scores, call), runs=1)
+    wrong += ["scores were written"] * (not bool(same_bytes(scores, before).all()))
+    tally.add(f"options {name}", 4 * rows, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_largest_k_of_an_order(name, tally):
+    """Slots that fill shared memory when they are sorted."""
+    width, k = (70_001, LARGEST_K) if not runner.DRY else (3001, 1000)
+    scores = wide_scores(width, 512 if not runner.DRY else 100)[:8]
+    wrong, total = [], 0
+    for order, tie_break in ORDERS:
+        call = {"sorted": order, "tie_break": tie_break, "index_dtype": "int64", "return_values": True}
+        if (plan := possible_plan(name, scores, k, call)) is not None:
+            total += len(scores)
+            wrong += [f"{order} {tie_break}: {text}" for text in served.check(Served(plan, scores, call))]
+    tally.add(f"options {name}", total, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("k", [100_000, 1 << 17])
+def test_a_k_too_large_to_sort_is_transformed_in_place(k, tally):
+    """64-bit slots over the positions that they are made from."""
+    width = 300_001
+    if runner.DRY:
+        k, width = 700, 3001
+    scores = torch.randn(3, width, device=runner.DEVICE)
+    offsets = torch.tensor([5, -7, 2**31 - 1], dtype=torch.int32, device=runner.DEVICE)
+    call = {"offsets": offsets, "index_dtype": "int64", "return_raw": True, "return_values": True}
+    ready = Served(served.plan_for(VARIANTS["persistent-exact"], scores, k, call), scores, call)
+    ready.poison()
+    ready.run()
+    out, raw, values = (ready.outputs[name].out for name in ("out", "raw_out", "values_out"))
+    wrong = ready.outside()
+    least = torch.topk(scores, k, dim=1).values[:, -1:]
+    right = [
+        (out == raw + offsets.long()[:, None]).all(),
+        (scores.gather(1, raw) == values).all() and (values >= least).all(),
+        (raw.sort(dim=1).values.diff(dim=1) > 0).all(),
+    ]
+    wrong += [f"k={k}: check {n} failed" for n, ok in enumerate(right) if not bool(ok)]
+    tally.add("options persistent-exact", 3, wrong)
+    assert not wrong
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_graphs_replay_calls_with_options(name, overlap, tally):
+    """Several calls in one graph, each reading what the one before has written."""
+    rows, width, k = 32, 20_003, 512
+    scores = wide_scores(width, k)[:rows]
+    rows = len(scores)
+    first = torch.randint(0, 40, (rows,), device="cuda").to(torch.int32)
+    ends = torch.full((rows,), width, dtype=torch.int32, device="cuda")
+    order = {"sorted": "index", "tie_break": "low", "overlap": overlap}
+    one = Served(
+        served.plan_for(VARIANTS[name], scores, 1, call := {"starts": first, "ends": ends} | order), scores, call
+    )
+    # The second call's windows start where the first one found the greatest score, so that it must have waited.
+    chained = {"starts": torch.empty(rows, dtype=torch.int32, device="cuda"), "ends": ends, "return_values": True}
+    two = Served(served.plan_for(VARIANTS[name], scores, k, chained | order), scores, chained | order)
+    one.outputs["out"].out = chained["starts"].view(rows, 1)
+    for ready in (one, two):
+        ready.plan.prepare()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(4):
+            one.run()
+            two.run()
+    wrong = []
+    for turn in range(TURNS):
+        first.random_(0, width)
+        ends.random_(-5, width + 5)
+        two.poison()
+        graph.replay()
+        begin = right_answer(scores, one.call, 1)["out"]
+        wrong += [f"turn {turn}: first call"] * (not torch.equal(begin.view(-1), chained["starts"]))
+        expected = right_answer(scores, two.call, k)
+        found = {output: same_bytes(guarded.out, expected[output]) for output, guarded in two.outputs.items()}
+        wrong += [f"turn {turn}: {output}" for output, same in found.items() if not bool(same.all())]
+        wrong += two.outside()
+    tally.add(f"options {name}", TURNS * rows, wrong)
+    assert not wrong, wrong[:10]
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_overlapping_launches_wait_for_each_other(name, tally):
+    """A chain of launches on a stream, each reading its windows from the output of the one before."""
+    width, k, links = 9001, 64, 200
+    scores = torch.randn(48, width, device="cuda")
+    order = {"sorted": "index", "tie_break": "low"}
+    buffers = [torch.zeros(48, dtype=torch.int32, device="cuda") for _ in range(links + 1)]
+    answers = []
+    for overlap in (False, True):
+        call = {"starts": buffers[0], "index_base": "start", "overlap": overlap} | order
+        plan = served.plan_for(VARIANTS[name], scores, k, call).prepare()
+        workspace = plan.workspace()
+        out = [torch.zeros(48, k, dtype=torch.int32, device="cuda") for _ in range(links)]
+        ends = [torch.full((48,), width, dtype=torch.int32, device="cuda")] * links
+        torch.cuda.synchronize()
+        for link in range(links):
+            starts = out[link - 1].view(-1)[:48] if link else buffers[0]
+            ksieve.topk(
+                scores, plan=plan, starts=starts, ends=ends[link], out=out[link], workspace=workspace,
+                index_base="start", overlap=overlap, **order,
+            )  # fmt: skip
+        answers.append(torch.stack(out))
+    wrong = [] if torch.equal(*answers) else [f"{name}: overlapping launches differ"]
+    tally.add(f"options {name}", 2 * links * 48, wrong)
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_thousand_runs_under_load_give_the_same_bytes(name, tally):
+    width, k = (40_001, 1024) if not runner.DRY else (3001, 100)
+    scores = wide_scores(width, k)
+    lengths = torch.full((len(scores),), width - 5, dtype=torch.int32, device=runner.DEVICE)
+    call = {"lengths": lengths, "deterministic": True, "return_values": True}
+    ready = Served(served.plan_for(VARIANTS[name], scores, k, call), scores, call)
+    ready.run()
+    first = {output: guarded.out.clone() for output, guarded in ready.outputs.items()}
+    wrong = torch.zeros((), dtype=torch.int64, device=runner.DEVICE)
+    busy = None if runner.DRY else torch.cuda.Stream()
+    ballast = torch.randn(4096, 4096, device=runner.DEVICE) if busy else None
+    for run in range(RUNS):
+        if busy is not None and run % 4 == 0:
+            with torch.cuda.stream(busy):
+                for _ in range(1 + run % 3):
+                    ballast.copy_(ballast.flip(run % 2) if run % 8 else (ballast @ ballast).clamp(-1, 1))
+        ready.poison()
+        ready.run()
+        for output, guarded in ready.outputs.items():
+            wrong += (~same_bytes(guarded.out, first[output])).sum()
+    found = [f"{int(wrong)} rows differed in {RUNS} runs"] if int(wrong) else []
+    found += [] if RUNS < 100 else served.check(ready, runs=1)
+    tally.add(f"options {name}", RUNS * len(scores), found)
+    assert not found
+
+
+def test_one_row_in_every_batch_and_family_gives_the_same_bytes(tally):
+    """Ties and plateaus among the row's scores; batches of 1 to 8192, the planner's choice and every forced family."""
+    k = 1024 if not runner.DRY else 100
+    generator = torch.Generator(device=runner.DEVICE).manual_seed(7)
+    row = torch.randint(-300, 300, (ROW_WIDTH,), device=runner.DEVICE, generator=generator) / 64
+    row[::97] = torch.nan
+    row[::5] = 0.0
+    seen: dict[str, torch.Tensor] = {}
+    wrong, total = [], 0
+    for batch in BATCHES:
+        scores = torch.randn(batch, ROW_WIDTH, device=runner.DEVICE, generator=generator)
+        at = (batch * 5) // 7
+        scores[at] = row
+        for name in (None, *(NAMES if batch <= 64 else ())):
+            for tie_break in ("low", "high"):
+                call = {"batch_invariant": True, "tie_break": tie_break, "return_values": True}
+                call |= {"sorted": "value"} if tie_break == "high" else {}
+                if name is None:
+                    plan = ksieve.plan(
+                        rows=batch, width=ROW_WIDTH, k=k, device=runner.PLAN_DEVICE, options=served.options_of(call)
+                    )
+                else:
+                    plan = served.plan_for(VARIANTS[name], scores, k, call)
+                ready = Served(plan, scores, call)
+                ready.run()
+                total += 1
+                for output, guarded in ready.outputs.items():
+                    mine = guarded.out[at].clone()
+                    first = seen.setdefault(f"{tie_break} {output}", mine)
+                    if not bool(same_bytes(mine[None], first[None]).all()):
+                        wrong.append(f"batch {batch}, {name or plan.family}, {tie_break}: {output} differs")
+    for tie_break, order in (("low", "index"), ("high", "value")):
+        expected = right_answer(row[None], {"tie_break": tie_break, "sorted": order}, k)["out"]
+        wrong += [] if torch.equal(expected[0], seen[f"{tie_break} out"]) else [f"{tie_break}: not the right answer"]
+    tally.add("options batch invariance", total, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+def test_calls_without_a_plan_choose_one_with_their_options(tally):
+    scores = torch.randn(6, 5003, device="cuda", dtype=torch.bfloat16)
+    call = {"starts": torch.arange(6, dtype=torch.int32, device="cuda"), "sorted": True, "tie_break": "low"}
+    call |= {"return_values": True, "return_raw": True, "index_dtype": "int64", "index_base": "start"}
+    out, values, raw, stats = ksieve.topk(scores, k=77, **call, return_stats=True)
+    expected = right_answer(scores, call, 77)
+    assert (out.dtype, raw.dtype, values.dtype) == (torch.int64, torch.int64, torch.bfloat16)
+    assert same_bytes(out, expected["out"]).all() and same_bytes(values, expected["values_out"]).all()
+    assert torch.equal(raw, out) and len(stats.raw) == 6
+    tally.add("options without a plan", 6, [])
