@@ -234,6 +234,4 @@ def compare_stats(served: Served) -> list[str]:
         starts=host.get("starts"), ks=host.get("ks"),
     )  # fmt: skip
     differing = np.flatnonzero((raw != model.raw[: len(raw)]).any(1))
-    return [f"statistics of rows {differing[:6]} differ: {raw[differing[0]]}, model {model.raw[differing[0]]}"] * bool(
-        len(differing)
-    )
+    return [f"statistics of row {r} differ: {raw[r]}, model {model.raw[r]}" for r in differing[:3]]
