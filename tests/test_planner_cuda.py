@@ -16,13 +16,17 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
 @pytest.mark.parametrize(
     ("rows", "width", "k", "family", "policy"),
     [
-        (4096, 2048, 512, "row_exact", None),
+        (64, 2048, 512, "row_exact", None),
+        (4096, 2048, 512, "persistent_exact", None),
         (4096, 8192, 512, "persistent_sampled", "quads-16"),
-        (4096, 65_536, 2048, "persistent_sampled", "quads-16"),
+        (64, 65_536, 2048, "persistent_sampled", "quads-16"),
+        (4096, 65_536, 2048, "persistent_sampled", "lines-64"),
+        (4096, 4096, 2048, "persistent_exact", None),
+        (256, 4096, 2048, "persistent_sampled", "quads-16"),
         (4096, 131_072, 2048, "persistent_sampled", "lines-64"),
         (4096, 1_048_576, 2048, "persistent_sampled", "lines-128"),
         (1, 1_048_576, 2048, "split_sampled", "lines-128"),
-        (1, 24_576, 6145, "cluster_exact", None),
+        (1, 24_576, 12_289, "cluster_exact", None),
         (4096, 24_576, 8192, "persistent_exact", None),
     ],
 )

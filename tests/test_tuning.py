@@ -33,8 +33,8 @@ def test_every_number_names_its_source(name):
 def test_thresholds_are_numbers_that_know_more():
     found = tuning.thresholds()
     assert {"SHORTEST_SAMPLED", "SPLIT_IN_TWO", "SEGMENT"} <= set(found)
-    assert found["SEGMENT"] * 2 == 16_384 and all(t.meaning for t in found.values())
-    assert (copy.deepcopy(tuning.SEGMENT), copy.deepcopy(tuning.SEGMENT).source) == (8192, tuning.SEGMENT.source)
+    assert found["SEGMENT"] * 2 == 4096 and all(t.meaning for t in found.values())
+    assert (copy.deepcopy(tuning.SEGMENT), copy.deepcopy(tuning.SEGMENT).source) == (2048, tuning.SEGMENT.source)
 
 
 GRID = ROOT / "benchmarks" / "results" / "gpu-planner-k2048.json"

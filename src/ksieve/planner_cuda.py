@@ -17,6 +17,8 @@ from ksieve.problem import Problem
 from ksieve.tuning import (
     CLUSTER,
     COLUMN_SIGMAS,
+    CROWDED,
+    CROWDED_RATIO,
     EXACT_CAPACITY,
     FEWEST_SPLITS,
     GEOMETRY,
@@ -24,7 +26,9 @@ from ksieve.tuning import (
     GEOMETRY_ROOMY,
     GEOMETRY_SMALL,
     LINES_RATIO,
+    LONGEST_MANY_QUADS,
     LONGEST_QUADS,
+    MANY,
     SAMPLED_RATIO,
     SEGMENT,
     SHORTEST_SAMPLED,
@@ -155,9 +159,11 @@ def _default_policy(problem: Problem, family: str | None) -> SamplingPolicy | No
     width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
         return None
-    if family is None and (width < SHORTEST_SAMPLED or SAMPLED_RATIO * k > width):
+    ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
+    if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
         return None  # a forced family samples whatever it can; rows too short for the view go direct on the device
-    if width <= LONGEST_QUADS or LINES_RATIO * k > width:
+    longest = LONGEST_MANY_QUADS if problem.rows >= MANY else LONGEST_QUADS
+    if width <= longest or LINES_RATIO * k > width:
         return QUADS_16
     return LINES_64 if width < SPARSE_LINES else LINES_128
 
@@ -173,7 +179,8 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if rows >= device.sm_count:
             return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
         return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
-    if width <= geometry_of(device, "row_exact").held and _storage(problem, device, "row_exact", None).spill == 0:
+    held = width <= geometry_of(device, "row_exact").held and rows <= device.sm_count
+    if held and _storage(problem, device, "row_exact", None).spill == 0:
         return "row_exact", f"rows of {width} scores stay in registers and are read once"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
     if clusters_pay and _storage(problem, device, "cluster_exact", None).spill == 0:
@@ -182,12 +189,8 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
 
 
 def _splits(problem: Problem, device: DeviceInfo) -> int:
-    """CTAs per row that fill the device in one wave; 0 when whole rows already do."""
-    per_sm = geometry_of(device, "split_sampled").ctas_per_sm
-    if problem.options.order != "any":
-        per_sm = min(per_sm, _geometry(problem, device, "split_sampled", None).ctas_per_sm)
-    slots = device.sm_count * per_sm
-    return next((s for s in SPLITS if problem.rows * s <= slots and s * SEGMENT <= problem.width), 0)
+    """CTAs per row that give each multiprocessor one; 0 when whole rows already do."""
+    return next((s for s in SPLITS if problem.rows * s <= device.sm_count and s * SEGMENT <= problem.width), 0)
 
 
 @dataclass(frozen=True, slots=True)

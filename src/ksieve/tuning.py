@@ -59,22 +59,42 @@ SHORTEST_SAMPLED = Threshold(
 LONGEST_QUADS = Threshold(
     65_536,
     "rows up to this width, in scores, are sampled in dense quads; wider ones in whole lines",
-    "docs/tuning.md#10",
+    "benchmarks/results/gpu-planner-k2048.json",
 )
+LONGEST_MANY_QUADS = Threshold(
+    32_768,
+    "the same from `MANY` rows on, where reads count for more than latency",
+    "benchmarks/results/gpu-planner-k2048.json",
+)
+MANY = Threshold(512, "rows from which `LONGEST_MANY_QUADS` holds", "benchmarks/results/gpu-planner-k2048.json")
 SPARSE_LINES = Threshold(
     524_288, "from this width, in scores, one line in 128 is sampled in place of one in 64", "docs/tuning.md#6"
 )
-SAMPLED_RATIO = Threshold(4, "rows of fewer than this many times k scores are not sampled", "docs/tuning.md#10")
+SAMPLED_RATIO = Threshold(
+    2, "rows of fewer than this many times k scores are not sampled", "benchmarks/results/gpu-planner-k2048.json"
+)
+CROWDED_RATIO = Threshold(
+    4,
+    "the same from `CROWDED` rows on: sampling saves latency, then no more",
+    "benchmarks/results/gpu-planner-k2048.json",
+)
+CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", "benchmarks/results/gpu-planner-k2048.json")
 LINES_RATIO = Threshold(
     32, "rows of fewer than this many times k scores are sampled in quads at any width", "docs/tuning.md#6"
 )
 SPLIT_IN_TWO = Threshold(
-    524_288, "from this width, in scores, two CTAs per row pay; narrower rows need `FEWEST_SPLITS`", "docs/tuning.md#8"
+    262_144,
+    "from this width, in scores, two CTAs per row pay; narrower rows need `FEWEST_SPLITS`",
+    "benchmarks/results/gpu-planner-k2048.json",
 )
 FEWEST_SPLITS = Threshold(
-    8, "CTAs per row that pay at any width: merging costs what a shorter scan saves", "docs/tuning.md#8"
+    8,
+    "CTAs per row that pay at any width: merging costs what a shorter scan saves",
+    "benchmarks/results/gpu-planner-k2048.json",
 )
-SEGMENT = Threshold(8192, "fewest scores worth a CTA of their own in the split family", "docs/tuning.md#8")
+SEGMENT = Threshold(
+    2048, "fewest scores worth a CTA of their own in the split family", "benchmarks/results/gpu-planner-k2048.json"
+)
 SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/tuning.md#8."""
 
