@@ -18,7 +18,7 @@ typedef struct {
 
 typedef struct {
   u64 pointer[6];
-  long long pitch, out_pitch;
+  long long pitch, out_pitch, lists;
   int rows, width, k, primary, rescue, splits;
 } Params;
 

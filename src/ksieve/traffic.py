@@ -110,7 +110,7 @@ class Traffic:
     rescans : float
         Mean complete traversals per row caused by frontiers beyond the candidate storage.
     mismatched : tuple of int
-        Rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3 rescans.
+        Rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3 rescans, 4 for rows cut into segments.
     """
 
     rows: int
@@ -158,7 +158,8 @@ def check_traffic(
     reads = stats.score_reads(valid)
     excess = reads - expected_reads(stats, valid, policy, splits=splits, held=held)
     rescans = np.where(valid > 0, excess // np.maximum(valid, 1), 0)
-    explained = (excess == rescans * valid) & (rescans >= 0) & (rescans <= MAX_RESCANS)
+    most = MAX_RESCANS + (splits > 1)  # segments whose candidates do not fit together are scanned as a row
+    explained = (excess == rescans * valid) & (rescans >= 0) & (rescans <= most)
     mismatched = tuple(int(r) for r in np.flatnonzero(~explained))
     sampled = np.isin(stats.route, _SAMPLED_ROUTES)
     count = int(sampled.sum())
