@@ -110,7 +110,8 @@ class Traffic:
     rescans : float
         Mean complete traversals per row caused by frontiers beyond the candidate storage.
     mismatched : tuple of int
-        Rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3 rescans, 4 for rows cut into segments.
+        Rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3 rescans, or 4 of rows cut into
+        segments.
     """
 
     rows: int
