@@ -250,3 +250,14 @@ def test_tables_hold_every_case_and_fit_a_terminal(monkeypatch):
         "every answer",
     ):
         assert expected in text
+
+
+def test_a_copy_of_the_tree_is_known_by_the_commit_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KSIEVE_COMMIT", raising=False)
+    found = record.git_state()
+    assert found["dirty"] is None or len(found["commit"]) == 40
+    # A copy carries a history that may have stopped long before what is measured.
+    monkeypatch.setenv("KSIEVE_COMMIT", "c0ffee")
+    assert record.git_state() == {"commit": "c0ffee", "dirty": None}
+    monkeypatch.setenv("KSIEVE_COMMIT", "")
+    assert record.git_state() == found

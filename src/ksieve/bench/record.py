@@ -141,12 +141,15 @@ def _without_folders(argument: str) -> str:
 
 
 def git_state() -> dict[str, Any]:
-    """Commit of the checkout this package is imported from, and whether its tracked files were changed."""
+    """Commit of the checkout this package is imported from, and whether its tracked files were changed.
+
+    ``KSIEVE_COMMIT`` says it instead where the tree is a copy: a copy's own history may have stopped long before.
+    """
+    copied = os.environ.get("KSIEVE_COMMIT") or None
     folder = Path(__file__).resolve().parent
-    commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
+    commit = None if copied else _output("git", "-C", str(folder), "rev-parse", "HEAD")
     if commit is None or _output("git", "-C", str(folder), "ls-files", "record.py") != "record.py":
-        # A copy of the tree without its history: whoever copied it may say which commit it is.
-        return {"commit": os.environ.get("KSIEVE_COMMIT"), "dirty": None}
+        return {"commit": copied, "dirty": None}
     changed = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
     # Result files written by an earlier bench of the same checkout do not change what is measured.
     ours = [line for line in (changed or "").splitlines() if not line[3:].startswith(str(RESULTS.as_posix()))]
