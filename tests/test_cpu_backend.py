@@ -330,7 +330,9 @@ def test_group_wider_than_a_batch():
             check(x, None, 100, SamplingPolicy("wide groups", 2, group=2048, peaks=peaks, min_rank=3, jitter=jitter))
 
 
-@pytest.mark.parametrize("policy", [LINES_64, QUADS_16, dataclasses.replace(PAPER_64, jitter=True)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "policy", [LINES_64, QUADS_16, dataclasses.replace(PAPER_64, jitter=True)], ids=lambda p: p.name
+)
 def test_jittered_views_end_anywhere(policy):
     """The last period takes its group, a part of it or nothing: `sampled`, and what is ranked, follow."""
     period = policy.stride * policy.group
