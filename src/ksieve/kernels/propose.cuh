@@ -1,4 +1,5 @@
-// Phase 1, propose: a view of the row, one group of scores in every kStride, becomes one boundary, or two with a rescue boundary.
+// Phase 1, propose: a view of the row, one group of scores out of every kStride, becomes one boundary, or two with a
+// rescue boundary.
 //   1. every sampled statistic (a score, or the best of a few adjacent ones) counts into a coarse histogram
 //   2. the bins that hold the requested sample ranks are found
 //   3. a coarse policy takes each bin's inclusive cutoff; an exact policy the statistic of that rank itself
