@@ -267,6 +267,8 @@ POLICIES: tuple[SamplingPolicy | None, ...] = (
     SamplingPolicy("grouped", 4, rescue_margin=2.0, group=4, min_rank=2),
     SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1),
     SamplingPolicy("exact-grouped", 2, margin=2.0, group=8, boundary="exact", min_rank=1),
+    SamplingPolicy("exact-jitter", 4, group=2, boundary="exact", min_rank=1, jitter=True),
+    SamplingPolicy("peaks-jitter", 8, rescue_margin=4.0, group=4, peaks=True, min_rank=1, jitter=True),
     SamplingPolicy("peaks", 2, rescue_margin=4.0, group=4, peaks=True, min_rank=1),
     SamplingPolicy("peaks-exact", 1, margin=0.2, group=8, sigmas=2.0, peaks=True, boundary="exact", min_rank=1),
     SamplingPolicy("whole", 1, margin=1.0, rescue_margin=1.0, min_rank=1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 import ksieve
 from ksieve.errors import ArgumentError, CaptureFormatError
-from ksieve.policy import LINES_64, QUADS_16
+from ksieve.policy import LINES_64, PAPER_128, QUADS_16
+from ksieve.stats import Route
 
 torch = pytest.importorskip("torch")
 from ksieve.bench import hard, scores  # noqa: E402
@@ -61,21 +63,53 @@ def test_rows_below_the_resolution_of_a_half():
     assert (np.diff(small[0].astype(np.float64)) < 0).all() and (np.abs(small) < 2.0**-126).all()
 
 
-@pytest.mark.parametrize("policy", [LINES_64, QUADS_16], ids=lambda p: p.name)
-def test_periodic_rows_meet_the_view(policy):
+REGULAR = replace(QUADS_16, name="regular quads", jitter=False)
+WHOLE = replace(QUADS_16, name="every score", stride=1, jitter=True)
+
+
+@pytest.mark.parametrize("policy", [LINES_64, QUADS_16, REGULAR, PAPER_128], ids=lambda p: p.name)
+def test_periodic_rows_go_through_every_class(policy):
     peaks, hole, phases = (
         made(n, policy, rows=policy.stride)[0] for n in ("stride_peak", "stride_hole", "stride_every_phase")
     )
     met = set()
     for row in range(policy.stride):
-        view = policy.view(row, WIDTH)
-        rest = np.setdiff1d(np.arange(WIDTH), view)
-        assert peaks[row, view].min() > peaks[row, rest].max()
-        assert hole[row, view].max() < hole[row, rest].min()
+        klass = policy.view_of_phase(policy.phase(row), WIDTH)
+        rest = np.setdiff1d(np.arange(WIDTH), klass)
+        assert peaks[row, klass].min() > peaks[row, rest].max()
+        assert hole[row, klass].max() < hole[row, rest].min()
         top = set(np.flatnonzero(phases[row] > hard.FAR / 2) // policy.group % policy.stride)
         met.add((top.pop() - policy.phase(row)) % policy.stride)
         assert not top
-    assert met == set(range(policy.stride)), "not every phase relative to the view was met"
+    assert met == set(range(policy.stride)), "not every phase relative to the regular view was met"
+
+
+@pytest.mark.parametrize("policy", [LINES_64, QUADS_16, REGULAR, PAPER_128, WHOLE], ids=lambda p: p.name)
+@pytest.mark.parametrize("width", [WIDTH, WIDTH - 8, WIDTH - 2003])
+def test_rows_against_the_view_are_the_views_positions(policy, width):
+    def block(first):
+        row = torch.arange(first, first + 70)[:, None]
+        return hard.Block((70, width), row, torch.arange(width)[None], None, K, policy, None)
+
+    for first in (0, 1_000_000, (1 << 31) - 80):
+        mask = block(first).view().numpy()
+        assert mask.shape == (70, width)
+        for row in range(70):
+            assert np.array_equal(np.flatnonzero(mask[row]), policy.view(first + row, width))
+
+
+@pytest.mark.parametrize("policy", [LINES_64, QUADS_16], ids=lambda p: p.name)
+def test_rows_against_the_view_force_the_rare_routes(policy):
+    width, k = 8 * WIDTH, 2048
+    matrix, lengths = torch.empty(ROWS, width), torch.full((ROWS,), width, dtype=torch.int32)
+    for name in ("view_peak", "view_hole"):
+        hard.fill(name, matrix, lengths, k, policy)
+        indices, stats = ksieve.topk(matrix.numpy(), k=k, policy=policy, return_stats=True)
+        assert ksieve.verify(matrix.numpy(), None, indices).ok
+        if name == "view_peak":
+            assert set(stats.route) == {Route.RECOVERED}
+        else:
+            assert (stats.admitted0 > 0.9 * width).all()
 
 
 def test_special_values():

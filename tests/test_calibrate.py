@@ -116,6 +116,30 @@ def test_a_prediction_is_the_models_rate_over_all_phases(policy):
     assert found.p_exact.value > 0, "a case without failures would prove nothing"
 
 
+def test_a_prediction_of_a_jittered_policy_is_what_rows_meet():
+    """Its phases are not the views of as many rows, but as likely as those: the model over 1,000 rows agrees."""
+    k, length, rows = 200, 6000, 1000
+    policy = predict.with_ranks(SamplingPolicy("j", 16, group=4, boundary="exact", jitter=True), k, 14, None)
+    row = np.random.default_rng(6).standard_normal(length).astype(np.float32)
+    row[::64] += 0.4
+    (ordered,) = rank_rows(row[None], np.array([length]), KEPT * k)
+    ranks = np.array([14])
+    tries = [predict.try_row(ordered, policy, ranks, k, np.array([250]), seed) for seed in range(20)]
+    underfill, admitted, square, direct, _ = (float(np.mean(column)) for column in zip(*tries, strict=True))
+    stats = reference.select(np.broadcast_to(row, (rows, length)), np.full(rows, length), k, policy=policy)[1]
+    realised = (stats.admitted0 < k).mean()
+    assert 0.02 < underfill < 0.5
+    assert abs(realised - underfill) < 4 * np.sqrt(underfill * (1 - underfill) * (1 / rows + 1 / 320))
+    spread = np.sqrt(square - admitted**2)
+    assert abs(stats.admitted0.mean() - admitted) < 4 * spread * np.sqrt(1 / rows + 1 / 320)
+    assert direct == 0
+
+
+def test_lines_and_quads_are_calibrated_jittered():
+    assert {view.name.split("-")[0] for view in predict.shapes() if view.jitter} == {"lines", "quads"}
+    assert not any(view.jitter for view in predict.shapes() if view.name.startswith("single"))
+
+
 def test_rates_of_exchangeable_rows_are_the_hypergeometric_ones(tmp_path):
     k, length = 128, 8192
     write_synthetic(tmp_path / "a.safetensors", "random_normal", 96, length, seed=1, k=k)

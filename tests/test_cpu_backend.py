@@ -21,7 +21,7 @@ import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from ksieve.backends import cpu
 from ksieve.keys import order_key
-from ksieve.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
+from ksieve.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Route
 from oracle import assert_exact
 
@@ -107,6 +107,7 @@ def problems(draw):
             peaks=st.booleans() if group % PEAK == 0 else st.just(False),
             boundary=st.sampled_from(("coarse", "exact")),
             min_rank=st.sampled_from((1, 2, 16)),
+            jitter=st.booleans(),
         )
     )
     capacity, held = draw(st.sampled_from((k, 2 * k + 1, 1 << 40))), draw(st.sampled_from((0, 1000)))
@@ -182,9 +183,10 @@ def test_held_rows_of_the_direct_route_scan_once():
     assert stats.scans.tolist() == [2, 1]
 
 
+@pytest.mark.parametrize("jitter", [False, True])
 @pytest.mark.parametrize("boundary", ["coarse", "exact"])
-def test_alias_that_hides_the_best_scores_overflows_and_one_that_shows_them_underfills(boundary):
-    policy = dataclasses.replace(PAPER_128, boundary=boundary)
+def test_alias_that_hides_the_best_scores_overflows_and_one_that_shows_them_underfills(boundary, jitter):
+    policy = dataclasses.replace(PAPER_128, boundary=boundary, jitter=jitter)
     low = row_with(150_000, -10.0, 0.0, policy)
     stats = check(low, None, 2048, policy)
     assert stats.route[0] == Route.CERTIFIED
@@ -216,8 +218,7 @@ def test_frontier_that_overflows_in_every_digit():
 
 def jittered_positions(width):
     """Positions of the second view, which `ksieve.backends.cpu.views` takes when storage is full."""
-    number = np.arange(width // 64, dtype=np.uint64)
-    return number * np.uint64(64) + ((number * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)) & np.uint64(63))
+    return SamplingPolicy("second", 64, jitter=True).view(0xFFFFFFFF, width)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -254,6 +255,34 @@ def test_nan_of_every_sign_and_payload_at_rank_k(numbers, policy):
     check(bits[None].view(np.float32), None, 2048, policy)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("capacity", [1, 300, 5000, 1 << 40])
+def test_rows_of_nan_but_for_a_few_numbers(share, capacity):
+    """A boundary that is NaN sets NaN apart: numbers are the candidates, however often the view saw NaN."""
+    k, width = 400, 20_000
+    numbers = int(share * k)
+    rng = np.random.default_rng(12)
+    bits = rng.integers(1, 1 << 23, (6, width), dtype=np.uint32) | np.uint32(0x7F800000)
+    for r, row in enumerate(bits):
+        drawn = rng.standard_normal(numbers, dtype=np.float32)
+        row[rng.permutation(width)[:numbers]] = (np.float32(-np.inf) if r % 2 else drawn).view(np.uint32)
+    for policy in (
+        SamplingPolicy("wide", 16, margin=3.0, boundary="exact"),
+        SamplingPolicy("rescued", 16, margin=3.0, rescue_margin=4.0, boundary="exact"),
+        SamplingPolicy("once", 16, margin=1.0, boundary="exact", min_rank=width // 16),
+        dataclasses.replace(LINES_64, stride=16),
+        dataclasses.replace(LINES_64, stride=16, jitter=False),
+    ):
+        stats = check(bits.view(np.float32), None, k, policy, capacity)
+        nan = stats.tau0 == -1
+        assert nan.all() or policy.name not in ("wide", "rescued", "once")
+        assert (stats.admitted0[nan] == width).all()
+        assert (stats.committed0[nan] == (0 if numbers >= k else numbers)).all()
+        assert (stats.frontier0[nan] == (numbers if numbers >= k else width - numbers)).all()
+        outgrown = numbers > max(capacity, k)
+        assert (stats.scans[nan] > 1).any() == outgrown
+
+
 def test_every_float16_and_bfloat16_value():
     every = np.random.default_rng(5).permutation(1 << 16).astype(np.uint16)
     for dtype in (np.float16, np.uint16):
@@ -271,12 +300,13 @@ def test_stride_of_one_samples_more_than_storage_holds():
     assert set(stats.admitted0) != {-1}
 
 
+@pytest.mark.parametrize("jitter", [False, True])
 @pytest.mark.parametrize("boundary", ["coarse", "exact"])
 @pytest.mark.parametrize("width", [40_000, 40_003, 40_005])
-def test_scores_that_stand_for_their_best_one(width, boundary):
+def test_scores_that_stand_for_their_best_one(width, boundary, jitter):
     """The last ones of a row may be fewer; the view's usability counts peaks, its cost counts scores."""
     x = scores_of("some_nan", 5, width, 512)
-    policy = SamplingPolicy("peaks", 8, rescue_margin=2.0, group=8, peaks=True, boundary=boundary)
+    policy = SamplingPolicy("peaks", 8, rescue_margin=2.0, group=8, peaks=True, boundary=boundary, jitter=jitter)
     stats = check(x, None, 512, policy)
     assert (stats.sampled >= width // 8 - 32).all()
     unusable = dataclasses.replace(policy, min_rank=width // 32 + 2)
@@ -296,7 +326,38 @@ def test_exact_boundary_that_the_view_saw_once_or_more_often():
 def test_group_wider_than_a_batch():
     x = scores_of("normal", 3, 70_001, 100)
     for peaks in (False, True):
-        check(x, None, 100, SamplingPolicy("wide groups", 2, group=2048, peaks=peaks, min_rank=3))
+        for jitter in (False, True):
+            check(x, None, 100, SamplingPolicy("wide groups", 2, group=2048, peaks=peaks, min_rank=3, jitter=jitter))
+
+
+@pytest.mark.parametrize(
+    "policy", [LINES_64, QUADS_16, dataclasses.replace(PAPER_64, jitter=True)], ids=lambda p: p.name
+)
+def test_jittered_views_end_anywhere(policy):
+    """The last period takes its group, a part of it or nothing: `sampled`, and what is ranked, follow."""
+    period = policy.stride * policy.group
+    lengths = 20 * period + np.linspace(0, period, 80).astype(np.int32)
+    x = scores_of("normal", lengths.size, int(lengths.max()), 100)
+    stats = check(x, lengths.astype(np.int32), 100, policy)
+    assert (stats.sampled == [policy.view(r, int(n)).size for r, n in enumerate(lengths)]).all()
+    assert len(set(stats.sampled)) >= 2
+
+
+def test_periodic_rows_are_ordinary_to_a_jittered_view():
+    """What is one class of the regular view, best or worst scores alone, neither underfills nor floods a row."""
+    width, k = 65_536, 512
+    x = np.random.default_rng(8).standard_normal((32, width), dtype=np.float32)
+    for policy in (LINES_64, QUADS_16):
+        for shift, route in ((10, Route.RECOVERED), (-10, Route.CERTIFIED)):
+            scores = x.copy()
+            for r in range(32):
+                scores[r, policy.view_of_phase(policy.phase(r), width)] += shift
+            regular = check(scores, None, k, dataclasses.replace(policy, jitter=False))
+            jittered = check(scores, None, k, policy)
+            assert set(regular.route) == {route}
+            assert shift > 0 or (regular.admitted0 > width // 2).all()
+            assert set(jittered.route) == {Route.CERTIFIED}
+            assert (jittered.admitted0 < 10 * k).all()
 
 
 # ---- layouts ---------------------------------------------------------------------------------------------

@@ -139,7 +139,8 @@ def test_cases_reach_every_source_and_define():
     for s in seen:
         for define, value in s.defines:
             values.setdefault(define, set()).add(value)
-    for define in ("KSIEVE_STRIDE", "KSIEVE_EXACT_BOUNDARY", "KSIEVE_RESCUE", "KSIEVE_STATS", "KSIEVE_SPILL_CAPACITY"):
+    for name in ("STRIDE", "JITTER", "EXACT_BOUNDARY", "RESCUE", "STATS", "SPILL_CAPACITY"):
+        define = f"KSIEVE_{name}"
         assert len(values[define]) > 1, f"{define} is always {values[define]}"
     assert values["KSIEVE_DTYPE"] == {0, 1, 2}
 

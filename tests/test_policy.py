@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ksieve
 from cases import POLICIES
 from ksieve.errors import ArgumentError
-from ksieve.policy import LINES_64, PAPER_64, PAPER_128, PEAK, SamplingPolicy, resolve_policy
+from ksieve.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.policy import POLICIES as NAMED
 
 
@@ -33,6 +33,7 @@ def policies(draw):
         peaks=group % PEAK == 0 and draw(st.booleans()),
         boundary=draw(st.sampled_from(["coarse", "exact"])),
         min_rank=draw(st.integers(1, 32)),
+        jitter=draw(st.booleans()),
     )
 
 
@@ -59,10 +60,21 @@ def test_neighbouring_rows_sample_far_apart(policy):
     assert all(policy.stride // 4 < s < 3 * policy.stride // 4 for s in steps)
 
 
-@given(policies(), st.integers(0, 1000), st.integers(0, 3000))
+def hashed(row, period):
+    """The jitter's hash in Python's own integers."""
+    mixed = (row * 0xC2B2AE35 + period * 0x85EBCA6B) % 2**32
+    return (mixed ^ mixed >> 13) * 0x9E3779B1 % 2**32
+
+
+@given(policies(), st.one_of(st.integers(0, 1000), st.integers(0, 2**32)), st.integers(0, 3000))
 def test_view_is_its_definition(policy, row, length):
-    expected = [i for i in range(length) if (i // policy.group) % policy.stride == policy.phase(row)]
+    def taken(period):
+        return hashed(row, period) * policy.stride >> 32 if policy.jitter else policy.phase(row)
+
+    size = policy.stride * policy.group
+    expected = [i for i in range(length) if (i // policy.group) % policy.stride == taken(i // size)]
     assert policy.view(row, length).tolist() == expected
+    assert policy.offsets(row, np.arange(9)).tolist() == [taken(period) for period in range(9)]
 
 
 @given(policies(), st.integers(0, 1000), st.integers(0, 500))
@@ -111,6 +123,7 @@ def test_phases_cover_a_row_exactly_once():
         ("sigmas", math.nan, "a number of at least 0"),
         ("boundary", "fine", "'coarse' or 'exact'"),
         ("min_rank", 0, "an int of at least 1"),
+        ("jitter", 1, "True or False"),
     ],
 )
 def test_bad_fields_are_named(field, value, takes):
@@ -152,6 +165,7 @@ def test_a_policy_survives_its_file(tmp_path):
     assert SamplingPolicy.load(path) == policy
     assert resolve_policy(str(path)) == policy
     assert resolve_policy(path) == policy
+    assert policy.jitter
     planned = ksieve.plan(rows=4, width=65_536, k=512, policy=str(path))
     assert planned.policy == policy
 
@@ -177,6 +191,14 @@ def test_a_broken_policy_file_is_refused_by_name(tmp_path, content, says):
         resolve_policy(str(path))
 
 
+def test_a_policy_file_from_before_jitter_stays_regular(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text('{"ksieve_policy": 1, "policy": {"name": "lines-64", "stride": 64, "group": 32, "peaks": true}}')
+    policy = resolve_policy(path)
+    assert not policy.jitter
+    assert np.array_equal(policy.view(7, 5000), policy.view_of_phase(policy.phase(7), 5000))
+
+
 def test_a_policy_file_has_its_suffix(tmp_path):
     with pytest.raises(ArgumentError, match=r"\.json"):
         LINES_64.save(tmp_path / "mine.txt")
@@ -186,4 +208,83 @@ def test_views_of_all_phases_partition_the_row():
     for policy in (PAPER_128, LINES_64):
         positions = np.concatenate([policy.view_of_phase(phase, 10_000) for phase in range(policy.stride)])
         assert np.array_equal(np.sort(positions), np.arange(10_000))
-        assert np.array_equal(policy.view(5, 10_000), policy.view_of_phase(policy.phase(5), 10_000))
+    assert np.array_equal(PAPER_128.view(5, 10_000), PAPER_128.view_of_phase(PAPER_128.phase(5), 10_000))
+
+
+# ---- jitter -----------------------------------------------------------------------------------------------
+
+
+def test_which_policies_are_jittered():
+    assert {name for name, policy in NAMED.items() if policy.jitter} == {"lines-64", "lines-128", "quads-16"}
+
+
+def test_stored_order_and_sizes_are_those_of_a_view():
+    """Ascending, within the row, one group per whole period, and what fits of one in the last."""
+    for policy in (LINES_64, QUADS_16):
+        period = policy.stride * policy.group
+        for row in range(50):
+            length = 1000 + 997 * row
+            view = policy.view(row, length)
+            assert (np.diff(view) > 0).all()
+            assert view[-1] < length
+            counts = np.bincount(view // period, minlength=length // period + 1)
+            assert (counts[: length // period] == policy.group).all()
+            rest = length % period - int(policy.offsets(row, length // period)) * policy.group
+            assert counts[length // period] == min(max(rest, 0), policy.group)
+
+
+def excess(counts):
+    """Chi-square over its last axis in standard deviations beyond its mean, for counts that should be uniform."""
+    expected = counts.sum(axis=-1, keepdims=True) / counts.shape[-1]
+    free = counts.shape[-1] - 1
+    return (((counts - expected) ** 2 / expected).sum(axis=-1) - free) / math.sqrt(2 * free)
+
+
+def tallies(offsets, stride):
+    """How often each offset occurs along the last axis."""
+    flat = offsets.reshape(-1, offsets.shape[-1])
+    shifted = flat + np.arange(len(flat))[:, None] * stride
+    return np.bincount(shifted.ravel(), minlength=len(flat) * stride).reshape(*offsets.shape[:-1], stride)
+
+
+ROWS = [*range(64), 1000, 4095, 65_535, 1 << 20, (1 << 31) - 1]
+
+
+@pytest.mark.parametrize("stride", [16, 64, 128])
+def test_offsets_of_a_row_are_uniform_and_its_neighbours_unrelated(stride):
+    """Of uniform, independent draws the excess is 0 with a deviation of 1: the largest of a thousand is below 6."""
+    policy = SamplingPolicy("j", stride, jitter=True)
+    periods, rows = np.arange(64 * stride), np.arange(4096)
+    by_row = np.stack([policy.offsets(row, periods) for row in ROWS])
+    by_period = np.stack([policy.offsets(int(row), np.arange(64)) for row in rows]).T
+    for offsets in (by_row, by_period):
+        found = [excess(tallies(offsets, stride))]
+        for lag in (1, 2, 3, 4, 5, 7, 8, 16, 32, 64):
+            found.append(excess(tallies((offsets[:, lag:] - offsets[:, :-lag]) % stride, stride)))
+        assert np.max(found) < 6
+        assert np.abs(np.mean(found, axis=1)).max() < 0.5, "as unlikely: counts that are too even"
+
+
+@pytest.mark.parametrize("stride", [16, 64])
+@pytest.mark.parametrize("periods", [64, 1024])
+def test_no_drift_over_the_periods_locks_to_the_offsets(stride, periods):
+    """Scores with a period slightly off the view's own pass its groups one by one: they are met as by chance."""
+    policy = SamplingPolicy("j", stride, jitter=True)
+    number = np.arange(periods)
+    offsets = np.stack([policy.offsets(row, number) for row in ROWS])
+    drifts = np.arange(stride)[:, None, None]
+    assert excess(tallies((offsets + drifts * number) % stride, stride)).max() < 8
+    for step in (2, 3, 4, 5, 8, 16):
+        assert excess(tallies(offsets[:, : periods // step * step : step], stride)).max() < 8
+
+
+@pytest.mark.parametrize("policy", [LINES_64, QUADS_16], ids=lambda p: p.name)
+def test_a_class_of_the_regular_view_is_met_as_by_chance(policy):
+    """Whatever the phase of periodic scores, a row's view holds about one in `stride` of them, never all or none."""
+    groups = 1024
+    length = groups * policy.stride * policy.group
+    for row in range(8):
+        met = np.bincount((policy.view(row, length) // policy.group) % policy.stride, minlength=policy.stride)
+        met = met / policy.group
+        assert met.sum() == groups
+        assert np.abs(met - groups / policy.stride).max() < 5 * math.sqrt(groups / policy.stride)

@@ -36,6 +36,7 @@ def drawn_policies(draw):
         peaks=group % PEAK == 0 and draw(st.booleans()),
         boundary=draw(st.sampled_from(["coarse", "exact"])),
         min_rank=draw(st.integers(1, 4)),
+        jitter=draw(st.booleans()),
     )
 
 
@@ -108,7 +109,7 @@ def check_trace(scores, lengths, k, policy, capacity, held, stats):
             if route in (Route.CERTIFIED, Route.RESCUED):
                 tau, count = taus[route - 1], counts[route - 1]
                 strict = int((measure < tau).sum())
-                repeated = policy.boundary == "exact" and (seen == tau).sum() > 1 and tau != keys.NAN_KEY
+                repeated = policy.boundary == "exact" and ((seen == tau).sum() > 1 or tau == keys.NAN_KEY)
                 if not repeated:
                     start = [0, count]
                 elif strict >= k:
@@ -277,11 +278,28 @@ def test_exact_boundary_seen_once_is_no_plateau():
     assert t["committed0"] == 0 and t["frontier0"] == t["admitted0"] > 20
 
 
-def test_a_boundary_of_nan_admits_the_whole_row():
+@pytest.mark.parametrize(("numbers", "committed", "frontier"), [(0, 0, 400), (10, 10, 390), (20, 0, 20), (40, 0, 40)])
+@pytest.mark.parametrize("capacity", [20, 400])
+def test_a_boundary_of_nan_counts_nan_apart(numbers, committed, frontier, capacity):
+    """All scores reach it, numbers come first; NaNs are never candidates, so they cannot outgrow the storage."""
     row = np.full(400, np.nan, dtype=np.float32)
-    row[::50] = 1.0
-    _, t = one(row, 20, SamplingPolicy("e", 4, boundary="exact", min_rank=1))
-    assert t["admitted0"] == t["frontier0"] == 400 and t["committed0"] == 0 and t["tau0"] == -1
+    row[1::4][:numbers] = ramp(numbers)  # the row's view sees nothing but NaN
+    _, t = one(row, 20, SamplingPolicy("e", 4, margin=2.0, boundary="exact", min_rank=1), capacity=capacity)
+    assert t["admitted0"] == 400 and t["tau0"] == -1 and Route(t["route"]) is Route.CERTIFIED
+    assert (t["committed0"], t["frontier0"]) == (committed, frontier)
+    assert t["scans"] == 1 + (numbers > max(capacity, 20))
+
+
+def test_a_boundary_of_nan_seen_once_is_set_apart_too():
+    row = ramp()
+    row[396:] = np.nan
+    _, t = one(row, 20, SamplingPolicy("e", 4, boundary="exact", min_rank=100))
+    assert (t["tau0"], t["admitted0"], t["committed0"], t["frontier0"]) == (-1, 400, 0, 396)
+
+
+def test_a_coarse_boundary_of_nan_sets_nothing_apart():
+    _, t = one(np.full(400, np.nan), 20, SamplingPolicy("c", 4, min_rank=1))
+    assert (t["admitted0"], t["committed0"], t["frontier0"]) == (400, 0, 400)
 
 
 def test_peaks_rank_one_score_per_group():

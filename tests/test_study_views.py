@@ -11,7 +11,7 @@ import pytest
 from ksieve import reference
 from ksieve.errors import BackendError
 from ksieve.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
-from ksieve.policy import PAPER_128, SamplingPolicy
+from ksieve.policy import PAPER_128, QUADS_16, SamplingPolicy
 from ksieve.study import ranked, views
 from ksieve.study.views import UNUSABLE, realised_ranks, regular_view
 
@@ -37,13 +37,21 @@ VIEWS = (
     SamplingPolicy("quads", 16, group=4, boundary="exact"),
     SamplingPolicy("lines", 4, group=32, boundary="exact", peaks=True),
     SamplingPolicy("coarse lines", 4, group=8, peaks=True),
+    SamplingPolicy("jittered", 16, group=4, boundary="exact", jitter=True),
+    SamplingPolicy("jittered lines", 4, group=8, peaks=True, jitter=True),
 )
+ROW_ID = 11
+"""Row number that the jittered ones are looked at with."""
 
 
 def definition(scores: np.ndarray, view: SamplingPolicy, phase: int, q: int) -> int:
     """Straight from the text: take the view, sort its statistics, count the row up to the q-th."""
     keys = order_key(scores)
-    sampled = [i for i in range(scores.size) if (i // view.group) % view.stride == phase]
+    period = view.stride * view.group
+    turn = view.offsets(ROW_ID, np.arange(scores.size // period + 1)) if view.jitter else np.zeros(scores.size, int)
+    sampled = [
+        i for i in range(scores.size) if (i // view.group) % view.stride == (phase + turn[i // period]) % view.stride
+    ]
     source = coarse_bin(scores) if view.boundary == "coarse" else keys
     if view.peaks:
         statistics = [min(source[j] for j in sampled[i : i + 4]) for i in range(0, len(sampled), 4)]
@@ -62,11 +70,11 @@ def test_realised_ranks_are_those_of_the_definition(view, kind, keep):
     scores = rows_of(kind, 997)
     (row,) = ranked.rank_rows(scores[None], np.array([997]), keep)
     wanted = (1, 3, 10, 63)
-    found = realised_ranks(row, view, wanted)
+    found = realised_ranks(row, view, wanted, row_id=ROW_ID)
     assert found.shape == (view.stride, 4)
     for phase in range(view.stride):
         assert list(found[phase]) == [definition(scores, view, phase, q) for q in wanted], phase
-    shallow = realised_ranks(row, view, wanted, beyond=False)
+    shallow = realised_ranks(row, view, wanted, beyond=False, row_id=ROW_ID)
     kept_ranks = row.coarse_ranks() if view.boundary == "coarse" else row.ranks
     behind = (shallow != found) & (found != UNUSABLE)
     assert (found[behind] >= row.order.size).all(), "only what lies behind the kept scores may differ"
@@ -78,18 +86,28 @@ def test_realised_ranks_are_those_of_the_definition(view, kind, keep):
 @pytest.mark.parametrize("view", VIEWS, ids=lambda v: v.name)
 @pytest.mark.parametrize("length", [1, 31, 128, 997])
 def test_statistics_sizes(view, length):
-    sizes = views.statistics_sizes(length, view)
-    for phase in range(view.stride):
-        sampled = view.view_of_phase(phase, length)
+    sizes = views.statistics_sizes(length, view, ROW_ID)
+    every = [views.sampled_by_phase(view, phase, length, ROW_ID) for phase in range(view.stride)]
+    assert np.array_equal(np.sort(np.concatenate(every)), np.arange(length)), "phases do not partition the row"
+    for phase, sampled in enumerate(every):
+        assert (views.phases_of(sampled, view, ROW_ID) == phase).all()
         assert sizes[phase] == view.statistics(np.zeros(sampled.size)).size
 
 
-def test_ranks_are_what_the_model_admits():
+def test_regular_phases_are_the_policys_and_jittered_ones_begin_with_the_rows_own_view():
+    regular, jittered = VIEWS[2], VIEWS[-2]
+    for phase in range(16):
+        assert np.array_equal(views.sampled_by_phase(regular, phase, 997, 5), regular.view_of_phase(phase, 997))
+    assert np.array_equal(views.sampled_by_phase(jittered, 0, 997, 5), jittered.view(5, 997))
+
+
+@pytest.mark.parametrize("policy", [PAPER_128, QUADS_16], ids=lambda p: p.name)
+def test_ranks_are_what_the_model_admits(policy):
     scores = np.random.default_rng(3).standard_normal((4, 40_000)).astype(np.float32)
-    _, stats = reference.select(scores, np.full(4, 40_000), 600, policy=PAPER_128)
+    _, stats = reference.select(scores, np.full(4, 40_000), 600, policy=policy)
     for r, row in enumerate(ranked.rank_rows(scores, np.full(4, 40_000), 3000)):
-        ranks = realised_ranks(row, PAPER_128, [PAPER_128.primary_rank(600)])
-        assert ranks[PAPER_128.phase(r), 0] == stats.admitted0[r]
+        ranks = realised_ranks(row, policy, [policy.primary_rank(600)], row_id=r)
+        assert ranks[0 if policy.jitter else policy.phase(r), 0] == stats.admitted0[r]
 
 
 @pytest.mark.parametrize("kind", KINDS)

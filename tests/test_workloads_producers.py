@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from ksieve import reference
 from ksieve.errors import ArgumentError
 from ksieve.keys import coarse_bin, order_key
 from ksieve.planner import default_policy
-from ksieve.policy import PAPER_64
+from ksieve.policy import PAPER_64, QUADS_16
 from ksieve.stats import Route
 from ksieve.workloads import LENGTHS, PRODUCERS, find_producer, open_capture, write_synthetic
 from ksieve.workloads.numbers import narrow
@@ -36,7 +38,8 @@ def test_the_table_has_the_announced_families_and_a_line_on_each():
     assert natural == {"random_normal", "endpoint_structured", "smooth_structured", "relu_plateau", "heavy_tailed"}
     assert {
         "all_equal", "two_values", "one_coarse_bin", "ascending", "descending", "stride_peak", "stride_hole",
-        "descending_subnormals", "infinities", "nan_sprinkled", "signed_zeros", "huge_ties", "fp16_midpoints",
+        "view_peak", "view_hole", "descending_subnormals", "infinities", "nan_sprinkled", "signed_zeros", "huge_ties",
+        "fp16_midpoints",
     } <= PRODUCERS.keys()  # fmt: skip
     for name, producer in PRODUCERS.items():
         assert producer.name == name and 10 < len(producer.description) < 70
@@ -196,23 +199,40 @@ def test_order_families():
         assert (np.diff(top) == 1).all()
 
 
+def assert_defeated(policy, peak, hole):
+    full = np.full(len(peak), peak.shape[1])
+    _, high = reference.select(peak, full, K, policy=policy)
+    # All that the view sees beats everything else: it names a boundary that only its own positions reach.
+    assert (high.admitted0 < K).all()
+    assert np.isin(high.route, (Route.RECOVERED, Route.RECOVERED_AFTER_BAND)).all()
+    _, low = reference.select(hole, full, K, policy=policy)
+    assert (low.admitted0 > 0.9 * full).all()
+
+
 @pytest.mark.parametrize("width", [65_536, WIDTH])
-def test_stride_families_defeat_the_planned_policy(width):
-    policy = default_policy(width, K)
-    full = np.full(4, width)
-    _, peak = reference.select(rows_of("stride_peak", width=width), full, K, policy=policy)
-    # All that the view sees beats everything else: it names a boundary that only its own class reaches.
-    assert (peak.admitted0 < K).all()
-    assert np.isin(peak.route, (Route.RECOVERED, Route.RECOVERED_AFTER_BAND)).all()
-    _, hole = reference.select(rows_of("stride_hole", width=width), full, K, policy=policy)
-    assert (hole.admitted0 > 0.9 * width).all()
+def test_view_families_defeat_the_planned_policy(width):
+    assert_defeated(default_policy(width, K), rows_of("view_peak", width=width), rows_of("view_hole", width=width))
 
 
-def test_stride_families_follow_a_policy_by_name_and_by_row():
+@pytest.mark.parametrize("width", [65_536, WIDTH])
+def test_stride_families_defeat_a_regular_view_alone(width):
+    policy, full = default_policy(width, K), np.full(4, width)
+    peak, hole = rows_of("stride_peak", width=width), rows_of("stride_hole", width=width)
+    assert_defeated(replace(policy, jitter=False), peak, hole)
+    for scores in (peak, hole):
+        _, stats = reference.select(scores, full, K, policy=replace(policy, jitter=True))
+        assert set(stats.route) <= {Route.CERTIFIED, Route.RESCUED}
+        assert (stats.admitted0 < 4 * K).all()
+
+
+def test_periodic_families_follow_a_policy_by_name_and_by_row():
     by_name = PRODUCERS["stride_peak"](3, 4096, first_row=7, policy="paper-64")
     assert np.array_equal(by_name, PRODUCERS["stride_peak"](3, 4096, first_row=7, policy=PAPER_64))
+    assert np.array_equal(by_name, PRODUCERS["view_peak"](3, 4096, first_row=7, policy=PAPER_64))
+    viewed = PRODUCERS["view_peak"](3, 4096, first_row=7, policy=QUADS_16)
     for r in range(3):
         assert (np.flatnonzero(by_name[r] > 8) % 64 == PAPER_64.phase(7 + r)).all()
+        assert np.array_equal(np.flatnonzero(viewed[r] > 8), QUADS_16.view(7 + r, 4096))
     with pytest.raises(ArgumentError, match="policy: got 'none such'"):
         PRODUCERS["stride_peak"](1, 64, policy="none such")
 

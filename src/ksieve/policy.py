@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ksieve.errors import ArgumentError
 
@@ -28,13 +28,21 @@ POLICY_VERSION = 1
 PEAK = 4
 """Adjacent scores that one peak stands for: one 16-byte load of float32."""
 
+JITTER_ROW, JITTER_PERIOD, JITTER_MIX = 0xC2B2AE35, 0x85EBCA6B, 0x9E3779B1
+JITTER_SHIFT = 13
+"""Constants of the jitter's hash, `SamplingPolicy.offsets`: odd ones of MurmurHash3 and of the golden ratio. With this
+shift, differences between neighbouring periods and rows, and drifts over them, are spread as by chance. Mirrored in
+kernels/params.cuh.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
     """How phase 1 looks at a row and which sample ranks it turns into boundaries.
 
-    Position ``i`` of row ``r`` is sampled when ``(i // group) % stride == phase(r)``: one aligned group of
-    `group` adjacent scores out of every `stride` groups. ``group=1`` is the paper's regular view.
+    One aligned group of `group` adjacent scores is sampled in each *period* of `stride` groups. Position ``i`` of row
+    ``r`` is sampled when ``(i // group) % stride == offsets(r, i // (stride * group))``. Without `jitter` that is the
+    row's phase in every period; ``group=1`` is then the paper's regular view.
 
     Attributes
     ----------
@@ -62,6 +70,9 @@ class SamplingPolicy:
         Least sample rank ever requested: below it a view is too noisy, whatever k is.
     source : str
         Where the constants come from.
+    jitter : bool
+        Whether each period takes a group of its own, by a hash of row and period. No period in the scores can then
+        hide them from the view, or show it nothing else.
     """
 
     name: str
@@ -74,6 +85,7 @@ class SamplingPolicy:
     boundary: Boundary = "coarse"
     min_rank: int = 16
     source: str = ""
+    jitter: bool = False
 
     def __post_init__(self) -> None:
         for field in ("stride", "group"):
@@ -92,6 +104,8 @@ class SamplingPolicy:
             raise ArgumentError("policy.boundary", self.boundary, "'coarse' or 'exact'")
         if self.min_rank < 1:
             raise ArgumentError("policy.min_rank", self.min_rank, "an int of at least 1")
+        if not isinstance(self.jitter, bool):
+            raise ArgumentError("policy.jitter", repr(self.jitter), "True or False")
 
     def primary_rank(self, k: int) -> int:
         """Sample rank of the primary boundary: the most that `margin`, `sigmas` and `min_rank` ask for."""
@@ -106,7 +120,7 @@ class SamplingPolicy:
         return max(math.ceil(self.rescue_margin * k / self.stride), self.primary_rank(k) + 4)
 
     def phase(self, row: int) -> int:
-        """Residue class sampled in `row`: a fixed permutation, so `stride` rows use each class once.
+        """Group that every period of `row` samples without jitter: a fixed permutation, so `stride` rows use each once.
 
         Multiplication by an odd number near ``stride / golden ratio`` spreads neighbouring rows far apart and
         needs no table on the device.
@@ -118,16 +132,39 @@ class SamplingPolicy:
         """Odd multiplier of `phase`; exported so that kernels use the same one."""
         return round(self.stride * 0.6180339887) | 1
 
+    def offsets(self, row: int, periods: ArrayLike) -> NDArray[np.int64]:
+        """Group, from 0 to `stride` - 1, that `row` samples in each of these periods.
+
+        Parameters
+        ----------
+        row : int
+        periods : array_like of int
+            Numbers of periods, from 0. The row's last one may be cut off by its end.
+        """
+        numbers = np.asarray(periods)
+        if not self.jitter:
+            return np.full(numbers.shape, self.phase(row), dtype=np.int64)
+        low = np.uint64(0xFFFFFFFF)  # 32-bit arithmetic that wraps, in 64 bits
+        mixed = (np.uint64(row * JITTER_ROW & 0xFFFFFFFF) + numbers.astype(np.uint64) * np.uint64(JITTER_PERIOD)) & low
+        mixed = (mixed ^ mixed >> np.uint64(JITTER_SHIFT)) * np.uint64(JITTER_MIX) & low
+        return (mixed * np.uint64(self.stride) >> np.uint64(32)).astype(np.int64)
+
     def view(self, row: int, length: int) -> NDArray[np.int64]:
         """Sampled positions of a row with `length` valid scores, ascending."""
-        return self.view_of_phase(self.phase(row), length)
+        return self.positions(self.offsets(row, np.arange(-(-length // (self.stride * self.group)))), length)
 
     def view_of_phase(self, phase: int, length: int) -> NDArray[np.int64]:
-        """Sampled positions of one phase, from 0 to `stride` - 1, in a row with `length` valid scores."""
-        period = self.stride * self.group
-        starts = np.arange(phase * self.group, length, period, dtype=np.int64)
-        positions = (starts[:, None] + np.arange(self.group)).ravel()
-        return positions[positions < length]
+        """Positions of one regular class, whatever the `jitter`: group `phase`, from 0 to `stride` - 1, of each period.
+
+        Without jitter, this is what rows of that phase sample.
+        """
+        return self.positions(np.full(-(-length // (self.stride * self.group)), phase), length)
+
+    def positions(self, offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Positions, ascending, of the first `length` that lie in the given group of each period."""
+        groups = np.arange(offsets.size) * self.stride + offsets
+        found: NDArray[np.int64] = (groups[:, None] * self.group + np.arange(self.group)).ravel()
+        return found[found < length]
 
     def statistics(self, view_keys: NDArray[Any]) -> NDArray[Any]:
         """Ordered keys, or coarse bins, that are ranked: those of a view's scores, or of each group's best."""
@@ -199,6 +236,7 @@ LINES_64 = SamplingPolicy(
     sigmas=4.5,
     peaks=True,
     boundary="exact",
+    jitter=True,
     source="docs/tuning.md: whole 128-byte lines cost a quarter of the memory transactions of scattered samples",
 )
 LINES_128 = replace(LINES_64, name="lines-128", stride=128)
@@ -209,6 +247,7 @@ QUADS_16 = SamplingPolicy(
     group=4,
     sigmas=3.5,
     boundary="exact",
+    jitter=True,
     source="docs/tuning.md: rows up to 64K need a denser view than lines, and its reads are cheap there",
 )
 

@@ -74,8 +74,8 @@ class RowTrace:
 
 @dataclass
 class _Boundary:
-    """A proposed cutoff (inclusive ordered key). `apart`: an exact one that the view saw more than once, so that
-    many scores may equal it; they are counted, not stored.
+    """A proposed cutoff (inclusive ordered key). `apart`: an exact one that the view saw more than once, or NaN, so
+    that many scores may equal it; they are counted, not stored.
     """
 
     cutoff: int
@@ -205,7 +205,7 @@ def _propose(
     trace.tau = (taus[0], taus[1] if rescue else -1)
     if policy.boundary == "coarse":
         return [_Boundary(int(BIN_CUTOFF_KEY[tau]), False) for tau in taus]
-    return [_Boundary(tau, tau != NAN_KEY and int(np.count_nonzero(ordered == tau)) > 1) for tau in taus]
+    return [_Boundary(tau, tau == NAN_KEY or int(np.count_nonzero(ordered == tau)) > 1) for tau in taus]
 
 
 # ---- phase 2: certify ------------------------------------------------------------------------------------

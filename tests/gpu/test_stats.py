@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, possible, small_storage
-from ksieve.policy import SamplingPolicy
+from ksieve.policy import QUADS_16, SamplingPolicy
 from ksieve.stats import Route
 from ksieve.workloads.producers import PRODUCERS
 
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.gpu
 
 THIN = SamplingPolicy("thin-rescue", 64, margin=0.9, rescue_margin=1.4)
 """Boundaries so close to k that half the rows underfill, and some of those also underfill the band."""
+THIN_JITTER = replace(THIN, name="thin-jitter", jitter=True)
 THIN_TIED = SamplingPolicy("thin-tied", 32, margin=0.9, group=4, boundary="exact")
 
 TRACED = {
@@ -25,6 +27,8 @@ TRACED = {
     "persistent-thin": Variant("persistent-thin", "persistent_sampled", THIN),
     "persistent-thin-tied": Variant("persistent-thin-tied", "persistent_sampled", THIN_TIED),
     "split-4-thin": Variant("split-4-thin", "split_sampled", THIN, 4),
+    "split-4-thin-jitter": Variant("split-4-thin-jitter", "split_sampled", THIN_JITTER, 4),
+    "persistent-quads": Variant("persistent-quads", "persistent_sampled", QUADS_16),
     "split-2-thin-tied": Variant("split-2-thin-tied", "split_sampled", THIN_TIED, 2),
 }
 
@@ -54,7 +58,7 @@ def rows_for(variant, width, k):
     plain = PRODUCERS["random_normal"](12, width, seed=5, k=k)
     parts = [stacked, plain]
     if variant.policy is not None:
-        for name in ("stride_peak", "stride_hole"):
+        for name in ("view_peak", "view_hole"):
             first = sum(len(p) for p in parts)
             parts.append(PRODUCERS[name](4, width, first_row=first, k=k, policy=variant.policy))
     scores = np.concatenate([part.view(np.int32) for part in parts])

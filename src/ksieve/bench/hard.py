@@ -1,8 +1,10 @@
 """The adversarial families of `ksieve.workloads.adversarial` made on the device, as bad as they can be for a policy.
 
 The CPU families define what each one breaks; these repeat the idea in parallel, whole matrices at a time, and add what
-only shows over many rows: periodic rows in every phase relative to the sampled positions. They share names where they
-share the idea, not the bits.
+only shows over many rows: periodic rows in every phase. They share names where they share the idea, not the bits.
+
+Periodic rows (`stride_*`) have the period of the policy's view, whether that is regular or jittered. Rows made against
+the very positions that it samples (`view_*`) are periodic too where it is regular.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ksieve.bench.scores import CHUNK, blocks
-from ksieve.policy import LINES_64, SamplingPolicy
+from ksieve.policy import JITTER_MIX, JITTER_PERIOD, JITTER_ROW, JITTER_SHIFT, LINES_64, SamplingPolicy
 
 FAR = 60.0
 """Raises or lowers a standard normal score beyond all others."""
@@ -32,7 +34,7 @@ class Block:
         Valid scores, at least 1.
     k : int
     policy : SamplingPolicy
-        Whose sampled positions are aimed at.
+        Whose period, or whose sampled positions, are aimed at.
     generator : torch.Generator
     """
 
@@ -68,9 +70,27 @@ class Block:
         return self.uniform() < count / self.lengths
 
     def klass(self, shift: Any = 0) -> Any:
-        """Mask of the positions that the policy samples, or of the class `shift` residues further."""
+        """Mask of one class of positions: a group in every period of the policy's view, the same in each.
+
+        It is the one that a regular view samples in that row, or `shift` groups further.
+        """
         phase = (self.row * self.policy.phase_multiplier + shift) % self.policy.stride
         return (self.position // self.policy.group) % self.policy.stride == phase
+
+    def view(self) -> Any:
+        """Mask of the positions that the policy samples: `SamplingPolicy.view` of every row, in torch."""
+        import torch
+
+        policy = self.policy
+        if not policy.jitter:
+            return self.klass()
+        low = 0xFFFFFFFF  # 32-bit arithmetic that wraps, in 64 bits
+        period = torch.arange(-(-self.shape[1] // (policy.stride * policy.group)), device=self.row.device)
+        mixed = (self.row * JITTER_ROW + period * JITTER_PERIOD) & low
+        mixed = (mixed ^ (mixed >> JITTER_SHIFT)) * JITTER_MIX & low
+        offset = mixed * policy.stride >> 32
+        groups = offset[..., None] == torch.arange(policy.stride, device=self.row.device)
+        return groups.flatten(1).repeat_interleave(policy.group, 1)[:, : self.shape[1]]
 
     def filled(self, value: float) -> Any:
         """Make a block of one value."""
@@ -167,12 +187,20 @@ FAMILIES: dict[str, tuple[Callable[[Block], Any], str]] = {
     "ascending": (_sorted(1), "sorted, ascending"),
     "descending": (_sorted(-1), "sorted, descending"),
     "one_cluster": (_one_cluster, "the top k side by side"),
-    "stride_peak": (lambda b: b.normal() + FAR * b.klass(), "top scores only where the policy looks, in every row"),
-    "stride_hole": (lambda b: b.normal() - FAR * b.klass(), "small scores only where the policy looks, in every row"),
+    "stride_peak": (
+        lambda b: b.normal() + FAR * b.klass(),
+        "top scores in one class of positions, with the view's period: a regular view sees them alone",
+    ),
+    "stride_hole": (
+        lambda b: b.normal() - FAR * b.klass(),
+        "small scores in one class of positions, with the view's period: a regular view sees them alone",
+    ),
     "stride_every_phase": (
         lambda b: b.normal() + FAR * b.klass(b.row),
-        "top scores in one class of positions; rows go through every phase relative to the sampled class",
+        "top scores in one class of positions; rows go through every phase relative to a regular view",
     ),
+    "view_peak": (lambda b: b.normal() + FAR * b.view(), "top scores only where the policy looks, row by row"),
+    "view_hole": (lambda b: b.normal() - FAR * b.view(), "small scores only where the policy looks, row by row"),
     "residue_128": (
         lambda b: b.normal() + 8.0 * (b.position % 128 == b.row % 128),
         "top scores locked to one position in 128, another one in each row",
@@ -198,7 +226,7 @@ def fill(name: str, matrix: Any, lengths: Any, k: int, policy: SamplingPolicy | 
     k : int
         Where families with a boundary of their own put it.
     policy : SamplingPolicy or None
-        Whose sampled positions periodic families aim at; None aims at `LINES_64`.
+        Whose period or sampled positions families aim at; None aims at `LINES_64`.
     seed : int
     """
     import torch

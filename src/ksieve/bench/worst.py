@@ -32,8 +32,8 @@ def run(
 ) -> dict[str, Any]:
     """Time every family of `hard.FAMILIES` on every shape, next to the plain reads of the same rows.
 
-    Periodic families aim at the positions that the planner's policy samples at that shape. Other arguments as in
-    `gpu.run`.
+    Periodic families have the period of the policy that the planner takes at that shape, and others aim at the very
+    positions that it samples. Other arguments as in `gpu.run`.
 
     Returns
     -------

@@ -116,7 +116,8 @@ def bench_worst(
     """Time adversarial rows against the plain-read floor of their shape.
 
     Ties and plateaus, rows inside one float16 value, sorted and periodic rows in every phase, subnormals, infinities
-    and NaN, made on the GPU. Periodic rows aim at the positions that the planner's policy samples.
+    and NaN, made on the GPU. Periodic rows have the period of the planner's view; others aim at the very positions
+    that it samples.
     """
     from ksieve.bench import hard, worst
 

@@ -38,6 +38,9 @@ constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise direct-exact
 constexpr int kStride = kSampled ? KSIEVE_STRIDE : 1;
 constexpr int kGroup = KSIEVE_GROUP;
 constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
+constexpr bool kJitter = KSIEVE_JITTER != 0; // every period of a row takes a group of its own, by a hash
+constexpr u32 kJitterRow = 0xC2B2AE35, kJitterPeriod = 0x85EBCA6B, kJitterMix = 0x9E3779B1; // policy.py, JITTER_*
+constexpr int kJitterShift = 13;
 constexpr int kPool = KSIEVE_PEAKS ? 4 : 1; // adjacent scores of which the best alone is ranked: policy.py, PEAK
 constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;

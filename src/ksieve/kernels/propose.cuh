@@ -1,4 +1,5 @@
-// Phase 1, propose: a fixed-stride view of the row becomes one boundary, or two with a rescue boundary.
+// Phase 1, propose: a view of the row, one group of scores out of every kStride, becomes one boundary, or two with a
+// rescue boundary.
 //   1. every sampled statistic (a score, or the best of a few adjacent ones) counts into a coarse histogram
 //   2. the bins that hold the requested sample ranks are found
 //   3. a coarse policy takes each bin's inclusive cutoff; an exact policy the statistic of that rank itself
@@ -7,25 +8,35 @@
 #include "keys.cuh"
 #include "output.cuh"
 
-__device__ __forceinline__ int view_phase(int id) {
-  return static_cast<int>(static_cast<u32>(id) * kPhaseMultiplier % kStride);
+// Which of the kStride groups of a period the view takes: one and the same in every period of a row, or with kJitter
+// another one in each (policy.py, SamplingPolicy.offsets).
+__device__ __forceinline__ int view_offset(int id, int period) {
+  u32 row = static_cast<u32>(id);
+  if constexpr (!kJitter) {
+    return static_cast<int>(row * kPhaseMultiplier % kStride);
+  } else {
+    u32 mixed = row * kJitterRow + static_cast<u32>(period) * kJitterPeriod;
+    mixed = (mixed ^ mixed >> kJitterShift) * kJitterMix;
+    return static_cast<int>(__umulhi(mixed, kStride)); // its leading bits
+  }
 }
 
 // Scores of a row's view: whole groups, the last of which may be cut off by the end of the row.
-__device__ __forceinline__ int view_scores(int phase, int length) {
+__device__ __forceinline__ int view_scores(int id, int length) {
   constexpr int kPeriod = kStride * kGroup;
-  int rest = length % kPeriod - phase * kGroup;
+  int rest = length % kPeriod - view_offset(id, length / kPeriod) * kGroup;
   return length / kPeriod * kGroup + min(max(rest, 0), kGroup);
 }
 
-__device__ __forceinline__ int view_statistics(int phase, int length) {
-  return (view_scores(phase, length) + kPool - 1) / kPool;
+__device__ __forceinline__ int view_statistics(int id, int length) {
+  return (view_scores(id, length) + kPool - 1) / kPool;
 }
 
 // Position of a statistic's first score.
-__device__ __forceinline__ int statistic_at(int ordinal, int phase) {
+__device__ __forceinline__ int statistic_at(int ordinal, int id) {
   constexpr int kPerGroup = kGroup / kPool;
-  return (ordinal / kPerGroup * kStride + phase) * kGroup + ordinal % kPerGroup * kPool;
+  int period = ordinal / kPerGroup;
+  return (period * kStride + view_offset(id, period)) * kGroup + ordinal % kPerGroup * kPool;
 }
 
 // One statistic: the best of kPool scores, as far as the row goes. All NaN gives NaN.
@@ -91,7 +102,7 @@ __device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, KeyRang
 // Whether the view of a row reaches the requested ranks.
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= slots_of(p, row)) return false;
-  int count = view_statistics(view_phase(row.id), row.length);
+  int count = view_statistics(row.id, row.length);
   if (kExactBoundary && count > kColumns * kThreads + kListed)
     return false; // no room to rank them; no plan of ours comes here
   return count >= (kRescue ? p.rescue_rank : p.primary_rank);
@@ -102,9 +113,8 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
 __device__ __forceinline__ void propose(const Params& p, const Row& row, int views) {
   constexpr int kInFlight = 4; // statistics per thread
   SharedStorage& s = shared_storage();
-  int phase = view_phase(row.id);
-  int count = view_statistics(phase, row.length);
-  trace_set(kColSampled, view_scores(phase, row.length) * views);
+  int count = view_statistics(row.id, row.length);
+  trace_set(kColSampled, view_scores(row.id, row.length) * views);
 
   int height = 0;
   u32 best = kNanKey;
@@ -113,7 +123,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int ordinal = first + b * kThreads;
-      if (ordinal < count) statistic[b] = load_statistic(row, statistic_at(ordinal, phase));
+      if (ordinal < count) statistic[b] = load_statistic(row, statistic_at(ordinal, row.id));
     }
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
@@ -166,13 +176,12 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
 // whatever this row still has to do.
 __device__ __forceinline__ void prefetch_view(const Params& p, int id, int length) {
   const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch;
-  int phase = view_phase(id);
 #if KSIEVE_WINDOWS
   int start = window_start(p, id);
   scores += start;
   length = min(length, p.width - start);
 #endif
-  int groups = view_scores(phase, min(length, p.width)) / kGroup;
+  int groups = view_scores(id, min(length, p.width)) / kGroup;
   for (int group = threadIdx.x; group < groups; group += kThreads)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(scores + (group * kStride + phase) * kGroup));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(scores + (group * kStride + view_offset(id, group)) * kGroup));
 }

@@ -239,7 +239,7 @@ def _measure(
     for part, (capture, (calibrated, _, size)) in enumerate(zip(captures, parts, strict=True)):
         for at, row in enumerate(_ranked(capture, calibrated, KEPT * k, device, max_bytes)):
             for entries, (view, ranks), capacity in zip(found, views, room, strict=True):
-                entries.append(try_row(row, view, ranks, k, capacity))
+                entries.append(try_row(row, view, ranks, k, capacity, len(lengths)))
             lengths.append(row.length)
             blocks.append(part * BLOCKS + at // size)
             count.add()

@@ -244,7 +244,8 @@ def _views(row: RankedRow, found: CaptureStudy) -> None:
             _tally(found.groups, (stride, group), k, CENTRE * k).add(ranks, expected)
     for name, policy in POLICIES.items():
         q = policy.primary_rank(k)
-        _tally(found.policies, name, k, float(q * policy.stride)).add(realised_ranks(row, policy, [q])[:, 0])
+        ranks = realised_ranks(row, policy, [q], row_id=found.studied)[:, 0]
+        _tally(found.policies, name, k, float(q * policy.stride)).add(ranks)
 
 
 def _regions(row: RankedRow, found: CaptureStudy) -> None:

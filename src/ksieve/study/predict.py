@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve.devices import DEVICES
-from ksieve.policy import SamplingPolicy
+from ksieve.policy import LINES_64, QUADS_16, SamplingPolicy
 from ksieve.study.costs import DeviceCost
 from ksieve.study.intervals import NEVER, Estimate, estimate_mean, estimate_rate
 from ksieve.study.measure import KEPT
@@ -32,9 +32,9 @@ MOST_RANKS = 48
 
 
 def shapes() -> list[SamplingPolicy]:
-    """Views that are tried: whole lines with peaks, quads, and the paper's single scores with a coarse boundary."""
-    lines = [SamplingPolicy(f"lines-{s}", s, group=32, peaks=True, boundary="exact") for s in (32, 64, 128, 256)]
-    quads = [SamplingPolicy(f"quads-{s}", s, group=4, boundary="exact") for s in (16, 32, 64)]
+    """Views that are tried: jittered lines with peaks, jittered quads, and the paper's regular single scores."""
+    lines = [replace(LINES_64, name=f"lines-{s}", stride=s, sigmas=0.0, source="") for s in (32, 64, 128, 256)]
+    quads = [replace(QUADS_16, name=f"quads-{s}", stride=s, sigmas=0.0, source="") for s in (16, 32, 64)]
     single = [SamplingPolicy(f"single-{s}", s) for s in (32, 64, 128, 256)]
     return lines + quads + single
 
@@ -160,9 +160,11 @@ def capacities(view: SamplingPolicy, ranks: I64, k: int, width: int, cost: Devic
     return np.array([min(plan.capacity, KEPT * k) for plan in plans], dtype=np.int64)
 
 
-def try_row(row: RankedRow, view: SamplingPolicy, ranks: I64, k: int, capacity: I64) -> tuple[F64, ...]:
+def try_row(
+    row: RankedRow, view: SamplingPolicy, ranks: I64, k: int, capacity: I64, row_id: int = 0
+) -> tuple[F64, ...]:
     """Try a view on a row: per sample rank, the last five fields of `Tried`."""
-    found = realised_ranks(row, view, [int(q) for q in ranks], beyond=False)
+    found = realised_ranks(row, view, [int(q) for q in ranks], beyond=False, row_id=row_id)
     usable = found != UNUSABLE
     admitted = np.minimum(np.where(usable, found, 0), KEPT * k + 1).astype(np.float64)
     share = np.maximum(usable.mean(axis=0), 1e-12)

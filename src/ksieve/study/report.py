@@ -42,8 +42,9 @@ EXPLANATIONS = {
     ),
     "policies": (
         "Left: views of equal size that read single scores, quads, groups of 8 or whole lines. Right: the primary "
-        "boundary of every policy that ksieve has by name, over all phases; coarse boundaries include their whole "
-        "float16 bin. Underfill is the share of rows and phases that admit fewer than K.",
+        "boundary of every policy that ksieve has by name, over all phases (of a jittered one, all turns of its hash); "
+        "coarse boundaries include their whole float16 bin. Underfill is the share of rows and phases that admit fewer "
+        "than K.",
     ),
 }
 """What each figure shows, in the words of the report."""

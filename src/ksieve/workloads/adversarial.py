@@ -111,38 +111,75 @@ def _one_cluster(rng: RNG, width: int, row: int, k: int) -> F32:
     return out
 
 
-def _sampled_class(width: int, row: int, k: int, policy: SamplingPolicy | str | None) -> NDArray[np.bool_]:
-    """Positions that the policy samples in this row: one residue class of position groups."""
-    chosen = resolve_policy(policy) or default_policy(width, k) or PAPER_128
+def _aimed_at(width: int, k: int, policy: SamplingPolicy | str | None) -> SamplingPolicy:
+    return resolve_policy(policy) or default_policy(width, k) or PAPER_128
+
+
+def _sampled(width: int, row: int, k: int, policy: SamplingPolicy | str | None) -> NDArray[np.bool_]:
+    """Mask of the positions that the policy samples in this row."""
     mask = np.zeros(width, dtype=bool)
-    mask[chosen.view(row, width)] = True
+    mask[_aimed_at(width, k, policy).view(row, width)] = True
+    return mask
+
+
+def _klass(width: int, row: int, k: int, policy: SamplingPolicy | str | None) -> NDArray[np.bool_]:
+    """Mask of the positions that the policy would sample in this row without jitter: one class, with its period."""
+    chosen = _aimed_at(width, k, policy)
+    mask = np.zeros(width, dtype=bool)
+    mask[chosen.view_of_phase(chosen.phase(row), width)] = True
     return mask
 
 
 def _stride_peak(
     rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None
 ) -> NDArray[np.float32]:
-    """Top scores locked to the residue that `policy` samples: the proposal is far too high, the row underfills.
+    """Top scores locked to one class of positions with the period of the view of `policy`: a regular one sees it alone.
 
     Parameters
     ----------
     policy : SamplingPolicy or str, optional
-        Default: what the planner gives rows of this width, so that the worst case is met.
+        Default: what the planner gives rows of this width.
     """
-    return _normal(rng, width) + np.where(_sampled_class(width, row, k, policy), np.float32(16), np.float32(0))
+    return _normal(rng, width) + np.where(_klass(width, row, k, policy), np.float32(16), np.float32(0))
 
 
 def _stride_hole(
     rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None
 ) -> NDArray[np.float32]:
-    """Only small scores in the residue that `policy` samples: the proposal admits all other residues whole.
+    """Only small scores in one class of positions with the period of the view of `policy`.
+
+    Parameters
+    ----------
+    policy : SamplingPolicy or str, optional
+        Default: what the planner gives rows of this width.
+    """
+    return _normal(rng, width) - np.where(_klass(width, row, k, policy), np.float32(16), np.float32(0))
+
+
+def _view_peak(
+    rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None
+) -> NDArray[np.float32]:
+    """Top scores just where `policy` samples the row: the proposal is far too high, the row underfills.
 
     Parameters
     ----------
     policy : SamplingPolicy or str, optional
         Default: what the planner gives rows of this width, so that the worst case is met.
     """
-    return _normal(rng, width) - np.where(_sampled_class(width, row, k, policy), np.float32(16), np.float32(0))
+    return _normal(rng, width) + np.where(_sampled(width, row, k, policy), np.float32(16), np.float32(0))
+
+
+def _view_hole(
+    rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None
+) -> NDArray[np.float32]:
+    """Only small scores where `policy` samples the row: the proposal admits everything else.
+
+    Parameters
+    ----------
+    policy : SamplingPolicy or str, optional
+        Default: what the planner gives rows of this width, so that the worst case is met.
+    """
+    return _normal(rng, width) - np.where(_sampled(width, row, k, policy), np.float32(16), np.float32(0))
 
 
 # ---- corners of float32 -----------------------------------------------------------------------------------
@@ -193,8 +230,10 @@ _FAMILIES = (
     (_ascending, "sorted, ascending"),
     (_descending, "sorted, descending"),
     (_one_cluster, "the top k side by side"),
-    (_stride_peak, "top scores only where the sampling policy looks"),
-    (_stride_hole, "small scores only where the sampling policy looks"),
+    (_stride_peak, "top scores in one class, with the period of the policy's view"),
+    (_stride_hole, "small scores in one class, with the period of the policy's view"),
+    (_view_peak, "top scores only where the sampling policy looks"),
+    (_view_hole, "small scores only where the sampling policy looks"),
     (_descending_subnormals, "consecutive float32 subnormals, descending through zero"),
     (_infinities, "+inf and -inf mixtures; rank k finite, +inf or -inf"),
     (_nan_sprinkled, "NaN of any sign and payload; few, or all but k/2 scores"),

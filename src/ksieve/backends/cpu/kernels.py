@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ksieve import keys
+from ksieve import policy as policies
 from ksieve.backends.cpu.accounting import (
     ADMITTED,
     CERTIFIED,
@@ -64,7 +65,7 @@ from ksieve.backends.cpu.lanes import (
 from ksieve.backends.cpu.ranking import HIST_BINS, emit, emit_better, keep_best, kth
 from ksieve.backends.cpu.scratch import BATCH, Scratch
 from ksieve.backends.cpu.ties import emit_last_of_row, emit_last_stored
-from ksieve.backends.cpu.views import guess_cutoff, sample_keys, view_size
+from ksieve.backends.cpu.views import guess_cutoff, offset, sample_keys, view_size
 from ksieve.keys import NAN_KEY
 
 # ---- step 2: certify -------------------------------------------------------------------------------------
@@ -175,31 +176,33 @@ def _propose(
 ) -> Int:
     """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are (0: no usable view).
 
-    `apart` tells of each whether the model counts scores equal to it apart: an exact one seen more than once.
+    `apart` tells of each whether the model counts scores equal to it apart: an exact one seen more than once, or NaN.
     """
-    stride, group, multiplier, primary, rescue, exact, share = policy
+    stride, group, multiplier, primary, rescue, exact, share, jitter = policy
     if primary == 0:
         return 0
-    first = (row_id * multiplier) % stride * group
-    sampled = view_size(length, first, group, stride * group)
+    period = stride * group
+    first = 0 if jitter > 1 else (row_id * multiplier) % stride * group
+    last = first + offset(row_id, length // period, jitter) * group
+    sampled = view_size(length, last, group, period)
     most = max(primary, rescue)
     if (sampled + share - 1) // share < most:
         return 0
     stats[SAMPLED] = sampled
     key, spare = scratch.key, scratch.spare
     # One more than the largest rank, so that a second score equal to a boundary is among them.
-    count = sample_keys(row, length, dtype, first, group, stride * group, 1, share, most + 1, key, spare, scratch)
+    count = sample_keys(row, length, dtype, first, group, period, row_id, jitter, share, most + 1, key, spare, scratch)
     proposals = 2 if rescue else 1
     for attempt in range(proposals):
         rank = rescue if attempt else primary
         tau, _ = kth(key, count, rank, spare, scratch.histogram)
         stats[TAU + attempt] = np.int32(tau)
         apart[attempt] = 0
-        if exact and tau != np.uint32(NAN_KEY):
+        if exact:
             seen = 0
             for i in range(count):
                 seen += key[i] == tau
-            apart[attempt] = seen > 1
+            apart[attempt] = seen > 1 or tau == np.uint32(NAN_KEY)
         if not exact:
             coarse = np.searchsorted(bin_cutoffs, tau)
             stats[TAU + attempt] = coarse
@@ -278,7 +281,7 @@ def _entry(source: str) -> Any:
             ANY_TIES, LOWEST_TIES or HIGHEST_TIES.
         policy : tuple of int
             stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact boundary,
-            sampled scores per statistic.
+            sampled scores per statistic, groups that a jittered view chooses from (1: none).
         bin_cutoffs : array of uint32, shape (2048,)
             `ksieve.keys.BIN_CUTOFF_KEY`.
         capacity, held : int
@@ -344,7 +347,7 @@ def _entry(source: str) -> Any:
 
 def _source_digest() -> str:
     """Digest of all that is compiled into `select_rows`: Numba by itself notices changes to this file alone."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(keys.__file__)]
+    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(keys.__file__), Path(policies.__file__)]
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 

@@ -189,10 +189,10 @@ def run_reference(
 
 def _policy_numbers(policy: SamplingPolicy | None, k: int) -> tuple[int, ...]:
     """Policy as the kernels take it: stride, group, phase multiplier, ranks (0: none), exact boundary,
-    sampled scores per statistic.
+    sampled scores per statistic, groups that a jittered view chooses from (1: none).
     """
     if policy is None:
-        return 1, 1, 1, 0, 0, 0, 1
+        return 1, 1, 1, 0, 0, 0, 1, 1
     return (
         policy.stride,
         policy.group,
@@ -201,6 +201,7 @@ def _policy_numbers(policy: SamplingPolicy | None, k: int) -> tuple[int, ...]:
         policy.rescue_rank(k) or 0,
         int(policy.boundary == "exact"),
         PEAK if policy.peaks else 1,
+        policy.stride if policy.jitter else 1,
     )
 
 

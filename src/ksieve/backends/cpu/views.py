@@ -10,6 +10,7 @@ from ksieve.backends.cpu.lanes import FLOAT32, Int, Word, jit, make_keys, prefet
 from ksieve.backends.cpu.ranking import keep_best_keys, kth
 from ksieve.backends.cpu.scratch import BATCH
 from ksieve.keys import NAN_KEY
+from ksieve.policy import JITTER_MIX, JITTER_PERIOD, JITTER_ROW, JITTER_SHIFT
 
 GROUPS_AHEAD = 16
 """Sampled groups asked for in advance: as many cache misses as a core keeps under way."""
@@ -20,14 +21,22 @@ GUESS_STRIDE = 64
 GUESS_SAMPLES = 512
 """Scores that the second view takes of a short row, at the least."""
 
+GUESS_ROW = 0xFFFFFFFF
+"""Row whose jitter the second view has: one that does not exist, so that no row's own view repeats in it."""
+
 
 @jit
-def view_size(length: Int, first: Int, group: Int, period: Int) -> Int:
-    """Number of scores in the view whose groups start at first, first + period, ..."""
-    if first >= length:
-        return 0
-    groups = (length - first + period - 1) // period
-    return (groups - 1) * group + min(group, length - (first + (groups - 1) * period))
+def offset(row_id: Int, period: Int, stride: Int) -> Int:
+    """`SamplingPolicy.offsets` of one period, with jitter; 0 with a stride of 1."""
+    mixed = np.uint32(np.uint32(row_id) * np.uint32(JITTER_ROW) + np.uint32(period) * np.uint32(JITTER_PERIOD))
+    mixed = np.uint32((mixed ^ (mixed >> np.uint32(JITTER_SHIFT))) * np.uint32(JITTER_MIX))
+    return np.int64((np.uint64(mixed) * np.uint64(stride)) >> np.uint64(32))
+
+
+@jit
+def view_size(length: Int, last: Int, group: Int, period: Int) -> Int:
+    """Number of scores in a view of one group per period; `last`: where the group of the last, cut off one begins."""
+    return length // period * group + min(max(length % period - last, 0), group)
 
 
 @jit
@@ -43,13 +52,6 @@ def _best_of_each(key: Any, count: Int, share: Int) -> Int:
 
 
 @jit
-def _group_start(number: Int, group: Int, period: Int, jitter: Int) -> Int:
-    """Position of a sampled group: up to `jitter` (a power of two) groups behind its regular one, by a hash."""
-    hashed = np.int64((np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40))
-    return number * period + (hashed & (jitter - 1)) * group
-
-
-@jit
 def sample_keys(
     row: Int,
     length: Int,
@@ -57,6 +59,7 @@ def sample_keys(
     first: Int,
     group: Int,
     period: Int,
+    row_id: Int,
     jitter: Int,
     share: Int,
     most: Int,
@@ -66,7 +69,8 @@ def sample_keys(
 ) -> Int:
     """Store the keys of a view, of a large one only its `most` best and some more; return how many.
 
-    Each `share` adjacent scores of a group stand for the best of them. Scores are fetched in batches, by a loop that
+    In each period a group begins at `first`, or one of `jitter` groups behind it, by the hash of `row_id`. Each `share`
+    adjacent scores of a group stand for the best of them. Scores are fetched in batches, by a loop that
     does nothing else, so that many cache misses are under way at a time.
     """
     batch, itemsize = scratch.batch, 4 if dtype == FLOAT32 else 2
@@ -77,8 +81,9 @@ def sample_keys(
     for begin in range(0, groups, step):
         fetched = 0
         for number in range(begin, min(begin + step, groups)):
-            start = first + _group_start(number, group, period, jitter)
-            prefetch(row + itemsize * (first + _group_start(number + GROUPS_AHEAD, group, period, jitter)))
+            start = first + number * period + offset(row_id, number, jitter) * group
+            ahead = number + GROUPS_AHEAD
+            prefetch(row + itemsize * (first + ahead * period + offset(row_id, ahead, jitter) * group))
             for position in range(start, min(start + group, length)):
                 batch[fetched] = score_bits(row, position, dtype)
                 fetched += 1
@@ -110,6 +115,6 @@ def guess_cutoff(row: Int, length: Int, dtype: Int, k: Int, scratch: Any) -> Wor
     if rank * stride > length * 3 // 4 or 2 * rank > half:
         return np.uint32(NAN_KEY)
     keys, rest = scratch.spare[:half], scratch.spare[half:]
-    count = sample_keys(row, length, dtype, 0, 1, stride, stride, 1, rank, keys, rest, scratch)
+    count = sample_keys(row, length, dtype, 0, 1, stride, GUESS_ROW, stride, 1, rank, keys, rest, scratch)
     guess, _ = kth(keys, count, rank, rest, scratch.histogram)
     return guess

@@ -83,6 +83,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_STRIDE": policy.stride if policy else 0,
         "KSIEVE_GROUP": policy.group if policy else 1,
         "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
+        "KSIEVE_JITTER": int(policy is not None and policy.jitter),
         "KSIEVE_PEAKS": int(policy is not None and policy.peaks),
         "KSIEVE_EXACT_BOUNDARY": int(policy is not None and policy.boundary == "exact"),
         "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
