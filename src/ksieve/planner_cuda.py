@@ -24,11 +24,15 @@ from ksieve.tuning import (
     GEOMETRY,
     GEOMETRY_BEFORE_HOPPER,
     GEOMETRY_ROOMY,
+    GEOMETRY_SHORT,
     GEOMETRY_SMALL,
     LINES_RATIO,
     LONGEST_MANY_QUADS,
     LONGEST_QUADS,
     MANY,
+    MANY_SHORT,
+    RESIDENT,
+    RESIDENT_ROWS,
     SAMPLED_RATIO,
     SEGMENT,
     SHORTEST_SAMPLED,
@@ -48,8 +52,8 @@ STORAGE_BYTES = 8192 + 640
 STAGES = 6
 """16-byte loads in flight per thread: stages of the ring in shared memory (kernels/row.cuh)."""
 
-BATCHES = 3
-"""Batches that the stages come in: a thread looks at STAGES / BATCHES vectors together."""
+BATCH = 2
+"""Vectors of 16 bytes that a thread looks at together."""
 
 STATE_ROWS = 1024
 """Rows that room for states is made for at a time, so that plans for different batches can share a workspace."""
@@ -60,8 +64,11 @@ ROW_STATE_BYTES = 32
 CANDIDATE_BYTES = 8
 """One candidate: ordered key and index."""
 
-THREAD_BYTES = 16 * STAGES + 4
-"""Shared memory per thread besides its column: places in the ring of loads, and the height of the column."""
+HEIGHT_BYTES = 4
+"""Shared memory per thread besides its column and its places in the ring: the height of the column."""
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a score."""
 
 SHARED_LIST = 256
 """Candidates that outgrow their columns for which shared memory is kept."""
@@ -98,7 +105,7 @@ def choose(
         raise ArgumentError("family", repr(family), f"one of {list(GEOMETRY)} on a CUDA device")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
-    chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, family)
+    chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family)
     if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
         raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
     if splits is not None and (isinstance(splits, bool) or splits not in range(1, MAX_SPLITS + 1)):
@@ -133,7 +140,11 @@ def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
 
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
     """Launch shape of a family for a problem: fewer resident CTAs where only so its slots can be sorted on chip."""
-    geometry = geometry_of(device, family, _roomy(problem, policy))
+    roomy = _roomy(problem, policy)
+    geometry = geometry_of(device, family, roomy)
+    short = GEOMETRY_SHORT.get(family)
+    if short and not roomy and geometry is GEOMETRY[family] and problem.rows >= MANY_SHORT:
+        geometry = short if problem.width <= short.widest else geometry
     needed = SCALAR_BYTES + 4 * geometry.threads + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)
@@ -154,10 +165,12 @@ def sort_slots(plan: Plan) -> int:
     return 0 if needed <= shared_bytes(plan) - SCALAR_BYTES - 4 * plan.threads else needed // 8
 
 
-def _default_policy(problem: Problem, family: str | None) -> SamplingPolicy | None:
+def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) -> SamplingPolicy | None:
     """Sampling policy by row width; None where sampling cannot pay."""
     width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
+        return None
+    if family is None and _resident(problem, device):
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
@@ -179,13 +192,19 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if rows >= device.sm_count:
             return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
         return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
-    held = width <= geometry_of(device, "row_exact").held and rows <= device.sm_count
-    if held and _storage(problem, device, "row_exact", None).spill == 0:
-        return "row_exact", f"rows of {width} scores stay in registers and are read once"
+    if _resident(problem, device):
+        return "row_exact", f"rows of {width} scores stay in shared memory and are read once"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
     if clusters_pay and _storage(problem, device, "cluster_exact", None).spill == 0:
         return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
     return "persistent_exact", "rows too short to sample, or k too large for a resident frontier: exact boundary"
+
+
+def _resident(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether rows had best be copied to shared memory whole, where an exact boundary costs no second read."""
+    if problem.width > _geometry(problem, device, "row_exact", None).held:
+        return False
+    return problem.width <= RESIDENT or problem.rows <= RESIDENT_ROWS * device.sm_count
 
 
 def _splits(problem: Problem, device: DeviceInfo) -> int:
@@ -223,7 +242,8 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
     wanted = _round_up(wanted, 256)
     geometry = _geometry(problem, device, family, policy)
     room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
-    room -= STORAGE_BYTES + THREAD_BYTES * geometry.threads
+    ring = 16 * ring_stages(geometry.held, geometry.threads, problem.dtype)
+    room -= STORAGE_BYTES + (ring + HEIGHT_BYTES) * geometry.threads
     columns = 0
     if policy is not None:
         share = mean / geometry.threads
@@ -231,12 +251,17 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
         fitting = (room - SHARED_LIST * CANDIDATE_BYTES) // (CANDIDATE_BYTES * geometry.threads)
         columns = min(columns, MAX_COLUMNS, fitting)
         room -= columns * CANDIDATE_BYTES * geometry.threads
-    sortable = STORAGE_BYTES - SCALAR_BYTES + (16 * STAGES + columns * CANDIDATE_BYTES) * geometry.threads
+    sortable = STORAGE_BYTES - SCALAR_BYTES + (ring + columns * CANDIDATE_BYTES) * geometry.threads
     if 0 < sort_bytes(problem) - sortable <= room:
         # Candidates make room to sort in.
         wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
     shared = min(wanted, room // CANDIDATE_BYTES // 256 * 256)
     return Storage(columns, shared, wanted - shared)
+
+
+def ring_stages(held: int, threads: int, dtype: str) -> int:
+    """Stages of a CTA's ring of loads: `STAGES`, or what a row of `held` scores fills."""
+    return held * ITEM_BYTES[dtype] // (16 * threads) if held else STAGES
 
 
 def statistics_bound(width: int, policy: SamplingPolicy) -> int:
@@ -303,7 +328,8 @@ def with_workspace(plan: Plan) -> Plan:
 
 def shared_bytes(plan: Plan) -> int:
     """Dynamic shared memory of a plan's kernel."""
-    per_thread = THREAD_BYTES + plan.columns * CANDIDATE_BYTES
+    ring = 16 * ring_stages(plan.held, plan.threads, plan.problem.dtype)
+    per_thread = ring + HEIGHT_BYTES + plan.columns * CANDIDATE_BYTES
     return STORAGE_BYTES + per_thread * plan.threads + plan.shared_capacity * CANDIDATE_BYTES
 
 

@@ -43,6 +43,8 @@ class Geometry:
     threads, ctas_per_sm : int
     held : int
         Longest row, in scores, that the family keeps on chip and reads once; 0 for families that do not.
+    widest : int
+        Widest rows, in scores, that the shape is for; 0 for any.
     source : str
         Where the shape comes from.
     """
@@ -50,6 +52,7 @@ class Geometry:
     threads: int
     ctas_per_sm: int
     held: int = 0
+    widest: int = 0
     source: str = NOT_MEASURED + "given by a caller"
 
 
@@ -98,11 +101,14 @@ SEGMENT = Threshold(
 SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/tuning.md#8."""
 
+MANY_SHORT = Threshold(1024, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#13")
+RESIDENT = Threshold(8192, "rows up to this width, in scores, stay on chip whatever their number", "docs/tuning.md#13")
+RESIDENT_ROWS = Threshold(2, "rows per multiprocessor up to which all rows that fit stay on chip", "docs/tuning.md#13")
 CLUSTER = Threshold(
     8, "CTAs of a cluster", NOT_MEASURED + "the largest size that every device with clusters can launch"
 )
 TAIL_SIGMAS = Threshold(
-    12, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
+    28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
 )
 COLUMN_SIGMAS = Threshold(
     6, "standard deviations above its mean share of the tail that a thread's column is given for", "docs/tuning.md#11"
@@ -118,7 +124,7 @@ GEOMETRY: dict[str, Geometry] = {
     "persistent_sampled": Geometry(512, 2, source="docs/tuning.md#5"),
     "persistent_exact": Geometry(256, 3, source=_REGISTERS),
     "split_sampled": Geometry(512, 2, source="docs/tuning.md#8"),
-    "row_exact": Geometry(512, 1, held=16_384, source="docs/tuning.md#10"),
+    "row_exact": Geometry(512, 2, held=16_384, source="docs/tuning.md#10"),
     "cluster_exact": Geometry(512, 1, source=_REGISTERS),
 }
 """Kernel families and their launch shapes, from Hopper on."""
@@ -143,10 +149,17 @@ GEOMETRY_SMALL: dict[str, Geometry] = {
 GEOMETRY_ROOMY: dict[str, Geometry] = {
     "persistent_sampled": Geometry(256, 2, source=_REGISTERS),
     "split_sampled": Geometry(256, 2, source=_REGISTERS),
+    "row_exact": Geometry(512, 1, held=16_384, source=_REGISTERS),
 }
 """The same for specialisations that need more registers, on any device."""
 
-GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY)
+GEOMETRY_SHORT: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(256, 4, widest=32_768, source="docs/tuning.md#13"),
+    "row_exact": Geometry(256, 4, held=8192, widest=8192, source="docs/tuning.md#13"),
+}
+"""The same from `MANY_SHORT` short rows on, from Hopper on: more and smaller CTAs, with fewer warps for fixed work."""
+
+GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT)
 
 
 def thresholds() -> dict[str, Threshold]:

@@ -3,21 +3,6 @@
 #include "keys.cuh"
 #include "storage.cuh"
 
-// Adds one count per active lane. The lanes that agree with the first one share a single atomic, so a row of
-// equal scores does not serialise on one bin. All lanes of the warp must call; `active` masks those that count.
-__device__ __forceinline__ void count_bin(u32* histogram, u32 bin, bool active) {
-  u32 mask = __ballot_sync(kFullWarp, active);
-  if (mask == 0) return;
-  int leader = __ffs(mask) - 1;
-  u32 common = __shfl_sync(kFullWarp, bin, leader);
-  u32 same = __ballot_sync(kFullWarp, active && bin == common);
-  if (static_cast<int>(threadIdx.x & 31) == leader) {
-    atomicAdd(&histogram[common], __popc(same));
-  } else if (active && bin != common) {
-    atomicAdd(&histogram[bin], 1u);
-  }
-}
-
 // Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
 // Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
 // into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is.

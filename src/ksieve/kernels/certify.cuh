@@ -61,12 +61,13 @@ __device__ __forceinline__ Digit proposal_digit() {
   return kStats ? paper_digit(0, 0) : digit_over(s.view_best, s.cutoff[kRescue]);
 }
 
-// The rule of a proposal's scan. `ties` is this CTA's counter or its row's. NaN is no match for a float comparison:
-// a boundary that low is left to the exact key.
+// The rule of a proposal's scan. `ties` is this CTA's counter or its row's. Minus infinity, which the ring also holds
+// behind a row, and NaN are no cutoffs for the proposal's scan.
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* ties) {
   SharedStorage& s = shared_storage();
-  Mode mode = s.cutoff[0] == kNanKey ? Mode::kClassify : kExactBoundary && s.apart ? Mode::kApart : Mode::kInclusive;
-  set_rule(t, mode, 0, {0, s.cutoff[0]}, proposal_digit());
+  u32 cutoff = s.cutoff[0];
+  Mode mode = s.apart ? Mode::kApart : cutoff < kMinusInfinityKey ? Mode::kInclusive : Mode::kClassify;
+  set_rule(t, mode, 0, {0, cutoff}, proposal_digit());
   if (threadIdx.x == 0) s.rule.ties = ties;
 }
 

@@ -11,10 +11,12 @@ __device__ __forceinline__ u32 order_key(float score) {
 
 __device__ __forceinline__ float score_of_key(u32 key) { return __uint_as_float(key >> 31 ? key : key ^ 0x7fffffffu); }
 
+constexpr u32 kMinusInfinityKey = 0xff800000u; // and its bits: the worst key of a number
+
 // A float c such that !(x < c) holds for every x with order_key(x) <= key: the hot test of a scan. It lets NaN
 // pass too; the exact key decides about those.
 __device__ __forceinline__ float hot_cutoff(u32 key) {
-  return key > 0xff800000u ? __uint_as_float(0xff800000u) : score_of_key(key);
+  return key > kMinusInfinityKey ? __uint_as_float(kMinusInfinityKey) : score_of_key(key);
 }
 
 __device__ __forceinline__ int coarse_bin(float score) {
@@ -24,6 +26,20 @@ __device__ __forceinline__ int coarse_bin(float score) {
   u32 key = bits & 0x8000u ? bits : bits ^ 0x7fffu;
   return score != score ? kBins - 1 : static_cast<int>(key >> 5);
 }
+
+// The same for two scores at once, as keys of 16 bits whose upper 11 are the bin: `a` in the low half.
+__device__ __forceinline__ u32 coarse_keys(float a, float b) {
+  u32 halves;
+  u32 nan;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(b + 0.0f), "f"(a + 0.0f));
+  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(halves));
+  halves |= nan;
+  u32 negative; // the sign of either half, throughout the half
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(negative) : "r"(halves));
+  return halves ^ (~negative & 0x7fff7fffu);
+}
+
+constexpr int kMinusInfinityBin = 0xfc00 >> 5;
 
 __device__ __forceinline__ float half_bits_to_float(u32 bits) {
   float value;
@@ -38,7 +54,7 @@ __device__ __forceinline__ u32 bin_cutoff_key(int bin) {
   if (key16 < 0x3ffu) return 0; // better than +inf: no score maps here
   if (key16 == 0x7fffu) return order_key(0.0f);
   if (key16 >= 0xffffu) return kNanKey;
-  if (key16 >= 0xfc00u) return 0xff800000u; // -inf
+  if (key16 >= 0xfc00u) return kMinusInfinityKey;
   bool positive = key16 < 0x8000u;
   u32 worst = positive ? 0x7fffu - key16 : key16;
   u32 beyond = positive ? worst - 1 : worst + 1;

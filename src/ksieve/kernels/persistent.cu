@@ -11,29 +11,55 @@
 // Half of the CTAs, one of the two on each multiprocessor, start late by half a scan when there are rows for several
 // rounds. Otherwise all of them propose, scan and refine in step, and memory rests while nobody scans.
 __device__ __forceinline__ void fall_behind(const Params& p) {
-  constexpr i64 kClocks = 30; // per KiB of a row: one multiprocessor's share of memory takes 60
+  constexpr i64 kClocks = 45; // per KiB of a row: one multiprocessor's share of memory takes 60
+  constexpr i64 kMost = 50'000;
   if (!kSampled || p.rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
   i64 begin = clock64();
-  while (clock64() - begin < p.width * static_cast<i64>(sizeof(Score)) * kClocks / 1024)
+  i64 late = min(p.width * static_cast<i64>(sizeof(Score)) / 1024 * kClocks, kMost);
+  while (clock64() - begin < late)
     __nanosleep(100);
 }
+
+// Fetches the length of the next row, which nobody waits for before `arrived`.
+__device__ __forceinline__ void fetch_length(const Params& p, int next) {
+  if (KSIEVE_WINDOWS || threadIdx.x != 0 || !p.lengths) return;
+  u32 at = static_cast<u32>(__cvta_generic_to_shared(&shared_storage().next_length));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(p.lengths + next) : "memory");
+}
+__device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
   wait_for_inputs();
   fall_behind(p);
+  if (blockIdx.x < p.rows) fetch_length(p, blockIdx.x);
+  arrived();
+  __syncthreads(); // the first row's length is there
   for (int id = blockIdx.x; id < p.rows;) {
-    if (threadIdx.x == 0) s.next = static_cast<int>(gridDim.x) + claim_row(p); // its latency hides behind the row
+    int claimed = 0;
+    if (threadIdx.x == 0) claimed = claim_row(p); // asked for here, waited for where it has arrived
     trace_begin();
+#if KSIEVE_WINDOWS
     RowTask task = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
-    select_row(task, [&] {
-      int next = s.next;
-      if (kSampled && next < p.rows) prefetch_view(p, next, task.row.length);
-      if (next >= p.rows) release_dependents();
-    });
+#else
+    RowTask task = whole_row(p, row_of(p, id, p.lengths ? s.next_length : p.width), spill_slice(p, blockIdx.x));
+#endif
+    select_row(
+        task,
+        [&] {
+          if (threadIdx.x == 0) s.next = static_cast<int>(gridDim.x) + claimed;
+        },
+        [&] {
+          int next = s.next;
+          if (next >= p.rows) return release_dependents();
+          fetch_length(p, next);
+          if (kSampled) prefetch_view(p, next, task.row.length);
+        });
+    if (rarely(task.row.length <= slots_of(p, task.row)) && s.next < p.rows) fetch_length(p, s.next);
     finish_row(p, id, sort_slice(p, blockIdx.x));
     trace_write(p, id);
+    arrived();
     __syncthreads(); // the next row is known, and nobody still works on this one
     id = s.next;
     __syncthreads(); // everybody knows it, before it is overwritten

@@ -163,7 +163,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
     trace_set(kColTau0 + which, tau);
     if (threadIdx.x == 0) {
       s.cutoff[which] = boundary.key;
-      s.apart = boundary.same > 1 && boundary.key != kNanKey;
+      s.apart = kExactBoundary && (boundary.same > 1 || boundary.key == kNanKey);
     }
   }
   static_assert(!(kExactBoundary && kRescue), "an exact boundary has no rescue: its samples are gone by then");

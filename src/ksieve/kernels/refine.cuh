@@ -12,7 +12,6 @@ constexpr int kFew = kStats ? 0 : kFewest;
 // Emits the stored candidates that belong to the answer; q is what is left unresolved of them. With a tie-break those
 // of it are taken whose place is at most `last_place`.
 __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
-  static_assert(kColumns <= 32, "the fates of a column are bits of a word");
   SharedStorage& s = shared_storage();
   bool rank_last = q.count > q.quota && q.count <= kFew;
   // Whether a member of the last frontier is emitted at once: if all are, or if all are equal and it is early.
@@ -22,22 +21,37 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     list_few(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
     return false;
   };
-  if (kColumns) {
+  constexpr int kTogether = 8; // entries of a column that registers hold at once
+  int height = own_height();
+#pragma unroll
+  for (int from = 0; from < kColumns; from += kTogether) {
+    if (!__any_sync(kFullWarp, from < height)) break;
+    u64 entry[kTogether];
+#pragma unroll
+    for (int b = 0; b < kTogether; ++b)
+      if (from + b < kColumns) entry[b] = column_entry(from + b);
     u32 chosen = 0;
     u32 last = 0;
-    u32 bit = 1;
-    each_in_column(own_height(), [&](u64 entry) {
-      chosen |= entry_key(entry) < q.keys.best ? bit : 0;
-      last |= entry_key(entry) <= q.keys.worst ? bit : 0;
-      bit *= 2;
-    });
-    for (last &= ~chosen; last; last &= last - 1)
-      if (taken(column_entry(__ffs(last) - 1))) chosen |= last & -last;
+#pragma unroll
+    for (int b = 0; b < kTogether; ++b) {
+      if (from + b >= kColumns) break;
+      chosen |= entry_key(entry[b]) < q.keys.best ? 1u << b : 0u;
+      last |= entry_key(entry[b]) <= q.keys.worst ? 1u << b : 0u;
+    }
+    u32 stored = (1u << min(max(height - from, 0), kTogether)) - 1;
+    chosen &= stored;
+    for (last &= stored & ~chosen; last; last &= last - 1)
+      if (taken(column_entry(from + __ffs(last) - 1))) chosen |= last & -last;
     u32 place = reserve_many(&s.emitted, __popc(chosen));
     u32 k = s.rule.k;
     int* out = s.rule.row_out;
-    for (; chosen && place < k; chosen &= chosen - 1, ++place)
-      out[place] = shown_position(entry_index(column_entry(__ffs(chosen) - 1)));
+#pragma unroll
+    for (int b = 0; b < kTogether; ++b) {
+      if (from + b >= kColumns) break;
+      bool wanted = chosen >> b & 1;
+      if (wanted && place < k) out[place] = shown_position(entry_index(entry[b]));
+      place += wanted;
+    }
   }
   int listed = min(s.listed, kListed);
 #pragma unroll 1

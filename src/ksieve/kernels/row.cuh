@@ -59,10 +59,14 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
   return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
 }
 #else
-__device__ __forceinline__ Row load_row(const Params& p, int id) {
+// A row whose length, as the caller gives it, is known already.
+__device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
   int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
-  int length = p.lengths ? min(max(p.lengths[id], 0), p.width) : p.width;
-  return {static_cast<const Score*>(p.scores) + id * p.pitch, id, id < live ? length : 0};
+  return {static_cast<const Score*>(p.scores) + id * p.pitch, id, id < live ? min(max(length, 0), p.width) : 0};
+}
+
+__device__ __forceinline__ Row load_row(const Params& p, int id) {
+  return row_of(p, id, p.lengths ? p.lengths[id] : p.width);
 }
 #endif
 
@@ -97,25 +101,42 @@ __device__ __forceinline__ Body body_of(const Score* scores, int begin, int end)
   return {body, body + (end - body) / kVector * kVector};
 }
 
-// Starts copying 16 bytes to this thread's place in a stage of the ring, past the registers and past L1.
-__device__ __forceinline__ void copy_ahead(u32 ring, const Score* address, bool wanted) {
-  if (wanted) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(ring), "l"(address) : "memory");
+// Copies 16 bytes to this thread's place in a stage of the ring, past the registers and past L1.
+__device__ __forceinline__ void copy_ahead(u32 ring, const Score* address) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(ring), "l"(address) : "memory");
+}
+
+// What the ring holds behind a row: minus infinity.
+__device__ __forceinline__ void fill_behind(u32 ring) {
+  constexpr u32 kWorst = KSIEVE_DTYPE == 0 ? 0xff800000u : KSIEVE_DTYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(ring), "r"(kWorst) : "memory");
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 constexpr int kStep = kThreads * kVector;  // scores between two vectors of a thread
 constexpr int kBatch = kStages / kBatches; // vectors that a thread looks at together
+constexpr u32 kStageBytes = kThreads * 16; // of the ring
+constexpr int kTurn = kStages * kStep;     // scores in one turn of the ring
+
+// This thread's place in the ring's first stage.
+__device__ __forceinline__ u32 own_ring() {
+  return static_cast<u32>(__cvta_generic_to_shared(&shared_storage().ring[0][threadIdx.x]));
+}
 
 // Starts the first loads of a scan, which must follow over the same stretch: they arrive while a boundary is made.
 __device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
   Body body = body_of(scores, begin, end);
-  u32 ring = static_cast<u32>(__cvta_generic_to_shared(&shared_storage().ring[0][threadIdx.x]));
+  u32 ring = own_ring();
   int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     int ahead = first + stage * kStep;
-    copy_ahead(ring + stage * kThreads * 16, scores + ahead, ahead < body.end);
+    if (ahead < body.end) {
+      copy_ahead(ring + stage * kStageBytes, scores + ahead);
+    } else {
+      fill_behind(ring + stage * kStageBytes);
+    }
     if ((stage + 1) % kBatch == 0) commit_copies();
   }
 }
@@ -124,37 +145,49 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
 // a ring in shared memory, kBatch vectors at a time: a thread reads back only what it copied, so the ring needs no
 // barrier and no registers. The at most kVector - 1 scores on either side come last, one per lane. A visitor's `see` is
 // given loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart) and
-// how many scores of the body lie from there on: a vector is wholly valid or not at all. Its `edge` is given one score,
-// valid or not. Both are called by whole warps. Follows start_scan.
-template <class Visitor>
+// how many scores of the body lie from there on: a vector is wholly valid or minus infinity throughout. Its `edge` is
+// given one score, valid or not. Both are called by whole warps. Follows start_scan. A resident row, which the ring
+// holds whole, stays there and can be shown again.
+template <bool kResident = false, class Visitor>
 __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Visitor& visitor) {
-  constexpr int kTurn = kStages * kStep; // scores in one turn of the ring
   Body body = body_of(scores, begin, end);
-  RingSlot* mine = &shared_storage().ring[0][threadIdx.x];
-  u32 ring = static_cast<u32>(__cvta_generic_to_shared(mine));
+  const u32 ring = own_ring();
+  u32 slot = ring;
   int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
   const Score* next = scores + first + kTurn;
-  for (int turn = body.begin; turn < body.end; turn += kTurn) { // as often for every thread of the block
-    int left = body.end - first;
+  const int steady = body.end - kTurn - kBatch * kStep; // up to there, all that a batch makes room for is in the row
 #pragma unroll 1
-    for (int batch = 0; batch < kBatches; ++batch) {
-      constexpr int kSize = kBatch;
-      asm volatile("cp.async.wait_group %0;" ::"n"(kBatches - 1) : "memory");
-      Raw raw[kSize];
+  for (int batch = body.begin; batch < body.end; batch += kBatch * kStep) { // as often for every thread of the block
+    asm volatile("cp.async.wait_group %0;" ::"n"(kBatches - 1) : "memory");
+    Raw raw[kBatch];
 #pragma unroll
-      for (int u = 0; u < kSize; ++u)
-        raw[u] = *reinterpret_cast<const Raw*>(mine + (batch * kSize + u) * kThreads);
-      visitor.see(raw, ring + batch * kSize * kThreads * 16, first + batch * kSize * kStep,
-                  left - batch * kSize * kStep);
+    for (int u = 0; u < kBatch; ++u)
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(raw[u].word[0]), "=r"(raw[u].word[1]), "=r"(raw[u].word[2]), "=r"(raw[u].word[3])
+                   : "r"(slot + u * kStageBytes)
+                   : "memory");
+    visitor.see(raw, slot, first, body.end - first);
+    if (kResident) {
+      // nothing makes room for anything
+    } else if (!rarely(batch > steady)) {
 #pragma unroll
-      for (int u = 0; u < kSize; ++u) {
-        int stage = batch * kSize + u;
-        copy_ahead(ring + stage * kThreads * 16, next + stage * kStep, left > kTurn + stage * kStep);
+      for (int u = 0; u < kBatch; ++u)
+        copy_ahead(slot + u * kStageBytes, next + u * kStep);
+    } else {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        if (first + kTurn + u * kStep < body.end) {
+          copy_ahead(slot + u * kStageBytes, next + u * kStep);
+        } else {
+          fill_behind(slot + u * kStageBytes);
+        }
       }
-      commit_copies();
     }
-    first += kTurn;
-    next += kTurn;
+    commit_copies();
+    first += kBatch * kStep;
+    next += kBatch * kStep;
+    slot += kBatch * kStageBytes;
+    if (slot == ring + kStages * kStageBytes) slot = ring;
   }
   if (rarely(body.begin != begin || body.end != end)) {
     int edge = begin + static_cast<int>(threadIdx.x);

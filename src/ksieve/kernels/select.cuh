@@ -27,9 +27,11 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
   return {p, row, 0, row.length};
 }
 
-// `meanwhile()` runs when the row has been read and only on-chip work is left.
-template <class Meanwhile> __device__ __forceinline__ void select_row(const RowTask& t, Meanwhile meanwhile) {
-  if (select_short(t.params, t.row)) return;
+// `ahead()` runs while nothing is waited for yet, before the row is scanned; `meanwhile()` when it has been read and
+// only on-chip work is left. A short row skips the latter.
+template <class Ahead, class Meanwhile>
+__device__ __forceinline__ void select_row(const RowTask& t, Ahead ahead, Meanwhile meanwhile) {
+  if (select_short(t.params, t.row)) return ahead();
   start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
   __syncthreads(); // storage is empty
@@ -40,6 +42,7 @@ template <class Meanwhile> __device__ __forceinline__ void select_row(const RowT
     set_proposal_rule(t, &shared_storage().ties);
     stage = Stage::kProposed;
   }
+  ahead();
   Frontier frontier;
   certify(t, stage, false, frontier, [] { return Merged::kWhole; });
   meanwhile();

@@ -66,8 +66,8 @@ __device__ __forceinline__ void list_candidate(u32 key, int index) {
   atomicAdd(&shared_storage().count, 1);
 }
 
-// One bit for each score of a batch that passes, of which `left` are valid from the first on.
-template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&raw)[kBatch], int left, Passes passes) {
+// One bit for each score of a batch that passes.
+template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&raw)[kBatch], Passes passes) {
   u32 bits = 0;
 #pragma unroll
   for (int u = 0; u < kBatch; ++u) {
@@ -75,21 +75,83 @@ template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&r
     for (int i = 0; i < kVector; ++i)
       bits |= passes(unpack(raw[u], i)) ? 1u << (u * kVector + i) : 0u;
   }
-  if (!rarely(left < (kBatch - 1) * kStep + kVector)) return bits;
+  return bits;
+}
+
+// One bit for each score of a batch of which `left` are valid from the first on.
+__device__ __forceinline__ u32 valid_bits(int left) {
+  constexpr u32 kAll = ~0u >> (32 - kBatch * kVector);
+  if (!rarely(left < (kBatch - 1) * kStep + kVector)) return kAll;
   u32 valid = 0;
 #pragma unroll
   for (int u = 0; u < kBatch; ++u)
     valid |= valid_mask(left - u * kStep) << (u * kVector);
-  return bits & valid;
+  return valid;
 }
 
+// The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half their rate,
+// which a scan would wait for. saturate(score * scale - bound * scale) is 1 or 0 if a score beyond the bound, at least
+// half a unit in its last place away, is at least 1 away after scaling by a power of two. NaN gives 0.
+struct Above {
+  float scale;
+  float offset;
+
+  // No scale, 0, for a bound that is infinite, NaN, or so near zero that the scale overflows.
+  __device__ __forceinline__ explicit Above(float bound) {
+    u32 exponent = __float_as_uint(bound) >> 23 & 0xffu;
+    bool exists = fabsf(bound) >= 0x1p-100f && exponent < 0xffu;
+    scale = __uint_as_float(exists ? (278 - exponent) << 23 : 0); // 2^24 over the power of two in the bound
+    offset = -bound * scale;
+  }
+
+  __device__ __forceinline__ float test(float score) const { return __saturatef(fmaf(score, scale, offset)); }
+
+  // Its results, weighted and added in pairs, are the low bits of a float's mantissa.
+  __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const {
+    constexpr int kCount = kBatch * kVector;
+    static_assert(kCount <= 32, "a batch's hits are the bits of a word");
+    u32 bits = 0;
+#pragma unroll
+    for (int from = 0; from < kCount; from += 16) {
+      float sum = 0x1p23f;
+#pragma unroll
+      for (int i = from; i < from + 16 && i < kCount; i += 4) {
+        float low = fmaf(score(raw, i + 1), 2.0f, score(raw, i));
+        float high = fmaf(score(raw, i + 3), 2.0f, score(raw, i + 2));
+        sum = fmaf(fmaf(high, 4.0f, low), static_cast<float>(1 << (i - from)), sum);
+      }
+      bits |= (__float_as_uint(sum) & 0xffffu) << from;
+    }
+    return bits;
+  }
+
+private:
+  __device__ __forceinline__ float score(const Raw (&raw)[kBatch], int i) const {
+    return test(unpack(raw[i / kVector], i % kVector));
+  }
+};
+
+// The greatest float that no score reaching an ordered key equals: score > bound_below(key) is order_key(score) <= key.
+__device__ __forceinline__ float bound_below(u32 key) {
+  constexpr u32 kZero = 0x7fffffffu; // and 0x80000000, which no score has
+  return score_of_key(key + (key == kZero ? 2 : 1));
+}
+
+// A vector's scores are neighbours, and vectors kStep apart.
 __device__ __forceinline__ int index_of_bit(u32 bit, int first) {
-  return first + static_cast<int>(bit / kVector * kStep + bit % kVector);
+  return first + static_cast<int>(bit) + static_cast<int>(bit / kVector) * (kStep - kVector);
+}
+
+// Takes the last hit out of a batch's bits.
+__device__ __forceinline__ u32 take_bit(u32& bits) {
+  u32 bit = 31 - __clz(static_cast<int>(bits));
+  bits ^= 1u << bit;
+  return bit;
 }
 
 // The score of a bit, from the batch's place in the ring (a shared address).
 __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
-  u32 at = ring + bit / kVector * (kThreads * 16) + bit % kVector * sizeof(Score);
+  u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
 #if KSIEVE_DTYPE == 0
   float score;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(score) : "r"(at));
@@ -101,13 +163,24 @@ __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
 #endif
 }
 
+// Puts the scores of some bits into the list: one wait for their places, however many they are.
+__device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
+  int wanted = __popc(bits);
+  int slot = atomicAdd(&shared_storage().listed, wanted);
+  atomicAdd(&shared_storage().count, wanted);
+  for (; bits; ++slot) {
+    u32 bit = take_bit(bits);
+    list_at(slot, order_key(read_back(ring, bit)), index_of_bit(bit, first));
+  }
+}
+
 // The scan of a proposal. Whatever reaches the cutoff goes to the column of the thread that meets it, without a vote
 // among lanes or an atomic: a row costs as many instructions as there are scores, and this loop has most of them.
-// Columns hold raw scores until `finish` turns them into keys and counts them. Scores equal to a boundary that is a
-// plateau (kSetApart) are not stored, but offered to the end of the output.
-template <bool kSetApart> struct Admit {
+// Columns hold raw scores until `finish` turns them into keys and counts them. Where the fast test does not do, scores
+// are compared; those equal to a boundary that is a plateau are then not stored, but offered to the end of the output.
+template <bool kFast> struct Admit {
+  Above above;
   float cutoff;
-  float apart;
   u32 top;      // shared address of the column's next free entry
   u32 end;      // and of the one behind its last
   int tied = 0; // scores of this warp set apart; the same in all lanes
@@ -115,8 +188,12 @@ template <bool kSetApart> struct Admit {
   static constexpr u32 kPitch = kThreads * sizeof(u64); // from one entry of a column to the next
 
   __device__ __forceinline__ explicit Admit(const ScanRule& rule)
-      : cutoff(hot_cutoff(kSetApart ? rule.worst - 1 : rule.worst)), apart(hot_cutoff(rule.worst)), top(base()),
+      : above(bound_below(rule.worst)), cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kApart))), top(base()),
         end(base() + kColumns * kPitch) {}
+
+  __device__ __forceinline__ static bool apart() { return !kFast && shared_storage().rule.mode == Mode::kApart; }
+  // NaN means every NaN.
+  __device__ __forceinline__ static float plateau() { return score_of_key(shared_storage().rule.worst); }
 
   __device__ __forceinline__ static u32 base() {
     return static_cast<u32>(__cvta_generic_to_shared(&shared_storage().columns[threadIdx.x]));
@@ -124,28 +201,30 @@ template <bool kSetApart> struct Admit {
 
   // A hit is read back from the ring by its bit.
   __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
-    u32 hits = gather_bits(raw, left, [&](float score) { return score >= cutoff; });
-    if (kSetApart) {
-      u32 equal = gather_bits(raw, left, [&](float score) { return score == apart; });
-      set_apart(equal, first);
-    }
-    while (hits) {
-      u32 bit = __ffs(hits) - 1;
-      hits &= hits - 1;
-      float score = read_back(ring, bit);
-      int index = index_of_bit(bit, first);
-      if (!rarely(top >= end)) {
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(top), "r"(index), "f"(score) : "memory");
-        top += kPitch;
-      } else {
-        list_candidate(order_key(score), index);
+    u32 hits;
+    if (kFast) {
+      hits = above.gather(raw);
+    } else {
+      u32 valid = valid_bits(left);
+      hits = gather_bits(raw, [&](float score) { return score >= cutoff; }) & valid;
+      if (apart()) {
+        float value = plateau();
+        u32 equal = gather_bits(raw, [&](float score) { return score == value; });
+        set_apart((value == value ? equal : ~hits) & valid, first);
       }
     }
+    while (hits && !rarely(top >= end)) {
+      u32 bit = take_bit(hits);
+      float score = read_back(ring, bit);
+      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(top), "r"(index_of_bit(bit, first)), "f"(score) : "memory");
+      top += kPitch;
+    }
+    if (rarely(hits != 0)) list_bits(hits, ring, first);
   }
 
   __device__ __forceinline__ void edge(float score, int index, bool valid) {
     if (valid && score >= cutoff) list_candidate(order_key(score), index);
-    if (kSetApart) set_apart(valid && score == apart, index);
+    if (apart()) set_apart(valid && (score == plateau() || (score != score && plateau() != plateau())), index);
   }
 
   // Every warp offers its first k; more can never be needed.
@@ -180,60 +259,105 @@ template <bool kSetApart> struct Admit {
   }
 };
 
-// The scan of any other set: better than the candidates, candidate, or neither, by the exact key.
+// The scan of any other set: better than the candidates, candidate, or neither.
 struct Classify {
-  float cutoff;
+  float gone;   // reached by what earlier scans have emitted; NaN: nothing
+  float better; // by what this scan emits, too
+  float cutoff; // by candidates, too
+  bool nan;     // NaN is a candidate, which no comparison finds
 
-  __device__ __forceinline__ explicit Classify(const ScanRule& rule) : cutoff(hot_cutoff(rule.worst)) {}
+  __device__ __forceinline__ explicit Classify(const ScanRule& rule)
+      : gone(cutoff_before(rule.emit_from)), better(cutoff_before(rule.best)), cutoff(hot_cutoff(rule.worst)),
+        nan(rule.worst == kNanKey) {}
 
-  // A hit is read back from the ring by its bit. NaN passes the cutoff: its key decides.
-  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
-    u32 hits = gather_bits(raw, left, [&](float score) { return !(score < cutoff); });
-    while (__any_sync(kFullWarp, hits)) {
-      u32 bit = hits ? __ffs(hits) - 1 : 0;
-      decide(order_key(read_back(ring, bit)), index_of_bit(bit, first), hits);
-      hits &= hits - 1;
-    }
+  // A float that scores with keys better than this one reach, and no others; NaN if there are none.
+  __device__ __forceinline__ static float cutoff_before(u32 key) {
+    return key ? hot_cutoff(key - 1) : __uint_as_float(0x7fffffffu);
   }
 
-  __device__ __forceinline__ void edge(float score, int index, bool valid) { decide(order_key(score), index, valid); }
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
+    u32 valid = valid_bits(left);
+    u32 in = gather_bits(raw, [&](float score) { return score >= cutoff; });
+    in = (nan ? valid : in & valid);
+    if (!__any_sync(kFullWarp, in)) return;
+    u32 chosen = gather_bits(raw, [&](float score) { return score >= better; }) & valid;
+    in &= ~chosen;
+    if (gone == gone) chosen &= ~gather_bits(raw, [&](float score) { return score >= gone; });
+    if (__any_sync(kFullWarp, chosen)) {
+      const ScanRule& rule = shared_storage().rule;
+      u32 place = reserve_many(rule.emitted, __popc(chosen));
+      u32 k = rule.k;
+      int* out = rule.row_out;
+      for (; chosen && place < k; ++place)
+        out[place] = shown_position(index_of_bit(take_bit(chosen), first));
+    }
+    if (in) list_bits(in, ring, first);
+  }
 
-  __device__ __forceinline__ static void decide(u32 key, int index, bool valid) {
-    const ScanRule& rule = shared_storage().rule;
-    bool in = valid && key <= rule.worst && key >= rule.emit_from;
-    bool emit = in && key < rule.best;
-    int slot = reserve(rule.emitted, emit);
-    if (emit) write_front(slot, index);
-    if (in && !emit) list_candidate(key, index);
+  __device__ __forceinline__ void edge(float score, int index, bool valid) {
+    bool chosen = valid && score >= better;
+    bool in = valid && !chosen && (nan || score >= cutoff);
+    chosen = chosen && !(score >= gone);
+    int slot = reserve(shared_storage().rule.emitted, chosen);
+    if (chosen) write_front(slot, index);
+    if (in) list_candidate(order_key(score), index);
   }
 
   __device__ __forceinline__ void finish() const {}
 };
 
-// Coarse histogram: the first of the two scans of the exact route.
+// Coarse histogram: the first of the two scans of the exact route. A plateau would queue up on one bin: the bin that
+// most lanes of a warp meet first is counted in registers.
 struct CoarseCount {
-  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32, int, int left) const {
+  u32 hot = kBins;
+  u32 met = 0;
+  u32 fills = 0; // what the ring holds behind the row has been counted with the rest
+
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32, int, int left) {
+    u32 valid = valid_bits(left);
+    fills += kBatch * kVector - __popc(valid);
+    if (hot == kBins) hot = most_common(coarse_bin(unpack(raw[0], 0)));
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-#pragma unroll
-      for (int i = 0; i < kVector; ++i)
-        edge(unpack(raw[u], i), 0, left - u * kStep > i);
+    for (int i = 0; i < kBatch * kVector; i += 2) {
+      u32 keys = coarse_keys(unpack(raw[i / kVector], i % kVector), unpack(raw[i / kVector], i % kVector + 1));
+      count(keys >> 5 & (kBins - 1));
+      count(keys >> 21);
     }
   }
-  __device__ __forceinline__ void edge(float score, int, bool valid) const {
-    count_bin(shared_storage().histogram, coarse_bin(score), valid);
+
+  __device__ __forceinline__ void edge(float score, int, bool valid) {
+    if (valid) count(coarse_bin(score));
   }
-  __device__ __forceinline__ void finish() const {}
+
+  __device__ __forceinline__ void count(u32 bin) {
+    met += bin == hot;
+    if (bin != hot) atomicAdd(&shared_storage().histogram[bin], 1u);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    SharedStorage& s = shared_storage();
+    u32 total = __reduce_add_sync(kFullWarp, met);
+    u32 behind = __reduce_add_sync(kFullWarp, fills);
+    if ((threadIdx.x & 31) != 0) return;
+    if (total) atomicAdd(&s.histogram[hot], total);
+    if (behind) atomicSub(&s.histogram[kMinusInfinityBin], behind);
+  }
+
+  __device__ __forceinline__ static u32 most_common(u32 bin) {
+    u32 shared_by = __popc(__match_any_sync(kFullWarp, bin));
+    return __reduce_max_sync(kFullWarp, shared_by << kBinBits | bin) & (kBins - 1);
+  }
 };
 
 // Shows the stretch to whoever the rule asks for.
 __device__ __forceinline__ void scan_by_rule(const Score* scores, int begin, int end) {
   const ScanRule& rule = shared_storage().rule;
-  if (kSampled && !rarely(rule.mode != Mode::kInclusive)) {
-    Admit<false> admit(rule);
-    scan(scores, begin, end, admit);
-  } else if (kSampled && kExactBoundary && rule.mode == Mode::kApart) {
+  bool proposal = kSampled && rule.mode != Mode::kClassify;
+  if (kSampled && !rarely(rule.mode != Mode::kInclusive || Above(bound_below(rule.worst)).scale == 0)) {
     Admit<true> admit(rule);
+    scan(scores, begin, end, admit);
+  } else if (proposal) {
+    Admit<false> admit(rule);
     scan(scores, begin, end, admit);
   } else {
     Classify classify(rule);

@@ -60,6 +60,7 @@ struct alignas(16) SharedStorage {
   u32 least;     // least and greatest key among candidates that found no slot
   u32 greatest;
   int next; // next row of a persistent CTA
+  int next_length;
   int flag; // block-wide broadcast of the split family
   int trace[kStatsColumns];
   const void* window; // of windows: the row's first score
@@ -69,7 +70,7 @@ struct alignas(16) SharedStorage {
   int tie_from;       // and the position that ties are preferred from, one end of the row
   int tie_quota;      // what one more traversal has to collect: this many scores
   u32 tie_key;        // of this key
-  int reserved[4];    // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
+  int reserved[3];    // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 

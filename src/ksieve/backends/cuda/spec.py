@@ -74,12 +74,13 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
     if plan.family not in STEMS:
         raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")
     policy = plan.policy
+    stages = planner_cuda.ring_stages(plan.held, plan.threads, plan.problem.dtype)
     defines = {
         "KSIEVE_THREADS": plan.threads,
         # Statistics are for study: their extra registers must not become spills.
         "KSIEVE_CTAS_PER_SM": 1 if stats else plan.ctas_per_sm,
-        "KSIEVE_STAGES": planner_cuda.STAGES,
-        "KSIEVE_BATCHES": planner_cuda.BATCHES,
+        "KSIEVE_STAGES": stages,
+        "KSIEVE_BATCHES": stages // planner_cuda.BATCH,
         "KSIEVE_STRIDE": policy.stride if policy else 0,
         "KSIEVE_GROUP": policy.group if policy else 1,
         "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
