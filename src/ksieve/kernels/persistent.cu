@@ -11,7 +11,7 @@
 // Half of the CTAs, one of the two on each multiprocessor, start late by half a scan when there are rows for several
 // rounds. Otherwise all of them propose, scan and refine in step, and memory rests while nobody scans.
 __device__ __forceinline__ void fall_behind(const Params& p) {
-  constexpr i64 kClocks = 45; // per KiB of a row: one multiprocessor's share of memory takes 60
+  constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 60
   constexpr i64 kMost = 50'000;
   if (!kSampled || p.rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
   i64 begin = clock64();
