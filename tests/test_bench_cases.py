@@ -20,12 +20,12 @@ SMALL = [(8, 4096), (16, 4096), (16, 9000)]
 
 def test_shapes_are_measured_and_judged(host):
     told = []
-    payload = gpu.run(SMALL, 64, variants=[Variant("forced", "row_exact")], torch_rounds=1, each=told.append)
+    payload = gpu.run(SMALL, 64, variants=[Variant("forced", "persistent_sampled")], torch_rounds=1, each=told.append)
     assert payload["results"]["shapes"] == told and len(told) == 3
     shape = told[0]
     assert (shape["floor_us"], shape["floor_kernel"]) == (FLOOR_US, "read a")
     own = shape["selectors"]["ksieve"]
-    assert (own["exact"], own["of_floor"], own["family"]) == (True, FLOOR_US / OWN_US, "persistent_sampled")
+    assert (own["exact"], own["of_floor"], own["family"]) == (True, FLOOR_US / OWN_US, "row_exact")
     assert shape["selectors"]["torch.topk"] == {
         "median_us": OTHER_US, "min_us": OTHER_US, "spread": 0.0, "rounds_us": [OTHER_US], "exact": True,
         "of_floor": 0.5, "peer": True,

@@ -26,6 +26,9 @@ SHAPES = {
 }
 """A shape (rows, width) that suits each family."""
 
+SHORT = {"persistent_sampled": (4096, 16_384), "row_exact": (4096, 8192)}
+"""Many short rows, which run on more and smaller CTAs."""
+
 OPTIONS = {
     "windows": Options(windows="ends"),
     "ties": Options(tie_break="high"),
@@ -41,8 +44,8 @@ OPTIONS = {
 EXACT_BOUNDARY = SamplingPolicy("exact-64x4", 64, group=4, boundary="exact")
 
 
-def specialisation(family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN):
-    rows, width = SHAPES[family]
+def specialisation(family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN, shape=None):
+    rows, width = shape or SHAPES[family]
     device = build.device_of_arch(arch)
     ((found, plan),) = build.needed(
         device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[family], policy=chosen, stats=stats,
@@ -72,6 +75,12 @@ def cases():
                 yield family, "sm_90a", {"chosen": chosen}
             for chosen in (policy.QUADS_16, EXACT_BOUNDARY):
                 yield family, "sm_90a", {"k": 512, "chosen": chosen}
+    for family, shape in SHORT.items():
+        for arch in ("sm_90a", "sm_100a"):
+            yield family, arch, {"shape": shape}
+        for asked in OPTIONS.values():
+            yield family, "sm_90a", {"shape": shape, "asked": asked}
+    yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}
     yield from option_cases()
 
 

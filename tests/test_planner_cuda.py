@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ksieve
-from ksieve import planner
+from ksieve import planner, planner_cuda
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
 
@@ -17,12 +17,16 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
     ("rows", "width", "k", "family", "policy"),
     [
         (64, 2048, 512, "row_exact", None),
-        (4096, 2048, 512, "persistent_exact", None),
-        (4096, 8192, 512, "persistent_sampled", "quads-16"),
+        (4096, 2048, 512, "row_exact", None),
+        (4096, 8192, 512, "row_exact", None),
+        (4096, 8193, 512, "persistent_sampled", "quads-16"),
+        (264, 16_384, 2048, "row_exact", None),
+        (265, 16_384, 2048, "persistent_sampled", "quads-16"),
+        (264, 16_385, 2048, "persistent_sampled", "quads-16"),
         (64, 65_536, 2048, "persistent_sampled", "quads-16"),
         (4096, 65_536, 2048, "persistent_sampled", "lines-64"),
-        (4096, 4096, 2048, "persistent_exact", None),
-        (256, 4096, 2048, "persistent_sampled", "quads-16"),
+        (4096, 4096, 2048, "row_exact", None),
+        (256, 4096, 2048, "row_exact", None),
         (4096, 131_072, 2048, "persistent_sampled", "lines-64"),
         (4096, 1_048_576, 2048, "persistent_sampled", "lines-128"),
         (1, 1_048_576, 2048, "split_sampled", "lines-128"),
@@ -36,7 +40,9 @@ def test_the_choice_follows_the_shape(rows, width, k, family, policy):
 
 
 @pytest.mark.parametrize("name", CUDA)
-@pytest.mark.parametrize("family", ["persistent_sampled", "persistent_exact", "split_sampled", "cluster_exact"])
+@pytest.mark.parametrize(
+    "family", ["persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact"]
+)
 def test_shared_memory_fits_every_device(name, family):
     device = DEVICES[name]
     if family == "cluster_exact" and device.capability < (9, 0):
@@ -47,6 +53,34 @@ def test_shared_memory_fits_every_device(name, family):
         plan = ksieve.plan(rows=4, width=24_576, k=k, device=device, family=family)
         assert plan.capacity >= k and planner.shared_bytes(plan) <= device.shared_per_block
         assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= device.shared_per_sm
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "width", "dtype", "shape"),
+    [
+        ("row_exact", 1023, 8192, "float32", (512, 2, 16_384)),
+        ("row_exact", 1024, 8192, "float32", (256, 4, 8192)),
+        ("row_exact", 1024, 8193, "float32", (512, 2, 16_384)),
+        ("row_exact", 1024, 8192, "float16", (512, 1, 16_384)),
+        ("persistent_sampled", 1023, 32_768, "float32", (512, 2, 0)),
+        ("persistent_sampled", 1024, 32_768, "float32", (256, 4, 0)),
+        ("persistent_sampled", 1024, 32_769, "float32", (512, 2, 0)),
+        ("persistent_sampled", 1024, 32_768, "bfloat16", (256, 2, 0)),
+    ],
+)
+def test_many_short_rows_run_on_more_and_smaller_ctas(family, rows, width, dtype, shape):
+    plan = ksieve.plan(rows=rows, width=width, k=512, dtype=dtype, device=H200, family=family)
+    assert (plan.threads, plan.ctas_per_sm, plan.held) == shape
+    assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= H200.shared_per_sm
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("rows", [1, 1024])
+def test_the_ring_of_row_exact_holds_a_row(rows, dtype):
+    plan = ksieve.plan(rows=rows, width=8192, k=512, dtype=dtype, device=H200, family="row_exact")
+    stages = planner_cuda.ring_stages(plan.held, plan.threads, dtype)
+    assert stages * plan.threads * 16 == plan.held * planner_cuda.ITEM_BYTES[dtype]
+    assert stages % planner_cuda.BATCH == 0
 
 
 def test_splits_are_forced_or_refused():
