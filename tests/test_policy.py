@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ksieve
 from cases import POLICIES
 from ksieve.errors import ArgumentError
-from ksieve.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
+from ksieve.policy import LINES_64, LINES_128, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.policy import POLICIES as NAMED
 
 
@@ -93,7 +93,8 @@ def test_ranks_are_their_definition(policy, k):
     primary = policy.primary_rank(k)
     wanted = [math.ceil(policy.margin * k / policy.stride), policy.min_rank]
     if policy.sigmas:
-        wanted.append(math.ceil(k / policy.stride + policy.sigmas * math.sqrt(k / policy.stride)))
+        skew = max(policy.sigmas**2 - 1, 0) / 6
+        wanted.append(math.ceil(k / policy.stride + policy.sigmas * math.sqrt(k / policy.stride) + skew))
     assert primary == max(wanted)
     rescue = policy.rescue_rank(k)
     assert (rescue is None) == (policy.rescue_margin is None)
@@ -288,3 +289,11 @@ def test_a_class_of_the_regular_view_is_met_as_by_chance(policy):
         met = met / policy.group
         assert met.sum() == groups
         assert np.abs(met - groups / policy.stride).max() < 5 * math.sqrt(groups / policy.stride)
+
+
+@pytest.mark.parametrize("expected", [4, 8, 16, 32, 64])
+def test_standard_deviations_mean_the_same_at_every_expectation(expected):
+    """A row underfills when at least the requested number of samples is better than its k-th score: Poisson's tail."""
+    rank = LINES_128.primary_rank(expected * LINES_128.stride)
+    below = sum(math.exp(i * math.log(expected) - expected - math.lgamma(i + 1)) for i in range(rank))
+    assert 0.5e-6 < 1 - below < 6e-6  # the normal tail beyond 4.5 standard deviations has 3.4e-6

@@ -20,6 +20,7 @@ from ksieve.tuning import (
     CROWDED,
     CROWDED_RATIO,
     EXACT_CAPACITY,
+    FEW,
     FEWEST_SPLITS,
     GEOMETRY,
     GEOMETRY_BEFORE_HOPPER,
@@ -175,7 +176,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) ->
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
         return None  # a forced family samples whatever it can; rows too short for the view go direct on the device
-    longest = LONGEST_MANY_QUADS if problem.rows >= MANY else LONGEST_QUADS
+    longest = LONGEST_QUADS if FEW < problem.rows < MANY else LONGEST_MANY_QUADS
     if width <= longest or LINES_RATIO * k > width:
         return QUADS_16
     return LINES_64 if width < SPARSE_LINES else LINES_128

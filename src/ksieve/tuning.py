@@ -69,6 +69,11 @@ LONGEST_MANY_QUADS = Threshold(
     "the same from `MANY` rows on, where reads count for more than latency",
     "benchmarks/results/gpu-planner-k2048.json",
 )
+FEW = Threshold(
+    4,
+    "rows up to which it holds, too: their view is read by each of many CTAs",
+    "benchmarks/results/gpu-planner-k2048.json",
+)
 MANY = Threshold(512, "rows from which `LONGEST_MANY_QUADS` holds", "benchmarks/results/gpu-planner-k2048.json")
 SPARSE_LINES = Threshold(
     524_288, "from this width, in scores, one line in 128 is sampled in place of one in 64", "docs/tuning.md#6"
@@ -103,7 +108,11 @@ SPLITS = (64, 32, 16, 8, 4, 2)
 
 MANY_SHORT = Threshold(1024, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#13")
 RESIDENT = Threshold(8192, "rows up to this width, in scores, stay on chip whatever their number", "docs/tuning.md#13")
-RESIDENT_ROWS = Threshold(2, "rows per multiprocessor up to which all rows that fit stay on chip", "docs/tuning.md#13")
+RESIDENT_ROWS = Threshold(
+    4,
+    "rows per multiprocessor up to which all rows that fit stay on chip",
+    "benchmarks/results/gpu-planner-k2048.json",
+)
 CLUSTER = Threshold(
     8, "CTAs of a cluster", NOT_MEASURED + "the largest size that every device with clusters can launch"
 )
