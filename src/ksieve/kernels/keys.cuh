@@ -2,12 +2,14 @@
 #pragma once
 #include "storage.cuh"
 
-// Adding +0 turns -0 into +0, so both zeros share a key; every NaN gets the worst key.
-__device__ __forceinline__ u32 order_key(float score) {
+// Adding +0 turns -0 into +0, so both zeros share a key. Not for NaN.
+__device__ __forceinline__ u32 number_key(float score) {
   u32 bits = __float_as_uint(score + 0.0f);
-  u32 key = bits ^ (static_cast<u32>(~(static_cast<int>(bits) >> 31)) & 0x7fffffffu);
-  return score != score ? kNanKey : key;
+  return bits ^ (static_cast<u32>(~(static_cast<int>(bits) >> 31)) & 0x7fffffffu);
 }
+
+// Every NaN gets the worst key.
+__device__ __forceinline__ u32 order_key(float score) { return score != score ? kNanKey : number_key(score); }
 
 __device__ __forceinline__ float score_of_key(u32 key) { return __uint_as_float(key >> 31 ? key : key ^ 0x7fffffffu); }
 

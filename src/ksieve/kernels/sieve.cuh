@@ -250,7 +250,7 @@ template <bool kFast> struct Admit {
     s.height[threadIdx.x] = height;
     Digit digit = s.rule.digit;
     each_in_column(height, [&](u64& entry) {
-      u32 key = order_key(__uint_as_float(entry_key(entry)));
+      u32 key = number_key(__uint_as_float(entry_key(entry))); // nothing admitted is NaN
       entry = make_entry(key, entry_index(entry));
       atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
     });
