@@ -25,7 +25,7 @@ import ksieve
 import oracle
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
-from gpu.variants import VARIANTS, possible, precompile, small_storage
+from gpu.variants import VARIANTS, crowded, possible, precompile, small_storage
 from ksieve.bench import record
 
 SHAPES = (
@@ -36,6 +36,7 @@ SHAPES = (
     (33_000, 512, 11, 0, 0),
 )
 FEW = (9001, 64)
+FOLLOWING = (8192, 64)
 
 
 def plans(device):
@@ -48,6 +49,10 @@ def plans(device):
                     yield variant.name, plan, True
         for plan in possible(variant, 8, *FEW, device=device):
             yield variant.name, small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0), False
+        if variant.family in ("persistent_sampled", "persistent_exact", "row_exact"):
+            # Rows that follow each other in a CTA, in the launch shapes for few rows and for many.
+            for planned in (8, 1024):
+                yield variant.name, crowded(variant, planned, 8, *FOLLOWING, ctas=2, device=device), planned > 8
         for dtype in ("float16", "bfloat16"):
             for plan in possible(variant, 5, 9001, 100, dtype=dtype, device=device):
                 yield variant.name, plan, False

@@ -82,7 +82,7 @@ VARIANTS: dict[str, Variant] = {
         Variant("persistent-exact", "persistent_exact"),
     )
 }
-"""Rows of at most 16384 scores are held by "row", longer ones streamed."""
+"""Rows of at most 16384 scores stay on chip in "row", longer ones are streamed."""
 
 
 def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
@@ -92,6 +92,12 @@ def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
         samples = plan.problem.width // plan.policy.stride + plan.policy.group
         shared = max(shared, -(-samples // 256) * 256)
     return with_workspace(replace(plan, capacity=shared + spill, shared_capacity=shared))
+
+
+def crowded(variant: Variant, planned: int, rows: int, width: int, k: int, *, ctas: int, **options: Any) -> Plan:
+    """The launch shape of `planned` rows for fewer `rows` on few CTAs, each of which meets many of them."""
+    plan = variant.plan(planned, width, k, **options)
+    return with_workspace(replace(plan, problem=replace(plan.problem, rows=rows), ctas=ctas))
 
 
 def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options: Any) -> list[Plan]:

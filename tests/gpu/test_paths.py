@@ -1,0 +1,214 @@
+"""Inputs made for one path each, which the general grid meets by luck: what is forced is said at each test."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from gpu import material, runner
+from gpu.variants import VARIANTS, Variant, crowded, small_storage
+from ksieve.policy import QUADS_16, SamplingPolicy
+
+pytestmark = pytest.mark.gpu
+
+WHOLE = SamplingPolicy("whole", 1, margin=1.0, boundary="exact", min_rank=1)
+"""Sees every score, so that its boundary is the k-th best score itself."""
+WHOLE_COARSE = SamplingPolicy("whole-coarse", 1, margin=1.0, min_rank=1)
+
+SEEING_ALL = {
+    "persistent-whole": Variant("persistent-whole", "persistent_sampled", WHOLE),
+    "persistent-whole-coarse": Variant("persistent-whole-coarse", "persistent_sampled", WHOLE_COARSE),
+    "split-2-whole": Variant("split-2-whole", "split_sampled", WHOLE, 2),
+}
+OWNERS = {name: VARIANTS[name] for name in ("row", "persistent-exact", "persistent-64", "persistent-tied")}
+OWNERS["persistent-quads"] = Variant("persistent-quads", "persistent_sampled", QUADS_16)
+"""Variants whose CTAs own whole rows, one after another."""
+DIRECT = ("row", "cluster", "persistent-exact")
+COLUMNS = ("persistent-64", "persistent-tied", "persistent-peaks", "split-2")
+
+K, CTAS = 300, 3
+MANY = 1024
+"""Rows from which short rows run on more and smaller CTAs."""
+DTYPES = ("float32",) if runner.DRY else ("float32", "float16", "bfloat16")
+
+
+def kernels():
+    for name, planned, dtype in itertools.product(OWNERS, (64, MANY), DTYPES):
+        plan = owner_plan(name, planned, dtype)
+        yield from ((plan, stats) for stats in (False, True))
+    for variant in SEEING_ALL.values():
+        plan = variant.plan(64, 3003, 200, device=runner.PLAN_DEVICE)
+        yield from ((plan, stats) for stats in (False, True))
+    for name in COLUMNS:
+        plan = VARIANTS[name].plan(8, 65_536, 1000, device=runner.PLAN_DEVICE)
+        yield from itertools.product((plan, small_storage(plan, 256)), (False, True))
+    for name, dtype in itertools.product(DIRECT, DTYPES):
+        plan = VARIANTS[name].plan(40, 9001, 500, dtype=dtype, device=runner.PLAN_DEVICE)
+        yield from ((plan, stats) for stats in (False, True))
+
+
+def judged(plan, scores, lengths, tally, name):
+    """What is wrong with a plan's answers, on a dirty workspace and then again, and with its counts."""
+    wrong = runner.check(plan, scores, lengths)
+    found, _ = runner.compare_stats(plan, scores, lengths)
+    tally.add(name, len(scores), wrong + found, stats_rows=len(scores))
+    return wrong + found
+
+
+# ---- many rows per CTA --------------------------------------------------------------------------------------
+
+
+def owner_width(name, planned):
+    """Widest rows of the launch shape; a row can be a little longer than what the ring of 64 rows' plans holds."""
+    return 8192 if name == "row" and planned == MANY else 16_424
+
+
+def owner_plan(name, planned, dtype):
+    rows, width = len(material.NAMES), owner_width(name, planned)
+    return crowded(OWNERS[name], planned, rows, width, K, ctas=CTAS, dtype=dtype, device=runner.PLAN_DEVICE)
+
+
+def successions(rows, held, width):
+    """Lengths by which a CTA meets short rows, rows that the ring holds and longer ones in every order."""
+    short = itertools.cycle([0, K, 5, -1, K - 1])
+    resident = itertools.cycle([held, held - 1, K + 1, held - 7, held - 8, 2 * K, held - 4, held - 9, held // 2 + 3])
+    longer = itertools.cycle([held + 1, width, held + 7, held + 8, held + 9, held + 31, held + 3])
+    kinds = (short, resident, longer)
+    order = [1, 1, 0, 1, 2, 0, 0, 2, 2]  # each kind after each
+    return torch.tensor(
+        [min(next(kinds[order[row // CTAS % len(order)]]), width) for row in range(rows)], dtype=torch.int32
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("planned", [64, MANY])
+@pytest.mark.parametrize("name", OWNERS)
+def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
+    """Lengths around the ring's size, and what a CTA fetches of its next row while it works on one."""
+    plan, wrong = owner_plan(name, planned, dtype), []
+    width = owner_width(name, planned)
+    bits = material.narrow(material.stack(width, K), dtype)
+    lengths = successions(len(bits), plan.held or 16_384, width).to(runner.DEVICE)
+    for offset, padding in ((0, 0), (1, 3), (5, 2)):
+        scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
+        found = judged(plan, scores, lengths, tally, name)
+        wrong += [f"offset={offset} padding={padding}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- every kind of boundary ---------------------------------------------------------------------------------
+
+INFINITY_KEY, NAN_ORDINAL = 0x007FFFFF, 0xFF800000 - 0x007FFFFF
+NAN_BITS = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], np.uint32)
+BOUNDARIES = [
+    sign * value
+    for value in (
+        0.0, 2.0**-149, 2.0**-126, 2.0**-101, 2.0**-100, 2.0**-99, 0.3, 1.0, 3.0, 2.0**127,
+        3.4028234663852886e38, np.inf,
+    )
+    for sign in (1, -1)
+] + [np.nan]  # fmt: skip
+
+
+def ordinal(value):
+    """Place of a score among all distinct ones, best first; NaN comes last."""
+    if value != value:
+        return NAN_ORDINAL
+    bits = int(np.float32(value + 0.0).view(np.uint32))
+    key = bits if bits >> 31 else bits ^ 0x7FFFFFFF
+    return key - INFINITY_KEY - (key > 1 << 31)
+
+
+def scores_at(ordinals, rng):
+    """Bit patterns of scores by their places; zeros and NaN of either sign."""
+    keys = np.clip(ordinals, 0, NAN_ORDINAL) + INFINITY_KEY
+    keys += keys > 0x7FFFFFFF
+    bits = np.where(keys >> 31, keys, keys ^ 0x7FFFFFFF).astype(np.uint32)
+    bits[bits == 0] = rng.choice(np.array([0, 1 << 31], np.uint32), int((bits == 0).sum()))
+    nan = keys > 0xFF800000
+    bits[nan] = rng.choice(NAN_BITS, int(nan.sum()))
+    return bits
+
+
+def around_boundaries(width, k):
+    """Rows of neighbouring floats whose k-th best is each boundary or next to it: met once, then three times."""
+    rng = np.random.default_rng(4)
+    places = np.arange(width, dtype=np.int64) - (k - 1)
+    around = [
+        ordinal(value) + near + places // copies for value in BOUNDARIES for near in (-1, 0, 1) for copies in (1, 3)
+    ]
+    return rng.permuted(np.stack([scores_at(row, rng) for row in around]), axis=1).view(np.int32)
+
+
+@pytest.mark.parametrize("name", SEEING_ALL)
+def test_every_kind_of_boundary(name, tally):
+    """Admission at its very edge: counts tell a score more or less than the boundary from the next float."""
+    width, k = 3003, 200
+    bits = around_boundaries(width, k)
+    scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=2)
+    plan = SEEING_ALL[name].plan(len(bits), width, k, pitch=width + 2, device=runner.PLAN_DEVICE)
+    wrong = [text for lengths in (None, cut_by_some(bits)) for text in judged(plan, scores, lengths, tally, name)]
+    assert not wrong, "\n".join(wrong)
+
+
+def cut_by_some(bits):
+    rows, width = bits.shape
+    return (width - torch.arange(rows, dtype=torch.int32) % 9).to(runner.DEVICE)
+
+
+# ---- full columns -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_few_threads_meet_all_candidates(name, tally):
+    """Batches of hits that no longer fit their thread's column go to the list, and some beyond its end."""
+    width, k, together = 65_536, 1000, 64
+    plan = VARIANTS[name].plan(8, width, k, device=runner.PLAN_DEVICE)
+    period = plan.threads * 4  # scores that all threads look at together
+    assert plan.columns * plan.splits * together // 4 < k, "columns hold all of them"
+    rng = np.random.default_rng(8)
+    scores = rng.standard_normal((8, width), dtype=np.float32)
+    hits = (np.arange(width) + 192 * np.arange(8)[:, None]) % period < together
+    scores[hits] += 12
+    scores[1::2] = np.where(hits[1::2], np.sort(scores[1::2], axis=1)[:, ::-1], scores[1::2])  # the best come first
+    placed = material.place(scores.view(np.int32), "float32", runner.DEVICE)
+    wrong = []
+    for made in (plan, small_storage(plan, 256)):
+        for lengths in (None, cut_by_some(scores)):
+            wrong += judged(made, placed, lengths, tally, name)
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- coarse counts ------------------------------------------------------------------------------------------
+
+
+def mixed(rows, width):
+    """NaN of both signs, both zeros, both infinities, a plateau and ordinary scores in all proportions."""
+    rng = np.random.default_rng(15)
+    values = np.array([0x7FC00000, 0xFFC00000, 0, 1 << 31, 0x7F800000, 0xFF800000, 0x3DCCCCCD], np.uint32)
+    bits = rng.standard_normal((rows, width), dtype=np.float32).view(np.uint32)
+    for row in range(rows):
+        share = rng.dirichlet(np.full(len(values) + 1, 0.4)).cumsum()
+        kind = np.searchsorted(share[:-1], rng.random(width))
+        bits[row] = np.where(kind < len(values), values[np.minimum(kind, len(values) - 1)], bits[row])
+        if row % 3:  # what a warp meets first is one value throughout
+            bits[row, : 64 * (row % 5) * 8] = values[row % len(values)]
+    return bits.view(np.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", DIRECT)
+def test_coarse_counts_of_special_values(name, dtype, tally):
+    """Bins of rows whose scores mostly share one, of the fill behind a row, and of NaN whatever its sign."""
+    wrong = []
+    for width, k in ((9001, 500), (40_003, 500)):
+        bits = material.narrow(mixed(40, width), dtype)
+        for offset, padding in ((0, 0), (3, 1)):
+            scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
+            plan = runner.plan_for(VARIANTS[name], scores, k)
+            found = judged(plan, scores, cut_by_some(bits), tally, name)
+            wrong += [f"{width} offset={offset}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
