@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ksieve
-from ksieve import reference
+from ksieve import planner_cuda, reference
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
 from ksieve.policy import LINES_64, PAPER_64, SamplingPolicy
@@ -320,8 +320,9 @@ def test_half_as_wide_scores_cost_half_the_scan(tmp_path):
     assert prices[0] - prices[1] == pytest.approx(scan, rel=0.25)
 
 
-def test_clumped_rows_that_overfill_the_plan_are_counted_and_avoided(tmp_path):
-    """Where neighbours are alike, lines admit more than the GPU plan holds, and quads are recommended instead."""
+def test_clumped_rows_that_overfill_the_plan_are_counted_and_avoided(tmp_path, monkeypatch):
+    """Where neighbours are alike, lines admit more than a plan with little room holds, and quads are recommended."""
+    monkeypatch.setattr(planner_cuda, "TAIL_SIGMAS", 12)
     path, k = tmp_path / "a.safetensors", 2048
     write_synthetic(path, "smooth_structured", 24, 131_072, seed=5, k=k)
     with open_capture(path) as capture:
