@@ -189,9 +189,10 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
         q.quota = q.count = 0;
         return true;
       }
-      if (rarely(strict < k)) {
+      bool hopeless = primary && s.listed > kHopeless; // threads have stopped admitting: nothing is complete
+      if (rarely(strict < k || hopeless)) {
         __syncthreads(); // nobody still reads the counts or the rule that led here
-        if (kRescue && primary) {
+        if (kRescue && primary && !hopeless) {
           set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
           stage = Stage::kBand;
         } else {
