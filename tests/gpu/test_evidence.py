@@ -11,7 +11,9 @@ from ksieve.workloads.capture import open_capture
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.gpu
+from gpu import runner  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
 
 
 def test_live_calls_are_recorded_from_the_device(tmp_path):
