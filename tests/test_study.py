@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ksieve.errors import ArgumentError, BackendError
-from ksieve.study import measure, run
-from ksieve.study.draw import FIGURES
+from ksieve.study import measure, pages, run
+from ksieve.study.draw import FIGURES, draw_policies
 from ksieve.study.rows import eligible_rows, read_blocks
-from ksieve.study.tally import RankTally
+from ksieve.study.tally import MOST, RankTally, rank_text
 from ksieve.study.views import UNUSABLE
 from ksieve.workloads import CaptureWriter, open_capture, write_synthetic
 
@@ -264,6 +264,26 @@ def test_figures_can_be_drawn_again_from_the_result_file(written, tmp_path):
     assert names == sorted(p.name for p in (written[1] / "figures").iterdir())
     assert len(names) == 12
     assert all(p.stat().st_size < 200_000 for p in again if p.suffix == ".svg")
+
+
+@pytest.mark.parametrize("beyond", [None, math.inf], ids=["from a file", "as studied"])
+def test_ranks_past_the_resolved_ones_are_drawn_to_the_edge_and_told_in_words(written, beyond):
+    """The fewest that can be told of a policy: its spine goes on to the edge, without a cap that would be its end."""
+    results = json.loads((written[1] / "study.json").read_text())["results"]
+    for capture in results["captures"]:
+        for entry in capture["groups"] + capture["policies"]:
+            entry.update(p05=1.1, p25=1.2, median=1.3, p75=1.4, p95=1.5)
+    clumped = results["captures"][1]["policies"][3]
+    clumped.update(p75=beyond, p95=beyond)
+    axes = draw_policies(results).axes[1]
+    ranges = {tuple(line.get_xdata()): line.get_markevery() for line in axes.lines if len(line.get_xdata()) == 2}
+    assert ranges[1.1, float(MOST)] == [0]
+    assert ranges[1.1, 1.5] == [0, 1]
+    assert (1.2, float(MOST)) in ranges
+    assert axes.get_xlim()[1] > MOST
+    assert f"1.30 (1.10 to over {MOST})" in pages.study_section({"results": results})
+    assert rank_text(beyond) == "over 8"
+    assert rank_text(1.234) == "1.23"
 
 
 def test_drawing_without_matplotlib_names_the_extra(written, monkeypatch, tmp_path):

@@ -221,10 +221,13 @@ _QUANTITIES = (
 
 
 def _policy_text(entry: dict[str, float]) -> str:
+    from ksieve.study.tally import rank_text
+
     if not entry["count"]:
         return "rows too short"
     below = "none" if not entry["below_k"] else f"{100 * entry['below_k']:.2g} %"
-    return f"{entry['median']:.2f}, {entry['p05']:.2f} to {entry['p95']:.2f}, {below}"
+    median, low, high = (rank_text(entry[name]) for name in ("median", "p05", "p95"))
+    return f"{median}, {low} to {high}, {below}"
 
 
 def _short(path: Path) -> Path:

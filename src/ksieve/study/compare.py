@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ksieve.study.tally import rank_text
+
 Results = dict[str, Any]
 Capture = dict[str, Any]
 
@@ -56,9 +58,9 @@ def compare(results: Results) -> list[Line]:
         lines.append(Line("ranks", text, paper, "", tuple(here)))
     for stride, paper, paper95 in ((64, "1.23 to 1.77", "0.32"), (128, "1.09 to 1.92", "0.50")):
         entries = [_rank(c, stride) for c in captures]
-        span = tuple(f"{_number(e['p05'])} to {_number(e['p95'])}" if e["count"] else _SHORT for e in entries)
+        span = tuple(f"{rank_text(e['p05'])} to {rank_text(e['p95'])}" if e["count"] else _SHORT for e in entries)
         lines.append(Line("ranks", f"1/{stride} at 1.5 K: 5 to 95 % of ranks / K", paper, "", span))
-        errors = tuple(_number(e["error_p95"]) if e["count"] else _SHORT for e in entries)
+        errors = tuple(rank_text(e["error_p95"]) if e["count"] else _SHORT for e in entries)
         lines.append(Line("ranks", f"1/{stride} at 1.5 K: 95 % of errors within, / K", paper95, "", errors))
     sparse = [_rank(c, 128) for c in captures]
     below = tuple(f"{100 * e['below_k']:.2f} %" if e["count"] else _SHORT for e in sparse)
@@ -102,7 +104,3 @@ def _range_of_ratios(capture: Capture) -> str:
 
 def _finite(value: float | None) -> float:
     return float("inf") if value is None else float(value)
-
-
-def _number(value: float | None) -> str:
-    return "over 8" if value is None or value == float("inf") else f"{value:.2f}"

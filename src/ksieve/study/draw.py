@@ -278,7 +278,8 @@ def draw_policies(results: Results) -> Any:
     groups = [(g["stride"], g["group"]) for g in captures[0]["groups"]]
     lines = len(policies) + len(groups)
     height = 1.5 + 0.2 * lines * max(len(captures), 2)
-    farthest = max(e["p95"] or 0 for c in captures for kind in ("groups", "policies") for e in c[kind] if e["count"])
+    entries = (e for c in captures for kind in ("groups", "policies") for e in c[kind] if e["count"])
+    farthest = max((_cut(e["p95"], float(MOST)) for e in entries), default=0.0)
     reach = min(max(1.1 * farthest, 2.5), float(MOST))
     edge = reach + 0.15 * (reach - 0.4)
     with figures.canvas(1, 2, size=(10.5, height), sharex=True, width_ratios=(1, 1)) as (figure, (left, right)):
@@ -349,18 +350,19 @@ def _glyph(
     width = half * density / max(density.max(), 1.0)
     seen = (width > half * 0.01) & (ranks < most)
     ranks, width = ranks[seen], width[seen]
-    spine = (_or_nan(entry["p05"]), min(_or_nan(entry["p95"]), most))
-    quartiles = (_or_nan(entry["p25"]), min(_or_nan(entry["p75"]), most))
+    spine = (_cut(entry["p05"], most), _cut(entry["p95"], most))
+    capped = [i for i in (0, 1) if spine[i] < most]  # a spine that is cut off has no cap: it goes on
+    quartiles = (_cut(entry["p25"], most), _cut(entry["p75"], most))
     median = _or_nan(entry["median"])
     dot = {"color": CARD, "markersize": 3.6, "markeredgecolor": INK, "markeredgewidth": 1.1, "zorder": 5}
     if vertical:
         axes.fill_betweenx(ranks, at - width, at + width, color=colour, alpha=0.45, linewidth=0)
-        axes.plot([at, at], spine, color=INK, linewidth=1, marker="_", markersize=6)
+        axes.plot([at, at], spine, color=INK, linewidth=1, marker="_", markersize=6, markevery=capped)
         axes.plot([at, at], quartiles, color=INK, linewidth=3.2, solid_capstyle="butt")
         axes.plot([at], [median], marker="o", **dot)
     else:
         axes.fill_between(ranks, at - width, at + width, color=colour, alpha=0.45, linewidth=0)
-        axes.plot(spine, [at, at], color=INK, linewidth=1, marker="|", markersize=4)
+        axes.plot(spine, [at, at], color=INK, linewidth=1, marker="|", markersize=4, markevery=capped)
         axes.plot(quartiles, [at, at], color=INK, linewidth=2.6, solid_capstyle="butt")
         axes.plot([median], [at], marker="o", **dot)
 
@@ -378,6 +380,11 @@ def _percent(share: float) -> str:
 def _or_nan(value: float | None) -> float:
     """A figure that can be drawn: NaN for what is missing or beyond the resolved ranks."""
     return float("nan") if value is None or not np.isfinite(value) else value
+
+
+def _cut(rank: float | None, most: float) -> float:
+    """End of a range of ranks in a picture that ends at `most`; None and infinity are beyond it."""
+    return most if rank is None else min(rank, most)
 
 
 def _legend(axes: Any, place: str, **settings: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ksieve.study.tally import rank_text
+
 Payload = Mapping[str, Any]
 
 
@@ -75,8 +77,8 @@ _QUANTITIES = (
 def _admitted(entry: Mapping[str, Any]) -> str:
     if not entry["count"]:
         return "rows too short"
-    high = "over 8" if entry["p95"] is None else f"{entry['p95']:.2f}"
-    return f"{entry['median']:.2f} ({entry['p05']:.2f} to {high}), {_percent(entry['below_k'])}"
+    median, low, high = (rank_text(entry[name]) for name in ("median", "p05", "p95"))
+    return f"{median} ({low} to {high}), {_percent(entry['below_k'])}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

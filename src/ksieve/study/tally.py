@@ -16,6 +16,11 @@ GLYPH_BINS_PER_K = 32
 """Resolution of the histogram that a distribution glyph is drawn from."""
 
 
+def rank_text(rank: float | None) -> str:
+    """A rank in units of k, as tables print it; None, which result files hold for infinity, is past `MOST`."""
+    return f"over {MOST}" if rank is None or rank == float("inf") else f"{rank:.2f}"
+
+
 _FIGURES = (
     "median", "p05", "p25", "p75", "p95", "bias", "rms", "reference_rms", "error_p95", "below_k", "unresolved",
 )  # fmt: skip
