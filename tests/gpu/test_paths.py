@@ -17,6 +17,9 @@ pytestmark = pytest.mark.gpu
 WHOLE = SamplingPolicy("whole", 1, margin=1.0, boundary="exact", min_rank=1)
 """Sees every score, so that its boundary is the k-th best score itself."""
 WHOLE_COARSE = SamplingPolicy("whole-coarse", 1, margin=1.0, min_rank=1)
+LAVISH_TIED = SamplingPolicy("lavish-tied", 64, margin=9.0, group=4, boundary="exact")
+LAVISH_RESCUE = SamplingPolicy("lavish-rescue", 64, margin=9.0, rescue_margin=10.0)
+"""Boundaries many times too low."""
 
 SEEING_ALL = {
     "persistent-whole": Variant("persistent-whole", "persistent_sampled", WHOLE),
@@ -44,7 +47,9 @@ def kernels():
         yield from ((plan, stats) for stats in (False, True))
     for name in COLUMNS:
         plan = VARIANTS[name].plan(8, 65_536, 1000, device=runner.PLAN_DEVICE)
-        yield from itertools.product((plan, small_storage(plan, 256)), (False, True))
+        yield from itertools.product((plan, small_storage(plan, 1024)), (False, True))
+    for variant in LAVISH.values():
+        yield from itertools.product([lavish_plan(variant)], (False, True))
     for name, dtype in itertools.product(DIRECT, DTYPES):
         plan = VARIANTS[name].plan(40, 9001, 500, dtype=dtype, device=runner.PLAN_DEVICE)
         yield from ((plan, stats) for stats in (False, True))
@@ -176,9 +181,41 @@ def test_few_threads_meet_all_candidates(name, tally):
     scores[1::2] = np.where(hits[1::2], np.sort(scores[1::2], axis=1)[:, ::-1], scores[1::2])  # the best come first
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE)
     wrong = []
-    for made in (plan, small_storage(plan, 256)):
+    for made in (plan, small_storage(plan, 1024)):
         for lengths in (None, cut_by_some(scores)):
             wrong += judged(made, placed, lengths, tally, name)
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- far too many candidates --------------------------------------------------------------------------------
+
+LAVISH = {
+    "persistent-lavish": Variant("persistent-lavish", "persistent_sampled", LAVISH_TIED),
+    "persistent-lavish-rescue": Variant("persistent-lavish-rescue", "persistent_sampled", LAVISH_RESCUE),
+    "split-2-lavish": Variant("split-2-lavish", "split_sampled", LAVISH_TIED, 2),
+}
+BETTER = 6000
+"""Scores above a plateau that the boundary then is, of 65,536."""
+
+
+def lavish_plan(variant):
+    return small_storage(variant.plan(8, 65_536, 1000, device=runner.PLAN_DEVICE, columns=2), 1024)
+
+
+@pytest.mark.parametrize("name", LAVISH)
+def test_a_proposal_that_admits_many_times_what_can_be_stored(name, tally):
+    """Its scan gives up, and the row is recovered; so too where all that is left is set apart, NaN among it."""
+    plan = lavish_plan(LAVISH[name])
+    assert BETTER - plan.columns * plan.threads > 2 * plan.capacity, "the scan does not give up"
+    rng = np.random.default_rng(23)
+    scores = rng.standard_normal((8, 65_536), dtype=np.float32)
+    better = rng.permuted(np.arange(65_536) < BETTER * np.ones((5, 1)), axis=1)
+    plateaus = np.array([0.25, 0.0, -3.0, -np.inf, np.nan], np.float32)[:, None]
+    scores[3:] = np.where(better, 1 + np.abs(scores[3:]), plateaus)
+    scores[1] = np.sort(scores[1])[::-1]
+    scores[2] = np.sort(scores[2])
+    placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=2, padding=1)
+    wrong = [text for lengths in (None, cut_by_some(scores)) for text in judged(plan, placed, lengths, tally, name)]
     assert not wrong, "\n".join(wrong)
 
 
