@@ -8,6 +8,7 @@ import ksieve
 from ksieve import planner, planner_cuda
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
+from ksieve.tuning import MANY_SHORT, RESIDENT_ROWS
 
 H200 = DEVICES["h200"]
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
@@ -20,9 +21,9 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (4096, 2048, 512, "row_exact", None),
         (4096, 8192, 512, "row_exact", None),
         (4096, 8193, 512, "persistent_sampled", "quads-16"),
-        (264, 16_384, 2048, "row_exact", None),
-        (265, 16_384, 2048, "persistent_sampled", "quads-16"),
-        (264, 16_385, 2048, "persistent_sampled", "quads-16"),
+        (RESIDENT_ROWS * 132, 16_384, 2048, "row_exact", None),
+        (RESIDENT_ROWS * 132 + 1, 16_384, 2048, "persistent_sampled", "quads-16"),
+        (RESIDENT_ROWS * 132, 16_385, 2048, "persistent_sampled", "quads-16"),
         (64, 65_536, 2048, "persistent_sampled", "quads-16"),
         (4096, 65_536, 2048, "persistent_sampled", "lines-64"),
         (4096, 4096, 2048, "row_exact", None),
@@ -58,14 +59,14 @@ def test_shared_memory_fits_every_device(name, family):
 @pytest.mark.parametrize(
     ("family", "rows", "width", "dtype", "shape"),
     [
-        ("row_exact", 1023, 8192, "float32", (512, 2, 16_384)),
-        ("row_exact", 1024, 8192, "float32", (256, 4, 8192)),
-        ("row_exact", 1024, 8193, "float32", (512, 2, 16_384)),
-        ("row_exact", 1024, 8192, "float16", (512, 1, 16_384)),
-        ("persistent_sampled", 1023, 32_768, "float32", (512, 2, 0)),
-        ("persistent_sampled", 1024, 32_768, "float32", (256, 4, 0)),
-        ("persistent_sampled", 1024, 32_769, "float32", (512, 2, 0)),
-        ("persistent_sampled", 1024, 32_768, "bfloat16", (256, 2, 0)),
+        ("row_exact", MANY_SHORT - 1, 8192, "float32", (512, 2, 16_384)),
+        ("row_exact", MANY_SHORT, 8192, "float32", (256, 4, 8192)),
+        ("row_exact", MANY_SHORT, 8193, "float32", (512, 2, 16_384)),
+        ("row_exact", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
+        ("persistent_sampled", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
+        ("persistent_sampled", MANY_SHORT, 32_768, "float32", (256, 4, 0)),
+        ("persistent_sampled", MANY_SHORT, 32_769, "float32", (512, 2, 0)),
+        ("persistent_sampled", MANY_SHORT, 32_768, "bfloat16", (256, 2, 0)),
     ],
 )
 def test_many_short_rows_run_on_more_and_smaller_ctas(family, rows, width, dtype, shape):
@@ -75,7 +76,7 @@ def test_many_short_rows_run_on_more_and_smaller_ctas(family, rows, width, dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("rows", [1, 1024])
+@pytest.mark.parametrize("rows", [1, MANY_SHORT])
 def test_the_ring_of_row_exact_holds_a_row(rows, dtype):
     plan = ksieve.plan(rows=rows, width=8192, k=512, dtype=dtype, device=H200, family="row_exact")
     stages = planner_cuda.ring_stages(plan.held, plan.threads, dtype)

@@ -27,6 +27,7 @@ from gpu import material, runner, served
 from gpu.test_stats import TRACED
 from gpu.variants import VARIANTS, crowded, possible, precompile, small_storage
 from ksieve.bench import record
+from ksieve.tuning import MANY_SHORT
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding
@@ -51,7 +52,7 @@ def plans(device):
             yield variant.name, small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0), False
         if variant.family in ("persistent_sampled", "persistent_exact", "row_exact"):
             # Rows that follow each other in a CTA, in the launch shapes for few rows and for many.
-            for planned in (8, 1024):
+            for planned in (8, MANY_SHORT):
                 yield variant.name, crowded(variant, planned, 8, *FOLLOWING, ctas=2, device=device), planned > 8
         for dtype in ("float16", "bfloat16"):
             for plan in possible(variant, 5, 9001, 100, dtype=dtype, device=device):

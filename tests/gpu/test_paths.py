@@ -11,6 +11,7 @@ import torch
 from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, crowded, small_storage
 from ksieve.policy import QUADS_16, SamplingPolicy
+from ksieve.tuning import MANY_SHORT
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +34,7 @@ DIRECT = ("row", "cluster", "persistent-exact")
 COLUMNS = ("persistent-64", "persistent-tied", "persistent-peaks", "split-2")
 
 K, CTAS = 300, 3
-MANY = 1024
+MANY = int(MANY_SHORT)
 """Rows from which short rows run on more and smaller CTAs."""
 DTYPES = ("float32",) if runner.DRY else ("float32", "float16", "bfloat16")
 
