@@ -48,7 +48,7 @@ constexpr int kColumns = KSIEVE_COLUMNS;                // candidates in each th
 constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // and in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
-constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact keeps in registers
+constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact keeps in the ring
 constexpr bool kStats = KSIEVE_STATS != 0;
 
 // Rare branches say so: their code is then kept out of the way of what every row runs, which matters as much as its

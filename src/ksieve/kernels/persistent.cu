@@ -8,7 +8,7 @@
 #include "select.cuh"
 #include "workspace.cuh"
 
-// Half of the CTAs, one of the two on each multiprocessor, start late by half a scan when there are rows for several
+// Half of the CTAs, of each multiprocessor, start late by half a scan when there are rows for several
 // rounds. Otherwise all of them propose, scan and refine in step, and memory rests while nobody scans.
 __device__ __forceinline__ void fall_behind(const Params& p) {
   constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 60
@@ -56,7 +56,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
           fetch_length(p, next);
           if (kSampled) prefetch_view(p, next, task.row.length);
         });
-    if (rarely(task.row.length <= slots_of(p, task.row)) && s.next < p.rows) fetch_length(p, s.next);
+    if (rarely(task.row.length <= slots_of(p, task.row))) {
+      __syncthreads(); // everybody has read this row's length, and the next row is known
+      if (s.next < p.rows) fetch_length(p, s.next);
+    }
     finish_row(p, id, sort_slice(p, blockIdx.x));
     trace_write(p, id);
     arrived();
