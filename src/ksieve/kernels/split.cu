@@ -21,7 +21,7 @@ __device__ __forceinline__ void publish(RowState* state, u64* list) {
   place = __shfl_sync(kFullWarp, place, 31) + before;
 #pragma unroll 4
   for (int i = 0; i < own; ++i)
-    if (place + i < kListed) list[place + i] = own_entry(i, height);
+    if (static_cast<u32>(place + i) < static_cast<u32>(kListed)) list[place + i] = own_entry(i, height);
   // Candidates that found no slot here are only counted: the row outgrows its list as well.
   if (threadIdx.x == 0 && s.listed > kListed) state_count(state, s.listed - kListed);
 }
