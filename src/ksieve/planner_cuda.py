@@ -38,6 +38,7 @@ from ksieve.tuning import (
     SEGMENT,
     SHORTEST_SAMPLED,
     SPARSE_LINES,
+    SPARSE_ROWS,
     SPLIT_IN_TWO,
     SPLITS,
     TAIL_SIGMAS,
@@ -179,7 +180,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) ->
     longest = LONGEST_QUADS if FEW < problem.rows < MANY else LONGEST_MANY_QUADS
     if width <= longest or LINES_RATIO * k > width:
         return QUADS_16
-    return LINES_64 if width < SPARSE_LINES else LINES_128
+    return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS else LINES_64
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> tuple[str, str]:

@@ -78,6 +78,11 @@ MANY = Threshold(512, "rows from which `LONGEST_MANY_QUADS` holds", "benchmarks/
 SPARSE_LINES = Threshold(
     524_288, "from this width, in scores, one line in 128 is sampled in place of one in 64", "docs/tuning.md#6"
 )
+SPARSE_ROWS = Threshold(
+    16,
+    "rows up to which it holds: of more, the candidates that a sparser view admits cost what it saves",
+    "benchmarks/results/gpu-planner-k2048.json",
+)
 SAMPLED_RATIO = Threshold(
     2, "rows of fewer than this many times k scores are not sampled", "benchmarks/results/gpu-planner-k2048.json"
 )

@@ -205,9 +205,9 @@ def lavish_plan(variant):
 
 @pytest.mark.parametrize("name", LAVISH)
 def test_a_proposal_that_admits_many_times_what_can_be_stored(name, tally):
-    """Its scan gives up, and the row is recovered; so too where all that is left is set apart, NaN among it."""
+    """The frontier is narrowed and scanned again; so too where all that is left is set apart, NaN among it."""
     plan = lavish_plan(LAVISH[name])
-    assert BETTER - plan.columns * plan.threads > 2 * plan.capacity, "the scan does not give up"
+    assert BETTER - plan.columns * plan.threads > 2 * plan.capacity, "the frontier fits"
     rng = np.random.default_rng(23)
     scores = rng.standard_normal((8, 65_536), dtype=np.float32)
     better = rng.permuted(np.arange(65_536) < BETTER * np.ones((5, 1)), axis=1)

@@ -189,10 +189,9 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
         q.quota = q.count = 0;
         return true;
       }
-      bool hopeless = primary && s.listed > kHopeless; // threads have stopped admitting: nothing is complete
-      if (rarely(strict < k || hopeless)) {
+      if (rarely(strict < k)) {
         __syncthreads(); // nobody still reads the counts or the rule that led here
-        if (kRescue && primary && !hopeless) {
+        if (kRescue && primary) {
           set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
           stage = Stage::kBand;
         } else {

@@ -104,12 +104,6 @@ struct Above {
     offset = -bound * scale;
   }
 
-  __device__ __forceinline__ static Above nothing() {
-    Above none(0.0f);
-    none.offset = -1.0f;
-    return none;
-  }
-
   __device__ __forceinline__ float test(float score) const { return __saturatef(fmaf(score, scale, offset)); }
 
   // Its results, weighted and added in pairs, are the low bits of a float's mantissa.
@@ -169,11 +163,8 @@ __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
 #endif
 }
 
-// A proposal that lists more than this is far too low. Statistics are those of the model, which counts it all.
-constexpr int kHopeless = kStats ? 0x7fffffff : 2 * kListed;
-
-// Puts the scores of some bits into the list: one wait for their places, however many they are. Whether it is hopeless.
-__device__ __forceinline__ bool list_bits(u32 bits, u32 ring, int first) {
+// Puts the scores of some bits into the list: one wait for their places, however many they are.
+__device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
   int wanted = __popc(bits);
   int slot = atomicAdd(&shared_storage().listed, wanted);
   atomicAdd(&shared_storage().count, wanted);
@@ -181,7 +172,6 @@ __device__ __forceinline__ bool list_bits(u32 bits, u32 ring, int first) {
     u32 bit = take_bit(bits);
     list_at(slot, order_key(read_back(ring, bit)), index_of_bit(bit, first));
   }
-  return slot > kHopeless;
 }
 
 // The scan of a proposal. Whatever reaches the cutoff goes to the column of the thread that meets it, without a vote
@@ -229,10 +219,7 @@ template <bool kFast> struct Admit {
       asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(top), "r"(index_of_bit(bit, first)), "f"(score) : "memory");
       top += kPitch;
     }
-    if (rarely(hits != 0) && list_bits(hits, ring, first)) {
-      above = Above::nothing();
-      cutoff = __uint_as_float(0x7fffffffu); // NaN
-    }
+    if (rarely(hits != 0)) list_bits(hits, ring, first);
   }
 
   __device__ __forceinline__ void edge(float score, int index, bool valid) {
