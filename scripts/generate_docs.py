@@ -209,16 +209,18 @@ def _gpu_summary(link: str, payload: dict[str, Any]) -> str:
 
 def _suite_results(link: str, payload: dict[str, Any]) -> str:
     found, tests = payload["results"], payload["results"]["tests"]
-    costs = ", ".join(f"{name} {cost['median_us']:.1f} us" for name, cost in found["host_cost"].items())
+    costs = ", ".join(f"{name} {cost['median_us']:.1f} us" for name, cost in found.get("host_cost", {}).items())
+    unfinished = [] if found.get("finished", True) else ["The run was cut off before its last test."]
     return "\n\n".join(
         [
             f"{pages.machine(payload)}; {link}:",
             pages.fenced("text", "KSIEVE_RESULTS_DIR=benchmarks/results make test-gpu PYTHON=python3"),
+            *unfinished,
             f"{found['rows_verified']:,} rows of {found['cases']:,} cases judged on the device with "
             f"{found['violations']} violations; the statistics of {found['rows_with_statistics_equal_to_the_model']:,} "
-            f"rows equal to the model's in every column; {tests['passed']} tests passed, {tests['skipped']} skipped; "
-            f"{found['kernels_compiled']} kernels compiled in {found['compile_seconds']:.0f} s.",
-            f"Host time of one call (median): {costs}.",
+            f"rows equal to the model's in every column; {tests['passed']} tests passed, "
+            f"{tests.get('skipped', 0)} skipped; {found['kernels_compiled']} kernels compiled in {found['compile_seconds']:.0f} s.",
+            *([f"Host time of one call (median): {costs}."] if costs else []),
         ]
     )
 

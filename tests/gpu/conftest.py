@@ -32,7 +32,7 @@ class Tally:
         self.violations: list[str] = []
         self.facts: dict[str, object] = {}
         self.outcomes: dict[str, int] = {}
-        self.start = time.perf_counter()
+        self.start = self.written = time.perf_counter()
 
     def add(self, variant: str, rows: int, wrong: list[str], *, stats_rows: int = 0) -> None:
         """Count verified rows of one case."""
@@ -75,21 +75,38 @@ def compiled(request: pytest.FixtureRequest) -> None:
     _tally.facts["compile_seconds"] = round(time.perf_counter() - begin, 2)
 
 
+EVERY = 20.0
+"""Seconds after which the summary is written again while the suite runs: it may be cut off."""
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome == "skipped":
         _tally.outcomes[report.outcome] = _tally.outcomes.get(report.outcome, 0) + 1
+    if time.perf_counter() - _tally.written > EVERY:
+        write_summary(finished=False)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if not _tally.cases:
+    if (target := write_summary(finished=True)) is None:
         return
-    from ksieve.bench import record
+    verified, compared = sum(_tally.rows.values()), sum(_tally.stats_rows.values())
+    session.config.get_terminal_writer().line(
+        f"\n{verified:,} rows verified in {sum(_tally.cases.values()):,} cases, {len(_tally.violations)} "
+        f"violations; counts of {compared:,} rows compared: {target}"
+    )
 
+
+def write_summary(*, finished: bool) -> Path | None:
+    """Write what has been verified so far; None if nothing has, or nobody asked for it."""
     dry = os.environ.get("KSIEVE_GPU_DRY_RUN") == "1"
     folder = os.environ.get("KSIEVE_RESULTS_DIR")
-    if folder is None and dry:
-        return
+    if not _tally.cases or (folder is None and (dry or not finished)):
+        return None
+    from ksieve.bench import record
+
+    _tally.written = time.perf_counter()
     results = {
+        "finished": finished,
         "rows_verified": sum(_tally.rows.values()),
         "cases": sum(_tally.cases.values()),
         "rows_with_statistics_equal_to_the_model": sum(_tally.stats_rows.values()),
@@ -97,12 +114,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         "first_violations": _tally.violations[:20],
         "rows_by_variant": _tally.rows,
         "tests": _tally.outcomes,
-        "seconds": round(time.perf_counter() - _tally.start, 1),
+        "seconds": round(_tally.written - _tally.start, 1),
         **_tally.facts,
     }
-    target = Path(folder or record.RESULTS) / RESULTS
-    record.write_json(target.absolute(), record.payload("gpu-suite", {"dry_run": dry}, results, gpu=True))
-    session.config.get_terminal_writer().line(
-        f"\n{results['rows_verified']:,} rows verified in {results['cases']:,} cases, {results['violations']} "
-        f"violations; counts of {results['rows_with_statistics_equal_to_the_model']:,} rows compared: {target}"
-    )
+    target = (Path(folder or record.RESULTS) / RESULTS).absolute()
+    record.write_json(target, record.payload("gpu-suite", {"dry_run": dry}, results, gpu=True))
+    return target

@@ -52,8 +52,8 @@ def _sweep(payload: dict[str, Any], stem: Path, part: str) -> list[Path]:
             planned = step["variants"].get(steps.PLANNED, {}).get("step_ms")
             if planned:
                 axes[0].axhline(planned, color=figures.MUTED, linewidth=1, linestyle=(0, (2, 2)))
-                axes[0].annotate(f"ksieve's own choice, {request}", (0.99, planned), xycoords=("axes fraction", "data"),
-                                 ha="right", va="top", fontsize=7.5, color=figures.MUTED)  # fmt: skip
+                axes[0].annotate(f"ksieve's own choice, {request}", (0.01, planned), xycoords=("axes fraction", "data"),
+                                 ha="left", va="top", fontsize=7.5, color=figures.MUTED)  # fmt: skip
         axes[0].set_ylim(bottom=0)
         axes[0].set_ylabel("milliseconds of the terminal step")
         axes[0].set_title("Latency")
