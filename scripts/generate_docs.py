@@ -219,7 +219,8 @@ def _suite_results(link: str, payload: dict[str, Any]) -> str:
             f"{found['rows_verified']:,} rows of {found['cases']:,} cases judged on the device with "
             f"{found['violations']} violations; the statistics of {found['rows_with_statistics_equal_to_the_model']:,} "
             f"rows equal to the model's in every column; {tests['passed']} tests passed, "
-            f"{tests.get('skipped', 0)} skipped; {found['kernels_compiled']} kernels compiled in {found['compile_seconds']:.0f} s.",
+            f"{tests.get('skipped', 0)} skipped; {found['kernels_compiled']} kernels compiled in "
+            f"{found['compile_seconds']:.0f} s.",
             *([f"Host time of one call (median): {costs}."] if costs else []),
         ]
     )
