@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # What a machine with a GPU is asked to do, in steps that can be chosen; results and logs go to ${OUT:-out}.
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
-#   scripts/gpu_session.sh suite       the GPU test suite (5 minutes); PYTEST="-k capture" narrows it
-#   scripts/gpu_session.sh options     the GPU tests of serving options, and what each option costs (6 minutes)
+#   scripts/gpu_session.sh suite       the GPU test suite (6 minutes); PYTEST="-k capture" narrows it
+#   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
 #   scripts/gpu_session.sh operator|decode|short|trace|worst|planner|ablation|chain|replay
 #                                      the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
 # Several steps run one after another; a failing one does not stop the next. Uses $PYTHON (python3) as it is.
+# GPUS=4 runs them side by side, each on a GPU of its own, as soon as one is free.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 OUT=${OUT:-out}
@@ -36,15 +37,15 @@ quick() {
 }
 
 suite() {
-  timeout -k 10 "${SUITE_SECONDS:-560}" $PYTHON -m pytest -m gpu tests/gpu tests/test_contract.py -q --durations=15 \
-    --ignore tests/gpu/test_options.py ${PYTEST:-} \
-    2>&1 | tee "$OUT/suite.log"
+  timeout -k 10 "${SUITE_SECONDS:-560}" $PYTHON -m pytest -m gpu tests/gpu tests/test_contract.py tests/test_options.py \
+    -q --durations=15 ${PYTEST:-} 2>&1 | tee "$OUT/suite.log"
   return "${PIPESTATUS[0]}"
 }
 
 options() {
   local rc=0
-  timeout -k 10 "${OPTIONS_SECONDS:-420}" $PYTHON -m pytest -m gpu tests/gpu/test_options.py tests/test_options.py -q \
+  # A folder of its own: the whole suite's summary has the same name.
+  KSIEVE_RESULTS_DIR=$OUT/options timeout -k 10 "${OPTIONS_SECONDS:-420}" $PYTHON -m pytest -m gpu tests/gpu/test_options.py tests/test_options.py -q \
     --durations=15 ${PYTEST:-} 2>&1 | tee "$OUT/options.log"
   rc=${PIPESTATUS[0]}
   timeout -k 10 "${BENCH_SECONDS:-150}" $PYTHON -m ksieve bench options --out "$OUT" ${ARGS:-} 2>&1 | tee "$OUT/options-cost.log"
@@ -98,13 +99,18 @@ quick_bench() {
   return "${PIPESTATUS[0]}"
 }
 
-[ $# -gt 0 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2; }
 for step in "$@"; do
   case $step in
     quick | suite | options | sanitize | bench | operator | decode | short | trace | worst | planner | ablation | chain | replay) ;;
     *) echo "no step '$step': quick, suite, options, sanitize, bench, operator, decode, short, trace, worst, planner, ablation, chain or replay" >&2; exit 2 ;;
   esac
 done
+if [ "${GPUS:-1}" -gt 1 ] && [ $# -gt 1 ]; then
+  # Each step's number among those that run is its GPU.
+  printf '%s\n' "$@" | GPUS=1 xargs -P "$GPUS" --process-slot-var=CUDA_VISIBLE_DEVICES -I{} bash "scripts/$(basename "$0")" {}
+  exit
+fi
 for step in "$@"; do
   begin=$SECONDS
   echo "==== $step"
