@@ -1,0 +1,113 @@
+"""The kernels' float tests of ordered keys, compiled for the host: each admits what the exact key would."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ksieve.backends.cuda import spec
+from ksieve.keys import order_key
+
+HOST = """
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+using u32 = unsigned int;
+#define __device__
+#define __forceinline__ inline
+static float __uint_as_float(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+static u32 __float_as_uint(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
+static float __saturatef(float x) { return x >= 1 ? 1.0f : x > 0 ? x : 0.0f; }  // NaN gives 0, as on the device
+constexpr u32 kNanKey = 0xffffffffu;
+constexpr int kBatch = 4, kVector = 4;
+struct Raw { u32 word[4]; };
+static float unpack(const Raw& raw, int i) { return __uint_as_float(raw.word[i]); }
+%(keys)s
+%(above)s
+struct Classify {
+%(classify)s
+};
+// Reads a cutoff key and 16 scores at a time; prints bits: fast test (or -1), comparison, keys better than the cutoff.
+int main() {
+  u32 words[17];
+  while (std::fread(words, 4, 17, stdin) == 17) {
+    Raw raw[kBatch];
+    std::memcpy(raw, words + 1, sizeof raw);
+    u32 key = words[0], reached = 0, better = 0;
+    for (int i = 0; i < 16; ++i) {
+      float score = __uint_as_float(words[1 + i]);
+      reached |= u32(score >= hot_cutoff(key)) << i;
+      better |= u32(score >= Classify::cutoff_before(key)) << i;
+    }
+    Above above(bound_below(key));
+    std::printf("%%d %%u %%u\\n", above.scale == 0 ? -1 : int(above.gather(raw)), reached, better);
+  }
+}
+"""
+
+NUMBERS = [
+    0.0, -0.0, 1e-45, -1e-45, 1e-38, -1.1754944e-38, 2.0**-101, 2.0**-100, -(2.0**-100), 2.0**-99, 0.5, -0.5, 1.0, -1.0,
+    1.5, 65_504.0, -3.4e38, 3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan,
+]  # fmt: skip
+
+
+def source() -> str:
+    """Key functions of keys.cuh, the fast test of sieve.cuh and the cutoffs of its classifying scan, as a program."""
+    keys, sieve = ((spec.SOURCES / name).read_text(encoding="utf-8") for name in ("keys.cuh", "sieve.cuh"))
+    above = sieve[sieve.index("struct Above {") : sieve.index("// A vector's scores are neighbours")]
+    classify = re.search(
+        r"^  __device__ __forceinline__ static float cutoff_before.*?^  }$", sieve, re.DOTALL | re.MULTILINE
+    )
+    assert classify
+    return HOST % {
+        "keys": keys[keys.index("// Adding +0") : keys.index("__device__ __forceinline__ int coarse_bin")],
+        "above": re.sub(r"^#pragma unroll$", "", above, flags=re.MULTILINE),
+        "classify": classify[0],
+    }
+
+
+def cases() -> tuple[np.ndarray, np.ndarray]:
+    """Cutoff keys of special and random numbers, and for each 16 scores: its neighbours, other numbers, any bits."""
+    rng = np.random.default_rng(3)
+    numbers = np.concatenate([np.array(NUMBERS, np.float32), rng.standard_normal(500, np.float32)])
+    any_bits = rng.integers(0, 1 << 32, 4000, dtype=np.uint32)
+    powers = (np.arange(1, 255, dtype=np.uint32) << 23)[:, None] | np.array([0, 1 << 31], np.uint32)
+    # On one side of a power of two the neighbour is half as far: a scale of half the size would miss it.
+    cutoffs = np.concatenate(
+        [numbers.view(np.uint32), any_bits, *(powers.ravel() + np.uint32(i) for i in (0, 1, 2**32 - 1))]
+    )
+    near = cutoffs[:, None] + np.array([0, 1, 2, -1, -2, 1 << 31], np.int64).astype(np.uint32)
+    others = rng.choice(numbers, (len(cutoffs), 5)).view(np.uint32)
+    rest = rng.integers(0, 1 << 32, (len(cutoffs), 5), dtype=np.uint32)
+    return order_key(cutoffs.view(np.float32)), np.concatenate([near, others, rest], axis=1)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
+def test_float_tests_admit_what_the_exact_key_would(tmp_path: Path):
+    (tmp_path / "cutoffs.cpp").write_text(source(), encoding="utf-8")
+    program = str(tmp_path / "cutoffs")
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off"]
+    subprocess.run(["g++", *flags, str(tmp_path / "cutoffs.cpp"), "-o", program], check=True)
+    keys, scores = cases()
+    given = np.concatenate([keys[:, None].astype(np.uint32), scores], axis=1).tobytes()
+    printed = subprocess.run([program], input=given, check=True, capture_output=True).stdout
+    fast, reached, better = np.array([line.split() for line in printed.splitlines()], np.int64).T
+    assert len(fast) == len(keys)
+
+    exact = order_key(scores.view(np.float32))
+    number = ~np.isnan(scores.view(np.float32))
+    weights = 1 << np.arange(16)
+    wanted = ((exact <= keys[:, None]) & number) @ weights  # NaN is left to the caller, whatever the cutoff
+    np.testing.assert_array_equal(reached, wanted)
+    np.testing.assert_array_equal(better, ((exact < keys[:, None]) & number) @ weights)
+    np.testing.assert_array_equal(fast[fast >= 0], wanted[fast >= 0])
+
+    assert (fast >= 0).sum() > len(keys) // 2, "the fast test is hardly ever taken"
+    zero = order_key(np.array([0.0], np.float32))[0]
+    assert (fast[(keys == zero) | (keys >= 0xFF800000)] == -1).all()
