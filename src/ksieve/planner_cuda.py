@@ -142,11 +142,10 @@ def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
 
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
     """Launch shape of a family for a problem: fewer resident CTAs where only so its slots can be sorted on chip."""
-    roomy = _roomy(problem, policy)
-    geometry = geometry_of(device, family, roomy)
+    geometry = geometry_of(device, family, _roomy(problem, policy))
     short = GEOMETRY_SHORT.get(family)
-    if short and not roomy and geometry is GEOMETRY[family] and problem.rows >= MANY_SHORT:
-        geometry = short if problem.width <= short.widest else geometry
+    if short and geometry is GEOMETRY[family] and problem.rows >= MANY_SHORT and problem.width <= short.widest:
+        geometry = short
     needed = SCALAR_BYTES + 4 * geometry.threads + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)

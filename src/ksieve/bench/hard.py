@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ksieve.bench.scores import CHUNK, blocks
-from ksieve.policy import JITTER_MIX, JITTER_PERIOD, JITTER_ROW, JITTER_SHIFT, LINES_64, SamplingPolicy
+from ksieve.policy import LINES_64, SamplingPolicy
 
 FAR = 60.0
 """Raises or lowers a standard normal score beyond all others."""
@@ -78,17 +80,13 @@ class Block:
         return (self.position // self.policy.group) % self.policy.stride == phase
 
     def view(self) -> Any:
-        """Mask of the positions that the policy samples: `SamplingPolicy.view` of every row, in torch."""
+        """Mask of the positions that the policy samples: `SamplingPolicy.view` of every row."""
         import torch
 
         policy = self.policy
-        if not policy.jitter:
-            return self.klass()
-        low = 0xFFFFFFFF  # 32-bit arithmetic that wraps, in 64 bits
-        period = torch.arange(-(-self.shape[1] // (policy.stride * policy.group)), device=self.row.device)
-        mixed = (self.row * JITTER_ROW + period * JITTER_PERIOD) & low
-        mixed = (mixed ^ (mixed >> JITTER_SHIFT)) * JITTER_MIX & low
-        offset = mixed * policy.stride >> 32
+        periods = np.arange(-(-self.shape[1] // (policy.stride * policy.group)))
+        offsets = np.stack([policy.offsets(row, periods) for row in self.row.flatten().tolist()])
+        offset = torch.from_numpy(offsets).to(self.row.device)
         groups = offset[..., None] == torch.arange(policy.stride, device=self.row.device)
         return groups.flatten(1).repeat_interleave(policy.group, 1)[:, : self.shape[1]]
 

@@ -15,8 +15,7 @@ __device__ __forceinline__ float score_of_key(u32 key) { return __uint_as_float(
 
 constexpr u32 kMinusInfinityKey = 0xff800000u; // and its bits: the worst key of a number
 
-// A float c such that !(x < c) holds for every x with order_key(x) <= key: the hot test of a scan. It lets NaN
-// pass too; the exact key decides about those.
+// A float that x reaches, x >= c, exactly if order_key(x) <= key; NaN, which reaches nothing, is left to the caller.
 __device__ __forceinline__ float hot_cutoff(u32 key) {
   return key > kMinusInfinityKey ? __uint_as_float(kMinusInfinityKey) : score_of_key(key);
 }

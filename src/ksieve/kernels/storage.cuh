@@ -13,7 +13,7 @@ struct Boundary {
 enum class Mode {
   kInclusive, // all are candidates
   kApart,     // better ones are candidates; equal ones are counted, and fill the output from its end
-  kClassify,  // the exact key decides: better than the candidates, candidate, or neither
+  kClassify,  // some are better than the candidates, some are candidates
 };
 
 // Bins of a histogram over ordered keys: bin 0 takes every key up to `base`, and the ones after it equal steps.

@@ -6,6 +6,8 @@ and the corners of float32. Same calling convention as `ksieve.workloads.rowwise
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -111,75 +113,49 @@ def _one_cluster(rng: RNG, width: int, row: int, k: int) -> F32:
     return out
 
 
-def _aimed_at(width: int, k: int, policy: SamplingPolicy | str | None) -> SamplingPolicy:
-    return resolve_policy(policy) or default_policy(width, k) or PAPER_128
+def _class_of(policy: SamplingPolicy, row: int, width: int) -> NDArray[np.int64]:
+    """Positions that the policy would sample in this row without jitter: one class, with the period of its view."""
+    return policy.view_of_phase(policy.phase(row), width)
 
 
-def _sampled(width: int, row: int, k: int, policy: SamplingPolicy | str | None) -> NDArray[np.bool_]:
-    """Mask of the positions that the policy samples in this row."""
-    mask = np.zeros(width, dtype=bool)
-    mask[_aimed_at(width, k, policy).view(row, width)] = True
-    return mask
+def _locked(
+    name: str, positions: Callable[[SamplingPolicy, int, int], NDArray[np.int64]], raised: float, meaning: str
+) -> Callable[..., F32]:
+    """Make a family of normal scores that are raised, or lowered, at positions which a policy decides."""
 
+    def make(rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None) -> F32:
+        chosen = resolve_policy(policy) or default_policy(width, k) or PAPER_128
+        out = _normal(rng, width)
+        out[positions(chosen, row, width)] += np.float32(raised)
+        return out
 
-def _klass(width: int, row: int, k: int, policy: SamplingPolicy | str | None) -> NDArray[np.bool_]:
-    """Mask of the positions that the policy would sample in this row without jitter: one class, with its period."""
-    chosen = _aimed_at(width, k, policy)
-    mask = np.zeros(width, dtype=bool)
-    mask[chosen.view_of_phase(chosen.phase(row), width)] = True
-    return mask
-
-
-def _stride_peak(
-    rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None
-) -> NDArray[np.float32]:
-    """Top scores locked to one class of positions with the period of the view of `policy`: a regular one sees it alone.
-
-    Parameters
-    ----------
-    policy : SamplingPolicy or str, optional
-        Default: what the planner gives rows of this width.
-    """
-    return _normal(rng, width) + np.where(_klass(width, row, k, policy), np.float32(16), np.float32(0))
-
-
-def _stride_hole(
-    rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None
-) -> NDArray[np.float32]:
-    """Only small scores in one class of positions with the period of the view of `policy`.
-
-    Parameters
-    ----------
-    policy : SamplingPolicy or str, optional
-        Default: what the planner gives rows of this width.
-    """
-    return _normal(rng, width) - np.where(_klass(width, row, k, policy), np.float32(16), np.float32(0))
-
-
-def _view_peak(
-    rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None
-) -> NDArray[np.float32]:
-    """Top scores just where `policy` samples the row: the proposal is far too high, the row underfills.
+    make.__name__ = name
+    make.__doc__ = f"""{meaning}
 
     Parameters
     ----------
     policy : SamplingPolicy or str, optional
         Default: what the planner gives rows of this width, so that the worst case is met.
     """
-    return _normal(rng, width) + np.where(_sampled(width, row, k, policy), np.float32(16), np.float32(0))
+    return make
 
 
-def _view_hole(
-    rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None
-) -> NDArray[np.float32]:
-    """Only small scores where `policy` samples the row: the proposal admits everything else.
-
-    Parameters
-    ----------
-    policy : SamplingPolicy or str, optional
-        Default: what the planner gives rows of this width, so that the worst case is met.
-    """
-    return _normal(rng, width) - np.where(_sampled(width, row, k, policy), np.float32(16), np.float32(0))
+_stride_peak = _locked(
+    "_stride_peak", _class_of, 16,
+    "Top scores locked to one class of positions with the period of the view of `policy`: a regular one sees it alone.",
+)  # fmt: skip
+_stride_hole = _locked(
+    "_stride_hole", _class_of, -16,
+    "Only small scores in one class of positions with the period of the view of `policy`.",
+)  # fmt: skip
+_view_peak = _locked(
+    "_view_peak", SamplingPolicy.view, 16,
+    "Top scores just where `policy` samples the row: the proposal is far too high, the row underfills.",
+)  # fmt: skip
+_view_hole = _locked(
+    "_view_hole", SamplingPolicy.view, -16,
+    "Only small scores where `policy` samples the row: the proposal admits everything else.",
+)  # fmt: skip
 
 
 # ---- corners of float32 -----------------------------------------------------------------------------------
