@@ -24,8 +24,13 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (RESIDENT_ROWS * 132, 16_384, 2048, "row_exact", None),
         (RESIDENT_ROWS * 132 + 1, 16_384, 2048, "persistent_sampled", "quads-16"),
         (RESIDENT_ROWS * 132, 16_385, 2048, "persistent_sampled", "quads-16"),
-        (64, 65_536, 2048, "persistent_sampled", "quads-16"),
-        (4096, 65_536, 2048, "persistent_sampled", "lines-64"),
+        (64, 65_536, 2048, "persistent_sampled", "lines-32"),
+        (4096, 65_536, 2048, "persistent_sampled", "lines-32"),
+        (4096, 65_536, 1024, "persistent_sampled", "lines-64"),
+        (4096, 65_536, 512, "persistent_sampled", "lines-64"),
+        (4096, 65_535, 512, "persistent_sampled", "lines-32"),
+        (4096, 32_768, 2048, "persistent_sampled", "lines-16"),
+        (4096, 32_767, 2048, "persistent_sampled", "quads-16"),
         (4096, 4096, 2048, "row_exact", None),
         (256, 4096, 2048, "row_exact", None),
         (4096, 131_072, 2048, "persistent_sampled", "lines-64"),
@@ -66,8 +71,8 @@ def test_shared_memory_fits_every_device(name, family):
         ("row_exact", MANY_SHORT, 8193, "float32", (512, 2, 16_384)),
         ("row_exact", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
         ("persistent_sampled", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
-        ("persistent_sampled", MANY_SHORT, 32_768, "float32", (256, 4, 0)),
-        ("persistent_sampled", MANY_SHORT, 32_769, "float32", (512, 2, 0)),
+        ("persistent_sampled", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
+        ("persistent_sampled", MANY_SHORT, 65_537, "float32", (512, 2, 0)),
         ("persistent_sampled", MANY_SHORT, 32_768, "bfloat16", (256, 2, 0)),
     ],
 )
@@ -81,9 +86,21 @@ def test_many_short_rows_run_on_more_and_smaller_ctas(family, rows, width, dtype
 @pytest.mark.parametrize("rows", [1, MANY_SHORT])
 def test_the_ring_of_row_exact_holds_a_row(rows, dtype):
     plan = ksieve.plan(rows=rows, width=8192, k=512, dtype=dtype, device=H200, family="row_exact")
-    stages = planner_cuda.ring_stages(plan.held, plan.threads, dtype)
-    assert stages * plan.threads * 16 == plan.held * planner_cuda.ITEM_BYTES[dtype]
-    assert stages % planner_cuda.BATCH == 0
+    assert plan.stages * plan.threads * 16 == plan.held * planner_cuda.ITEM_BYTES[dtype]
+    assert plan.stages % planner_cuda.BATCH == 0
+
+
+@pytest.mark.parametrize("threads", [256, 512])
+def test_narrow_columns_have_a_place_for_every_score_of_a_thread(threads):
+    widest = max(w for w in range((1 << 16) * (threads - 1) - 8, (1 << 16) * threads) if _narrow(w, threads))
+    vectors = -(-(widest + 7) // (threads * 8))  # of 8 scores, in a row that starts up to 7 of them late
+    assert vectors * 8 <= 1 << 16
+    assert not _narrow(widest + 1, threads)
+    assert planner_cuda.entry_bytes("split_sampled", 4096, threads) == planner_cuda.CANDIDATE_BYTES
+
+
+def _narrow(width, threads):
+    return planner_cuda.entry_bytes("persistent_sampled", width, threads) == planner_cuda.NARROW_BYTES
 
 
 def test_splits_are_forced_or_refused():

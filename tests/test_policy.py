@@ -216,7 +216,13 @@ def test_views_of_all_phases_partition_the_row():
 
 
 def test_which_policies_are_jittered():
-    assert {name for name, policy in NAMED.items() if policy.jitter} == {"lines-64", "lines-128", "quads-16"}
+    assert {name for name, policy in NAMED.items() if policy.jitter} == {
+        "lines-16",
+        "lines-32",
+        "lines-64",
+        "lines-128",
+        "quads-16",
+    }
 
 
 def test_stored_order_and_sizes_are_those_of_a_view():

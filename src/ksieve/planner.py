@@ -61,6 +61,8 @@ class Plan:
         Blocks meant to be resident on one multiprocessor (CUDA): the register budget follows from it.
     shared_capacity : int
         Of `capacity`, the candidates held in shared memory (CUDA); the rest is bounded global spill.
+    stages : int
+        Loads of 16 bytes that each thread keeps in flight (CUDA).
     columns : int
         Further candidates that each thread holds in shared memory for itself (CUDA).
     workspace_bytes : int
@@ -82,6 +84,7 @@ class Plan:
     threads: int = 0
     ctas_per_sm: int = 0
     shared_capacity: int = 0
+    stages: int = 0
     columns: int = 0
     workspace_bytes: int = 0
     workspace_zeroed: int = 0

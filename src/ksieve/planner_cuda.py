@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
+from ksieve.policy import LINES_16, LINES_32, LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 from ksieve.tuning import (
     CLUSTER,
@@ -20,17 +20,13 @@ from ksieve.tuning import (
     CROWDED,
     CROWDED_RATIO,
     EXACT_CAPACITY,
-    FEW,
     FEWEST_SPLITS,
     GEOMETRY,
     GEOMETRY_BEFORE_HOPPER,
     GEOMETRY_ROOMY,
     GEOMETRY_SHORT,
     GEOMETRY_SMALL,
-    LINES_RATIO,
-    LONGEST_MANY_QUADS,
-    LONGEST_QUADS,
-    MANY,
+    LINES_RANK,
     MANY_SHORT,
     RESIDENT,
     RESIDENT_ROWS,
@@ -51,9 +47,6 @@ HEADER_BYTES = 256
 STORAGE_BYTES = 8192 + 640
 """Shared memory of a CTA besides its candidates and its threads' share: histogram and scalars (kernels/storage.cuh)."""
 
-STAGES = 6
-"""16-byte loads in flight per thread: stages of the ring in shared memory (kernels/row.cuh)."""
-
 BATCH = 2
 """Vectors of 16 bytes that a thread looks at together."""
 
@@ -68,6 +61,9 @@ CANDIDATE_BYTES = 8
 
 HEIGHT_BYTES = 4
 """Shared memory per thread besides its column and its places in the ring: the height of the column."""
+
+NARROW_BYTES = 6
+"""The same in a column where a place among the scores that a thread reads, in 16 bits, tells the index."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a score."""
@@ -143,13 +139,19 @@ def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
     """Launch shape of a family for a problem: fewer resident CTAs where only so its slots can be sorted on chip."""
     geometry = geometry_of(device, family, _roomy(problem, policy))
-    short = GEOMETRY_SHORT.get(family)
-    if short and geometry is GEOMETRY[family] and problem.rows >= MANY_SHORT and problem.width <= short.widest:
-        geometry = short
+    if geometry is GEOMETRY[family] and _many_short(problem, device, family):
+        geometry = GEOMETRY_SHORT[family]
     needed = SCALAR_BYTES + 4 * geometry.threads + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)
     return geometry
+
+
+def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
+    """Whether a problem is one for many small CTAs: its rows are many and short."""
+    if family not in GEOMETRY_SHORT or geometry_of(device, family, problem.dtype != "float32") is not GEOMETRY[family]:
+        return False
+    return problem.rows >= MANY_SHORT and problem.width <= GEOMETRY_SHORT[family].widest
 
 
 def sort_bytes(problem: Problem) -> int:
@@ -176,10 +178,12 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) ->
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
         return None  # a forced family samples whatever it can; rows too short for the view go direct on the device
-    longest = LONGEST_QUADS if FEW < problem.rows < MANY else LONGEST_MANY_QUADS
-    if width <= longest or LINES_RATIO * k > width:
+    stride = width // max(k, LINES_RANK)
+    if stride < LINES_16.stride:
         return QUADS_16
-    return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS else LINES_64
+    if stride >= LINES_64.stride:
+        return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS else LINES_64
+    return LINES_32 if stride >= LINES_32.stride else LINES_16
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> tuple[str, str]:
@@ -243,16 +247,17 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
     wanted = _round_up(wanted, 256)
     geometry = _geometry(problem, device, family, policy)
     room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
-    ring = 16 * ring_stages(geometry.held, geometry.threads, problem.dtype)
+    ring = 16 * ring_stages(geometry, problem.dtype)
     room -= STORAGE_BYTES + (ring + HEIGHT_BYTES) * geometry.threads
     columns = 0
     if policy is not None:
         share = mean / geometry.threads
         columns = math.ceil(share + COLUMN_SIGMAS * math.sqrt(share))
-        fitting = (room - SHARED_LIST * CANDIDATE_BYTES) // (CANDIDATE_BYTES * geometry.threads)
-        columns = min(columns, MAX_COLUMNS, fitting)
-        room -= columns * CANDIDATE_BYTES * geometry.threads
-    sortable = STORAGE_BYTES - SCALAR_BYTES + (ring + columns * CANDIDATE_BYTES) * geometry.threads
+        entry = entry_bytes(family, problem.width, geometry.threads)
+        columns = min(columns, MAX_COLUMNS, (room - SHARED_LIST * CANDIDATE_BYTES) // (entry * geometry.threads))
+        room -= columns * entry * geometry.threads
+        ring += columns * entry
+    sortable = STORAGE_BYTES - SCALAR_BYTES + ring * geometry.threads
     if 0 < sort_bytes(problem) - sortable <= room:
         # Candidates make room to sort in.
         wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
@@ -260,9 +265,15 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
     return Storage(columns, shared, wanted - shared)
 
 
-def ring_stages(held: int, threads: int, dtype: str) -> int:
-    """Stages of a CTA's ring of loads: `STAGES`, or what a row of `held` scores fills."""
-    return held * ITEM_BYTES[dtype] // (16 * threads) if held else STAGES
+def entry_bytes(family: str, width: int, threads: int) -> int:
+    """Bytes of a column's entry. Segments that are joined mix the scores of many threads: those keep whole indices."""
+    narrow = family == "persistent_sampled" and width <= (1 << 16) * (threads - 1)
+    return NARROW_BYTES if narrow else CANDIDATE_BYTES
+
+
+def ring_stages(geometry: Geometry, dtype: str) -> int:
+    """Stages of a CTA's ring of loads (kernels/row.cuh): what a row that is held fills, or those of the geometry."""
+    return geometry.held * ITEM_BYTES[dtype] // (16 * geometry.threads) if geometry.held else geometry.stages
 
 
 def statistics_bound(width: int, policy: SamplingPolicy) -> int:
@@ -309,6 +320,7 @@ def _plan(
         threads=geometry.threads,
         ctas_per_sm=geometry.ctas_per_sm,
         shared_capacity=storage.shared,
+        stages=ring_stages(geometry, problem.dtype),
         columns=storage.columns,
         reason=reason,
     )
@@ -329,8 +341,8 @@ def with_workspace(plan: Plan) -> Plan:
 
 def shared_bytes(plan: Plan) -> int:
     """Dynamic shared memory of a plan's kernel."""
-    ring = 16 * ring_stages(plan.held, plan.threads, plan.problem.dtype)
-    per_thread = ring + HEIGHT_BYTES + plan.columns * CANDIDATE_BYTES
+    column = plan.columns * entry_bytes(plan.family, plan.problem.width, plan.threads)
+    per_thread = 16 * plan.stages + HEIGHT_BYTES + column
     return STORAGE_BYTES + per_thread * plan.threads + plan.shared_capacity * CANDIDATE_BYTES
 
 

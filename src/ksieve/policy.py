@@ -243,6 +243,8 @@ LINES_64 = SamplingPolicy(
     source="docs/tuning.md: whole 128-byte lines cost a quarter of the memory transactions of scattered samples",
 )
 LINES_128 = replace(LINES_64, name="lines-128", stride=128)
+LINES_32 = replace(LINES_64, name="lines-32", stride=32)
+LINES_16 = replace(LINES_64, name="lines-16", stride=16)
 QUADS_16 = SamplingPolicy(
     "quads-16",
     16,
@@ -254,7 +256,9 @@ QUADS_16 = SamplingPolicy(
     source="docs/tuning.md: rows up to 64K need a denser view than lines, and its reads are cheap there",
 )
 
-POLICIES: dict[str, SamplingPolicy] = {p.name: p for p in (PAPER_64, PAPER_128, LINES_64, LINES_128, QUADS_16)}
+POLICIES: dict[str, SamplingPolicy] = {
+    p.name: p for p in (PAPER_64, PAPER_128, LINES_16, LINES_32, LINES_64, LINES_128, QUADS_16)
+}
 """Policies that can be asked for by name."""
 
 

@@ -41,6 +41,8 @@ class Geometry:
     Attributes
     ----------
     threads, ctas_per_sm : int
+    stages : int
+        Loads of 16 bytes that each thread keeps in flight.
     held : int
         Longest row, in scores, that the family keeps on chip and reads once; 0 for families that do not.
     widest : int
@@ -51,6 +53,7 @@ class Geometry:
 
     threads: int
     ctas_per_sm: int
+    stages: int = 6
     held: int = 0
     widest: int = 0
     source: str = NOT_MEASURED + "given by a caller"
@@ -59,22 +62,12 @@ class Geometry:
 SHORTEST_SAMPLED = Threshold(
     4096, "narrower rows, in scores, are never sampled: their view would be too small", "docs/tuning.md#10"
 )
-LONGEST_QUADS = Threshold(
-    65_536,
-    "rows up to this width, in scores, are sampled in dense quads; wider ones in whole lines",
-    "benchmarks/results/gpu-planner-k2048.json",
+LINES_RANK = Threshold(
+    1024,
+    "rows of at least n times this many scores, and n times k, are sampled by one line in n: 64, 32 or 16; shorter "
+    "ones in quads",
+    "docs/tuning.md#14",
 )
-LONGEST_MANY_QUADS = Threshold(
-    32_768,
-    "the same from `MANY` rows on, where reads count for more than latency",
-    "benchmarks/results/gpu-planner-k2048.json",
-)
-FEW = Threshold(
-    4,
-    "rows up to which it holds, too: their view is read by each of many CTAs",
-    "benchmarks/results/gpu-planner-k2048.json",
-)
-MANY = Threshold(512, "rows from which `LONGEST_MANY_QUADS` holds", "benchmarks/results/gpu-planner-k2048.json")
 SPARSE_LINES = Threshold(
     524_288, "from this width, in scores, one line in 128 is sampled in place of one in 64", "docs/tuning.md#6"
 )
@@ -92,9 +85,6 @@ CROWDED_RATIO = Threshold(
     "benchmarks/results/gpu-planner-k2048.json",
 )
 CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", "benchmarks/results/gpu-planner-k2048.json")
-LINES_RATIO = Threshold(
-    32, "rows of fewer than this many times k scores are sampled in quads at any width", "docs/tuning.md#6"
-)
 SPLIT_IN_TWO = Threshold(
     262_144,
     "from this width, in scores, two CTAs per row pay; narrower rows need `FEWEST_SPLITS`",
@@ -111,7 +101,7 @@ SEGMENT = Threshold(
 SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/tuning.md#8."""
 
-MANY_SHORT = Threshold(1024, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#13")
+MANY_SHORT = Threshold(512, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#14")
 RESIDENT = Threshold(8192, "rows up to this width, in scores, stay on chip whatever their number", "docs/tuning.md#13")
 RESIDENT_ROWS = Threshold(
     4,
@@ -168,7 +158,7 @@ GEOMETRY_ROOMY: dict[str, Geometry] = {
 """The same for specialisations that need more registers, on any device."""
 
 GEOMETRY_SHORT: dict[str, Geometry] = {
-    "persistent_sampled": Geometry(256, 4, widest=32_768, source="docs/tuning.md#13"),
+    "persistent_sampled": Geometry(256, 4, stages=4, widest=65_536, source="docs/tuning.md#14"),
     "row_exact": Geometry(256, 4, held=8192, widest=8192, source="docs/tuning.md#13"),
 }
 """The same from `MANY_SHORT` short rows on, from Hopper on: more and smaller CTAs, with fewer warps for fixed work."""

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+import ksieve
 from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, crowded, small_storage
+from ksieve.backends.cuda import spec
 from ksieve.policy import QUADS_16, SamplingPolicy
 from ksieve.tuning import MANY_SHORT
 
@@ -49,6 +51,7 @@ def kernels():
     for name in COLUMNS:
         plan = VARIANTS[name].plan(8, 65_536, 1000, device=runner.PLAN_DEVICE)
         yield from itertools.product((plan, small_storage(plan, 1024)), (False, True))
+    yield from ((widest_plan(extra), False) for extra in (0, 1))
     for variant in LAVISH.values():
         yield from itertools.product([lavish_plan(variant)], (False, True))
     for name, dtype in itertools.product(DIRECT, DTYPES):
@@ -102,6 +105,30 @@ def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
         found = judged(plan, scores, lengths, tally, name)
         wrong += [f"offset={offset} padding={padding}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- columns -------------------------------------------------------------------------------------------------
+
+
+def widest_plan(extra):
+    """The widest rows whose columns hold 16-bit places, or one score more."""
+    return ksieve.plan(
+        rows=2, width=(1 << 16) * 511 + extra, k=2048, device=runner.PLAN_DEVICE, family="persistent_sampled"
+    )
+
+
+@pytest.mark.skipif(runner.DRY, reason="rows of 128 MiB")
+@pytest.mark.parametrize("extra", [0, 1])
+def test_places_in_columns_reach_the_end_of_the_widest_rows(extra, tally):
+    """The best scores lie at the end, where places are greatest."""
+    plan = widest_plan(extra)
+    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_NARROW"] == (extra == 0)
+    scores = torch.randn(2, plan.problem.width, device=runner.DEVICE)
+    scores[:, -6000:] += 9
+    lengths = torch.tensor([plan.problem.width, plan.problem.width - 3], dtype=torch.int32, device=runner.DEVICE)
+    wrong = runner.check(plan, scores, lengths)
+    tally.add("persistent-64", 2, wrong)
     assert not wrong, "\n".join(wrong)
 
 

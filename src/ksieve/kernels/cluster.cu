@@ -30,11 +30,11 @@ template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
 __device__ __forceinline__ void gather_peers(int splits) {
   SharedStorage& s = shared_storage();
   for (int rank = 1; rank < splits; ++rank) {
-    const SharedStorage& peer = *in_rank(&s, rank);
+    SharedStorage& peer = *in_rank(&s, rank);
     int listed = min(peer.listed, kListed);
     int base = s.listed;
     for (int slot = threadIdx.x; slot < listed; slot += kThreads) {
-      u64 entry = peer.columns[slot];
+      u64 entry = shared_list(peer)[slot];
       if (base + slot < kListed) {
         list_entry(base + slot) = entry;
       } else {

@@ -45,6 +45,7 @@ constexpr int kPool = KSIEVE_PEAKS ? 4 : 1; // adjacent scores of which the best
 constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
 constexpr int kColumns = KSIEVE_COLUMNS;                // candidates in each thread's own column
+constexpr bool kNarrow = KSIEVE_NARROW != 0;            // columns tell indices by places: storage.cuh
 constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // and in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;

@@ -32,8 +32,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
   wait_for_inputs();
+  if (blockIdx.x < p.rows) {
+    fetch_length(p, blockIdx.x);
+    if (kLines) prefetch_view(p, blockIdx.x, p.width);
+  }
   fall_behind(p);
-  if (blockIdx.x < p.rows) fetch_length(p, blockIdx.x);
   arrived();
   __syncthreads(); // the first row's length is there
   for (int id = blockIdx.x; id < p.rows;) {
@@ -64,8 +67,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     trace_write(p, id);
     arrived();
     __syncthreads(); // the next row is known, and nobody still works on this one
-    id = s.next;
-    __syncthreads(); // everybody knows it, before it is overwritten
+    id = s.next;     // overwritten behind the next barrier
   }
   if (threadIdx.x == 0) leave_queue(p);
 }

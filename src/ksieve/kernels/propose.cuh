@@ -41,12 +41,13 @@ __device__ __forceinline__ int statistic_at(int ordinal, int id) {
 
 // One statistic: the best of kPool scores, as far as the row goes. All NaN gives NaN.
 __device__ __forceinline__ float load_statistic(const Row& row, int first) {
-  if constexpr (kPool % kVector == 0) {
-    if (!rarely(first + kPool > row.length || reinterpret_cast<u64>(row.scores + first) % 16 != 0)) {
-      Raw raw = load_raw(row.scores + first);
+  if constexpr (kPool > 1) {
+    constexpr int kBytes = kPool * sizeof(Score);
+    if (!rarely(first + kPool > row.length || reinterpret_cast<u64>(row.scores + first) % kBytes != 0)) {
+      Raw raw = load_kept<kBytes>(row.scores + first);
       float best = unpack(raw, 0);
 #pragma unroll
-      for (int i = 1; i < kVector; ++i)
+      for (int i = 1; i < kPool; ++i)
         best = fmaxf(best, unpack(raw, i));
       return best;
     }
@@ -134,14 +135,16 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
       best = min(best, key);
       if (!kExactBoundary) continue;
       if (height < kColumns) {
-        column_entry(height++) = make_entry(key, ordinal);
+        column_key(height) = key;
+        column_place(height) = any_place(height);
+        ++height;
       } else {
-        list_entry(ordinal - kColumns * kThreads) = make_entry(key, ordinal);
+        list_entry(ordinal - kColumns * kThreads) = make_entry(key, index_of_place(any_place(height++)));
       }
     }
   }
   if (kExactBoundary) {
-    if (kColumns) s.height[threadIdx.x] = height;
+    if (kColumns) s.height[threadIdx.x] = min(height, kColumns);
     if (threadIdx.x == 0) s.listed = max(count - kColumns * kThreads, 0);
   }
   best = __reduce_min_sync(kFullWarp, best);
@@ -172,6 +175,17 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
   forget_candidates();
 }
 
+// Whole lines of a view are kept in L2, if it can be helped, until the scan reads them again. Groups that are less lie
+// so densely that it would have to keep a good part of the row.
+constexpr bool kLines = kGroup * sizeof(Score) >= 128;
+__device__ __forceinline__ void prefetch(const Score* scores) {
+  if (kLines) {
+    asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(scores));
+  } else {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(scores));
+  }
+}
+
 // Starts fetching another row's view, on the guess that it is about as long as this one: its latency is hidden behind
 // whatever this row still has to do.
 __device__ __forceinline__ void prefetch_view(const Params& p, int id, int length) {
@@ -183,5 +197,5 @@ __device__ __forceinline__ void prefetch_view(const Params& p, int id, int lengt
 #endif
   int groups = view_scores(id, min(length, p.width)) / kGroup;
   for (int group = threadIdx.x; group < groups; group += kThreads)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(scores + (group * kStride + view_offset(id, group)) * kGroup));
+    prefetch(scores + (group * kStride + view_offset(id, group)) * kGroup);
 }

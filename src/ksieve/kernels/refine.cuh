@@ -21,38 +21,22 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     list_few(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
     return false;
   };
-  constexpr int kTogether = 8; // entries of a column that registers hold at once
   int height = own_height();
+  u32 chosen = 0; // entries of this thread's column, as bits
+  u32 last = 0;
+  constexpr int kTogether = 8; // entries that are loaded at once
 #pragma unroll
-  for (int from = 0; from < kColumns; from += kTogether) {
-    if (!__any_sync(kFullWarp, from < height)) break;
-    u64 entry[kTogether];
-#pragma unroll
-    for (int b = 0; b < kTogether; ++b)
-      if (from + b < kColumns) entry[b] = column_entry(from + b);
-    u32 chosen = 0;
-    u32 last = 0;
-#pragma unroll
-    for (int b = 0; b < kTogether; ++b) {
-      if (from + b >= kColumns) break;
-      chosen |= entry_key(entry[b]) < q.keys.best ? 1u << b : 0u;
-      last |= entry_key(entry[b]) <= q.keys.worst ? 1u << b : 0u;
-    }
-    u32 stored = (1u << min(max(height - from, 0), kTogether)) - 1;
-    chosen &= stored;
-    for (last &= stored & ~chosen; last; last &= last - 1)
-      if (taken(column_entry(from + __ffs(last) - 1))) chosen |= last & -last;
-    u32 place = reserve_many(&s.emitted, __popc(chosen));
-    u32 k = s.rule.k;
-    int* out = s.rule.row_out;
-#pragma unroll
-    for (int b = 0; b < kTogether; ++b) {
-      if (from + b >= kColumns) break;
-      bool wanted = chosen >> b & 1;
-      if (wanted && place < k) out[place] = shown_position(entry_index(entry[b]));
-      place += wanted;
-    }
+  for (int at = 0; at < kColumns; ++at) {
+    if (at % kTogether == 0 && !__any_sync(kFullWarp, at < height)) break;
+    u32 key = column_key(at);
+    chosen |= key < q.keys.best ? 1u << at : 0u;
+    last |= key <= q.keys.worst ? 1u << at : 0u;
   }
+  u32 stored = height == 32 ? ~0u : (1u << height) - 1;
+  chosen &= stored;
+  for (last &= stored & ~chosen; last; last &= last - 1)
+    if (taken(column_entry(__ffs(last) - 1))) chosen |= last & -last;
+
   int listed = min(s.listed, kListed);
 #pragma unroll 1
   for (int first = 0; first < listed; first += kThreads) {
@@ -63,12 +47,37 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     int place = reserve(&s.emitted, chosen);
     if (chosen) write_front(place, entry_index(entry));
   }
-  if (!rank_last) return;
-  __syncthreads(); // the last candidates are listed, and every other one is emitted
-  if (threadIdx.x >= 32) return;
-  RankedEntry last = rank_few(q.count);
-  if (static_cast<int>(threadIdx.x) < q.count && last.rank < q.quota)
-    write_front(s.emitted + last.rank, kTies ? tie_position(entry_index(last.entry)) : entry_index(last.entry));
+  if (rank_last) {
+    __syncthreads(); // the last candidates are listed
+    if (threadIdx.x < 32) {
+      RankedEntry mine = rank_few(q.count);
+      int index = entry_index(mine.entry);
+      if (static_cast<int>(threadIdx.x) < q.count && mine.rank < q.quota)
+        write_front(s.rule.k - q.quota + mine.rank, kTies ? tie_position(index) : index);
+    }
+  }
+
+  if (!kColumns) return;
+  Places places = few_before<kColumns>(__popc(chosen));
+  u32 place = 0;
+  if ((threadIdx.x & 31) == 0 && places.total) place = atomicAdd(&s.emitted, places.total);
+  place = __shfl_sync(kFullWarp, place, 0) + places.before;
+  u32 k = s.rule.k;
+  int* out = s.rule.row_out;
+#pragma unroll
+  for (int from = 0; from < kColumns; from += kTogether) {
+    if (!__any_sync(kFullWarp, chosen >> from)) break;
+    int index[kTogether];
+#pragma unroll
+    for (int b = 0; b < kTogether && from + b < kColumns; ++b)
+      index[b] = shown_position(index_of_place(load_place(from + b)));
+#pragma unroll
+    for (int b = 0; b < kTogether && from + b < kColumns; ++b) {
+      bool wanted = chosen >> (from + b) & 1;
+      if (wanted && place < k) out[place] = index[b];
+      place += wanted;
+    }
+  }
 }
 
 // Needs a barrier after the last count.

@@ -7,7 +7,7 @@ using Score = float;
 #else
 using Score = unsigned short;
 #endif
-constexpr int kVector = 16 / sizeof(Score); // scores in one 16-byte load
+static_assert(kVector == 16 / sizeof(Score), "a vector is 16 bytes");
 
 __device__ __forceinline__ float widen(Score score) {
 #if KSIEVE_DTYPE == 0
@@ -82,6 +82,23 @@ __device__ __forceinline__ Raw load_raw(const Score* address) {
   return raw;
 }
 
+// The same for 8 or 16 bytes of the view: the scan, which reads all of them again, had better find them in L2.
+template <int kBytes> __device__ __forceinline__ Raw load_kept(const Score* address) {
+  Raw raw = {};
+  u64 kept;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(kept));
+  if constexpr (kBytes == 16) {
+    asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
+        : "l"(address), "l"(kept));
+  } else {
+    asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(raw.word[0]), "=r"(raw.word[1])
+        : "l"(address), "l"(kept));
+  }
+  return raw;
+}
+
 __device__ __forceinline__ float unpack(const Raw& raw, int i) {
 #if KSIEVE_DTYPE == 0
   return __uint_as_float(raw.word[i]);
@@ -114,7 +131,15 @@ __device__ __forceinline__ void fill_behind(u32 ring) {
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-constexpr int kStep = kThreads * kVector;  // scores between two vectors of a thread
+__device__ __forceinline__ Raw read_ring(u32 ring) {
+  Raw raw;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
+               : "r"(ring)
+               : "memory");
+  return raw;
+}
+
 constexpr int kBatch = kStages / kBatches; // vectors that a thread looks at together
 constexpr u32 kStageBytes = kThreads * 16; // of the ring
 constexpr int kTurn = kStages * kStep;     // scores in one turn of the ring
@@ -129,11 +154,15 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
   Body body = body_of(scores, begin, end);
   u32 ring = own_ring();
   int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
+  if (kColumns && threadIdx.x == 0) shared_storage().origin = body.begin;
+  const Score* from = scores + first;
+  // Without this, the addresses of all stages are kept, and spilled, for scans that are rare.
+  asm volatile("" : "+l"(from), "+r"(ring));
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     int ahead = first + stage * kStep;
     if (ahead < body.end) {
-      copy_ahead(ring + stage * kStageBytes, scores + ahead);
+      copy_ahead(ring + stage * kStageBytes, from + stage * kStep);
     } else {
       fill_behind(ring + stage * kStageBytes);
     }
@@ -162,10 +191,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     Raw raw[kBatch];
 #pragma unroll
     for (int u = 0; u < kBatch; ++u)
-      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(raw[u].word[0]), "=r"(raw[u].word[1]), "=r"(raw[u].word[2]), "=r"(raw[u].word[3])
-                   : "r"(slot + u * kStageBytes)
-                   : "memory");
+      raw[u] = read_ring(slot + u * kStageBytes);
     visitor.see(raw, slot, first, body.end - first);
     if (kResident) {
       // nothing makes room for anything

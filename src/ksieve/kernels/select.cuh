@@ -27,11 +27,14 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
   return {p, row, 0, row.length};
 }
 
-// `ahead()` runs while nothing is waited for yet, before the row is scanned; `meanwhile()` when it has been read and
-// only on-chip work is left. A short row skips the latter.
+// `ahead()` runs while nothing is waited for yet, before the row is scanned, and behind a barrier; `meanwhile()` when
+// it has been read and only on-chip work is left. A short row skips the latter.
 template <class Ahead, class Meanwhile>
 __device__ __forceinline__ void select_row(const RowTask& t, Ahead ahead, Meanwhile meanwhile) {
-  if (select_short(t.params, t.row)) return ahead();
+  if (select_short(t.params, t.row)) {
+    __syncthreads(); // everybody knows the row
+    return ahead();
+  }
   start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
   __syncthreads(); // storage is empty

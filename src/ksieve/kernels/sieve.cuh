@@ -35,6 +35,24 @@ __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   return base + __popc(mask & lanes_below());
 }
 
+// The same as lanes_before, where nobody's `mine` exceeds kMost, with the sum over all lanes: votes, unlike shuffles,
+// do not wait for each other.
+struct Places {
+  int before;
+  int total;
+};
+template <int kMost> __device__ __forceinline__ Places few_before(int mine) {
+  Places found = {0, 0};
+  u32 below = lanes_below();
+#pragma unroll
+  for (int bit = 0; kMost >> bit; ++bit) {
+    u32 mask = __ballot_sync(kFullWarp, mine >> bit & 1);
+    found.before += __popc(mask & below) << bit;
+    found.total += __popc(mask) << bit;
+  }
+  return found;
+}
+
 // The same for `mine` places of each lane. For whole warps.
 __device__ __forceinline__ int reserve_many(int* counter, int mine) {
   int before = lanes_before(mine);
@@ -185,7 +203,7 @@ template <bool kFast> struct Admit {
   u32 end;      // and of the one behind its last
   int tied = 0; // scores of this warp set apart; the same in all lanes
 
-  static constexpr u32 kPitch = kThreads * sizeof(u64); // from one entry of a column to the next
+  static constexpr u32 kPitch = kThreads * sizeof(u32); // from one entry of a column to the next
 
   __device__ __forceinline__ explicit Admit(const ScanRule& rule)
       : above(bound_below(rule.worst)), cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kApart))), top(base()),
@@ -195,8 +213,22 @@ template <bool kFast> struct Admit {
   // NaN means every NaN.
   __device__ __forceinline__ static float plateau() { return score_of_key(shared_storage().rule.worst); }
 
-  __device__ __forceinline__ static u32 base() {
-    return static_cast<u32>(__cvta_generic_to_shared(&shared_storage().columns[threadIdx.x]));
+  __device__ __forceinline__ static u32 base() { return static_cast<u32>(__cvta_generic_to_shared(&column_key(0))); }
+
+  // Where a score comes from goes to the same entry of the columns behind.
+  __device__ __forceinline__ void put(float score, u32 bit, int first) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(top), "f"(score) : "memory");
+    if constexpr (kNarrow) {
+      u32 columns = static_cast<u32>(__cvta_generic_to_shared(shared_storage().candidates));
+      u32 before = static_cast<u32>(first) / kThreads / kVector * kVector; // scores of this thread
+      auto place = static_cast<unsigned short>(before + bit);
+      asm volatile("st.shared.u16 [%0 + %2], %1;" ::"r"((top >> 1) + (columns >> 1)), "h"(place), "n"(kColumnKeys)
+                   : "memory");
+    } else {
+      asm volatile("st.shared.u32 [%0 + %2], %1;" ::"r"(top), "r"(index_of_bit(bit, first)), "n"(kColumnKeys)
+                   : "memory");
+    }
+    top += kPitch;
   }
 
   // A hit is read back from the ring by its bit.
@@ -215,9 +247,7 @@ template <bool kFast> struct Admit {
     }
     while (hits && !rarely(top >= end)) {
       u32 bit = take_bit(hits);
-      float score = read_back(ring, bit);
-      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(top), "r"(index_of_bit(bit, first)), "f"(score) : "memory");
-      top += kPitch;
+      put(read_back(ring, bit), bit, first);
     }
     if (rarely(hits != 0)) list_bits(hits, ring, first);
   }
@@ -249,9 +279,9 @@ template <bool kFast> struct Admit {
     int height = kColumns ? static_cast<int>((top - base()) / kPitch) : 0;
     s.height[threadIdx.x] = height;
     Digit digit = s.rule.digit;
-    each_in_column(height, [&](u64& entry) {
+    each_in_column(height, [&](u64 entry, int at) {
       u32 key = number_key(__uint_as_float(entry_key(entry))); // nothing admitted is NaN
-      entry = make_entry(key, entry_index(entry));
+      column_key(at) = key;
       atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
     });
     int total = __reduce_add_sync(kFullWarp, height);

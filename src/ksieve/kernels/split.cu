@@ -27,19 +27,19 @@ __device__ __forceinline__ void publish(RowState* state, u64* list) {
 }
 
 // Whether this CTA is the last of its row to publish; then everything published is visible to all its threads, and
-// `s.count` is the number of candidates.
+// `s.count` is the number of candidates. One thread's fences are enough: barriers pass on what they order.
 __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
   SharedStorage& s = shared_storage();
-  __threadfence();
-  __syncthreads(); // every thread's part of the publication is visible device-wide
+  __syncthreads(); // every thread's part of the publication is written
   clear_counts();
   if (threadIdx.x == 0) {
+    __threadfence(); // and visible device-wide before the arrival
     u64 progress = state_arrive(state);
+    __threadfence(); // nothing of the others is read before it
     s.flag = progress >> 32 == static_cast<u32>(splits) - 1;
     s.count = static_cast<int>(progress);
   }
   __syncthreads(); // the verdict is known
-  __threadfence();
   return s.flag;
 }
 
@@ -60,7 +60,8 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
       if (at >= count) break;
       atomicAdd(&s.histogram[bin_of(entry_key(entry[b]), digit)], 1u);
       if (height < kColumns) {
-        column_entry(height++) = entry[b];
+        column_key(height) = entry_key(entry[b]);
+        column_place(height++) = entry_index(entry[b]);
       } else {
         list_entry(at - kColumns * kThreads) = entry[b];
       }

@@ -39,12 +39,22 @@ struct alignas(16) RingSlot {
   u32 word[4];
 };
 
+template <bool kHalf> struct PlaceType {
+  using Type = u32;
+};
+template <> struct PlaceType<true> {
+  using Type = unsigned short;
+};
+using Place = PlaceType<kNarrow>::Type;
+constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
+constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
+
 struct alignas(16) SharedStorage {
-  RingSlot ring[kStages][kThreads];                   // 16-byte loads in flight: row.cuh
-  u32 histogram[kBins];                               // all zero whenever a counting step begins
-  u64 columns[kColumns * kThreads + kSharedCapacity]; // candidates: a column per thread, then the list
-  int height[kThreads];                               // filled part of each column; its thread's own
-  u64 few[kFewest];                                   // the last unresolved candidates
+  RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: row.cuh
+  u32 histogram[kBins];             // all zero whenever a counting step begins
+  alignas(8) unsigned char candidates[kColumnBytes + kSharedCapacity * sizeof(u64)]; // columns, then the list
+  int height[kThreads]; // filled part of each column; its thread's own
+  u64 few[kFewest];     // the last unresolved candidates
   u32 warp_totals[32];
   ScanRule rule;
   u64* spill; // this worker's slice of global workspace
@@ -61,7 +71,8 @@ struct alignas(16) SharedStorage {
   u32 greatest;
   int next; // next row of a persistent CTA
   int next_length;
-  int flag; // block-wide broadcast of the split family
+  int origin; // position of the first score that thread 0 reads
+  int flag;   // block-wide broadcast of the split family
   int trace[kStatsColumns];
   const void* window; // of windows: the row's first score
   int row_slots;      // its own k
@@ -70,7 +81,7 @@ struct alignas(16) SharedStorage {
   int tie_from;       // and the position that ties are preferred from, one end of the row
   int tie_quota;      // what one more traversal has to collect: this many scores
   u32 tie_key;        // of this key
-  int reserved[3];    // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
+  int reserved[2];    // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 
@@ -90,14 +101,55 @@ __device__ __forceinline__ u64 make_entry(u32 high, int index) {
 __device__ __forceinline__ u32 entry_key(u64 entry) { return static_cast<u32>(entry >> 32); }
 __device__ __forceinline__ int entry_index(u64 entry) { return static_cast<int>(entry & 0xffffffffu); }
 
-__device__ __forceinline__ u64& column_entry(int place) {
-  return shared_storage().columns[place * kThreads + static_cast<int>(threadIdx.x)];
+constexpr int kVector = KSIEVE_DTYPE == 0 ? 4 : 8; // scores in one 16-byte load
+constexpr int kStep = kThreads * kVector;          // scores between two vectors of a thread
+
+// Columns hold keys, and apart from them what tells the index: itself, or if narrow the place among the scores that
+// the thread reads, vector by vector, which takes two bytes less.
+__device__ __forceinline__ u32& column_key(int at) {
+  return reinterpret_cast<u32*>(shared_storage().candidates)[at * kThreads + static_cast<int>(threadIdx.x)];
+}
+__device__ __forceinline__ Place& column_place(int at) {
+  return reinterpret_cast<Place*>(shared_storage().candidates +
+                                  kColumnKeys)[at * kThreads + static_cast<int>(threadIdx.x)];
+}
+
+// The same, loaded here and not where it is used: lanes that use it wait together.
+__device__ __forceinline__ u32 load_place(int at) {
+  u32 address = static_cast<u32>(__cvta_generic_to_shared(&column_place(at)));
+  u32 place;
+  if constexpr (kNarrow) {
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(place) : "r"(address));
+  } else {
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(place) : "r"(address));
+  }
+  return place;
+}
+
+// Position of the first score that this thread reads.
+__device__ __forceinline__ int own_first() { return shared_storage().origin + static_cast<int>(threadIdx.x) * kVector; }
+
+__device__ __forceinline__ int index_of_place(u32 place) {
+  if (!kNarrow) return static_cast<int>(place);
+  int ahead = static_cast<int>(place * kThreads - place % kVector * (kThreads - 1)); // place / kVector * kStep + rest
+  return own_first() + ahead;
+}
+
+// A place that no other entry of any column has.
+__device__ __forceinline__ Place any_place(int at) {
+  return static_cast<Place>(kNarrow ? at : at * kThreads + static_cast<int>(threadIdx.x));
+}
+
+__device__ __forceinline__ u64 column_entry(int at) {
+  return make_entry(column_key(at), index_of_place(column_place(at)));
+}
+__device__ __forceinline__ u64* shared_list(SharedStorage& s) {
+  return reinterpret_cast<u64*>(s.candidates + kColumnBytes);
 }
 
 __device__ __forceinline__ u64& list_entry(int slot) {
   SharedStorage& s = shared_storage();
-  return kSharedCapacity == kListed || slot < kSharedCapacity ? s.columns[kColumns * kThreads + slot]
-                                                              : s.spill[slot - kSharedCapacity];
+  return kSharedCapacity == kListed || slot < kSharedCapacity ? shared_list(s)[slot] : s.spill[slot - kSharedCapacity];
 }
 
 __device__ __forceinline__ int own_height() { return kColumns ? shared_storage().height[threadIdx.x] : 0; }
@@ -112,8 +164,8 @@ __device__ __forceinline__ u64 own_entry(int i, int height) {
   return i < height ? column_entry(i) : list_entry((i - height) * kThreads + static_cast<int>(threadIdx.x));
 }
 
-// Calls visit(entry) for each entry of this thread's column. Entries are loaded four at a time, so that the lanes of a
-// warp wait together.
+// Calls visit(entry, at) for each entry of this thread's column. Entries are loaded four at a time, so that the lanes
+// of a warp wait together.
 template <class Visit> __device__ __forceinline__ void each_in_column(int height, Visit visit) {
 #pragma unroll 1
   for (int i = 0; i < height; i += 4) {
@@ -124,16 +176,14 @@ template <class Visit> __device__ __forceinline__ void each_in_column(int height
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       if (i + b >= height) break;
-      u64 before = entry[b];
-      visit(entry[b]);
-      if (entry[b] != before) column_entry(i + b) = entry[b];
+      visit(entry[b], i + b);
     }
   }
 }
 
 // Calls visit(entry) for each stored candidate of this thread.
 template <class Visit> __device__ __forceinline__ void each_own(Visit visit) {
-  if (kColumns) each_in_column(own_height(), visit);
+  if (kColumns) each_in_column(own_height(), [&](u64 entry, int) { visit(entry); });
   int listed = min(shared_storage().listed, kListed);
 #pragma unroll 1
   for (int slot = threadIdx.x; slot < listed; slot += kThreads)

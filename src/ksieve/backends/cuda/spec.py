@@ -74,13 +74,12 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
     if plan.family not in STEMS:
         raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")
     policy = plan.policy
-    stages = planner_cuda.ring_stages(plan.held, plan.threads, plan.problem.dtype)
     defines = {
         "KSIEVE_THREADS": plan.threads,
         # Statistics are for study: their extra registers must not become spills.
         "KSIEVE_CTAS_PER_SM": 1 if stats else plan.ctas_per_sm,
-        "KSIEVE_STAGES": stages,
-        "KSIEVE_BATCHES": stages // planner_cuda.BATCH,
+        "KSIEVE_STAGES": plan.stages,
+        "KSIEVE_BATCHES": plan.stages // planner_cuda.BATCH,
         "KSIEVE_STRIDE": policy.stride if policy else 0,
         "KSIEVE_GROUP": policy.group if policy else 1,
         "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
@@ -89,6 +88,9 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_EXACT_BOUNDARY": int(policy is not None and policy.boundary == "exact"),
         "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
         "KSIEVE_COLUMNS": plan.columns,
+        "KSIEVE_NARROW": int(
+            planner_cuda.entry_bytes(plan.family, plan.problem.width, plan.threads) == planner_cuda.NARROW_BYTES
+        ),
         "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
         "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
         "KSIEVE_HELD": plan.held,
