@@ -11,6 +11,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0)
   constexpr int kPerThread = kBins / kThreads;
   int lane = threadIdx.x & 31;
   int warp = threadIdx.x >> 5;
+  asm volatile("" : "+r"(warp)); // not kept, and spilled, from one call to the next
   static_assert(kPerThread % 4 == 0, "a thread reads its bins 16 bytes at a time");
   u32 bins[kPerThread];
   u32 sum = 0;

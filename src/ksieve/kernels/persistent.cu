@@ -20,24 +20,32 @@ __device__ __forceinline__ void fall_behind(const Params& p) {
     __nanosleep(100);
 }
 
+// Read where it is needed: kept from the beginning, it would be spilled.
+__device__ __forceinline__ int grid_size() {
+  int size;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(size));
+  return size;
+}
+
 // Fetches the length of the next row, which nobody waits for before `arrived`.
 __device__ __forceinline__ void fetch_length(const Params& p, int next) {
   if (KSIEVE_WINDOWS || threadIdx.x != 0 || !p.lengths) return;
   u32 at = static_cast<u32>(__cvta_generic_to_shared(&shared_storage().next_length));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(p.lengths + next) : "memory");
 }
-__device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
   wait_for_inputs();
   if (blockIdx.x < p.rows) {
     fetch_length(p, blockIdx.x);
+    commit_copies();
     if (kLines) prefetch_view(p, blockIdx.x, p.width);
+    start_first(p, blockIdx.x);
   }
   fall_behind(p);
-  arrived();
+  // All but the groups of the scores.
+  asm volatile("cp.async.wait_group %0;" ::"n"(kBatches) : "memory");
   __syncthreads(); // the first row's length is there
   for (int id = blockIdx.x; id < p.rows;) {
     int claimed = 0;
@@ -49,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     RowTask task = whole_row(p, row_of(p, id, p.lengths ? s.next_length : p.width), spill_slice(p, blockIdx.x));
 #endif
     select_row(
-        task,
+        task, id == blockIdx.x ? first_started(p) : 0,
         [&] {
-          if (threadIdx.x == 0) s.next = static_cast<int>(gridDim.x) + claimed;
+          if (threadIdx.x == 0) s.next = grid_size() + claimed;
         },
         [&] {
           int next = s.next;

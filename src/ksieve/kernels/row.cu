@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       });
     } else {
       started = false;
-      select_row(task, [] {}, [] {});
+      select_row(task, 0, [] {}, [] {});
     }
     if (next >= p.rows) release_dependents();
     finish_row(p, id, sort_slice(p, blockIdx.x));

@@ -131,6 +131,9 @@ __device__ __forceinline__ void fill_behind(u32 ring) {
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// This thread's copies are there.
+__device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ __forceinline__ Raw read_ring(u32 ring) {
   Raw raw;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -168,6 +171,18 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
     }
     if ((stage + 1) % kBatch == 0) commit_copies();
   }
+}
+
+// A scan that was started up to `guess` while its end was being fetched: behind the end is minus infinity after all.
+__device__ __forceinline__ void end_started_scan(const Score* scores, int begin, int guess, int end) {
+  Body body = body_of(scores, begin, end);
+  if (body.end >= min(body_of(scores, begin, guess).end, body.begin + kTurn)) return;
+  arrived();
+  u32 ring = own_ring();
+  int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
+#pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage)
+    if (first + stage * kStep >= body.end) fill_behind(ring + stage * kStageBytes);
 }
 
 // Shows a visitor every score in [begin, end), whatever the alignment. The body is 16-byte loads that run ahead through

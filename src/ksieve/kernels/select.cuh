@@ -27,15 +27,28 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
   return {p, row, 0, row.length};
 }
 
-// `ahead()` runs while nothing is waited for yet, before the row is scanned, and behind a barrier; `meanwhile()` when
-// it has been read and only on-chip work is left. A short row skips the latter.
+// Up to where the scan of a CTA's first row is started while its length is fetched.
+__device__ __forceinline__ int first_started(const Params& p) { return KSIEVE_WINDOWS ? 0 : p.width; }
+
+__device__ __forceinline__ void start_first(const Params& p, int id) {
+  if (!KSIEVE_WINDOWS) start_scan(static_cast<const Score*>(p.scores) + id * p.pitch, 0, p.width);
+}
+
+// `started` scores of the row are on their way, as far as the ring goes; 0 if none are. `ahead()` runs while nothing is
+// waited for yet, before the row is scanned, and behind a barrier; `meanwhile()` when it has been read and only on-chip
+// work is left. A short row skips the latter.
 template <class Ahead, class Meanwhile>
-__device__ __forceinline__ void select_row(const RowTask& t, Ahead ahead, Meanwhile meanwhile) {
+__device__ __forceinline__ void select_row(const RowTask& t, int started, Ahead ahead, Meanwhile meanwhile) {
   if (select_short(t.params, t.row)) {
-    __syncthreads(); // everybody knows the row
+    arrived();
+    __syncthreads(); // everybody knows the row, and slots may be sorted where its copies were
     return ahead();
   }
-  start_scan(t.row.scores, t.begin, t.end);
+  if (started) {
+    end_started_scan(t.row.scores, t.begin, started, t.end);
+  } else {
+    start_scan(t.row.scores, t.begin, t.end);
+  }
   clear_storage();
   __syncthreads(); // storage is empty
   Stage stage = Stage::kUnbounded;

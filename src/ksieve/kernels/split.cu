@@ -27,15 +27,13 @@ __device__ __forceinline__ void publish(RowState* state, u64* list) {
 }
 
 // Whether this CTA is the last of its row to publish; then everything published is visible to all its threads, and
-// `s.count` is the number of candidates. One thread's fences are enough: barriers pass on what they order.
+// `s.count` is the number of candidates. What one thread releases and acquires, barriers pass on to all.
 __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
   SharedStorage& s = shared_storage();
   __syncthreads(); // every thread's part of the publication is written
   clear_counts();
   if (threadIdx.x == 0) {
-    __threadfence(); // and visible device-wide before the arrival
     u64 progress = state_arrive(state);
-    __threadfence(); // nothing of the others is read before it
     s.flag = progress >> 32 == static_cast<u32>(splits) - 1;
     s.count = static_cast<int>(progress);
   }
@@ -49,13 +47,14 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
   int count = s.count;
   Digit digit = s.rule.digit;
   int height = 0;
-  for (int first = threadIdx.x; first < count; first += 4 * kThreads) {
-    u64 entry[4];
+  constexpr int kTogether = 4;
+  for (int first = threadIdx.x; first < count; first += kTogether * kThreads) {
+    u64 entry[kTogether];
 #pragma unroll
-    for (int b = 0; b < 4; ++b)
+    for (int b = 0; b < kTogether; ++b)
       if (first + b * kThreads < count) entry[b] = __ldcg(&list[first + b * kThreads]);
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
+    for (int b = 0; b < kTogether; ++b) {
       int at = first + b * kThreads;
       if (at >= count) break;
       atomicAdd(&s.histogram[bin_of(entry_key(entry[b]), digit)], 1u);

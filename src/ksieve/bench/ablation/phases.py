@@ -77,8 +77,7 @@ def _stamp(phase: int) -> str:
 STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
     "params.cuh": (("constexpr int kStatsColumns = 16;\n", "constexpr int kStatsColumns = 16;\n" + _MACROS),),
     "select.cuh": (
-        ("  if (select_short(t.params, t.row)) return ahead();\n",
-         "  if (select_short(t.params, t.row)) return ahead();\n  " + f"profile_begin(t.params.stats, {_ROW});\n"),
+        ("  if (started) {\n", f"  profile_begin(t.params.stats, {_ROW});\n  if (started) {{\n"),
         ("  Frontier frontier;\n", f"  {_stamp(0)}\n  Frontier frontier;\n"),
         ("[] { return Merged::kWhole; }", f"[&] {{ {_stamp(1)} return Merged::kWhole; }}"),
         ("  meanwhile();\n", f"  {_stamp(2)}\n  meanwhile();\n"),
