@@ -218,7 +218,6 @@ def test_views_of_all_phases_partition_the_row():
 def test_which_policies_are_jittered():
     assert {name for name, policy in NAMED.items() if policy.jitter} == {
         "lines-16",
-        "lines-32",
         "lines-64",
         "lines-128",
         "quads-16",

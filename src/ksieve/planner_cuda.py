@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import LINES_16, LINES_32, LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
+from ksieve.policy import LINES_16, LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 from ksieve.tuning import (
     CLUSTER,
     COLUMN_SIGMAS,
     CROWDED,
     CROWDED_RATIO,
+    DENSE_LINES,
     EXACT_CAPACITY,
     FEWEST_SPLITS,
     GEOMETRY,
@@ -178,12 +179,12 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) ->
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
         return None  # a forced family samples whatever it can; rows too short for the view go direct on the device
-    stride = width // max(k, LINES_RANK)
-    if stride < LINES_16.stride:
+    reach = width // max(k, LINES_RANK)
+    if reach < DENSE_LINES:
         return QUADS_16
-    if stride >= LINES_64.stride:
-        return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS else LINES_64
-    return LINES_32 if stride >= LINES_32.stride else LINES_16
+    if reach < LINES_64.stride:
+        return LINES_16
+    return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS else LINES_64
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> tuple[str, str]:

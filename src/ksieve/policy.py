@@ -243,7 +243,6 @@ LINES_64 = SamplingPolicy(
     source="docs/tuning.md: whole 128-byte lines cost a quarter of the memory transactions of scattered samples",
 )
 LINES_128 = replace(LINES_64, name="lines-128", stride=128)
-LINES_32 = replace(LINES_64, name="lines-32", stride=32)
 LINES_16 = replace(LINES_64, name="lines-16", stride=16)
 QUADS_16 = SamplingPolicy(
     "quads-16",
@@ -257,7 +256,7 @@ QUADS_16 = SamplingPolicy(
 )
 
 POLICIES: dict[str, SamplingPolicy] = {
-    p.name: p for p in (PAPER_64, PAPER_128, LINES_16, LINES_32, LINES_64, LINES_128, QUADS_16)
+    p.name: p for p in (PAPER_64, PAPER_128, LINES_16, LINES_64, LINES_128, QUADS_16)
 }
 """Policies that can be asked for by name."""
 

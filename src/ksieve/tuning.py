@@ -64,8 +64,12 @@ SHORTEST_SAMPLED = Threshold(
 )
 LINES_RANK = Threshold(
     1024,
-    "rows of at least n times this many scores, and n times k, are sampled by one line in n: 64, 32 or 16; shorter "
-    "ones in quads",
+    "rows of at least 64 times this many scores, and 64 times k, are sampled by one line in 64",
+    "docs/tuning.md#14",
+)
+DENSE_LINES = Threshold(
+    32,
+    "shorter rows of at least this many times as many by one in 16; still shorter ones in quads",
     "docs/tuning.md#14",
 )
 SPARSE_LINES = Threshold(
@@ -104,7 +108,7 @@ SPLITS = (64, 32, 16, 8, 4, 2)
 MANY_SHORT = Threshold(512, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#14")
 RESIDENT = Threshold(8192, "rows up to this width, in scores, stay on chip whatever their number", "docs/tuning.md#13")
 RESIDENT_ROWS = Threshold(
-    4,
+    3,
     "rows per multiprocessor up to which all rows that fit stay on chip",
     "benchmarks/results/gpu-planner-k2048.json",
 )
