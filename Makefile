@@ -27,7 +27,7 @@ test: $(TEST_STAMP)  ## install the test dependencies, run the whole CPU suite
 
 # Uses the caller's Python as it is (it needs torch, numpy, cuda-core and pytest) and downloads nothing.
 test-gpu:  ## run the GPU suite with $(PYTHON)
-	PYTHONPATH=src:tests $(PYTHON) -m pytest -m gpu tests/gpu tests/test_contract.py
+	PYTHONPATH=src:tests $(PYTHON) -m pytest -m gpu tests/gpu tests/test_contract.py tests/test_options.py
 
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize

@@ -119,9 +119,9 @@ def benchmark_page(results: Path) -> str:
     cpu = [path for path in left if path.match("cpu-*.json")]
     if cpu:
         parts += ["## CPU", *(_cpu_results(_link(path, "../"), left.pop(path)) for path in cpu)]
-    suite, sanitizers = results / "gpu-suite.json", results / "gpu-sanitizers.json"
-    if suite in left:
-        parts += ["## The GPU suite", _suite_results(_link(suite, "../"), left.pop(suite))]
+    sanitizers = results / "gpu-sanitizers.json"
+    if suites := [path for path in left if path.match("gpu-suite*.json")]:
+        parts += ["## The GPU suite", *(_suite_results(_link(path, "../"), left.pop(path)) for path in suites)]
     if sanitizers in left:
         parts += ["## Sanitizers", _sanitizer_results(_link(sanitizers, "../"), left.pop(sanitizers))]
     if left:
@@ -210,17 +210,17 @@ def _gpu_summary(link: str, payload: dict[str, Any]) -> str:
 def _suite_results(link: str, payload: dict[str, Any]) -> str:
     found, tests = payload["results"], payload["results"]["tests"]
     costs = ", ".join(f"{name} {cost['median_us']:.1f} us" for name, cost in found.get("host_cost", {}).items())
+    part = payload["settings"].get("part")
     unfinished = [] if found.get("finished", True) else ["The run was cut off before its last test."]
     return "\n\n".join(
         [
             f"{pages.machine(payload)}; {link}:",
-            pages.fenced("text", "KSIEVE_RESULTS_DIR=benchmarks/results make test-gpu PYTHON=python3"),
+            pages.fenced("text", f"OUT=benchmarks/results scripts/gpu_session.sh suite{f'-{part}' if part else ''}"),
             *unfinished,
             f"{found['rows_verified']:,} rows of {found['cases']:,} cases judged on the device with "
             f"{found['violations']} violations; the statistics of {found['rows_with_statistics_equal_to_the_model']:,} "
             f"rows equal to the model's in every column; {tests['passed']} tests passed, "
-            f"{tests.get('skipped', 0)} skipped; {found['kernels_compiled']} kernels compiled in "
-            f"{found['compile_seconds']:.0f} s.",
+            f"{tests.get('skipped', 0)} skipped, {tests.get('failed', 0)} failed.",
             *([f"Host time of one call (median): {costs}."] if costs else []),
         ]
     )

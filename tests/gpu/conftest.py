@@ -12,7 +12,9 @@ import pytest
 HERE = Path(__file__).parent
 NO_TORCH = importlib.util.find_spec("torch") is None
 collect_ignore_glob = ["test_*.py"] if NO_TORCH else []
-RESULTS = "gpu-suite.json"
+PART = os.environ.get("KSIEVE_SUITE_PART")
+"""Name of the part of the suite that this process runs, if others run the rest."""
+RESULTS = f"gpu-suite-{PART}.json" if PART else "gpu-suite.json"
 
 # Another framework of the same process must not take all memory for itself.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -118,5 +120,5 @@ def write_summary(*, finished: bool) -> Path | None:
         **_tally.facts,
     }
     target = (Path(folder or record.RESULTS) / RESULTS).absolute()
-    record.write_json(target, record.payload("gpu-suite", {"dry_run": dry}, results, gpu=True))
+    record.write_json(target, record.payload("gpu-suite", {"dry_run": dry, "part": PART}, results, gpu=True))
     return target
