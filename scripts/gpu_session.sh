@@ -2,7 +2,7 @@
 # What a machine with a GPU is asked to do, in steps that can be chosen; results and logs go to ${OUT:-out}.
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
-#                                      GPUs side by side: suite-kernels, suite-serving, suite-contract
+#                                      GPUs side by side: suite-kernels, -serving, -options, -contract
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
@@ -49,7 +49,10 @@ suite() {
 kernel_files=$(printf 'tests/gpu/test_%s.py ' exact graphs layout paths stats volume)
 suite-kernels() { suite kernels $kernel_files; }
 suite-contract() { suite contract tests/gpu/test_host_cost.py tests/test_contract.py tests/test_options.py; }
-suite-serving() { suite serving tests/gpu --ignore=tests/gpu/test_host_cost.py $(printf -- '--ignore=%s ' $kernel_files); }
+suite-options() { suite options tests/gpu/test_options.py; }
+suite-serving() {
+  suite serving tests/gpu $(printf -- '--ignore=%s ' $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py)
+}
 
 options() {
   local rc=0
@@ -111,8 +114,8 @@ quick_bench() {
 [ $# -gt 0 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2; }
 for step in "$@"; do
   case $step in
-    quick | suite | suite-kernels | suite-serving | suite-contract | options | sanitize | bench | operator | decode | short | trace | worst | planner | ablation | chain | replay) ;;
-    *) echo "no step '$step': quick, suite, suite-kernels, suite-serving, suite-contract, options, sanitize, bench, operator, decode, short, trace, worst, planner, ablation, chain or replay" >&2; exit 2 ;;
+    quick | suite | suite-kernels | suite-serving | suite-options | suite-contract | options | sanitize | bench | operator | decode | short | trace | worst | planner | ablation | chain | replay) ;;
+    *) echo "no step '$step': quick, suite, suite-kernels, suite-serving, suite-options, suite-contract, options, sanitize, bench, operator, decode, short, trace, worst, planner, ablation, chain or replay" >&2; exit 2 ;;
   esac
 done
 if [ "${GPUS:-1}" -gt 1 ] && [ $# -gt 1 ]; then

@@ -72,6 +72,9 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 SHARED_LIST = 256
 """Candidates that outgrow their columns for which shared memory is kept."""
 
+SORTED_PERIODS = 2
+"""Periods of a view by which a sorted row's boundary can lie lower than its rank says."""
+
 MAX_COLUMNS = 32
 """A column's candidates are bits of a word when they are written out (kernels/refine.cuh)."""
 
@@ -233,7 +236,8 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
     The list takes all of them if need be: of periodic scores, one thread may meet them all. It has room for k, and for
     an admitted tail `TAIL_SIGMAS` standard deviations above its mean (paper, equation "exchangeable": variance of the
     realised rank is about the requested rank times the stride). Four covered exchangeable rows, but clumped ones
-    overflowed and were scanned again, at twice the latency of a small call.
+    overflowed and were scanned again, at twice the latency of a small call. Of a sorted row, every score that peaks stand
+    for reaches the boundary with them.
     """
     wanted = problem.k
     if policy is not None:
@@ -241,6 +245,8 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
         if policy.rescue_margin is not None:
             mean = (policy.rescue_rank(problem.k) or 0) * policy.stride
         wanted = max(wanted, math.ceil(mean + TAIL_SIGMAS * math.sqrt(mean * policy.stride)))
+        if policy.peaks:
+            wanted = max(wanted, PEAK * mean + SORTED_PERIODS * policy.stride * policy.group)
         if policy.boundary == "exact":
             wanted = max(wanted, statistics_bound(problem.width, policy))  # statistics are ranked in place
     else:

@@ -102,7 +102,7 @@ def write_summary(*, finished: bool) -> Path | None:
     """Write what has been verified so far; None if nothing has, or nobody asked for it."""
     dry = os.environ.get("KSIEVE_GPU_DRY_RUN") == "1"
     folder = os.environ.get("KSIEVE_RESULTS_DIR")
-    if not _tally.cases or (folder is None and (dry or not finished)):
+    if folder is None and (dry or not finished or not _tally.cases):
         return None
     from ksieve.bench import record
 
