@@ -236,8 +236,8 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
     The list takes all of them if need be: of periodic scores, one thread may meet them all. It has room for k, and for
     an admitted tail `TAIL_SIGMAS` standard deviations above its mean (paper, equation "exchangeable": variance of the
     realised rank is about the requested rank times the stride). Four covered exchangeable rows, but clumped ones
-    overflowed and were scanned again, at twice the latency of a small call. Of a sorted row, every score that peaks stand
-    for reaches the boundary with them.
+    overflowed and were scanned again, at twice the latency of a small call. Of a sorted row, every score that peaks
+    stand for reaches the boundary with them.
     """
     wanted = problem.k
     if policy is not None:

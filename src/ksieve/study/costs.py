@@ -73,11 +73,11 @@ DEVICE_COSTS: dict[str, DeviceCost] = {
     "h200": DeviceCost(
         "h200",
         "cuda",
-        fixed_ns=3.5,
-        byte_ns=2.136e-4,
-        line_ns=0.034,
-        single_ns=0.017,
-        candidate_ns=0.0051,
+        fixed_ns=0.9,
+        byte_ns=2.176e-4,
+        line_ns=0.026,
+        single_ns=0.013,
+        candidate_ns=0.0028,
         source="benchmarks/results/gpu-operator-k512, -k1024, -k2048 through fit_gpu_costs, shapes of 2,048 rows and "
         "more; a lone score pulls a 64-byte burst, half a line (docs/tuning.md, section 6)",
     ),
