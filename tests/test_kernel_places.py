@@ -1,0 +1,77 @@
+"""The kernels' 16-bit places, compiled for the host: what a hit stores leads back to its index, for every thread."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ksieve.backends.cuda import spec
+from ksieve.planner_cuda import BATCH
+
+HOST = """
+#include <cstdio>
+using u32 = unsigned int;
+#define __device__
+#define __forceinline__ inline
+struct Storage { int origin; };
+struct Thread { u32 x; };
+static Storage storage;
+static Thread threadIdx;
+static Storage& shared_storage() { return storage; }
+constexpr int kThreads = THREADS, kVector = VECTOR, kStep = kThreads * kVector, kBatch = BATCH;
+constexpr bool kNarrow = true;
+%(functions)s
+int main() {
+  constexpr int kTurns = 65536 / (kBatch * kVector);
+  long long wrong = 0, seen = 0;
+  for (storage.origin = 0; storage.origin < kVector; ++storage.origin) {
+    for (threadIdx.x = 0; threadIdx.x < static_cast<u32>(kThreads); ++threadIdx.x) {
+      for (int turn = 0; turn < kTurns; turn += turn < 3 || turn > kTurns - 4 ? 1 : 97) {
+        int first = storage.origin + static_cast<int>(threadIdx.x) * kVector + turn * kBatch * kStep;
+        %(before)s
+        for (u32 bit = 0; bit < static_cast<u32>(kBatch * kVector); ++bit, ++seen) {
+          u32 place = static_cast<unsigned short>(before + bit);
+          wrong += index_of_place(place) != index_of_bit(bit, first);
+        }
+      }
+    }
+  }
+  std::printf("%%lld %%lld\\n", wrong, seen);
+}
+"""
+
+
+def function(text: str, name: str) -> str:
+    """One of the kernels' functions, with its body."""
+    found = re.search(
+        rf"^__device__ __forceinline__ int {name}\(.*?(?:\}}$|^\}})", text, flags=re.MULTILINE | re.DOTALL
+    )
+    assert found, name
+    return found.group()
+
+
+def source() -> str:
+    storage = (spec.SOURCES / "storage.cuh").read_text(encoding="utf-8")
+    sieve = (spec.SOURCES / "sieve.cuh").read_text(encoding="utf-8")
+    before = re.search(r"u32 before = .*?;", sieve)
+    assert before, "where a hit's place is made"
+    functions = [function(storage, "own_first"), function(storage, "index_of_place"), function(sieve, "index_of_bit")]
+    return HOST % {"functions": "\n".join(functions), "before": before.group()}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
+@pytest.mark.parametrize("threads", [256, 512])
+@pytest.mark.parametrize("vector", [4, 8])
+def test_a_place_leads_back_to_its_index(threads, vector, tmp_path: Path):
+    (tmp_path / "places.cpp").write_text(source(), encoding="utf-8")
+    defines = [f"-D{name}={value}" for name, value in (("THREADS", threads), ("VECTOR", vector), ("BATCH", BATCH))]
+    program = str(tmp_path / "places")
+    subprocess.run(["g++", "-std=c++17", "-O1", *defines, str(tmp_path / "places.cpp"), "-o", program], check=True)
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    wrong, seen = map(int, printed.split())
+    assert seen > threads * vector * 100
+    assert wrong == 0
