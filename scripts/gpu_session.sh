@@ -56,10 +56,7 @@ suite-serving() {
 
 options() {
   local rc=0
-  # A folder of its own: the whole suite's summary has the same name.
-  KSIEVE_RESULTS_DIR=$OUT/options timeout -k 10 "${OPTIONS_SECONDS:-420}" $PYTHON -m pytest -m gpu tests/gpu/test_options.py tests/test_options.py -q \
-    --durations=15 ${PYTEST:-} 2>&1 | tee "$OUT/options.log"
-  rc=${PIPESTATUS[0]}
+  SUITE_SECONDS=${OPTIONS_SECONDS:-420} suite options tests/gpu/test_options.py tests/test_options.py || rc=1
   timeout -k 10 "${BENCH_SECONDS:-150}" $PYTHON -m ksieve bench options --out "$OUT" ${ARGS:-} 2>&1 | tee "$OUT/options-cost.log"
   return $((rc | PIPESTATUS[0]))
 }
@@ -112,11 +109,10 @@ quick_bench() {
 }
 
 [ $# -gt 0 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2; }
+steps="quick suite suite-kernels suite-serving suite-options suite-contract options sanitize bench operator decode short trace
+  worst planner ablation chain replay"
 for step in "$@"; do
-  case $step in
-    quick | suite | suite-kernels | suite-serving | suite-options | suite-contract | options | sanitize | bench | operator | decode | short | trace | worst | planner | ablation | chain | replay) ;;
-    *) echo "no step '$step': quick, suite, suite-kernels, suite-serving, suite-options, suite-contract, options, sanitize, bench, operator, decode, short, trace, worst, planner, ablation, chain or replay" >&2; exit 2 ;;
-  esac
+  printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done
 if [ "${GPUS:-1}" -gt 1 ] && [ $# -gt 1 ]; then
   # Each step's number among those that run is its GPU.
