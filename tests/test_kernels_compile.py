@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ksieve import policy
+from ksieve import policy, tuning
 from ksieve.backends.cuda import build, cache, spec
 from ksieve.backends.cuda import compile as compiler
 from ksieve.errors import ArgumentError, BackendError
@@ -80,6 +80,9 @@ def cases():
             yield family, arch, {"shape": shape}
         for asked in OPTIONS.values():
             yield family, "sm_90a", {"shape": shape, "asked": asked}
+    for family, shapes in tuning.GEOMETRY_HELD.items():
+        for held in shapes:
+            yield family, "sm_90a", {"shape": (8, held.held)}
     yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}
     yield from option_cases()
 

@@ -8,7 +8,7 @@ import ksieve
 from ksieve import planner, planner_cuda
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
-from ksieve.tuning import MANY_SHORT, RESIDENT_ROWS
+from ksieve.tuning import CLUSTER_ROWS, MANY_SHORT, RESIDENT, RESIDENT_ROWS
 
 H200 = DEVICES["h200"]
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
@@ -20,10 +20,15 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (64, 2048, 512, "row_exact", None),
         (4096, 2048, 512, "row_exact", None),
         (4096, 8192, 512, "row_exact", None),
-        (4096, 8193, 512, "persistent_sampled", "quads-16"),
-        (RESIDENT_ROWS * 132, 16_384, 2048, "row_exact", None),
-        (RESIDENT_ROWS * 132 + 1, 16_384, 2048, "persistent_sampled", "quads-16"),
-        (RESIDENT_ROWS * 132, 16_385, 2048, "persistent_sampled", "quads-16"),
+        (4096, RESIDENT, 2048, "row_exact", None),
+        (4096, RESIDENT + 1, 2048, "persistent_sampled", "quads-16"),
+        (RESIDENT_ROWS * 132, 32_768, 2048, "row_exact", None),
+        (RESIDENT_ROWS * 132 + 1, 32_768, 2048, "persistent_sampled", "quads-16"),
+        (RESIDENT_ROWS * 132, 32_769, 2048, "persistent_sampled", "quads-16"),
+        (1, 32_769, 2048, "cluster_exact", None),
+        (CLUSTER_ROWS, 131_072, 512, "cluster_exact", None),
+        (CLUSTER_ROWS + 1, 131_072, 2048, "persistent_sampled", "lines-64"),
+        (1, 131_073, 2048, "split_sampled", "lines-64"),
         (64, 65_536, 2048, "persistent_sampled", "lines-16"),
         (4096, 65_536, 2048, "persistent_sampled", "lines-16"),
         (4096, 65_535, 2048, "persistent_sampled", "quads-16"),
@@ -37,7 +42,8 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (17, 1_048_576, 2048, "split_sampled", "lines-64"),
         (4096, 1_048_576, 2048, "persistent_sampled", "lines-64"),
         (1, 1_048_576, 2048, "split_sampled", "lines-128"),
-        (1, 24_576, 12_289, "cluster_exact", None),
+        (1, 24_576, 12_289, "row_exact", None),
+        (1, 33_000, 20_000, "persistent_exact", None),
         (4096, 24_576, 8192, "persistent_exact", None),
     ],
 )
@@ -65,28 +71,48 @@ def test_shared_memory_fits_every_device(name, family):
 @pytest.mark.parametrize(
     ("family", "rows", "width", "dtype", "shape"),
     [
-        ("row_exact", MANY_SHORT - 1, 8192, "float32", (512, 2, 16_384)),
+        ("row_exact", 1, 4096, "float32", (256, 4, 4096)),
         ("row_exact", MANY_SHORT, 8192, "float32", (256, 4, 8192)),
-        ("row_exact", MANY_SHORT, 8193, "float32", (512, 2, 16_384)),
+        ("row_exact", 1, 8193, "float32", (512, 2, 16_384)),
+        ("row_exact", 1, 16_385, "float32", (1024, 1, 32_768)),
+        ("row_exact", 1, 32_769, "float32", (512, 1, 16_384)),
         ("row_exact", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
+        ("cluster_exact", 1, 24_576, "float32", (512, 2, 65_536)),
+        ("cluster_exact", 1, 65_537, "float32", (512, 2, 131_072)),
+        ("cluster_exact", 1, 131_073, "float32", (512, 1, 0)),
+        ("cluster_exact", 1, 65_537, "float16", (512, 1, 0)),
         ("persistent_sampled", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
         ("persistent_sampled", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
         ("persistent_sampled", MANY_SHORT, 65_537, "float32", (512, 2, 0)),
         ("persistent_sampled", MANY_SHORT, 32_768, "bfloat16", (256, 2, 0)),
     ],
 )
-def test_many_short_rows_run_on_more_and_smaller_ctas(family, rows, width, dtype, shape):
+def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
     plan = ksieve.plan(rows=rows, width=width, k=512, dtype=dtype, device=H200, family=family)
     assert (plan.threads, plan.ctas_per_sm, plan.held) == shape
     assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= H200.shared_per_sm
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("rows", [1, MANY_SHORT])
-def test_the_ring_of_row_exact_holds_a_row(rows, dtype):
-    plan = ksieve.plan(rows=rows, width=8192, k=512, dtype=dtype, device=H200, family="row_exact")
-    assert plan.stages * plan.threads * 16 == plan.held * planner_cuda.ITEM_BYTES[dtype]
+@pytest.mark.parametrize(("family", "width"), [("row_exact", 4096), ("row_exact", 32_768), ("cluster_exact", 131_072)])
+def test_rings_hold_a_row(family, width, dtype):
+    plan = ksieve.plan(rows=1, width=width, k=512, dtype=dtype, device=H200, family=family)
+    holders = plan.splits if family == "cluster_exact" else 1
+    if plan.held:
+        assert plan.stages * plan.threads * 16 * holders == plan.held * planner_cuda.ITEM_BYTES[dtype]
+        assert plan.held // (plan.threads * holders) <= 32, "scores of a thread are bits of a word"
     assert plan.stages % planner_cuda.BATCH == 0
+
+
+def test_the_sample_of_a_held_row_reaches_its_rank():
+    for family, width in (("row_exact", 16_384), ("cluster_exact", 131_072)):
+        plan = ksieve.plan(rows=1, width=width, k=2048, device=H200, family=family)
+        rank, rescue = planner_cuda.sample_ranks(plan)
+        assert 2048 / width * plan.threads < rank < plan.threads and rescue == 0
+    streamed = ksieve.plan(rows=1, width=131_073, k=2048, device=H200, family="cluster_exact")
+    assert planner_cuda.sample_ranks(streamed) == (0, 0)
+    sampled = ksieve.plan(rows=4096, width=131_072, k=2048, device=H200)
+    assert planner_cuda.sample_ranks(sampled) == (sampled.policy.primary_rank(2048), 0)
 
 
 @pytest.mark.parametrize("threads", [256, 512])

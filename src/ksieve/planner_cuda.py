@@ -16,6 +16,7 @@ from ksieve.policy import LINES_16, LINES_64, LINES_128, PEAK, QUADS_16, Samplin
 from ksieve.problem import Problem
 from ksieve.tuning import (
     CLUSTER,
+    CLUSTER_ROWS,
     COLUMN_SIGMAS,
     CROWDED,
     CROWDED_RATIO,
@@ -24,9 +25,11 @@ from ksieve.tuning import (
     FEWEST_SPLITS,
     GEOMETRY,
     GEOMETRY_BEFORE_HOPPER,
+    GEOMETRY_HELD,
     GEOMETRY_ROOMY,
     GEOMETRY_SHORT,
     GEOMETRY_SMALL,
+    HELD_SIGMAS,
     LINES_RANK,
     MANY_SHORT,
     RESIDENT,
@@ -34,6 +37,7 @@ from ksieve.tuning import (
     SAMPLED_RATIO,
     SEGMENT,
     SHORTEST_SAMPLED,
+    SORTED_PERIODS,
     SPARSE_LINES,
     SPARSE_ROWS,
     SPLIT_IN_TWO,
@@ -45,7 +49,7 @@ from ksieve.tuning import (
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
 
-STORAGE_BYTES = 8192 + 640
+STORAGE_BYTES = 8192 + 656
 """Shared memory of a CTA besides its candidates and its threads' share: histogram and scalars (kernels/storage.cuh)."""
 
 BATCH = 2
@@ -60,20 +64,17 @@ ROW_STATE_BYTES = 32
 CANDIDATE_BYTES = 8
 """One candidate: ordered key and index."""
 
+NARROW_BYTES = 6
+"""One in a column where a place among the scores that a thread reads, in 16 bits, tells the index."""
+
 HEIGHT_BYTES = 4
 """Shared memory per thread besides its column and its places in the ring: the height of the column."""
-
-NARROW_BYTES = 6
-"""The same in a column where a place among the scores that a thread reads, in 16 bits, tells the index."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a score."""
 
 SHARED_LIST = 256
 """Candidates that outgrow their columns for which shared memory is kept."""
-
-SORTED_PERIODS = 2
-"""Periods of a view by which a sorted row's boundary can lie lower than its rank says."""
 
 MAX_COLUMNS = 32
 """A column's candidates are bits of a word when they are written out (kernels/refine.cuh)."""
@@ -85,7 +86,7 @@ MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
 
-SCALAR_BYTES = 640
+SCALAR_BYTES = 656
 """Of `STORAGE_BYTES`, those behind the candidates; slots are sorted in what lies before them (kernels/finish.cuh)."""
 
 SORT_CHUNK = 128
@@ -142,9 +143,12 @@ def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
 
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
     """Launch shape of a family for a problem: fewer resident CTAs where only so its slots can be sorted on chip."""
-    geometry = geometry_of(device, family, _roomy(problem, policy))
+    roomy = _roomy(problem, policy)
+    geometry = geometry_of(device, family, roomy)
     if geometry is GEOMETRY[family] and _many_short(problem, device, family):
         geometry = GEOMETRY_SHORT[family]
+    elif family in GEOMETRY_HELD and device.capability == (9, 0) and not roomy:
+        geometry = next((g for g in GEOMETRY_HELD[family] if problem.width <= g.held), geometry)
     needed = SCALAR_BYTES + 4 * geometry.threads + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)
@@ -177,7 +181,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) ->
     width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
         return None
-    if family is None and _resident(problem, device):
+    if family is None and (_resident(problem, device) or _clustered(problem, device)):
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
@@ -203,6 +207,8 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
     if _resident(problem, device):
         return "row_exact", f"rows of {width} scores stay in shared memory and are read once"
+    if _clustered(problem, device):
+        return "cluster_exact", f"{rows} rows of {width} scores: a cluster of {CLUSTER} CTAs keeps a row on chip"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
     if clusters_pay and _storage(problem, device, "cluster_exact", None).spill == 0:
         return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
@@ -214,6 +220,14 @@ def _resident(problem: Problem, device: DeviceInfo) -> bool:
     if problem.width > _geometry(problem, device, "row_exact", None).held:
         return False
     return problem.width <= RESIDENT or problem.rows <= RESIDENT_ROWS * device.sm_count
+
+
+def _clustered(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether rows are few and short enough for clusters to keep on chip, which saves a merge over global memory."""
+    if device.capability < (9, 0) or problem.rows > CLUSTER_ROWS or problem.width < SAMPLED_RATIO * problem.k:
+        return False
+    fits = problem.width <= _geometry(problem, device, "cluster_exact", None).held
+    return fits and _storage(problem, device, "cluster_exact", None).spill == 0
 
 
 def _splits(problem: Problem, device: DeviceInfo) -> int:
@@ -280,7 +294,23 @@ def entry_bytes(family: str, width: int, threads: int) -> int:
 
 def ring_stages(geometry: Geometry, dtype: str) -> int:
     """Stages of a CTA's ring of loads (kernels/row.cuh): what a row that is held fills, or those of the geometry."""
-    return geometry.held * ITEM_BYTES[dtype] // (16 * geometry.threads) if geometry.held else geometry.stages
+    if not geometry.held:
+        return geometry.stages
+    return geometry.held // geometry.holders * ITEM_BYTES[dtype] // (16 * geometry.threads)
+
+
+def sample_ranks(plan: Plan) -> tuple[int, int]:
+    """Sample ranks of a plan's boundaries, primary and rescue; 0 for one that it does not have.
+
+    Rows that stay on chip have a boundary as well: each thread samples one of the scores it holds (kernels/held.cuh).
+    """
+    k = plan.problem.k
+    if plan.policy is not None:
+        return plan.policy.primary_rank(k), plan.policy.rescue_rank(k) or 0
+    if not plan.held:
+        return 0, 0
+    mean = k * plan.threads / plan.held
+    return math.ceil(mean + HELD_SIGMAS * math.sqrt(mean)) + 1, 0
 
 
 def statistics_bound(width: int, policy: SamplingPolicy) -> int:
@@ -304,6 +334,8 @@ def _plan(
     if splits is not None and family != "split_sampled":
         raise ArgumentError("splits", splits, f"nothing for family {family!r}: only split_sampled splits rows")
     geometry = _geometry(problem, device, family, policy)
+    if family == "cluster_exact" and 0 < geometry.held < problem.width:
+        raise ArgumentError("geometry", f"held={geometry.held}", f"0, or at least the width of {problem.width}")
     storage = _storage(problem, device, family, policy)
     if storage.spill and family == "cluster_exact":
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
@@ -314,7 +346,7 @@ def _plan(
         ctas = problem.rows * per_row
     elif family == "cluster_exact":
         per_row = CLUSTER
-        ctas = CLUSTER * max(1, min(problem.rows, device.sm_count // CLUSTER))
+        ctas = CLUSTER * problem.rows
     plan = Plan(
         problem,
         device,

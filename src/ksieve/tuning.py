@@ -45,6 +45,8 @@ class Geometry:
         Loads of 16 bytes that each thread keeps in flight.
     held : int
         Longest row, in scores, that the family keeps on chip and reads once; 0 for families that do not.
+    holders : int
+        CTAs that keep such a row together.
     widest : int
         Widest rows, in scores, that the shape is for; 0 for any.
     source : str
@@ -55,6 +57,7 @@ class Geometry:
     ctas_per_sm: int
     stages: int = 6
     held: int = 0
+    holders: int = 1
     widest: int = 0
     source: str = NOT_MEASURED + "given by a caller"
 
@@ -106,20 +109,33 @@ SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/tuning.md#8."""
 
 MANY_SHORT = Threshold(512, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#14")
-RESIDENT = Threshold(8192, "rows up to this width, in scores, stay on chip whatever their number", "docs/tuning.md#13")
+RESIDENT = Threshold(
+    16_384, "rows up to this width, in scores, stay on chip whatever their number", "docs/tuning.md#15"
+)
 RESIDENT_ROWS = Threshold(
-    3,
+    1,
     "rows per multiprocessor up to which all rows that fit stay on chip",
     "benchmarks/results/gpu-planner-k2048.json",
 )
 CLUSTER = Threshold(
     8, "CTAs of a cluster", NOT_MEASURED + "the largest size that every device with clusters can launch"
 )
+CLUSTER_ROWS = Threshold(
+    24, "rows up to which clusters keep them on chip: more would not run at once", "docs/tuning.md#15"
+)
 TAIL_SIGMAS = Threshold(
     28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
 )
+SORTED_PERIODS = Threshold(
+    2, "periods of a view by which a sorted row's boundary can lie lower than its rank says", "docs/tuning.md#14"
+)
 COLUMN_SIGMAS = Threshold(
     6, "standard deviations above its mean share of the tail that a thread's column is given for", "docs/tuning.md#11"
+)
+HELD_SIGMAS = Threshold(
+    4,
+    "standard deviations above its mean that the sample rank of a row on chip is put: beyond, the row is read again",
+    NOT_MEASURED + "one row in ten thousand, and what is admitted is not stored",
 )
 EXACT_CAPACITY = Threshold(
     4096, "fewest candidates stored by families that do not sample", NOT_MEASURED + "32 KiB, which every device has"
@@ -132,7 +148,7 @@ GEOMETRY: dict[str, Geometry] = {
     "persistent_sampled": Geometry(512, 2, source="docs/tuning.md#5"),
     "persistent_exact": Geometry(256, 3, source=_REGISTERS),
     "split_sampled": Geometry(512, 2, source="docs/tuning.md#8"),
-    "row_exact": Geometry(512, 2, held=16_384, source="docs/tuning.md#10"),
+    "row_exact": Geometry(512, 1, held=16_384, source=_REGISTERS),
     "cluster_exact": Geometry(512, 1, source=_REGISTERS),
 }
 """Kernel families and their launch shapes, from Hopper on."""
@@ -163,9 +179,22 @@ GEOMETRY_ROOMY: dict[str, Geometry] = {
 
 GEOMETRY_SHORT: dict[str, Geometry] = {
     "persistent_sampled": Geometry(256, 4, stages=4, widest=65_536, source="docs/tuning.md#14"),
-    "row_exact": Geometry(256, 4, held=8192, widest=8192, source="docs/tuning.md#13"),
 }
 """The same from `MANY_SHORT` short rows on, from Hopper on: more and smaller CTAs, with fewer warps for fixed work."""
+
+GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
+    "row_exact": (
+        Geometry(256, 4, held=4096, source="docs/tuning.md#15"),
+        Geometry(256, 4, held=8192, source="docs/tuning.md#15"),
+        Geometry(512, 2, held=16_384, source="docs/tuning.md#15"),
+        Geometry(1024, 1, held=32_768, source="docs/tuning.md#15"),
+    ),
+    "cluster_exact": (
+        Geometry(512, 2, held=65_536, holders=CLUSTER, source="docs/tuning.md#15"),
+        Geometry(512, 2, held=131_072, holders=CLUSTER, source="docs/tuning.md#15"),
+    ),
+}
+"""The same for rows that stay on chip, by their width, on Hopper: 8 to 32 scores in the registers of a thread."""
 
 GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT)
 

@@ -71,8 +71,10 @@ def judged(plan, scores, lengths, tally, name):
 
 
 def owner_width(name, planned):
-    """Widest rows of the launch shape; a row can be a little longer than what the ring of 64 rows' plans holds."""
-    return 8192 if name == "row" and planned == MANY else 16_424
+    """Widest rows of the launch shape. Held rows of "row" are followed by streamed ones in the wider of two."""
+    if name == "row":
+        return 8192 if planned == MANY else 32_808
+    return 16_424
 
 
 def owner_plan(name, planned, dtype):

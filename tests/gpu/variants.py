@@ -82,7 +82,7 @@ VARIANTS: dict[str, Variant] = {
         Variant("persistent-exact", "persistent_exact"),
     )
 }
-"""Rows of at most 16384 scores stay on chip in "row", longer ones are streamed."""
+"""Rows stay on chip in "row" and "cluster" as far as their launch shapes for the width go; others are streamed."""
 
 
 def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:

@@ -48,13 +48,18 @@ def _geometry(family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
         yield
         return
     kept = [table[family] for table in tables]
+    held = tuning.GEOMETRY_HELD.get(family)
     for table in tables:
         table[family] = replace(table[family], **changes)
+    if held is not None:
+        tuning.GEOMETRY_HELD[family] = tuple(replace(shape, **changes) for shape in held)
     try:
         yield
     finally:
         for table, before in zip(tables, kept, strict=True):
             table[family] = before
+        if held is not None:
+            tuning.GEOMETRY_HELD[family] = held
 
 
 def variants_of(families: Sequence[str | None], policies: Sequence[str | None], text: str | None) -> list[Variant]:

@@ -11,18 +11,21 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0)
   constexpr int kPerThread = kBins / kThreads;
   int lane = threadIdx.x & 31;
   int warp = threadIdx.x >> 5;
-  asm volatile("" : "+r"(warp)); // not kept, and spilled, from one call to the next
-  static_assert(kPerThread % 4 == 0, "a thread reads its bins 16 bytes at a time");
+  asm volatile("" : "+r"(warp));                             // not kept, and spilled, from one call to the next
+  constexpr int kTogether = kPerThread < 4 ? kPerThread : 4; // bins that a thread reads at a time
+  struct alignas(4 * kTogether) Bins {
+    u32 bin[kTogether];
+  };
   u32 bins[kPerThread];
   u32 sum = 0;
-  RingSlot* mine = reinterpret_cast<RingSlot*>(&s.histogram[threadIdx.x * kPerThread]);
+  Bins* mine = reinterpret_cast<Bins*>(&s.histogram[threadIdx.x * kPerThread]);
 #pragma unroll
-  for (int v = 0; v < kPerThread / 4; ++v) {
-    RingSlot four = mine[v];
+  for (int v = 0; v < kPerThread / kTogether; ++v) {
+    Bins some = mine[v];
     mine[v] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      sum += bins[v * 4 + i] = four.word[i];
+    for (int i = 0; i < kTogether; ++i)
+      sum += bins[v * kTogether + i] = some.bin[i];
   }
   u32 inclusive = sum;
 #pragma unroll
@@ -56,8 +59,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0)
 }
 
 // Lists an entry among the few; at most kFewest may come. A barrier must follow before they are ranked.
-__device__ __forceinline__ void list_few(u64 entry) {
-  SharedStorage& s = shared_storage();
+__device__ __forceinline__ void list_few(u64 entry, SharedStorage& s = shared_storage()) {
   int place = atomicAdd(&s.few_count, 1);
   if (place < kFewest) s.few[place] = entry;
 }
@@ -70,6 +72,7 @@ struct RankedEntry {
 __device__ __forceinline__ RankedEntry rank_few(int count) {
   const SharedStorage& s = shared_storage();
   int lane = static_cast<int>(threadIdx.x & 31);
+  asm volatile("" : "+r"(lane)); // its place is not kept, and spilled, from the beginning
   u64 mine = lane < count ? s.few[lane] : ~0ull;
   int rank = 0;
 #pragma unroll 4

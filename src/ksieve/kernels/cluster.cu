@@ -1,17 +1,21 @@
 // Family cluster_exact: one thread block cluster per row, exact without sampling, for few long rows (sm_90 and later).
 //
+//   1. a row that the cluster holds in its registers is selected there (held.cuh): samples and counts are exchanged
+//   over
+//      distributed shared memory
+// Otherwise, or where that cannot decide:
 //   1. each CTA counts its segment into its own coarse histogram
 //   2. rank 0 sums the histograms over distributed shared memory and publishes the exact boundary bin
 //   3. each CTA scans its segment again: better bins go to the output, boundary-bin candidates stay local
 //   4. rank 0 gathers its peers' candidates and histograms, and refines; peers stay resident until it has them
 //
-// Row reads: 2.
-#include "select.cuh"
+// Row reads: 1 held, else 2.
+#include "held.cuh"
 #include "workspace.cuh"
 
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
@@ -25,6 +29,56 @@ template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
   asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
   return reinterpret_cast<T*>(remote);
 }
+
+constexpr int kCluster = kHeld ? kHeld / kTurn : 1;
+
+// Who holds a row (held.cuh): the CTAs of a cluster, a turn of the ring each.
+struct Clustered {
+  __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
+  __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
+  __device__ __forceinline__ static void sync() { cluster_sync(); }
+
+  // Every CTA samples for some of the threads, for all CTAs: each then finds the same range.
+  __device__ __forceinline__ static float sample(float mine) {
+    int* samples = shared_storage().height;
+    if (threadIdx.x % kCluster == cluster_rank()) {
+#pragma unroll
+      for (u32 rank = 0; rank < kCluster; ++rank)
+        in_rank(samples, rank)[threadIdx.x] = __float_as_int(mine);
+    }
+    cluster_sync(); // every thread's sample is there
+    return __int_as_float(samples[threadIdx.x]);
+  }
+
+  // Every CTA adds up a slice of the bins, for all.
+  __device__ __forceinline__ static Boundary find(int rank) {
+    constexpr int kSlice = kBins / kCluster;
+    u32* mine = shared_storage().histogram + cluster_rank() * kSlice + threadIdx.x;
+    u32 sum = 0;
+    cluster_sync(); // every segment's tail is counted
+    if (threadIdx.x < kSlice) {
+#pragma unroll
+      for (u32 peer = 0; peer < kCluster; ++peer)
+        sum += *in_rank(mine, peer);
+    }
+    cluster_sync(); // nobody reads a segment's counts any more
+    if (threadIdx.x < kSlice) {
+#pragma unroll
+      for (u32 peer = 0; peer < kCluster; ++peer)
+        *in_rank(mine, peer) = sum;
+    }
+    cluster_sync(); // everybody has the counts of all
+    return find_boundary(rank);
+  }
+
+  __device__ __forceinline__ static int reserve(int count) {
+    SharedStorage& s = shared_storage();
+    if (threadIdx.x == 0) s.cutoff[1] = atomicAdd(&owner().listed, count);
+    __syncthreads(); // the first slot is known
+    return static_cast<int>(s.cutoff[1]);
+  }
+};
+static_assert(kCluster <= kBins && kBins / kCluster <= kThreads || !kHeld, "a thread adds up one bin");
 
 // Appends the peers' candidates, counts and histograms to rank 0's own. Behind a cluster barrier.
 __device__ __forceinline__ void gather_peers(int splits) {
@@ -54,24 +108,32 @@ __device__ __forceinline__ void gather_peers(int splits) {
   }
 }
 
-__device__ __forceinline__ void select_clustered(const Params& p, int id, u32 rank) {
+constexpr bool kResident = kHeld > 0; // the planner sees to it that rows then fit
+
+// This CTA's segment: a turn of the ring if the cluster holds rows.
+__device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u32 rank) {
+  RowTask task = whole_row(p, row, nullptr);
+  const int size = kResident ? kTurn : segment_size(row.length, p.splits);
+  task.begin = static_cast<int>(rank) * size;
+  task.end = max(min(task.begin + size, row.length), task.begin);
+  return task;
+}
+
+// The exact route.
+__device__ __forceinline__ void select_exact(const Params& p, int id) {
   SharedStorage& s = shared_storage();
-  RowTask task = whole_row(p, load_row(p, id), nullptr);
-  if (task.row.length <= slots_of(p, task.row)) { // the same for the whole cluster: nobody waits
-    if (rank == 0) select_short(p, task.row);
-    return;
-  }
-  int size = segment_size(task.row.length, p.splits);
-  task.begin = min(static_cast<int>(rank) * size, task.row.length);
-  task.end = min(task.begin + size, task.row.length);
+  const RowTask task = segment_of(p, load_row(p, id), cluster_rank());
   start_scan(task.row.scores, task.begin, task.end);
   clear_storage();
   __syncthreads(); // storage is empty
   CoarseCount counting;
-  scan(task.row.scores, task.begin, task.end, counting);
-  start_scan(task.row.scores, task.begin, task.end);
+  scan<kResident>(task.row.scores, task.begin, task.end, counting);
+  if (!kResident) {
+    start_scan(task.row.scores, task.begin, task.end);
+    trace_scans(1);
+  }
   cluster_sync(); // every segment is counted
-  if (rank == 0) {
+  if (cluster_rank() == 0) {
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
       u32 sum = s.histogram[bin];
       for (int other = 1; other < p.splits; ++other)
@@ -82,33 +144,64 @@ __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 ra
     find_boundary(open_slots(p));
   }
   cluster_sync(); // rank 0 has found the boundary; nobody reads a peer's coarse histogram any more
-  if (rank != 0) clear_storage();
+  if (cluster_rank() != 0) clear_storage();
   SharedStorage& owner = *in_rank(&s, 0);
   trace_set(kColRoute, kDirect);
-  trace_scans(1);
   Frontier frontier = classified(task, owner.found[0]);
   if (threadIdx.x == 0) s.rule.emitted = &owner.emitted;
-  bool mine = certify(task, Stage::kClassified, false, frontier, [&] {
+  if (kResident) {
+    __syncthreads(); // the rule is visible
+    Classify classify(s.rule);
+    scan<true>(task.row.scores, task.begin, task.end, classify);
+  }
+  bool mine = certify(task, Stage::kClassified, kResident, frontier, [&] {
     cluster_sync(); // better bins are emitted, the boundary bin is stored in its segments
-    if (rank == 0) gather_peers(p.splits);
+    if (cluster_rank() == 0) gather_peers(p.splits);
     cluster_sync(); // nobody reads a peer's memory any more
-    return rank == 0 ? Merged::kWhole : Merged::kOther;
+    return cluster_rank() == 0 ? Merged::kWhole : Merged::kOther;
   });
   if (mine) refine(frontier);
+}
+
+__device__ __forceinline__ void select_clustered(const Params& p, int id, u32 rank) {
+  // Where every row is resident, segments do not depend on its length: copies start while that is fetched.
+  constexpr bool early = kResident && !KSIEVE_WINDOWS;
+  const int from = static_cast<int>(rank) * kTurn;
+  const int guess = max(min(from + kTurn, p.width), from);
+  if (early) start_scan(row_of_length(p, id, p.width).scores, from, guess);
+  const Row row = load_row(p, id);
+  if (row.length <= slots_of(p, row)) { // the same for the whole cluster: nobody waits
+    arrived();
+    whole_row(p, row, nullptr);
+    __syncthreads(); // the row is known
+    if (rank == 0) select_short(p, row);
+    return;
+  }
+  if (holds(p, row)) {
+    const RowTask task = segment_of(p, row, rank);
+    if (early) {
+      end_started_scan(row.scores, task.begin, guess, task.end);
+    } else {
+      start_scan(row.scores, task.begin, task.end);
+    }
+    if constexpr (kHolds)
+      if (select_held<Clustered>(task, [] { arrived(); }, [] {})) return;
+  }
+  arrived();
+  cluster_sync(); // nobody looks at a peer's storage any more
+  select_exact(p, id);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_cluster(const __grid_constant__ Params p) {
   static_assert(kColumns == 0 && kSharedCapacity == kCapacity, "rank 0 keeps the whole frontier in shared memory");
-  u32 rank = cluster_rank();
+  const int id = blockIdx.x / p.splits;
   wait_for_inputs();
-  int clusters = gridDim.x / p.splits;
-  for (int id = blockIdx.x / p.splits; id < p.rows; id += clusters) {
-    trace_begin();
-    select_clustered(p, id, rank);
-    if (id + clusters >= p.rows) release_dependents();
-    if (rank == 0) finish_row(p, id, sort_slice(p, blockIdx.x));
-    if (rank == 0) trace_write(p, id);
-    __syncthreads(); // nobody still works on the row
-  }
+  trace_begin();
+  select_clustered(p, id, cluster_rank());
+  release_dependents();
+  cluster_sync(); // the row is written, and nobody looks at a peer's storage any more
+  if (cluster_rank() != 0) return;
+  finish_row(p, id, sort_slice(p, id));
+  trace_write(p, id);
 }

@@ -67,44 +67,21 @@ __device__ __forceinline__ u32 read(const Span& span) {
 }
 
 #if KSIEVE_MODE == 2
+#include "bulk.cuh"
+
 extern __shared__ __align__(128) unsigned char ring[];
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-  return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void copy_chunk(unsigned char* to, const Span& span, u64* barrier) {
-  u32 bytes = static_cast<u32>(span.bytes);
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(span.start), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-
-__device__ __forceinline__ void wait_parity(u64* barrier, u32 parity) {
-  asm volatile("{\n"
-               ".reg .pred done;\n"
-               "again:\n"
-               "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-               "@!done bra again;\n"
-               "}" ::"r"(shared_address(barrier)),
-               "r"(parity)
-               : "memory");
-}
 
 // One thread keeps every buffer full; nobody looks at what arrives.
 __device__ __forceinline__ void read_by_copies(const Params& p, i64 chunks, i64 per_row) {
   __shared__ u64 full[kUnroll];
   if (threadIdx.x != 0) return;
   for (int slot = 0; slot < kUnroll; ++slot)
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&full[slot])));
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    init_arrival(&full[slot]);
   i64 issued = 0;
   i64 landed = 0;
   auto land = [&] {
     int slot = static_cast<int>(landed % kUnroll);
-    wait_parity(&full[slot], static_cast<u32>(landed / kUnroll & 1));
+    wait_arrival(&full[slot], static_cast<u32>(landed / kUnroll & 1));
     ++landed;
   };
   for (i64 c = blockIdx.x; c < chunks; c += gridDim.x) {
@@ -112,7 +89,7 @@ __device__ __forceinline__ void read_by_copies(const Params& p, i64 chunks, i64 
     if (span.bytes == 0) continue;
     if (issued - landed == kUnroll) land();
     int slot = static_cast<int>(issued % kUnroll);
-    copy_chunk(ring + slot * kChunk, span, &full[slot]);
+    copy_bulk(ring + slot * kChunk, span.start, static_cast<u32>(span.bytes), &full[slot]);
     ++issued;
   }
   while (landed < issued)

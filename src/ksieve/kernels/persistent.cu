@@ -20,19 +20,6 @@ __device__ __forceinline__ void fall_behind(const Params& p) {
     __nanosleep(100);
 }
 
-// Read where it is needed: kept from the beginning, it would be spilled.
-__device__ __forceinline__ int grid_size() {
-  int size;
-  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(size));
-  return size;
-}
-
-// Fetches the length of the next row, which nobody waits for before `arrived`.
-__device__ __forceinline__ void fetch_length(const Params& p, int next) {
-  if (KSIEVE_WINDOWS || threadIdx.x != 0 || !p.lengths) return;
-  u32 at = static_cast<u32>(__cvta_generic_to_shared(&shared_storage().next_length));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(p.lengths + next) : "memory");
-}
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
@@ -51,11 +38,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     int claimed = 0;
     if (threadIdx.x == 0) claimed = claim_row(p); // asked for here, waited for where it has arrived
     trace_begin();
-#if KSIEVE_WINDOWS
-    RowTask task = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
-#else
-    RowTask task = whole_row(p, row_of(p, id, p.lengths ? s.next_length : p.width), spill_slice(p, blockIdx.x));
-#endif
+    RowTask task = whole_row(p, fetched_row(p, id), spill_slice(p, blockIdx.x));
     select_row(
         task, id == blockIdx.x ? first_started(p) : 0,
         [&] {

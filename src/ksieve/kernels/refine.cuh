@@ -21,6 +21,13 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     list_few(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
     return false;
   };
+  // Indices are collected in the ring, which is idle, where all output slots are still free: threads have a few each,
+  // and would write a sector of memory for every one.
+  constexpr int kCollected = sizeof(s.ring) / sizeof(int);
+  u32 k = s.rule.k;
+  int* out = s.rule.row_out;
+  bool collects = kColumns && s.rule.mode != Mode::kClassify && k <= kCollected;
+  int* to = collects ? reinterpret_cast<int*>(s.ring) : out;
   int height = own_height();
   u32 chosen = 0; // entries of this thread's column, as bits
   u32 last = 0;
@@ -43,9 +50,9 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     int slot = first + static_cast<int>(threadIdx.x);
     u64 entry = slot < listed ? list_entry(slot) : 0;
     u32 key = slot < listed ? entry_key(entry) : kNanKey;
-    bool chosen = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));
-    int place = reserve(&s.emitted, chosen);
-    if (chosen) write_front(place, entry_index(entry));
+    bool wanted = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));
+    u32 place = reserve(&s.emitted, wanted);
+    if (wanted && place < k) to[place] = shown_position(entry_index(entry));
   }
   if (rank_last) {
     __syncthreads(); // the last candidates are listed
@@ -62,8 +69,6 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   u32 place = 0;
   if ((threadIdx.x & 31) == 0 && places.total) place = atomicAdd(&s.emitted, places.total);
   place = __shfl_sync(kFullWarp, place, 0) + places.before;
-  u32 k = s.rule.k;
-  int* out = s.rule.row_out;
 #pragma unroll
   for (int from = 0; from < kColumns; from += kTogether) {
     if (!__any_sync(kFullWarp, chosen >> from)) break;
@@ -74,10 +79,15 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
 #pragma unroll
     for (int b = 0; b < kTogether && from + b < kColumns; ++b) {
       bool wanted = chosen >> (from + b) & 1;
-      if (wanted && place < k) out[place] = index[b];
+      if (wanted && place < k) to[place] = index[b];
       place += wanted;
     }
   }
+  if (!collects) return;
+  __syncthreads(); // all are collected
+  u32 count = min(static_cast<u32>(s.emitted), k);
+  for (u32 i = threadIdx.x; i < count; i += kThreads)
+    out[i] = to[i];
 }
 
 // Needs a barrier after the last count.

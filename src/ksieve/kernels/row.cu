@@ -5,7 +5,8 @@
 //   3. the next row's copies start; refine (refine.cuh). A longer row is streamed twice by the same CTA (select.cuh)
 //
 // Row reads: 1 held, 2 streamed. Rows are dealt out in turn: no queue, and no workspace unless candidates spill.
-#include "select.cuh"
+#include "bulk.cuh"
+#include "held.cuh"
 #include "workspace.cuh"
 
 static_assert(kHeld == 0 || kHeld == kTurn, "the ring holds a row");
@@ -14,10 +15,19 @@ __device__ __forceinline__ bool resident(const Params& p, const Row& row) {
   return row.length > slots_of(p, row) && row.length <= kHeld;
 }
 
-// `started`: the row's copies are under way. `meanwhile()` runs when nobody needs them any more.
-template <class Meanwhile>
-__device__ __forceinline__ void select_resident(const RowTask& t, bool started, Meanwhile meanwhile) {
-  if (!started) start_scan(t.row.scores, t.begin, t.end);
+// Where rows are held, the exact route is rare, and called: what it keeps from row to row would take registers that
+// they need.
+#if KSIEVE_STATS || KSIEVE_TIES
+#define KSIEVE_CALLED __forceinline__
+#else
+#define KSIEVE_CALLED __noinline__
+#endif
+
+// The exact route. A resident row is copied once more if its place has been taken.
+__device__ KSIEVE_CALLED void select_exact(const Params& p, int id) {
+  const RowTask t = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
+  if (!resident(t.params, t.row)) return select_row(t, 0, [] {}, [] {});
+  if (kHolds) start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
   __syncthreads(); // storage is empty
   CoarseCount counting;
@@ -30,33 +40,110 @@ __device__ __forceinline__ void select_resident(const RowTask& t, bool started, 
   scan<true>(t.row.scores, t.begin, t.end, classify);
   trace_set(kColRoute, kDirect);
   certify(t, Stage::kClassified, true, frontier, [] { return Merged::kWhole; });
-  meanwhile();
   refine(frontier);
 }
 
+// Whether anything follows a row's selection.
+constexpr bool kAfterwards = kFinish || kStats || KSIEVE_OVERLAP;
+
+// Copies to the ring that were started: their number's parity, and whether they are of the coming row.
+struct Copies {
+  int state; // bit 0: of the coming row; bit 1: parity
+
+  __device__ __forceinline__ bool started() const { return state & 1; }
+  __device__ __forceinline__ Copies dropped() const { return {state & 2}; }
+
+  // Starts copying a row. Behind a barrier after the last use of the ring, and of the earlier copies' wait.
+  __device__ __forceinline__ Copies of(const Row& row) const {
+#if __CUDA_ARCH__ >= 900
+    Body body = body_of(row.scores, 0, row.length);
+    if (threadIdx.x == 0) {
+      u32 bytes = static_cast<u32>(body.end - body.begin) * sizeof(Score);
+      order_copies();
+      copy_bulk(shared_storage().ring, row.scores + body.begin, bytes, &shared_storage().arrival);
+    }
+    fill(row);
+#else
+    start_scan(row.scores, 0, row.length);
+#endif
+    return {(state ^ 2) | 1};
+  }
+
+  // Fills the ring behind a row.
+  __device__ __forceinline__ static void fill(const Row& row) {
+    Body body = body_of(row.scores, 0, row.length);
+    if (body.end - body.begin == kTurn) return;
+    fill_rest(body);
+  }
+
+  __device__ __forceinline__ void wait() const {
+#if __CUDA_ARCH__ >= 900
+    if (started()) wait_arrival(&shared_storage().arrival, ~state >> 1 & 1);
+#endif
+    arrived();
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_row(const __grid_constant__ Params p) {
+  SharedStorage& s = shared_storage();
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) init_arrival(&s.arrival);
+#endif
   wait_for_inputs();
-  bool started = false;
-  for (int id = blockIdx.x; id < p.rows; id += gridDim.x) {
-    int next = id + static_cast<int>(gridDim.x);
+  // The first row is copied before its length is known.
+  const bool early = !KSIEVE_WINDOWS && p.width <= kHeld;
+  const Copies none = {0};
+  const Copies first = early ? none.of(row_of_length(p, blockIdx.x, p.width)) : none;
+  if (threadIdx.x == 0) {
+    s.row_id = blockIdx.x;
+    s.held_length = load_row(p, blockIdx.x).length;
+    s.next = first.state;
+  }
+  __syncthreads(); // the first row is known
+  // What goes on from row to row is kept in shared memory: held rows need the registers.
+  const volatile SharedStorage& kept = s;
+  while (kept.row_id < p.rows) {
+    const Row row = row_of_length(p, kept.row_id, kept.held_length);
+    Copies copies = {kept.next};
+    auto next = [&] { return kept.row_id + grid_size(); };
+    if (next() < p.rows) fetch_length(p, next());
+    auto start_next = [&] { // behind a barrier that `wait` came before
+      Copies coming = copies.dropped();
+      if (!kFinish && next() < p.rows) { // slots are sorted where the ring is
+        Row following = fetched_row(p, next());
+        if (resident(p, following)) coming = copies.of(following);
+      }
+      if (threadIdx.x == 0) s.next = coming.state;
+    };
     trace_begin();
-    RowTask task = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
-    if (resident(p, task.row)) {
-      select_resident(task, started, [&] {
-        started = false;
-        if (kFinish || next >= p.rows) return; // slots are sorted where the ring is
-        Row row = load_row(p, next);
-        started = resident(p, row);
-        if (started) start_scan(row.scores, 0, row.length);
-      });
-    } else {
-      started = false;
-      select_row(task, 0, [] {}, [] {});
+    if (resident(p, row) && !copies.started()) copies = copies.of(row);
+    auto wait = [&] {
+      copies.wait();
+      if (early && rarely(row.id == blockIdx.x)) Copies::fill(row);
+    };
+    bool holding = holds(p, row);
+    bool held = holding && select_held<Alone>(whole_row(p, row, nullptr), wait, start_next);
+    if (!held) {
+      if (holding) copies = {kept.next};
+      wait();
+      __syncthreads(); // nobody looks at the storage of a held row any more, and the next row's length is there
+      if (threadIdx.x == 0) s.next = copies.dropped().state;
+      select_exact(p, kept.row_id);
+      __syncthreads(); // nobody needs the ring any more
+      copies = {kept.next};
+      start_next();
     }
-    if (next >= p.rows) release_dependents();
-    finish_row(p, id, sort_slice(p, blockIdx.x));
-    trace_write(p, id);
-    __syncthreads(); // nobody still works on the row
+    if (kAfterwards || !held) {
+      if (next() >= p.rows) release_dependents();
+      finish_row(p, kept.row_id, sort_slice(p, blockIdx.x));
+      trace_write(p, kept.row_id);
+      __syncthreads(); // nobody still asks which row this was
+    }
+    if (threadIdx.x == 0) {
+      s.row_id = next();
+      if (s.row_id < p.rows) s.held_length = fetched_row(p, s.row_id).length;
+    }
+    __syncthreads(); // nobody still works on the row, and the next one is known
   }
 }

@@ -152,25 +152,33 @@ __device__ __forceinline__ u32 own_ring() {
   return static_cast<u32>(__cvta_generic_to_shared(&shared_storage().ring[0][threadIdx.x]));
 }
 
+// Fills what the ring holds behind a body that is shorter than a turn of it.
+__device__ __forceinline__ void fill_rest(Body body) {
+  u32 ring = own_ring();
+  int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
+#pragma unroll 1
+  for (int stage = (body.end - body.begin) / kStep; stage < kStages; ++stage)
+    if (first + stage * kStep >= body.end) fill_behind(ring + stage * kStageBytes);
+}
+
 // Starts the first loads of a scan, which must follow over the same stretch: they arrive while a boundary is made.
 __device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
   Body body = body_of(scores, begin, end);
-  u32 ring = own_ring();
   int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
   if (kColumns && threadIdx.x == 0) shared_storage().origin = body.begin;
+  u32 ring = own_ring();
   const Score* from = scores + first;
-  // Without this, the addresses of all stages are kept, and spilled, for scans that are rare.
-  asm volatile("" : "+l"(from), "+r"(ring));
+  constexpr int kUnrolled = kHeld ? 1 : kBatches; // where a row is copied in bulk, this is rare and shall be short
+#pragma unroll kUnrolled
+  for (int batch = 0; batch < kBatches; ++batch) {
 #pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    int ahead = first + stage * kStep;
-    if (ahead < body.end) {
-      copy_ahead(ring + stage * kStageBytes, from + stage * kStep);
-    } else {
-      fill_behind(ring + stage * kStageBytes);
+    for (int u = 0; u < kBatch; ++u) {
+      int stage = batch * kBatch + u;
+      if (first + stage * kStep < body.end) copy_ahead(ring + stage * kStageBytes, from + stage * kStep);
     }
-    if ((stage + 1) % kBatch == 0) commit_copies();
+    commit_copies();
   }
+  if (body.end - body.begin < kTurn) fill_rest(body);
 }
 
 // A scan that was started up to `guess` while its end was being fetched: behind the end is minus infinity after all.
@@ -178,11 +186,7 @@ __device__ __forceinline__ void end_started_scan(const Score* scores, int begin,
   Body body = body_of(scores, begin, end);
   if (body.end >= min(body_of(scores, begin, guess).end, body.begin + kTurn)) return;
   arrived();
-  u32 ring = own_ring();
-  int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
-#pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage)
-    if (first + stage * kStep >= body.end) fill_behind(ring + stage * kStageBytes);
+  fill_rest(body);
 }
 
 // Shows a visitor every score in [begin, end), whatever the alignment. The body is 16-byte loads that run ahead through

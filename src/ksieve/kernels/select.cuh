@@ -27,6 +27,38 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
   return {p, row, 0, row.length};
 }
 
+// Read where it is needed: kept from the beginning, it would be spilled.
+__device__ __forceinline__ int grid_size() {
+  int size;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(size));
+  return size;
+}
+
+// Fetches the length of a coming row, which nobody waits for before `arrived`.
+__device__ __forceinline__ void fetch_length(const Params& p, int next) {
+  if (KSIEVE_WINDOWS || threadIdx.x != 0 || !p.lengths) return;
+  u32 at = static_cast<u32>(__cvta_generic_to_shared(&shared_storage().next_length));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(p.lengths + next) : "memory");
+}
+
+// The row whose length was fetched, behind a barrier.
+__device__ __forceinline__ Row fetched_row(const Params& p, int id) {
+#if KSIEVE_WINDOWS
+  return load_row(p, id);
+#else
+  return row_of(p, id, p.lengths ? shared_storage().next_length : p.width);
+#endif
+}
+
+// The same, its length in hand.
+__device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
+#if KSIEVE_WINDOWS
+  return load_row(p, id);
+#else
+  return row_of(p, id, length);
+#endif
+}
+
 // Up to where the scan of a CTA's first row is started while its length is fetched.
 __device__ __forceinline__ int first_started(const Params& p) { return KSIEVE_WINDOWS ? 0 : p.width; }
 

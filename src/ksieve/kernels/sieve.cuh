@@ -35,8 +35,8 @@ __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   return base + __popc(mask & lanes_below());
 }
 
-// The same as lanes_before, where nobody's `mine` exceeds kMost, with the sum over all lanes: votes, unlike shuffles,
-// do not wait for each other.
+// Sums of `mine` over the lanes before this one and over all, where nobody's exceeds kMost: votes, unlike the shuffles
+// of lanes_before, do not wait for each other.
 struct Places {
   int before;
   int total;
@@ -53,7 +53,7 @@ template <int kMost> __device__ __forceinline__ Places few_before(int mine) {
   return found;
 }
 
-// The same for `mine` places of each lane. For whole warps.
+// `mine` places behind `counter` for each lane, with one atomic per warp. For whole warps.
 __device__ __forceinline__ int reserve_many(int* counter, int mine) {
   int before = lanes_before(mine);
   int base = 0;
@@ -107,6 +107,25 @@ __device__ __forceinline__ u32 valid_bits(int left) {
   return valid;
 }
 
+// The same for tests whose results are 1 or 0 as floats: weighted and added in pairs, they are the low bits of a
+// mantissa.
+template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Test test) {
+  static_assert(kCount <= 32, "hits are the bits of a word");
+  u32 bits = 0;
+#pragma unroll
+  for (int from = 0; from < kCount; from += 16) {
+    float sum = 0x1p23f;
+#pragma unroll
+    for (int i = from; i < from + 16 && i < kCount; i += 4) {
+      float low = fmaf(test(i + 1), 2.0f, test(i));
+      float high = fmaf(test(i + 3), 2.0f, test(i + 2));
+      sum = fmaf(fmaf(high, 4.0f, low), static_cast<float>(1 << (i - from)), sum);
+    }
+    bits |= (__float_as_uint(sum) & 0xffffu) << from;
+  }
+  return bits;
+}
+
 // The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half their rate,
 // which a scan would wait for. saturate(score * scale - bound * scale) is 1 or 0 if a score beyond the bound, at least
 // half a unit in its last place away, is at least 1 away after scaling by a power of two. NaN gives 0.
@@ -124,28 +143,8 @@ struct Above {
 
   __device__ __forceinline__ float test(float score) const { return __saturatef(fmaf(score, scale, offset)); }
 
-  // Its results, weighted and added in pairs, are the low bits of a float's mantissa.
   __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const {
-    constexpr int kCount = kBatch * kVector;
-    static_assert(kCount <= 32, "a batch's hits are the bits of a word");
-    u32 bits = 0;
-#pragma unroll
-    for (int from = 0; from < kCount; from += 16) {
-      float sum = 0x1p23f;
-#pragma unroll
-      for (int i = from; i < from + 16 && i < kCount; i += 4) {
-        float low = fmaf(score(raw, i + 1), 2.0f, score(raw, i));
-        float high = fmaf(score(raw, i + 3), 2.0f, score(raw, i + 2));
-        sum = fmaf(fmaf(high, 4.0f, low), static_cast<float>(1 << (i - from)), sum);
-      }
-      bits |= (__float_as_uint(sum) & 0xffffu) << from;
-    }
-    return bits;
-  }
-
-private:
-  __device__ __forceinline__ float score(const Raw (&raw)[kBatch], int i) const {
-    return test(unpack(raw[i / kVector], i % kVector));
+    return gather_tests<kBatch * kVector>([&](int i) { return test(unpack(raw[i / kVector], i % kVector)); });
   }
 };
 
@@ -190,6 +189,19 @@ __device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
     u32 bit = take_bit(bits);
     list_at(slot, order_key(read_back(ring, bit)), index_of_bit(bit, first));
   }
+}
+
+// Writes the scores of some bits to the output, with one reservation for the warp.
+__device__ __forceinline__ void emit_bits(u32 bits, int first) {
+  const ScanRule& rule = shared_storage().rule;
+  Places places = few_before<32>(__popc(bits));
+  int base = 0;
+  if ((threadIdx.x & 31) == 0 && places.total) base = atomicAdd(rule.emitted, places.total);
+  u32 place = __shfl_sync(kFullWarp, base, 0) + places.before;
+  u32 k = rule.k;
+  int* out = rule.row_out;
+  for (; bits && place < k; ++place)
+    out[place] = shown_position(index_of_bit(take_bit(bits), first));
 }
 
 // The scan of a proposal. Whatever reaches the cutoff goes to the column of the thread that meets it, without a vote
@@ -313,14 +325,7 @@ struct Classify {
     u32 chosen = gather_bits(raw, [&](float score) { return score >= better; }) & valid;
     in &= ~chosen;
     if (gone == gone) chosen &= ~gather_bits(raw, [&](float score) { return score >= gone; });
-    if (__any_sync(kFullWarp, chosen)) {
-      const ScanRule& rule = shared_storage().rule;
-      u32 place = reserve_many(rule.emitted, __popc(chosen));
-      u32 k = rule.k;
-      int* out = rule.row_out;
-      for (; chosen && place < k; ++place)
-        out[place] = shown_position(index_of_bit(take_bit(chosen), first));
-    }
+    if (__any_sync(kFullWarp, chosen)) emit_bits(chosen, first);
     if (in) list_bits(in, ring, first);
   }
 

@@ -74,14 +74,19 @@ struct alignas(16) SharedStorage {
   int origin; // position of the first score that thread 0 reads
   int flag;   // block-wide broadcast of the split family
   int trace[kStatsColumns];
-  const void* window; // of windows: the row's first score
+  int held_length;    // of row_exact: the current row's length
+  const void* window; // of windows and held rows: the row's first score
   int row_slots;      // its own k
   int base;           // and what is added to an index that is written
   int tie_last;       // of tie-breaks: the row's last position
   int tie_from;       // and the position that ties are preferred from, one end of the row
   int tie_quota;      // what one more traversal has to collect: this many scores
   u32 tie_key;        // of this key
-  int reserved[2];    // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
+  u64 arrival;        // of row_exact: bulk copies
+  int row_id;         // and the current row
+  int held_begin;     // of held rows: what of the row this CTA holds
+  int held_end;
+  int reserved[1]; // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 
@@ -202,8 +207,11 @@ __device__ __forceinline__ void forget_candidates() {
 
 // The same, and what they were counted into. A barrier must follow.
 __device__ __forceinline__ void clear_counts() {
-  for (int i = threadIdx.x; i < kBins / 4; i += kThreads)
-    reinterpret_cast<RingSlot*>(shared_storage().histogram)[i] = {};
+  constexpr int kSlots = kBins / 4;
+#pragma unroll
+  for (int first = 0; first < kSlots; first += kThreads)
+    if (first + kThreads <= kSlots || threadIdx.x < kSlots - first)
+      reinterpret_cast<RingSlot*>(shared_storage().histogram)[first + static_cast<int>(threadIdx.x)] = {};
   forget_candidates();
 }
 

@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 
+from ksieve import planner_cuda
 from ksieve.backends.cuda import cache
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.driver import Driver
@@ -83,9 +84,8 @@ class Launcher:
         spec = kernel_spec(plan, stats=stats)
         with driver.activated(self.context):
             function = function_of(spec, index, driver, stream)
-        policy, k = plan.policy, plan.problem.k
-        self._k = k
-        self._ranks = (policy.primary_rank(k), policy.rescue_rank(k) or 0) if policy else (0, 0)
+        self._k = plan.problem.k
+        self._ranks = planner_cuda.sample_ranks(plan)
         self._splits = plan.splits
         self._lists = plan.workspace_zeroed
         self._most = max(plan.ctas, 1)

@@ -1,0 +1,38 @@
+// Bulk asynchronous copies to shared memory (sm_90 and later): one thread asks for kilobytes, everybody waits for them.
+#pragma once
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Called by one thread, once per launch; a barrier must follow before anybody waits.
+__device__ __forceinline__ void init_arrival(unsigned long long* arrival) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)));
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Called before a copy, behind a barrier that follows other threads' ordinary accesses to the same memory.
+__device__ __forceinline__ void order_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Called by one thread, alternating with a wait of all. Addresses and size are multiples of 16 bytes.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
+  unsigned barrier = shared_address(arrival);
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  if (bytes == 0) return;
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// Waits for a copy; `parity` is that of the copies before it.
+__device__ __forceinline__ void wait_arrival(unsigned long long* arrival, unsigned parity) {
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n"
+               "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               "@!done bra again;\n"
+               "}" ::"r"(shared_address(arrival)),
+               "r"(parity)
+               : "memory");
+}

@@ -1,0 +1,119 @@
+"""Rows that stay in registers: every launch shape, every alignment, and inputs that sample or steps cannot take.
+
+A row is decided in registers, at a tie, or by the exact route when its sample or its steps do not do
+(kernels/held.cuh). Statistics go the exact route alone, so what is judged here is the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from gpu import material, runner
+from gpu.variants import VARIANTS, possible
+from ksieve.planner_cuda import with_workspace
+from ksieve.tuning import GEOMETRY_HELD
+
+pytestmark = pytest.mark.gpu
+
+K = 700
+SHAPES = [
+    (family, shape.held)
+    for name, family in (("row", "row_exact"), ("cluster", "cluster_exact"))
+    for shape in GEOMETRY_HELD[family]
+]
+NAMES = {"row_exact": "row", "cluster_exact": "cluster"}
+
+
+def plan_of(family, width, rows, **changes):
+    plan = VARIANTS[NAMES[family]].plan(rows, width, K, device=runner.PLAN_DEVICE)
+    return with_workspace(dataclasses.replace(plan, **changes)) if changes else plan
+
+
+def kernels():
+    yield from ((plan_of(family, width, 32), False) for family, width in SHAPES)
+
+
+def hard_rows(width):
+    """Rows by name: what decides each of them, and what cannot."""
+    rng = np.random.default_rng(8)
+    normal = rng.standard_normal(width).astype(np.float32)
+    positions = np.arange(width)
+    tail = np.argsort(np.argsort(-normal))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {
+            # in registers
+            "normal": normal,
+            "negative": normal - 50,
+            "clumped": normal + 2 * (positions > width * 0.93),
+            "narrow": 1 + normal * np.float32(1e-5),
+            "heavy tail": 1 / np.maximum(np.abs(normal), np.float32(1e-6)),
+            "sorted": np.sort(normal),
+            "far apart": np.sign(normal) * np.float32(3e38) * np.abs(normal) / 6,
+            # at a tie: of the least sample's score there are enough
+            "equal": np.full(width, 0.25, np.float32),
+            "plateau": np.maximum(normal - 2, 0),
+            "few values": np.round(normal * 2) / 2,
+            "two values": (normal > 1.5).astype(np.float32),
+            "zeros of both signs": np.where(tail < K // 2, normal, np.where(positions % 2, 0.0, -0.0)),
+            # the last step is crowded
+            "outliers": np.where(positions % (width // 64) == 3, np.float32(1e30), normal),
+            "one octave of many": np.exp2(np.round(normal * 40)).astype(np.float32),
+            "ties around the rank": np.where((tail > K - 100) & (tail < K + 100), np.sort(normal)[-K], normal),
+            # the sample is misled: nearly all or none of the best lie where it looks
+            "best in one class of 32": normal + 30 * (positions % 32 == 7),
+            "best in one vector of 256": normal + 30 * (positions // 4 % 256 == 9),
+            "best at the front": normal + 30 * (positions < K),
+            # no steps: infinite, NaN, or below every scale
+            "subnormal": normal * np.float32(1e-42),
+            "infinities": np.where(tail < 2 * K, np.float32(np.inf), normal),
+            "some infinities": np.where(tail < K // 2, np.float32(np.inf), normal),
+            "mostly -inf": np.where(tail < K // 2, normal, np.float32(-np.inf)),
+            "mostly NaN": np.where(tail < K // 2, normal, np.float32(np.nan)),
+            "a third NaN": np.where(positions % 3 == 0, np.float32(np.nan), normal),
+            "NaN": np.full(width, np.nan, np.float32),
+        }
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize(("family", "width"), SHAPES)
+def test_rows_that_registers_hold(family, width, full, tally):
+    rows = hard_rows(width)
+    bits = np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)).view(np.int32)
+    lengths, count = None, len(rows)
+    if not full:
+        short = [width - 1, width - 3, width * 5 // 8 + 1, K + 1, K, 3, 0, width // 2]
+        lengths = torch.tensor((short * count)[:count], dtype=torch.int32, device=runner.DEVICE)
+    wrong = []
+    for offset, padding in ((0, 0), (1, 3), (6, 1)):
+        scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
+        # Each CTA meets several rows: what one leaves behind is what the next begins with.
+        few = {"ctas": 3} if family == "row_exact" else {}
+        for changes in ({}, few) if few else ({},):
+            found = runner.check(plan_of(family, width, count, **changes), scores, lengths)
+            wrong += [f"offset={offset} padding={padding} {changes}: {text} of {list(rows)}" for text in found]
+    tally.add(NAMES[family], count, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("family", "width"), SHAPES)
+def test_k_from_one_to_nearly_all(family, width, tally):
+    """Up to where the sample's rank is beyond the sample, and positions beyond what is collected on chip."""
+    rng = np.random.default_rng(9)
+    bits = rng.standard_normal((6, width)).astype(np.float32).view(np.int32)
+    scores = material.place(bits, "float32", runner.DEVICE)
+    wrong = []
+    for k in (1, 2, 31, 2048, width // 4, width // 2, width * 3 // 4, width - 1):
+        for plan in possible(VARIANTS[NAMES[family]], 6, width, k, device=runner.PLAN_DEVICE):
+            wrong += [f"k={k}: {text}" for text in runner.check(plan, scores, None)]
+    tally.add(NAMES[family], 6, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_shapes_are_those_of_the_planner():
+    for (family, width), rows in itertools.product(SHAPES, (1, 8)):
+        assert plan_of(family, width, rows).held == width
