@@ -60,7 +60,7 @@ NUMBERS = [
 def source() -> str:
     """Key functions of keys.cuh, the fast test of sieve.cuh and the cutoffs of its classifying scan, as a program."""
     keys, sieve = ((spec.SOURCES / name).read_text(encoding="utf-8") for name in ("keys.cuh", "sieve.cuh"))
-    above = sieve[sieve.index("struct Above {") : sieve.index("// A vector's scores are neighbours")]
+    above = sieve[sieve.index("template <int kCount, class Test>") : sieve.index("// A vector's scores are neighbours")]
     classify = re.search(
         r"^  __device__ __forceinline__ static float cutoff_before.*?^  }$", sieve, re.DOTALL | re.MULTILINE
     )

@@ -132,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       select_exact(p, kept.row_id);
       __syncthreads(); // nobody needs the ring any more
       copies = {kept.next};
+      __syncthreads(); // everybody has read it
       start_next();
     }
     if (kAfterwards || !held) {
