@@ -8,7 +8,7 @@ import ksieve
 from ksieve import planner, planner_cuda
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
-from ksieve.tuning import CLUSTER_ROWS, MANY_SHORT, RESIDENT, RESIDENT_ROWS
+from ksieve.tuning import CLUSTER_FIRST, CLUSTER_ROWS, MANY_SHORT, RESIDENT, RESIDENT_ROWS
 
 H200 = DEVICES["h200"]
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
@@ -25,6 +25,9 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (RESIDENT_ROWS * 132, 32_768, 2048, "row_exact", None),
         (RESIDENT_ROWS * 132 + 1, 32_768, 2048, "persistent_sampled", "quads-16"),
         (RESIDENT_ROWS * 132, 32_769, 2048, "persistent_sampled", "quads-16"),
+        (CLUSTER_FIRST, RESIDENT, 2048, "row_exact", None),
+        (CLUSTER_FIRST, RESIDENT + 1, 2048, "cluster_exact", None),
+        (CLUSTER_FIRST + 1, RESIDENT + 1, 2048, "row_exact", None),
         (1, 32_769, 2048, "cluster_exact", None),
         (CLUSTER_ROWS, 131_072, 512, "cluster_exact", None),
         (CLUSTER_ROWS + 1, 131_072, 2048, "persistent_sampled", "lines-64"),

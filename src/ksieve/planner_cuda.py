@@ -16,6 +16,7 @@ from ksieve.policy import LINES_16, LINES_64, LINES_128, PEAK, QUADS_16, Samplin
 from ksieve.problem import Problem
 from ksieve.tuning import (
     CLUSTER,
+    CLUSTER_FIRST,
     CLUSTER_ROWS,
     COLUMN_SIGMAS,
     CROWDED,
@@ -219,7 +220,9 @@ def _resident(problem: Problem, device: DeviceInfo) -> bool:
     """Whether rows had best be copied to shared memory whole, where an exact boundary costs no second read."""
     if problem.width > _geometry(problem, device, "row_exact", None).held:
         return False
-    return problem.width <= RESIDENT or problem.rows <= RESIDENT_ROWS * device.sm_count
+    if problem.width <= RESIDENT or problem.rows > RESIDENT_ROWS * device.sm_count:
+        return problem.width <= RESIDENT
+    return problem.rows > CLUSTER_FIRST or not _clustered(problem, device)
 
 
 def _clustered(problem: Problem, device: DeviceInfo) -> bool:

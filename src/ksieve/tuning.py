@@ -123,6 +123,11 @@ CLUSTER = Threshold(
 CLUSTER_ROWS = Threshold(
     24, "rows up to which clusters keep them on chip: more would not run at once", "docs/tuning.md#15"
 )
+CLUSTER_FIRST = Threshold(
+    4,
+    "rows up to which a cluster is preferred to one CTA that could hold a row wider than `RESIDENT`",
+    "benchmarks/results/gpu-planner-k2048.json",
+)
 TAIL_SIGMAS = Threshold(
     28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
 )
