@@ -94,12 +94,7 @@ __device__ __forceinline__ bool single_valued() {
     least = min(least, entry_key(entry));
     greatest = max(greatest, entry_key(entry));
   });
-  least = __reduce_min_sync(kFullWarp, least);
-  greatest = __reduce_max_sync(kFullWarp, greatest);
-  if ((threadIdx.x & 31) == 0) {
-    atomicMin(&s.least, least);
-    atomicMax(&s.greatest, greatest);
-  }
+  fold_extremes(s, least, greatest);
   __syncthreads(); // the extremes are known
   return s.least == s.greatest;
 }

@@ -1,8 +1,6 @@
-// Family cluster_exact: one thread block cluster per row, exact without sampling, for few long rows (sm_90 and later).
+// Family cluster_exact: one thread block cluster per row, for few rows (sm_90 and later).
 //
-//   1. a row that the cluster holds in its registers is selected there (held.cuh): samples and counts are exchanged
-//   over
-//      distributed shared memory
+//   1. a row that the cluster holds in its registers is selected there (held.cuh), on distributed shared memory
 // Otherwise, or where that cannot decide:
 //   1. each CTA counts its segment into its own coarse histogram
 //   2. rank 0 sums the histograms over distributed shared memory and publishes the exact boundary bin

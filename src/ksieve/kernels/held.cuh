@@ -12,10 +12,12 @@ constexpr int kEach = kStages * kVector;
 // Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
 constexpr bool kHolds = kHeld > 0 && kEach <= 32 && !kStats && !kTies;
 
+constexpr int kCollected = kSharedCapacity * sizeof(u64) / sizeof(int); // output positions, in the list's place
+
 // Whether a row is selected here: the sample must reach the least boundary, and positions are collected on chip, where
 // those beside a row's body have room of their own even if they change under a running kernel.
 __device__ __forceinline__ bool holds(const Params& p, const Row& row) {
-  constexpr int kRoom = kSharedCapacity * sizeof(u64) / sizeof(int) - 2 * kVector;
+  constexpr int kRoom = kCollected - 2 * kVector;
   constexpr int kPerSample = kHeld / kThreads;
   int k = slots_of(p, row);
   bool sampled = row.length > k && row.length >= p.primary_rank * kPerSample;
@@ -131,8 +133,6 @@ template <class Visit> __device__ __forceinline__ void each_edge(Visit visit) {
 // memory for every one.
 __device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_list(shared_storage())); }
 
-constexpr int kCollected = kSharedCapacity * sizeof(u64) / sizeof(int);
-
 // Bounded where bits come from scores that were read again: they may have changed.
 template <bool kBounded = false> __device__ __forceinline__ void collect_bits(u32 bits) {
   int place = reserve_many(&shared_storage().emitted, __popc(bits));
@@ -229,12 +229,7 @@ template <class Holders> __device__ __forceinline__ KeyRange range_of_last(const
     best = min(best, number_key(score));
     worst = max(worst, number_key(score));
   });
-  best = __reduce_min_sync(kFullWarp, best);
-  worst = __reduce_max_sync(kFullWarp, worst);
-  if ((threadIdx.x & 31) == 0) {
-    atomicMin(&owner.least, best);
-    atomicMax(&owner.greatest, worst);
-  }
+  fold_extremes(owner, best, worst);
   Holders::sync(); // the extremes are known
   KeyRange range = {owner.least, owner.greatest};
   Holders::sync(); // to everybody

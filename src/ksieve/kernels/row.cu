@@ -1,10 +1,11 @@
-// Family row_exact: one wide CTA per row, exact without sampling.
+// Family row_exact: one CTA per row, which is read once if it fits.
 //
-//   1. a row of at most kHeld scores fits the ring: it is copied there once
-//   2. its coarse histogram gives the exact boundary bin; classification reads the ring again
-//   3. the next row's copies start; refine (refine.cuh). A longer row is streamed twice by the same CTA (select.cuh)
+//   1. a row of at most kHeld scores fits the ring: it is copied there once, and goes on to registers
+//   2. the next row's copies start; the row is selected in registers (held.cuh)
+//   3. a row that cannot be is copied again for the exact route: its coarse histogram gives the boundary bin,
+//      classification reads the ring again, refine (refine.cuh). A longer row is streamed twice (select.cuh)
 //
-// Row reads: 1 held, 2 streamed. Rows are dealt out in turn: no queue, and no workspace unless candidates spill.
+// Row reads: 1 held, 2 otherwise. Rows are dealt out in turn: no queue, and no workspace unless candidates spill.
 #include "bulk.cuh"
 #include "held.cuh"
 #include "workspace.cuh"

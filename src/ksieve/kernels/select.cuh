@@ -41,22 +41,18 @@ __device__ __forceinline__ void fetch_length(const Params& p, int next) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(p.lengths + next) : "memory");
 }
 
-// The row whose length was fetched, behind a barrier.
-__device__ __forceinline__ Row fetched_row(const Params& p, int id) {
-#if KSIEVE_WINDOWS
-  return load_row(p, id);
-#else
-  return row_of(p, id, p.lengths ? shared_storage().next_length : p.width);
-#endif
-}
-
-// The same, its length in hand.
+// A row with its length in hand; a window's is asked for again.
 __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
 #if KSIEVE_WINDOWS
   return load_row(p, id);
 #else
   return row_of(p, id, length);
 #endif
+}
+
+// The row whose length was fetched, behind a barrier.
+__device__ __forceinline__ Row fetched_row(const Params& p, int id) {
+  return row_of_length(p, id, p.lengths ? shared_storage().next_length : p.width);
 }
 
 // Up to where the scan of a CTA's first row is started while its length is fetched.

@@ -195,6 +195,16 @@ template <class Visit> __device__ __forceinline__ void each_own(Visit visit) {
     visit(list_entry(slot));
 }
 
+// Folds keys of a warp's lanes into the extremes that `s` keeps. A barrier must follow.
+__device__ __forceinline__ void fold_extremes(SharedStorage& s, u32 least, u32 greatest) {
+  least = __reduce_min_sync(kFullWarp, least);
+  greatest = __reduce_max_sync(kFullWarp, greatest);
+  if ((threadIdx.x & 31) == 0) {
+    atomicMin(&s.least, least);
+    atomicMax(&s.greatest, greatest);
+  }
+}
+
 // Forgets all candidates. Between barriers.
 __device__ __forceinline__ void forget_candidates() {
   SharedStorage& s = shared_storage();
