@@ -128,8 +128,8 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
       if (kFinish && threadIdx.x == 0) s.base = held_row(slot).base;
       finish_row(p, held_row(slot).id, sort_slice(p, blockIdx.x));
       copied = !kFinish;
-    } else if (threadIdx.x == 0) {
-      s.flag = 1;
+    } else {
+      atomicOr(&s.flag, 1); // by all: where one thread did it, ptxas let that come to the barrier below by itself
     }
     if (!looked) look_ahead();
     if (!copied) {
