@@ -8,9 +8,10 @@ import ksieve
 from ksieve import planner, planner_cuda
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
-from ksieve.tuning import CLUSTER_FIRST, CLUSTER_ROWS, MANY_SHORT, RESIDENT, RESIDENT_ROWS
+from ksieve.tuning import CLUSTER_ROWS, GEOMETRY_HELD, MANY_SHORT
 
 H200 = DEVICES["h200"]
+HELD = GEOMETRY_HELD["row_exact"][-1].held
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
 
 
@@ -20,15 +21,10 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (64, 2048, 512, "row_exact", None),
         (4096, 2048, 512, "row_exact", None),
         (4096, 8192, 512, "row_exact", None),
-        (4096, RESIDENT, 2048, "row_exact", None),
-        (4096, RESIDENT + 1, 2048, "persistent_sampled", "quads-16"),
-        (RESIDENT_ROWS * 132, 32_768, 2048, "row_exact", None),
-        (RESIDENT_ROWS * 132 + 1, 32_768, 2048, "persistent_sampled", "quads-16"),
-        (RESIDENT_ROWS * 132, 32_769, 2048, "persistent_sampled", "quads-16"),
-        (CLUSTER_FIRST, RESIDENT, 2048, "row_exact", None),
-        (CLUSTER_FIRST, RESIDENT + 1, 2048, "cluster_exact", None),
-        (CLUSTER_FIRST + 1, RESIDENT + 1, 2048, "row_exact", None),
-        (1, 32_769, 2048, "cluster_exact", None),
+        (4096, HELD, 2048, "row_exact", None),
+        (1, HELD, 2048, "row_exact", None),
+        (4096, HELD + 1, 2048, "persistent_sampled", "quads-16"),
+        (CLUSTER_ROWS, HELD + 1, 2048, "cluster_exact", None),
         (CLUSTER_ROWS, 131_072, 512, "cluster_exact", None),
         (CLUSTER_ROWS + 1, 131_072, 2048, "persistent_sampled", "lines-64"),
         (1, 131_073, 2048, "split_sampled", "lines-64"),
@@ -37,7 +33,7 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (4096, 65_535, 2048, "persistent_sampled", "quads-16"),
         (4096, 65_536, 1024, "persistent_sampled", "lines-64"),
         (4096, 65_535, 512, "persistent_sampled", "lines-16"),
-        (4096, 32_767, 512, "persistent_sampled", "quads-16"),
+        (4096, 32_769, 512, "persistent_sampled", "lines-16"),
         (4096, 4096, 2048, "row_exact", None),
         (256, 4096, 2048, "row_exact", None),
         (4096, 131_072, 2048, "persistent_sampled", "lines-64"),
@@ -47,7 +43,8 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (1, 1_048_576, 2048, "split_sampled", "lines-128"),
         (1, 24_576, 12_289, "row_exact", None),
         (1, 33_000, 20_000, "persistent_exact", None),
-        (4096, 24_576, 8192, "persistent_exact", None),
+        (4096, 24_576, 8192, "row_exact", None),
+        (4096, 33_000, 10_000, "persistent_exact", None),
     ],
 )
 def test_the_choice_follows_the_shape(rows, width, k, family, policy):
@@ -76,8 +73,10 @@ def test_shared_memory_fits_every_device(name, family):
     [
         ("row_exact", 1, 4096, "float32", (256, 4, 4096)),
         ("row_exact", MANY_SHORT, 8192, "float32", (256, 4, 8192)),
-        ("row_exact", 1, 8193, "float32", (512, 2, 16_384)),
-        ("row_exact", 1, 16_385, "float32", (1024, 1, 32_768)),
+        ("row_exact", 1, 8193, "float32", (512, 2, 12_288)),
+        ("row_exact", 1, 12_289, "float32", (512, 2, 16_384)),
+        ("row_exact", 1, 16_385, "float32", (1024, 1, 24_576)),
+        ("row_exact", 1, 24_577, "float32", (1024, 1, 32_768)),
         ("row_exact", 1, 32_769, "float32", (512, 1, 16_384)),
         ("row_exact", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
         ("cluster_exact", 1, 24_576, "float32", (512, 2, 65_536)),
@@ -107,13 +106,9 @@ def test_rings_hold_a_row(family, width, dtype):
     assert plan.stages % planner_cuda.BATCH == 0
 
 
-def test_the_sample_of_a_held_row_reaches_its_rank():
-    for family, width in (("row_exact", 16_384), ("cluster_exact", 131_072)):
-        plan = ksieve.plan(rows=1, width=width, k=2048, device=H200, family=family)
-        rank, rescue = planner_cuda.sample_ranks(plan)
-        assert 2048 / width * plan.threads < rank < plan.threads and rescue == 0
-    streamed = ksieve.plan(rows=1, width=131_073, k=2048, device=H200, family="cluster_exact")
-    assert planner_cuda.sample_ranks(streamed) == (0, 0)
+def test_only_sampled_rows_have_a_rank():
+    held = ksieve.plan(rows=1, width=16_384, k=2048, device=H200, family="row_exact")
+    assert planner_cuda.sample_ranks(held) == (0, 0)
     sampled = ksieve.plan(rows=4096, width=131_072, k=2048, device=H200)
     assert planner_cuda.sample_ranks(sampled) == (sampled.policy.primary_rank(2048), 0)
 

@@ -16,7 +16,6 @@ from ksieve.policy import LINES_16, LINES_64, LINES_128, PEAK, QUADS_16, Samplin
 from ksieve.problem import Problem
 from ksieve.tuning import (
     CLUSTER,
-    CLUSTER_FIRST,
     CLUSTER_ROWS,
     COLUMN_SIGMAS,
     CROWDED,
@@ -30,11 +29,8 @@ from ksieve.tuning import (
     GEOMETRY_ROOMY,
     GEOMETRY_SHORT,
     GEOMETRY_SMALL,
-    HELD_SIGMAS,
     LINES_RANK,
     MANY_SHORT,
-    RESIDENT,
-    RESIDENT_ROWS,
     SAMPLED_RATIO,
     SEGMENT,
     SHORTEST_SAMPLED,
@@ -50,7 +46,7 @@ from ksieve.tuning import (
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
 
-STORAGE_BYTES = 8192 + 656
+STORAGE_BYTES = 8192 + 1040
 """Shared memory of a CTA besides its candidates and its threads' share: histogram and scalars (kernels/storage.cuh)."""
 
 BATCH = 2
@@ -87,7 +83,7 @@ MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
 
-SCALAR_BYTES = 656
+SCALAR_BYTES = 1040
 """Of `STORAGE_BYTES`, those behind the candidates; slots are sorted in what lies before them (kernels/finish.cuh)."""
 
 SORT_CHUNK = 128
@@ -207,7 +203,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
             return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
         return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
     if _resident(problem, device):
-        return "row_exact", f"rows of {width} scores stay in shared memory and are read once"
+        return "row_exact", f"rows of {width} scores stay on chip and are read once"
     if _clustered(problem, device):
         return "cluster_exact", f"{rows} rows of {width} scores: a cluster of {CLUSTER} CTAs keeps a row on chip"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
@@ -217,12 +213,8 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
 
 
 def _resident(problem: Problem, device: DeviceInfo) -> bool:
-    """Whether rows had best be copied to shared memory whole, where an exact boundary costs no second read."""
-    if problem.width > _geometry(problem, device, "row_exact", None).held:
-        return False
-    if problem.width <= RESIDENT or problem.rows > RESIDENT_ROWS * device.sm_count:
-        return problem.width <= RESIDENT
-    return problem.rows > CLUSTER_FIRST or not _clustered(problem, device)
+    """Whether one CTA can keep a row on chip: then its boundary costs no second read."""
+    return problem.width <= _geometry(problem, device, "row_exact", None).held
 
 
 def _clustered(problem: Problem, device: DeviceInfo) -> bool:
@@ -303,17 +295,10 @@ def ring_stages(geometry: Geometry, dtype: str) -> int:
 
 
 def sample_ranks(plan: Plan) -> tuple[int, int]:
-    """Sample ranks of a plan's boundaries, primary and rescue; 0 for one that it does not have.
-
-    Rows that stay on chip have a boundary as well: each thread samples one of the scores it holds (kernels/held.cuh).
-    """
-    k = plan.problem.k
-    if plan.policy is not None:
-        return plan.policy.primary_rank(k), plan.policy.rescue_rank(k) or 0
-    if not plan.held:
+    """Sample ranks of a plan's boundaries, primary and rescue; 0 for one that it does not have."""
+    if plan.policy is None:
         return 0, 0
-    mean = k * plan.threads / plan.held
-    return math.ceil(mean + HELD_SIGMAS * math.sqrt(mean)) + 1, 0
+    return plan.policy.primary_rank(plan.problem.k), plan.policy.rescue_rank(plan.problem.k) or 0
 
 
 def statistics_bound(width: int, policy: SamplingPolicy) -> int:

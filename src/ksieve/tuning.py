@@ -109,24 +109,11 @@ SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/tuning.md#8."""
 
 MANY_SHORT = Threshold(512, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#14")
-RESIDENT = Threshold(
-    16_384, "rows up to this width, in scores, stay on chip whatever their number", "docs/tuning.md#15"
-)
-RESIDENT_ROWS = Threshold(
-    1,
-    "rows per multiprocessor up to which all rows that fit stay on chip",
-    "benchmarks/results/gpu-planner-k2048.json",
-)
 CLUSTER = Threshold(
     8, "CTAs of a cluster", NOT_MEASURED + "the largest size that every device with clusters can launch"
 )
 CLUSTER_ROWS = Threshold(
     24, "rows up to which clusters keep them on chip: more would not run at once", "docs/tuning.md#15"
-)
-CLUSTER_FIRST = Threshold(
-    4,
-    "rows up to which a cluster is preferred to one CTA that could hold a row wider than `RESIDENT`",
-    "benchmarks/results/gpu-planner-k2048.json",
 )
 TAIL_SIGMAS = Threshold(
     28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
@@ -136,11 +123,6 @@ SORTED_PERIODS = Threshold(
 )
 COLUMN_SIGMAS = Threshold(
     6, "standard deviations above its mean share of the tail that a thread's column is given for", "docs/tuning.md#11"
-)
-HELD_SIGMAS = Threshold(
-    4,
-    "standard deviations above its mean that the sample rank of a row on chip is put: beyond, the row is read again",
-    NOT_MEASURED + "one row in ten thousand, and what is admitted is not stored",
 )
 EXACT_CAPACITY = Threshold(
     4096, "fewest candidates stored by families that do not sample", NOT_MEASURED + "32 KiB, which every device has"
@@ -191,7 +173,9 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
     "row_exact": (
         Geometry(256, 4, held=4096, source="docs/tuning.md#15"),
         Geometry(256, 4, held=8192, source="docs/tuning.md#15"),
+        Geometry(512, 2, held=12_288, source="docs/tuning.md#16"),
         Geometry(512, 2, held=16_384, source="docs/tuning.md#15"),
+        Geometry(1024, 1, held=24_576, source="docs/tuning.md#16"),
         Geometry(1024, 1, held=32_768, source="docs/tuning.md#15"),
     ),
     "cluster_exact": (

@@ -1,7 +1,7 @@
 """Rows that stay in registers: every launch shape, every alignment, and inputs that sample or steps cannot take.
 
-A row is decided in registers, at a tie, or by the exact route when its sample or its steps do not do
-(kernels/held.cuh). Statistics go the exact route alone, so what is judged here is the answer.
+A row is decided by the steps of its scores (kernels/held.cuh), as a plateau of its samples, or by dividing a step once
+more (kernels/crowded.cuh). Statistics have no held rows, so what is judged here is the answer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from ksieve.tuning import GEOMETRY_HELD
 pytestmark = pytest.mark.gpu
 
 K = 700
-SHAPES = [
-    (family, shape.held)
-    for name, family in (("row", "row_exact"), ("cluster", "cluster_exact"))
-    for shape in GEOMETRY_HELD[family]
-]
+SHAPES = [(family, shape.held) for family, shapes in GEOMETRY_HELD.items() for shape in shapes]
 NAMES = {"row_exact": "row", "cluster_exact": "cluster"}
 
 
@@ -46,7 +42,7 @@ def hard_rows(width):
     tail = np.argsort(np.argsort(-normal))
     with np.errstate(over="ignore", invalid="ignore"):
         return {
-            # in registers
+            # by steps
             "normal": normal,
             "negative": normal - 50,
             "clumped": normal + 2 * (positions > width * 0.93),
@@ -54,13 +50,13 @@ def hard_rows(width):
             "heavy tail": 1 / np.maximum(np.abs(normal), np.float32(1e-6)),
             "sorted": np.sort(normal),
             "far apart": np.sign(normal) * np.float32(3e38) * np.abs(normal) / 6,
-            # at a tie: of the least sample's score there are enough
+            # a plateau of the samples, or beyond their range
             "equal": np.full(width, 0.25, np.float32),
             "plateau": np.maximum(normal - 2, 0),
             "few values": np.round(normal * 2) / 2,
             "two values": (normal > 1.5).astype(np.float32),
             "zeros of both signs": np.where(tail < K // 2, normal, np.where(positions % 2, 0.0, -0.0)),
-            # the last step is crowded
+            # the step of the k-th is crowded
             "outliers": np.where(positions % (width // 64) == 3, np.float32(1e30), normal),
             "one octave of many": np.exp2(np.round(normal * 40)).astype(np.float32),
             "ties around the rank": np.where((tail > K - 100) & (tail < K + 100), np.sort(normal)[-K], normal),
@@ -111,6 +107,19 @@ def test_k_from_one_to_nearly_all(family, width, tally):
         for plan in possible(VARIANTS[NAMES[family]], 6, width, k, device=runner.PLAN_DEVICE):
             wrong += [f"k={k}: {text}" for text in runner.check(plan, scores, None)]
     tally.add(NAMES[family], 6, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("family", "width"), SHAPES)
+def test_subnormals_a_few_apart(family, width, tally):
+    """A sixteenth of such scores is rounded: the distance of two may come out as -0, and a scale from that as -inf."""
+    rng = np.random.default_rng(10)
+    count = 16 if runner.DRY else 192
+    units = rng.integers(0, 16, (count, width)) + rng.integers(-400, 400, (count, 1))
+    bits = (units * 2.0**-149).astype(np.float32).view(np.int32)
+    lengths = torch.from_numpy(rng.integers(K + 1, width + 1, count).astype(np.int32)).to(runner.DEVICE)
+    wrong = runner.check(plan_of(family, width, count), material.place(bits, "float32", runner.DEVICE), lengths, runs=1)
+    tally.add(NAMES[family], count, wrong)
     assert not wrong, "\n".join(wrong)
 
 

@@ -30,22 +30,22 @@ template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
 
 constexpr int kCluster = kHeld ? kHeld / kTurn : 1;
 
+constexpr int kOwn = 1; // the slot of what is known of this CTA's samples; slot 0 is the row's
+
 // Who holds a row (held.cuh): the CTAs of a cluster, a turn of the ring each.
 struct Clustered {
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
   __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }
 
-  // Every CTA samples for some of the threads, for all CTAs: each then finds the same range.
-  __device__ __forceinline__ static float sample(float mine) {
-    int* samples = shared_storage().height;
-    if (threadIdx.x % kCluster == cluster_rank()) {
-#pragma unroll
-      for (u32 rank = 0; rank < kCluster; ++rank)
-        in_rank(samples, rank)[threadIdx.x] = __float_as_int(mine);
-    }
-    cluster_sync(); // every thread's sample is there
-    return __int_as_float(samples[threadIdx.x]);
+  // In this CTA first, then by a lane for each.
+  __device__ __forceinline__ static void fold(const Sampled& warp, int slot) {
+    SharedStorage& s = shared_storage();
+    HeldRow& own = s.held[kOwn];
+    if ((threadIdx.x & 31) == 0) fold_sampled(warp, own, kWarps * kCluster);
+    __syncthreads(); // every warp's samples are folded
+    const u32 rank = threadIdx.x;
+    if (rank < kCluster) fold_sampled({{own.most, own.least}, own.plateau}, in_rank(&s, rank)->held[slot], 1);
   }
 
   // Every CTA adds up a slice of the bins, for all.
@@ -162,12 +162,27 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
 }
 
 __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 rank) {
-  // Where every row is resident, segments do not depend on its length: copies start while that is fetched.
-  constexpr bool early = kResident && !KSIEVE_WINDOWS;
+  SharedStorage& s = shared_storage();
+  // Where rows are held, segments do not depend on a row's length: copies start while that is fetched.
   const int from = static_cast<int>(rank) * kTurn;
-  const int guess = max(min(from + kTurn, p.width), from);
-  if (early) start_scan(row_of_length(p, id, p.width).scores, from, guess);
+  auto end_of = [&](int length) { return max(min(from + kTurn, length), from); };
+  const bool early = kHolds && !KSIEVE_WINDOWS;
+  if (early) {
+    Row row = row_of_length(p, id, p.width);
+    copy_body(row.scores, body_of(row.scores, from, end_of(p.width)));
+  }
+  clear_counts();
   const Row row = load_row(p, id);
+  HeldRow& part = s.held[0];
+  if (kHolds && threadIdx.x == 0) {
+#if KSIEVE_WINDOWS
+    s.base = row.base;
+#endif
+    describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
+    s.held[kOwn].least = s.held[kOwn].plateau = 0;
+    s.held[kOwn].most = kNanKey;
+  }
+  cluster_sync();                       // every CTA's part is described, and its storage is empty
   if (row.length <= slots_of(p, row)) { // the same for the whole cluster: nobody waits
     arrived();
     whole_row(p, row, nullptr);
@@ -175,18 +190,15 @@ __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 ra
     if (rank == 0) select_short(p, row);
     return;
   }
-  if (holds(p, row)) {
-    const RowTask task = segment_of(p, row, rank);
-    if (early) {
-      end_started_scan(row.scores, task.begin, guess, task.end);
-    } else {
-      start_scan(row.scores, task.begin, task.end);
+  if constexpr (kHolds) {
+    if (part.way == Way::kHeld) {
+      if (!early) copy_body(row.scores, {part.body_begin, part.body_end});
+      wait_copy(0);
+      select_held<Clustered>(0, [] {}, [] {});
+      return;
     }
-    if constexpr (kHolds)
-      if (select_held<Clustered>(task, [] { arrived(); }, [] {})) return;
   }
   arrived();
-  cluster_sync(); // nobody looks at a peer's storage any more
   select_exact(p, id);
 }
 

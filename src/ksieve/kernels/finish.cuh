@@ -104,14 +104,6 @@ __device__ __forceinline__ int position_of(Sorted sorted) {
 #endif
 }
 
-__device__ __forceinline__ Score worst_score() {
-#if KSIEVE_DTYPE == 0
-  return __uint_as_float(0xff800000u);
-#else
-  return KSIEVE_DTYPE == 1 ? 0xfc00 : 0xff80;
-#endif
-}
-
 __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 index) {
   if (wide) {
     static_cast<i64*>(base)[at] = index;

@@ -1,34 +1,19 @@
 // Family row_exact: one CTA per row, which is read once if it fits.
 //
 //   1. a row of at most kHeld scores fits the ring: it is copied there once, and goes on to registers
-//   2. the next row's copies start; the row is selected in registers (held.cuh)
-//   3. a row that cannot be is copied again for the exact route: its coarse histogram gives the boundary bin,
-//      classification reads the ring again, refine (refine.cuh). A longer row is streamed twice (select.cuh)
+//   2. the next row's copy starts; the row is selected in registers (held.cuh)
+//   3. rows that registers do not hold come last: in the ring with statistics or tie-breaks, otherwise streamed twice
 //
 // Row reads: 1 held, 2 otherwise. Rows are dealt out in turn: no queue, and no workspace unless candidates spill.
-#include "bulk.cuh"
 #include "held.cuh"
 #include "workspace.cuh"
 
 static_assert(kHeld == 0 || kHeld == kTurn, "the ring holds a row");
 
-__device__ __forceinline__ bool resident(const Params& p, const Row& row) {
-  return row.length > slots_of(p, row) && row.length <= kHeld;
-}
-
-// Where rows are held, the exact route is rare, and called: what it keeps from row to row would take registers that
-// they need.
-#if KSIEVE_STATS || KSIEVE_TIES
-#define KSIEVE_CALLED __forceinline__
-#else
-#define KSIEVE_CALLED __noinline__
-#endif
-
-// The exact route. A resident row is copied once more if its place has been taken.
-__device__ KSIEVE_CALLED void select_exact(const Params& p, int id) {
-  const RowTask t = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
-  if (!resident(t.params, t.row)) return select_row(t, 0, [] {}, [] {});
-  if (kHolds) start_scan(t.row.scores, t.begin, t.end);
+// A row that the ring holds, where registers do not: its coarse histogram gives the boundary bin, classification reads
+// the ring again, refine (refine.cuh).
+__device__ __forceinline__ void select_resident(const RowTask& t) {
+  start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
   __syncthreads(); // storage is empty
   CoarseCount counting;
@@ -44,108 +29,125 @@ __device__ KSIEVE_CALLED void select_exact(const Params& p, int id) {
   refine(frontier);
 }
 
-// Whether anything follows a row's selection.
-constexpr bool kAfterwards = kFinish || kStats || KSIEVE_OVERLAP;
-
-// Copies to the ring that were started: their number's parity, and whether they are of the coming row.
-struct Copies {
-  int state; // bit 0: of the coming row; bit 1: parity
-
-  __device__ __forceinline__ bool started() const { return state & 1; }
-  __device__ __forceinline__ Copies dropped() const { return {state & 2}; }
-
-  // Starts copying a row. Behind a barrier after the last use of the ring, and of the earlier copies' wait.
-  __device__ __forceinline__ Copies of(const Row& row) const {
-#if __CUDA_ARCH__ >= 900
-    Body body = body_of(row.scores, 0, row.length);
-    if (threadIdx.x == 0) {
-      u32 bytes = static_cast<u32>(body.end - body.begin) * sizeof(Score);
-      order_copies();
-      copy_bulk(shared_storage().ring, row.scores + body.begin, bytes, &shared_storage().arrival);
+// Rows that registers do not hold.
+__device__ __forceinline__ void select_others(const Params& p) {
+  for (int id = blockIdx.x; id < p.rows; id += grid_size()) {
+    const RowTask t = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
+    const int k = slots_of(p, t.row);
+    if (holds(t.row, k)) continue;
+    trace_begin();
+    if (!kHolds && t.row.length > k && t.row.length <= kHeld) {
+      select_resident(t);
+    } else {
+      select_row(t, 0, [] {}, [] {});
     }
-    fill(row);
-#else
-    start_scan(row.scores, 0, row.length);
-#endif
-    return {(state ^ 2) | 1};
+    if (id + grid_size() >= p.rows) release_dependents();
+    finish_row(p, id, sort_slice(p, blockIdx.x));
+    trace_write(p, id);
+    __syncthreads(); // nobody still works on the row
   }
+}
 
-  // Fills the ring behind a row.
-  __device__ __forceinline__ static void fill(const Row& row) {
-    Body body = body_of(row.scores, 0, row.length);
-    if (body.end - body.begin == kTurn) return;
-    fill_rest(body);
+// Rows are described two ahead: the next one's copy starts in the middle of this one. A thread of the second warp does
+// it, since the first warp copies rows and ranks candidates; it fetches a row's length when it describes the one
+// before.
+constexpr int kScout = 32;
+constexpr int kSlots = 4; // a slot is written while slow threads still use the one before the current
+
+__device__ __forceinline__ int slot_after(int slot, int rows = 1) { return (slot + rows) & (kSlots - 1); }
+
+template <class Load> __device__ __forceinline__ void describe_row(const Params& p, int id, int slot, Load load) {
+  HeldRow& to = shared_storage().held[slot];
+  to.way = Way::kNone;
+  if (id >= p.rows) return;
+  Row row = load(id);
+  describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, to);
+}
+
+// Describes a row whose length has been fetched, and fetches that of the row after it.
+__device__ __forceinline__ void scout(const Params& p, int id, int slot) {
+  arrived();
+  describe_row(p, id, slot, [&](int id) { return fetched_row(p, id); });
+  if (id + grid_size() < p.rows) fetch_length(p, id + grid_size(), kScout);
+}
+
+// Describes the first two rows, and starts copying the first: before its length is known, if it fits in any case.
+__device__ __forceinline__ void start_rows(const Params& p) {
+  SharedStorage& s = shared_storage();
+  const bool early = !KSIEVE_WINDOWS && p.width <= kHeld;
+  if (early) {
+    Row row = row_of_length(p, blockIdx.x, p.width);
+    copy_body(row.scores, body_of(row.scores, 0, row.length));
   }
-
-  __device__ __forceinline__ void wait() const {
+  auto load = [&](int id) { return load_row(p, id); };
+  if (threadIdx.x == kScout) {
+    describe_row(p, blockIdx.x + grid_size(), 1, load);
+    if (blockIdx.x + 2 * grid_size() < p.rows) fetch_length(p, blockIdx.x + 2 * grid_size(), kScout);
+  }
+  if (threadIdx.x == 0) {
 #if __CUDA_ARCH__ >= 900
-    if (started()) wait_arrival(&shared_storage().arrival, ~state >> 1 & 1);
+    init_arrival(&s.arrival);
 #endif
-    arrived();
+    s.copies = s.flag = 0;
+    describe_row(p, blockIdx.x, 0, load);
   }
-};
+  clear_counts();
+  __syncthreads(); // both are described, and storage is empty
+  const HeldRow& first = s.held[0];
+  if (!early && first.way == Way::kHeld)
+    copy_body(static_cast<const Score*>(first.scores), {first.body_begin, first.body_end});
+}
+
+// Starts copying a row that is held.
+__device__ __forceinline__ void copy_coming(int slot) {
+  HeldRow& row = shared_storage().held[slot];
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0 && row.way == Way::kHeld) copy_in_bulk(row);
+#else
+  if (row.way == Way::kHeld) copy_body(static_cast<const Score*>(row.scores), {row.body_begin, row.body_end});
+#endif
+}
+
+// Rows that registers hold. Whether there are others.
+__device__ __forceinline__ bool select_held_rows(const Params& p) {
+  SharedStorage& s = shared_storage();
+  start_rows(p);
+  for (int slot = 0; held_row(slot).way != Way::kNone; slot = slot_after(slot)) {
+    auto look_ahead = [&] {
+      if (thread_again() == kScout) scout(p, held_row(slot).id + 2 * grid_size(), slot_after(slot, 2));
+    };
+    wait_copy(slot);
+    bool copied = false;
+    bool looked = false;
+    if (held_row(slot).way == Way::kHeld) {
+      auto copy_next = [&] {
+        if (!kFinish) copy_coming(slot_after(slot)); // slots are sorted where the ring is
+      };
+      looked = select_held<Alone>(slot, copy_next, look_ahead);
+      if (KSIEVE_OVERLAP && held_row(slot_after(slot)).way == Way::kNone) release_dependents();
+      if (kFinish && threadIdx.x == 0) s.base = held_row(slot).base;
+      finish_row(p, held_row(slot).id, sort_slice(p, blockIdx.x));
+      copied = !kFinish;
+    } else {
+      atomicOr(&s.flag, 1); // by all: where one thread did it, ptxas let that come to the barrier below by itself
+    }
+    if (!looked) look_ahead();
+    if (!copied) {
+      __syncthreads(); // nobody needs the ring any more, nor the histogram
+      if (kFinish) clear_counts();
+      copy_coming(slot_after(slot));
+      __syncthreads(); // it is known what the next row waits for
+    }
+    __syncwarp(); // rows are begun by whole warps
+  }
+  __syncthreads(); // nobody still works on a row
+  return s.flag;
+}
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_row(const __grid_constant__ Params p) {
-  SharedStorage& s = shared_storage();
-#if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0) init_arrival(&s.arrival);
-#endif
   wait_for_inputs();
-  // The first row is copied before its length is known.
-  const bool early = !KSIEVE_WINDOWS && p.width <= kHeld;
-  const Copies none = {0};
-  const Copies first = early ? none.of(row_of_length(p, blockIdx.x, p.width)) : none;
-  if (threadIdx.x == 0) {
-    s.row_id = blockIdx.x;
-    s.held_length = load_row(p, blockIdx.x).length;
-    s.next = first.state;
-  }
-  __syncthreads(); // the first row is known
-  // What goes on from row to row is kept in shared memory: held rows need the registers.
-  const volatile SharedStorage& kept = s;
-  while (kept.row_id < p.rows) {
-    const Row row = row_of_length(p, kept.row_id, kept.held_length);
-    Copies copies = {kept.next};
-    auto next = [&] { return kept.row_id + grid_size(); };
-    if (next() < p.rows) fetch_length(p, next());
-    auto start_next = [&] { // behind a barrier that `wait` came before
-      Copies coming = copies.dropped();
-      if (!kFinish && next() < p.rows) { // slots are sorted where the ring is
-        Row following = fetched_row(p, next());
-        if (resident(p, following)) coming = copies.of(following);
-      }
-      if (threadIdx.x == 0) s.next = coming.state;
-    };
-    trace_begin();
-    if (resident(p, row) && !copies.started()) copies = copies.of(row);
-    auto wait = [&] {
-      copies.wait();
-      if (early && rarely(row.id == blockIdx.x)) Copies::fill(row);
-    };
-    bool holding = holds(p, row);
-    bool held = holding && select_held<Alone>(whole_row(p, row, nullptr), wait, start_next);
-    if (!held) {
-      if (holding) copies = {kept.next};
-      wait();
-      __syncthreads(); // nobody looks at the storage of a held row any more, and the next row's length is there
-      if (threadIdx.x == 0) s.next = copies.dropped().state;
-      select_exact(p, kept.row_id);
-      __syncthreads(); // nobody needs the ring any more
-      copies = {kept.next};
-      __syncthreads(); // everybody has read it
-      start_next();
-    }
-    if (kAfterwards || !held) {
-      if (next() >= p.rows) release_dependents();
-      finish_row(p, kept.row_id, sort_slice(p, blockIdx.x));
-      trace_write(p, kept.row_id);
-      __syncthreads(); // nobody still asks which row this was
-    }
-    if (threadIdx.x == 0) {
-      s.row_id = next();
-      if (s.row_id < p.rows) s.held_length = fetched_row(p, s.row_id).length;
-    }
-    __syncthreads(); // nobody still works on the row, and the next one is known
-  }
+  if constexpr (kHolds)
+    if (!select_held_rows(p)) return;
+  select_others(p);
 }

@@ -123,6 +123,14 @@ __device__ __forceinline__ void copy_ahead(u32 ring, const Score* address) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(ring), "l"(address) : "memory");
 }
 
+__device__ __forceinline__ Score worst_score() {
+#if KSIEVE_DTYPE == 0
+  return __uint_as_float(0xff800000u);
+#else
+  return KSIEVE_DTYPE == 1 ? 0xfc00 : 0xff80;
+#endif
+}
+
 // What the ring holds behind a row: minus infinity.
 __device__ __forceinline__ void fill_behind(u32 ring) {
   constexpr u32 kWorst = KSIEVE_DTYPE == 0 ? 0xff800000u : KSIEVE_DTYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;

@@ -34,9 +34,9 @@ __device__ __forceinline__ int grid_size() {
   return size;
 }
 
-// Fetches the length of a coming row, which nobody waits for before `arrived`.
-__device__ __forceinline__ void fetch_length(const Params& p, int next) {
-  if (KSIEVE_WINDOWS || threadIdx.x != 0 || !p.lengths) return;
+// One thread fetches the length of a coming row, which nobody waits for before `arrived`.
+__device__ __forceinline__ void fetch_length(const Params& p, int next, int thread = 0) {
+  if (KSIEVE_WINDOWS || threadIdx.x != thread || !p.lengths) return;
   u32 at = static_cast<u32>(__cvta_generic_to_shared(&shared_storage().next_length));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(p.lengths + next) : "memory");
 }
@@ -50,7 +50,7 @@ __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length
 #endif
 }
 
-// The row whose length was fetched, behind a barrier.
+// The row whose length was fetched: for whoever fetched it, or behind a barrier.
 __device__ __forceinline__ Row fetched_row(const Params& p, int id) {
   return row_of_length(p, id, p.lengths ? shared_storage().next_length : p.width);
 }

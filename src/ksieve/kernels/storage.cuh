@@ -39,6 +39,34 @@ struct alignas(16) RingSlot {
   u32 word[4];
 };
 
+enum class Way { kNone, kOther, kHeld }; // kNone: past the rows
+
+// A row that is copied whole: what everybody must know of it and of the part that this CTA holds, which one thread
+// finds out, and its counters.
+struct alignas(16) HeldRow {
+  const void* scores; // the row's first
+  int* out;
+  int id;
+  int slots; // its k
+  int begin; // of the part
+  int end;
+  int body_begin; // and of what of it is copied 16 bytes at a time
+  int body_end;
+  int valid; // scores of the part that the copy has, from the body's beginning on
+  int edges; // whether others are beside the body
+  int pool;  // neighbouring samples of which the best counts: a power of two
+  int copy;  // parity of its bulk copy's number; -1: it is not copied in bulk
+  Way way;
+  int base;      // with windows: what is added to an index that is written
+  u32 least;     // ordered keys of the range where the k-th score is looked for: its end, a mean of samples'
+  u32 most;      // and its beginning
+  u32 plateau;   // key of a score that most samples of a warp are; 0: none
+  int better;    // scores better than that
+  int equal;     // and equal to it
+  int emitted;   // output positions collected by this CTA
+  int few_count; // entries of `few`, or output slots taken by equal scores
+};
+
 template <bool kHalf> struct PlaceType {
   using Type = u32;
 };
@@ -72,21 +100,19 @@ struct alignas(16) SharedStorage {
   int next; // next row of a persistent CTA
   int next_length;
   int origin; // position of the first score that thread 0 reads
-  int flag;   // block-wide broadcast of the split family
+  int flag;   // block-wide broadcast of the split family; of row_exact: whether rows are not held
   int trace[kStatsColumns];
-  int held_length;    // of row_exact: the current row's length
-  const void* window; // of windows and held rows: the row's first score
+  const void* window; // of windows: the row's first score
   int row_slots;      // its own k
   int base;           // and what is added to an index that is written
   int tie_last;       // of tie-breaks: the row's last position
   int tie_from;       // and the position that ties are preferred from, one end of the row
   int tie_quota;      // what one more traversal has to collect: this many scores
   u32 tie_key;        // of this key
-  u64 arrival;        // of row_exact: bulk copies
-  int row_id;         // and the current row
-  int held_begin;     // of held rows: what of the row this CTA holds
-  int held_end;
-  int reserved[1]; // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
+  u64 arrival;        // of bulk copies
+  int copies;         // that were started
+  int reserved[1];    // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
+  HeldRow held[4];    // of row_exact: the current row and those beside it, in turn; of a cluster one
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 
