@@ -82,7 +82,8 @@ def cases():
             yield family, "sm_90a", {"shape": shape, "asked": asked}
     for family, shapes in tuning.GEOMETRY_HELD.items():
         for held in shapes:
-            yield family, "sm_90a", {"shape": (8, held.held)}
+            for asked in (PLAIN, *OPTIONS.values()):
+                yield family, "sm_90a", {"shape": (8, held.held), "asked": asked}
     yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}
     yield from option_cases()
 
@@ -111,7 +112,7 @@ def name(case):
     family, arch, options = case
     shown = {k: getattr(v, "name", v) for k, v in options.items()}
     if "asked" in shown:
-        shown["asked"] = next(name for name, asked in OPTIONS.items() if asked is options["asked"])
+        shown["asked"] = next((name for name, asked in OPTIONS.items() if asked is options["asked"]), "nothing")
     return "-".join([family, arch, *(f"{k}={v}" for k, v in shown.items())])
 
 

@@ -134,7 +134,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     if (!looked) look_ahead();
     if (!copied) {
       __syncthreads(); // nobody needs the ring any more, nor the histogram
-      if (kFinish) clear_counts();
+      if (kFinish) clear_counts(thread_again());
       copy_coming(slot_after(slot));
       __syncthreads(); // it is known what the next row waits for
     }

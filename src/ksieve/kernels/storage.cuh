@@ -242,12 +242,12 @@ __device__ __forceinline__ void forget_candidates() {
 }
 
 // The same, and what they were counted into. A barrier must follow.
-__device__ __forceinline__ void clear_counts() {
+__device__ __forceinline__ void clear_counts(int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kSlots = kBins / 4;
 #pragma unroll
   for (int first = 0; first < kSlots; first += kThreads)
-    if (first + kThreads <= kSlots || threadIdx.x < kSlots - first)
-      reinterpret_cast<RingSlot*>(shared_storage().histogram)[first + static_cast<int>(threadIdx.x)] = {};
+    if (first + kThreads <= kSlots || thread < kSlots - first)
+      reinterpret_cast<RingSlot*>(shared_storage().histogram)[first + thread] = {};
   forget_candidates();
 }
 
