@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import ksieve
-from ksieve import planner, planner_cuda
+from ksieve import planner, planner_cuda, tuning
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
 from ksieve.tuning import CLUSTER_ROWS, GEOMETRY_HELD, MANY_SHORT
@@ -104,6 +106,16 @@ def test_rings_hold_a_row(family, width, dtype):
         assert plan.stages * plan.threads * 16 * holders == plan.held * planner_cuda.ITEM_BYTES[dtype]
         assert plan.held // (plan.threads * holders) <= 32, "scores of a thread are bits of a word"
     assert plan.stages % planner_cuda.BATCH == 0
+
+
+def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):
+    for table in tuning.GEOMETRIES:
+        if "cluster_exact" in table:
+            monkeypatch.setitem(table, "cluster_exact", replace(table["cluster_exact"], held=4096))
+    monkeypatch.setitem(tuning.GEOMETRY_HELD, "cluster_exact", ())
+    assert ksieve.plan(rows=1, width=4096, k=512, device=H200, family="cluster_exact").held == 4096
+    with pytest.raises(ArgumentError, match=r"geometry: got held=4096; takes 0, or at least the width of 4097"):
+        ksieve.plan(rows=1, width=4097, k=512, device=H200, family="cluster_exact")
 
 
 def test_only_sampled_rows_have_a_rank():

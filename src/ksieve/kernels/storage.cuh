@@ -54,7 +54,7 @@ struct alignas(16) HeldRow {
   int body_end;
   int valid; // scores of the part that the copy has, from the body's beginning on
   int edges; // whether others are beside the body
-  int pool;  // neighbouring samples of which the best counts: a power of two
+  int pool;  // samples of a warp of which the best counts (held.cuh): a power of two
   int copy;  // parity of its bulk copy's number; -1: it is not copied in bulk
   Way way;
   int base;      // with windows: what is added to an index that is written
