@@ -84,7 +84,7 @@ def cases():
         reached = next(shape for shape in shapes if SHAPES[family][1] <= shape.held)  # with all options: SHAPES
         for held in shapes:
             for asked in (PLAIN, *OPTIONS.values()) if held is not reached else ():
-                yield family, "sm_90a", {"shape": (8, held.held), "asked": asked}
+                yield family, "sm_90a", {"shape": (held.most_rows or 8, held.held), "asked": asked}
     yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}
     yield from option_cases()
 

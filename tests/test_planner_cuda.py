@@ -10,7 +10,7 @@ import ksieve
 from ksieve import planner, planner_cuda, tuning
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
-from ksieve.tuning import CLUSTER_ROWS, GEOMETRY_HELD, MANY_SHORT
+from ksieve.tuning import GEOMETRY_HELD, MANY_SHORT, SHORTEST_CLUSTERED
 
 H200 = DEVICES["h200"]
 HELD = GEOMETRY_HELD["row_exact"][-1].held
@@ -24,11 +24,15 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (4096, 2048, 512, "row_exact", None),
         (4096, 8192, 512, "row_exact", None),
         (4096, HELD, 2048, "row_exact", None),
-        (1, HELD, 2048, "row_exact", None),
+        (1, SHORTEST_CLUSTERED, 2048, "row_exact", None),
+        (1, HELD, 2048, "cluster_exact", None),
+        (24, HELD, 2048, "cluster_exact", None),
+        (25, HELD, 2048, "row_exact", None),
         (4096, HELD + 1, 2048, "persistent_sampled", "quads-16"),
-        (CLUSTER_ROWS, HELD + 1, 2048, "cluster_exact", None),
-        (CLUSTER_ROWS, 131_072, 512, "cluster_exact", None),
-        (CLUSTER_ROWS + 1, 131_072, 2048, "persistent_sampled", "lines-64"),
+        (48, HELD + 1, 2048, "cluster_exact", None),
+        (49, HELD + 1, 2048, "persistent_sampled", "quads-16"),
+        (24, 131_072, 512, "cluster_exact", None),
+        (25, 131_072, 2048, "persistent_sampled", "lines-64"),
         (1, 131_073, 2048, "split_sampled", "lines-64"),
         (64, 65_536, 2048, "persistent_sampled", "lines-16"),
         (4096, 65_536, 2048, "persistent_sampled", "lines-16"),
@@ -81,7 +85,10 @@ def test_shared_memory_fits_every_device(name, family):
         ("row_exact", 1, 24_577, "float32", (1024, 1, 32_768)),
         ("row_exact", 1, 32_769, "float32", (512, 1, 16_384)),
         ("row_exact", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
-        ("cluster_exact", 1, 24_576, "float32", (512, 2, 65_536)),
+        ("cluster_exact", 1, 24_576, "float32", (256, 2, 32_768)),
+        ("cluster_exact", 9, 24_576, "float32", (512, 2, 32_768)),
+        ("cluster_exact", 1000, 24_576, "float32", (512, 2, 32_768)),
+        ("cluster_exact", 8, 65_536, "float32", (512, 2, 65_536)),
         ("cluster_exact", 1, 65_537, "float32", (512, 2, 131_072)),
         ("cluster_exact", 1, 131_073, "float32", (512, 1, 0)),
         ("cluster_exact", 1, 65_537, "float16", (512, 1, 0)),

@@ -16,7 +16,6 @@ from ksieve.policy import LINES_16, LINES_64, LINES_128, PEAK, QUADS_16, Samplin
 from ksieve.problem import Problem
 from ksieve.tuning import (
     CLUSTER,
-    CLUSTER_ROWS,
     COLUMN_SIGMAS,
     CROWDED,
     CROWDED_RATIO,
@@ -33,6 +32,7 @@ from ksieve.tuning import (
     MANY_SHORT,
     SAMPLED_RATIO,
     SEGMENT,
+    SHORTEST_CLUSTERED,
     SHORTEST_SAMPLED,
     SORTED_PERIODS,
     SPARSE_LINES,
@@ -145,11 +145,18 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     if geometry is GEOMETRY[family] and _many_short(problem, device, family):
         geometry = GEOMETRY_SHORT[family]
     elif family in GEOMETRY_HELD and device.capability == (9, 0) and not roomy:
-        geometry = next((g for g in GEOMETRY_HELD[family] if problem.width <= g.held), geometry)
+        geometry = _held_geometry(problem, family) or geometry
     needed = SCALAR_BYTES + 4 * geometry.threads + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)
     return geometry
+
+
+def _held_geometry(problem: Problem, family: str) -> Geometry | None:
+    """Launch shape that keeps rows of a width on chip, if there is one: the last of the narrowest for any more rows."""
+    fitting = [g for g in GEOMETRY_HELD[family] if problem.width <= g.held]
+    same = [g for g in fitting if g.held == fitting[0].held]
+    return next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
@@ -202,10 +209,11 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if rows >= device.sm_count:
             return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
         return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
+    if _clustered(problem, device):
+        holders = _geometry(problem, device, "cluster_exact", None).holders
+        return "cluster_exact", f"{rows} rows of {width} scores: a cluster of {holders} CTAs keeps a row on chip"
     if _resident(problem, device):
         return "row_exact", f"rows of {width} scores stay on chip and are read once"
-    if _clustered(problem, device):
-        return "cluster_exact", f"{rows} rows of {width} scores: a cluster of {CLUSTER} CTAs keeps a row on chip"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
     if clusters_pay and _storage(problem, device, "cluster_exact", None).spill == 0:
         return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
@@ -218,10 +226,14 @@ def _resident(problem: Problem, device: DeviceInfo) -> bool:
 
 
 def _clustered(problem: Problem, device: DeviceInfo) -> bool:
-    """Whether rows are few and short enough for clusters to keep on chip, which saves a merge over global memory."""
-    if device.capability < (9, 0) or problem.rows > CLUSTER_ROWS or problem.width < SAMPLED_RATIO * problem.k:
+    """Whether rows are few and short enough for clusters to keep on chip, which saves a merge over global memory.
+
+    Not those that one CTA keeps with registers to spare.
+    """
+    if device.capability < (9, 0) or problem.width < SAMPLED_RATIO * problem.k or problem.width <= SHORTEST_CLUSTERED:
         return False
-    fits = problem.width <= _geometry(problem, device, "cluster_exact", None).held
+    geometry = _geometry(problem, device, "cluster_exact", None)
+    fits = problem.width <= geometry.held and problem.rows <= geometry.most_rows
     return fits and _storage(problem, device, "cluster_exact", None).spill == 0
 
 
@@ -333,8 +345,8 @@ def _plan(
         per_row = splits or _splits(problem, device) or SPLITS[-1]
         ctas = problem.rows * per_row
     elif family == "cluster_exact":
-        per_row = CLUSTER
-        ctas = CLUSTER * problem.rows
+        per_row = geometry.holders if geometry.held else CLUSTER
+        ctas = per_row * problem.rows
     plan = Plan(
         problem,
         device,

@@ -49,6 +49,8 @@ class Geometry:
         CTAs that keep such a row together.
     widest : int
         Widest rows, in scores, that the shape is for; 0 for any.
+    most_rows : int
+        Most rows that the shape is for; 0 for any.
     source : str
         Where the shape comes from.
     """
@@ -59,6 +61,7 @@ class Geometry:
     held: int = 0
     holders: int = 1
     widest: int = 0
+    most_rows: int = 0
     source: str = NOT_MEASURED + "given by a caller"
 
 
@@ -112,8 +115,8 @@ MANY_SHORT = Threshold(512, "rows from which `GEOMETRY_SHORT` holds", "docs/tuni
 CLUSTER = Threshold(
     8, "CTAs of a cluster", NOT_MEASURED + "the largest size that every device with clusters can launch"
 )
-CLUSTER_ROWS = Threshold(
-    24, "rows up to which clusters keep them on chip: more would not run at once", "docs/tuning.md#15"
+SHORTEST_CLUSTERED = Threshold(
+    24_576, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#17"
 )
 TAIL_SIGMAS = Threshold(
     28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
@@ -179,11 +182,15 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(1024, 1, held=32_768, source="docs/tuning.md#15"),
     ),
     "cluster_exact": (
-        Geometry(512, 2, held=65_536, holders=CLUSTER, source="docs/tuning.md#15"),
-        Geometry(512, 2, held=131_072, holders=CLUSTER, source="docs/tuning.md#15"),
+        Geometry(256, 2, held=32_768, holders=8, most_rows=8, source="docs/tuning.md#17"),
+        Geometry(512, 2, held=32_768, holders=4, most_rows=24, source="docs/tuning.md#17"),
+        Geometry(512, 2, held=65_536, holders=8, most_rows=8, source="docs/tuning.md#17"),
+        Geometry(512, 2, held=65_536, holders=4, most_rows=48, source="docs/tuning.md#17"),
+        Geometry(512, 2, held=131_072, holders=8, most_rows=24, source="docs/tuning.md#15"),
     ),
 }
-"""The same for rows that stay on chip, by their width, on Hopper: 8 to 32 scores in the registers of a thread."""
+"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 8 to 32
+scores in the registers of a thread. More rows than the last of a width is for would not run at once."""
 
 GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT)
 

@@ -6,8 +6,8 @@ more (kernels/crowded.cuh). Statistics have no held rows, so what is judged here
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -21,17 +21,30 @@ from ksieve.tuning import GEOMETRY_HELD
 pytestmark = pytest.mark.gpu
 
 K = 700
-SHAPES = [(family, shape.held) for family, shapes in GEOMETRY_HELD.items() for shape in shapes]
+SHAPES = [(family, shape) for family, shapes in GEOMETRY_HELD.items() for shape in shapes]
+IDS = [f"{family}-{shape.held}-{shape.holders}x{shape.threads}" for family, shape in SHAPES]
 NAMES = {"row_exact": "row", "cluster_exact": "cluster"}
 
 
-def plan_of(family, width, rows, **changes):
-    plan = VARIANTS[NAMES[family]].plan(rows, width, K, device=runner.PLAN_DEVICE)
+@contextlib.contextmanager
+def alone(family, shape):
+    """Plan with one launch shape, whatever the number of rows."""
+    shapes = GEOMETRY_HELD[family]
+    GEOMETRY_HELD[family] = (shape,)
+    try:
+        yield
+    finally:
+        GEOMETRY_HELD[family] = shapes
+
+
+def plan_of(family, shape, rows, **changes):
+    with alone(family, shape):
+        plan = VARIANTS[NAMES[family]].plan(rows, shape.held, K, device=runner.PLAN_DEVICE)
     return with_workspace(dataclasses.replace(plan, **changes)) if changes else plan
 
 
 def kernels():
-    yield from ((plan_of(family, width, 32), False) for family, width in SHAPES)
+    yield from ((plan_of(family, shape, 32), False) for family, shape in SHAPES)
 
 
 def hard_rows(width):
@@ -76,8 +89,9 @@ def hard_rows(width):
 
 
 @pytest.mark.parametrize("full", [True, False])
-@pytest.mark.parametrize(("family", "width"), SHAPES)
-def test_rows_that_registers_hold(family, width, full, tally):
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+def test_rows_that_registers_hold(family, shape, full, tally):
+    width = shape.held
     rows = hard_rows(width)
     bits = np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)).view(np.int32)
     lengths, count = None, len(rows)
@@ -90,39 +104,44 @@ def test_rows_that_registers_hold(family, width, full, tally):
         # Each CTA meets several rows: what one leaves behind is what the next begins with.
         few = {"ctas": 3} if family == "row_exact" else {}
         for changes in ({}, few) if few else ({},):
-            found = runner.check(plan_of(family, width, count, **changes), scores, lengths)
+            found = runner.check(plan_of(family, shape, count, **changes), scores, lengths)
             wrong += [f"offset={offset} padding={padding} {changes}: {text} of {list(rows)}" for text in found]
     tally.add(NAMES[family], count, wrong)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(("family", "width"), SHAPES)
-def test_k_from_one_to_nearly_all(family, width, tally):
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+def test_k_from_one_to_nearly_all(family, shape, tally):
     """Up to where the sample's rank is beyond the sample, and positions beyond what is collected on chip."""
+    width = shape.held
     rng = np.random.default_rng(9)
     bits = rng.standard_normal((6, width)).astype(np.float32).view(np.int32)
     scores = material.place(bits, "float32", runner.DEVICE)
     wrong = []
     for k in (1, 2, 31, 2048, width // 4, width // 2, width * 3 // 4, width - 1):
-        for plan in possible(VARIANTS[NAMES[family]], 6, width, k, device=runner.PLAN_DEVICE):
+        with alone(family, shape):
+            plans = list(possible(VARIANTS[NAMES[family]], 6, width, k, device=runner.PLAN_DEVICE))
+        for plan in plans:
             wrong += [f"k={k}: {text}" for text in runner.check(plan, scores, None)]
     tally.add(NAMES[family], 6, wrong)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(("family", "width"), SHAPES)
-def test_subnormals_a_few_apart(family, width, tally):
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+def test_subnormals_a_few_apart(family, shape, tally):
     """A sixteenth of such scores is rounded: the distance of two may come out as -0, and a scale from that as -inf."""
+    width = shape.held
     rng = np.random.default_rng(10)
     count = 16 if runner.DRY else 192
     units = rng.integers(0, 16, (count, width)) + rng.integers(-400, 400, (count, 1))
     bits = (units * 2.0**-149).astype(np.float32).view(np.int32)
     lengths = torch.from_numpy(rng.integers(K + 1, width + 1, count).astype(np.int32)).to(runner.DEVICE)
-    wrong = runner.check(plan_of(family, width, count), material.place(bits, "float32", runner.DEVICE), lengths, runs=1)
+    wrong = runner.check(plan_of(family, shape, count), material.place(bits, "float32", runner.DEVICE), lengths, runs=1)
     tally.add(NAMES[family], count, wrong)
     assert not wrong, "\n".join(wrong)
 
 
 def test_shapes_are_those_of_the_planner():
-    for (family, width), rows in itertools.product(SHAPES, (1, 8)):
-        assert plan_of(family, width, rows).held == width
+    for family, shape in SHAPES:
+        plan = VARIANTS[NAMES[family]].plan(shape.most_rows or 1, shape.held, K, device=runner.PLAN_DEVICE)
+        assert (plan.held, plan.threads, plan.splits) == (shape.held, shape.threads, shape.holders)

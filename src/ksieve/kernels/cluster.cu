@@ -45,7 +45,8 @@ struct Clustered {
     if ((threadIdx.x & 31) == 0) fold_sampled(warp, own, kWarps * kCluster);
     __syncthreads(); // every warp's samples are folded
     const u32 rank = threadIdx.x;
-    if (rank < kCluster) fold_sampled({{own.most, own.least}, own.plateau}, in_rank(&s, rank)->held[slot], 1);
+    const Sampled all = {{own.most, own.least}, own.signs != 0, own.plateau};
+    if (rank < kCluster) fold_sampled(all, in_rank(&s, rank)->held[slot], 1);
   }
 
   // Every CTA adds up a slice of the bins, for all.
@@ -179,7 +180,7 @@ __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 ra
     s.base = row.base;
 #endif
     describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
-    s.held[kOwn].least = s.held[kOwn].plateau = 0;
+    s.held[kOwn].least = s.held[kOwn].plateau = s.held[kOwn].signs = 0;
     s.held[kOwn].most = kNanKey;
   }
   cluster_sync();                       // every CTA's part is described, and its storage is empty

@@ -64,22 +64,26 @@ template <class Holders> __device__ __forceinline__ KeyRange range_of_all(u32 be
   return range;
 }
 
-// The ordered key shifted so that NaN of either sign is last without being asked for: +infinity is 0.
-__device__ __forceinline__ u32 shifted_key(float score) {
-  constexpr u32 kInfinity = 0x007fffffu;
-  return min(number_key(score) - kInfinity, kMinusInfinityKey - kInfinity + 1);
+// Counts a key by a digit that begins with the best one, unless it is kGone.
+constexpr u32 kGone = 0xffffffffu; // no shifted key
+__device__ __forceinline__ void count_key(u32 key, Digit digit) {
+  u32 bin = (key - digit.base) >> digit.shift;
+  u32 at = static_cast<u32>(__cvta_generic_to_shared(shared_storage().histogram)) + bin * sizeof(u32);
+  asm volatile("{\n.reg .pred there;\nsetp.ne.u32 there, %1, %2;\n@there red.shared.add.u32 [%0], 1;\n}" ::"r"(at),
+               "r"(key), "n"(kGone)
+               : "memory");
 }
 
 // The step of the k-th score, number `bin`, is crowded, or is the last, of which nothing is known yet. Its scores,
-// `last`, are divided until few are left, or one value, or as many as are wanted: any of those will do. The score
-// beside the body is loaded whenever it is looked at: few threads have one.
+// `last`, are divided until few are left, or one value, or as many as are wanted: any of those will do. Whatever is
+// decided gets the key kGone. The score beside the body is loaded whenever it is looked at: few threads have one.
 template <class Holders>
 __device__ __noinline__ void select_crowded(int slot, u32 better, u32 last, int bin, int quota) {
   SharedStorage& s = shared_storage();
   auto edge_key = [&] { return shifted_key(load_edge(slot).score); };
   bool edge_last = false;
   each_edge(slot, [&](const Edge& edge) {
-    const float step = found_steps(slot).of(edge.score);
+    const float step = FoundSteps(slot).of(edge.score);
     if (step < Steps::numbered(bin)) collect(edge.at, slot);
     edge_last = step == Steps::numbered(bin);
   });
@@ -97,44 +101,46 @@ __device__ __noinline__ void select_crowded(int slot, u32 better, u32 last, int 
   }
   int count = 0; // of the last ones; 0: they are one value
   do {
-    u32 best = edge_last ? edge_key() : kNanKey;
-    u32 worst = edge_last ? best : 0;
+    u32 best = edge_last ? edge_key() : kGone;
+    u32 behind = best + 1; // the worst key and 1; 0: none
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (!(last >> i & 1)) continue;
+      if (!(last >> i & 1)) key[i] = kGone; // not above, where loads need the registers
       best = min(best, key[i]);
-      worst = max(worst, key[i]);
+      behind = max(behind, key[i] + 1);
     }
-    const KeyRange range = range_of_all<Holders>(best, worst);
+    const KeyRange range = range_of_all<Holders>(best, behind ? behind - 1 : 0);
     count = 0;
     if (range.best >= range.worst) break;
     const Digit counted = digit_over(range.best, range.worst);
     if (threadIdx.x == 0) s.rule.digit = counted; // the search leaves it no registers
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
-      if (last >> i & 1) atomicAdd(&s.histogram[bin_of(key[i], counted)], 1u);
-    if (edge_last) atomicAdd(&s.histogram[bin_of(edge_key(), counted)], 1u);
+      count_key(key[i], counted);
+    if (edge_last) count_key(edge_key(), counted);
     const Boundary found = Holders::find(quota);
     const volatile Digit& kept = s.rule.digit;
-    const Digit digit = {kept.base, kept.shift};
-    const u32 at = found.bin;
+    const u32 size = 1u << kept.shift;
+    const u32 first = kept.base + found.bin * size;
     if (edge_last) {
-      u32 mine = bin_of(edge_key(), digit);
-      if (mine < at) collect(load_edge(slot).at, slot);
-      edge_last = mine == at;
+      const u32 mine = edge_key();
+      if (mine < first) collect(load_edge(slot).at, slot);
+      edge_last = mine - first < size;
     }
     u32 chosen = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      u32 mine = bin_of(key[i], digit);
-      if (!(last >> i & 1)) continue;
-      if (mine < at) chosen |= 1u << i;
-      if (mine != at) last &= ~(1u << i);
+      chosen |= key[i] < first ? 1u << i : 0u;
+      key[i] = key[i] - first < size ? key[i] : kGone;
     }
     collect_bits(chosen, slot);
     quota -= found.before;
     count = found.count;
   } while (count != quota && count > kFewest);
+  last = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    last |= key[i] != kGone ? 1u << i : 0u;
   const bool ranked = count != 0 && count != quota;
   if (ranked) {
     list_bits_left<Holders>(last, slot);

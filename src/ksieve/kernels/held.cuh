@@ -30,6 +30,7 @@ __device__ __forceinline__ Sampled look_at_samples(float sample, int slot) {
   const u32 alike = __ballot_sync(kFullWarp, found && pooled == first);
   const u32 worst = __reduce_max_sync(kFullWarp, found ? key : 0);
   return {{best > kNone ? number_key(best) : kNanKey, worst ? worst : kMinusInfinityKey},
+          worst - 1 >= kZeroKey - 1,                   // or there is none
           __popc(alike) >= 24 && pool < 32 ? key : 0}; // lane 0's
 }
 
@@ -52,12 +53,18 @@ __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile mea
   Holders::sync(); // the row is in registers, and the range is known
   ahead();
   if (rarely(held_row(slot).plateau != 0) && select_plateau<Holders>(score, slot)) return false;
-  const Steps steps = found_steps(slot);
-
+  const FoundSteps range(slot);
+  Steps steps = Steps(score_of_key(range.least), score_of_key(range.most));
+  if (rarely(range.spreads)) {
+    steps = range.steps();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      score[i] = range.spread(score[i]);
+  }
 #pragma unroll
   for (int i = 0; i < kEach; ++i)
     Steps::count(score[i] = steps.of(score[i])); // registers do not suffice for both
-  each_edge(slot, [&](const Edge& edge) { Steps::count(found_steps(slot).of(edge.score)); });
+  each_edge(slot, [&](const Edge& edge) { Steps::count(FoundSteps(slot).of(edge.score)); });
   const Boundary found = Holders::find(held_row(slot).slots);
   const int quota = held_row(slot).slots - found.before;
   const bool beyond = found.bin == kBins - 1; // nothing is known of the last step
@@ -85,7 +92,7 @@ __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile mea
     early_score = widen(static_cast<const Score*>(held_row(slot).scores)[early]);
   }
   each_edge(slot, [&](const Edge& edge) {
-    float step = found_steps(slot).of(edge.score);
+    float step = FoundSteps(slot).of(edge.score);
     if (step < bound) {
       collect(edge.at, slot);
     } else if (!whole && step == bound) {

@@ -56,7 +56,7 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
 #endif
   to.least = 0;
   to.most = kNanKey;
-  to.plateau = to.better = to.equal = to.emitted = to.few_count = 0;
+  to.plateau = to.signs = to.better = to.equal = to.emitted = to.few_count = 0;
 }
 
 // A row's facts, read again wherever they are needed: kept in registers, they would not leave enough of them for its

@@ -120,7 +120,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
   int height = 0;
   u32 best = kNanKey;
   for (int first = threadIdx.x; first < count; first += kInFlight * kThreads) {
-    float statistic[kInFlight];
+    float statistic[kInFlight] = {}; // not the last ones, which would be carried along and spilled
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int ordinal = first + b * kThreads;

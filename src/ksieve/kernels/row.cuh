@@ -151,7 +151,6 @@ __device__ __forceinline__ Raw read_ring(u32 ring) {
   return raw;
 }
 
-constexpr int kBatch = kStages / kBatches; // vectors that a thread looks at together
 constexpr u32 kStageBytes = kThreads * 16; // of the ring
 constexpr int kTurn = kStages * kStep;     // scores in one turn of the ring
 
@@ -163,22 +162,23 @@ __device__ __forceinline__ u32 own_ring() {
 // Fills what the ring holds behind a body that is shorter than a turn of it.
 __device__ __forceinline__ void fill_rest(Body body) {
   u32 ring = own_ring();
-  int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
 #pragma unroll 1
-  for (int stage = (body.end - body.begin) / kStep; stage < kStages; ++stage)
+  for (int stage = (body.end - body.begin) / kStep; stage < kStages; ++stage) {
+    int first = body.begin + moved_on(own_place(), stage / kBatch);
     if (first + stage * kStep >= body.end) fill_behind(ring + stage * kStageBytes);
+  }
 }
 
 // Starts the first loads of a scan, which must follow over the same stretch: they arrive while a boundary is made.
 __device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
   Body body = body_of(scores, begin, end);
-  int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
   if (kColumns && threadIdx.x == 0) shared_storage().origin = body.begin;
   u32 ring = own_ring();
-  const Score* from = scores + first;
   constexpr int kUnrolled = kHeld ? 1 : kBatches; // where a row is copied in bulk, this is rare and shall be short
 #pragma unroll kUnrolled
   for (int batch = 0; batch < kBatches; ++batch) {
+    int first = body.begin + moved_on(own_place(), batch);
+    const Score* from = scores + first;
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
       int stage = batch * kBatch + u;
@@ -209,8 +209,11 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   Body body = body_of(scores, begin, end);
   const u32 ring = own_ring();
   u32 slot = ring;
-  int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
-  const Score* next = scores + first + kTurn;
+  // Where threads move on, their places are made anew for each batch; elsewhere they run along, which costs less.
+  if (kSmall) asm volatile("" : "+l"(scores)); // sums with it, if made outside, would be spilled
+  int place = own_place();
+  int first = body.begin + place;
+  const Score* next = scores + body.begin + kTurn + moved_on(place, kBatches);
   const int steady = body.end - kTurn - kBatch * kStep; // up to there, all that a batch makes room for is in the row
 #pragma unroll 1
   for (int batch = body.begin; batch < body.end; batch += kBatch * kStep) { // as often for every thread of the block
@@ -220,6 +223,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     for (int u = 0; u < kBatch; ++u)
       raw[u] = read_ring(slot + u * kStageBytes);
     visitor.see(raw, slot, first, body.end - first);
+    if (kSmall) next = scores + batch + kTurn + moved_on(place, kBatches);
     if (kResident) {
       // nothing makes room for anything
     } else if (!rarely(batch > steady)) {
@@ -229,7 +233,8 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     } else {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
-        if (first + kTurn + u * kStep < body.end) {
+        int ahead = kSmall ? batch + moved_on(place, kBatches) : first;
+        if (ahead + kTurn + u * kStep < body.end) {
           copy_ahead(slot + u * kStageBytes, next + u * kStep);
         } else {
           fill_behind(slot + u * kStageBytes);
@@ -237,7 +242,8 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
       }
     }
     commit_copies();
-    first += kBatch * kStep;
+    place = moved_on(place, 1);
+    first = kSmall ? batch + kBatch * kStep + place : first + kBatch * kStep;
     next += kBatch * kStep;
     slot += kBatch * kStageBytes;
     if (slot == ring + kStages * kStageBytes) slot = ring;

@@ -150,8 +150,7 @@ struct Above {
 
 // The greatest float that no score reaching an ordered key equals: score > bound_below(key) is order_key(score) <= key.
 __device__ __forceinline__ float bound_below(u32 key) {
-  constexpr u32 kZero = 0x7fffffffu; // and 0x80000000, which no score has
-  return score_of_key(key + (key == kZero ? 2 : 1));
+  return score_of_key(key + (key == kZeroKey ? 2 : 1)); // no score has 0x80000000
 }
 
 // A vector's scores are neighbours, and vectors kStep apart.
@@ -180,7 +179,25 @@ __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
 #endif
 }
 
-// Puts the scores of some bits into the list: one wait for their places, however many they are.
+// Puts the scores of some bits into the list, for a whole warp: one reservation, and its entries side by side.
+__device__ __forceinline__ void list_warp_bits(u32 bits, u32 ring, int first) {
+  const int total = static_cast<int>(__reduce_add_sync(kFullWarp, __popc(bits)));
+  int slot = 0;
+  if ((threadIdx.x & 31) == 0) {
+    slot = atomicAdd(&shared_storage().listed, total);
+    atomicAdd(&shared_storage().count, total);
+  }
+  slot = __shfl_sync(kFullWarp, slot, 0);
+  while (u32 wanting = __ballot_sync(kFullWarp, bits != 0)) {
+    if (bits) {
+      u32 bit = take_bit(bits);
+      list_at(slot + __popc(wanting & lanes_below()), order_key(read_back(ring, bit)), index_of_bit(bit, first));
+    }
+    slot += __popc(wanting);
+  }
+}
+
+// The same for lanes alone: one wait for their places, however many they are.
 __device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
   int wanted = __popc(bits);
   int slot = atomicAdd(&shared_storage().listed, wanted);
@@ -261,7 +278,14 @@ template <bool kFast> struct Admit {
       u32 bit = take_bit(hits);
       put(read_back(ring, bit), bit, first);
     }
-    if (rarely(hits != 0)) list_bits(hits, ring, first);
+    if (rarely(hits != 0)) {
+      // Sorted rows fill the columns of small CTAs so that whole warps come here.
+      if (kSmall && rarely(__activemask() == kFullWarp)) {
+        list_warp_bits(hits, ring, first);
+      } else {
+        list_bits(hits, ring, first);
+      }
+    }
   }
 
   __device__ __forceinline__ void edge(float score, int index, bool valid) {

@@ -2,6 +2,11 @@
 #pragma once
 #include "heldrow.cuh"
 
+// The ordered key shifted, so that +infinity is 0 and NaN of either sign needs not be asked for: it gets the worst key.
+__device__ __forceinline__ u32 shifted_key(float score, u32 worst = kMinusInfinityKey - kInfinityKey + 1) {
+  return min(number_key(score) - kInfinityKey, worst);
+}
+
 // Scores from `most` down to `least` in equal steps, numbered from 0; the last has whatever is no better than `least`.
 // A step is a float: kOne + number, whose bits are as far apart as the numbers are.
 struct Steps {
@@ -14,13 +19,16 @@ struct Steps {
   // Infinity and NaN are replaced by the nearest that has steps; infinite scores are in the first step or in the last.
   __device__ __forceinline__ static float finite(float score) { return fminf(fmaxf(score, -kGreatest), kGreatest); }
 
-  // `least` itself is not beyond: its product is rounded up. The range may be twice the greatest float; of subnormal
-  // scores, what is rounded may come out as 0 or below, which no scale may follow from.
+  // A sixteenth of the distance: the whole one may be twice the greatest float. Of subnormal scores it may come out as
+  // nothing or less.
+  __device__ __forceinline__ static float sixteenth(float least, float most) {
+    return finite(most) * 0x1p-4f - finite(least) * 0x1p-4f;
+  }
+
+  // `least` itself is not beyond: its product is rounded up.
   __device__ __forceinline__ Steps(float least, float most) {
     const float low = finite(least);
-    const float high = finite(most);
-    const float range = fmaxf(high * 0x1p-4f - low * 0x1p-4f, 0x1p-126f);
-    scale = high > low ? __fdividef(0x1p-4f, range) : 1.0f;
+    scale = finite(most) > low ? __fdividef(0x1p-4f, fmaxf(sixteenth(least, most), 0x1p-126f)) : 1.0f;
     offset = -__fmul_ru(low, scale);
   }
 
@@ -39,15 +47,39 @@ struct Steps {
   __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number); }
 };
 
-// The steps of the range that was found, from shared memory.
-__device__ __forceinline__ Steps found_steps(int slot) {
-  const volatile HeldRow& row = held_row(slot);
-  return Steps(score_of_key(row.least), score_of_key(row.most));
-}
+// The steps of the range that was found, from shared memory. Where scores go over so many octaves that few steps are
+// left for the last of them, or are too small to be multiplied, they are spread first: how far their keys are from that
+// of `least` takes their place. Not where `least` is near zero by chance, as a mean of samples of either sign.
+struct FoundSteps {
+  static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a step is then 1/32 of the last one
+  u32 least;
+  u32 most;
+  bool spreads;
+
+  __device__ __forceinline__ explicit FoundSteps(int slot) {
+    const volatile HeldRow& row = held_row(slot);
+    least = row.least;
+    most = row.most;
+    const float range = Steps::sixteenth(score_of_key(least), score_of_key(most));
+    spreads = range < 0x1p-126f ? most < least : !row.signs && static_cast<int>(least - most) > kWide;
+  }
+
+  __device__ __forceinline__ Steps steps() const {
+    return spreads ? Steps(0, static_cast<float>(least - most)) : Steps(score_of_key(least), score_of_key(most));
+  }
+
+  __device__ __forceinline__ float spread(float score) const {
+    const u32 end = least - kInfinityKey;
+    return static_cast<float>(end - shifted_key(score, end));
+  }
+
+  __device__ __forceinline__ float of(float score) const { return steps().of(spreads ? spread(score) : score); }
+};
 
 // What the samples of a warp are.
 struct Sampled {
   KeyRange range;
+  bool signs;  // whether its end is not positive
   u32 plateau; // the key of their value, if most are one; 0 if not
 };
 
@@ -55,6 +87,7 @@ struct Sampled {
 __device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row, u32 warps) {
   atomicMin(&row.most, warp.range.best);
   atomicAdd(&row.least, warp.range.worst / warps);
+  if (warp.signs) atomicOr(&row.signs, 1);
   if (rarely(warp.plateau != 0)) atomicMax(&row.plateau, warp.plateau);
 }
 

@@ -60,6 +60,7 @@ struct alignas(16) HeldRow {
   int base;      // with windows: what is added to an index that is written
   u32 least;     // ordered keys of the range where the k-th score is looked for: its end, a mean of samples'
   u32 most;      // and its beginning
+  int signs;     // whether some of those are not positive
   u32 plateau;   // key of a score that most samples of a warp are; 0: none
   int better;    // scores better than that
   int equal;     // and equal to it
@@ -157,13 +158,26 @@ __device__ __forceinline__ u32 load_place(int at) {
   return place;
 }
 
-// Position of the first score that this thread reads.
-__device__ __forceinline__ int own_first() { return shared_storage().origin + static_cast<int>(threadIdx.x) * kVector; }
+constexpr int kBatch = kStages / kBatches; // vectors that a thread looks at together
+
+constexpr bool kSmall = kColumns > 0 && kThreads <= 256; // few columns, which many candidates soon outgrow
+
+// Where this thread's vectors lie in the steps of a batch, given where they did `batches` before. Threads of small CTAs
+// move on by a line each time: a period of the scores would otherwise meet the same few of them throughout. Larger ones
+// would pay 1% for it.
+__device__ __forceinline__ int moved_on(int place, int batches) {
+  constexpr int kLine = 128 / 16 * kVector;
+  static_assert((kStep & (kStep - 1)) == 0, "places go round");
+  return kSmall ? (place + batches * kLine) & (kStep - 1) : place;
+}
+
+__device__ __forceinline__ int own_place() { return static_cast<int>(threadIdx.x) * kVector; }
 
 __device__ __forceinline__ int index_of_place(u32 place) {
   if (!kNarrow) return static_cast<int>(place);
-  int ahead = static_cast<int>(place * kThreads - place % kVector * (kThreads - 1)); // place / kVector * kStep + rest
-  return own_first() + ahead;
+  int vector = static_cast<int>(place / kVector);
+  int within = moved_on(own_place(), vector / kBatch) + static_cast<int>(place % kVector);
+  return shared_storage().origin + vector * kStep + within;
 }
 
 // A place that no other entry of any column has.
