@@ -1,4 +1,7 @@
-"""The kernels' 16-bit places, compiled for the host: what a hit stores leads back to its index, for every thread."""
+"""The kernels' 16-bit places, compiled for the host: what a hit stores leads back to its index, for every thread.
+
+And every score of a batch is some thread's, wherever threads have moved on to.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,22 @@ static Storage storage;
 static Thread threadIdx;
 static Storage& shared_storage() { return storage; }
 constexpr int kThreads = THREADS, kVector = VECTOR, kStep = kThreads * kVector, kBatch = BATCH;
-constexpr bool kNarrow = true;
+constexpr bool kNarrow = true, kSmall = kThreads <= 256; // where threads move on
 %(functions)s
 int main() {
   constexpr int kTurns = 65536 / (kBatch * kVector);
   long long wrong = 0, seen = 0;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    bool met[kThreads] = {};
+    for (threadIdx.x = 0; threadIdx.x < static_cast<u32>(kThreads); ++threadIdx.x)
+      met[moved_on(own_place(), turn) / kVector] = true;
+    for (bool one : met)
+      wrong += !one;
+  }
   for (storage.origin = 0; storage.origin < kVector; ++storage.origin) {
     for (threadIdx.x = 0; threadIdx.x < static_cast<u32>(kThreads); ++threadIdx.x) {
       for (int turn = 0; turn < kTurns; turn += turn < 3 || turn > kTurns - 4 ? 1 : 97) {
-        int first = storage.origin + static_cast<int>(threadIdx.x) * kVector + turn * kBatch * kStep;
+        int first = storage.origin + moved_on(own_place(), turn) + turn * kBatch * kStep;
         %(before)s
         for (u32 bit = 0; bit < static_cast<u32>(kBatch * kVector); ++bit, ++seen) {
           u32 place = static_cast<unsigned short>(before + bit);
@@ -59,7 +69,8 @@ def source() -> str:
     sieve = (spec.SOURCES / "sieve.cuh").read_text(encoding="utf-8")
     before = re.search(r"u32 before = .*?;", sieve)
     assert before, "where a hit's place is made"
-    functions = [function(storage, "own_first"), function(storage, "index_of_place"), function(sieve, "index_of_bit")]
+    functions = [function(storage, name) for name in ("own_place", "moved_on", "index_of_place")]
+    functions.append(function(sieve, "index_of_bit"))
     return HOST % {"functions": "\n".join(functions), "before": before.group()}
 
 

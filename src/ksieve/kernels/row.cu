@@ -29,8 +29,14 @@ __device__ __forceinline__ void select_resident(const RowTask& t) {
   refine(frontier);
 }
 
-// Rows that registers do not hold.
-__device__ __forceinline__ void select_others(const Params& p) {
+// Rows that registers do not hold. Where slots are sorted too, registers do not suffice to have it in one function with
+// the rest.
+#if KSIEVE_ORDER
+#define KSIEVE_OTHERS __noinline__
+#else
+#define KSIEVE_OTHERS __forceinline__
+#endif
+__device__ KSIEVE_OTHERS void select_others(const Params& p) {
   for (int id = blockIdx.x; id < p.rows; id += grid_size()) {
     const RowTask t = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
     const int k = slots_of(p, t.row);
