@@ -153,7 +153,7 @@ __device__ __noinline__ void select_crowded(int slot, u32 better, u32 last, int 
 
 // Those of this thread's places that hold scores of the row, as bits.
 __device__ __forceinline__ u32 row_bits(int slot) {
-  const int left = held_row(slot).valid - static_cast<int>(threadIdx.x) * kVector;
+  const int left = held_row(slot).valid - own_place();
   const int vectors = max(left + kStep - 1, 0) / kStep;
   const int count = vectors * kVector - max(vectors * kStep - (kStep - kVector) - left, 0);
   return static_cast<u32>((1ull << max(count, 0)) - 1);

@@ -64,13 +64,11 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
 __device__ __forceinline__ const volatile HeldRow& held_row(int slot) { return shared_storage().held[slot]; }
 
 // Position of the first score that this thread holds.
-__device__ __forceinline__ int held_first(int slot) {
-  return held_row(slot).body_begin + static_cast<int>(threadIdx.x) * kVector;
-}
+__device__ __forceinline__ int held_first(int slot) { return held_row(slot).body_begin + own_place(); }
 
 // Starts copying a body to the ring, behind a barrier after its last use. By all threads.
 __device__ __forceinline__ void copy_body(const Score* scores, Body body) {
-  const int first = body.begin + static_cast<int>(threadIdx.x) * kVector;
+  const int first = body.begin + own_place();
 #pragma unroll 1
   for (int stage = 0; stage < kStages && first + stage * kStep < body.end; ++stage)
     copy_ahead(own_ring() + stage * kStageBytes, scores + first + stage * kStep);
