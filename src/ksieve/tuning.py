@@ -113,7 +113,9 @@ SPLITS = (64, 32, 16, 8, 4, 2)
 
 MANY_SHORT = Threshold(512, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#14")
 CLUSTER = Threshold(
-    8, "CTAs of a cluster", NOT_MEASURED + "the largest size that every device with clusters can launch"
+    8,
+    "CTAs of a cluster that does not hold its row",
+    NOT_MEASURED + "the largest size that every device with clusters can launch",
 )
 SHORTEST_CLUSTERED = Threshold(
     24_576, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#17"

@@ -12,6 +12,7 @@ import ksieve
 from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda import spec
+from ksieve.planner_cuda import BATCH
 from ksieve.policy import QUADS_16, SamplingPolicy
 from ksieve.tuning import MANY_SHORT
 
@@ -206,7 +207,10 @@ def test_few_threads_meet_all_candidates(name, tally):
     assert plan.columns * plan.splits * together // 4 < k, "columns hold all of them"
     rng = np.random.default_rng(8)
     scores = rng.standard_normal((8, width), dtype=np.float32)
-    hits = (np.arange(width) + 192 * np.arange(8)[:, None]) % period < together
+    line = 32 if plan.threads <= 256 else 0  # by which threads of small CTAs move on: kernels/storage.cuh
+    position = np.arange(width)
+    position -= line * (position // (BATCH * period))
+    hits = (position + 192 * np.arange(8)[:, None]) % period < together
     scores[hits] += 12
     scores[1::2] = np.where(hits[1::2], np.sort(scores[1::2], axis=1)[:, ::-1], scores[1::2])  # the best come first
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE)
