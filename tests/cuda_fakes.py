@@ -235,5 +235,6 @@ def make_plan(rows=8, width=64, k=4, family="persistent_sampled", index=0, **cha
         shared_capacity=1024,
         workspace_bytes=WORKSPACE,
         workspace_zeroed=ZEROED,
+        lists_at=ZEROED,
     )
     return replace(plan, **changes)

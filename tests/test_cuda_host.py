@@ -139,7 +139,7 @@ def test_64_bit_pitch_and_addresses_survive_packing(driver):
     high = (1 << 47) - 256
     launcher.launch(high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31, 8, (1 << 31) - 1, 7)
     assert seen[0][:8] == (high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31)
-    assert seen[0][8:11] == (make_plan().workspace_zeroed, 8, (1 << 31) - 1)
+    assert seen[0][8:11] == (make_plan().lists_at, 8, (1 << 31) - 1)
 
 
 def test_no_rows_launch_nothing(driver):
@@ -224,6 +224,39 @@ def test_threads_do_not_mix_their_arguments(driver, rows):
         thread.join()
     for i, out in enumerate(outs):
         assert chosen_sets(out) == expected(scores[i], np.full(8, 64), 4)
+
+
+# ---- several launches --------------------------------------------------------------------------------------
+
+
+def banded_plan():
+    short = make_plan(family="row_exact", held=16, ctas=3, band=0, lists_at=512)
+    return make_plan(bands=(short,), band=1, lists_at=512)
+
+
+def test_rows_dealt_by_length_take_several_launches(driver, rows):
+    plan, out = banded_plan(), out_array(8, 4)
+    live = FakeArray(np.array(6, np.int32))
+    ksieve.topk(FakeArray(rows[0]), FakeArray(rows[1]), plan=plan, out=out, num_rows=live)
+    dealer, short, rest = driver.launches
+    entries = [driver.loads[made["function"] - 1][1] for made in driver.launches]
+    assert entries == ["ksieve_deal", "ksieve_row", "ksieve_persistent"]
+    assert [made["grid"] for made in driver.launches] == [2, 3, 5]
+    same = {"scores", "lengths", "num_rows", "indices", "workspace", "pitch", "out_pitch", "lists", "rows", "width", "k"}
+    assert all(made[name] == rest[name] for made in driver.launches for name in same) and rest["lists"] == 512
+    assert [made["overlap"] for made in driver.launches] == [False, True, True]
+    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_BAND"] == 1
+
+
+def test_fewer_rows_than_lists_still_fill_every_list(driver, rows):
+    ksieve.topk(FakeArray(rows[0][:1]), None, plan=banded_plan(), out=out_array(1, 4))
+    assert [made["grid"] for made in driver.launches] == [2, 1, 1]
+
+
+def test_statistics_take_one_launch(driver, rows):
+    ksieve.topk(FakeArray(rows[0]), None, plan=banded_plan(), out=out_array(8, 4), return_stats=True)
+    assert len(driver.launches) == 1 and not driver.launches[0]["overlap"]
+    assert "KSIEVE_BAND" not in dict(spec.kernel_spec(banded_plan(), stats=True).defines)
 
 
 # ---- statistics --------------------------------------------------------------------------------------------

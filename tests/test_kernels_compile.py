@@ -26,6 +26,9 @@ SHAPES = {
 }
 """A shape (rows, width) that suits each family."""
 
+BANDED = (tuning.BANDED_ROWS, tuning.WIDEST_BANDED)
+"""Rows that are dealt to several launches: what deals them, one for each band, and one for the rest."""
+
 SHORT = {"persistent_sampled": (4096, 16_384)}
 """Many short rows, which run on more and smaller CTAs."""
 
@@ -44,13 +47,16 @@ OPTIONS = {
 EXACT_BOUNDARY = SamplingPolicy("exact-64x4", 64, group=4, boundary="exact")
 
 
-def specialisation(family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN, shape=None):
-    rows, width = shape or SHAPES[family]
+def specialisation(family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN, shape=None, part=None):
+    rows, width = BANDED if family == "banded" else shape or SHAPES[family]
     device = build.device_of_arch(arch)
-    ((found, plan),) = build.needed(
-        device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[family], policy=chosen, stats=stats,
-        options=asked,
-    ).items()  # fmt: skip
+    made = build.needed(
+        device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[None if family == "banded" else family],
+        policy=chosen, stats=stats, options=asked,
+    )  # fmt: skip
+    if part is not None:
+        return list(made.items())[part]
+    ((found, plan),) = made.items()
     return found, plan
 
 
@@ -85,6 +91,9 @@ def cases():
         for held in shapes:
             for asked in (PLAIN, *OPTIONS.values()) if held is not reached else ():
                 yield family, "sm_90a", {"shape": (held.most_rows or 8, held.held), "asked": asked}
+    for part in range(tuning.MOST_BANDS + 2):
+        for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
+            yield "banded", "sm_90a", {"part": part, "asked": asked}
     yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}
     yield from option_cases()
 
@@ -114,6 +123,8 @@ def name(case):
     shown = {k: getattr(v, "name", v) for k, v in options.items()}
     if "asked" in shown:
         shown["asked"] = next((name for name, asked in OPTIONS.items() if asked is options["asked"]), "nothing")
+        if options["asked"].order == "value" and shown["asked"] == "nothing":
+            shown["asked"] = "values"
     return "-".join([family, arch, *(f"{k}={v}" for k, v in shown.items())])
 
 

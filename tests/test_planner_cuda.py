@@ -10,11 +10,62 @@ import ksieve
 from ksieve import planner, planner_cuda, tuning
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
-from ksieve.tuning import GEOMETRY_HELD, MANY_SHORT, SHORTEST_CLUSTERED
+from ksieve.options import Options
+from ksieve.tuning import BAND, BANDED_ROWS, GEOMETRY_HELD, MANY_SHORT, SHORTEST_CLUSTERED, WIDEST_BANDED
 
 H200 = DEVICES["h200"]
 HELD = GEOMETRY_HELD["row_exact"][-1].held
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("width", "bands", "family"),
+    [
+        (BAND, 0, "row_exact"),
+        (BAND + 1, 1, "row_exact"),
+        (2 * BAND, 1, "row_exact"),
+        (HELD, 3, "row_exact"),
+        (HELD + 1, 4, "persistent_sampled"),
+        (WIDEST_BANDED, 4, "persistent_sampled"),
+        (WIDEST_BANDED + 1, 0, "persistent_sampled"),
+    ],
+)
+def test_many_rows_are_dealt_by_their_length(width, bands, family):
+    plan = ksieve.plan(rows=BANDED_ROWS, width=width, k=2048, device=H200)
+    assert plan.family == family and [band.held for band in plan.bands] == [BAND * (i + 1) for i in range(bands)]
+    assert not ksieve.plan(rows=BANDED_ROWS - 1, width=width, k=2048, device=H200).bands
+    parts = planner_cuda.launches(plan)
+    if not bands:
+        assert parts == (plan,) and plan.band is None
+        return
+    assert [part.band for part in parts] == [bands, *range(bands), bands]
+    assert (parts[0].family, parts[0].ctas, parts[-1]) == ("deal", bands + 1, plan)
+    assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % planner_cuda.HEADER_BYTES == 0
+    room = max(planner_cuda.with_workspace(planner_cuda.alone(part)).workspace_bytes for part in parts[1:])
+    assert plan.lists_at >= max(room, plan.workspace_zeroed)
+    assert plan.workspace_bytes == plan.lists_at + planner_cuda.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
+    assert all(f"up to {band.held}" in str(plan) for band in plan.bands)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"device": DEVICES["a100"]},
+        {"device": DEVICES["b200"]},
+        {"dtype": "bfloat16"},
+        {"family": "persistent_sampled"},
+        {"policy": "lines-16"},
+        {"k": 8192},
+        {"options": Options(tie_break="low")},
+    ],
+    ids=str,
+)
+def test_what_has_one_launch_however_many_rows(asked):
+    """Bands are for rows that registers hold, and never in the way of what a caller forces."""
+    usual = {"rows": BANDED_ROWS, "width": WIDEST_BANDED, "k": 2048, "device": H200}
+    assert ksieve.plan(**usual).bands
+    plan = ksieve.plan(**usual | asked)
+    assert plan.bands == () and plan.band is None
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def test_ranks_are_their_definition(policy, k):
     assert (rescue is None) == (policy.rescue_margin is None)
     last = primary if rescue is None else rescue
     assert last >= primary and (rescue is None or rescue >= primary + 4)
-    assert policy.usable(last, k) and not policy.usable(last - 1, k)
+    fewest = math.ceil(last * 3 / 2)
+    assert policy.usable(fewest, k) and not policy.usable(fewest - 1, k)
 
 
 def test_phases_cover_a_row_exactly_once():

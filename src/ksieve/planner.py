@@ -69,6 +69,14 @@ class Plan:
         Bytes a caller-owned workspace needs; fixed by the plan, never by the data.
     workspace_zeroed : int
         Leading bytes of it that must be zero before the first use; kernels leave them zero.
+    lists_at : int
+        Offset in the workspace, in bytes, of the lists that several thread blocks or launches share (CUDA).
+    bands : tuple of Plan
+        Launches in front of this plan's own, each for the rows that are no longer than what it keeps on chip, shorter
+        ones first; empty if one launch serves all rows (CUDA). Not used with statistics.
+    band : int or None
+        Which of the launches that rows are dealt to by their length this plan is: the last has the rows that are too
+        long for the others. None if rows are not dealt (CUDA).
     reason : str
         Why this family and these numbers, in words.
     """
@@ -88,6 +96,9 @@ class Plan:
     columns: int = 0
     workspace_bytes: int = 0
     workspace_zeroed: int = 0
+    lists_at: int = 0
+    bands: tuple[Plan, ...] = ()
+    band: int | None = None
     reason: str = ""
 
     @property
@@ -140,6 +151,7 @@ class Plan:
             **({} if p.options.plain else {"options": str(p.options)}),
             "capacity": f"{self.capacity} candidates per worker",
             "geometry": f"{self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
+            **{f"up to {b.held}": f"{b.family}, {b.ctas} blocks x {b.threads} threads" for b in self.bands},
             "workspace": f"{self.workspace_bytes} bytes",
             "reason": self.reason,
         }

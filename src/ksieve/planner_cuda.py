@@ -15,6 +15,8 @@ from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import LINES_16, LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 from ksieve.tuning import (
+    BAND,
+    BANDED_ROWS,
     CLUSTER,
     COLUMN_SIGMAS,
     CROWDED,
@@ -30,6 +32,7 @@ from ksieve.tuning import (
     GEOMETRY_SMALL,
     LINES_RANK,
     MANY_SHORT,
+    MOST_BANDS,
     SAMPLED_RATIO,
     SEGMENT,
     SHORTEST_CLUSTERED,
@@ -40,6 +43,7 @@ from ksieve.tuning import (
     SPLIT_IN_TWO,
     SPLITS,
     TAIL_SIGMAS,
+    WIDEST_BANDED,
     Geometry,
 )
 
@@ -89,6 +93,18 @@ SCALAR_BYTES = 1040
 SORT_CHUNK = 128
 """Fewest elements of a sort (kernels/finish.cuh)."""
 
+POSITIONS_BESIDE = 8
+"""Output positions of a held row that have room of their own beside those of its slots (kernels/heldrow.cuh, holds)."""
+
+DEALT_BYTES = 8
+"""A row in the list of one launch: its number and its length (kernels/dealt.cuh)."""
+
+DEALER_THREADS = 1024
+"""Of each CTA that deals rows."""
+
+DEALER_CANDIDATES = 256
+"""It stores none; no kernel has room for fewer."""
+
 SAMPLED = ("persistent_sampled", "split_sampled")
 MAX_SPLITS = 256
 
@@ -112,9 +128,9 @@ def choose(
         raise ArgumentError("splits", repr(splits), f"an int from 1 to {MAX_SPLITS}")
     if family is None:
         family, reason = _choose_family(problem, device, chosen)
-    else:
-        reason = "family forced by the caller"
-    return _plan(problem, device, family, chosen, splits, reason)
+        plan = _plan(problem, device, family, chosen, splits, reason)
+        return _banded(plan) if policy is None else plan
+    return _plan(problem, device, family, chosen, splits, "family forced by the caller")
 
 
 def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometry:
@@ -366,16 +382,61 @@ def _plan(
     return with_workspace(plan)
 
 
+def _banded(plan: Plan) -> Plan:
+    """Add launches of their own for rows that may be much shorter than the others, where there are enough rows."""
+    problem, device = plan.problem, plan.device
+    if problem.rows < BANDED_ROWS or problem.width > WIDEST_BANDED or problem.options.tie_break != "any":
+        return plan
+    bands = []
+    for limit in (BAND * (i + 1) for i in range(MOST_BANDS)):
+        asked = replace(problem, width=limit)
+        if limit >= problem.width or _geometry(asked, device, "row_exact", None).held != limit:
+            break
+        band = _plan(asked, device, "row_exact", None, None, f"rows of up to {limit} scores stay on chip")
+        if 2 * band.shared_capacity < problem.k + POSITIONS_BESIDE:
+            break
+        bands.append(band)
+    if not bands:
+        return plan
+    dealt = tuple(replace(band, band=i) for i, band in enumerate(bands))
+    return with_workspace(replace(plan, bands=dealt, band=len(bands)))
+
+
+def alone(plan: Plan) -> Plan:
+    """The same plan with one launch for all rows."""
+    return replace(plan, bands=(), band=None)
+
+
+def launches(plan: Plan) -> tuple[Plan, ...]:
+    """Plans of all kernels that a plan launches, in their order: itself, behind those that take shorter rows and, in
+    front of all, what deals rows to them."""
+    if not plan.bands:
+        return (plan,)
+    count = len(plan.bands) + 1
+    dealer = replace(
+        plan, family="deal", policy=None, capacity=DEALER_CANDIDATES, shared_capacity=DEALER_CANDIDATES, columns=0,
+        stages=BATCH, held=plan.bands[0].held, threads=DEALER_THREADS, ctas=count, splits=count, ctas_per_sm=1, bands=(),
+    )  # fmt: skip
+    return (dealer, *plan.bands, plan)
+
+
 def with_workspace(plan: Plan) -> Plan:
     """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
     spill, sort = plan.spill_capacity, sort_slots(plan)
     if plan.family == "split_sampled":
         states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
         lists = plan.problem.rows * (plan.capacity + plan.splits * spill + sort) * CANDIDATE_BYTES
-        return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states)
+        return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states, lists_at=states)
     queue = plan.family.startswith("persistent")
     size = HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES if queue or spill or sort else 0
-    return replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
+    plan = replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
+    if not plan.bands:
+        return plan
+    # Launches come one after another and share what precedes their lists.
+    lists = _round_up(max(size, *(with_workspace(band).workspace_bytes for band in plan.bands)), HEADER_BYTES)
+    bands = tuple(replace(band, lists_at=lists) for band in plan.bands)
+    size = lists + HEADER_BYTES + plan.problem.rows * (len(bands) + 1) * DEALT_BYTES
+    return replace(plan, workspace_bytes=size, lists_at=lists, bands=bands)
 
 
 def shared_bytes(plan: Plan) -> int:

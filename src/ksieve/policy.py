@@ -177,8 +177,12 @@ class SamplingPolicy:
         return np.minimum.reduceat(view_keys, starts) if view_keys.size else view_keys
 
     def usable(self, samples: int, k: int) -> bool:
-        """Whether a view with `samples` statistics reaches the largest sample rank requested."""
-        return samples >= (self.rescue_rank(k) or self.primary_rank(k))
+        """Whether a view of `samples` statistics has the largest sample rank requested among its first two thirds.
+
+        A boundary from further down admits most of a row: rows of 16,384 scores, whose lines-64 view has 64 statistics
+        for a rank of 61, took 29 us, and 12 with the two scans of the exact route (docs/tuning.md, section 18).
+        """
+        return 3 * (self.rescue_rank(k) or self.primary_rank(k)) <= 2 * samples
 
     def save(self, path: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
         """Write the policy as a JSON file that `load`, ``ksieve.plan`` and ``ksieve.topk`` take.

@@ -25,7 +25,7 @@ import ksieve
 import oracle
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
-from gpu.variants import VARIANTS, crowded, possible, precompile, small_storage
+from gpu.variants import VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.bench import record
 from ksieve.tuning import MANY_SHORT
 
@@ -38,6 +38,7 @@ SHAPES = (
 )
 FEW = (9001, 64)
 FOLLOWING = (8192, 64)
+BANDED = (33_000, 512)
 
 
 def plans(device):
@@ -57,6 +58,7 @@ def plans(device):
         for dtype in ("float16", "bfloat16"):
             for plan in possible(variant, 5, 9001, 100, dtype=dtype, device=device):
                 yield variant.name, plan, False
+    yield "banded", banded(12, *BANDED, ctas=2, device=device), False
 
 
 SERVED = ("persistent-peaks", "persistent-128", "split-8-tied", "split-2", "row", "cluster", "persistent-exact")

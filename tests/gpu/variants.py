@@ -14,8 +14,9 @@ from ksieve.backends.cuda.spec import KernelSpec
 from ksieve.errors import ArgumentError
 from ksieve.options import PLAIN, Options
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.planner_cuda import with_workspace
+from ksieve.planner_cuda import launches, with_workspace
 from ksieve.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
+from ksieve.tuning import BANDED_ROWS
 
 EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
 EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")
@@ -100,6 +101,14 @@ def crowded(variant: Variant, planned: int, rows: int, width: int, k: int, *, ct
     return with_workspace(replace(plan, problem=replace(plan.problem, rows=rows), ctas=ctas))
 
 
+def banded(rows: int, width: int, k: int, *, ctas: int | None = None, **asked: Any) -> Plan:
+    """The launches that many rows are dealt to, for fewer `rows`, with `ctas` blocks each."""
+    plan = ksieve.plan(rows=BANDED_ROWS, width=width, k=k, **asked)
+    fewer = {"ctas": ctas} if ctas else {}
+    bands = tuple(replace(band, **fewer) for band in plan.bands)
+    return with_workspace(replace(plan, problem=replace(plan.problem, rows=rows), bands=bands, **fewer))
+
+
 def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options: Any) -> list[Plan]:
     """The plan of a shape, or nothing where the planner refuses it: a test will meet the refusal and fail alone."""
     try:
@@ -115,7 +124,7 @@ def precompile(plans: Iterable[tuple[Plan, bool]]) -> int:
     """
     from ksieve.backends.cuda.spec import kernel_spec
 
-    specs = {kernel_spec(plan, stats=stats) for plan, stats in plans}
+    specs = {kernel_spec(part, stats=stats) for plan, stats in plans for part in launches(plan)}
     workers = min(len(os.sched_getaffinity(0)), -(-len(specs) // 2))
     if workers < 2:
         return sum(map(_compile, specs))

@@ -6,6 +6,7 @@
 //      then any of its stored members will do
 // All of it is one loop around one scan: inlined once, it keeps its registers, and nothing else reads the row.
 #pragma once
+#include "dealt.cuh"
 #include "propose.cuh"
 #include "sieve.cuh"
 #include "ties.cuh"
@@ -162,6 +163,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       if (!first && stage != Stage::kClassified) start_scan(scores_of(t), begin, end);
       scan_by_rule(scores_of(t), begin, end);
     }
+    if (kDealt) arrived(); // what a scan has left behind, and what is known of the coming row
     __syncthreads(); // everything admitted is stored or counted
     Merged merged = first ? merge() : Merged::kWhole;
     if (merged == Merged::kOther) return false;

@@ -32,6 +32,10 @@ constexpr int kCluster = kHeld ? kHeld / kTurn : 1;
 
 constexpr int kOwn = 1; // the slot of what is known of this CTA's samples; slot 0 is the row's
 
+// Binary logarithm of how many CTAs' samples end the range: of a row that is shorter than the cluster holds, the last
+// ones have few scores or none.
+__device__ __forceinline__ int samplers_of(int length) { return 31 - __clz(max(length / kTurn, 1)); }
+
 // Who holds a row (held.cuh): the CTAs of a cluster, a turn of the ring each.
 struct Clustered {
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
@@ -42,10 +46,12 @@ struct Clustered {
   __device__ __forceinline__ static void fold(const Sampled& warp, int slot) {
     SharedStorage& s = shared_storage();
     HeldRow& own = s.held[kOwn];
-    if ((threadIdx.x & 31) == 0) fold_sampled(warp, own, kWarps * kCluster);
+    if ((threadIdx.x & 31) == 0) fold_sampled(warp, own, kWarps);
     __syncthreads(); // every warp's samples are folded
     const u32 rank = threadIdx.x;
-    const Sampled all = {{own.most, own.least}, own.signs != 0, own.plateau};
+    const int samplers = own.pool;
+    const bool counts = cluster_rank() >> samplers == 0;
+    const Sampled all = {{own.most, counts ? own.least >> samplers : 0}, counts && own.signs, own.plateau};
     if (rank < kCluster) fold_sampled(all, in_rank(&s, rank)->held[slot], 1);
   }
 
@@ -182,6 +188,7 @@ __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 ra
     describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
     s.held[kOwn].least = s.held[kOwn].plateau = s.held[kOwn].signs = 0;
     s.held[kOwn].most = kNanKey;
+    s.held[kOwn].pool = samplers_of(row.length);
   }
   cluster_sync();                       // every CTA's part is described, and its storage is empty
   if (row.length <= slots_of(p, row)) { // the same for the whole cluster: nobody waits

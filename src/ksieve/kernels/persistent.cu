@@ -10,10 +10,10 @@
 
 // Half of the CTAs, of each multiprocessor, start late by half a scan when there are rows for several
 // rounds. Otherwise all of them propose, scan and refine in step, and memory rests while nobody scans.
-__device__ __forceinline__ void fall_behind(const Params& p) {
+__device__ __forceinline__ void fall_behind(const Params& p, int rows) {
   constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 60
   constexpr i64 kMost = 50'000;
-  if (!kSampled || p.rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
+  if (!kSampled || rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
   i64 begin = clock64();
   i64 late = min(p.width * static_cast<i64>(sizeof(Score)) / 1024 * kClocks, kMost);
   while (clock64() - begin < late)
@@ -24,41 +24,44 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_persistent(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
   wait_for_inputs();
-  if (blockIdx.x < p.rows) {
-    fetch_length(p, blockIdx.x);
+  const int rows = rows_of(p);
+  if (blockIdx.x < rows) {
+    fetch_row(p, blockIdx.x);
     commit_copies();
-    if (kLines) prefetch_view(p, blockIdx.x, p.width);
+    if (kLines && !kDealt) prefetch_view(p, blockIdx.x, p.width);
     start_first(p, blockIdx.x);
   }
-  fall_behind(p);
+  fall_behind(p, rows);
   // All but the groups of the scores.
-  asm volatile("cp.async.wait_group %0;" ::"n"(kBatches) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(kDealt ? 0 : kBatches) : "memory");
   __syncthreads(); // the first row's length is there
-  for (int id = blockIdx.x; id < p.rows;) {
+  for (int number = blockIdx.x; number < rows;) {
     int claimed = 0;
     if (threadIdx.x == 0) claimed = claim_row(p); // asked for here, waited for where it has arrived
     trace_begin();
-    RowTask task = whole_row(p, fetched_row(p, id), spill_slice(p, blockIdx.x));
+    RowTask task = whole_row(p, fetched_row(p, number), spill_slice(p, blockIdx.x));
     select_row(
-        task, id == blockIdx.x ? first_started(p) : 0,
+        task, number == blockIdx.x ? first_started(p) : 0,
         [&] {
-          if (threadIdx.x == 0) s.next = grid_size() + claimed;
+          if (threadIdx.x != 0) return;
+          s.next = grid_size() + claimed;
+          if (kDealt && s.next < rows) fetch_row(p, s.next); // its view is asked for where it has arrived
         },
         [&] {
           int next = s.next;
-          if (next >= p.rows) return release_dependents();
-          fetch_length(p, next);
-          if (kSampled) prefetch_view(p, next, task.row.length);
+          if (next >= rows) return release_dependents();
+          if (!kDealt) fetch_row(p, next);
+          if (kSampled) prefetch_view(p, kDealt ? s.next_id : next, kDealt ? s.next_length : task.row.length);
         });
     if (rarely(task.row.length <= slots_of(p, task.row))) {
       __syncthreads(); // everybody has read this row's length, and the next row is known
-      if (s.next < p.rows) fetch_length(p, s.next);
+      if (s.next < rows) fetch_row(p, s.next);
     }
-    finish_row(p, id, sort_slice(p, blockIdx.x));
-    trace_write(p, id);
+    finish_row(p, task.row.id, sort_slice(p, blockIdx.x));
+    trace_write(p, task.row.id);
     arrived();
     __syncthreads(); // the next row is known, and nobody still works on this one
-    id = s.next;     // overwritten behind the next barrier
+    number = s.next; // overwritten behind the next barrier
   }
   if (threadIdx.x == 0) leave_queue(p);
 }

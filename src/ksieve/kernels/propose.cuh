@@ -100,13 +100,14 @@ __device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, KeyRang
   return {wanted, __popc(__ballot_sync(kFullWarp, listed && entry_key(mine.entry) == wanted))};
 }
 
-// Whether the view of a row reaches the requested ranks.
+// Whether the view of a row has the requested ranks among its first two thirds (policy.py, usable): a boundary further
+// down admits most of a row, and then two scans of the exact route cost less.
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= slots_of(p, row)) return false;
   int count = view_statistics(row.id, row.length);
   if (kExactBoundary && count > kColumns * kThreads + kListed)
     return false; // no room to rank them; no plan of ours comes here
-  return count >= (kRescue ? p.rescue_rank : p.primary_rank);
+  return 2 * count >= 3 * (kRescue ? p.rescue_rank : p.primary_rank);
 }
 
 // Leaves the inclusive ordered keys of the boundaries of a usable view in shared memory, behind a barrier. `views` is

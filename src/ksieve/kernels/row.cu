@@ -29,16 +29,16 @@ __device__ __forceinline__ void select_resident(const RowTask& t) {
   refine(frontier);
 }
 
-// Rows that registers do not hold. Where slots are sorted too, registers do not suffice to have it in one function with
-// the rest.
+// Rows that registers do not hold. Where slots are sorted too, or rows dealt, registers do not suffice to have it in one
+// function with the rest.
 #if KSIEVE_ORDER
 #define KSIEVE_OTHERS __noinline__
 #else
 #define KSIEVE_OTHERS __forceinline__
 #endif
 __device__ KSIEVE_OTHERS void select_others(const Params& p) {
-  for (int id = blockIdx.x; id < p.rows; id += grid_size()) {
-    const RowTask t = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
+  for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
+    const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
     const int k = slots_of(p, t.row);
     if (holds(t.row, k)) continue;
     trace_begin();
@@ -47,9 +47,9 @@ __device__ KSIEVE_OTHERS void select_others(const Params& p) {
     } else {
       select_row(t, 0, [] {}, [] {});
     }
-    if (id + grid_size() >= p.rows) release_dependents();
-    finish_row(p, id, sort_slice(p, blockIdx.x));
-    trace_write(p, id);
+    if (number + grid_size() >= rows_of(p)) release_dependents();
+    finish_row(p, t.row.id, sort_slice(p, blockIdx.x));
+    trace_write(p, t.row.id);
     __syncthreads(); // nobody still works on the row
   }
 }
@@ -62,33 +62,36 @@ constexpr int kSlots = 4; // a slot is written while slow threads still use the 
 
 __device__ __forceinline__ int slot_after(int slot, int rows = 1) { return (slot + rows) & (kSlots - 1); }
 
-template <class Load> __device__ __forceinline__ void describe_row(const Params& p, int id, int slot, Load load) {
+template <class Load> __device__ __forceinline__ void describe_row(const Params& p, int number, int slot, Load load) {
   HeldRow& to = shared_storage().held[slot];
   to.way = Way::kNone;
-  if (id >= p.rows) return;
-  Row row = load(id);
+  if (number >= rows_of(p)) return;
+  Row row = load(number);
   describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, to);
 }
 
-// Describes a row whose length has been fetched, and fetches that of the row after it.
-__device__ __forceinline__ void scout(const Params& p, int id, int slot) {
+// Describes the row whose length has been fetched, and fetches that of the row after it.
+__device__ __forceinline__ void scout(const Params& p, int slot) {
+  int& next = shared_storage().next; // the scout's own
   arrived();
-  describe_row(p, id, slot, [&](int id) { return fetched_row(p, id); });
-  if (id + grid_size() < p.rows) fetch_length(p, id + grid_size(), kScout);
+  describe_row(p, next, slot, [&](int number) { return fetched_row(p, number); });
+  next += grid_size();
+  if (next < rows_of(p)) fetch_row(p, next, kScout);
 }
 
 // Describes the first two rows, and starts copying the first: before its length is known, if it fits in any case.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
-  const bool early = !KSIEVE_WINDOWS && p.width <= kHeld;
+  const bool early = !KSIEVE_WINDOWS && !kDealt && p.width <= kHeld;
   if (early) {
     Row row = row_of_length(p, blockIdx.x, p.width);
     copy_body(row.scores, body_of(row.scores, 0, row.length));
   }
-  auto load = [&](int id) { return load_row(p, id); };
+  auto load = [&](int number) { return nth_row(p, number); };
   if (threadIdx.x == kScout) {
     describe_row(p, blockIdx.x + grid_size(), 1, load);
-    if (blockIdx.x + 2 * grid_size() < p.rows) fetch_length(p, blockIdx.x + 2 * grid_size(), kScout);
+    s.next = blockIdx.x + 2 * grid_size();
+    if (s.next < rows_of(p)) fetch_row(p, s.next, kScout);
   }
   if (threadIdx.x == 0) {
 #if __CUDA_ARCH__ >= 900
@@ -97,7 +100,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     s.copies = s.flag = 0;
     describe_row(p, blockIdx.x, 0, load);
   }
-  clear_counts();
+  clear_counts(thread_again());
   __syncthreads(); // both are described, and storage is empty
   const HeldRow& first = s.held[0];
   if (!early && first.way == Way::kHeld)
@@ -120,7 +123,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
   start_rows(p);
   for (int slot = 0; held_row(slot).way != Way::kNone; slot = slot_after(slot)) {
     auto look_ahead = [&] {
-      if (thread_again() == kScout) scout(p, held_row(slot).id + 2 * grid_size(), slot_after(slot, 2));
+      if (thread_again() == kScout) scout(p, slot_after(slot, 2));
     };
     wait_copy(slot);
     bool copied = false;
@@ -153,6 +156,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_row(const __grid_constant__ Params p) {
   wait_for_inputs();
+  if (kDealt && blockIdx.x >= rows_of(p)) return;
   if constexpr (kHolds)
     if (!select_held_rows(p)) return;
   select_others(p);

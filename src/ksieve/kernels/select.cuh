@@ -1,5 +1,6 @@
 // The pipeline for a row owned by one CTA. Families differ only in who owns which rows and segments.
 #pragma once
+#include "dealt.cuh"
 #include "finish.cuh"
 #include "refine.cuh"
 
@@ -34,32 +35,12 @@ __device__ __forceinline__ int grid_size() {
   return size;
 }
 
-// One thread fetches the length of a coming row, which nobody waits for before `arrived`.
-__device__ __forceinline__ void fetch_length(const Params& p, int next, int thread = 0) {
-  if (KSIEVE_WINDOWS || threadIdx.x != thread || !p.lengths) return;
-  u32 at = static_cast<u32>(__cvta_generic_to_shared(&shared_storage().next_length));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(p.lengths + next) : "memory");
-}
-
-// A row with its length in hand; a window's is asked for again.
-__device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
-#if KSIEVE_WINDOWS
-  return load_row(p, id);
-#else
-  return row_of(p, id, length);
-#endif
-}
-
-// The row whose length was fetched: for whoever fetched it, or behind a barrier.
-__device__ __forceinline__ Row fetched_row(const Params& p, int id) {
-  return row_of_length(p, id, p.lengths ? shared_storage().next_length : p.width);
-}
-
 // Up to where the scan of a CTA's first row is started while its length is fetched.
-__device__ __forceinline__ int first_started(const Params& p) { return KSIEVE_WINDOWS ? 0 : p.width; }
+__device__ __forceinline__ int first_started(const Params& p) { return KSIEVE_WINDOWS || kDealt ? 0 : p.width; }
 
 __device__ __forceinline__ void start_first(const Params& p, int id) {
-  if (!KSIEVE_WINDOWS) start_scan(static_cast<const Score*>(p.scores) + id * p.pitch, 0, p.width);
+  if (KSIEVE_WINDOWS || kDealt) return;
+  start_scan(static_cast<const Score*>(p.scores) + id * p.pitch, 0, p.width);
 }
 
 // `started` scores of the row are on their way, as far as the ring goes; 0 if none are. `ahead()` runs while nothing is

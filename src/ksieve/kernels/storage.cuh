@@ -112,7 +112,7 @@ struct alignas(16) SharedStorage {
   u32 tie_key;        // of this key
   u64 arrival;        // of bulk copies
   int copies;         // that were started
-  int reserved[1];    // up to planner_cuda.STORAGE_BYTES besides the threads' share and the list
+  int next_id;        // of rows that were dealt by their length: the number of the one whose length was fetched
   HeldRow held[4];    // of row_exact: the current row and those beside it, in turn; of a cluster one
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");

@@ -3,7 +3,8 @@
 //   [0, 256)   queue: next row, CTAs that have left
 //   then       split family: a RowState per row, all zero before the first launch; from Params::lists on, per row its
 //              list of candidates, a spill slice for each of its CTAs, and kSortSlots
-//   or         other families: a spill slice and kSortSlots for each CTA
+//   or         other families: a spill slice and kSortSlots for each CTA; where rows are dealt to several launches, all
+//              of which share this, from Params::lists on the lists of dealt.cuh
 #pragma once
 #include "storage.cuh"
 

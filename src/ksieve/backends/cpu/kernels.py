@@ -174,7 +174,7 @@ def _propose(
     stats: Any,
     scratch: Any,
 ) -> Int:
-    """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are (0: no usable view).
+    """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are (0: no usable view, see `SamplingPolicy.usable`).
 
     `apart` tells of each whether the model counts scores equal to it apart: an exact one seen more than once, or NaN.
     """
@@ -186,7 +186,7 @@ def _propose(
     last = first + offset(row_id, length // period, jitter) * group
     sampled = view_size(length, last, group, period)
     most = max(primary, rescue)
-    if (sampled + share - 1) // share < most:
+    if 2 * ((sampled + share - 1) // share) < 3 * most:
         return 0
     stats[SAMPLED] = sampled
     key, spare = scratch.key, scratch.spare

@@ -76,7 +76,7 @@ class Launcher:
     """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
 
     def __init__(self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None) -> None:
-        self.plan = plan
+        self.plan = plan = planner_cuda.alone(plan) if stats else plan
         self.driver = driver = driver or cuda_driver.get()
         index = plan.problem.device.index
         _check_device(plan, driver.device_info(index))
@@ -87,12 +87,13 @@ class Launcher:
         self._k = plan.problem.k
         self._ranks = planner_cuda.sample_ranks(plan)
         self._splits = plan.splits
-        self._lists = plan.workspace_zeroed
+        self._lists = plan.lists_at
         self._most = max(plan.ctas, 1)
-        self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact") else 1
+        self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact", "deal") else 1
         self._lock = threading.Lock()
         attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "cluster_exact" else []
-        if overlaps(plan):
+        self._before = tuple(Launcher(other, stats, stream, driver) for other in planner_cuda.launches(plan)[:-1])
+        if overlaps(plan) and (plan.family != "deal" or plan.problem.options.overlap):
             attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
         self.extended = extended(plan)
         config_at = PARAMS.size + (OPTIONS.size if self.extended else 0)
@@ -132,7 +133,7 @@ class Launcher:
         stream: int,
         options: tuple[int, ...] = (),
     ) -> None:
-        """Enqueue the kernel on a stream of the plan's device; addresses are 0 where an argument is absent.
+        """Enqueue the plan's kernels on a stream of its device; addresses are 0 where an argument is absent.
 
         `options` are the fields of `OPTIONS`, if the plan's kernel takes them (`extended`).
 
@@ -141,6 +142,10 @@ class Launcher:
         BackendError
             If the driver refuses the launch, or reports an error of earlier work.
         """
+        for other in self._before:
+            other.launch(
+                scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch, rows, width, stream, options
+            )
         primary, rescue = self._ranks
         blocks = min(rows * self._per_row, self._most)
         memory = self._memory

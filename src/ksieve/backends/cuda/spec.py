@@ -21,8 +21,9 @@ STEMS = {
     "split_sampled": "split",
     "row_exact": "row",
     "cluster_exact": "cluster",
+    "deal": "deal",
 }
-"""Source file of each kernel family, without ``.cu``; its entry is ``ksieve_<stem>``."""
+"""Source file of each kernel family, and of what deals rows to several; its entry is ``ksieve_<stem>``."""
 
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 """Values of KSIEVE_DTYPE."""
@@ -64,7 +65,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> KernelSpec:
-    """Specialisation that runs a plan.
+    """Specialisation that runs a plan's own launch; with statistics it is the only one.
 
     Raises
     ------
@@ -73,6 +74,8 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
     """
     if plan.family not in STEMS:
         raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")
+    if stats:
+        plan = planner_cuda.alone(plan)
     policy = plan.policy
     defines = {
         "KSIEVE_THREADS": plan.threads,
@@ -98,6 +101,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_DTYPE": DTYPES[plan.problem.dtype],
         "KSIEVE_SHARED_BYTES": planner.shared_bytes(plan),
         **_option_defines(plan),
+        **({"KSIEVE_DEALT": 1, "KSIEVE_BAND": plan.band} if plan.band is not None else {}),
     }
     return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
 
@@ -120,8 +124,8 @@ def _option_defines(plan: Plan) -> dict[str, int]:
 
 
 def overlaps(plan: Plan) -> bool:
-    """Whether a plan's kernel is launched while the previous one drains."""
-    return plan.problem.options.overlap and plan.device.capability >= (9, 0)
+    """Whether a plan's kernel may be launched while the previous one drains, and lets the next one."""
+    return (plan.problem.options.overlap or plan.band is not None) and plan.device.capability >= (9, 0)
 
 
 def extended(plan: Plan) -> bool:

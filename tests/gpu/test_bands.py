@@ -1,0 +1,129 @@
+"""Rows dealt to several launches by their length: every band and its borders, what callers may ask for, replays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ksieve
+from gpu import judge, material, runner, served
+from gpu.variants import banded
+from ksieve.options import Options
+from ksieve.tuning import BAND, MOST_BANDS
+
+pytestmark = pytest.mark.gpu
+
+K = 700
+WIDTHS = (10_000, 20_000, 32_768, 65_536)
+"""Behind one, two and three bands the rest is held, too; behind four it is sampled."""
+
+VALUES = Options(order="value", values=True)
+WINDOWS = Options(windows="lengths", order="value", values=True)
+
+
+def plan_of(rows, width, ctas=None, options=Options()):
+    return banded(rows, width, K, ctas=ctas, device=runner.PLAN_DEVICE, options=options)
+
+
+def kernels():
+    for width in WIDTHS:
+        yield plan_of(8, width), False
+    for options in (VALUES, WINDOWS):
+        yield plan_of(8, WIDTHS[-1], options=options), False
+
+
+def lengths_of(width, rows, seed=3):
+    """Lengths on both sides of every border, of slots and of the matrix, and then any."""
+    borders = (0, K, BAND, 2 * BAND, 3 * BAND, 4 * BAND, width)
+    known = [border + beside for border in borders for beside in (-1, 0, 1)] + [-9, width + 9, 3]
+    drawn = np.random.default_rng(seed).integers(-5, width + 6, max(rows - len(known), 0))
+    return torch.from_numpy(np.concatenate([known, drawn]).astype(np.int32)[:rows]).to(runner.DEVICE)
+
+
+@pytest.mark.parametrize("ctas", [None, 2])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_of_every_length(width, ctas, tally):
+    """Each CTA meets many rows with `ctas`, and one at most without."""
+    bits = material.stack(width, K)
+    bits = np.ascontiguousarray(np.resize(bits, (max(len(bits), 60), width))).view(np.int32)
+    wrong = []
+    for offset, padding in ((0, 0), (1, 3)):
+        scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
+        for seed in (3, 4):
+            lengths = lengths_of(width, len(bits), seed)
+            for live in (None, len(bits) - 7):
+                found = runner.check(plan_of(len(bits), width, ctas), scores, lengths, num_rows=live)
+                wrong += [f"offset={offset} seed={seed} live={live}: {text}" for text in found]
+    tally.add("banded", 2 * 4 * len(bits), wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_launches_without_a_row(width, tally):
+    """All rows in one list; no lengths; fewer rows than there are lists."""
+    bits = material.stack(width, K)[:24].view(np.int32)
+    wrong = []
+    for count in (24, 3, 1):
+        scores = material.place(np.ascontiguousarray(bits[:count]), "float32", runner.DEVICE)
+        plan = plan_of(24, width, 2)
+        for length in (0, 5, K, *(BAND * (i + 1) for i in range(MOST_BANDS)), width, None):
+            lengths = None
+            if length is not None:
+                lengths = torch.full((count,), min(length, width), dtype=torch.int32, device=runner.DEVICE)
+            wrong += [f"{count} rows of {length}: {text}" for text in runner.check(plan, scores, lengths)]
+    tally.add("banded", 24, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ["values", "windows"])
+def test_options_of_dealt_rows(name, tally):
+    """Scores without ties, so that the answer is one: slots by value, and windows that end where lengths say."""
+    width, rows = WIDTHS[-1], 40
+    rng = np.random.default_rng(12)
+    bits = np.stack([rng.permutation(width) for _ in range(rows)]).astype(np.float32).view(np.int32)
+    scores = material.place(bits, "float32", runner.DEVICE, offset=2, padding=5)
+    call = {"lengths": lengths_of(width, rows), "sorted": "value", "return_values": True}
+    if name == "windows":
+        starts = torch.from_numpy(rng.integers(0, 3 * BAND, rows).astype(np.int32)).to(runner.DEVICE)
+        call["starts"] = starts
+    options = served.options_of(call)
+    wrong = []
+    for ctas in (None, 2):
+        wrong += served.check(served.Served(plan_of(rows, width, ctas, options), scores, call))
+    tally.add("banded", rows, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_statistics_have_one_launch(tally):
+    """They are of the plan's own kernel: its route for short rows, too, is the model's."""
+    width, rows = 40_000, 24
+    scores = material.place(np.ascontiguousarray(material.stack(width, K)[:rows].view(np.int32)), "float32", runner.DEVICE)
+    wrong, _ = runner.compare_stats(plan_of(rows, width), scores, lengths_of(width, rows))
+    tally.add("banded", rows, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+def test_replays_deal_anew():
+    width, rows = WIDTHS[-1], 48
+    bits = np.ascontiguousarray(np.resize(material.stack(width, K), (rows, width))).view(np.int32)
+    scores = material.place(bits, "float32", "cuda")
+    plan, target = plan_of(rows, width, 3), runner.Guarded.make(rows, K)
+    lengths = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    live = torch.full((1,), rows, dtype=torch.int32, device="cuda")
+    workspace = plan.workspace()
+    plan.prepare()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ksieve.topk(scores, lengths, plan=plan, out=target.out, workspace=workspace, num_rows=live)
+    generator = torch.Generator(device="cuda").manual_seed(5)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for turn in range(200):
+        lengths.random_(-5, (turn % 8 + 1) * BAND + 9, generator=generator)
+        live.random_(-2, rows + 3, generator=generator)
+        target.poison()
+        graph.replay()
+        valid = judge.valid_lengths(lengths, rows, width, live)
+        wrong += (~judge.exact_rows(scores, valid, K, target.out)).sum()
+    assert int(wrong) == 0 and target.intact()
