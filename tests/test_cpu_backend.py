@@ -269,7 +269,7 @@ def test_rows_of_nan_but_for_a_few_numbers(share, capacity):
     for policy in (
         SamplingPolicy("wide", 16, margin=3.0, boundary="exact"),
         SamplingPolicy("rescued", 16, margin=3.0, rescue_margin=4.0, boundary="exact"),
-        SamplingPolicy("once", 16, margin=1.0, boundary="exact", min_rank=width // 16),
+        SamplingPolicy("once", 16, margin=1.0, boundary="exact", min_rank=width // 16 * 2 // 3),
         dataclasses.replace(LINES_64, stride=16),
         dataclasses.replace(LINES_64, stride=16, jitter=False),
     ):

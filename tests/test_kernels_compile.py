@@ -47,12 +47,15 @@ OPTIONS = {
 EXACT_BOUNDARY = SamplingPolicy("exact-64x4", 64, group=4, boundary="exact")
 
 
-def specialisation(family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN, shape=None, part=None):
+def specialisation(
+    family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN, shape=None, part=None
+):
     rows, width = BANDED if family == "banded" else shape or SHAPES[family]
     device = build.device_of_arch(arch)
+    forced = None if family == "banded" else family
     made = build.needed(
-        device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[None if family == "banded" else family],
-        policy=chosen, stats=stats, options=asked,
+        device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[forced], policy=chosen,
+        stats=stats, options=asked,
     )  # fmt: skip
     if part is not None:
         return list(made.items())[part]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import ksieve
+from ksieve import bands as bands_of
 from ksieve import planner, planner_cuda, tuning
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
@@ -34,14 +35,14 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
     plan = ksieve.plan(rows=BANDED_ROWS, width=width, k=2048, device=H200)
     assert plan.family == family and [band.held for band in plan.bands] == [BAND * (i + 1) for i in range(bands)]
     assert not ksieve.plan(rows=BANDED_ROWS - 1, width=width, k=2048, device=H200).bands
-    parts = planner_cuda.launches(plan)
+    parts = bands_of.launches(plan)
     if not bands:
         assert parts == (plan,) and plan.band is None
         return
     assert [part.band for part in parts] == [bands, *range(bands), bands]
     assert (parts[0].family, parts[0].ctas, parts[-1]) == ("deal", bands + 1, plan)
     assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % planner_cuda.HEADER_BYTES == 0
-    room = max(planner_cuda.with_workspace(planner_cuda.alone(part)).workspace_bytes for part in parts[1:])
+    room = max(planner_cuda.with_workspace(bands_of.alone(part)).workspace_bytes for part in parts[1:])
     assert plan.lists_at >= max(room, plan.workspace_zeroed)
     assert plan.workspace_bytes == plan.lists_at + planner_cuda.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
     assert all(f"up to {band.held}" in str(plan) for band in plan.bands)

@@ -99,12 +99,6 @@ POSITIONS_BESIDE = 8
 DEALT_BYTES = 8
 """A row in the list of one launch: its number and its length (kernels/dealt.cuh)."""
 
-DEALER_THREADS = 1024
-"""Of each CTA that deals rows."""
-
-DEALER_CANDIDATES = 256
-"""It stores none; no kernel has room for fewer."""
-
 SAMPLED = ("persistent_sampled", "split_sampled")
 MAX_SPLITS = 256
 
@@ -400,24 +394,6 @@ def _banded(plan: Plan) -> Plan:
         return plan
     dealt = tuple(replace(band, band=i) for i, band in enumerate(bands))
     return with_workspace(replace(plan, bands=dealt, band=len(bands)))
-
-
-def alone(plan: Plan) -> Plan:
-    """The same plan with one launch for all rows."""
-    return replace(plan, bands=(), band=None)
-
-
-def launches(plan: Plan) -> tuple[Plan, ...]:
-    """Plans of all kernels that a plan launches, in their order: itself, behind those that take shorter rows and, in
-    front of all, what deals rows to them."""
-    if not plan.bands:
-        return (plan,)
-    count = len(plan.bands) + 1
-    dealer = replace(
-        plan, family="deal", policy=None, capacity=DEALER_CANDIDATES, shared_capacity=DEALER_CANDIDATES, columns=0,
-        stages=BATCH, held=plan.bands[0].held, threads=DEALER_THREADS, ctas=count, splits=count, ctas_per_sm=1, bands=(),
-    )  # fmt: skip
-    return (dealer, *plan.bands, plan)
 
 
 def with_workspace(plan: Plan) -> Plan:

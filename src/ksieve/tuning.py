@@ -112,13 +112,13 @@ SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/tuning.md#8."""
 
 MANY_SHORT = Threshold(512, "rows from which `GEOMETRY_SHORT` holds", "docs/tuning.md#14")
-BANDED_ROWS = Threshold(
-    16_384, "rows from which short ones are dealt to launches of their own", "docs/tuning.md#18"
-)
+BANDED_ROWS = Threshold(16_384, "rows from which short ones are dealt to launches of their own", "docs/tuning.md#18")
 WIDEST_BANDED = Threshold(
     65_536, "of matrices no wider than this, in scores: wider ones hardly have such rows", "docs/tuning.md#18"
 )
-BAND = Threshold(8192, "scores by which rows of one of these launches are longer than those before", "docs/tuning.md#18")
+BAND = Threshold(
+    8192, "scores by which rows of one of these launches are longer than those before", "docs/tuning.md#18"
+)
 MOST_BANDS = Threshold(4, "of which there are so many, and one more for all longer rows", "docs/tuning.md#18")
 CLUSTER = Threshold(
     8,

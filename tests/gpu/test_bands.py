@@ -9,7 +9,7 @@ import torch
 import ksieve
 from gpu import judge, material, runner, served
 from gpu.variants import banded
-from ksieve.options import Options
+from ksieve.options import PLAIN, Options
 from ksieve.tuning import BAND, MOST_BANDS
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +22,7 @@ VALUES = Options(order="value", values=True)
 WINDOWS = Options(windows="lengths", order="value", values=True)
 
 
-def plan_of(rows, width, ctas=None, options=Options()):
+def plan_of(rows, width, ctas=None, options=PLAIN):
     return banded(rows, width, K, ctas=ctas, device=runner.PLAN_DEVICE, options=options)
 
 
@@ -98,7 +98,9 @@ def test_options_of_dealt_rows(name, tally):
 def test_statistics_have_one_launch(tally):
     """They are of the plan's own kernel: its route for short rows, too, is the model's."""
     width, rows = 40_000, 24
-    scores = material.place(np.ascontiguousarray(material.stack(width, K)[:rows].view(np.int32)), "float32", runner.DEVICE)
+    scores = material.place(
+        np.ascontiguousarray(material.stack(width, K)[:rows].view(np.int32)), "float32", runner.DEVICE
+    )
     wrong, _ = runner.compare_stats(plan_of(rows, width), scores, lengths_of(width, rows))
     tally.add("banded", rows, wrong)
     assert not wrong, "\n".join(wrong)

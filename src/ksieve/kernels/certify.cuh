@@ -164,7 +164,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       scan_by_rule(scores_of(t), begin, end);
     }
     if (kDealt) arrived(); // what a scan has left behind, and what is known of the coming row
-    __syncthreads(); // everything admitted is stored or counted
+    __syncthreads();       // everything admitted is stored or counted
     Merged merged = first ? merge() : Merged::kWhole;
     if (merged == Merged::kOther) return false;
     begin = 0;

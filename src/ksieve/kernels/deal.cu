@@ -14,7 +14,8 @@ constexpr int kAtOnce = 8;
 
 __device__ __forceinline__ int band_of(int length) { return min(max(length - 1, 0) / kHeld, kBand); }
 
-extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM) ksieve_deal(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_deal(const __grid_constant__ Params p) {
   __shared__ int count;
   release_dependents();
   wait_for_inputs();

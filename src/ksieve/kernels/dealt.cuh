@@ -1,5 +1,5 @@
-// Which rows a launch works on: all of a matrix, or those that were dealt to it by their length (deal.cu). Kernels count
-// their rows from 0; only here does such a number become a row.
+// Which rows a launch works on: all of a matrix, or those that were dealt to it by their length (deal.cu). Kernels
+// count their rows from 0; only here does such a number become a row.
 #pragma once
 #include "row.cuh"
 #include "workspace.cuh"
@@ -11,8 +11,8 @@
 constexpr bool kDealt = KSIEVE_DEALT != 0;
 constexpr int kBand = KSIEVE_BAND;
 
-// In the workspace from Params::lists on: how many rows each launch has, and from kHeaderBytes behind that on, with room
-// for all rows each, the lists.
+// In the workspace from Params::lists on: how many rows each launch has, and from kHeaderBytes behind that on, with
+// room for all rows each, the lists.
 struct alignas(8) DealtRow {
   int id;
   int length;

@@ -174,7 +174,9 @@ def _propose(
     stats: Any,
     scratch: Any,
 ) -> Int:
-    """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are (0: no usable view, see `SamplingPolicy.usable`).
+    """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are.
+
+    None where the view is not usable (`SamplingPolicy.usable`).
 
     `apart` tells of each whether the model counts scores equal to it apart: an exact one seen more than once, or NaN.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from ksieve import planner, planner_cuda
+from ksieve import bands, planner
 from ksieve.backends.cuda.compile import Resources
 from ksieve.backends.cuda.spec import KernelSpec, architecture, kernel_spec
 from ksieve.devices import DEVICES
@@ -64,7 +64,7 @@ def needed(
     for m, width, k, dtype, family in itertools.product(rows, widths, ranks, dtypes, families):
         asked = Problem(m, width, width, k, dtype, Device(device.kind, device.index), options)
         plan = planner.choose(asked, device, family=family, policy=policy)
-        for part in (plan,) if stats else planner_cuda.launches(plan):
+        for part in (plan,) if stats else bands.launches(plan):
             found.setdefault(kernel_spec(part, stats=stats), part)
     return found
 

@@ -6,7 +6,7 @@ import ctypes
 import struct
 import threading
 
-from ksieve import planner_cuda
+from ksieve import bands, planner_cuda
 from ksieve.backends.cuda import cache
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.driver import Driver
@@ -76,7 +76,7 @@ class Launcher:
     """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
 
     def __init__(self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None) -> None:
-        self.plan = plan = planner_cuda.alone(plan) if stats else plan
+        self.plan = plan = bands.alone(plan) if stats else plan
         self.driver = driver = driver or cuda_driver.get()
         index = plan.problem.device.index
         _check_device(plan, driver.device_info(index))
@@ -92,7 +92,7 @@ class Launcher:
         self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact", "deal") else 1
         self._lock = threading.Lock()
         attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "cluster_exact" else []
-        self._before = tuple(Launcher(other, stats, stream, driver) for other in planner_cuda.launches(plan)[:-1])
+        self._before = tuple(Launcher(other, stats, stream, driver) for other in bands.launches(plan)[:-1])
         if overlaps(plan) and (plan.family != "deal" or plan.problem.options.overlap):
             attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
         self.extended = extended(plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksieve import planner, planner_cuda
+from ksieve import bands, planner, planner_cuda
 from ksieve.errors import ArgumentError
 from ksieve.planner import Plan
 
@@ -75,7 +75,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
     if plan.family not in STEMS:
         raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")
     if stats:
-        plan = planner_cuda.alone(plan)
+        plan = bands.alone(plan)
     policy = plan.policy
     defines = {
         "KSIEVE_THREADS": plan.threads,

@@ -1,0 +1,37 @@
+"""Plans of several launches on CUDA devices: which kernels a plan runs, and in which order.
+
+`planner_cuda` decides whether rows are dealt by their length, and `Plan.bands` holds what short ones are dealt to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ksieve.planner import Plan
+from ksieve.planner_cuda import BATCH
+
+DEALER_THREADS = 1024
+"""Of each CTA that deals rows."""
+
+DEALER_CANDIDATES = 256
+"""It stores none; no kernel has room for fewer."""
+
+
+def alone(plan: Plan) -> Plan:
+    """The same plan with one launch for all rows."""
+    return replace(plan, bands=(), band=None)
+
+
+def launches(plan: Plan) -> tuple[Plan, ...]:
+    """Plans of all kernels that a plan launches, in their order: itself, behind those that take shorter rows and, in
+    front of all, what deals rows to them.
+    """
+    if not plan.bands:
+        return (plan,)
+    count = len(plan.bands) + 1
+    dealer = replace(
+        plan, family="deal", policy=None, capacity=DEALER_CANDIDATES, shared_capacity=DEALER_CANDIDATES, columns=0,
+        stages=BATCH, held=plan.bands[0].held, threads=DEALER_THREADS, ctas_per_sm=1, ctas=count, splits=count,
+        bands=(),
+    )  # fmt: skip
+    return (dealer, *plan.bands, plan)
