@@ -46,7 +46,7 @@ suite() {
     2>&1 | tee "$log"
   return "${PIPESTATUS[0]}"
 }
-kernel_files=$(printf 'tests/gpu/test_%s.py ' exact graphs held layout paths stats volume)
+kernel_files=$(printf 'tests/gpu/test_%s.py ' bands exact graphs held layout paths stats volume)
 suite-kernels() { suite kernels $kernel_files; }
 suite-contract() { suite contract tests/gpu/test_host_cost.py tests/test_contract.py tests/test_options.py; }
 suite-options() { suite options tests/gpu/test_options.py; }
