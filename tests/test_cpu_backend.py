@@ -336,7 +336,7 @@ def test_group_wider_than_a_batch():
 def test_jittered_views_end_anywhere(policy):
     """The last period takes its group, a part of it or nothing: `sampled`, and what is ranked, follow."""
     period = policy.stride * policy.group
-    lengths = 20 * period + np.linspace(0, period, 80).astype(np.int32)
+    lengths = 30 * period + np.linspace(0, period, 80).astype(np.int32)
     x = scores_of("normal", lengths.size, int(lengths.max()), 100)
     stats = check(x, lengths.astype(np.int32), 100, policy)
     assert (stats.sampled == [policy.view(r, int(n)).size for r, n in enumerate(lengths)]).all()

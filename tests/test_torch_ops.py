@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
 from ksieve import torch_ops  # noqa: E402
+from ksieve.devices import DEVICES  # noqa: E402
 from ksieve.errors import ArgumentError  # noqa: E402
 
 K = 8
@@ -134,11 +135,13 @@ def test_an_exported_program_is_saved_and_loaded(rows, tmp_path):
         ksieve.plan(rows=4, width=3000, k=K, policy="direct", dtype="bfloat16"),
         ksieve.plan(rows=64, width=200_000, k=512, device=ksieve.DeviceInfo("cuda", capability=(9, 0), sm_count=132,
                     shared_per_sm=233_472, shared_per_block=232_448)),
+        ksieve.plan(rows=20_000, width=50_000, k=512, device=DEVICES["h200"]),
     ],
-    ids=lambda plan: plan.family,
+    ids=lambda plan: f"{plan.family} {len(plan.bands)}",
 )  # fmt: skip
 def test_plans_survive_their_text_form(plan):
     text = torch_ops.encode_plan(plan)
+    assert hash(torch_ops.decode_plan(text)) == hash(plan)
     assert torch_ops.decode_plan(text) == plan and torch_ops.decode_plan(text) is torch_ops.decode_plan(text)
 
 

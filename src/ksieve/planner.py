@@ -158,7 +158,8 @@ class Plan:
 
     def __str__(self) -> str:
         title, facts = self._facts()
-        return "\n".join([title, *(f"  {name:<10} {fact}" for name, fact in facts.items())])
+        room = max(10, *map(len, facts))
+        return "\n".join([title, *(f"  {name:<{room}} {fact}" for name, fact in facts.items())])
 
     def _repr_html_(self) -> str:
         title, facts = self._facts()

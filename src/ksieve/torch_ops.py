@@ -331,7 +331,10 @@ torch.compiler.assume_constant_result(encode_options)
 @lru_cache(maxsize=4096)
 def decode_plan(text: str) -> Plan:
     """Read a plan back; equal texts give the same object."""
-    fields: dict[str, Any] = json.loads(text)
+    return _plan_of(json.loads(text))
+
+
+def _plan_of(fields: dict[str, Any]) -> Plan:
     asked = fields.pop("problem")
     asked["device"], asked["options"] = Device(**asked["device"]), Options(**asked["options"])
     device = fields.pop("device")
@@ -341,5 +344,6 @@ def decode_plan(text: str) -> Plan:
         problem=Problem(**asked),
         device=DeviceInfo(**device),
         policy=SamplingPolicy(**policy) if policy else None,
+        bands=tuple(map(_plan_of, fields.pop("bands"))),
         **fields,
     )
