@@ -55,7 +55,7 @@ def host(monkeypatch):
         assert scores.shape == (plan.problem.rows, plan.problem.width) and workspace == "workspace"
         return ksieve.topk(scores, lengths, plan.problem.k, out=out)
 
-    def allocate(rows, width, dtype, most=None):
+    def allocate(rows, width, dtype, most=None, valid=None):
         element = getattr(torch, dtype)
         pitch = gpu.pitch_of(width, element.itemsize)
         return [gpu.aligned(rows, pitch, element, "cpu").fill_(7.0)[:, :width] for _ in range(2)]

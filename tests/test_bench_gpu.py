@@ -77,6 +77,8 @@ def test_input_sets_leave_the_l2_behind():
     assert timing.input_sets(4096, l2, 1 << 40) == timing.MOST_SETS
     assert timing.input_sets(20 << 20, l2, 50 << 20) == 2
     assert timing.input_sets(20 << 20, l2, 1) == 1
+    assert timing.input_sets(1 << 30, l2, 1 << 40, read=20 << 20) == math.ceil(timing.COLD_FACTOR * 50 / 20)
+    assert timing.input_sets(1 << 30, l2, 3 << 30, read=1) == 3
 
 
 def test_rounds_are_rotated_and_failures_stay_alone(monkeypatch):
@@ -162,6 +164,9 @@ def test_endpoint_scores_are_where_they_should_be():
         assert bool((again == matrix).all())
     with pytest.raises(ArgumentError, match="lengths"):
         scores.lengths_of("long", 1, 1, device="cpu")
+    assert scores.lengths_of("300", 2, 1000, device="cpu").tolist() == [300, 300]
+    assert scores.lengths_of("3000", 1, 1000, device="cpu").tolist() == [1000]
+    assert (scores.lengths_text("30000"), scores.lengths_text("causal")) == ("lengths of 30,000", "causal lengths")
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def run(
     shapes : sequence of (rows, width)
     k : int
     lengths : str
-        A name of `ksieve.workloads.lengths.LENGTHS`.
+        A name of `ksieve.workloads.lengths.LENGTHS`, or a number that all rows have.
     dtype : str
     source : str
         Of the scores: "endpoint", "normal" or "factors:PATH".
@@ -205,7 +205,7 @@ def pitch_of(width: int, itemsize: int) -> int:
     return -(-width * itemsize // PITCH_BYTES) * PITCH_BYTES // itemsize
 
 
-def allocate(rows: int, width: int, dtype: str, most: int | None = None) -> list[Any] | str:
+def allocate(rows: int, width: int, dtype: str, most: int | None = None, valid: int | None = None) -> list[Any] | str:
     """Make the input sets of a shape, unfilled; or say why there is no room.
 
     Parameters
@@ -214,6 +214,8 @@ def allocate(rows: int, width: int, dtype: str, most: int | None = None) -> list
     dtype : str
     most : int, optional
         Bound on the sets, for inputs that cost much to make.
+    valid : int, optional
+        Scores of a set that are read: short rows of a wide matrix take more sets to leave L2 behind.
     """
     import torch
 
@@ -224,7 +226,8 @@ def allocate(rows: int, width: int, dtype: str, most: int | None = None) -> list
     free = int(torch.cuda.mem_get_info()[0] * MEMORY)
     if set_bytes > free:
         return f"{set_bytes / 1e9:.1f} GB of scores, {free / 1e9:.1f} GB may be used"
-    sets = timing.input_sets(set_bytes, torch.cuda.get_device_properties().L2_cache_size, free)
+    read = None if valid is None else valid * element.itemsize
+    sets = timing.input_sets(set_bytes, torch.cuda.get_device_properties().L2_cache_size, free, read)
     sets = min(sets, most or sets)
     return [aligned(rows, pitch, element, "cuda")[:, :width] for _ in range(sets)]
 
@@ -244,10 +247,11 @@ def measure_shape(
     """Measure one shape on scores and lengths made here."""
     rows, width = shape
     facts: dict[str, Any] = {"rows": rows, "width": width}
-    matrices = allocate(rows, width, ask.dtype)
+    lengths = scores.lengths_of(lengths_kind, rows, width, seed, "cpu")
+    matrices = allocate(rows, width, ask.dtype, valid=int(lengths.long().clamp(0, width).sum()))
     if isinstance(matrices, str):
         return facts | {"skipped": matrices}
-    lengths = scores.lengths_of(lengths_kind, rows, width, seed, matrices[0].device)
+    lengths = lengths.to(matrices[0].device)
     for number, matrix in enumerate(matrices):
         fill(matrix, lengths, seed + number)
     return facts | measure(Task(matrices, lengths, ask.k), ask, device)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ksieve.bench import anchors, plots
+from ksieve.bench.scores import lengths_text
 
 TARGET_MEAN = 0.92
 TARGET_LEAST = 0.82
@@ -300,7 +301,7 @@ def other(link: str, payload: Payload) -> str:
 
 def _told(link: str, payload: Payload) -> list[str]:
     settings = payload["settings"]
-    lengths = f", {settings['lengths']} lengths" if "lengths" in settings else ""
+    lengths = f", {lengths_text(settings['lengths'])}" if "lengths" in settings else ""
     text = f"{settings.get('dtype', 'float32')}{lengths}, medians of {settings['rounds']} rounds, {machine(payload)}; "
     return [f"{text}{link}:", fenced("text", command(payload))]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ksieve import figures
+from ksieve.bench.scores import lengths_text
 from ksieve.bench.variants import PLANNED
 
 OWN = PLANNED.name
@@ -101,7 +102,9 @@ def _title(payload: Mapping[str, Any], columns: int = 110) -> str:
     k = f", k = {settings['k']:,}" if "k" in settings else ""
     kind = "adversarial" if payload["bench"] == "worst" else settings.get("scores", "endpoint")
     scores = {"endpoint": "endpoint-structured"}.get(kind, "real-factor" if kind.startswith("factors") else kind)
-    line = f"{devices[0].get('name', 'GPU')}{k}, {settings['dtype']}, {scores} scores, {settings['lengths']} lengths"
+    line = (
+        f"{devices[0].get('name', 'GPU')}{k}, {settings['dtype']}, {scores} scores, {lengths_text(settings['lengths'])}"
+    )
     return textwrap.fill(line, columns)
 
 

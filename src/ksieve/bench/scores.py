@@ -21,14 +21,21 @@ SHARES = (0.57, 0.69)
 
 
 def lengths_of(kind: str, rows: int, width: int, seed: int = 0, device: Any = "cuda") -> Any:
-    """Valid lengths of a kind of `ksieve.workloads.lengths`; int32."""
+    """Valid lengths of a kind of `ksieve.workloads.lengths`, or a number that all rows have; int32."""
     import torch
 
     from ksieve.workloads.lengths import LENGTHS
 
+    if kind.isdecimal():
+        return torch.full((rows,), min(int(kind), width), dtype=torch.int32, device=device)
     if kind not in LENGTHS:
-        raise ArgumentError("lengths", repr(kind), f"one of {', '.join(LENGTHS)}")
+        raise ArgumentError("lengths", repr(kind), f"one of {', '.join(LENGTHS)}, or a number")
     return torch.from_numpy(LENGTHS[kind](rows, width, seed=seed)).to(device)
+
+
+def lengths_text(kind: str) -> str:
+    """The same in words."""
+    return f"lengths of {int(kind):,}" if kind.isdecimal() else f"{kind} lengths"
 
 
 def source_of(text: str) -> Fill:

@@ -71,9 +71,12 @@ class Timing:
         }
 
 
-def input_sets(bytes_per_set: int, l2_bytes: int, budget: int) -> int:
-    """How many input sets a graph should rotate through: enough to leave L2 behind, within `budget` bytes."""
-    wanted = math.ceil(COLD_FACTOR * l2_bytes / max(bytes_per_set, 1))
+def input_sets(bytes_per_set: int, l2_bytes: int, budget: int, read: int | None = None) -> int:
+    """How many input sets a graph should rotate through: enough to leave L2 behind, within `budget` bytes.
+
+    Of each, `read` bytes are read; all of them when omitted.
+    """
+    wanted = math.ceil(COLD_FACTOR * l2_bytes / max(bytes_per_set if read is None else read, 1))
     return max(1, min(wanted, MOST_SETS, budget // max(bytes_per_set, 1)))
 
 

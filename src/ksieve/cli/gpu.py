@@ -28,7 +28,9 @@ K = Annotated[int, typer.Option("--k", metavar="K", help="Slots per row.")]
 Lengths = Annotated[
     str | None,
     typer.Option(
-        "--lengths", metavar="NAME", help="causal, ragged, full or uniform. What suits the shapes when omitted."
+        "--lengths",
+        metavar="NAME",
+        help="causal, ragged, full, uniform, or a number that all rows have. What suits the shapes when omitted.",
     ),
 ]
 Element = Annotated[Dtype, choice("--dtype", Dtype, "Score dtype.")]
@@ -343,12 +345,13 @@ def _short(path: Path) -> Path:
 
 def head(payload: dict[str, Any]) -> None:
     """Print what was measured where."""
+    from ksieve.bench.scores import lengths_text
+
     gpu = payload["environment"].get("gpu") or {}
     devices, settings = gpu.get("devices") or [{}], payload["settings"]
     k = f", top {settings['k']:,}" if "k" in settings else ""
-    terminal.say(
-        f"{devices[0].get('name', 'GPU')}, {settings['dtype']}{k}, {settings['lengths']} lengths", style="bold"
-    )
+    lengths = lengths_text(settings["lengths"])
+    terminal.say(f"{devices[0].get('name', 'GPU')}, {settings['dtype']}{k}, {lengths}", style="bold")
     terminal.say()
 
 
