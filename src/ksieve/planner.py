@@ -6,7 +6,7 @@ graph capture, compared, printed and tested on a machine without a GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ksieve import arguments
@@ -97,7 +97,7 @@ class Plan:
     workspace_bytes: int = 0
     workspace_zeroed: int = 0
     lists_at: int = 0
-    bands: tuple[Plan, ...] = ()
+    bands: tuple[Plan, ...] = field(default=(), hash=False)  # calls look plans up, and the rest tells them apart
     band: int | None = None
     reason: str = ""
 
