@@ -242,19 +242,8 @@ def test_rows_dealt_by_length_take_several_launches(driver, rows):
     entries = [driver.loads[made["function"] - 1][1] for made in driver.launches]
     assert entries == ["ksieve_deal", "ksieve_row", "ksieve_persistent"]
     assert [made["grid"] for made in driver.launches] == [2, 3, 5]
-    same = {
-        "scores",
-        "lengths",
-        "num_rows",
-        "indices",
-        "workspace",
-        "pitch",
-        "out_pitch",
-        "lists",
-        "rows",
-        "width",
-        "k",
-    }
+    same = ("scores", "lengths", "num_rows", "indices", "workspace", "pitch", "out_pitch", "lists", "rows", "width",
+            "k")  # fmt: skip
     assert all(made[name] == rest[name] for made in driver.launches for name in same) and rest["lists"] == 512
     assert [made["overlap"] for made in driver.launches] == [False, True, True]
     assert dict(spec.kernel_spec(plan).defines)["KSIEVE_BAND"] == 1

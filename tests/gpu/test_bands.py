@@ -41,6 +41,13 @@ def lengths_of(width, rows, seed=3):
     return torch.from_numpy(np.concatenate([known, drawn]).astype(np.int32)[:rows]).to(runner.DEVICE)
 
 
+def test_widths_reach_every_number_of_bands():
+    """Where registers hold rows at all. If the planner gave none, the tests below would judge one launch."""
+    plans = [plan_of(8, width) for width in WIDTHS]
+    if plans[0].device.capability == (9, 0):
+        assert [len(plan.bands) for plan in plans] == list(range(1, MOST_BANDS + 1))
+
+
 @pytest.mark.parametrize("ctas", [None, 2])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_of_every_length(width, ctas, tally):

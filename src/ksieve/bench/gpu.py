@@ -241,6 +241,11 @@ def aligned(rows: int, pitch: int, element: Any, device: str) -> Any:
     return flat[start : start + rows * pitch].view(rows, pitch)
 
 
+def valid_scores(lengths: Any, width: int) -> int:
+    """How many scores of a matrix are valid; negative lengths and those beyond the width as a selection takes them."""
+    return int(lengths.long().clamp(0, width).sum())
+
+
 def measure_shape(
     shape: tuple[int, int], lengths_kind: str, fill: scores.Fill, seed: int, ask: Ask, device: DeviceInfo
 ) -> dict[str, Any]:
@@ -248,7 +253,7 @@ def measure_shape(
     rows, width = shape
     facts: dict[str, Any] = {"rows": rows, "width": width}
     lengths = scores.lengths_of(lengths_kind, rows, width, seed, "cpu")
-    matrices = allocate(rows, width, ask.dtype, valid=int(lengths.long().clamp(0, width).sum()))
+    matrices = allocate(rows, width, ask.dtype, valid=valid_scores(lengths, width))
     if isinstance(matrices, str):
         return facts | {"skipped": matrices}
     lengths = lengths.to(matrices[0].device)
@@ -286,7 +291,7 @@ def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
         except peers.UnsupportedError as error:
             refused[peer.name] = str(error)
     matrix = task.matrices[0]
-    read_bytes = int(task.lengths.long().clamp(0, task.width).sum()) * matrix.element_size()
+    read_bytes = valid_scores(task.lengths, task.width) * matrix.element_size()
     set_bytes = task.rows * matrix.stride(0) * matrix.element_size()
     times = timing.measure(contenders, len(task.matrices), set_bytes, rounds=ask.rounds)
     facts: dict[str, Any] = {"input_sets": len(task.matrices), "read_bytes": read_bytes}

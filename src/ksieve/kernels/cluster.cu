@@ -32,8 +32,8 @@ constexpr int kCluster = kHeld ? kHeld / kTurn : 1;
 
 constexpr int kOwn = 1; // the slot of what is known of this CTA's samples; slot 0 is the row's
 
-// Binary logarithm of how many CTAs' samples end the range: of a row that is shorter than the cluster holds, the last
-// ones have few scores or none.
+// Binary logarithm of how many CTAs' samples end the range, which `pool` of kOwn keeps: of a row that is shorter than
+// the cluster holds, the last ones have few scores or none.
 __device__ __forceinline__ int samplers_of(int length) { return 31 - __clz(max(length / kTurn, 1)); }
 
 // Who holds a row (held.cuh): the CTAs of a cluster, a turn of the ring each.

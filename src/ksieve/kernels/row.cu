@@ -29,8 +29,8 @@ __device__ __forceinline__ void select_resident(const RowTask& t) {
   refine(frontier);
 }
 
-// Rows that registers do not hold. Where slots are sorted too, or rows dealt, registers do not suffice to have it in
-// one function with the rest.
+// Rows that registers do not hold. Where slots are sorted too, registers do not suffice to have it in one function with
+// the rest.
 #if KSIEVE_ORDER
 #define KSIEVE_OTHERS __noinline__
 #else

@@ -176,7 +176,7 @@ def _propose(
 ) -> Int:
     """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are.
 
-    None where the view is not usable (`SamplingPolicy.usable`).
+    There are 0 if the view is not usable (`SamplingPolicy.usable`).
 
     `apart` tells of each whether the model counts scores equal to it apart: an exact one seen more than once, or NaN.
     """
