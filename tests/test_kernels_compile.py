@@ -93,12 +93,17 @@ def cases():
         reached = next(shape for shape in shapes if SHAPES[family][1] <= shape.held)  # with all options: SHAPES
         for held in shapes:
             for asked in (PLAIN, *OPTIONS.values()) if held is not reached else ():
-                yield family, "sm_90a", {"shape": (held.most_rows or 8, held.held), "asked": asked}
+                yield family, "sm_90a", {"shape": (rows_for(held, shapes), held.held), "asked": asked}
     for part in range(tuning.MOST_BANDS + 2):
         for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
             yield "banded", "sm_90a", {"part": part, "asked": asked}
     yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}
     yield from option_cases()
+
+
+def rows_for(shape, shapes):
+    """Rows that a launch shape is taken for: the most, or more than those of a width for fewer rows."""
+    return shape.most_rows or 8 + max(other.most_rows for other in shapes if other.held == shape.held)
 
 
 def option_cases():

@@ -42,7 +42,7 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
     assert [part.band for part in parts] == [bands, *range(bands), bands]
     assert (parts[0].family, parts[0].ctas, parts[-1]) == ("deal", bands + 1, plan)
     assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % planner_cuda.HEADER_BYTES == 0
-    room = max(planner_cuda.with_workspace(bands_of.alone(part)).workspace_bytes for part in parts[1:])
+    room = max(planner_cuda.with_workspace(bands_of.studied(part)).workspace_bytes for part in parts[1:])
     assert plan.lists_at >= max(room, plan.workspace_zeroed)
     assert plan.workspace_bytes == plan.lists_at + planner_cuda.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
     assert all(f"up to {band.held}" in str(plan) for band in plan.bands)
@@ -133,8 +133,10 @@ def test_shared_memory_fits_every_device(name, family):
         ("row_exact", MANY_SHORT, 8192, "float32", (256, 4, 8192)),
         ("row_exact", 1, 8193, "float32", (512, 2, 12_288)),
         ("row_exact", 1, 12_289, "float32", (512, 2, 16_384)),
-        ("row_exact", 1, 16_385, "float32", (1024, 1, 24_576)),
-        ("row_exact", 1, 24_577, "float32", (1024, 1, 32_768)),
+        ("row_exact", 1057, 8193, "float32", (256, 3, 12_288)),
+        ("row_exact", 1057, 12_289, "float32", (256, 3, 16_384)),
+        ("row_exact", 1, 16_385, "float32", (512, 2, 24_576)),
+        ("row_exact", 1, 24_577, "float32", (512, 2, 32_768)),
         ("row_exact", 1, 32_769, "float32", (512, 1, 16_384)),
         ("row_exact", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
         ("cluster_exact", 1, 24_576, "float32", (256, 2, 32_768)),
@@ -162,8 +164,12 @@ def test_rings_hold_a_row(family, width, dtype):
     plan = ksieve.plan(rows=1, width=width, k=512, dtype=dtype, device=H200, family=family)
     holders = plan.splits if family == "cluster_exact" else 1
     if plan.held:
-        assert plan.stages * plan.threads * 16 * holders == plan.held * planner_cuda.ITEM_BYTES[dtype]
-        assert plan.held // (plan.threads * holders) <= 32, "scores of a thread are bits of a word"
+        vectors = plan.stages + plan.beside
+        assert vectors * plan.threads * 16 * holders == plan.held * planner_cuda.ITEM_BYTES[dtype]
+        assert plan.held // (plan.threads * holders) <= 64, "two steps share a register"
+        studied = bands_of.studied(plan)
+        assert (studied.stages, studied.beside, studied.bands) == (vectors, 0, ())
+        assert planner.shared_bytes(studied) <= H200.shared_per_block
     assert plan.stages % planner_cuda.BATCH == 0
 
 

@@ -17,9 +17,9 @@ DEALER_CANDIDATES = 256
 """It stores none; no kernel has room for fewer."""
 
 
-def alone(plan: Plan) -> Plan:
-    """The same plan with one launch for all rows."""
-    return replace(plan, bands=(), band=None)
+def studied(plan: Plan) -> Plan:
+    """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole."""
+    return replace(plan, bands=(), band=None, stages=plan.stages + plan.beside, beside=0)
 
 
 def launches(plan: Plan) -> tuple[Plan, ...]:

@@ -63,6 +63,8 @@ class Plan:
         Of `capacity`, the candidates held in shared memory (CUDA); the rest is bounded global spill.
     stages : int
         Loads of 16 bytes that each thread keeps in flight (CUDA).
+    beside : int
+        Further ones that a row which stays on chip needs (CUDA).
     columns : int
         Further candidates that each thread holds in shared memory for itself (CUDA).
     workspace_bytes : int
@@ -93,6 +95,7 @@ class Plan:
     ctas_per_sm: int = 0
     shared_capacity: int = 0
     stages: int = 0
+    beside: int = 0
     columns: int = 0
     workspace_bytes: int = 0
     workspace_zeroed: int = 0

@@ -50,8 +50,8 @@ from ksieve.tuning import (
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
 
-STORAGE_BYTES = 8192 + 1040
-"""Shared memory of a CTA besides its candidates and its threads' share: histogram and scalars (kernels/storage.cuh)."""
+HISTOGRAM_BYTES = 8192
+"""Shared memory of a CTA's histogram; where rows are held, their output positions come in its place."""
 
 BATCH = 2
 """Vectors of 16 bytes that a thread looks at together."""
@@ -69,7 +69,7 @@ NARROW_BYTES = 6
 """One in a column where a place among the scores that a thread reads, in 16 bits, tells the index."""
 
 HEIGHT_BYTES = 4
-"""Shared memory per thread besides its column and its places in the ring: the height of the column."""
+"""Shared memory per thread besides its column and its places in the ring: the height of the column, if it has one."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a score."""
@@ -88,13 +88,19 @@ MAX_WIDTH = (1 << 31) - (1 << 20)
 
 
 SCALAR_BYTES = 1040
-"""Of `STORAGE_BYTES`, those behind the candidates; slots are sorted in what lies before them (kernels/finish.cuh)."""
+"""Shared memory behind the candidates and heights; slots are sorted in what lies before them (kernels/finish.cuh)."""
+
+DESCRIBED_BYTES = 12 * 96
+"""And that of families that hold rows: they describe more of them ahead (kernels/storage.cuh, kHeldRows)."""
 
 SORT_CHUNK = 128
 """Fewest elements of a sort (kernels/finish.cuh)."""
 
 POSITIONS_BESIDE = 8
 """Output positions of a held row that have room of their own beside those of its slots (kernels/heldrow.cuh, holds)."""
+
+STORED_STEP = 256
+"""Bytes that room for candidates is a multiple of where rows are held."""
 
 DEALT_BYTES = 8
 """A row in the list of one launch: its number and its length (kernels/dealt.cuh)."""
@@ -155,18 +161,44 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     if geometry is GEOMETRY[family] and _many_short(problem, device, family):
         geometry = GEOMETRY_SHORT[family]
     elif family in GEOMETRY_HELD and device.capability == (9, 0) and not roomy:
-        geometry = _held_geometry(problem, family) or geometry
-    needed = SCALAR_BYTES + 4 * geometry.threads + sort_bytes(problem)
+        geometry = _held_geometry(problem, device, family) or geometry
+    needed = SCALAR_BYTES + DESCRIBED_BYTES + HEIGHT_BYTES * geometry.threads + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)
     return geometry
 
 
-def _held_geometry(problem: Problem, family: str) -> Geometry | None:
-    """Launch shape that keeps rows of a width on chip, if there is one: the last of the narrowest for any more rows."""
+def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometry | None:
+    """Launch shape that keeps rows of a width on chip, if there is one: the last of the narrowest for any more rows.
+
+    With fewer resident CTAs where only so the positions of a row's slots can be collected.
+    """
     fitting = [g for g in GEOMETRY_HELD[family] if problem.width <= g.held]
     same = [g for g in fitting if g.held == fitting[0].held]
-    return next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
+    found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
+    if found is None:
+        return None
+    whole = replace(found, ctas_per_sm=1, beside=0)
+    if found.beside and _tied(problem):
+        return whole  # tie-breaks need the whole row in the ring
+    resident = (replace(found, ctas_per_sm=ctas) for ctas in range(found.ctas_per_sm, 1, -1))
+    return next((g for g in resident if _positions(_room(g, device, problem.dtype)) >= problem.k), whole)
+
+
+def _tied(problem: Problem) -> bool:
+    return problem.options.tie_break != "any"
+
+
+def _room(geometry: Geometry, device: DeviceInfo, dtype: str) -> int:
+    """Bytes of shared memory for the candidates of a CTA that has no columns."""
+    room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
+    ring = 16 * ring_stages(geometry, dtype) * geometry.threads
+    return room - HISTOGRAM_BYTES - ring - _behind(geometry.held, geometry.threads, 0)
+
+
+def _positions(room: int) -> int:
+    """Slots of a row that is held, of which room for candidates leaves room for the positions."""
+    return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - POSITIONS_BESIDE
 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
@@ -187,7 +219,12 @@ def sort_bytes(problem: Problem) -> int:
 def sort_slots(plan: Plan) -> int:
     """8-byte places of the workspace that each worker sorts in; 0 where its shared memory is large enough."""
     needed = sort_bytes(plan.problem)
-    return 0 if needed <= shared_bytes(plan) - SCALAR_BYTES - 4 * plan.threads else needed // 8
+    return 0 if needed <= shared_bytes(plan) - _behind(plan.held, plan.threads, plan.columns) else needed // 8
+
+
+def _behind(held: int, threads: int, columns: int) -> int:
+    """Shared memory behind the candidates: heights of columns and scalars."""
+    return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + (DESCRIBED_BYTES if held else 0)
 
 
 def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) -> SamplingPolicy | None:
@@ -284,22 +321,23 @@ def _storage(problem: Problem, device: DeviceInfo, family: str, policy: Sampling
         wanted = max(wanted, EXACT_CAPACITY)
     wanted = _round_up(wanted, 256)
     geometry = _geometry(problem, device, family, policy)
-    room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
+    room = _room(geometry, device, problem.dtype)
     ring = 16 * ring_stages(geometry, problem.dtype)
-    room -= STORAGE_BYTES + (ring + HEIGHT_BYTES) * geometry.threads
     columns = 0
     if policy is not None:
         share = mean / geometry.threads
         columns = math.ceil(share + COLUMN_SIGMAS * math.sqrt(share))
         entry = entry_bytes(family, problem.width, geometry.threads)
+        room -= _behind(0, geometry.threads, 1) - _behind(0, geometry.threads, 0)  # heights of columns
         columns = min(columns, MAX_COLUMNS, (room - SHARED_LIST * CANDIDATE_BYTES) // (entry * geometry.threads))
         room -= columns * entry * geometry.threads
         ring += columns * entry
-    sortable = STORAGE_BYTES - SCALAR_BYTES + ring * geometry.threads
+    sortable = HISTOGRAM_BYTES + ring * geometry.threads
     if 0 < sort_bytes(problem) - sortable <= room:
         # Candidates make room to sort in.
         wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
-    shared = min(wanted, room // CANDIDATE_BYTES // 256 * 256)
+    step = STORED_STEP if geometry.held else 256 * CANDIDATE_BYTES  # rows that are held leave no more room
+    shared = min(wanted, room // step * step // CANDIDATE_BYTES)
     return Storage(columns, shared, wanted - shared)
 
 
@@ -313,7 +351,7 @@ def ring_stages(geometry: Geometry, dtype: str) -> int:
     """Stages of a CTA's ring of loads (kernels/row.cuh): what a row that is held fills, or those of the geometry."""
     if not geometry.held:
         return geometry.stages
-    return geometry.held // geometry.holders * ITEM_BYTES[dtype] // (16 * geometry.threads)
+    return geometry.held // geometry.holders * ITEM_BYTES[dtype] // (16 * geometry.threads) - geometry.beside
 
 
 def sample_ranks(plan: Plan) -> tuple[int, int]:
@@ -370,6 +408,7 @@ def _plan(
         ctas_per_sm=geometry.ctas_per_sm,
         shared_capacity=storage.shared,
         stages=ring_stages(geometry, problem.dtype),
+        beside=geometry.beside,
         columns=storage.columns,
         reason=reason,
     )
@@ -379,7 +418,7 @@ def _plan(
 def _banded(plan: Plan) -> Plan:
     """Add launches of their own for rows that may be much shorter than the others, where there are enough rows."""
     problem, device = plan.problem, plan.device
-    if problem.rows < BANDED_ROWS or problem.width > WIDEST_BANDED or problem.options.tie_break != "any":
+    if problem.rows < BANDED_ROWS or problem.width > WIDEST_BANDED or _tied(problem):
         return plan
     bands = []
     for limit in (BAND * (i + 1) for i in range(MOST_BANDS)):
@@ -387,8 +426,8 @@ def _banded(plan: Plan) -> Plan:
         if limit >= problem.width or _geometry(asked, device, "row_exact", None).held != limit:
             break
         band = _plan(asked, device, "row_exact", None, None, f"rows of up to {limit} scores stay on chip")
-        if 2 * band.shared_capacity < problem.k + POSITIONS_BESIDE:
-            break
+        if band.ctas_per_sm == 1:
+            break  # what k needs leaves room for one row at a time: nothing would be won
         bands.append(band)
     if not bands:
         return plan
@@ -418,8 +457,9 @@ def with_workspace(plan: Plan) -> Plan:
 def shared_bytes(plan: Plan) -> int:
     """Dynamic shared memory of a plan's kernel."""
     column = plan.columns * entry_bytes(plan.family, plan.problem.width, plan.threads)
-    per_thread = 16 * plan.stages + HEIGHT_BYTES + column
-    return STORAGE_BYTES + per_thread * plan.threads + plan.shared_capacity * CANDIDATE_BYTES
+    threads = (16 * plan.stages + column) * plan.threads
+    behind = _behind(plan.held, plan.threads, plan.columns)
+    return HISTOGRAM_BYTES + threads + plan.shared_capacity * CANDIDATE_BYTES + behind
 
 
 def _round_up(value: int, step: int) -> int:

@@ -47,6 +47,8 @@ class Geometry:
         Longest row, in scores, that the family keeps on chip and reads once; 0 for families that do not.
     holders : int
         CTAs that keep such a row together.
+    beside : int
+        Loads of a thread, of such a row, that its stages have no room for.
     widest : int
         Widest rows, in scores, that the shape is for; 0 for any.
     most_rows : int
@@ -60,6 +62,7 @@ class Geometry:
     stages: int = 6
     held: int = 0
     holders: int = 1
+    beside: int = 0
     widest: int = 0
     most_rows: int = 0
     source: str = NOT_MEASURED + "given by a caller"
@@ -186,10 +189,12 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
     "row_exact": (
         Geometry(256, 4, held=4096, source="docs/tuning.md#15"),
         Geometry(256, 4, held=8192, source="docs/tuning.md#15"),
-        Geometry(512, 2, held=12_288, source="docs/tuning.md#16"),
-        Geometry(512, 2, held=16_384, source="docs/tuning.md#15"),
-        Geometry(1024, 1, held=24_576, source="docs/tuning.md#16"),
-        Geometry(1024, 1, held=32_768, source="docs/tuning.md#15"),
+        Geometry(512, 2, held=12_288, most_rows=1056, source="docs/tuning.md#16"),
+        Geometry(256, 3, held=12_288, source="docs/tuning.md#19"),
+        Geometry(512, 2, held=16_384, most_rows=1056, source="docs/tuning.md#15"),
+        Geometry(256, 3, held=16_384, source="docs/tuning.md#19"),
+        Geometry(512, 2, held=24_576, source="docs/tuning.md#19"),
+        Geometry(512, 2, held=32_768, beside=4, source="docs/tuning.md#19"),
     ),
     "cluster_exact": (
         Geometry(256, 2, held=32_768, holders=8, most_rows=8, source="docs/tuning.md#17"),
@@ -199,8 +204,8 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 2, held=131_072, holders=8, most_rows=24, source="docs/tuning.md#15"),
     ),
 }
-"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 8 to 32
-scores in the registers of a thread. More rows than the last of a width is for would not run at once."""
+"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 16 to 64
+scores a thread. More clusters than the last of a width is for would not run at once."""
 
 GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT)
 

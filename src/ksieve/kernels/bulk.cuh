@@ -14,15 +14,24 @@ __device__ __forceinline__ void init_arrival(unsigned long long* arrival) {
 // Called before a copy, behind a barrier that follows other threads' ordinary accesses to the same memory.
 __device__ __forceinline__ void order_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Called by one thread, alternating with a wait of all. Addresses and size are multiples of 16 bytes.
-__device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
+// Called by one thread, alternating with a wait of all: so many bytes will come.
+__device__ __forceinline__ void expect_bytes(unsigned bytes, unsigned long long* arrival) {
   unsigned barrier = shared_address(arrival);
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// And by one thread, a part of them. Addresses and size are multiples of 16 bytes.
+__device__ __forceinline__ void copy_part(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
   if (bytes == 0) return;
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
-               "l"(from), "r"(bytes), "r"(barrier)
+               "l"(from), "r"(bytes), "r"(shared_address(arrival))
                : "memory");
+}
+
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
+  expect_bytes(bytes, arrival);
+  copy_part(to, from, bytes, arrival);
 }
 
 // Waits for a copy; `parity` is that of the copies before it.

@@ -1,6 +1,6 @@
 // Family cluster_exact: one thread block cluster per row, for few rows (sm_90 and later).
 //
-//   1. a row that the cluster holds in its registers is selected there (held.cuh), on distributed shared memory
+//   1. a row that the cluster holds is selected there (held.cuh), on distributed shared memory
 // Otherwise, or where that cannot decide:
 //   1. each CTA counts its segment into its own coarse histogram
 //   2. rank 0 sums the histograms over distributed shared memory and publishes the exact boundary bin
@@ -28,13 +28,13 @@ template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
   return reinterpret_cast<T*>(remote);
 }
 
-constexpr int kCluster = kHeld ? kHeld / kTurn : 1;
+constexpr int kCluster = kHeld ? kHeld / kPart : 1;
 
 constexpr int kOwn = 1; // the slot of what is known of this CTA's samples; slot 0 is the row's
 
 // Binary logarithm of how many CTAs' samples end the range, which `pool` of kOwn keeps: of a row that is shorter than
 // the cluster holds, the last ones have few scores or none.
-__device__ __forceinline__ int samplers_of(int length) { return 31 - __clz(max(length / kTurn, 1)); }
+__device__ __forceinline__ int samplers_of(int length) { return 31 - __clz(max(length / kPart, 1)); }
 
 // Who holds a row (held.cuh): the CTAs of a cluster, a turn of the ring each.
 struct Clustered {
@@ -55,8 +55,8 @@ struct Clustered {
     if (rank < kCluster) fold_sampled(all, in_rank(&s, rank)->held[slot], 1);
   }
 
-  // Every CTA adds up a slice of the bins, for all.
-  __device__ __forceinline__ static Boundary find(int rank) {
+  // Every CTA adds up a slice of the bins, for all. No row comes after this one.
+  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
     constexpr int kSlice = kBins / kCluster;
     u32* mine = shared_storage().histogram + cluster_rank() * kSlice + threadIdx.x;
     u32 sum = 0;
@@ -118,7 +118,7 @@ constexpr bool kResident = kHeld > 0; // the planner sees to it that rows then f
 // This CTA's segment: a turn of the ring if the cluster holds rows.
 __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u32 rank) {
   RowTask task = whole_row(p, row, nullptr);
-  const int size = kResident ? kTurn : segment_size(row.length, p.splits);
+  const int size = kResident ? kPart : segment_size(row.length, p.splits);
   task.begin = static_cast<int>(rank) * size;
   task.end = max(min(task.begin + size, row.length), task.begin);
   return task;
@@ -171,12 +171,13 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
 __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 rank) {
   SharedStorage& s = shared_storage();
   // Where rows are held, segments do not depend on a row's length: copies start while that is fetched.
-  const int from = static_cast<int>(rank) * kTurn;
-  auto end_of = [&](int length) { return max(min(from + kTurn, length), from); };
+  const int from = static_cast<int>(rank) * kPart;
+  auto end_of = [&](int length) { return max(min(from + kPart, length), from); };
   const bool early = kHolds && !KSIEVE_WINDOWS;
   if (early) {
     Row row = row_of_length(p, id, p.width);
-    copy_body(row.scores, body_of(row.scores, from, end_of(p.width)));
+    const Body body = body_of(row.scores, from, end_of(p.width));
+    copy_body(row.scores + body.begin, body.end - body.begin);
   }
   clear_counts();
   const Row row = load_row(p, id);
@@ -200,8 +201,8 @@ __device__ __forceinline__ void select_clustered(const Params& p, int id, u32 ra
   }
   if constexpr (kHolds) {
     if (part.way == Way::kHeld) {
-      if (!early) copy_body(row.scores, {part.body_begin, part.body_end});
-      wait_copy(0);
+      if (!early) copy_body(part);
+      sample_held<Clustered>(0);
       select_held<Clustered>(0, [] {}, [] {});
       return;
     }

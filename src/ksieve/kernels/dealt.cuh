@@ -49,8 +49,8 @@ __device__ __forceinline__ Row nth_row(const Params& p, int number) {
 }
 
 // One thread fetches what must be known of a coming row, which nobody waits for before `arrived`.
-__device__ __forceinline__ void fetch_row(const Params& p, int number, int thread = 0) {
-  if (threadIdx.x != thread) return;
+__device__ __forceinline__ void fetch_row(const Params& p, int number) {
+  if (threadIdx.x != 0) return;
   SharedStorage& s = shared_storage();
   auto fetch = [](int& to, const int* from) {
     u32 at = static_cast<u32>(__cvta_generic_to_shared(&to));

@@ -1,6 +1,7 @@
-// Selection of a row that the registers of one CTA or of a cluster hold: the boundary costs no second read.
+// Selection of a row that one CTA or a cluster holds: the boundary costs no second read.
 //   1. one score of each thread is sampled: that gives a range where the k-th score is looked for
-//   2. what is better than its end is counted in equal steps of the score (steps.cuh); the step of the k-th is found
+//   2. what is better than its end is counted in equal steps of the score (steps.cuh); the step of the k-th is found.
+//      Two steps share a register, and the scores themselves are needed no more: the ring takes the next row
 //   3. better steps are written to the output; of that step, few scores are left, which one warp ranks
 // Steps are monotone in the score, so the answer is exact whatever the sample. crowded.cuh has what they do not decide.
 #pragma once
@@ -14,8 +15,7 @@ __device__ __forceinline__ Sampled look_at_samples(float sample, int slot) {
   const int pool = held_row(slot).pool;
   float best = fabsf(sample) <= Steps::kGreatest ? sample : kNone;
   float pooled = best;
-  // Half a warp apart first, then neighbours: a pool sees half of a thread's stages, and neither a row that ascends nor
-  // a few odd neighbours mislead all pools.
+  // Half a warp apart first, then neighbours: neither a row that ascends nor a few odd neighbours mislead all pools.
 #pragma unroll
   for (int size = 2; size <= 16; size *= 2) {
     best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, size == 2 ? 16 : size / 4));
@@ -28,80 +28,112 @@ __device__ __forceinline__ Sampled look_at_samples(float sample, int slot) {
   const bool found = pooled > kNone;
   const float first = __shfl_sync(kFullWarp, pooled, 0);
   const u32 alike = __ballot_sync(kFullWarp, found && pooled == first);
+  const u32 from = best > kNone ? number_key(best) : kNanKey;
   const u32 worst = __reduce_max_sync(kFullWarp, found ? key : 0);
-  return {{best > kNone ? number_key(best) : kNanKey, worst ? worst : kMinusInfinityKey},
-          worst - 1 >= kZeroKey - 1,                   // or there is none
-          __popc(alike) >= 24 && pool < 32 ? key : 0}; // lane 0's
+  const bool signs = worst - 1 >= kZeroKey - 1; // or there is none
+  return {{from, worst ? worst : kMinusInfinityKey}, signs, __popc(alike) >= 24 && pool < 32 ? key : 0}; // lane 0's
 }
 
-// Selects a described row: its part is in the ring, as far as this thread reads it, and the histogram is empty.
-// `ahead()` runs when all of the ring has gone on to registers, `meanwhile()` where most warps wait for others, but for
-// rare rows: whether it has.
+// One score of each thread, the `offset`-th of what a warp's lanes would take. A warp samples all over what its threads
+// hold, and other warps other scores: no period of the row is met by one alone.
+__device__ __forceinline__ Sampled sample_at(int slot, u32 offset) {
+  constexpr int kCandidates = kStages * kVector;
+  const u32 turn = (threadIdx.x >> 5) + held_row(slot).id + offset;
+  const u32 at = ((threadIdx.x & 31) * kCandidates / 32 + turn) % kCandidates;
+  const int vector = vector_of_stage(static_cast<int>(at / kVector));
+  const bool valid = own_place() + vector * kStep + static_cast<int>(at % kVector) < held_row(slot).valid;
+  const float sample = read_back(own_ring(), at);
+  return look_at_samples(valid ? sample : __uint_as_float(kMinusInfinityKey), slot);
+}
+
+// Finds out where a described row's boundary is looked for, as soon as its part is in the ring. A barrier of all must
+// follow. Few warps sample twice: a mean of eight warps' ends alone leaves out the k-th score of one row in 400.
+template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
+  constexpr bool kTwice = kEach >= 64 && kWarps <= 8;
+  wait_copy(slot);
+  Sampled seen = sample_at(slot, 0);
+  if (kTwice) {
+    const Sampled more = sample_at(slot, kVector + 1);
+    seen.range.worst = seen.range.worst / 2 + more.range.worst / 2;
+    seen.signs |= more.signs;
+  }
+  Holders::fold(seen, slot);
+}
+
+// Counts the scores that this thread holds, and keeps which steps they are in.
+template <bool kEarly, class Spread>
+__device__ __forceinline__ void count_steps(int slot, Steps linear, HeldSteps& steps, Spread spread) {
+  each_held<kEarly>(slot, [&](int vector, const float (&score)[kVector]) {
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2) {
+      const float step = linear.of(spread(score[i]));
+      const float next = linear.of(spread(score[i + 1]));
+      Steps::count(step);
+      Steps::count(next);
+      steps.put(vector * kVector + i, step, next);
+    }
+  });
+}
+
+// The same for scores that are spread first (FoundSteps): called, since inlined it would be spilled.
+__device__ __noinline__ HeldSteps count_spread(int slot) {
+  const FoundSteps range(slot);
+  HeldSteps steps;
+  count_steps<false>(slot, range.steps(), steps, [&](float score) { return range.spread(score); });
+  return steps;
+}
+
+// Selects a sampled row; what counts it is zero, or becomes so in front of a barrier. `ahead()` runs when all of the
+// ring has been read, `meanwhile()` where most warps wait for others, but for rare rows: whether it has.
 template <class Holders, class Ahead, class Meanwhile>
 __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile meanwhile) {
-  // Neighbouring threads sample different scores of theirs, and warps too: no period of the row is met by one alone.
-  float sample = read_back(own_ring(), (threadIdx.x + (threadIdx.x >> 5) + held_row(slot).id) % kEach);
-  Holders::fold(look_at_samples(sample, slot), slot);
-  float score[kEach];
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    Raw raw = read_ring(own_ring() + stage * kStageBytes);
-#pragma unroll
-    for (int i = 0; i < kVector; ++i)
-      score[stage * kVector + i] = unpack(raw, i);
-  }
-  Holders::sync(); // the row is in registers, and the range is known
-  ahead();
-  if (rarely(held_row(slot).plateau != 0) && select_plateau<Holders>(score, slot)) return false;
+  Holders::sync(); // the range is known
+  if (rarely(held_row(slot).plateau != 0) && select_plateau<Holders>(slot, ahead)) return false;
+  HeldSteps steps;
   const FoundSteps range(slot);
-  Steps steps = Steps(score_of_key(range.least), score_of_key(range.most));
   if (rarely(range.spreads)) {
-    steps = range.steps();
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      score[i] = range.spread(score[i]);
+    steps = count_spread(slot);
+  } else {
+    count_steps<!kFinish>(slot, range.steps(), steps, [&](float score) { return score; });
   }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i)
-    Steps::count(score[i] = steps.of(score[i])); // registers do not suffice for both
   each_edge(slot, [&](const Edge& edge) { Steps::count(FoundSteps(slot).of(edge.score)); });
-  const Boundary found = Holders::find(held_row(slot).slots);
+  const Boundary found = Holders::find(held_row(slot).slots, ahead);
   const int quota = held_row(slot).slots - found.before;
   const bool beyond = found.bin == kBins - 1; // nothing is known of the last step
   const bool whole = found.count == quota && !beyond;
-  const float bound = Steps::numbered(found.bin + whole);
-  u32 chosen = gather_tests<kEach>([&](int i) { return Steps::before(score[i], bound); });
-  u32 last = 0;
-  if (!whole) {
-    bool any[4] = {}; // apart: each waits for the one before it
+  Divided divided = divide(steps, found.bin);
+  if (rarely(beyond || !whole && found.count > kFewest)) {
+    select_crowded<Holders>(slot, divided.before, in_row(divided.within, slot), found.bin, quota);
+    return false;
+  }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      any[i % 4] |= score[i] == bound;
-    if (any[0] || any[1] || any[2] || any[3])
-      last = gather_tests<kEach>([&](int i) { return Steps::before(score[i], bound + 1); }) & ~chosen;
-    if (rarely(beyond || found.count > kFewest)) {
-      select_crowded<Holders>(slot, chosen, last & row_bits(slot), found.bin, quota);
-      return false;
-    }
+  for (int w = 0; w < kWords; ++w) {
+    const u32 last = divided.within.word[w];
+    divided.before.word[w] |= whole ? last : 0;
+    divided.within.word[w] = whole ? 0 : last;
   }
   // One of the last is fetched while the others are collected.
-  int early = -1;
+  const bool listing = divided.within.any();
+  int early = 0;
   float early_score = 0;
-  if (last) {
-    early = index_of_bit(take_bit(last), held_first(slot));
+  if (listing) {
+    early = take_mark(divided.within, held_first(slot));
     early_score = widen(static_cast<const Score*>(held_row(slot).scores)[early]);
   }
   each_edge(slot, [&](const Edge& edge) {
-    float step = FoundSteps(slot).of(edge.score);
-    if (step < bound) {
+    const float step = FoundSteps(slot).of(edge.score);
+    const float bound = Steps::numbered(found.bin);
+    if (step < bound || whole && step == bound) {
       collect(edge.at, slot);
-    } else if (!whole && step == bound) {
+    } else if (step == bound) {
       list_last<Holders>(edge.at, edge.score, slot);
     }
   });
-  collect_bits(chosen, slot);
-  if (early >= 0) list_last<Holders>(early, early_score, slot);
-  list_bits_left<Holders>(last, slot);
+  collect_marks(divided.before, slot);
+  if (listing) {
+    list_last<Holders>(early, early_score, slot);
+    list_marked<Holders>(divided.within, slot);
+  }
   meanwhile();
   write_answer<Holders>(slot, whole ? 0 : found.count, quota);
   return true;

@@ -1,14 +1,34 @@
-// Rows that are copied whole, to be held in registers by one CTA or a cluster, kEach scores a thread: what everybody
-// must know of one, how it comes to the ring, and what lies beside its body.
+// Rows that one CTA or a cluster holds on chip, kEach scores a thread: what everybody must know of one, how it comes to
+// the ring, and what lies beside its body.
 #pragma once
 #include "bulk.cuh"
 #include "select.cuh"
 
-constexpr int kEach = kStages * kVector;
-// Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
-constexpr bool kHolds = kHeld > 0 && kEach <= 32 && !kStats && !kTies;
+constexpr int kVectors = kStages + kBeside; // of each thread
+constexpr int kEach = kVectors * kVector;
+constexpr int kPart = kVectors * kStep; // what a CTA holds at most
 
-constexpr int kCollected = kSharedCapacity * sizeof(u64) / sizeof(int); // output positions, in the list's place
+// Where the ring has no room for all, one vector of each block is not copied there, but loaded where it is counted: the
+// second, so that both ends of a row are in the ring, which is where it is sampled.
+constexpr int kBlock = kBeside ? kVectors / (kBeside ? kBeside : 1) : kVectors;
+constexpr int kCopied = kBeside ? kBlock - 1 : kBlock; // vectors of a block that are
+static_assert(kVectors % kBlock == 0 && (kBeside == 0 || kBlock > 2), "blocks are whole, and mostly copied");
+__device__ __forceinline__ constexpr bool is_beside(int vector) { return kBeside && vector % kBlock == 1; }
+__device__ __forceinline__ constexpr int vector_of_stage(int stage) {
+  return kBeside ? stage + (stage + kCopied - 1) / kCopied : stage;
+}
+__device__ __forceinline__ constexpr int stage_of_vector(int vector) {
+  return kBeside ? vector - (vector + kBlock - 2) / kBlock : vector;
+}
+// Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
+constexpr bool kHolds = kHeld > 0 && kEach <= 64 && !kStats && !kTies;
+static_assert(kHolds || kBeside == 0, "otherwise rows are read in the ring alone");
+
+// Output positions of this CTA before they are written in order, where what is counted while a row's boundary is looked
+// for is zero before and after, and in the list's place.
+constexpr int kCollected = kBins + kSharedCapacity * static_cast<int>(sizeof(u64) / sizeof(int));
+__device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_storage().histogram); }
+static_assert(!kHolds || kColumnBytes == 0, "the list follows the histogram");
 
 // Whether a row is selected here: positions are collected on chip, where those beside a row's body have room of their
 // own even if they change under a running kernel.
@@ -34,8 +54,11 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   const int k = slots_of(p, row);
   const bool held = holds(row, k);
   Body body = body_of(row.scores, begin, end);
-  // Scores behind the row are copied with its last ones, and then overwritten, if that leaves none beside the body.
+  // Scores behind the row are copied with its last ones, and taken for none, if that leaves none beside the body.
   if (held && body.end < end && body.end + kVector <= limit) body.end += kVector;
+  to.body = row.scores + body.begin;
+  to.bytes = static_cast<u32>(body.end - body.begin) * sizeof(Score);
+  to.copy = -1;
   to.scores = row.scores;
   to.out = row_output(p, row.id);
   to.id = row.id;
@@ -43,11 +66,9 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.begin = begin;
   to.end = end;
   to.body_begin = body.begin;
-  to.body_end = body.end;
   to.valid = min(body.end, end) - body.begin;
+  to.pool = static_cast<unsigned char>(pool_of(row.length, k));
   to.edges = body.begin != begin || body.end < end;
-  to.pool = pool_of(row.length, k);
-  to.copy = -1;
   to.way = held ? Way::kHeld : Way::kOther;
 #if KSIEVE_WINDOWS
   to.base = row.base;
@@ -59,29 +80,55 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.plateau = to.signs = to.better = to.equal = to.emitted = to.few_count = 0;
 }
 
-// A row's facts, read again wherever they are needed: kept in registers, they would not leave enough of them for its
-// scores.
+// A row's facts, read again wherever they are needed: kept in registers, they would not leave enough of them for the
+// steps of its scores.
 __device__ __forceinline__ const volatile HeldRow& held_row(int slot) { return shared_storage().held[slot]; }
 
 // Position of the first score that this thread holds.
 __device__ __forceinline__ int held_first(int slot) { return held_row(slot).body_begin + own_place(); }
 
 // Starts copying a body to the ring, behind a barrier after its last use. By all threads.
-__device__ __forceinline__ void copy_body(const Score* scores, Body body) {
-  const int first = body.begin + own_place();
+__device__ __forceinline__ void copy_body(const void* body, int scores) {
+  const Score* first = static_cast<const Score*>(body) + own_place();
 #pragma unroll 1
-  for (int stage = 0; stage < kStages && first + stage * kStep < body.end; ++stage)
-    copy_ahead(own_ring() + stage * kStageBytes, scores + first + stage * kStep);
+  for (int stage = 0; stage < kStages && own_place() + vector_of_stage(stage) * kStep < scores; ++stage)
+    copy_ahead(own_ring() + stage * kStageBytes, first + vector_of_stage(stage) * kStep);
   commit_copies();
 }
+__device__ __forceinline__ void copy_body(const HeldRow& row) {
+  copy_body(row.body, static_cast<int>(row.bytes / sizeof(Score)));
+}
 
-// The same in bulk. By one thread.
-__device__ __forceinline__ void copy_in_bulk(HeldRow& row) {
+// The same in bulk, if it is wanted. By one thread. Others have read the ring since the last copy, which a barrier
+// orders; only where they wrote to it, by the first row's copies or to sort slots, does it take a fence.
+__device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
+  struct alignas(16) Copy {
+    const void* from;
+    u32 bytes;
+    int number;
+  };
+  const Copy copy = reinterpret_cast<const Copy&>(row);
+  if (copy.number < 0) return;
+  if (kFinish || rarely(copy.number > 1)) order_copies();
   SharedStorage& s = shared_storage();
-  order_copies();
-  u32 bytes = static_cast<u32>(row.body_end - row.body_begin) * sizeof(Score);
-  copy_bulk(s.ring, static_cast<const Score*>(row.scores) + row.body_begin, bytes, &s.arrival);
-  row.copy = s.copies++ & 1;
+  // Stretches lie between vectors that are not copied; the first is one vector.
+  auto stretch = [&](int block) {
+    const u32 from = block ? (kBlock * block - kBlock + 2) * kStageBytes : 0;
+    const u32 size = kBeside == 0 ? kStages * kStageBytes : block ? kCopied * kStageBytes : kStageBytes;
+    const u32 left = max(copy.bytes, from) - from;
+    return min(left, size);
+  };
+  u32 bytes = 0;
+#pragma unroll
+  for (int block = 0; block <= kBeside; ++block)
+    bytes += stretch(block);
+  expect_bytes(bytes, &s.arrival);
+#pragma unroll 1
+  for (int block = 0; block <= kBeside; ++block) {
+    const int first = block ? kBlock * block - kBlock + 2 : 0;
+    copy_part(&s.ring[stage_of_vector(first)], static_cast<const unsigned char*>(copy.from) + first * kStageBytes,
+              stretch(block), &s.arrival);
+  }
 }
 
 // This thread's number, read where it is rarely needed: addresses made of it are not kept from row to row, and spilled.
@@ -91,36 +138,99 @@ __device__ __forceinline__ int thread_again() {
   return thread;
 }
 
-// Fills what this thread reads of the ring behind `valid` scores.
-__device__ __forceinline__ void fill_own(int valid) {
-  if (valid >= kTurn) return;
-  const int thread = thread_again();
-  const u32 first_stage = static_cast<u32>(valid) / kStep;
-#pragma unroll 1
-  for (u32 stage = first_stage; stage < kStages; ++stage) {
-    const int left = valid - static_cast<int>(stage) * kStep - thread * kVector;
-    RingSlot* slot = &shared_storage().ring[stage][thread];
-    if (left <= 0) {
-      fill_behind(static_cast<u32>(__cvta_generic_to_shared(slot)));
-    } else {
-#pragma unroll 1
-      for (int i = left; i < kVector; ++i)
-        reinterpret_cast<Score*>(slot)[i] = worst_score();
-    }
-  }
-}
-
 // Returns when this thread's part of the row is in the ring.
 __device__ __forceinline__ void wait_copy(int slot) {
-  const volatile HeldRow& row = held_row(slot);
-  const int copy = row.copy;
-  const int valid = row.valid;
+  const int copy = held_row(slot).copy;
   if (__CUDA_ARCH__ >= 900 && copy >= 0) {
-    wait_arrival(&shared_storage().arrival, copy);
+    wait_arrival(&shared_storage().arrival, copy & 1);
   } else {
     arrived();
   }
-  fill_own(valid);
+}
+
+// Some of the scores that this thread holds, as bits.
+constexpr int kWords = (kEach + 31) / 32;
+struct Marks {
+  u32 word[kWords];
+
+  __device__ __forceinline__ int count() const {
+    int count = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+      count += __popc(word[w]);
+    return count;
+  }
+
+  __device__ __forceinline__ bool any() const {
+    u32 all = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+      all |= word[w];
+    return all != 0;
+  }
+};
+
+// Position of a score in a word of marks, given that of the first one held.
+__device__ __forceinline__ int index_of_mark(int w, u32 bit, int first) {
+  return index_of_bit(bit, first + w * (32 / kVector) * kStep);
+}
+
+// Takes one out, if there is any.
+__device__ __forceinline__ int take_mark(Marks& marks, int first) {
+  int index = first;
+  bool taken = false;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    if (taken || marks.word[w] == 0) continue;
+    index = index_of_mark(w, take_bit(marks.word[w]), first);
+    taken = true;
+  }
+  return index;
+}
+
+// The scores of this thread's vector, of those it has; what is behind the row is no better than any score.
+__device__ __forceinline__ void unpack_held(const Raw& raw, int vector, int valid, float (&score)[kVector]) {
+#pragma unroll
+  for (int i = 0; i < kVector; ++i)
+    score[i] = unpack(raw, i);
+  if (valid >= (vector + 1) * kStep) return;
+  const int left = valid - own_place();
+#pragma unroll
+  for (int i = 0; i < kVector; ++i)
+    if (vector * kStep + i >= left) score[i] = __uint_as_float(kMinusInfinityKey);
+}
+
+// Calls visit(vector, scores) for what this thread holds, while the ring has it. The next vector is read before that,
+// as it would queue behind what is counted, and those beside the ring a block before: unless visit() needs the
+// registers.
+template <bool kEarly, class Visit> __device__ __forceinline__ void each_held(int slot, Visit visit) {
+  const int valid = __reduce_max_sync(kFullWarp, held_row(slot).valid); // the same for all, as the compiler then knows
+  auto load_beside = [&](int vector) { // whose address is not kept: there are no registers for it
+    Raw raw = {};
+    const int at = vector * kStep + own_place();
+    if (at < valid) raw = load_raw(static_cast<const Score*>(held_row(slot).body) + at);
+    return raw;
+  };
+  auto read = [&](int stage) { return read_ring(own_ring() + stage * kStageBytes); };
+  Raw next = {};
+  Raw beside = {};
+  if (kEarly) next = read(0);
+  if (kEarly && kBeside) beside = load_beside(1);
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+    const int stage = stage_of_vector(vector);
+    Raw raw;
+    if (is_beside(vector)) {
+      raw = kEarly ? beside : load_beside(vector);
+      if (kEarly && vector + kBlock < kVectors) beside = load_beside(vector + kBlock);
+    } else {
+      raw = kEarly ? next : read(stage);
+      if (kEarly && stage + 1 < kStages) next = read(stage + 1);
+    }
+    float score[kVector];
+    unpack_held(raw, vector, valid, score);
+    visit(vector, score);
+  }
 }
 
 // The score beside the body that this thread looks after, if there is one: NaN, which is in the last step, if not.
@@ -131,7 +241,7 @@ struct Edge {
 };
 __device__ __forceinline__ Edge load_edge(int slot) {
   const volatile HeldRow& row = held_row(slot);
-  const int body = max(row.body_end - row.body_begin, 0);
+  const int body = static_cast<int>(row.bytes / sizeof(Score));
   int at = row.begin + static_cast<int>(threadIdx.x);
   if (at >= row.body_begin) at += body;
   bool valid = threadIdx.x < 2 * kVector && at < row.end;

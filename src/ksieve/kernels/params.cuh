@@ -49,7 +49,11 @@ constexpr bool kNarrow = KSIEVE_NARROW != 0;            // columns tell indices 
 constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // and in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
-constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact keeps in the ring
+constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact or a cluster holds
+#ifndef KSIEVE_BESIDE
+#define KSIEVE_BESIDE 0
+#endif
+constexpr int kBeside = KSIEVE_BESIDE; // and 16-byte loads per thread that such a row takes beside those in the ring
 constexpr bool kStats = KSIEVE_STATS != 0;
 
 // Rare branches say so: their code is then kept out of the way of what every row runs, which matters as much as its

@@ -1,17 +1,17 @@
 // Family row_exact: one CTA per row, which is read once if it fits.
 //
-//   1. a row of at most kHeld scores fits the ring: it is copied there once, and goes on to registers
-//   2. the next row's copy starts; the row is selected in registers (held.cuh)
-//   3. rows that registers do not hold come last: in the ring with statistics or tie-breaks, otherwise streamed twice
+//   1. a row of at most kHeld scores is copied to the ring once, and its steps are counted from there (held.cuh)
+//   2. the next row's copy starts, and its sample is looked at; the row is selected from its steps
+//   3. rows that are not held come last: in the ring with statistics or tie-breaks, otherwise streamed twice
 //
 // Row reads: 1 held, 2 otherwise. Rows are dealt out in turn: no queue, and no workspace unless candidates spill.
 #include "held.cuh"
 #include "workspace.cuh"
 
-static_assert(kHeld == 0 || kHeld == kTurn, "the ring holds a row");
+static_assert(kHeld == 0 || kHeld == kPart, "the ring holds a row, with what is beside it");
 
-// A row that the ring holds, where registers do not: its coarse histogram gives the boundary bin, classification reads
-// the ring again, refine (refine.cuh).
+// A row that the ring holds, where its steps are not wanted: its coarse histogram gives the boundary bin,
+// classification reads the ring again, refine (refine.cuh).
 __device__ __forceinline__ void select_resident(const RowTask& t) {
   start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
@@ -29,7 +29,7 @@ __device__ __forceinline__ void select_resident(const RowTask& t) {
   refine(frontier);
 }
 
-// Rows that registers do not hold. Where slots are sorted too, registers do not suffice to have it in one function with
+// Rows that are not held. Where slots are sorted too, registers do not suffice to have it in one function with
 // the rest.
 #if KSIEVE_ORDER
 #define KSIEVE_OTHERS __noinline__
@@ -54,78 +54,95 @@ __device__ KSIEVE_OTHERS void select_others(const Params& p) {
   }
 }
 
-// Rows are described two ahead: the next one's copy starts in the middle of this one. A thread of the second warp does
-// it, since the first warp copies rows and ranks candidates; it fetches a row's length when it describes the one
-// before.
-constexpr int kScout = 32;
-constexpr int kSlots = 4; // a slot is written while slow threads still use the one before the current
+// Rows are described eight at a time, the half of the slots that is not in use, by as many threads of a warp other than
+// that which copies rows, or ranks candidates.
+constexpr int kScouts = 1; // that warp
+constexpr int kAhead = kHeldRows / 2;
 
-__device__ __forceinline__ int slot_after(int slot, int rows = 1) { return (slot + rows) & (kSlots - 1); }
+__device__ __forceinline__ int slot_after(int slot) { return (slot + 1) & (kHeldRows - 1); }
 
-template <class Load> __device__ __forceinline__ void describe_row(const Params& p, int number, int slot, Load load) {
-  HeldRow& to = shared_storage().held[slot];
-  to.way = Way::kNone;
-  if (number >= rows_of(p)) return;
-  Row row = load(number);
-  describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, to);
+// Describes rows of this CTA from the `first`-th of the launch on, for as many slots, when `copies` were started in
+// bulk before. How many of them will be.
+__device__ __forceinline__ int describe_rows(const Params& p, int slot, int first, int copies) {
+  const u32 lane = static_cast<u32>(thread_again()) & 31;
+  const u32 number = static_cast<u32>(first) + lane * static_cast<u32>(grid_size());
+  bool in_bulk = false;
+  HeldRow& to = shared_storage().held[slot + lane % kAhead];
+  if (lane < kAhead) {
+    to.way = Way::kNone;
+    to.copy = -1;
+    if (number < static_cast<u32>(rows_of(p))) {
+      const Row row = nth_row(p, static_cast<int>(number));
+      describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, to);
+      in_bulk = __CUDA_ARCH__ >= 900 && to.way == Way::kHeld && number != blockIdx.x;
+    }
+  }
+  const u32 copied = __ballot_sync(kFullWarp, in_bulk);
+  const int copy = copies + __popc(copied & lanes_below());
+  if (in_bulk) to.copy = copy ? copy & 1 : 2;
+  return __popc(copied);
 }
 
-// Describes the row whose length has been fetched, and fetches that of the row after it.
-__device__ __forceinline__ void scout(const Params& p, int slot) {
-  int& next = shared_storage().next; // the scout's own
-  arrived();
-  describe_row(p, next, slot, [&](int number) { return fetched_row(p, number); });
-  next += grid_size();
-  if (next < rows_of(p)) fetch_row(p, next, kScout);
+// The same for those behind the rows that are described. By the warp of scouts.
+__device__ __forceinline__ void describe_more(const Params& p, int slot) {
+  SharedStorage& s = shared_storage();
+  const int first = s.next;
+  const int copies = s.copies;
+  const int more = describe_rows(p, slot, first, copies);
+  s.next = first + kAhead * grid_size(); // by all lanes alike
+  s.copies = copies + more;
 }
 
-// Describes the first two rows, and starts copying the first: before its length is known, if it fits in any case.
+// Describes the first rows, and starts copying the first: before its length is known, if it fits in any case.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   const bool early = !KSIEVE_WINDOWS && !kDealt && p.width <= kHeld;
   if (early) {
-    Row row = row_of_length(p, blockIdx.x, p.width);
-    copy_body(row.scores, body_of(row.scores, 0, row.length));
+    const Row row = row_of_length(p, blockIdx.x, p.width);
+    const Body body = body_of(row.scores, 0, row.length);
+    copy_body(row.scores + body.begin, body.end - body.begin);
   }
-  auto load = [&](int number) { return nth_row(p, number); };
-  if (threadIdx.x == kScout) {
-    describe_row(p, blockIdx.x + grid_size(), 1, load);
-    s.next = blockIdx.x + 2 * grid_size();
-    if (s.next < rows_of(p)) fetch_row(p, s.next, kScout);
+  const int thread = thread_again();
+  if (thread / 32 == kScouts) {
+    s.copies = describe_rows(p, 0, blockIdx.x, 0);
+    s.next = blockIdx.x + kAhead * grid_size();
   }
-  if (threadIdx.x == 0) {
+  if (thread == 0) {
 #if __CUDA_ARCH__ >= 900
     init_arrival(&s.arrival);
 #endif
-    s.copies = s.flag = 0;
-    describe_row(p, blockIdx.x, 0, load);
+    s.flag = 0;
   }
-  clear_counts(thread_again());
-  __syncthreads(); // both are described, and storage is empty
-  const HeldRow& first = s.held[0];
-  if (!early && first.way == Way::kHeld)
-    copy_body(static_cast<const Score*>(first.scores), {first.body_begin, first.body_end});
+  clear_counts(thread);
+  __syncthreads(); // rows are described, and storage is empty
+  if (!early && s.held[0].way == Way::kHeld) copy_body(s.held[0]);
 }
 
 // Starts copying a row that is held.
 __device__ __forceinline__ void copy_coming(int slot) {
-  HeldRow& row = shared_storage().held[slot];
+  const HeldRow& row = shared_storage().held[slot];
 #if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0 && row.way == Way::kHeld) copy_in_bulk(row);
+  if (threadIdx.x == 0) copy_in_bulk(row);
 #else
-  if (row.way == Way::kHeld) copy_body(static_cast<const Score*>(row.scores), {row.body_begin, row.body_end});
+  if (row.way == Way::kHeld) copy_body(row);
 #endif
 }
 
-// Rows that registers hold. Whether there are others.
+// Samples a row that is held.
+__device__ __forceinline__ void sample_coming(int slot) {
+  if (held_row(slot).way == Way::kHeld) sample_held<Alone>(slot);
+}
+
+// Rows that are held. Whether there are others.
 __device__ __forceinline__ bool select_held_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   start_rows(p);
+  sample_coming(0);
   for (int slot = 0; held_row(slot).way != Way::kNone; slot = slot_after(slot)) {
     auto look_ahead = [&] {
-      if (thread_again() == kScout) scout(p, slot_after(slot, 2));
+      if (slot % kAhead == 1 && thread_again() / 32 == kScouts) describe_more(p, (slot + kAhead - 1) & kAhead);
+      if (!kFinish) sample_coming(slot_after(slot));
     };
-    wait_copy(slot);
     bool copied = false;
     bool looked = false;
     if (held_row(slot).way == Way::kHeld) {
@@ -140,13 +157,14 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     } else {
       atomicOr(&s.flag, 1); // by all: where one thread did it, ptxas let that come to the barrier below by itself
     }
-    if (!looked) look_ahead();
     if (!copied) {
       __syncthreads(); // nobody needs the ring any more, nor the histogram
       if (kFinish) clear_counts(thread_again());
       copy_coming(slot_after(slot));
       __syncthreads(); // it is known what the next row waits for
     }
+    if (!looked) look_ahead();
+    if (kFinish) sample_coming(slot_after(slot));
     __syncwarp(); // rows are begun by whole warps
   }
   __syncthreads(); // nobody still works on a row

@@ -28,7 +28,7 @@ struct Steps {
   // `least` itself is not beyond: its product is rounded up.
   __device__ __forceinline__ Steps(float least, float most) {
     const float low = finite(least);
-    scale = finite(most) > low ? __fdividef(0x1p-4f, fmaxf(sixteenth(least, most), 0x1p-126f)) : 1.0f;
+    scale = finite(most) > low ? __fdividef(0x1p-4f, sixteenth(least, most)) : 1.0f;
     offset = -__fmul_ru(low, scale);
   }
 
@@ -42,10 +42,51 @@ struct Steps {
     asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(first + __float_as_uint(step) * 4) : "memory");
   }
 
-  // 1 for a step less than `bound`, another one, otherwise 0.
-  __device__ __forceinline__ static float before(float step, float bound) { return __saturatef(bound - step); }
   __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number); }
 };
+
+// The numbers of the steps that this thread's scores are in, two in a word.
+struct HeldSteps {
+  u32 pair[kEach / 2];
+
+  __device__ __forceinline__ void put(int at, float step, float next) {
+    pair[at / 2] = __byte_perm(__float_as_uint(step), __float_as_uint(next), 0x5410);
+  }
+};
+
+// Which scores are in steps before a given one, and which in that.
+struct Divided {
+  Marks before;
+  Marks within;
+};
+
+// Of each pair, 0 for a step before, 1 for the one, 2 for those behind are digits of two bits; those of eight pairs are
+// the halves of a word, which are then put together so that neighbours alternate.
+__device__ __forceinline__ Divided divide(const HeldSteps& steps, int number) {
+  const u32 less = (static_cast<u32>(1 - number) & 0xffffu) * 0x10001u;
+  auto digits = [&](int from) {
+    u32 all = 0;
+#pragma unroll
+    for (int i = from + 7; i >= from; --i)
+      all = all * 4 + (i < kEach / 2 ? __viaddmin_s16x2_relu(steps.pair[i < kEach / 2 ? i : 0], less, 0x20002u) : 0);
+    return all;
+  };
+  constexpr u32 kEven = 0x55555555u;
+  Divided found;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    const u32 low = digits(16 * w);
+    const u32 high = digits(16 * w + 8);
+    const u32 even = __byte_perm(low, high, 0x5410);
+    const u32 odd = __byte_perm(low, high, 0x7632);
+    const u32 behind = (odd & ~kEven) | (even >> 1 & kEven);
+    constexpr int kRest = kEach % 32;
+    const u32 all = kRest && w == kWords - 1 ? (1u << kRest) - 1 : ~0u;
+    found.within.word[w] = (odd << 1 & ~kEven) | (even & kEven);
+    found.before.word[w] = all & ~(behind | found.within.word[w]);
+  }
+  return found;
+}
 
 // The steps of the range that was found, from shared memory. Where scores go over so many octaves that few steps are
 // left for the last of them, or are too small to be multiplied, they are spread first: how far their keys are from that
@@ -99,12 +140,14 @@ struct Alone {
 
   // Folds what a warp found in its samples into a row. A barrier of all must follow.
   __device__ __forceinline__ static void fold(const Sampled& warp, int slot) {
+    asm volatile("" : "+r"(slot)); // or the atomics of one lane are gathered from all
     if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().held[slot], kWarps);
   }
 
-  // find_boundary over what all have counted.
-  __device__ __forceinline__ static Boundary find(int rank) {
+  // find_boundary over what all have counted, as soon as then() has run.
+  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then then) {
     __syncthreads(); // the tail is counted
+    then();
     return find_boundary(rank);
   }
 
@@ -112,19 +155,19 @@ struct Alone {
   __device__ __forceinline__ static int reserve(int) { return 0; }
 };
 
-// Output positions of this CTA before they are written in order: threads have a few each, and would write a sector of
-// memory for every one.
-__device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_list(shared_storage())); }
-
 __device__ __forceinline__ void collect(int index, int slot) {
   collected()[atomicAdd(&shared_storage().held[slot].emitted, 1)] = index;
 }
 
-__device__ __forceinline__ void collect_bits(u32 bits, int slot) {
-  int place = reserve_many(&shared_storage().held[slot].emitted, __popc(bits));
+// Collects positions that threads have few of: each would write a sector of memory for every one.
+__device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
+  int place = reserve_many(&shared_storage().held[slot].emitted, marks.count());
   const int first = held_first(slot);
-  for (; bits; ++place)
-    collected()[place] = index_of_bit(take_bit(bits), first);
+  u32 to = shared_address(collected() + place);
+#pragma unroll
+  for (int w = 0; w < kWords; ++w)
+    for (u32 bits = marks.word[w]; bits; to += sizeof(int))
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(index_of_mark(w, take_bit(bits), first)) : "memory");
 }
 
 // Lists an unresolved score for the owner of the row.
@@ -133,12 +176,14 @@ template <class Holders> __device__ __forceinline__ void list_last(int index, fl
   int place = atomicAdd(&owner.held[slot].few_count, 1);
   if (place < kFewest) owner.few[place] = make_entry(order_key(score), index);
 }
-template <class Holders> __device__ __forceinline__ void list_bits_left(u32 bits, int slot) {
+template <class Holders> __device__ __forceinline__ void list_marked(const Marks& marks, int slot) {
   const Score* scores = static_cast<const Score*>(held_row(slot).scores);
-  while (bits) {
-    int index = index_of_bit(take_bit(bits), held_first(slot));
-    list_last<Holders>(index, widen(scores[index]), slot);
-  }
+#pragma unroll
+  for (int w = 0; w < kWords; ++w)
+    for (u32 bits = marks.word[w]; bits;) {
+      int index = index_of_mark(w, take_bit(bits), held_first(slot));
+      list_last<Holders>(index, widen(scores[index]), slot);
+    }
 }
 
 // What is written for a position.
@@ -146,23 +191,44 @@ __device__ __forceinline__ int held_position(int index, int slot) {
   return KSIEVE_WINDOWS && !kFinish ? index + held_row(slot).base : index;
 }
 
-// Writes what was collected. Of `listed` scores, if any, the best `quota` go behind everybody's. Nobody waits for it.
+// Ranks what is listed, if anything is: the best `quota` are the last of the row's slots. Behind a barrier, by one
+// warp: not one of the first, which look after next rows.
+__device__ __forceinline__ void write_last(int slot, int listed, int quota) {
+  if (!listed || threadIdx.x < kThreads - 32) return;
+  RankedEntry mine = rank_few(listed);
+  if (static_cast<int>(threadIdx.x & 31) < listed && mine.rank < quota)
+    held_row(slot).out[held_row(slot).slots - quota + mine.rank] = held_position(entry_index(mine.entry), slot);
+}
+
+// Writes what was collected, and what was listed. Nobody waits for it.
 template <class Holders> __device__ __forceinline__ void write_answer(int slot, int listed, int quota) {
-  const int k = held_row(slot).slots;
-  int* out = held_row(slot).out;
   if (listed) {
     Holders::sync(); // all are collected, and listed
   } else {
     __syncthreads(); // all are collected
   }
-  if (listed && Holders::owns() && threadIdx.x < 32) {
-    RankedEntry mine = rank_few(listed);
-    if (static_cast<int>(threadIdx.x) < listed && mine.rank < quota)
-      out[k - quota + mine.rank] = held_position(entry_index(mine.entry), slot);
-  }
+  if (Holders::owns()) write_last(slot, listed, quota);
+  struct alignas(16) Four {
+    int position[4];
+  };
   const int emitted = held_row(slot).emitted;
   const int from = Holders::reserve(emitted);
-  const int count = min(emitted, k - from);
-  for (int i = threadIdx.x; i < count; i += kThreads)
-    out[from + i] = held_position(collected()[i], slot);
+  const int count = min(emitted, held_row(slot).slots - from);
+  int* out = held_row(slot).out + from;
+  const int fours = reinterpret_cast<u64>(out) % sizeof(Four) == 0 ? max(count, 0) / 4 : 0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < fours; i += kThreads) {
+    Four& at = reinterpret_cast<Four*>(collected())[i];
+    Four four = at;
+    at = {};
+#pragma unroll
+    for (int& position : four.position)
+      position = held_position(position, slot);
+    reinterpret_cast<Four*>(out)[i] = four;
+  }
+#pragma unroll 1
+  for (int i = 4 * fours + static_cast<int>(threadIdx.x); i < emitted; i += kThreads) {
+    if (i < count) out[i] = held_position(collected()[i], slot);
+    collected()[i] = 0;
+  }
 }

@@ -39,23 +39,24 @@ struct alignas(16) RingSlot {
   u32 word[4];
 };
 
-enum class Way { kNone, kOther, kHeld }; // kNone: past the rows
+enum class Way : unsigned char { kNone, kOther, kHeld }; // kNone: past the rows
 
 // A row that is copied whole: what everybody must know of it and of the part that this CTA holds, which one thread
 // finds out, and its counters.
 struct alignas(16) HeldRow {
+  const void* body;   // what is copied 16 bytes at a time
+  u32 bytes;          // of that
+  int copy;           // parity of its bulk copy's number, 2 for the first one; -1: it is not copied in bulk
   const void* scores; // the row's first
   int* out;
   int id;
   int slots; // its k
   int begin; // of the part
   int end;
-  int body_begin; // and of what of it is copied 16 bytes at a time
-  int body_end;
-  int valid; // scores of the part that the copy has, from the body's beginning on
-  int edges; // whether others are beside the body
-  int pool;  // samples of a warp of which the best counts (held.cuh): a power of two
-  int copy;  // parity of its bulk copy's number; -1: it is not copied in bulk
+  int body_begin;     // the position where the body begins
+  int valid;          // scores of the part that the copy has, from there on
+  unsigned char pool; // samples of a warp of which the best counts (held.cuh): a power of two
+  bool edges;         // whether scores are beside the body
   Way way;
   int base;      // with windows: what is added to an index that is written
   u32 least;     // ordered keys of the range where the k-th score is looked for: its end, a mean of samples'
@@ -78,12 +79,14 @@ using Place = PlaceType<kNarrow>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
 constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
 
+constexpr int kHeldRows = kHeld ? 16 : 4; // that are described at a time
+
 struct alignas(16) SharedStorage {
   RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: row.cuh
   u32 histogram[kBins];             // all zero whenever a counting step begins
   alignas(8) unsigned char candidates[kColumnBytes + kSharedCapacity * sizeof(u64)]; // columns, then the list
-  int height[kThreads]; // filled part of each column; its thread's own
-  u64 few[kFewest];     // the last unresolved candidates
+  int height[kColumns ? kThreads : 4]; // filled part of each column; its thread's own
+  u64 few[kFewest];                    // the last unresolved candidates
   u32 warp_totals[32];
   ScanRule rule;
   u64* spill; // this worker's slice of global workspace
@@ -103,17 +106,17 @@ struct alignas(16) SharedStorage {
   int origin; // position of the first score that thread 0 reads
   int flag;   // block-wide broadcast of the split family; of row_exact: whether rows are not held
   int trace[kStatsColumns];
-  const void* window; // of windows: the row's first score
-  int row_slots;      // its own k
-  int base;           // and what is added to an index that is written
-  int tie_last;       // of tie-breaks: the row's last position
-  int tie_from;       // and the position that ties are preferred from, one end of the row
-  int tie_quota;      // what one more traversal has to collect: this many scores
-  u32 tie_key;        // of this key
-  u64 arrival;        // of bulk copies
-  int copies;         // that were started
-  int next_id;        // of rows that were dealt by their length: the number of the one whose length was fetched
-  HeldRow held[4];    // of row_exact: the current row and those beside it, in turn; of a cluster one
+  const void* window;      // of windows: the row's first score
+  int row_slots;           // its own k
+  int base;                // and what is added to an index that is written
+  int tie_last;            // of tie-breaks: the row's last position
+  int tie_from;            // and the position that ties are preferred from, one end of the row
+  int tie_quota;           // what one more traversal has to collect: this many scores
+  u32 tie_key;             // of this key
+  u64 arrival;             // of bulk copies
+  int copies;              // that were started
+  int next_id;             // of rows that were dealt by their length: the number of the one whose length was fetched
+  HeldRow held[kHeldRows]; // of row_exact: rows beside the current one, in turn; of a cluster one
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
 

@@ -75,7 +75,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
     if plan.family not in STEMS:
         raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")
     if stats:
-        plan = bands.alone(plan)
+        plan = bands.studied(plan)
     policy = plan.policy
     defines = {
         "KSIEVE_THREADS": plan.threads,
@@ -101,6 +101,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_DTYPE": DTYPES[plan.problem.dtype],
         "KSIEVE_SHARED_BYTES": planner.shared_bytes(plan),
         **_option_defines(plan),
+        **({"KSIEVE_BESIDE": plan.beside} if plan.beside else {}),
         **({"KSIEVE_DEALT": 1, "KSIEVE_BAND": plan.band} if plan.band is not None else {}),
     }
     return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
