@@ -32,6 +32,32 @@ __device__ __forceinline__ int* row_output(const Params& p, int id) {
   return p.indices + id * p.out_pitch;
 }
 
+// Writes `count` of `taken` positions that were collected on chip, in order, 16 bytes at a time where the output is
+// aligned: threads have a few each, and would write a sector of memory for every one. With kClear zero takes their
+// place.
+template <bool kClear, class Shown>
+__device__ __forceinline__ void write_collected(int* out, int* from, int taken, int count, Shown shown) {
+  struct alignas(16) Four {
+    int position[4];
+  };
+  const int fours = reinterpret_cast<u64>(out) % sizeof(Four) == 0 ? max(count, 0) / 4 : 0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < fours; i += kThreads) {
+    Four& at = reinterpret_cast<Four*>(from)[i];
+    Four four = at;
+    if (kClear) at = {};
+#pragma unroll
+    for (int& position : four.position)
+      position = shown(position);
+    reinterpret_cast<Four*>(out)[i] = four;
+  }
+#pragma unroll 1
+  for (int i = 4 * fours + static_cast<int>(threadIdx.x); i < taken; i += kThreads) {
+    if (i < count) out[i] = shown(from[i]);
+    if (kClear) from[i] = 0;
+  }
+}
+
 // L <= k: every valid index, then -1.
 __device__ __forceinline__ void write_short_row(const Params& p, const Row& row) {
   int* out = row_output(p, row.id);

@@ -54,14 +54,16 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     u32 place = reserve(&s.emitted, wanted);
     if (wanted && place < k) to[place] = shown_position(entry_index(entry));
   }
-  if (rank_last) {
+  auto rank = [&] { // by one warp, when the last candidates are listed
+    if (threadIdx.x >= 32) return;
+    RankedEntry mine = rank_few(q.count);
+    int index = entry_index(mine.entry);
+    if (static_cast<int>(threadIdx.x) < q.count && mine.rank < q.quota)
+      write_front(s.rule.k - q.quota + mine.rank, kTies ? tie_position(index) : index);
+  };
+  if (rank_last && !collects) {
     __syncthreads(); // the last candidates are listed
-    if (threadIdx.x < 32) {
-      RankedEntry mine = rank_few(q.count);
-      int index = entry_index(mine.entry);
-      if (static_cast<int>(threadIdx.x) < q.count && mine.rank < q.quota)
-        write_front(s.rule.k - q.quota + mine.rank, kTies ? tie_position(index) : index);
-    }
+    rank();
   }
 
   if (!kColumns) return;
@@ -84,10 +86,10 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     }
   }
   if (!collects) return;
-  __syncthreads(); // all are collected
-  u32 count = min(static_cast<u32>(s.emitted), k);
-  for (u32 i = threadIdx.x; i < count; i += kThreads)
-    out[i] = to[i];
+  __syncthreads(); // all are collected, and the last ones listed
+  if (rank_last) rank();
+  const int count = static_cast<int>(min(static_cast<u32>(s.emitted), k));
+  write_collected<false>(out, to, count, count, [](int position) { return position; });
 }
 
 // Needs a barrier after the last count.

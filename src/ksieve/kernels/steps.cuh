@@ -208,27 +208,9 @@ template <class Holders> __device__ __forceinline__ void write_answer(int slot, 
     __syncthreads(); // all are collected
   }
   if (Holders::owns()) write_last(slot, listed, quota);
-  struct alignas(16) Four {
-    int position[4];
-  };
   const int emitted = held_row(slot).emitted;
   const int from = Holders::reserve(emitted);
   const int count = min(emitted, held_row(slot).slots - from);
-  int* out = held_row(slot).out + from;
-  const int fours = reinterpret_cast<u64>(out) % sizeof(Four) == 0 ? max(count, 0) / 4 : 0;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
-    Four& at = reinterpret_cast<Four*>(collected())[i];
-    Four four = at;
-    at = {};
-#pragma unroll
-    for (int& position : four.position)
-      position = held_position(position, slot);
-    reinterpret_cast<Four*>(out)[i] = four;
-  }
-#pragma unroll 1
-  for (int i = 4 * fours + static_cast<int>(threadIdx.x); i < emitted; i += kThreads) {
-    if (i < count) out[i] = held_position(collected()[i], slot);
-    collected()[i] = 0;
-  }
+  write_collected<true>(held_row(slot).out + from, collected(), emitted, count,
+                        [&](int position) { return held_position(position, slot); });
 }
