@@ -426,8 +426,8 @@ def _banded(plan: Plan) -> Plan:
         if limit >= problem.width or _geometry(asked, device, "row_exact", None).held != limit:
             break
         band = _plan(asked, device, "row_exact", None, None, f"rows of up to {limit} scores stay on chip")
-        if band.ctas_per_sm == 1:
-            break  # what k needs leaves room for one row at a time: nothing would be won
+        if band.ctas_per_sm < _geometry(replace(asked, k=1), device, "row_exact", None).ctas_per_sm:
+            break  # where k leaves room for fewer rows at a time, nothing has been measured
         bands.append(band)
     if not bands:
         return plan
