@@ -10,14 +10,14 @@ import pytest
 import ksieve
 from cases import OPTION_CASES, build_call
 from cuda_fakes import FakeArray, FakeDriver, make_plan
-from ksieve import Options, api, planner, planner_cuda
+from ksieve import Options, api, planner, planner_storage
 from ksieve.backends import cuda
 from ksieve.backends.cuda import cache, call, launch, spec
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.compile import Cubin
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
-from ksieve.planner_cuda import with_workspace
+from ksieve.planner_storage import with_workspace
 from oracle import assert_served
 from test_options import options_of
 
@@ -33,7 +33,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(api, "_short_ways", {})
     monkeypatch.setattr(cache, "obtain", lambda spec: (Cubin(b"code", ""), True))
     monkeypatch.setattr(planner, "shared_bytes", lambda plan: 20_000, raising=False)
-    monkeypatch.setattr(planner_cuda, "shared_bytes", lambda plan: 200_000)
+    monkeypatch.setattr(planner_storage, "shared_bytes", lambda plan: 200_000)
     cuda.device_info.cache_clear()
     yield fake
     call.forget()
@@ -147,17 +147,17 @@ def test_slots_have_room_to_be_sorted_on_every_device(name, order):
         except ArgumentError:
             assert family == "cluster_exact"
             continue
-        needed = planner_cuda.sort_bytes(plan.problem)
+        needed = planner_storage.sort_bytes(plan.problem)
         assert needed >= max(k, 128) * (8 if order == "value" else 4)
-        on_chip = planner.shared_bytes(plan) - planner_cuda.SCALAR_BYTES
-        slots = planner_cuda.sort_slots(plan)
+        on_chip = planner.shared_bytes(plan) - planner_storage.SCALAR_BYTES
+        slots = planner_storage.sort_slots(plan)
         assert needed <= on_chip if slots == 0 else slots * 8 == needed
         assert dict(spec.kernel_spec(plan).defines).get("KSIEVE_SORT_SLOTS", 0) == slots
         assert planner.shared_bytes(plan) <= device.shared_per_block
         assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= device.shared_per_sm
         if slots:
             workers = 8 if family == "split_sampled" else plan.ctas
-            assert plan.workspace_bytes >= planner_cuda.HEADER_BYTES + workers * (plan.spill_capacity + slots) * 8
+            assert plan.workspace_bytes >= planner_storage.HEADER_BYTES + workers * (plan.spill_capacity + slots) * 8
             assert device.shared_per_block < 128 * 1024, "a large block has room for 16,384 slots"
         # Storage that a caller shrinks moves the sort to the workspace, and makes room for it there.
         small = with_workspace(replace(plan, capacity=plan.capacity, shared_capacity=0))
@@ -166,7 +166,7 @@ def test_slots_have_room_to_be_sorted_on_every_device(name, order):
 
 def test_plain_plans_are_what_they_were():
     plain = ksieve.plan(rows=64, width=131_072, k=2048, device=H200)
-    assert planner_cuda.sort_bytes(plain.problem) == planner_cuda.sort_slots(plain) == 0
+    assert planner_storage.sort_bytes(plain.problem) == planner_storage.sort_slots(plain) == 0
     for options in (Options(overlap=True), Options(windows="ends"), Options(values=True), Options(tie_break="low")):
         made = ksieve.plan(rows=64, width=131_072, k=2048, device=H200, options=options)
         assert replace(made, problem=plain.problem) == plain
@@ -174,11 +174,11 @@ def test_plain_plans_are_what_they_were():
 
 def test_workspaces_of_other_layouts_are_not_shared(driver, monkeypatch):
     """A plan that sorts in its workspace must not write where another one counts."""
-    monkeypatch.setattr(planner_cuda, "shared_bytes", lambda plan: 1000)
+    monkeypatch.setattr(planner_storage, "shared_bytes", lambda plan: 1000)
     held = call.implicit_workspaces
     sorting, plain = plan_of(4, 64, 4, Options(order="value")), make_plan(4, family="persistent_exact")
     first, second = held.get(sorting, 0, "none"), held.get(plain, 0, "none")
-    assert planner_cuda.sort_slots(sorting) and first is not second
+    assert planner_storage.sort_slots(sorting) and first is not second
     assert held.get(plain, 0, "none") is second
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ksieve.backends.cuda import spec
-from ksieve.planner_cuda import BATCH
+from ksieve.planner_storage import BATCH
 
 HOST = """
 #include <cstdio>

@@ -8,7 +8,7 @@ import pytest
 
 import ksieve
 from ksieve import bands as bands_of
-from ksieve import planner, planner_cuda, tuning
+from ksieve import planner, planner_cuda, planner_storage, tuning
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
 from ksieve.options import Options
@@ -41,10 +41,10 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
         return
     assert [part.band for part in parts] == [bands, *range(bands), bands]
     assert (parts[0].family, parts[0].ctas, parts[-1]) == ("deal", bands + 1, plan)
-    assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % planner_cuda.HEADER_BYTES == 0
-    room = max(planner_cuda.with_workspace(bands_of.studied(part)).workspace_bytes for part in parts[1:])
+    assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % planner_storage.HEADER_BYTES == 0
+    room = max(planner_storage.with_workspace(bands_of.studied(part)).workspace_bytes for part in parts[1:])
     assert plan.lists_at >= max(room, plan.workspace_zeroed)
-    assert plan.workspace_bytes == plan.lists_at + planner_cuda.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
+    assert plan.workspace_bytes == plan.lists_at + planner_storage.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
     assert all(f"up to {band.held}" in str(plan) for band in plan.bands)
 
 
@@ -165,12 +165,32 @@ def test_rings_hold_a_row(family, width, dtype):
     holders = plan.splits if family == "cluster_exact" else 1
     if plan.held:
         vectors = plan.stages + plan.beside
-        assert vectors * plan.threads * 16 * holders == plan.held * planner_cuda.ITEM_BYTES[dtype]
+        assert vectors * plan.threads * 16 * holders == plan.held * planner_storage.ITEM_BYTES[dtype]
         assert plan.held // (plan.threads * holders) <= 64, "two steps share a register"
         studied = bands_of.studied(plan)
         assert (studied.stages, studied.beside, studied.bands) == (vectors, 0, ())
         assert planner.shared_bytes(studied) <= H200.shared_per_block
-    assert plan.stages % planner_cuda.BATCH == 0
+    assert plan.stages % planner_storage.BATCH == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "k", "tie_break", "shape"),
+    [
+        (16_384, 2048, "any", (256, 3, 0)),
+        (16_384, 2300, "any", (256, 2, 0)),
+        (16_384, 16_000, "any", (256, 1, 0)),
+        (32_768, 3700, "any", (512, 2, 4)),
+        (32_768, 4000, "any", (512, 1, 0)),
+        (32_768, 2048, "low", (512, 1, 0)),
+    ],
+)
+def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
+    """More slots, fewer rows at a time; and a row whose ties are broken lies in the ring as a whole."""
+    options = Options(tie_break=tie_break)
+    plan = ksieve.plan(rows=8192, width=width, k=k, device=H200, family="row_exact", options=options)
+    assert (plan.threads, plan.ctas_per_sm, plan.beside) == shape
+    in_histogram = planner_storage.HISTOGRAM_BYTES // 4
+    assert in_histogram + 2 * plan.shared_capacity >= k + planner_storage.POSITIONS_BESIDE
 
 
 def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):
@@ -196,11 +216,11 @@ def test_narrow_columns_have_a_place_for_every_score_of_a_thread(threads):
     vectors = -(-(widest + 7) // (threads * 8))  # of 8 scores, in a row that starts up to 7 of them late
     assert vectors * 8 <= 1 << 16
     assert not _narrow(widest + 1, threads)
-    assert planner_cuda.entry_bytes("split_sampled", 4096, threads) == planner_cuda.CANDIDATE_BYTES
+    assert planner_storage.entry_bytes("split_sampled", 4096, threads) == planner_storage.CANDIDATE_BYTES
 
 
 def _narrow(width, threads):
-    return planner_cuda.entry_bytes("persistent_sampled", width, threads) == planner_cuda.NARROW_BYTES
+    return planner_storage.entry_bytes("persistent_sampled", width, threads) == planner_storage.NARROW_BYTES
 
 
 def test_splits_are_forced_or_refused():

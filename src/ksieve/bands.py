@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ksieve.planner import Plan
-from ksieve.planner_cuda import BATCH
+from ksieve.planner_storage import BATCH
 
 DEALER_THREADS = 1024
 """Of each CTA that deals rows."""

@@ -243,9 +243,9 @@ def choose(
 
 def shared_bytes(plan: Plan) -> int:
     """Dynamic shared memory of a CUDA plan's kernel, in bytes."""
-    from ksieve import planner_cuda
+    from ksieve import planner_storage
 
-    return planner_cuda.shared_bytes(plan)
+    return planner_storage.shared_bytes(plan)
 
 
 def _choose_cpu(problem: Problem, device: DeviceInfo, family: str | None, policy: SamplingPolicy | str | None) -> Plan:

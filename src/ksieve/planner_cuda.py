@@ -1,28 +1,35 @@
-"""Plans for CUDA devices: which kernel family owns which rows, and how much storage each worker gets.
+"""Plans for CUDA devices: which kernel family owns which rows, and in which launch shape.
 
-Pure arithmetic on host-known facts; the numbers that were tuned are in `ksieve.tuning`. The families and what they
-assume are described at the top of their sources in `ksieve/kernels`; the numbers here size their structs and are
-checked there at compile time.
+Pure arithmetic on host-known facts; the numbers that were tuned are in `ksieve.tuning`, what needs how much memory in
+`ksieve.planner_storage`. The families and what they assume are described at the top of their sources in
+`ksieve/kernels`.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import LINES_16, LINES_64, LINES_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
+from ksieve.planner_storage import (
+    RESERVED_SHARED,
+    bytes_behind,
+    held_positions,
+    ring_stages,
+    room_of,
+    sort_bytes,
+    storage_of,
+    with_workspace,
+)
+from ksieve.policy import LINES_16, LINES_64, LINES_128, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 from ksieve.tuning import (
     BAND,
     BANDED_ROWS,
     CLUSTER,
-    COLUMN_SIGMAS,
     CROWDED,
     CROWDED_RATIO,
     DENSE_LINES,
-    EXACT_CAPACITY,
     FEWEST_SPLITS,
     GEOMETRY,
     GEOMETRY_BEFORE_HOPPER,
@@ -37,73 +44,16 @@ from ksieve.tuning import (
     SEGMENT,
     SHORTEST_CLUSTERED,
     SHORTEST_SAMPLED,
-    SORTED_PERIODS,
     SPARSE_LINES,
     SPARSE_ROWS,
     SPLIT_IN_TWO,
     SPLITS,
-    TAIL_SIGMAS,
     WIDEST_BANDED,
     Geometry,
 )
 
-HEADER_BYTES = 256
-"""Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
-
-HISTOGRAM_BYTES = 8192
-"""Shared memory of a CTA's histogram; where rows are held, their output positions come in its place."""
-
-BATCH = 2
-"""Vectors of 16 bytes that a thread looks at together."""
-
-STATE_ROWS = 1024
-"""Rows that room for states is made for at a time, so that plans for different batches can share a workspace."""
-
-ROW_STATE_BYTES = 32
-"""Workspace of a split row besides its candidates (kernels/workspace.cuh, RowState)."""
-
-CANDIDATE_BYTES = 8
-"""One candidate: ordered key and index."""
-
-NARROW_BYTES = 6
-"""One in a column where a place among the scores that a thread reads, in 16 bits, tells the index."""
-
-HEIGHT_BYTES = 4
-"""Shared memory per thread besides its column and its places in the ring: the height of the column, if it has one."""
-
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of a score."""
-
-SHARED_LIST = 256
-"""Candidates that outgrow their columns for which shared memory is kept."""
-
-MAX_COLUMNS = 32
-"""A column's candidates are bits of a word when they are written out (kernels/refine.cuh)."""
-
-RESERVED_SHARED = 1024
-"""Shared memory that CUDA keeps for itself per resident CTA."""
-
 MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
-
-
-SCALAR_BYTES = 1040
-"""Shared memory behind the candidates and heights; slots are sorted in what lies before them (kernels/finish.cuh)."""
-
-DESCRIBED_BYTES = 12 * 96
-"""And that of families that hold rows: they describe more of them ahead (kernels/storage.cuh, kHeldRows)."""
-
-SORT_CHUNK = 128
-"""Fewest elements of a sort (kernels/finish.cuh)."""
-
-POSITIONS_BESIDE = 8
-"""Output positions of a held row that have room of their own beside those of its slots (kernels/heldrow.cuh, holds)."""
-
-STORED_STEP = 256
-"""Bytes that room for candidates is a multiple of where rows are held."""
-
-DEALT_BYTES = 8
-"""A row in the list of one launch: its number and its length (kernels/dealt.cuh)."""
 
 SAMPLED = ("persistent_sampled", "split_sampled")
 MAX_SPLITS = 256
@@ -162,7 +112,7 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
         geometry = GEOMETRY_SHORT[family]
     elif family in GEOMETRY_HELD and device.capability == (9, 0) and not roomy:
         geometry = _held_geometry(problem, device, family) or geometry
-    needed = SCALAR_BYTES + DESCRIBED_BYTES + HEIGHT_BYTES * geometry.threads + sort_bytes(problem)
+    needed = bytes_behind(geometry.held, geometry.threads, 1) + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)
     return geometry
@@ -182,23 +132,11 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
     if found.beside and _tied(problem):
         return whole  # tie-breaks need the whole row in the ring
     resident = (replace(found, ctas_per_sm=ctas) for ctas in range(found.ctas_per_sm, 1, -1))
-    return next((g for g in resident if _positions(_room(g, device, problem.dtype)) >= problem.k), whole)
+    return next((g for g in resident if held_positions(room_of(g, device, problem.dtype)) >= problem.k), whole)
 
 
 def _tied(problem: Problem) -> bool:
     return problem.options.tie_break != "any"
-
-
-def _room(geometry: Geometry, device: DeviceInfo, dtype: str) -> int:
-    """Bytes of shared memory for the candidates of a CTA that has no columns."""
-    room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
-    ring = 16 * ring_stages(geometry, dtype) * geometry.threads
-    return room - HISTOGRAM_BYTES - ring - _behind(geometry.held, geometry.threads, 0)
-
-
-def _positions(room: int) -> int:
-    """Slots of a row that is held, of which room for candidates leaves room for the positions."""
-    return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - POSITIONS_BESIDE
 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
@@ -206,25 +144,6 @@ def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
     if family not in GEOMETRY_SHORT or geometry_of(device, family, problem.dtype != "float32") is not GEOMETRY[family]:
         return False
     return problem.rows >= MANY_SHORT and problem.width <= GEOMETRY_SHORT[family].widest
-
-
-def sort_bytes(problem: Problem) -> int:
-    """Memory that the slots of a row are sorted in: keys and positions for an order by value, or positions alone."""
-    if problem.options.order == "any":
-        return 0
-    elements = max(1 << (problem.k - 1).bit_length(), SORT_CHUNK)
-    return elements * (8 if problem.options.order == "value" else 4)
-
-
-def sort_slots(plan: Plan) -> int:
-    """8-byte places of the workspace that each worker sorts in; 0 where its shared memory is large enough."""
-    needed = sort_bytes(plan.problem)
-    return 0 if needed <= shared_bytes(plan) - _behind(plan.held, plan.threads, plan.columns) else needed // 8
-
-
-def _behind(held: int, threads: int, columns: int) -> int:
-    """Shared memory behind the candidates: heights of columns and scalars."""
-    return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + (DESCRIBED_BYTES if held else 0)
 
 
 def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) -> SamplingPolicy | None:
@@ -262,7 +181,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     if _resident(problem, device):
         return "row_exact", f"rows of {width} scores stay on chip and are read once"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
-    if clusters_pay and _storage(problem, device, "cluster_exact", None).spill == 0:
+    if clusters_pay and _cluster_stores(problem, device):
         return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
     return "persistent_exact", "rows too short to sample, or k too large for a resident frontier: exact boundary"
 
@@ -281,7 +200,13 @@ def _clustered(problem: Problem, device: DeviceInfo) -> bool:
         return False
     geometry = _geometry(problem, device, "cluster_exact", None)
     fits = problem.width <= geometry.held and problem.rows <= geometry.most_rows
-    return fits and _storage(problem, device, "cluster_exact", None).spill == 0
+    return fits and _cluster_stores(problem, device)
+
+
+def _cluster_stores(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether a cluster has room on chip for all the candidates of a row: it has no spill slice."""
+    geometry = _geometry(problem, device, "cluster_exact", None)
+    return storage_of(problem, device, geometry, "cluster_exact", None).spill == 0
 
 
 def _splits(problem: Problem, device: DeviceInfo) -> int:
@@ -289,82 +214,11 @@ def _splits(problem: Problem, device: DeviceInfo) -> int:
     return next((s for s in SPLITS if problem.rows * s <= device.sm_count and s * SEGMENT <= problem.width), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """Candidates that a CTA holds: in a column of shared memory for each thread, and in a list behind them."""
-
-    columns: int
-    shared: int
-    spill: int
-
-
-def _storage(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Storage:
-    """Room for the candidates of a row.
-
-    The list takes all of them if need be: of periodic scores, one thread may meet them all. It has room for k, and for
-    an admitted tail `TAIL_SIGMAS` standard deviations above its mean (paper, equation "exchangeable": variance of the
-    realised rank is about the requested rank times the stride). Four covered exchangeable rows, but clumped ones
-    overflowed and were scanned again, at twice the latency of a small call. Of a sorted row, every score that peaks
-    stand for reaches the boundary with them.
-    """
-    wanted = problem.k
-    if policy is not None:
-        mean = policy.primary_rank(problem.k) * policy.stride
-        if policy.rescue_margin is not None:
-            mean = (policy.rescue_rank(problem.k) or 0) * policy.stride
-        wanted = max(wanted, math.ceil(mean + TAIL_SIGMAS * math.sqrt(mean * policy.stride)))
-        if policy.peaks:
-            wanted = max(wanted, PEAK * mean + SORTED_PERIODS * policy.stride * policy.group)
-        if policy.boundary == "exact":
-            wanted = max(wanted, statistics_bound(problem.width, policy))  # statistics are ranked in place
-    else:
-        wanted = max(wanted, EXACT_CAPACITY)
-    wanted = _round_up(wanted, 256)
-    geometry = _geometry(problem, device, family, policy)
-    room = _room(geometry, device, problem.dtype)
-    ring = 16 * ring_stages(geometry, problem.dtype)
-    columns = 0
-    if policy is not None:
-        share = mean / geometry.threads
-        columns = math.ceil(share + COLUMN_SIGMAS * math.sqrt(share))
-        entry = entry_bytes(family, problem.width, geometry.threads)
-        room -= _behind(0, geometry.threads, 1) - _behind(0, geometry.threads, 0)  # heights of columns
-        columns = min(columns, MAX_COLUMNS, (room - SHARED_LIST * CANDIDATE_BYTES) // (entry * geometry.threads))
-        room -= columns * entry * geometry.threads
-        ring += columns * entry
-    sortable = HISTOGRAM_BYTES + ring * geometry.threads
-    if 0 < sort_bytes(problem) - sortable <= room:
-        # Candidates make room to sort in.
-        wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
-    step = STORED_STEP if geometry.held else 256 * CANDIDATE_BYTES  # rows that are held leave no more room
-    shared = min(wanted, room // step * step // CANDIDATE_BYTES)
-    return Storage(columns, shared, wanted - shared)
-
-
-def entry_bytes(family: str, width: int, threads: int) -> int:
-    """Bytes of a column's entry. Segments that are joined mix the scores of many threads: those keep whole indices."""
-    narrow = family == "persistent_sampled" and width <= (1 << 16) * (threads - 1)
-    return NARROW_BYTES if narrow else CANDIDATE_BYTES
-
-
-def ring_stages(geometry: Geometry, dtype: str) -> int:
-    """Stages of a CTA's ring of loads (kernels/row.cuh): what a row that is held fills, or those of the geometry."""
-    if not geometry.held:
-        return geometry.stages
-    return geometry.held // geometry.holders * ITEM_BYTES[dtype] // (16 * geometry.threads) - geometry.beside
-
-
 def sample_ranks(plan: Plan) -> tuple[int, int]:
     """Sample ranks of a plan's boundaries, primary and rescue; 0 for one that it does not have."""
     if plan.policy is None:
         return 0, 0
     return plan.policy.primary_rank(plan.problem.k), plan.policy.rescue_rank(plan.problem.k) or 0
-
-
-def statistics_bound(width: int, policy: SamplingPolicy) -> int:
-    """Most statistics that a view of a row of `width` scores can have."""
-    scores = math.ceil(width / (policy.stride * policy.group)) * policy.group
-    return math.ceil(scores / PEAK) if policy.peaks else scores
 
 
 def _plan(
@@ -384,7 +238,7 @@ def _plan(
     geometry = _geometry(problem, device, family, policy)
     if family == "cluster_exact" and 0 < geometry.held < problem.width:
         raise ArgumentError("geometry", f"held={geometry.held}", f"0, or at least the width of {problem.width}")
-    storage = _storage(problem, device, family, policy)
+    storage = storage_of(problem, device, geometry, family, policy)
     if storage.spill and family == "cluster_exact":
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
     workers = device.sm_count * geometry.ctas_per_sm
@@ -433,34 +287,3 @@ def _banded(plan: Plan) -> Plan:
         return plan
     dealt = tuple(replace(band, band=i) for i, band in enumerate(bands))
     return with_workspace(replace(plan, bands=dealt, band=len(bands)))
-
-
-def with_workspace(plan: Plan) -> Plan:
-    """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
-    spill, sort = plan.spill_capacity, sort_slots(plan)
-    if plan.family == "split_sampled":
-        states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
-        lists = plan.problem.rows * (plan.capacity + plan.splits * spill + sort) * CANDIDATE_BYTES
-        return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states, lists_at=states)
-    queue = plan.family.startswith("persistent")
-    size = HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES if queue or spill or sort else 0
-    plan = replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
-    if not plan.bands:
-        return plan
-    # Launches come one after another and share what precedes their lists.
-    lists = _round_up(max(size, *(with_workspace(band).workspace_bytes for band in plan.bands)), HEADER_BYTES)
-    bands = tuple(replace(band, lists_at=lists) for band in plan.bands)
-    size = lists + HEADER_BYTES + plan.problem.rows * (len(bands) + 1) * DEALT_BYTES
-    return replace(plan, workspace_bytes=size, lists_at=lists, bands=bands)
-
-
-def shared_bytes(plan: Plan) -> int:
-    """Dynamic shared memory of a plan's kernel."""
-    column = plan.columns * entry_bytes(plan.family, plan.problem.width, plan.threads)
-    threads = (16 * plan.stages + column) * plan.threads
-    behind = _behind(plan.held, plan.threads, plan.columns)
-    return HISTOGRAM_BYTES + threads + plan.shared_capacity * CANDIDATE_BYTES + behind
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step

@@ -15,7 +15,7 @@ import torch
 
 from gpu import material, runner
 from gpu.variants import VARIANTS, possible
-from ksieve.planner_cuda import with_workspace
+from ksieve.planner_storage import with_workspace
 from ksieve.tuning import GEOMETRY_HELD
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import ksieve
 from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda import spec
-from ksieve.planner_cuda import BATCH
+from ksieve.planner_storage import BATCH
 from ksieve.policy import QUADS_16, SamplingPolicy
 from ksieve.tuning import MANY_SHORT
 

@@ -15,7 +15,7 @@ from ksieve.bands import launches
 from ksieve.errors import ArgumentError
 from ksieve.options import PLAIN, Options
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.planner_cuda import with_workspace
+from ksieve.planner_storage import with_workspace
 from ksieve.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
 from ksieve.tuning import BANDED_ROWS
 

@@ -12,7 +12,7 @@ from typing import Any
 from ksieve import api, tuning
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.planner_cuda import with_workspace
+from ksieve.planner_storage import with_workspace
 from ksieve.policy import SamplingPolicy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksieve import bands, planner, planner_cuda
+from ksieve import bands, planner, planner_storage
 from ksieve.errors import ArgumentError
 from ksieve.planner import Plan
 
@@ -82,7 +82,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         # Statistics are for study: their extra registers must not become spills.
         "KSIEVE_CTAS_PER_SM": 1 if stats else plan.ctas_per_sm,
         "KSIEVE_STAGES": plan.stages,
-        "KSIEVE_BATCHES": plan.stages // planner_cuda.BATCH,
+        "KSIEVE_BATCHES": plan.stages // planner_storage.BATCH,
         "KSIEVE_STRIDE": policy.stride if policy else 0,
         "KSIEVE_GROUP": policy.group if policy else 1,
         "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
@@ -92,7 +92,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
         "KSIEVE_COLUMNS": plan.columns,
         "KSIEVE_NARROW": int(
-            planner_cuda.entry_bytes(plan.family, plan.problem.width, plan.threads) == planner_cuda.NARROW_BYTES
+            planner_storage.entry_bytes(plan.family, plan.problem.width, plan.threads) == planner_storage.NARROW_BYTES
         ),
         "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
         "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
@@ -119,7 +119,7 @@ def _option_defines(plan: Plan) -> dict[str, int]:
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
         "KSIEVE_TIES": int(options.tie_break != "any"),
         "KSIEVE_OVERLAP": int(overlaps(plan)),
-        "KSIEVE_SORT_SLOTS": planner_cuda.sort_slots(plan),
+        "KSIEVE_SORT_SLOTS": planner_storage.sort_slots(plan),
     }
     return {name: value for name, value in found.items() if value}
 

@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any
 
-from ksieve import planner_cuda, problem
+from ksieve import planner_storage, problem
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.driver import Driver
 from ksieve.backends.cuda.spec import STEMS
@@ -157,7 +157,7 @@ class Cache:
         """
         key = (
             plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity,
-            planner_cuda.sort_slots(plan), plan.workspace_zeroed,
+            planner_storage.sort_slots(plan), plan.workspace_zeroed,
         )  # fmt: skip
         held = self._held.get(key)
         if held is None or not held.covers(plan):
