@@ -10,7 +10,7 @@ constexpr int kPart = kVectors * kStep; // what a CTA holds at most
 
 // Where the ring has no room for all, one vector of each block is not copied there, but loaded where it is counted: the
 // second, so that both ends of a row are in the ring, which is where it is sampled.
-constexpr int kBlock = kBeside ? kVectors / (kBeside ? kBeside : 1) : kVectors;
+constexpr int kBlock = kVectors / (kBeside ? kBeside : 1);
 constexpr int kCopied = kBeside ? kBlock - 1 : kBlock; // vectors of a block that are
 static_assert(kVectors % kBlock == 0 && (kBeside == 0 || kBlock > 2), "blocks are whole, and mostly copied");
 __device__ __forceinline__ constexpr bool is_beside(int vector) { return kBeside && vector % kBlock == 1; }
@@ -20,6 +20,7 @@ __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
 __device__ __forceinline__ constexpr int stage_of_vector(int vector) {
   return kBeside ? vector - (vector + kBlock - 2) / kBlock : vector;
 }
+
 // Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
 constexpr bool kHolds = kHeld > 0 && kEach <= 64 && !kStats && !kTies;
 static_assert(kHolds || kBeside == 0, "otherwise rows are read in the ring alone");

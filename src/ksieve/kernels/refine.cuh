@@ -21,8 +21,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     list_few(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
     return false;
   };
-  // Indices are collected in the ring, which is idle, where all output slots are still free: threads have a few each,
-  // and would write a sector of memory for every one.
+  // Indices are collected in the ring, which is idle, where all output slots are still free (write_collected).
   constexpr int kCollected = sizeof(s.ring) / sizeof(int);
   u32 k = s.rule.k;
   int* out = s.rule.row_out;

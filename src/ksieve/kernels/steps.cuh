@@ -159,7 +159,7 @@ __device__ __forceinline__ void collect(int index, int slot) {
   collected()[atomicAdd(&shared_storage().held[slot].emitted, 1)] = index;
 }
 
-// Collects positions that threads have few of: each would write a sector of memory for every one.
+// Collects positions that threads have few of (write_collected).
 __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
   int place = reserve_many(&shared_storage().held[slot].emitted, marks.count());
   const int first = held_first(slot);

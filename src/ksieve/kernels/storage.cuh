@@ -79,7 +79,7 @@ using Place = PlaceType<kNarrow>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
 constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
 
-constexpr int kHeldRows = kHeld ? 16 : 4; // that are described at a time
+constexpr int kHeldRows = kHeld ? 16 : 4; // places for what is known of rows; half of them are described at a time
 
 struct alignas(16) SharedStorage {
   RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: row.cuh
@@ -101,7 +101,7 @@ struct alignas(16) SharedStorage {
   int ties;      // and from the back
   u32 least;     // least and greatest key among candidates that found no slot
   u32 greatest;
-  int next; // next row of a persistent CTA
+  int next; // next row of a persistent CTA; of row_exact, the first that is not described
   int next_length;
   int origin; // position of the first score that thread 0 reads
   int flag;   // block-wide broadcast of the split family; of row_exact: whether rows are not held
@@ -114,11 +114,11 @@ struct alignas(16) SharedStorage {
   int tie_quota;           // what one more traversal has to collect: this many scores
   u32 tie_key;             // of this key
   u64 arrival;             // of bulk copies
-  int copies;              // that were started
+  int copies;              // that rows described so far take
   int next_id;             // of rows that were dealt by their length: the number of the one whose length was fetched
   HeldRow held[kHeldRows]; // of row_exact: rows beside the current one, in turn; of a cluster one
 };
-static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_cuda.STORAGE_BYTES mirrors this struct");
+static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_storage.py mirrors this struct");
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 

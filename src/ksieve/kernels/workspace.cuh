@@ -1,4 +1,4 @@
-// Layout of the global workspace; planner_cuda.py computes the same sizes. Kernels leave everything they count with
+// Layout of the global workspace; planner_storage.py computes the same sizes. Kernels leave everything they count with
 // zero.
 //   [0, 256)   queue: next row, CTAs that have left
 //   then       split family: a RowState per row, all zero before the first launch; from Params::lists on, per row its
