@@ -1,7 +1,7 @@
 """Memory of CUDA plans: what a CTA has on chip, how many candidates that leaves room for, and the workspace.
 
-Pure arithmetic, which the kernels check at compile time: sizes of their structs stand beside the number that mirrors
-each. `planner_cuda` decides what is planned.
+Pure arithmetic. Each number names the source whose structs it mirrors, and the kernels check the sums when they are
+compiled. `planner_cuda` decides what is planned.
 """
 
 from __future__ import annotations
