@@ -83,6 +83,10 @@ class VLLM(types.SimpleNamespace):
         assert workspace.dtype == torch.uint8 and max_seq_len == int(lengths.max())
         exact(logits, lengths, k, output)
 
+    def cooperative_topk(self, logits, lengths, output, workspace, k, max_seq_len):
+        assert logits.shape[0] <= 64 and logits.stride(0) % 4 == 0
+        self.persistent_topk(logits, lengths, output, workspace, k, max_seq_len)
+
 
 @pytest.fixture
 def libraries(monkeypatch):
@@ -165,6 +169,22 @@ def test_what_a_peer_does_not_take_is_said(host, libraries):
     done = invoke("gpu", "--shapes", "6x4096", "--k", 100, "--torch-rounds", 0)
     assert done.exit_code == 0, done.output
     assert "6x4096 sglang paged: it takes k of 512, 1024 and 2048, not 100" in done.output
+
+
+def test_limits_of_a_peer_are_said_before_it_is_called(host, libraries):
+    """Beyond some, a library would take another of its back ends without a word."""
+    selectors = gpu.run([(65, 4096)], K, torch_rounds=0, peer_names=["vllm"])["results"]["shapes"][0]["selectors"]
+    assert selectors["vllm cooperative"]["unsupported"] == "it takes up to 64 rows, not 65"
+    assert selectors["vllm persistent"]["exact"]
+    module = libraries["flashinfer"]
+    for name, matrix, said in (
+        ("flashinfer radix", torch.zeros(2, 4100)[:, :4096], "takes contiguous matrices only"),
+        ("flashinfer cub", torch.zeros(1).expand(1, (1 << 21) + 1), "takes rows of up to 2097152 scores, not 2097153"),
+    ):
+        peer = next(peer for peer in peers.PEERS if peer.name == name)
+        task = peers.Task([matrix], torch.full((matrix.shape[0],), 4096, dtype=torch.int32), K)
+        with pytest.raises(peers.UnsupportedError, match=said):
+            peers.contender(peer, module, task)
 
 
 def test_absent_libraries_are_named_with_the_reason(monkeypatch):

@@ -141,6 +141,52 @@ def test_subnormals_a_few_apart(family, shape, tally):
     assert not wrong, "\n".join(wrong)
 
 
+def sampled(plan, row):
+    """Positions that a row of full length is sampled at (kernels/held.cuh, sample_of), if it starts on 16 bytes."""
+    vectors = plan.stages + plan.beside
+    per_block = vectors // plan.beside if plan.beside else vectors + 1
+    copied = [v for v in range(vectors) if v % per_block != 1 or not plan.beside]  # of them, those in the ring
+    thread = np.arange(plan.threads)
+    at = (thread % 32 * (4 * plan.stages) // 32 + thread // 32 + row) % (4 * plan.stages)
+    place = (np.array(copied)[at // 4] * plan.threads + thread) * 4 + at % 4
+    return np.concatenate([place + part * vectors * 4 * plan.threads for part in range(plan.splits)])
+
+
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+def test_rows_aimed_at_the_sample(family, shape, tally):
+    """The k-th score is better than all samples, or worse: counted once more over the rest of the row's range."""
+    plan = plan_of(family, shape, 12)
+    rng = np.random.default_rng(11)
+    rows = rng.standard_normal((12, shape.held)).astype(np.float32)
+    for row, scores in enumerate(rows):
+        mine = sampled(plan, row)
+        assert len(np.unique(mine)) == plan.threads * plan.splits
+        assert mine.max() < shape.held
+        others = np.setdiff1d(np.arange(shape.held), mine)
+        best = rng.choice(others, K + (0, 1, 500)[row % 3], replace=False)
+        kind = row // 3
+        if kind == 0:
+            scores[best] += 20  # none of the best is sampled
+        elif kind == 1:
+            scores[best] = np.float32(np.inf)  # nor has any of them a finite score
+        elif kind == 2:
+            scores[mine] += 20  # nothing but a few of the best is
+        else:
+            scores[mine] = np.abs(scores[mine]) + 1
+            scores[others] = -np.exp2(rng.uniform(-120, 120, len(others))).astype(np.float32)
+    bits = rows.view(np.int32)
+    wrong = []
+    for k in (K, shape.threads * plan.splits + 1, shape.held // 2):
+        with alone(family, shape):
+            for chosen in possible(VARIANTS[NAMES[family]], 12, shape.held, k, device=runner.PLAN_DEVICE):
+                wrong += [
+                    f"k={k}: {text}"
+                    for text in runner.check(chosen, material.place(bits, "float32", runner.DEVICE), None)
+                ]
+    tally.add(NAMES[family], 12, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
 def test_shapes_are_those_of_the_planner():
     for family, shape in SHAPES:
         fewer = max(s.most_rows for s in GEOMETRY_HELD[family] if s.held == shape.held)

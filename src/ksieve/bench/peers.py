@@ -128,7 +128,7 @@ class Peer:
             except Exception as error:  # a library that is there may fail in any way while it loads
                 missing = False
                 reasons.append(f"{module} fails to load ({type(error).__name__}: {_line(error)})")
-        raise UnsupportedError(f"{self.distribution} is not installed" if missing else reasons[0])
+        raise UnsupportedError(f"{self.distribution} is not installed" if missing else "; ".join(reasons))
 
 
 def contender(peer: Peer, module: Any, task: Task, rounds: int | None = None) -> Contender:
@@ -242,6 +242,11 @@ def _flashinfer(algorithm: str) -> Callable[[Any, Task], Calls]:
         if algorithm == "clusters":
             capability = torch.cuda.get_device_capability()
             task.need(capability[0] == 10, f"its cluster back end needs compute capability 10, not {capability[0]}")
+        if algorithm == "cub":  # beyond its limit it would take the radix back end without a word
+            task.need(task.width <= 1 << 21, f"its CUB back end takes rows of up to {1 << 21} scores, not {task.width}")
+        else:
+            contiguous = all(m.is_contiguous() for m in task.matrices)
+            task.need(contiguous, "its radix back end takes contiguous matrices only")
         offsets = torch.zeros_like(task.lengths)
         # It allocates its result: the one of a graph capture stays at its place.
         outs: list[Any] = [None] * len(task.matrices)
@@ -337,6 +342,9 @@ def _vllm(name: str) -> Callable[[Any, Task], Calls]:
             arguments = lambda m, out: (m, 1, task.lengths, out, task.rows, *strides, task.k)  # noqa: E731
         else:
             task.need(task.k in (512, 1024, 2048), f"it takes k of 512, 1024 and 2048, not {task.k}")
+            cooperative = name == "cooperative_topk"
+            task.need(not cooperative or task.rows <= 64, f"it takes up to 64 rows, not {task.rows}")
+            task.need(not cooperative or strides[0] % 4 == 0, "it needs rows that start at multiples of 4 scores")
             workspace = torch.zeros(1 << 20, dtype=torch.uint8, device=task.lengths.device)
             longest = int(task.lengths.max()) if task.rows else 0
             arguments = lambda m, out: (m, task.lengths, out, workspace, task.k, longest)  # noqa: E731
@@ -356,5 +364,6 @@ PEERS: tuple[Peer, ...] = (
     Peer("vllm prefill", _VLLM, _vllm("top_k_per_row_prefill"), "vllm"),
     Peer("vllm decode", _VLLM, _vllm("top_k_per_row_decode"), "vllm"),
     Peer("vllm persistent", _VLLM, _vllm("persistent_topk"), "vllm"),
+    Peer("vllm cooperative", _VLLM, _vllm("cooperative_topk"), "vllm"),
 )  # fmt: skip
 """Every peer, in the order that tables list them."""

@@ -8,56 +8,59 @@
 #include "crowded.cuh"
 
 // Where a row's boundary is looked for, from the samples of a warp: from the best one down to the worst of what the
-// best of each pool are. Unless few are selected, one odd sample does not stretch it: of two halves, the worse best one
-// counts. Scores that are not finite have no steps.
+// best of each pool are. Unless few are selected, one odd sample does not stretch it: of what the best of four groups
+// are, the second best counts. Scores that are not finite have no steps.
 __device__ __forceinline__ Sampled look_at_samples(float sample, int slot) {
   const float kNone = __uint_as_float(kMinusInfinityKey);
   const int pool = held_row(slot).pool;
   float best = fabsf(sample) <= Steps::kGreatest ? sample : kNone;
   float pooled = best;
   // Half a warp apart first, then neighbours: neither a row that ascends nor a few odd neighbours mislead all pools.
+  float second = kNone; // best one of the other group of a half
 #pragma unroll
   for (int size = 2; size <= 16; size *= 2) {
-    best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, size == 2 ? 16 : size / 4));
+    const float other = __shfl_xor_sync(kFullWarp, best, size == 2 ? 16 : size / 4);
+    second = fminf(best, other);
+    best = fmaxf(best, other);
     if (pool >= size) pooled = best;
   }
   const float other = __shfl_xor_sync(kFullWarp, best, 8);
+  second = fmaxf(second, __shfl_xor_sync(kFullWarp, second, 8));
   if (pool == 32) pooled = fmaxf(best, other);
-  best = pool <= 8 ? fminf(best, other) : fmaxf(best, other);
+  best = pool <= 8 ? fmaxf(fminf(best, other), second) : fmaxf(best, other);
   const u32 key = number_key(pooled);
   const bool found = pooled > kNone;
   const float first = __shfl_sync(kFullWarp, pooled, 0);
   const u32 alike = __ballot_sync(kFullWarp, found && pooled == first);
   const u32 from = best > kNone ? number_key(best) : kNanKey;
-  const u32 worst = __reduce_max_sync(kFullWarp, found ? key : 0);
+  u32 worst = __reduce_max_sync(kFullWarp, found ? key : 0);
+  // The k-th may be worse than all samples where nearly all are selected, and than the mean of few warps' ends in one
+  // row of 400: the range is made longer.
+  auto lengthen = [&](float part) {
+    const float end = score_of_key(worst);
+    if (worst && best > kNone) worst = number_key(fmaf(part, end - best, end));
+  };
+  if (rarely(pool == 1)) {
+    lengthen(1.0f);
+  } else if (kEach >= 64 && kWarps <= 8) {
+    lengthen(0.25f);
+  }
   const bool signs = worst - 1 >= kZeroKey - 1; // or there is none
   return {{from, worst ? worst : kMinusInfinityKey}, signs, __popc(alike) >= 24 && pool < 32 ? key : 0}; // lane 0's
 }
 
-// One score of each thread, the `offset`-th of what a warp's lanes would take. A warp samples all over what its threads
-// hold, and other warps other scores: no period of the row is met by one alone.
-__device__ __forceinline__ Sampled sample_at(int slot, u32 offset) {
+// Finds out where a described row's boundary is looked for, as soon as its part is in the ring. A barrier of all must
+// follow. A warp samples all over what its threads hold, and other warps other scores: no period of the row is met by
+// one alone.
+template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
   constexpr int kCandidates = kStages * kVector;
-  const u32 turn = (threadIdx.x >> 5) + held_row(slot).id + offset;
+  wait_copy(slot);
+  const u32 turn = (threadIdx.x >> 5) + held_row(slot).id;
   const u32 at = ((threadIdx.x & 31) * kCandidates / 32 + turn) % kCandidates;
   const int vector = vector_of_stage(static_cast<int>(at / kVector));
   const bool valid = own_place() + vector * kStep + static_cast<int>(at % kVector) < held_row(slot).valid;
   const float sample = read_back(own_ring(), at);
-  return look_at_samples(valid ? sample : __uint_as_float(kMinusInfinityKey), slot);
-}
-
-// Finds out where a described row's boundary is looked for, as soon as its part is in the ring. A barrier of all must
-// follow. Few warps sample twice: a mean of eight warps' ends alone leaves out the k-th score of one row in 400.
-template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
-  constexpr bool kTwice = kEach >= 64 && kWarps <= 8;
-  wait_copy(slot);
-  Sampled seen = sample_at(slot, 0);
-  if (kTwice) {
-    const Sampled more = sample_at(slot, kVector + 1);
-    seen.range.worst = seen.range.worst / 2 + more.range.worst / 2;
-    seen.signs |= more.signs;
-  }
-  Holders::fold(seen, slot);
+  Holders::fold(look_at_samples(valid ? sample : __uint_as_float(kMinusInfinityKey), slot), slot);
 }
 
 // Counts the scores that this thread holds, and keeps which steps they are in.

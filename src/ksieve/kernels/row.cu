@@ -83,19 +83,35 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
   return __popc(copied);
 }
 
-// The same for those behind the rows that are described. By the warp of scouts.
+// The same for those behind the rows that are described. By the warp of scouts, whose first lane keeps the counters.
 __device__ __forceinline__ void describe_more(const Params& p, int slot) {
   SharedStorage& s = shared_storage();
-  const int first = s.next;
-  const int copies = s.copies;
+  const bool keeps = (static_cast<u32>(thread_again()) & 31) == 0;
+  const int first = __shfl_sync(kFullWarp, keeps ? s.next : 0, 0);
+  const int copies = __shfl_sync(kFullWarp, keeps ? s.copies : 0, 0);
   const int more = describe_rows(p, slot, first, copies);
-  s.next = first + kAhead * grid_size(); // by all lanes alike
+  if (!keeps) return;
+  s.next = first + kAhead * grid_size();
   s.copies = copies + more;
+}
+
+// CTAs of a multiprocessor begin one after another when there are rows for several rounds. Otherwise all of them copy,
+// then all count, and memory rests meanwhile. Not those that load a part of the row when they count it, nor for short
+// rows.
+__device__ __forceinline__ void fall_behind(const Params& p) {
+  constexpr i64 kClocks = 25; // per KiB of a row: one multiprocessor's share of memory takes 60
+  if (kBeside || kHeld <= 8192 || rows_of(p) <= grid_size()) return;
+  const int before = static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
+  const i64 late = before * (kHeld * static_cast<i64>(sizeof(Score)) / 1024 * kClocks);
+  const i64 begin = clock64();
+  while (before && clock64() - begin < late)
+    __nanosleep(100);
 }
 
 // Describes the first rows, and starts copying the first: before its length is known, if it fits in any case.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
+  fall_behind(p);
   const bool early = !KSIEVE_WINDOWS && !kDealt && p.width <= kHeld;
   if (early) {
     const Row row = row_of_length(p, blockIdx.x, p.width);
@@ -104,8 +120,11 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   }
   const int thread = thread_again();
   if (thread / 32 == kScouts) {
-    s.copies = describe_rows(p, 0, blockIdx.x, 0);
-    s.next = blockIdx.x + kAhead * grid_size();
+    const int copies = describe_rows(p, 0, blockIdx.x, 0);
+    if (thread % 32 == 0) {
+      s.copies = copies;
+      s.next = blockIdx.x + kAhead * grid_size();
+    }
   }
   if (thread == 0) {
 #if __CUDA_ARCH__ >= 900

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -158,13 +159,18 @@ def parse_resources(log: str) -> Resources:
     return Resources(int(used[0][0]), stack, stores, loads, int(shared[1]) if shared else 0)
 
 
+_importing = threading.Lock()
+"""Threads that meet in the first import of cuda-core may find it half done, and take it for missing."""
+
+
 def _cuda_core() -> tuple[Any, Any]:
     try:
-        try:
-            from cuda.core import Program, ProgramOptions
-        except ImportError:
-            # Before cuda-core 0.5 the same classes lived here.
-            from cuda.core.experimental import Program, ProgramOptions
+        with _importing:
+            try:
+                from cuda.core import Program, ProgramOptions
+            except ImportError:
+                # Before cuda-core 0.5 the same classes lived here.
+                from cuda.core.experimental import Program, ProgramOptions
     except ImportError as error:
         raise missing_package(error) from None
     return Program, ProgramOptions
