@@ -99,7 +99,7 @@ __device__ __forceinline__ void describe_more(const Params& p, int slot) {
 // then all count, and memory rests meanwhile. Not those that load a part of the row when they count it, nor for short
 // rows.
 __device__ __forceinline__ void fall_behind(const Params& p) {
-  constexpr i64 kClocks = 25; // per KiB of a row: one multiprocessor's share of memory takes 60
+  constexpr i64 kClocks = 58; // per KiB of a row: as long as one multiprocessor's share of memory takes
   if (kBeside || kHeld <= 8192 || rows_of(p) <= grid_size()) return;
   const int before = static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
   const i64 late = before * (kHeld * static_cast<i64>(sizeof(Score)) / 1024 * kClocks);
