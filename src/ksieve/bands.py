@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ksieve.planner import Plan
-from ksieve.planner_storage import BATCH, fewest_stored
+from ksieve.planner_storage import BATCH
 
 DEALER_THREADS = 1024
 """Of each CTA that deals rows."""
@@ -18,14 +18,8 @@ DEALER_CANDIDATES = 256
 
 
 def studied(plan: Plan) -> Plan:
-    """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole, and which
-    stores candidates.
-    """
-    plan = replace(plan, bands=(), band=None, stages=plan.stages + plan.beside, beside=0)
-    if plan.family != "cluster_exact":
-        return plan
-    stored = max(plan.capacity, fewest_stored(plan.problem))
-    return replace(plan, capacity=stored, shared_capacity=stored)
+    """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole."""
+    return replace(plan, bands=(), band=None, stages=plan.stages + plan.beside, beside=0)
 
 
 def launches(plan: Plan) -> tuple[Plan, ...]:

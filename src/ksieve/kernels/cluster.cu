@@ -58,26 +58,19 @@ struct Clustered {
   // Every CTA adds up a slice of the bins, for all. No row comes after this one.
   template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
     constexpr int kSlice = kBins / kCluster;
-    constexpr int kTurns = (kSlice + kThreads - 1) / kThreads;
-    u32* slice = shared_storage().histogram + cluster_rank() * kSlice;
-    u32 sum[kTurns] = {};
+    u32* mine = shared_storage().histogram + cluster_rank() * kSlice + threadIdx.x;
+    u32 sum = 0;
     cluster_sync(); // every segment's tail is counted
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int bin = turn * kThreads + static_cast<int>(threadIdx.x);
-      if (bin >= kSlice) break;
+    if (threadIdx.x < kSlice) {
 #pragma unroll
       for (u32 peer = 0; peer < kCluster; ++peer)
-        sum[turn] += *in_rank(slice + bin, peer);
+        sum += *in_rank(mine, peer);
     }
     cluster_sync(); // nobody reads a segment's counts any more
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int bin = turn * kThreads + static_cast<int>(threadIdx.x);
-      if (bin >= kSlice) break;
+    if (threadIdx.x < kSlice) {
 #pragma unroll
       for (u32 peer = 0; peer < kCluster; ++peer)
-        *in_rank(slice + bin, peer) = sum[turn];
+        *in_rank(mine, peer) = sum;
     }
     cluster_sync(); // everybody has the counts of all
     return find_boundary(rank);
@@ -90,6 +83,7 @@ struct Clustered {
     return static_cast<int>(s.cutoff[1]);
   }
 };
+static_assert(kCluster <= kBins && kBins / kCluster <= kThreads || !kHeld, "a thread adds up one bin");
 
 // Appends the peers' candidates, counts and histograms to rank 0's own. Behind a cluster barrier.
 __device__ __forceinline__ void gather_peers(int splits) {
