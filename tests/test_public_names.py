@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import ksieve
 
 HEAVY = ("numba", "torch", "cuda", "cupy", "jax", "triton", "matplotlib", "scipy", "rich", "typer", "safetensors")
@@ -96,11 +98,21 @@ print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))
 
 
 def test_import_is_fast():
-    """Under 0.3 s with NumPy, in a fresh process; time on the processor, the best of a few: the machine is shared."""
-    code = "import time; t = time.thread_time(); import ksieve; print(time.thread_time() - t)"
-    seconds = []
+    """Under 0.3 s with NumPy, in a fresh process; on a slower machine three times as long as NumPy alone.
+
+    Time on the processor, the best of a few: the machine is shared.
+    """
+    code = """
+import time
+start = time.thread_time(); import numpy
+numpy_alone = time.thread_time() - start; import ksieve
+print([time.thread_time() - start, numpy_alone])
+"""
+    found = []
     for _ in range(6):
-        seconds.append(run(code))
-        if seconds[-1] < 0.3:
+        whole, numpy_alone = run(code)
+        found.append((whole, numpy_alone))
+        if whole < max(0.3, 3 * numpy_alone):
             break
-    assert min(seconds) < 0.3, seconds
+    else:
+        pytest.fail(f"seconds, and of NumPy alone: {found}")

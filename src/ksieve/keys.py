@@ -108,32 +108,26 @@ def _bin_cutoff_keys() -> U32:
     midpoint towards the next worse float16 ties to even, so it belongs to the bin in the first case and
     to the next bin in the second.
     """
-    cutoff = np.zeros(COARSE_BINS, dtype=np.uint32)
-    for b in range(COARSE_BINS):
-        key16 = (b << 5) | 31
-        if key16 < 0x3FF:  # better than +inf: no score maps here
-            cutoff[b] = 0
-        elif key16 <= 0x7FFF:
-            half = 0x7FFF - key16
-            cutoff[b] = order_key(_midpoint(half, half - 1) if half else np.float32(0))
-        elif key16 < 0xFC00:
-            worst = _midpoint(key16, key16 + 1)
-            cutoff[b] = order_key(np.nextafter(worst, np.float32(np.inf)))
-        elif key16 < 0xFFFF:  # -inf, then bins that hold nothing more
-            cutoff[b] = order_key(np.float32(-np.inf))
-        else:
-            cutoff[b] = NAN_KEY
+    key16 = np.arange(COARSE_BINS) << 5 | 31  # the worst of each bin
+    positive, negative = key16 <= 0x7FFF, (key16 > 0x7FFF) & (key16 < 0xFC00)
+    half = np.where(positive, 0x7FFF - key16, key16)
+    tie = _midpoint(half, np.where(positive, np.maximum(half - 1, 0), np.minimum(half + 1, 0xFC00)))
+    tie[negative] = np.nextafter(tie[negative], np.float32(np.inf))
+    tie[~positive & ~negative] = -np.inf  # the bin of -inf, then bins that hold nothing more
+    cutoff = order_key(tie)
+    cutoff[key16 < 0x3FF] = 0  # better than +inf: no score maps here
+    cutoff[-1] = NAN_KEY
     return cutoff
 
 
-def _midpoint(half_a: int, half_b: int) -> np.float32:
-    """Float32 halfway between two adjacent float16 bit patterns; infinity counts as 65536."""
+def _midpoint(half_a: NDArray[np.int64], half_b: NDArray[np.int64]) -> F32:
+    """Float32 halfway between adjacent float16 bit patterns; infinity counts as 65536."""
 
-    def value(half: int) -> float:
-        v = float(np.array(half, dtype=np.uint16).view(np.float16))
-        return v if np.isfinite(v) else float(np.copysign(65536.0, v))
+    def value(half: NDArray[np.int64]) -> NDArray[np.float64]:
+        v = half.astype(np.uint16).view(np.float16).astype(np.float64)
+        return np.where(np.isnan(v), 0, np.where(np.isinf(v), np.copysign(65536.0, v), v))
 
-    return np.float32((value(half_a) + value(half_b)) / 2)
+    return ((value(half_a) + value(half_b)) / 2).astype(np.float32)
 
 
 BIN_CUTOFF_KEY: U32 = _bin_cutoff_keys()
