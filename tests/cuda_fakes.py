@@ -87,7 +87,7 @@ class FakeDriver:
         finally:
             self.current = before
 
-    def load(self, code, entry, shared_bytes):
+    def load(self, code, entry, shared_bytes, *, clusters=False):
         self.loads.append((self.current, entry, shared_bytes))
         return len(self.loads)
 

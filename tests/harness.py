@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from ksieve import bands
 
 HOST_BACKENDS = ("reference", "cpu")
 BACKENDS = (*HOST_BACKENDS, pytest.param("cuda", marks=pytest.mark.gpu))
@@ -51,6 +52,12 @@ def topk_on(backend, scores, lengths, k=None, *, out=None, num_rows=None, offset
     if isinstance(result, tuple):
         return tuple(part if isinstance(part, ksieve.Stats) else to_host(part) for part in result)
     return to_host(result)
+
+
+def model_arguments(plan):
+    """What `reference.select` has to know of a plan for its statistics."""
+    studied = bands.studied(plan)
+    return {"policy": plan.policy, "capacity": studied.capacity, "held": plan.held, "splits": plan.splits}
 
 
 def serve_on(backend, scores, k, call, **more):

@@ -18,7 +18,7 @@ import pytest
 
 import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
-from harness import BACKENDS, HOST_BACKENDS, serve_on, to_cuda, topk_on
+from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
 from ksieve import ArgumentError, KsieveError, Route, reference
 from ksieve.policy import POLICIES as NAMED
 from ksieve.traffic import check_traffic
@@ -430,9 +430,7 @@ def test_statistics_are_the_models_on_wide_rows(case, backend):
     device = "cuda" if backend == "cuda" else "cpu"
     plan = ksieve.plan(rows=case.rows, width=case.width, k=case.k, pitch=inputs.pitch, dtype=case.dtype, device=device)
     lengths = clamp(inputs.lengths, case.rows, case.width)
-    _, model = reference.select(
-        inputs.scores, lengths, case.k, policy=plan.policy, capacity=plan.capacity, held=plan.held, splits=plan.splits
-    )
+    _, model = reference.select(inputs.scores, lengths, case.k, **model_arguments(plan))
     _, found = topk_on(backend, inputs.scores, inputs.lengths, plan=plan, offset=inputs.offset, return_stats=True)
     np.testing.assert_array_equal(found.raw, model.raw)
 
@@ -828,7 +826,7 @@ def test_what_options_cost(backend, call):
     )
     device = "cuda" if backend == "cuda" else "cpu"
     plan = ksieve.plan(rows=3, width=40_000, k=2048, device=device, options=options)
-    own = {"policy": plan.policy, "capacity": plan.capacity, "held": plan.held, "splits": plan.splits}
+    own = model_arguments(plan)
     most = 0
     for family in FAMILIES:
         scores = scores_of(family, 3, 40_000, 2048)

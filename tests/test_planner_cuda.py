@@ -82,11 +82,15 @@ def test_what_has_one_launch_however_many_rows(asked):
         (25, HELD, 2048, "row_exact", None),
         (4096, HELD + 1, 2048, "persistent_sampled", "quads-16"),
         (48, HELD + 1, 2048, "cluster_exact", None),
-        (49, HELD + 1, 2048, "persistent_sampled", "quads-16"),
-        (24, 131_072, 512, "cluster_exact", None),
-        (25, 131_072, 2048, "persistent_sampled", "lines-64"),
-        (1, 131_073, 2048, "split_sampled", "lines-64"),
-        (64, 65_536, 2048, "persistent_sampled", "lines-16"),
+        (80, HELD + 1, 2048, "cluster_exact", None),
+        (81, HELD + 1, 2048, "persistent_sampled", "quads-16"),
+        (40, 131_072, 512, "cluster_exact", None),
+        (41, 131_072, 2048, "persistent_sampled", "lines-64"),
+        (20, 131_073, 2048, "cluster_exact", None),
+        (21, 131_073, 2048, "persistent_sampled", "lines-64"),
+        (6, 262_145, 2048, "cluster_exact", None),
+        (7, 262_145, 2048, "split_sampled", "lines-64"),
+        (81, 65_536, 2048, "persistent_sampled", "lines-16"),
         (4096, 65_536, 2048, "persistent_sampled", "lines-16"),
         (4096, 65_535, 2048, "persistent_sampled", "quads-16"),
         (4096, 65_536, 1024, "persistent_sampled", "lines-64"),
@@ -100,7 +104,8 @@ def test_what_has_one_launch_however_many_rows(asked):
         (4096, 1_048_576, 2048, "persistent_sampled", "lines-64"),
         (1, 1_048_576, 2048, "split_sampled", "lines-128"),
         (1, 24_576, 12_289, "row_exact", None),
-        (1, 33_000, 20_000, "persistent_exact", None),
+        (1, 33_000, 20_000, "cluster_exact", None),
+        (1, 66_000, 60_000, "persistent_exact", None),
         (4096, 24_576, 8192, "row_exact", None),
         (4096, 33_000, 10_000, "persistent_exact", None),
     ],
@@ -145,7 +150,11 @@ def test_shared_memory_fits_every_device(name, family):
         ("cluster_exact", 1000, 24_576, "float32", (512, 2, 32_768)),
         ("cluster_exact", 8, 65_536, "float32", (512, 2, 65_536)),
         ("cluster_exact", 1, 65_537, "float32", (512, 2, 131_072)),
-        ("cluster_exact", 1, 131_073, "float32", (512, 1, 0)),
+        ("cluster_exact", 49, 65_536, "float32", (256, 3, 65_536)),
+        ("cluster_exact", 25, 65_537, "float32", (256, 3, 131_072)),
+        ("cluster_exact", 1, 131_073, "float32", (256, 3, 262_144)),
+        ("cluster_exact", 1, 262_145, "float32", (512, 1, 524_288)),
+        ("cluster_exact", 1, 524_289, "float32", (512, 1, 0)),
         ("cluster_exact", 1, 65_537, "float16", (512, 1, 0)),
         ("persistent_sampled", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
         ("persistent_sampled", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
@@ -192,6 +201,31 @@ def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
     assert (plan.threads, plan.ctas_per_sm, plan.beside) == shape
     in_histogram = planner_storage.HISTOGRAM_BYTES // 4
     assert in_histogram + 2 * plan.shared_capacity >= k + planner_storage.POSITIONS_BESIDE
+
+
+@pytest.mark.parametrize(("rows", "width"), [(80, 65_536), (40, 131_072), (20, 262_144), (6, 524_288)])
+def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
+    """But with tie-breaks, and for statistics."""
+    plan = ksieve.plan(rows=rows, width=width, k=2048, device=H200)
+    assert (plan.family, plan.held) == ("cluster_exact", width)
+    assert planner_storage.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + planner_storage.POSITIONS_BESIDE
+    assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= H200.shared_per_sm
+    more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200)
+    assert more.family != "cluster_exact", "they would not all run at once"
+    studied = bands_of.studied(plan)
+    assert studied.capacity == studied.shared_capacity >= max(2048, plan.capacity)
+    assert planner.shared_bytes(studied) <= H200.shared_per_block
+    low = Options(tie_break="low")
+    for family in (None, "cluster_exact"):
+        chosen = ksieve.plan(rows=rows, width=width, k=2048, device=H200, family=family, options=low)
+        assert chosen.capacity >= 2048
+
+
+def test_clusters_of_sixteen_need_room_side_by_side():
+    fewer = replace(H200, sm_count=tuning.WIDE_CLUSTERS - 1)
+    assert ksieve.plan(rows=1, width=262_144, k=2048, device=H200).splits == 16
+    assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer).family == "split_sampled"
+    assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer, family="cluster_exact").splits == tuning.CLUSTER
 
 
 def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):

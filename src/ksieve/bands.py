@@ -8,18 +8,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ksieve.planner import Plan
-from ksieve.planner_storage import BATCH
+from ksieve.planner_storage import BATCH, fewest_stored
 
 DEALER_THREADS = 1024
 """Of each CTA that deals rows."""
 
 DEALER_CANDIDATES = 256
-"""It stores none; no kernel has room for fewer."""
+"""It stores none."""
 
 
 def studied(plan: Plan) -> Plan:
-    """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole."""
-    return replace(plan, bands=(), band=None, stages=plan.stages + plan.beside, beside=0)
+    """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole, and with
+    room for k candidates also where a cluster stores none of the rows it holds.
+    """
+    plan = replace(plan, bands=(), band=None, stages=plan.stages + plan.beside, beside=0)
+    if plan.capacity >= plan.problem.k:
+        return plan
+    stored = fewest_stored(plan.problem)
+    return replace(plan, capacity=stored, shared_capacity=stored)
 
 
 def launches(plan: Plan) -> tuple[Plan, ...]:

@@ -12,13 +12,16 @@ from dataclasses import replace
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.planner_storage import (
+    CANDIDATE_BYTES,
     RESERVED_SHARED,
     bytes_behind,
+    fewest_stored,
     held_positions,
     ring_stages,
     room_of,
     sort_bytes,
     storage_of,
+    tied,
     with_workspace,
 )
 from ksieve.policy import LINES_16, LINES_64, LINES_128, QUADS_16, SamplingPolicy, resolve_policy
@@ -48,6 +51,7 @@ from ksieve.tuning import (
     SPARSE_ROWS,
     SPLIT_IN_TWO,
     SPLITS,
+    WIDE_CLUSTERS,
     WIDEST_BANDED,
     Geometry,
 )
@@ -123,20 +127,27 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
 
     With fewer resident CTAs where only so the positions of a row's slots can be collected.
     """
-    fitting = [g for g in GEOMETRY_HELD[family] if problem.width <= g.held]
+
+    def possible(geometry: Geometry) -> bool:
+        if geometry.holders > CLUSTER and device.sm_count < WIDE_CLUSTERS:
+            return False
+        stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
+        return problem.width <= geometry.held and stored <= room_of(geometry, device, problem.dtype)
+
+    fitting = [g for g in GEOMETRY_HELD[family] if possible(g)]
     same = [g for g in fitting if g.held == fitting[0].held]
     found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
     if found is None:
         return None
-    whole = replace(found, ctas_per_sm=1, beside=0)
-    if found.beside and _tied(problem):
+
+    def resident(ctas: int) -> Geometry:
+        return replace(found, ctas_per_sm=ctas, most_rows=found.most_rows * ctas // found.ctas_per_sm)
+
+    whole = replace(resident(1), beside=0)
+    if found.beside and tied(problem):
         return whole  # tie-breaks need the whole row in the ring
-    resident = (replace(found, ctas_per_sm=ctas) for ctas in range(found.ctas_per_sm, 1, -1))
-    return next((g for g in resident if held_positions(room_of(g, device, problem.dtype)) >= problem.k), whole)
-
-
-def _tied(problem: Problem) -> bool:
-    return problem.options.tie_break != "any"
+    fewer = (resident(ctas) for ctas in range(found.ctas_per_sm, 1, -1))
+    return next((g for g in fewer if held_positions(room_of(g, device, problem.dtype)) >= problem.k), whole)
 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
@@ -272,7 +283,7 @@ def _plan(
 def _banded(plan: Plan) -> Plan:
     """Add launches of their own for rows that may be much shorter than the others, where there are enough rows."""
     problem, device = plan.problem, plan.device
-    if problem.rows < BANDED_ROWS or problem.width > WIDEST_BANDED or _tied(problem):
+    if problem.rows < BANDED_ROWS or problem.width > WIDEST_BANDED or tied(problem):
         return plan
     bands = []
     for limit in (BAND * (i + 1) for i in range(MOST_BANDS)):

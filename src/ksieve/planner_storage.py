@@ -109,6 +109,16 @@ class Storage:
     spill: int
 
 
+def fewest_stored(problem: Problem) -> int:
+    """Candidates that a family which does not sample stores, unless it holds its rows."""
+    return _round_up(max(problem.k, EXACT_CAPACITY), 256)
+
+
+def tied(problem: Problem) -> bool:
+    """Whether it matters which of equal scores are taken: then candidates are stored in any case."""
+    return problem.options.tie_break != "any"
+
+
 def storage_of(
     problem: Problem, device: DeviceInfo, geometry: Geometry, family: str, policy: SamplingPolicy | None
 ) -> Storage:
@@ -131,7 +141,7 @@ def storage_of(
         if policy.boundary == "exact":
             wanted = max(wanted, statistics_bound(problem.width, policy))  # statistics are ranked in place
     else:
-        wanted = max(wanted, EXACT_CAPACITY)
+        wanted = fewest_stored(problem)
     wanted = _round_up(wanted, 256)
     room = room_of(geometry, device, problem.dtype)
     ring = 16 * ring_stages(geometry, problem.dtype)
@@ -150,6 +160,8 @@ def storage_of(
         wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
     step = STORED_STEP if geometry.held else 256 * CANDIDATE_BYTES  # rows that are held leave no more room
     shared = min(wanted, room // step * step // CANDIDATE_BYTES)
+    if family == "cluster_exact" and geometry.held and not tied(problem) and held_positions(room) >= problem.k:
+        wanted = shared  # all of its rows are held, and no candidate is stored
     return Storage(columns, shared, wanted - shared)
 
 

@@ -128,6 +128,11 @@ CLUSTER = Threshold(
     "CTAs of a cluster that does not hold its row",
     NOT_MEASURED + "the largest size that every device with clusters can launch",
 )
+WIDE_CLUSTERS = Threshold(
+    132,
+    "multiprocessors from which a device surely has sixteen side by side, as clusters of more than 8 CTAs may take",
+    "docs/tuning.md#20",
+)
 SHORTEST_CLUSTERED = Threshold(
     24_576, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#17"
 )
@@ -202,7 +207,11 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 2, held=32_768, holders=4, most_rows=24, source="docs/tuning.md#17"),
         Geometry(512, 2, held=65_536, holders=8, most_rows=8, source="docs/tuning.md#17"),
         Geometry(512, 2, held=65_536, holders=4, most_rows=48, source="docs/tuning.md#17"),
+        Geometry(256, 3, held=65_536, holders=4, most_rows=80, source="docs/tuning.md#20"),
         Geometry(512, 2, held=131_072, holders=8, most_rows=24, source="docs/tuning.md#15"),
+        Geometry(256, 3, held=131_072, holders=8, most_rows=40, source="docs/tuning.md#20"),
+        Geometry(256, 3, held=262_144, holders=16, most_rows=20, source="docs/tuning.md#20"),
+        Geometry(512, 1, held=524_288, holders=16, most_rows=6, source="docs/tuning.md#20"),
     ),
 }
 """The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 16 to 64

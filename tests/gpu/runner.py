@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+import harness
 import ksieve
 from gpu import judge
 from gpu.variants import Variant
@@ -94,7 +95,7 @@ def model_of(plan: Plan, scores: np.ndarray, lengths: np.ndarray) -> tuple[np.nd
     """What the NumPy model says of a plan's selection: `reference.select`, rows in parallel."""
     rows, width = scores.shape
     k, valid = plan.problem.k, np.clip(lengths.astype(np.int64), 0, width)
-    options = {"policy": plan.policy, "capacity": plan.capacity, "held": plan.held, "splits": plan.splits}
+    options = harness.model_arguments(plan)
 
     def one(row: int) -> tuple[np.ndarray, list[int]]:
         chosen, trace = reference.select_row(widen(scores[row, : valid[row]]), k, row_id=row, **options)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import harness
 import ksieve
 from gpu import judge, runner
 from gpu.variants import Variant
@@ -229,9 +230,8 @@ def compare_stats(served: Served) -> list[str]:
     raw = served.run(stats=True).raw
     host = {n: v.cpu().numpy() for n in ("starts", "ks", "lengths", "ends") if (v := call.get(n)) is not None}
     _, model = reference.select(
-        runner.to_numpy(served.scores), host.get("lengths", host.get("ends")), plan.problem.k, policy=plan.policy,
-        capacity=plan.capacity, held=plan.held, splits=plan.splits, options=plan.problem.options,
-        starts=host.get("starts"), ks=host.get("ks"),
+        runner.to_numpy(served.scores), host.get("lengths", host.get("ends")), plan.problem.k,
+        options=plan.problem.options, starts=host.get("starts"), ks=host.get("ks"), **harness.model_arguments(plan),
     )  # fmt: skip
     differing = np.flatnonzero((raw != model.raw[: len(raw)]).any(1))
     return [f"statistics of row {r} differ: {raw[r]}, model {model.raw[r]}" for r in differing[:3]]

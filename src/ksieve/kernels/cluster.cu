@@ -58,19 +58,26 @@ struct Clustered {
   // Every CTA adds up a slice of the bins, for all. No row comes after this one.
   template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
     constexpr int kSlice = kBins / kCluster;
-    u32* mine = shared_storage().histogram + cluster_rank() * kSlice + threadIdx.x;
-    u32 sum = 0;
+    constexpr int kTurns = (kSlice + kThreads - 1) / kThreads;
+    u32* slice = shared_storage().histogram + cluster_rank() * kSlice;
+    u32 sum[kTurns] = {};
     cluster_sync(); // every segment's tail is counted
-    if (threadIdx.x < kSlice) {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int bin = turn * kThreads + static_cast<int>(threadIdx.x);
+      if (bin >= kSlice) break;
 #pragma unroll
       for (u32 peer = 0; peer < kCluster; ++peer)
-        sum += *in_rank(mine, peer);
+        sum[turn] += *in_rank(slice + bin, peer);
     }
     cluster_sync(); // nobody reads a segment's counts any more
-    if (threadIdx.x < kSlice) {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int bin = turn * kThreads + static_cast<int>(threadIdx.x);
+      if (bin >= kSlice) break;
 #pragma unroll
       for (u32 peer = 0; peer < kCluster; ++peer)
-        *in_rank(mine, peer) = sum;
+        *in_rank(slice + bin, peer) = sum[turn];
     }
     cluster_sync(); // everybody has the counts of all
     return find_boundary(rank);
@@ -83,7 +90,6 @@ struct Clustered {
     return static_cast<int>(s.cutoff[1]);
   }
 };
-static_assert(kCluster <= kBins && kBins / kCluster <= kThreads || !kHeld, "a thread adds up one bin");
 
 // Appends the peers' candidates, counts and histograms to rank 0's own. Behind a cluster barrier.
 __device__ __forceinline__ void gather_peers(int splits) {

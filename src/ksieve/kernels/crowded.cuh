@@ -45,6 +45,12 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
 // so, when nobody needs the ring any more.
 template <class Holders, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
   const float value = score_of_key(held_row(slot).plateau);
+  bool edge_better = false;
+  bool edge_equal = false;
+  each_edge(slot, [&](const Edge& edge) {
+    edge_better = edge.score > value;
+    edge_equal = edge.score == value;
+  });
   Marks better = {};
   Marks equal = {};
   each_held<false>(slot, [&](int vector, const float (&score)[kVector]) {
@@ -54,12 +60,6 @@ template <class Holders, class Ahead> __device__ __forceinline__ bool select_pla
       better.word[at / 32] |= score[i] > value ? 1u << at % 32 : 0u;
       equal.word[at / 32] |= score[i] == value ? 1u << at % 32 : 0u;
     }
-  });
-  bool edge_better = false;
-  bool edge_equal = false;
-  each_edge(slot, [&](const Edge& edge) {
-    edge_better = edge.score > value;
-    edge_equal = edge.score == value;
   });
   HeldRow& counted = Holders::owner().held[slot];
   reserve_many(&counted.better, better.count() + edge_better);

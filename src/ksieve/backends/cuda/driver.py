@@ -136,8 +136,8 @@ class Driver:
 
     # ---- kernels -------------------------------------------------------------------------------------------
 
-    def load(self, code: bytes, entry: str, shared_bytes: int) -> int:
-        """Load a cubin into the current context and return its entry function, ready to be launched.
+    def load(self, code: bytes, entry: str, shared_bytes: int, *, clusters: bool = False) -> int:
+        """Load a cubin into the current context and return its entry function, ready to be launched, in clusters if so.
 
         The module is never unloaded. Loading is forced here, since the driver's lazy loading would otherwise do
         it at the first launch, which may be inside a stream capture.
@@ -154,6 +154,10 @@ class Driver:
         function = self._call("cuModuleGetFunction", module, entry.encode())
         kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", function, kind, shared_bytes)
+        if clusters:
+            # Those of more than 8 CTAs are not portable: a device has to be asked for them.
+            kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            self._call("cuFuncSetAttribute", function, kind, 1)
         if hasattr(api, "cuFuncLoad"):
             self._call("cuFuncLoad", function)
         return int(function)

@@ -61,7 +61,9 @@ def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int) -> in
     with _loading:
         if (index, spec) not in _functions:
             cubin, _ = cache.obtain(spec)
-            _functions[index, spec] = driver.load(cubin.code, spec.entry, spec.shared_bytes)
+            _functions[index, spec] = driver.load(
+                cubin.code, spec.entry, spec.shared_bytes, clusters=spec.stem == "cluster"
+            )
     return _functions[index, spec]
 
 
