@@ -228,7 +228,7 @@ def test_the_floor_table(measured, tmp_path):
 def test_a_result_file_keeps_the_kind_of_its_scores():
     asked = ["__main__.py", "bench", "gpu", "--scores", "factors:/data/set/f.safetensors", "--out", "/tmp/out", "C:\\x"]
     assert record.command_line(asked) == "__main__.py bench gpu --scores factors:f.safetensors --out out " + (
-        "x" if os.name == "nt" else "C:\\x"
+        "x" if os.name == "nt" else "'C:\\x'"
     )
     assert gpu.source_name("factors:a/b.safetensors") == "factors:b.safetensors"
     assert gpu.source_name("endpoint") == "endpoint"

@@ -104,6 +104,35 @@ def test_the_committed_anchors_are_complete():
     assert operator["8192x1048576"]["HPC-Ops"] == 10036.5
 
 
+def test_other_libraries_stand_beside_ours(generator, results):
+    path = results / "gpu-short-k64.json"
+    payload = json.loads(path.read_text())
+    payload["environment"] |= {"packages": {"sglang": "9.9"}}
+    one, two = (shape["selectors"] for shape in payload["results"]["shapes"])
+    own = one["ksieve"]["median_us"]
+    for name, first, second in (("slow", 3, 4), ("quick", 2, 0.5), ("wrong", 0.1, 5)):
+        for selectors, times in ((one, first), (two, second)):
+            selectors[name] = {"median_us": own * times, "exact": True, "peer": True}
+    one["wrong"]["exact"] = False
+    two["slow"] = {"unsupported": "it takes 4 rows", "exact": None, "peer": True}
+    path.write_text(json.dumps(payload))
+    page = generator.benchmark_page(results)
+    assert "on the same tensors: sglang 9.9. The fastest exact one of each shape takes 1.00 times as long" in page
+    assert "(geometric mean of 2 shapes), at least 0.50 times, and is faster at 1." in page
+    assert "| `slow` | 1 | 0 | 3.00 | 3.00 at 4 x 4,096 | 0 |" in page
+    assert "| `quick` | 2 | 0 | 1.00 | 0.50 at 600 x 4,096 | 1 |" in page
+    assert "| `wrong` | 1 | 1 | 5.00 | 5.00 at 600 x 4,096 | 0 |" in page
+    assert "| 4,096 | 2.00 quick | 0.50 quick |" in page
+
+
+@pytest.mark.parametrize(
+    "recorded", ["x.py bench decode --peers a b,c d --out here", "x.py bench decode --peers 'a b,c d' --out here"]
+)
+def test_a_printed_command_can_be_run(recorded):
+    found = pages.command({"environment": {"command": recorded}})
+    assert found == "ksieve bench decode --peers 'a b,c d' --out benchmarks/results"
+
+
 def test_wrong_answers_reach_no_page(generator, results):
     for name, spoil in {
         "gpu-trace-k64": lambda r: r["traces"]["tiny"]["selectors"]["ksieve"].update(exact=False),

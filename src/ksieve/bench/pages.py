@@ -7,6 +7,7 @@ that `plots.names` gives; who writes the page draws them.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,10 +45,14 @@ def fenced(language: str, text: str) -> str:
 
 def command(payload: Payload) -> str:
     """Command line that writes a result file again, into the folder where it lies."""
-    words = payload["environment"]["command"].split()[1:]
+    words = shlex.split(payload["environment"]["command"])[1:]
     if "--out" in words:
         words[words.index("--out") + 1] = "benchmarks/results"
-    return " ".join(["ksieve", *words])
+    if "--peers" in words:  # names have spaces, which older files do not quote
+        begin = words.index("--peers") + 1
+        end = next((i for i in range(begin, len(words)) if words[i].startswith("--")), len(words))
+        words[begin:end] = [" ".join(words[begin:end])]
+    return shlex.join(["ksieve", *words])
 
 
 def machine(payload: Payload) -> str:
@@ -136,9 +141,8 @@ def operator_targets(payloads: Sequence[Payload]) -> str:
 def operator(link: str, stem: str, payload: Payload, published: Payload | None) -> str:
     """One operator result: figures, the table, and published times of the same shapes."""
     found = shapes(payload)
-    names = [n for n in found[0]["selectors"] if n != "ksieve"]
-    peers = [n for n in names if _peer(found, n)]
-    forced = [n for n in names if n not in peers]
+    peers = _peers(found)
+    forced = [n for n in found[0]["selectors"] if n != "ksieve" and n not in peers]
     rows = []
     for shape in found:
         own = shape["selectors"]["ksieve"]
@@ -150,7 +154,7 @@ def operator(link: str, stem: str, payload: Payload, published: Payload | None) 
                 of_floor(shape),
                 own["policy"],
                 *(f"{shape['selectors'][name]['of_floor']:.3f}" for name in forced),
-                *(_times_faster(shape, name) for name in peers),
+                *([_fastest_other(shape, peers)] if peers else []),
             )
         )
     columns = (
@@ -160,13 +164,14 @@ def operator(link: str, stem: str, payload: Payload, published: Payload | None) 
         "of the plain read",
         "policy",
         *(f"forced {name}" for name in forced),
-        *(f"faster than {name}" for name in peers),
+        *(["fastest other / ksieve"] if peers else []),
     )
     parts = [
         f"### k = {payload['settings']['k']:,}, {source(payload)} scores",
         *_told(link, payload),
         *images(payload, stem),
         table(columns, rows),
+        *_others(payload),
         *_published(payload, published),
     ]
     return "\n\n".join(parts)
@@ -177,7 +182,6 @@ def decode(link: str, stem: str, payload: Payload, published: Payload | None) ->
     found = shapes(payload)
     single = [s["selectors"]["ksieve"]["median_us"] for s in found if s["rows"] == 1]
     read = [s["floor_us"] for s in found if s["rows"] == 1]
-    peers = [n for n in found[0]["selectors"] if n != "ksieve" and _peer(found, n)]
     parts = [
         f"### k = {payload['settings']['k']:,}, {source(payload)} scores",
         *_told(link, payload),
@@ -188,10 +192,10 @@ def decode(link: str, stem: str, payload: Payload, published: Payload | None) ->
         matrix(payload, own_time),
         "Fraction of the plain read:",
         matrix(payload, of_floor),
+        *_others(payload, each=True),
+        *_published(payload, published),
     ]
-    for name in peers:
-        parts += [f"Times faster than `{name}`:", matrix(payload, lambda shape, name=name: _times_faster(shape, name))]  # type: ignore[misc]
-    return "\n\n".join([*parts, *_published(payload, published)])
+    return "\n\n".join(parts)
 
 
 def short(link: str, stem: str, payload: Payload) -> str:
@@ -213,6 +217,7 @@ def short(link: str, stem: str, payload: Payload) -> str:
         matrix(payload, own_time),
         "Fraction of the plain read:",
         matrix(payload, of_floor),
+        *_others(payload, each=True),
     ]
     return "\n\n".join(parts)
 
@@ -306,18 +311,66 @@ def _told(link: str, payload: Payload) -> list[str]:
     return [f"{text}{link}:", fenced("text", command(payload))]
 
 
-def _peer(found: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Whether a selector is another library's; older files know one such."""
-    return name == "torch.topk" or any(s["selectors"].get(name, {}).get("peer") for s in found)
+def _peers(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Selectors of other libraries; older files know one such."""
+    names = [n for n in found[0]["selectors"] if n != "ksieve"]
+    return [n for n in names if n == "torch.topk" or any(s["selectors"].get(n, {}).get("peer") for s in found)]
 
 
-def _times_faster(shape: Mapping[str, Any], name: str) -> str:
+def _times_faster(shape: Mapping[str, Any], name: str) -> float | None:
+    """Another selector's time over ksieve's; None without an exact answer."""
     other = shape["selectors"].get(name, {})
-    if "median_us" not in other:
-        return ""
-    if other.get("exact") is not True:
-        return "not exact"
-    return f"{other['median_us'] / shape['selectors']['ksieve']['median_us']:.1f}x"
+    if "median_us" not in other or other.get("exact") is not True:
+        return None
+    return float(other["median_us"] / shape["selectors"]["ksieve"]["median_us"])
+
+
+def _ratios(shape: Mapping[str, Any], peers: Sequence[str]) -> dict[str, float]:
+    found = ((name, _times_faster(shape, name)) for name in peers)
+    return {name: ratio for name, ratio in found if ratio is not None}
+
+
+def _fastest_other(shape: Mapping[str, Any], peers: Sequence[str]) -> str:
+    """Of the exact ones, how many times ksieve's time the fastest takes, and which it is."""
+    ratios = _ratios(shape, peers)
+    name = min(ratios, key=ratios.__getitem__, default=None)
+    return f"{ratios[name]:.2f} {name}" if name else ""
+
+
+def _others(payload: Payload, *, each: bool = False) -> list[str]:
+    """Other libraries' selectors over all shapes; with `each`, which is the fastest of every shape."""
+    found = shapes(payload)
+    peers = _peers(found)
+    rows = []
+    for name in peers:
+        ratios = {i: ratio for i, shape in enumerate(found) if (ratio := _times_faster(shape, name)) is not None}
+        if not ratios:
+            continue
+        least = min(ratios, key=ratios.__getitem__)
+        wrong = sum(s["selectors"].get(name, {}).get("exact") is False for s in found)
+        where = f"{found[least]['rows']} x {found[least]['width']:,}"
+        slower = sum(ratio < 1 for ratio in ratios.values())
+        rows.append(
+            (f"`{name}`", f"{len(ratios)}", f"{wrong}", f"{_mean([*ratios.values()]):.2f}",
+             f"{ratios[least]:.2f} at {where}", f"{slower}")
+        )  # fmt: skip
+    if not rows or (peers == ["torch.topk"] and not each):
+        return []
+    best = [min(exact.values()) for shape in found if (exact := _ratios(shape, peers))]
+    versions = payload["environment"].get("packages", {})
+    known = [f"{name} {versions[name]}" for name in ("flashinfer-python", "sglang", "vllm") if name in versions]
+    text = (
+        f"Other libraries' selectors in the same process on the same tensors{': ' * bool(known)}{', '.join(known)}. "
+        f"The fastest exact one of each shape takes {_mean(best):.2f} times as long as ksieve (geometric mean of "
+        f"{len(best)} shapes), at least {min(best):.2f} times, and is faster at {sum(ratio < 1 for ratio in best)}."
+    )
+    columns = ("selector", "exact shapes", "inexact", "its time / ksieve's, geometric mean", "least", "faster at")
+    cells = ["The fastest of each shape:", matrix(payload, lambda s: _fastest_other(s, peers))] if each else []
+    return [text, table(columns, rows), *cells]
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
 
 
 def _published(payload: Payload, published: Payload | None) -> list[str]:
@@ -335,12 +388,11 @@ def _published(payload: Payload, published: Payload | None) -> list[str]:
         ratios.append(times[best] / own[shape])
         cells = (f"{times[n]:.1f}" if n in times else "" for n in names)
         rows.append((shape.replace("x", " x "), f"{own[shape]:.1f}", *cells, f"{ratios[-1]:.2f}"))
-    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
     slower = sum(ratio < 1 for ratio in ratios)
     text = (
         f"Microseconds {anchors.LABEL}, beside those measured here: over the best published time, ksieve is "
-        f"{mean:.2f} times as fast (geometric mean of {len(ratios)} shapes) and slower at {slower} of them. Another "
-        "process on another machine of the same model measured them, so that a few per cent mean nothing."
+        f"{_mean(ratios):.2f} times as fast (geometric mean of {len(ratios)} shapes) and slower at {slower} of them. "
+        "Another process on another machine of the same model measured them, so that a few per cent mean nothing."
     )
     return [text, table(("rows x width", "ksieve, here", *names, "best published / ksieve"), rows)]
 

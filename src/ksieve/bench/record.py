@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -129,7 +130,7 @@ def environment(*, gpu: bool = False) -> dict[str, Any]:
 
 def command_line(arguments: list[str]) -> str:
     """Join a command line, folders left out: a result file says what was run, not where somebody keeps it."""
-    return " ".join(_without_folders(a) for a in arguments)
+    return shlex.join(_without_folders(a) for a in arguments)
 
 
 def _without_folders(argument: str) -> str:
