@@ -112,11 +112,11 @@ def test_gpu_tables_quote_result_files(generator: Any, tmp_path: Path, monkeypat
         f"| 2,048 | endpoint-structured | {mean:.3f} | 0.500 | no | 512 x 4,096 (0.800), 512 x 8,192 (0.500) |" in page
     )
     assert page.index("k = 2,048") < page.index("k = 512")
-    assert "| 512 x 8,192 | 10.0 (4.50) | 20.0 | 0.500 | lines-64 | 3.5x |" in page
+    assert "| 512 x 8,192 | 10.0 (4.50) | 20.0 | 0.500 | lines-64 | 3.50 torch.topk |" in page
     assert "| memcheck | 17 | 3 |" in page
     assert "One row takes 8.0 to 8.0 us" in page
     assert "| 8,192 |  | 20.0 |" in page
-    assert "| 8,192 |  | 3.5x |" in page
+    assert "| 8,192 |  | 3.50 torch.topk |" in page
     assert "| 4,096 | 1.250 | 0.800 |" in section
     assert f"The geometric mean is {mean:.3f} (target 0.92: missed), the least 0.500 (target 0.82: missed)" in section
     assert "ksieve bench gpu --k 2048 --out benchmarks/results\n" in section
