@@ -6,7 +6,8 @@
 // Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
 // Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
 // into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is.
-__device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0) {
+__device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
+                                                  const u32* counts = shared_storage().histogram) {
   SharedStorage& s = shared_storage();
   constexpr int kPerThread = kBins / kThreads;
   int lane = threadIdx.x & 31;
@@ -18,10 +19,11 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0)
   };
   u32 bins[kPerThread];
   u32 sum = 0;
+  const Bins* from = reinterpret_cast<const Bins*>(&counts[threadIdx.x * kPerThread]);
   Bins* mine = reinterpret_cast<Bins*>(&s.histogram[threadIdx.x * kPerThread]);
 #pragma unroll
   for (int v = 0; v < kPerThread / kTogether; ++v) {
-    Bins some = mine[v];
+    Bins some = from[v];
     mine[v] = {};
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)

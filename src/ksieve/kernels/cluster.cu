@@ -17,8 +17,11 @@ __device__ __forceinline__ u32 cluster_rank() {
   return rank;
 }
 
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 
 // The same shared object in another CTA of the cluster, as a generic address.
@@ -55,39 +58,43 @@ struct Clustered {
     if (rank < kCluster) fold_sampled(all, in_rank(&s, rank)->held[slot], 1);
   }
 
-  // Every CTA adds up a slice of the bins, for all. No row comes after this one.
+  // What peers tell each other lies in the ring once all of it has been read. No row comes after this one.
+  static constexpr int kSums = 0;       // the row's counts
+  static constexpr int kShares = kBins; // how many positions each CTA has collected
+  static_assert(!kHolds || (kBins + kCluster) * sizeof(u32) <= sizeof(SharedStorage::ring), "it has room for both");
+  __device__ __forceinline__ static u32* told() { return reinterpret_cast<u32*>(shared_storage().ring); }
+
+  // Every CTA adds up a slice of the bins, for all.
   template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
     constexpr int kSlice = kBins / kCluster;
     constexpr int kTurns = (kSlice + kThreads - 1) / kThreads;
-    u32* slice = shared_storage().histogram + cluster_rank() * kSlice;
-    u32 sum[kTurns] = {};
-    cluster_sync(); // every segment's tail is counted
+    cluster_sync(); // every segment's tail is counted, and its ring has been read
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int bin = turn * kThreads + static_cast<int>(threadIdx.x);
-      if (bin >= kSlice) break;
-#pragma unroll
+      const int within = turn * kThreads + static_cast<int>(threadIdx.x);
+      if (within >= kSlice) break;
+      const u32 bin = cluster_rank() * kSlice + within;
+      u32 sum = 0;
+#pragma unroll 8
       for (u32 peer = 0; peer < kCluster; ++peer)
-        sum[turn] += *in_rank(slice + bin, peer);
-    }
-    cluster_sync(); // nobody reads a segment's counts any more
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int bin = turn * kThreads + static_cast<int>(threadIdx.x);
-      if (bin >= kSlice) break;
-#pragma unroll
+        sum += *in_rank(shared_storage().histogram + bin, peer);
+#pragma unroll 8
       for (u32 peer = 0; peer < kCluster; ++peer)
-        *in_rank(slice + bin, peer) = sum[turn];
+        *in_rank(told() + kSums + bin, peer) = sum;
     }
-    cluster_sync(); // everybody has the counts of all
-    return find_boundary(rank);
+    cluster_sync(); // everybody has the counts of all, and nobody reads a segment's any more
+    return find_boundary(rank, 0, told() + kSums);
   }
 
-  __device__ __forceinline__ static int reserve(int count) {
-    SharedStorage& s = shared_storage();
-    if (threadIdx.x == 0) s.cutoff[1] = atomicAdd(&owner().listed, count);
-    __syncthreads(); // the first slot is known
-    return static_cast<int>(s.cutoff[1]);
+  // The first output slot of this CTA, behind a barrier: all of its positions are collected, and the last are listed.
+  // Nobody looks at a peer's storage any more.
+  __device__ __forceinline__ static int first_slot(int slot) {
+    __syncthreads(); // all of this CTA's are collected
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    if (threadIdx.x < kCluster)
+      *in_rank(told() + kShares + cluster_rank(), threadIdx.x) = shared_storage().held[slot].emitted;
+    cluster_sync(); // how many everybody has is known
+    return __reduce_add_sync(kFullWarp, lane < static_cast<int>(cluster_rank()) ? told()[kShares + lane] : 0);
   }
 };
 
@@ -174,47 +181,59 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
   if (mine) refine(frontier);
 }
 
-__device__ __forceinline__ void select_clustered(const Params& p, int id, u32 rank) {
+// Returns whether peers may still look at this CTA's storage.
+__device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
   SharedStorage& s = shared_storage();
   // Where rows are held, segments do not depend on a row's length: copies start while that is fetched.
   const int from = static_cast<int>(rank) * kPart;
   auto end_of = [&](int length) { return max(min(from + kPart, length), from); };
-  const bool early = kHolds && !KSIEVE_WINDOWS;
+  constexpr bool early = kHolds && !KSIEVE_WINDOWS;
+  EarlySample sample = {};
   if (early) {
     Row row = row_of_length(p, id, p.width);
     const Body body = body_of(row.scores, from, end_of(p.width));
     copy_body(row.scores + body.begin, body.end - body.begin);
+    sample = load_sample(row.scores + body.begin, body.end - body.begin, id);
   }
+  HeldRow& part = s.held[0];
+  if (kHolds && threadIdx.x == 0) {
+    clear_row(part);
+    clear_row(s.held[kOwn]);
+  }
+  cluster_arrive(); // what peers fold their samples into is empty
   clear_counts();
   const Row row = load_row(p, id);
-  HeldRow& part = s.held[0];
   if (kHolds && threadIdx.x == 0) {
 #if KSIEVE_WINDOWS
     s.base = row.base;
 #endif
-    describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
-    s.held[kOwn].least = s.held[kOwn].plateau = s.held[kOwn].signs = 0;
-    s.held[kOwn].most = kNanKey;
+    describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, kWarps << samplers_of(row.length), part);
     s.held[kOwn].pool = samplers_of(row.length);
   }
-  cluster_sync();                       // every CTA's part is described, and its storage is empty
+  __syncthreads();                      // the part is described, and storage is empty
+  cluster_wait();                       // everywhere
   if (row.length <= slots_of(p, row)) { // the same for the whole cluster: nobody waits
     arrived();
     whole_row(p, row, nullptr);
     __syncthreads(); // the row is known
     if (rank == 0) select_short(p, row);
-    return;
+    return true;
   }
   if constexpr (kHolds) {
     if (part.way == Way::kHeld) {
-      if (!early) copy_body(part);
-      sample_held<Clustered>(0);
-      select_held<Clustered>(0, [] {}, [] {});
-      return;
+      if (early) {
+        look_at<Clustered>(sample.score, sample.place, 0);
+        arrived();
+      } else {
+        copy_body(part);
+        sample_held<Clustered>(0);
+      }
+      return !select_held<Clustered>(0, [] {}, [] {});
     }
   }
   arrived();
   select_exact(p, id);
+  return true;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
@@ -223,9 +242,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   const int id = blockIdx.x / p.splits;
   wait_for_inputs();
   trace_begin();
-  select_clustered(p, id, cluster_rank());
+  const bool looked_at = select_clustered(p, id, cluster_rank());
   release_dependents();
-  cluster_sync(); // the row is written, and nobody looks at a peer's storage any more
+  if (looked_at || kFinish) cluster_sync(); // the row is written, and nobody looks at a peer's storage any more
   if (cluster_rank() != 0) return;
   finish_row(p, id, sort_slice(p, id));
   trace_write(p, id);

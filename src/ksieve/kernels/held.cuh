@@ -7,60 +7,81 @@
 #pragma once
 #include "crowded.cuh"
 
-// Where a row's boundary is looked for, from the samples of a warp: from the best one down to the worst of what the
-// best of each pool are. Unless few are selected, one odd sample does not stretch it: of what the best of four groups
+// Where a row's boundary is looked for, from the samples of a warp: from near the best one down to the worst of what
+// the best of each pool are. Unless few are selected, one odd line does not stretch it: of what the best of four groups
 // are, the second best counts. Scores that are not finite have no steps.
 __device__ __forceinline__ Sampled look_at_samples(float sample, int slot) {
   const float kNone = __uint_as_float(kMinusInfinityKey);
   const int pool = held_row(slot).pool;
   float best = fabsf(sample) <= Steps::kGreatest ? sample : kNone;
   float pooled = best;
-  // Half a warp apart first, then neighbours: neither a row that ascends nor a few odd neighbours mislead all pools.
-  float second = kNone; // best one of the other group of a half
 #pragma unroll
-  for (int size = 2; size <= 16; size *= 2) {
-    const float other = __shfl_xor_sync(kFullWarp, best, size == 2 ? 16 : size / 4);
-    second = fminf(best, other);
-    best = fmaxf(best, other);
+  for (int size = 2; size <= 8; size *= 2) {
+    best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, size / 2));
     if (pool >= size) pooled = best;
   }
-  const float other = __shfl_xor_sync(kFullWarp, best, 8);
-  second = fmaxf(second, __shfl_xor_sync(kFullWarp, second, 8));
-  if (pool == 32) pooled = fmaxf(best, other);
-  best = pool <= 8 ? fmaxf(fminf(best, other), second) : fmaxf(best, other);
+  const float beside = __shfl_xor_sync(kFullWarp, best, 8);
+  const float better = fmaxf(best, beside);
+  const float worse = fminf(best, beside);
+  const float other = __shfl_xor_sync(kFullWarp, better, 16);
+  const float second = fmaxf(fminf(better, other), fmaxf(worse, __shfl_xor_sync(kFullWarp, worse, 16)));
+  const int raise = held_row(slot).raise;
+  float top = raise < 0 ? fmaxf(better, other) : second;
   const u32 key = number_key(pooled);
   const bool found = pooled > kNone;
   const float first = __shfl_sync(kFullWarp, pooled, 0);
   const u32 alike = __ballot_sync(kFullWarp, found && pooled == first);
-  const u32 from = best > kNone ? number_key(best) : kNanKey;
   u32 worst = __reduce_max_sync(kFullWarp, found ? key : 0);
-  // The k-th may be worse than all samples where nearly all are selected, and than the mean of few warps' ends in one
-  // row of 400: the range is made longer.
-  auto lengthen = [&](float part) {
-    const float end = score_of_key(worst);
-    if (worst && best > kNone) worst = number_key(fmaf(part, end - best, end));
-  };
-  if (rarely(pool == 1)) {
-    lengthen(1.0f);
-  } else if (kEach >= 64 && kWarps <= 8) {
-    lengthen(0.25f);
+  const float end = score_of_key(worst);
+  const bool plateau = __popc(alike) >= (pool == 1 ? 12 : 24);
+  if (rarely(pool == 1) && worst && top > kNone) {
+    // The k-th may be worse than all samples: as much again, but not beyond zero where scores go over many octaves.
+    const float longer = fmaf(2.0f, end, -top);
+    worst = number_key(end > 0 ? fmaxf(longer, end * 0x1p-12f) : longer);
   }
-  const bool signs = worst - 1 >= kZeroKey - 1; // or there is none
-  return {{from, worst ? worst : kMinusInfinityKey}, signs, __popc(alike) >= 24 && pool < 32 ? key : 0}; // lane 0's
+  if (raise) top = fmaf(static_cast<float>(raise < 0 ? ~raise : raise), top - end, top); // or better than all
+  const u32 from = top > kNone ? number_key(top) : kNanKey;
+  const bool signs = worst - 1 >= kZeroKey - 1;                                 // or there is none
+  return {{from, worst ? worst : kMinusInfinityKey}, signs, plateau ? key : 0}; // lane 0's
 }
 
-// Finds out where a described row's boundary is looked for, as soon as its part is in the ring. A barrier of all must
-// follow. A warp samples all over what its threads hold, and other warps other scores: no period of the row is met by
-// one alone.
-template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
+// Which of its scores this thread samples of a row. A warp samples all over what its threads hold, and other warps
+// other scores: no period of the row is met by one alone. Of 32 parts of a row, pools are two neighbours, with the two
+// half a row apart, with two more neighbours each: what ascends misleads none. Eight lanes in turn, who hold a line of
+// the row, are one group: an odd line misleads no other.
+__device__ __forceinline__ u32 sampled_score(int id) {
   constexpr int kCandidates = kStages * kVector;
-  wait_copy(slot);
-  const u32 turn = (threadIdx.x >> 5) + held_row(slot).id;
-  const u32 at = ((threadIdx.x & 31) * kCandidates / 32 + turn) % kCandidates;
-  const int vector = vector_of_stage(static_cast<int>(at / kVector));
-  const bool valid = own_place() + vector * kStep + static_cast<int>(at % kVector) < held_row(slot).valid;
-  const float sample = read_back(own_ring(), at);
+  const u32 lane = threadIdx.x & 31;
+  const u32 part = (lane & 1) | (lane & 2) << 3 | (lane & 28) >> 1;
+  return (part * kCandidates / 32 + (threadIdx.x >> 5) + id) % kCandidates;
+}
+// Where that is in the part's body.
+__device__ __forceinline__ int sampled_place(u32 at) {
+  return own_place() + vector_of_stage(static_cast<int>(at / kVector)) * kStep + static_cast<int>(at % kVector);
+}
+
+// Finds out where a described row's boundary is looked for, given what this thread has sampled. A barrier of all must
+// follow.
+template <class Holders> __device__ __forceinline__ void look_at(float sample, int place, int slot) {
+  const bool valid = place < held_row(slot).valid;
   Holders::fold(look_at_samples(valid ? sample : __uint_as_float(kMinusInfinityKey), slot), slot);
+}
+
+// The same as soon as the row's part is in the ring.
+template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
+  wait_copy(slot);
+  const u32 at = sampled_score(held_row(slot).id);
+  look_at<Holders>(read_back(own_ring(), at), sampled_place(at), slot);
+}
+
+// A sample that is loaded while the row is still being copied, from the `scores` of a body.
+struct EarlySample {
+  float score;
+  int place;
+};
+__device__ __forceinline__ EarlySample load_sample(const Score* body, int scores, int id) {
+  const int place = sampled_place(sampled_score(id));
+  return {place < scores ? widen(body[place]) : 0.0f, place};
 }
 
 // Counts the scores that this thread holds, and keeps which steps they are in.

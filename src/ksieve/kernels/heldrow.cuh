@@ -37,21 +37,24 @@ __device__ __forceinline__ bool holds(const Row& row, int k) {
   return kHolds && row.length > k && row.length <= kHeld && k <= kCollected - 2 * kVector;
 }
 
-// How many samples are pooled: of 32, the worst of what the best of each pool are is then better than 1.5 to 5 times k
-// scores, on average. Fewer would be read twice where all of k are not beyond; more would queue up on the histogram.
-__device__ __forceinline__ int pool_of(int length, int k) {
+// How samples tell where a row's k-th score is looked for: 32 of each of `warps`, whose ends' mean ends the range.
+// Where scores are independent, it is beyond it in one row of 100,000, be they uniform or of heavy tails
+// (docs/tuning.md#21).
+__device__ __forceinline__ void reach(int length, int k, int warps, HeldRow& to) {
   const int tenths = 10 * length;
-  return tenths < 14 * k    ? 1
-         : tenths < 26 * k  ? 2
-         : tenths < 65 * k  ? 4
-         : tenths < 220 * k ? 8
-         : tenths < 640 * k ? 16
-                            : 32;
+  auto under = [&](int few, int some, int many) { return tenths < (warps <= 8 ? few : warps <= 16 ? some : many) * k; };
+  to.pool = under(20, 20, 20) ? 1 : under(40, 35, 30) ? 2 : under(130, 90, 75) ? 4 : 8;
+  to.raise = under(100, 160, 240)   ? 0
+             : under(180, 360, 900) ? 1
+             : under(320, 640, 900) ? 3
+             : under(0, 1280, 3000) ? ~1
+                                    : ~3;
 }
 
 // Finds out what everybody must know of a row of which this CTA holds [begin, end). By one thread. Up to `limit` may be
-// copied.
-__device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit, HeldRow& to) {
+// copied, and `warps` sample it.
+__device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit, int warps,
+                                         HeldRow& to) {
   const int k = slots_of(p, row);
   const bool held = holds(row, k);
   Body body = body_of(row.scores, begin, end);
@@ -68,14 +71,18 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.end = end;
   to.body_begin = body.begin;
   to.valid = min(body.end, end) - body.begin;
-  to.pool = static_cast<unsigned char>(pool_of(row.length, k));
+  reach(row.length, k, warps, to);
   to.edges = body.begin != begin || body.end < end;
-  to.way = held ? Way::kHeld : Way::kOther;
+  to.way = held ? Way::kHeld : row.length <= k ? Way::kShort : Way::kOther;
 #if KSIEVE_WINDOWS
   to.base = row.base;
 #else
   to.base = 0;
 #endif
+}
+
+// Nothing is known yet of a row's samples, nor counted. By one thread.
+__device__ __forceinline__ void clear_row(HeldRow& to) {
   to.least = 0;
   to.most = kNanKey;
   to.plateau = to.signs = to.better = to.equal = to.emitted = to.few_count = 0;

@@ -58,16 +58,11 @@ __device__ __forceinline__ void write_collected(int* out, int* from, int taken, 
   }
 }
 
-// L <= k: every valid index, then -1.
-__device__ __forceinline__ void write_short_row(const Params& p, const Row& row) {
-  int* out = row_output(p, row.id);
-#if KSIEVE_WINDOWS
-  int base = kFinish ? 0 : row.base;
-#else
-  constexpr int base = 0;
-#endif
-  for (int i = threadIdx.x; i < p.k; i += kThreads)
-    out[i] = i < row.length ? i + base : -1;
+// L <= k: every valid index, then -1, in all `slots` of the output.
+__device__ __forceinline__ void write_short(int* out, int length, int slots, int base) {
+  const int shown = KSIEVE_WINDOWS && !kFinish ? base : 0;
+  for (int i = threadIdx.x; i < slots; i += kThreads)
+    out[i] = i < length ? i + shown : -1;
 }
 
 // Per-row statistics, compiled out unless asked for: thread 0 keeps them in shared memory and writes them once.

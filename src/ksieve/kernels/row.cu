@@ -40,7 +40,7 @@ __device__ KSIEVE_OTHERS void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
     const int k = slots_of(p, t.row);
-    if (holds(t.row, k)) continue;
+    if (kHolds && (t.row.length <= k || holds(t.row, k))) continue;
     trace_begin();
     if (!kHolds && t.row.length > k && t.row.length <= kHeld) {
       select_resident(t);
@@ -73,7 +73,8 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
     to.copy = -1;
     if (number < static_cast<u32>(rows_of(p))) {
       const Row row = nth_row(p, static_cast<int>(number));
-      describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, to);
+      describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, kWarps, to);
+      clear_row(to);
       in_bulk = __CUDA_ARCH__ >= 900 && to.way == Way::kHeld && number != blockIdx.x;
     }
   }
@@ -108,15 +109,22 @@ __device__ __forceinline__ void fall_behind(const Params& p) {
     __nanosleep(100);
 }
 
-// Describes the first rows, and starts copying the first: before its length is known, if it fits in any case.
+// Samples a row that is held.
+__device__ __forceinline__ void sample_coming(int slot) {
+  if (held_row(slot).way == Way::kHeld) sample_held<Alone>(slot);
+}
+
+// Describes the first rows, and copies and samples the first: before its length is known, if it fits in any case.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   fall_behind(p);
   const bool early = !KSIEVE_WINDOWS && !kDealt && p.width <= kHeld;
+  EarlySample sample = {};
   if (early) {
     const Row row = row_of_length(p, blockIdx.x, p.width);
     const Body body = body_of(row.scores, 0, row.length);
     copy_body(row.scores + body.begin, body.end - body.begin);
+    sample = load_sample(row.scores + body.begin, body.end - body.begin, row.id);
   }
   const int thread = thread_again();
   if (thread / 32 == kScouts) {
@@ -134,7 +142,13 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   }
   clear_counts(thread);
   __syncthreads(); // rows are described, and storage is empty
-  if (!early && s.held[0].way == Way::kHeld) copy_body(s.held[0]);
+  if (!early) {
+    if (s.held[0].way == Way::kHeld) copy_body(s.held[0]);
+    sample_coming(0);
+  } else if (s.held[0].way == Way::kHeld) {
+    look_at<Alone>(sample.score, sample.place, 0);
+    arrived();
+  }
 }
 
 // Starts copying a row that is held.
@@ -147,32 +161,31 @@ __device__ __forceinline__ void copy_coming(int slot) {
 #endif
 }
 
-// Samples a row that is held.
-__device__ __forceinline__ void sample_coming(int slot) {
-  if (held_row(slot).way == Way::kHeld) sample_held<Alone>(slot);
-}
-
 // Rows that are held. Whether there are others.
 __device__ __forceinline__ bool select_held_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   start_rows(p);
-  sample_coming(0);
   for (int slot = 0; held_row(slot).way != Way::kNone; slot = slot_after(slot)) {
     auto look_ahead = [&] {
       if (slot % kAhead == 1 && thread_again() / 32 == kScouts) describe_more(p, (slot + kAhead - 1) & kAhead);
       if (!kFinish) sample_coming(slot_after(slot));
     };
-    bool copied = false;
+    const Way way = held_row(slot).way;
+    const bool copied = !kFinish && way == Way::kHeld;
     bool looked = false;
-    if (held_row(slot).way == Way::kHeld) {
+    if (way != Way::kHeld) arrived(); // what was copied of a first row before its length was known
+    if (way != Way::kOther) {
       auto copy_next = [&] {
         if (!kFinish) copy_coming(slot_after(slot)); // slots are sorted where the ring is
       };
-      looked = select_held<Alone>(slot, copy_next, look_ahead);
+      if (way == Way::kHeld) {
+        looked = select_held<Alone>(slot, copy_next, look_ahead);
+      } else {
+        write_short(held_row(slot).out, held_row(slot).end, p.k, held_row(slot).base);
+      }
       if (KSIEVE_OVERLAP && held_row(slot_after(slot)).way == Way::kNone) release_dependents();
       if (kFinish && threadIdx.x == 0) s.base = held_row(slot).base;
       finish_row(p, held_row(slot).id, sort_slice(p, blockIdx.x));
-      copied = !kFinish;
     } else {
       atomicOr(&s.flag, 1); // by all: where one thread did it, ptxas let that come to the barrier below by itself
     }

@@ -8,7 +8,11 @@
 __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
   if (row.length > slots_of(p, row)) return false;
   trace_set(kColCommitted0, row.length);
-  write_short_row(p, row);
+#if KSIEVE_WINDOWS
+  write_short(row_output(p, row.id), row.length, p.k, row.base);
+#else
+  write_short(row_output(p, row.id), row.length, p.k, 0);
+#endif
   return true;
 }
 

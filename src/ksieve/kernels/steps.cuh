@@ -151,8 +151,11 @@ struct Alone {
     return find_boundary(rank);
   }
 
-  // The first of `count` output slots for this CTA; behind a barrier.
-  __device__ __forceinline__ static int reserve(int) { return 0; }
+  // The first output slot of this CTA, behind a barrier: all positions are collected, and the last, if any, listed.
+  __device__ __forceinline__ static int first_slot(int) {
+    __syncthreads(); // all are
+    return 0;
+  }
 };
 
 __device__ __forceinline__ void collect(int index, int slot) {
@@ -202,14 +205,9 @@ __device__ __forceinline__ void write_last(int slot, int listed, int quota) {
 
 // Writes what was collected, and what was listed. Nobody waits for it.
 template <class Holders> __device__ __forceinline__ void write_answer(int slot, int listed, int quota) {
-  if (listed) {
-    Holders::sync(); // all are collected, and listed
-  } else {
-    __syncthreads(); // all are collected
-  }
+  const int from = Holders::first_slot(slot);
   if (Holders::owns()) write_last(slot, listed, quota);
   const int emitted = held_row(slot).emitted;
-  const int from = Holders::reserve(emitted);
   const int count = min(emitted, held_row(slot).slots - from);
   write_collected<true>(held_row(slot).out + from, collected(), emitted, count,
                         [&](int position) { return held_position(position, slot); });

@@ -39,7 +39,7 @@ struct alignas(16) RingSlot {
   u32 word[4];
 };
 
-enum class Way : unsigned char { kNone, kOther, kHeld }; // kNone: past the rows
+enum class Way : unsigned char { kNone, kOther, kShort, kHeld }; // kNone: past the rows; kShort: all is selected
 
 // A row that is copied whole: what everybody must know of it and of the part that this CTA holds, which one thread
 // finds out, and its counters.
@@ -56,6 +56,7 @@ struct alignas(16) HeldRow {
   int body_begin;     // the position where the body begins
   int valid;          // scores of the part that the copy has, from there on
   unsigned char pool; // samples of a warp of which the best counts (held.cuh): a power of two
+  signed char raise;  // how much above samples the range begins, in ranges; less than 0: ~raise above the best of all
   bool edges;         // whether scores are beside the body
   Way way;
   int base;      // with windows: what is added to an index that is written
