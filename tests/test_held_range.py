@@ -5,7 +5,7 @@ A row whose k-th score is outside that range is as exact as any, but takes sever
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,65 @@ from ksieve.keys import order_key, score_of_key
 from ksieve.workloads.producers import PRODUCERS
 
 KERNELS = Path(ksieve.__file__).parent / "kernels"
-TEXT = (KERNELS / "heldrow.cuh").read_text(encoding="utf-8")
-REACH = [tuple(map(int, found)) for found in re.findall(r"under\((\d+), (\d+), (\d+)\)", TEXT)]
-"""Tenths of k, for up to 8 warps, up to 16, and more: pools' three thresholds, then those of how far it is raised."""
 
 STEPS = 2047
 FEWEST = 32  # as many in the step of the k-th are ranked at once
-LANES = np.arange(32)
-PART = (LANES & 1) | (LANES & 2) << 3 | (LANES & 28) >> 1
+DEVIATIONS = {4: 1.75, 8: 0.85, 16: 0.15}
+BEYOND = (12, 6, 2)
+
+
+def sampled_at(threads, scores, ids):
+    """Which of the `scores` of a part its threads sample: (rows, threads)."""
+    thread, part = np.arange(threads, dtype=np.uint32), np.uint32(scores // 32)
+    with np.errstate(over="ignore"):
+        draw = (np.asarray(ids, np.uint32)[:, None] * np.uint32(threads) + thread) * np.uint32(0x9E3779B1) >> np.uint32(16)
+    return (thread % 32 * part + (draw * part >> np.uint32(16))).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Ranks among a warp's samples that begin and end the range, and by how many ranges it is made longer there."""
+
+    first: int
+    last: int
+    raised: int
+    lengthened: int
+
+
+def reach(length, k, warps, part):
+    seen = min(32 / part * length, 32.0)
+    mean = k / length * seen
+    worse = seen - mean
+    deviations = next((value for most, value in DEVIATIONS.items() if warps <= most), 0.0)
+    margin = deviations * math.sqrt(mean * worse / seen) - 0.5
+
+    def beyond(some):
+        return 2 ** next((times for times, least in enumerate(BEYOND) if some * warps > least), 3) - 1
+
+    first = max(math.floor(mean - max(margin + 1, 1)), 0)
+    if beyond(worse):
+        first = min(first, int(seen / 2))
+    last = int(mean) if warps > 32 else math.ceil(mean + max(margin, 0))
+    return Reach(first, min(last, 31), beyond(mean), beyond(worse))
+
+
+def range_of(samples, there, to):
+    """The keys that begin and end the range of rows, given what each warp's lanes see: (rows, warps, 32)."""
+    keys = order_key(samples.astype(np.float32)).astype(np.int64)
+    coarse = np.where(there, keys - int(order_key(np.float32(np.inf))), 0xFFFFFFFF) >> 17
+    better = np.zeros(keys.shape, np.int64)
+    for lane in range(32):
+        better += coarse[..., lane : lane + 1] < coarse
+    rank = np.where(better <= to.first, better, 0).max(-1, keepdims=True)
+    best = np.where((better >= rank) & there, keys, 0xFFFFFFFF).min(-1)
+    worst = np.where((better <= to.last) & there, keys, 0).max(-1)
+    top, end = (score_of_key(found.astype(np.uint32)).astype(np.float64) for found in (best, worst))
+    if to.raised:
+        best = order_key((top + to.raised * (top - end)).astype(np.float32)).astype(np.int64)
+    if to.lengthened:
+        longer = end - to.lengthened * (top - end)
+        worst = order_key(np.where(end > 0, np.maximum(longer, end * 2.0**-12), longer).astype(np.float32)).astype(np.int64)
+    return best.min(1).astype(np.uint32), worst.max(1).astype(np.uint32)
 
 
 @dataclass(frozen=True)
@@ -35,71 +86,50 @@ class Shape:
     threads: int
     stages: int
 
-    def sample(self, rows, lengths):
-        """What each warp's lanes see of rows (n, width): (n, warps, 32), minus infinity past a row's end."""
-        thread = np.arange(self.threads)
-        turn = PART[thread % 32] * (4 * self.stages) // 32 + thread // 32 + np.arange(len(rows))[:, None]
-        at = turn % (4 * self.stages)
-        place = 4 * thread + at // 4 * 4 * self.threads + at % 4
-        seen = np.take_along_axis(rows, np.minimum(place, rows.shape[1] - 1), 1)
-        return np.where(place < lengths[:, None], seen, np.float32(-np.inf)).reshape(len(rows), -1, 32)
-
-
-def chosen(thresholds, values, ratio, warps):
-    column = 0 if warps <= 8 else 1 if warps <= 16 else 2
-    return np.select([ratio < limits[column] / 10 for limits in thresholds], values[:-1], values[-1])
-
-
-def range_of(sample, ratio):
-    """The keys that begin and end the range of rows, as fold_sampled adds up what look_at_samples gives."""
-    warps = sample.shape[1]
-    pool = chosen(REACH[:3], (1, 2, 4, 8), ratio, warps)[:, None]
-    raised = chosen(REACH[3:], (0, 1, 3, 1, 3), ratio, warps)[:, None]
-    best_of_all = ~(ratio < REACH[5][min((warps - 1) // 8, 2)] / 10)[:, None]
-    ends, groups = [], sample.reshape(*sample.shape[:2], 4, 8).max(-1)
-    for size in (1, 2, 4, 8):  # pools of none but minus infinity do not count
-        pools = sample.reshape(*sample.shape[:2], 32 // size, size).max(-1)
-        ends.append(np.where(pools > -np.inf, pools, np.inf).min(-1))
-    end = np.select([pool == 1, pool == 2, pool == 4], ends[:3], ends[3]).astype(np.float32)
-    groups.sort(-1)
-    top = np.where(best_of_all, groups[..., 3], groups[..., 2])
-    with np.errstate(invalid="ignore", over="ignore"):
-        longer = 2 * end - top
-        longer = np.where(end > 0, np.maximum(longer, end * np.float32(2**-12)), longer)
-        top = np.where(raised > 0, raised * (top - end) + top, top).astype(np.float32)
-    end = np.where(pool == 1, longer, end).astype(np.float32)
-    return order_key(top).min(1), (order_key(end).astype(np.int64) // warps).sum(1).astype(np.uint32)
-
-
-def outside(rows, lengths, k, shape):
-    """Rows whose k-th score is not in the range, or in a step with many others, where steps are equal in size."""
-    most, least = range_of(shape.sample(rows, lengths), lengths / k)
-    begin, end = score_of_key(most).astype(np.float64), score_of_key(least).astype(np.float64)
-    count = 0
-    for row, length, high, low in zip(rows, lengths, begin, end, strict=True):
-        step = np.floor(np.clip((high - row[:length]) / (high - low), 0, 1) * STEPS)
-        kth = np.partition(step, k - 1)[k - 1]
-        count += kth == STEPS or ((step == kth).sum() > FEWEST and (step <= kth).sum() != k)
-    return count
+    def outside(self, rows, lengths, k):
+        """Rows whose k-th score is not in the range, or in a step with many others, where steps are equal in size."""
+        part, count = 4 * self.stages * self.threads, 0
+        places = sampled_at(self.threads, part, range(len(rows)))
+        for row, length, place in zip(rows, lengths, places, strict=True):
+            there = (place < length).reshape(1, -1, 32)
+            seen = row[np.minimum(place, len(row) - 1)].reshape(1, -1, 32)
+            most, least = range_of(seen, there, reach(length, k, self.threads // 32, part))
+            high, low = (float(score_of_key(key)[0]) for key in (most, least))
+            step = np.floor(np.clip((high - row[:length]) / (high - low), 0, 1) * STEPS)
+            kth = np.partition(step, k - 1)[k - 1]
+            count += kth == STEPS or ((step == kth).sum() > FEWEST and (step <= kth).sum() != k)
+        return count
 
 
 def test_the_thresholds_are_the_kernels():
-    assert len(REACH) == 7
-    for part in (REACH[:3], REACH[3:5]):
-        for first, then in itertools.pairwise(part):
-            assert all(a <= b for a, b in zip(first, then, strict=True))
+    text = (KERNELS / "heldrow.cuh").read_text(encoding="utf-8")
+    assert {int(w): float(d) for w, d in re.findall(r"warps <= (\d+) \? ([\d.]+)f", text)} == DEVIATIONS
+    assert tuple(map(int, re.findall(r"all > (\d+)", text))) == BEYOND
+
+
+@pytest.mark.parametrize("warps", [8, 16, 32, 64, 256])
+@pytest.mark.parametrize("seen", [26, 29, 32])
+def test_samples_of_any_distribution_hold_the_kth_between_them(warps, seen):
+    """How many of a warp's samples are better than the k-th is binomial: all warps together misjudge one row of 100,000."""
+    length = 32 * seen
+    for k in range(1, length, 3):
+        share, to = k / length, reach(length, k, warps, 32 * 32)
+        chance = [math.comb(seen, n) * share**n * (1 - share) ** (seen - n) for n in range(seen + 1)]
+        assert to.raised or sum(chance[: to.first + 1]) ** warps < 1e-5
+        assert to.lengthened or sum(chance[to.last + 1 :]) ** warps < 1e-5
 
 
 @pytest.mark.parametrize("threads", [256, 512, 1024])
 @pytest.mark.parametrize("drawn", ["standard_normal", "uniform", "standard_exponential"])
 @pytest.mark.parametrize("ratio", [1.05, 1.5, 1.95, 2.1, 3.2, 3.9, 6.5, 8, 12, 16, 24, 40, 100])
 def test_the_kth_of_independent_scores_is_in_the_range(ratio, drawn, threads):
-    """Samples of 4,000 rows of any length, beside the quantile that the k-th is: none misses it."""
+    """Samples of 2,000 rows, beside the quantile that the k-th is: none misses it."""
     draw = getattr(np.random.default_rng(int(10 * ratio) + threads), drawn)
-    rows = 4000
-    most, least = range_of(draw(size=(rows, threads // 32, 32)).astype(np.float32), np.full(rows, ratio))
+    samples = draw(size=(2000, threads // 32, 32)).astype(np.float32)
+    to = reach(32 * 32, 32 * 32 / ratio, threads // 32, 32 * 32)
+    most, least = range_of(samples, np.full(samples.shape, True), to)
     kth = order_key(np.float32(np.quantile(draw(size=1_000_000), 1 - 1 / ratio)))
-    assert (most <= kth).all() and (kth < least).all()
+    assert (most <= kth).all() and (kth <= least).all()
 
 
 @pytest.mark.parametrize("shape", [Shape(256, 4), Shape(256, 8), Shape(256, 16), Shape(512, 12)], ids=str)
@@ -108,4 +138,4 @@ def test_rows_in_order_and_with_periods_too(name, shape):
     rows, width, k = 24, 4 * shape.threads * shape.stages, 2048
     lengths = np.linspace(0.8 * width, width, rows).astype(np.int64)
     scores = PRODUCERS[name](rows, width, k=k)
-    assert outside(np.asarray(scores, np.float32), lengths, k, shape) == 0
+    assert shape.outside(np.asarray(scores, np.float32), lengths, k) == 0

@@ -56,6 +56,9 @@ SCALAR_BYTES = 1040
 DESCRIBED_BYTES = 12 * 96
 """And that of families that hold rows: they describe more of them ahead (kernels/storage.cuh, kHeldRows)."""
 
+SAMPLE_BYTES = 2
+"""And for each of their threads, what it samples."""
+
 SORT_CHUNK = 128
 """Fewest elements of a sort (kernels/finish.cuh)."""
 
@@ -97,7 +100,7 @@ def sort_slots(plan: Plan) -> int:
 
 def bytes_behind(held: int, threads: int, columns: int) -> int:
     """Shared memory behind the candidates: heights of columns and scalars."""
-    return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + (DESCRIBED_BYTES if held else 0)
+    return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + (DESCRIBED_BYTES + SAMPLE_BYTES * threads if held else 0)
 
 
 @dataclass(frozen=True, slots=True)

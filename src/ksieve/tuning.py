@@ -134,7 +134,7 @@ WIDE_CLUSTERS = Threshold(
     "docs/tuning.md#20",
 )
 SHORTEST_CLUSTERED = Threshold(
-    24_576, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#17"
+    12_288, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#22"
 )
 TAIL_SIGMAS = Threshold(
     28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
@@ -203,11 +203,15 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 2, held=32_768, beside=4, source="docs/tuning.md#19"),
     ),
     "cluster_exact": (
+        Geometry(256, 2, held=16_384, holders=8, most_rows=8, source="docs/tuning.md#22"),
+        Geometry(256, 2, held=16_384, holders=4, most_rows=24, source="docs/tuning.md#22"),
         Geometry(256, 2, held=32_768, holders=8, most_rows=8, source="docs/tuning.md#17"),
         Geometry(512, 2, held=32_768, holders=4, most_rows=24, source="docs/tuning.md#17"),
-        Geometry(512, 2, held=65_536, holders=8, most_rows=8, source="docs/tuning.md#17"),
+        Geometry(256, 2, held=65_536, holders=16, most_rows=4, source="docs/tuning.md#22"),
+        Geometry(256, 2, held=65_536, holders=8, most_rows=12, source="docs/tuning.md#22"),
         Geometry(512, 2, held=65_536, holders=4, most_rows=48, source="docs/tuning.md#17"),
         Geometry(256, 3, held=65_536, holders=4, most_rows=80, source="docs/tuning.md#20"),
+        Geometry(256, 2, held=131_072, holders=16, most_rows=4, source="docs/tuning.md#22"),
         Geometry(512, 2, held=131_072, holders=8, most_rows=24, source="docs/tuning.md#15"),
         Geometry(256, 3, held=131_072, holders=8, most_rows=40, source="docs/tuning.md#20"),
         Geometry(256, 3, held=262_144, holders=16, most_rows=20, source="docs/tuning.md#20"),

@@ -3,6 +3,21 @@
 #include "keys.cuh"
 #include "storage.cuh"
 
+// Sum of `mine` over the lanes up to this one. The shuffle itself tells who takes part.
+__device__ __forceinline__ u32 lanes_up_to(u32 mine) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2)
+    asm volatile("{\n"
+                 ".reg .u32 other;\n"
+                 ".reg .pred there;\n"
+                 "shfl.sync.up.b32 other|there, %0, %1, 0, -1;\n"
+                 "@there add.u32 %0, %0, other;\n"
+                 "}"
+                 : "+r"(mine)
+                 : "r"(offset));
+  return mine;
+}
+
 // Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
 // Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
 // into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is.
@@ -10,51 +25,56 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
                                                   const u32* counts = shared_storage().histogram) {
   SharedStorage& s = shared_storage();
   constexpr int kPerThread = kBins / kThreads;
-  int lane = threadIdx.x & 31;
-  int warp = threadIdx.x >> 5;
-  asm volatile("" : "+r"(warp));                             // not kept, and spilled, from one call to the next
+  const int thread = thread_again();
+  const int lane = thread & 31;
+  const int warp = thread >> 5;
   constexpr int kTogether = kPerThread < 4 ? kPerThread : 4; // bins that a thread reads at a time
   struct alignas(4 * kTogether) Bins {
     u32 bin[kTogether];
   };
-  u32 bins[kPerThread];
-  u32 sum = 0;
-  const Bins* from = reinterpret_cast<const Bins*>(&counts[threadIdx.x * kPerThread]);
-  Bins* mine = reinterpret_cast<Bins*>(&s.histogram[threadIdx.x * kPerThread]);
+  // Of two pieces, every other four threads read the second one first: a quarter of a warp meets every bank once.
+  constexpr int kTurns = kPerThread == 2 * kTogether;
+  const u32 turned = kTurns ? thread >> 2 & 1 : 0;
+  Bins piece[kPerThread / kTogether];
+  const Bins* from = reinterpret_cast<const Bins*>(&counts[thread * kPerThread]);
+  Bins* mine = reinterpret_cast<Bins*>(&s.histogram[thread * kPerThread]);
 #pragma unroll
   for (int v = 0; v < kPerThread / kTogether; ++v) {
-    Bins some = from[v];
-    mine[v] = {};
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i)
-      sum += bins[v * kTogether + i] = some.bin[i];
+    piece[v] = from[v ^ turned];
+    mine[v ^ turned] = {};
   }
-  u32 inclusive = sum;
+  u32 up_to[kPerThread]; // how many are in this thread's bins up to each
+  u32 sum = 0;
 #pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    u32 other = __shfl_up_sync(kFullWarp, inclusive, offset);
-    if (lane >= offset) inclusive += other;
+  for (int i = 0; i < kPerThread; ++i) {
+    const u32 read = piece[i / kTogether].bin[i % kTogether];
+    const u32 other = piece[i / kTogether ^ kTurns].bin[i % kTogether];
+    sum += turned ? other : read;
+    up_to[i] = sum;
   }
+  u32 inclusive = lanes_up_to(sum);
   if (lane == 31) s.warp_totals[warp] = inclusive;
   __syncthreads(); // every warp's total is written, and nobody reads the previous `found` any more
   u32 before = __reduce_add_sync(kFullWarp, lane < warp ? s.warp_totals[lane] : 0) + inclusive - sum;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     u32 wanted = which ? second_rank : rank;
-    bool last = threadIdx.x == kThreads - 1 && wanted > before + sum;
+    bool last = thread == kThreads - 1 && wanted > before + sum;
     if (wanted == 0 || !(last || (before < wanted && wanted <= before + sum))) continue;
-    u32 better = before;
+    wanted -= before;
     int i = 0;
-    u32 here = bins[0];
+    u32 better = 0;
+    u32 with = sum; // those of the bin, too
 #pragma unroll
-    for (int j = 1; j < kPerThread; ++j) {
-      if (better + here < wanted && i == j - 1) {
-        better += here;
-        here = bins[j];
-        i = j;
-      }
+    for (int j = 0; j < kPerThread - 1; ++j) {
+      if (up_to[j] >= wanted) continue;
+      better = up_to[j];
+      i = j + 1;
     }
-    s.found[which] = {static_cast<int>(threadIdx.x) * kPerThread + i, static_cast<int>(better), static_cast<int>(here)};
+#pragma unroll
+    for (int j = kPerThread - 2; j >= 0; --j)
+      if (up_to[j] >= wanted) with = up_to[j];
+    s.found[which] = {thread * kPerThread + i, static_cast<int>(before + better), static_cast<int>(with - better)};
   }
   __syncthreads(); // `found` is visible, and the histogram is clear for everybody
   return s.found[0];

@@ -7,81 +7,92 @@
 #pragma once
 #include "crowded.cuh"
 
-// Where a row's boundary is looked for, from the samples of a warp: from near the best one down to the worst of what
-// the best of each pool are. Unless few are selected, one odd line does not stretch it: of what the best of four groups
-// are, the second best counts. Scores that are not finite have no steps.
-__device__ __forceinline__ Sampled look_at_samples(float sample, int slot) {
-  const float kNone = __uint_as_float(kMinusInfinityKey);
-  const int pool = held_row(slot).pool;
-  float best = fabsf(sample) <= Steps::kGreatest ? sample : kNone;
-  float pooled = best;
+constexpr int kPlateau = 8; // equal samples of a warp that tell a plateau from a range of one sample
+
+// Where a row's boundary is looked for, from the samples of a warp: those that `first` and `last` (reach) others are
+// better than begin and end it. Ranks are by 15 bits of a key, so that one instruction compares two. Scores that are
+// not finite have no steps: minus infinity and NaN are no samples.
+__device__ __forceinline__ Sampled look_at_samples(float sample, bool there, int slot) {
+  constexpr u32 kAbsent = 0xffffffffu; // no shifted key
+  const bool valid = there && sample > __uint_as_float(0xff800000u);
+  const u32 key = valid ? shifted_key(sample) : kAbsent;
+  const u32 coarse = key >> 17;
+  SharedStorage& s = shared_storage();
+  const u32 thread = thread_again();
+  s.samples[thread] = static_cast<unsigned short>(-coarse);
+  __syncwarp();
+  const RingSlot* pairs = reinterpret_cast<const RingSlot*>(&s.samples[thread & ~31u]);
+  u32 sums = 0;
 #pragma unroll
-  for (int size = 2; size <= 8; size *= 2) {
-    best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, size / 2));
-    if (pool >= size) pooled = best;
+  for (int v = 0; v < 4; ++v) {
+    const RingSlot some = pairs[v];
+    auto less = [&](int i) { return __viaddmin_s16x2_relu(some.word[i], coarse * 0x10001u, 0x10001u); };
+    sums += less(0) + less(1) + (less(2) + less(3));
   }
-  const float beside = __shfl_xor_sync(kFullWarp, best, 8);
-  const float better = fmaxf(best, beside);
-  const float worse = fminf(best, beside);
-  const float other = __shfl_xor_sync(kFullWarp, better, 16);
-  const float second = fmaxf(fminf(better, other), fmaxf(worse, __shfl_xor_sync(kFullWarp, worse, 16)));
-  const int raise = held_row(slot).raise;
-  float top = raise < 0 ? fmaxf(better, other) : second;
-  const u32 key = number_key(pooled);
-  const bool found = pooled > kNone;
-  const float first = __shfl_sync(kFullWarp, pooled, 0);
-  const u32 alike = __ballot_sync(kFullWarp, found && pooled == first);
-  u32 worst = __reduce_max_sync(kFullWarp, found ? key : 0);
-  const float end = score_of_key(worst);
-  const bool plateau = __popc(alike) >= (pool == 1 ? 12 : 24);
-  if (rarely(pool == 1) && worst && top > kNone) {
-    // The k-th may be worse than all samples: as much again, but not beyond zero where scores go over many octaves.
-    const float longer = fmaf(2.0f, end, -top);
-    worst = number_key(end > 0 ? fmaxf(longer, end * 0x1p-12f) : longer);
+  const u32 better = (sums & 0xffffu) + (sums >> 16); // samples than this one
+  const u32 first = held_row(slot).first;
+  const u32 last = held_row(slot).last;
+  const u32 ordered = key + kInfinityKey;
+  u32 worst = __reduce_max_sync(kFullWarp, better <= last % 32 && valid ? ordered : 0);
+  // Of equal ranks, the worst one ends the range, and the best one begins it.
+  const u32 rank = __reduce_max_sync(kFullWarp, better <= first % 32 ? better : 0);
+  const u32 greatest = worst == kInfinityKey ? kInfinityKey : kInfinityKey + 1;
+  u32 best = __reduce_min_sync(kFullWarp, better >= rank && valid && ordered >= greatest ? ordered : kNanKey);
+  const int alike = __popc(__ballot_sync(kFullWarp, valid && ordered == worst));
+  const u32 plateau = best == worst && alike >= kPlateau ? best : 0;
+  if (rarely(first >= 32 || last >= 32)) {
+    // By so many ranges, but not beyond zero where scores go over many octaves.
+    const float top = score_of_key(best);
+    const float end = score_of_key(worst);
+    auto by = [&](u32 code) { return static_cast<float>((1 << code / 32) - 1) * (top - end); };
+    const float longer = end - by(last);
+    if (first >= 32) best = kInfinityKey + shifted_key(top + by(first));
+    if (last >= 32) worst = kInfinityKey + shifted_key(end > 0 ? fmaxf(longer, end * 0x1p-12f) : longer);
   }
-  if (raise) top = fmaf(static_cast<float>(raise < 0 ? ~raise : raise), top - end, top); // or better than all
-  const u32 from = top > kNone ? number_key(top) : kNanKey;
-  const bool signs = worst - 1 >= kZeroKey - 1;                                 // or there is none
-  return {{from, worst ? worst : kMinusInfinityKey}, signs, plateau ? key : 0}; // lane 0's
+  const bool signs = worst - 1 >= kZeroKey - 1; // or there is none
+  return {{best, worst}, signs, plateau};
 }
 
-// Which of its scores this thread samples of a row. A warp samples all over what its threads hold, and other warps
-// other scores: no period of the row is met by one alone. Of 32 parts of a row, pools are two neighbours, with the two
-// half a row apart, with two more neighbours each: what ascends misleads none. Eight lanes in turn, who hold a line of
-// the row, are one group: an odd line misleads no other.
-__device__ __forceinline__ u32 sampled_score(int id) {
-  constexpr int kCandidates = kStages * kVector;
-  const u32 lane = threadIdx.x & 31;
-  const u32 part = (lane & 1) | (lane & 2) << 3 | (lane & 28) >> 1;
-  return (part * kCandidates / 32 + (threadIdx.x >> 5) + id) % kCandidates;
+// Which of the scores in the ring this thread samples: anywhere in one of 32 parts of a row, so that no period of the
+// scores meets all. Row by row and warp by warp elsewhere.
+__device__ __forceinline__ int sampled_score(int id) {
+  constexpr u32 kScores = kStages * kStep / 32;
+  const u32 thread = thread_again();
+  const u32 draw = (static_cast<u32>(id) * kThreads + thread) * 0x9e3779b1u >> 16;
+  return static_cast<int>((thread & 31) * kScores + (draw * kScores >> 16));
 }
 // Where that is in the part's body.
-__device__ __forceinline__ int sampled_place(u32 at) {
-  return own_place() + vector_of_stage(static_cast<int>(at / kVector)) * kStep + static_cast<int>(at % kVector);
+__device__ __forceinline__ int sampled_place(int at) {
+  return kBeside ? vector_of_stage(at / kStep) * kStep + at % kStep : at;
 }
 
 // Finds out where a described row's boundary is looked for, given what this thread has sampled. A barrier of all must
 // follow.
 template <class Holders> __device__ __forceinline__ void look_at(float sample, int place, int slot) {
-  const bool valid = place < held_row(slot).valid;
-  Holders::fold(look_at_samples(valid ? sample : __uint_as_float(kMinusInfinityKey), slot), slot);
+  Holders::fold(look_at_samples(sample, place < held_row(slot).valid, slot), slot);
 }
 
-// The same as soon as the row's part is in the ring.
-template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
-  wait_copy(slot);
-  const u32 at = sampled_score(held_row(slot).id);
-  look_at<Holders>(read_back(own_ring(), at), sampled_place(at), slot);
-}
-
-// A sample that is loaded while the row is still being copied, from the `scores` of a body.
-struct EarlySample {
+// A sample that is loaded from the `scores` of a body, beside the copies.
+struct LoadedSample {
   float score;
   int place;
 };
-__device__ __forceinline__ EarlySample load_sample(const Score* body, int scores, int id) {
+__device__ __forceinline__ LoadedSample load_sample(const Score* body, int scores, int id) {
   const int place = sampled_place(sampled_score(id));
   return {place < scores ? widen(body[place]) : 0.0f, place};
+}
+
+// The same as soon as the row's part is in the ring, and from there; before Hopper, others' copies are not waited for.
+template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
+  wait_copy(slot);
+  const volatile HeldRow& row = held_row(slot);
+#if __CUDA_ARCH__ >= 900
+  const int at = sampled_score(row.id);
+  look_at<Holders>(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_place(at), slot);
+#else
+  const LoadedSample sample = load_sample(static_cast<const Score*>(row.body), row.valid, row.id);
+  look_at<Holders>(sample.score, sample.place, slot);
+#endif
 }
 
 // Counts the scores that this thread holds, and keeps which steps they are in.
@@ -111,7 +122,7 @@ __device__ __noinline__ HeldSteps count_spread(int slot) {
 // ring has been read, `meanwhile()` where most warps wait for others, but for rare rows: whether it has.
 template <class Holders, class Ahead, class Meanwhile>
 __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile meanwhile) {
-  Holders::sync(); // the range is known
+  Holders::know(slot);
   if (rarely(held_row(slot).plateau != 0) && select_plateau<Holders>(slot, ahead)) return false;
   HeldSteps steps;
   const FoundSteps range(slot);

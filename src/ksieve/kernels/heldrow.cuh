@@ -37,18 +37,29 @@ __device__ __forceinline__ bool holds(const Row& row, int k) {
   return kHolds && row.length > k && row.length <= kHeld && k <= kCollected - 2 * kVector;
 }
 
-// How samples tell where a row's k-th score is looked for: 32 of each of `warps`, whose ends' mean ends the range.
-// Where scores are independent, it is beyond it in one row of 100,000, be they uniform or of heavy tails
-// (docs/tuning.md#21).
+// How samples tell where a row's k-th score is looked for: of 32 parts of a row, `warps` warps have a sample each. The
+// worst over warps of what `last` are better than in each ends the range, the best of what `first` are better than
+// begins it. How many are better than the k-th score is binomial; all warps together meet less or more in one row of
+// 100,000, whatever the distribution (docs/tuning.md#21). Of rows in order, warps meet the same number, or one more;
+// those of other CTAs of a cluster none.
 __device__ __forceinline__ void reach(int length, int k, int warps, HeldRow& to) {
-  const int tenths = 10 * length;
-  auto under = [&](int few, int some, int many) { return tenths < (warps <= 8 ? few : warps <= 16 ? some : many) * k; };
-  to.pool = under(20, 20, 20) ? 1 : under(40, 35, 30) ? 2 : under(130, 90, 75) ? 4 : 8;
-  to.raise = under(100, 160, 240)   ? 0
-             : under(180, 360, 900) ? 1
-             : under(320, 640, 900) ? 3
-             : under(0, 1280, 3000) ? ~1
-                                    : ~3;
+  const float seen = fminf(32.0f / kPart * static_cast<float>(length), 32.0f);             // samples of a warp
+  const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen; // of them better
+  const float worse = seen - mean;
+  const float deviations = warps <= 4 ? 1.75f : warps <= 8 ? 0.85f : warps <= 16 ? 0.15f : 0.0f;
+  const float variance = __fdividef(mean * worse, seen);
+  const float margin = deviations * variance * rsqrtf(variance) - 0.5f;
+  int first = max(static_cast<int>(floorf(mean - fmaxf(margin + 1.0f, 1.0f))), 0);
+  const int last = warps > 32 ? static_cast<int>(mean) : static_cast<int>(ceilf(mean + fmaxf(margin, 0.0f)));
+  // Where all samples may be worse, or better.
+  auto beyond = [&](float some) {
+    const float all = some * static_cast<float>(warps);
+    return all > 12 ? 0 : all > 6 ? 32 : all > 2 ? 64 : 96;
+  };
+  const int lengthened = beyond(worse);
+  if (lengthened) first = min(first, static_cast<int>(seen / 2)); // or the range is next to nothing
+  to.first = static_cast<unsigned char>(first + beyond(mean));
+  to.last = static_cast<unsigned char>(min(last, 31) + lengthened);
 }
 
 // Finds out what everybody must know of a row of which this CTA holds [begin, end). By one thread. Up to `limit` may be
@@ -107,24 +118,17 @@ __device__ __forceinline__ void copy_body(const HeldRow& row) {
   copy_body(row.body, static_cast<int>(row.bytes / sizeof(Score)));
 }
 
-// The same in bulk, if it is wanted. By one thread. Others have read the ring since the last copy, which a barrier
-// orders; only where they wrote to it, by the first row's copies or to sort slots, does it take a fence.
-__device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
-  struct alignas(16) Copy {
-    const void* from;
-    u32 bytes;
-    int number;
-  };
-  const Copy copy = reinterpret_cast<const Copy&>(row);
-  if (copy.number < 0) return;
-  if (kFinish || rarely(copy.number > 1)) order_copies();
+// The same in bulk. By one thread. Others have read the ring since the last copy, which a barrier orders; only where
+// they wrote to it, to sort slots, does it take a fence.
+__device__ __forceinline__ void copy_in_bulk(const void* body, u32 size) {
+  if (kFinish) order_copies();
   SharedStorage& s = shared_storage();
   // Stretches lie between vectors that are not copied; the first is one vector.
   auto stretch = [&](int block) {
     const u32 from = block ? (kBlock * block - kBlock + 2) * kStageBytes : 0;
-    const u32 size = kBeside == 0 ? kStages * kStageBytes : block ? kCopied * kStageBytes : kStageBytes;
-    const u32 left = max(copy.bytes, from) - from;
-    return min(left, size);
+    const u32 most = kBeside == 0 ? kStages * kStageBytes : block ? kCopied * kStageBytes : kStageBytes;
+    const u32 left = max(size, from) - from;
+    return min(left, most);
   };
   u32 bytes = 0;
 #pragma unroll
@@ -134,26 +138,47 @@ __device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
 #pragma unroll 1
   for (int block = 0; block <= kBeside; ++block) {
     const int first = block ? kBlock * block - kBlock + 2 : 0;
-    copy_part(&s.ring[stage_of_vector(first)], static_cast<const unsigned char*>(copy.from) + first * kStageBytes,
+    copy_part(&s.ring[stage_of_vector(first)], static_cast<const unsigned char*>(body) + first * kStageBytes,
               stretch(block), &s.arrival);
   }
 }
 
-// This thread's number, read where it is rarely needed: addresses made of it are not kept from row to row, and spilled.
-__device__ __forceinline__ int thread_again() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
+// The same for a described row, if that is copied in bulk.
+__device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
+  struct alignas(16) Copy {
+    const void* body;
+    u32 bytes;
+    int number;
+  };
+  const Copy copy = reinterpret_cast<const Copy&>(row);
+  if (copy.number >= 0) copy_in_bulk(copy.body, copy.bytes);
+}
+
+// Prepares the arrival of bulk copies, by one thread, which may start the first at once; a barrier must follow before
+// anybody waits for it.
+__device__ __forceinline__ void prepare_copies() {
+#if __CUDA_ARCH__ >= 900
+  init_arrival(&shared_storage().arrival);
+#endif
+}
+
+// Starts copying a part before anything is known of its row. By all threads.
+__device__ __forceinline__ void copy_first(const Score* body, int scores) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score));
+#else
+  copy_body(body, scores);
+#endif
 }
 
 // Returns when this thread's part of the row is in the ring.
 __device__ __forceinline__ void wait_copy(int slot) {
+#if __CUDA_ARCH__ >= 900
   const int copy = held_row(slot).copy;
-  if (__CUDA_ARCH__ >= 900 && copy >= 0) {
-    wait_arrival(&shared_storage().arrival, copy & 1);
-  } else {
-    arrived();
-  }
+  if (copy >= 0) wait_arrival(&shared_storage().arrival, copy);
+#else
+  arrived();
+#endif
 }
 
 // Some of the scores that this thread holds, as bits.

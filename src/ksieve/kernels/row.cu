@@ -61,6 +61,9 @@ constexpr int kAhead = kHeldRows / 2;
 
 __device__ __forceinline__ int slot_after(int slot) { return (slot + 1) & (kHeldRows - 1); }
 
+// Whether a CTA's first row is copied before its length is known, which fits in any case.
+__device__ __forceinline__ bool starts_early(const Params& p) { return !KSIEVE_WINDOWS && !kDealt && p.width <= kHeld; }
+
 // Describes rows of this CTA from the `first`-th of the launch on, for as many slots, when `copies` were started in
 // bulk before. How many of them will be.
 __device__ __forceinline__ int describe_rows(const Params& p, int slot, int first, int copies) {
@@ -75,12 +78,12 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
       const Row row = nth_row(p, static_cast<int>(number));
       describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, kWarps, to);
       clear_row(to);
-      in_bulk = __CUDA_ARCH__ >= 900 && to.way == Way::kHeld && number != blockIdx.x;
+      in_bulk = __CUDA_ARCH__ >= 900 && (to.way == Way::kHeld || number == blockIdx.x && starts_early(p));
     }
   }
   const u32 copied = __ballot_sync(kFullWarp, in_bulk);
   const int copy = copies + __popc(copied & lanes_below());
-  if (in_bulk) to.copy = copy ? copy & 1 : 2;
+  if (in_bulk) to.copy = copy & 1;
   return __popc(copied);
 }
 
@@ -109,22 +112,36 @@ __device__ __forceinline__ void fall_behind(const Params& p) {
     __nanosleep(100);
 }
 
+// Starts copying a row that is held.
+__device__ __forceinline__ void copy_coming(int slot) {
+  const HeldRow& row = shared_storage().held[slot];
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) copy_in_bulk(row);
+#else
+  if (row.way == Way::kHeld) copy_body(row);
+#endif
+}
+
 // Samples a row that is held.
 __device__ __forceinline__ void sample_coming(int slot) {
   if (held_row(slot).way == Way::kHeld) sample_held<Alone>(slot);
 }
 
-// Describes the first rows, and copies and samples the first: before its length is known, if it fits in any case.
+// Describes the first rows, and copies and samples the first. What is sampled would queue up behind what is copied.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
+  if (thread_again() == 0) {
+    prepare_copies();
+    s.flag = 0;
+  }
   fall_behind(p);
-  const bool early = !KSIEVE_WINDOWS && !kDealt && p.width <= kHeld;
-  EarlySample sample = {};
+  const bool early = starts_early(p);
+  LoadedSample sample = {};
   if (early) {
     const Row row = row_of_length(p, blockIdx.x, p.width);
     const Body body = body_of(row.scores, 0, row.length);
-    copy_body(row.scores + body.begin, body.end - body.begin);
     sample = load_sample(row.scores + body.begin, body.end - body.begin, row.id);
+    copy_first(row.scores + body.begin, body.end - body.begin);
   }
   const int thread = thread_again();
   if (thread / 32 == kScouts) {
@@ -134,31 +151,15 @@ __device__ __forceinline__ void start_rows(const Params& p) {
       s.next = blockIdx.x + kAhead * grid_size();
     }
   }
-  if (thread == 0) {
-#if __CUDA_ARCH__ >= 900
-    init_arrival(&s.arrival);
-#endif
-    s.flag = 0;
-  }
   clear_counts(thread);
   __syncthreads(); // rows are described, and storage is empty
   if (!early) {
-    if (s.held[0].way == Way::kHeld) copy_body(s.held[0]);
+    copy_coming(0);
     sample_coming(0);
   } else if (s.held[0].way == Way::kHeld) {
     look_at<Alone>(sample.score, sample.place, 0);
-    arrived();
+    wait_copy(0);
   }
-}
-
-// Starts copying a row that is held.
-__device__ __forceinline__ void copy_coming(int slot) {
-  const HeldRow& row = shared_storage().held[slot];
-#if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0) copy_in_bulk(row);
-#else
-  if (row.way == Way::kHeld) copy_body(row);
-#endif
 }
 
 // Rows that are held. Whether there are others.
@@ -173,7 +174,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     const Way way = held_row(slot).way;
     const bool copied = !kFinish && way == Way::kHeld;
     bool looked = false;
-    if (way != Way::kHeld) arrived(); // what was copied of a first row before its length was known
+    if (way != Way::kHeld) wait_copy(slot); // of a first row, before its length was known
     if (way != Way::kOther) {
       auto copy_next = [&] {
         if (!kFinish) copy_coming(slot_after(slot)); // slots are sorted where the ring is
@@ -199,8 +200,9 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     if (kFinish) sample_coming(slot_after(slot));
     __syncwarp(); // rows are begun by whole warps
   }
-  __syncthreads(); // nobody still works on a row
-  return s.flag;
+  if (!s.flag) return false; // the same for all: each has seen every row
+  __syncthreads();           // nobody still works on a row
+  return true;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)

@@ -14,15 +14,7 @@ __device__ __forceinline__ u32 lanes_below() {
 }
 
 // Sum of `mine` over the lanes before this one.
-__device__ __forceinline__ int lanes_before(int mine) {
-  int sum = mine;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    int other = __shfl_up_sync(kFullWarp, sum, offset);
-    if (static_cast<int>(threadIdx.x & 31) >= offset) sum += other;
-  }
-  return sum - mine;
-}
+__device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
 
 // A place behind `counter` for each wanting lane, with one atomic per warp.
 __device__ __forceinline__ int reserve(int* counter, bool wanted) {
@@ -158,10 +150,11 @@ __device__ __forceinline__ int index_of_bit(u32 bit, int first) {
   return first + static_cast<int>(bit) + static_cast<int>(bit / kVector) * (kStep - kVector);
 }
 
-// Takes the last hit out of a batch's bits.
+// Takes the first hit out of a batch's bits: what is left does not wait for where it is.
 __device__ __forceinline__ u32 take_bit(u32& bits) {
-  u32 bit = 31 - __clz(static_cast<int>(bits));
-  bits ^= 1u << bit;
+  u32 rest = bits & (bits - 1);
+  u32 bit = 31 - __clz(static_cast<int>(bits ^ rest));
+  bits = rest;
   return bit;
 }
 

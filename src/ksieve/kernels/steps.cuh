@@ -90,7 +90,7 @@ __device__ __forceinline__ Divided divide(const HeldSteps& steps, int number) {
 
 // The steps of the range that was found, from shared memory. Where scores go over so many octaves that few steps are
 // left for the last of them, or are too small to be multiplied, they are spread first: how far their keys are from that
-// of `least` takes their place. Not where `least` is near zero by chance, as a mean of samples of either sign.
+// of `least` takes their place. Not where `least` is near zero by chance, as samples of either sign tell.
 struct FoundSteps {
   static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a step is then 1/32 of the last one
   u32 least;
@@ -124,10 +124,10 @@ struct Sampled {
   u32 plateau; // the key of their value, if most are one; 0 if not
 };
 
-// The best of all begins the range, the mean of where the warps' end ends it.
-__device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row, u32 warps) {
+// The best of where warps' ranges begin, and the worst of where they end.
+__device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row) {
   atomicMin(&row.most, warp.range.best);
-  atomicAdd(&row.least, warp.range.worst / warps);
+  atomicMax(&row.least, warp.range.worst);
   if (warp.signs) atomicOr(&row.signs, 1);
   if (rarely(warp.plateau != 0)) atomicMax(&row.plateau, warp.plateau);
 }
@@ -141,8 +141,10 @@ struct Alone {
   // Folds what a warp found in its samples into a row. A barrier of all must follow.
   __device__ __forceinline__ static void fold(const Sampled& warp, int slot) {
     asm volatile("" : "+r"(slot)); // or the atomics of one lane are gathered from all
-    if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().held[slot], kWarps);
+    if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().held[slot]);
   }
+
+  __device__ __forceinline__ static void know(int) { __syncthreads(); } // the range is known
 
   // find_boundary over what all have counted, as soon as then() has run.
   template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then then) {
@@ -151,11 +153,12 @@ struct Alone {
     return find_boundary(rank);
   }
 
-  // The first output slot of this CTA, behind a barrier: all positions are collected, and the last, if any, listed.
+  // The first output slot of this CTA, behind a barrier: all positions are collected.
   __device__ __forceinline__ static int first_slot(int) {
-    __syncthreads(); // all are
+    __syncthreads(); // all are, and the last are listed
     return 0;
   }
+  __device__ __forceinline__ static void list() {}
 };
 
 __device__ __forceinline__ void collect(int index, int slot) {
@@ -206,9 +209,10 @@ __device__ __forceinline__ void write_last(int slot, int listed, int quota) {
 // Writes what was collected, and what was listed. Nobody waits for it.
 template <class Holders> __device__ __forceinline__ void write_answer(int slot, int listed, int quota) {
   const int from = Holders::first_slot(slot);
-  if (Holders::owns()) write_last(slot, listed, quota);
   const int emitted = held_row(slot).emitted;
   const int count = min(emitted, held_row(slot).slots - from);
   write_collected<true>(held_row(slot).out + from, collected(), emitted, count,
                         [&](int position) { return held_position(position, slot); });
+  Holders::list();
+  if (Holders::owns()) write_last(slot, listed, quota);
 }

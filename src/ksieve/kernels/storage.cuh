@@ -46,21 +46,21 @@ enum class Way : unsigned char { kNone, kOther, kShort, kHeld }; // kNone: past 
 struct alignas(16) HeldRow {
   const void* body;   // what is copied 16 bytes at a time
   u32 bytes;          // of that
-  int copy;           // parity of its bulk copy's number, 2 for the first one; -1: it is not copied in bulk
+  int copy;           // parity of its bulk copy's number; -1: it is not copied in bulk
   const void* scores; // the row's first
   int* out;
   int id;
   int slots; // its k
   int begin; // of the part
   int end;
-  int body_begin;     // the position where the body begins
-  int valid;          // scores of the part that the copy has, from there on
-  unsigned char pool; // samples of a warp of which the best counts (held.cuh): a power of two
-  signed char raise;  // how much above samples the range begins, in ranges; less than 0: ~raise above the best of all
-  bool edges;         // whether scores are beside the body
+  int body_begin;      // the position where the body begins
+  int valid;           // scores of the part that the copy has, from there on
+  unsigned char first; // samples of a warp that are better than where the range begins; 32 times more: it is raised
+  unsigned char last;  // and ends; or lengthened, by 2^times - 1 ranges
+  bool edges;          // whether scores are beside the body
   Way way;
   int base;      // with windows: what is added to an index that is written
-  u32 least;     // ordered keys of the range where the k-th score is looked for: its end, a mean of samples'
+  u32 least;     // ordered keys of the range where the k-th score is looked for: its end
   u32 most;      // and its beginning
   int signs;     // whether some of those are not positive
   u32 plateau;   // key of a score that most samples of a warp are; 0: none
@@ -80,14 +80,16 @@ using Place = PlaceType<kNarrow>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
 constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
 
-constexpr int kHeldRows = kHeld ? 16 : 4; // places for what is known of rows; half of them are described at a time
+constexpr int kHeldRows = kHeld ? 16 : 3; // places for what is known of rows; half of them are described at a time
+constexpr int kSamples = kHeld ? kThreads : sizeof(HeldRow) / 2; // of each thread; or nothing, in place of a row
 
 struct alignas(16) SharedStorage {
   RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: row.cuh
   u32 histogram[kBins];             // all zero whenever a counting step begins
   alignas(8) unsigned char candidates[kColumnBytes + kSharedCapacity * sizeof(u64)]; // columns, then the list
-  int height[kColumns ? kThreads : 4]; // filled part of each column; its thread's own
-  u64 few[kFewest];                    // the last unresolved candidates
+  int height[kColumns ? kThreads : 4];          // filled part of each column; its thread's own
+  u64 few[kFewest];                             // the last unresolved candidates
+  alignas(16) unsigned short samples[kSamples]; // of held rows, ranked by their warps
   u32 warp_totals[32];
   ScanRule rule;
   u64* spill; // this worker's slice of global workspace
@@ -173,6 +175,13 @@ __device__ __forceinline__ int moved_on(int place, int batches) {
   constexpr int kLine = 128 / 16 * kVector;
   static_assert((kStep & (kStep - 1)) == 0, "places go round");
   return kSmall ? (place + batches * kLine) & (kStep - 1) : place;
+}
+
+// This thread's number, read where it is rarely needed: addresses made of it are not kept from row to row, and spilled.
+__device__ __forceinline__ int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
 }
 
 __device__ __forceinline__ int own_place() { return static_cast<int>(threadIdx.x) * kVector; }
