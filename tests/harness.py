@@ -77,3 +77,12 @@ def serve_on(backend, scores, k, call, **more):
     names += ["raw"] if call.get("return_raw") or call.get("raw_out") is not None else []
     names += ["stats"] if more.get("return_stats") else []
     return dict(zip(names, result if isinstance(result, tuple) else (result,), strict=True))
+
+
+def sampled_at(threads, scores, ids):
+    """Which of the `scores` of a part its threads sample (kernels/held.cuh): (rows, threads)."""
+    thread, part = np.arange(threads, dtype=np.uint32), np.uint32(scores // 32)
+    with np.errstate(over="ignore"):
+        number = np.asarray(ids, np.uint32)[:, None] * np.uint32(threads) + thread
+        draw = number * np.uint32(0x9E3779B1) >> np.uint32(16)
+    return (thread % 32 * part + (draw * part >> np.uint32(16))).astype(np.int64)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from harness import sampled_at
 from ksieve.keys import order_key, score_of_key
 from ksieve.workloads.producers import PRODUCERS
 
@@ -23,14 +24,6 @@ STEPS = 2047
 FEWEST = 32  # as many in the step of the k-th are ranked at once
 DEVIATIONS = {4: 1.75, 8: 0.85, 16: 0.15}
 BEYOND = (12, 6, 2)
-
-
-def sampled_at(threads, scores, ids):
-    """Which of the `scores` of a part its threads sample: (rows, threads)."""
-    thread, part = np.arange(threads, dtype=np.uint32), np.uint32(scores // 32)
-    with np.errstate(over="ignore"):
-        draw = (np.asarray(ids, np.uint32)[:, None] * np.uint32(threads) + thread) * np.uint32(0x9E3779B1) >> np.uint32(16)
-    return (thread % 32 * part + (draw * part >> np.uint32(16))).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,8 @@ def range_of(samples, there, to):
         best = order_key((top + to.raised * (top - end)).astype(np.float32)).astype(np.int64)
     if to.lengthened:
         longer = end - to.lengthened * (top - end)
-        worst = order_key(np.where(end > 0, np.maximum(longer, end * 2.0**-12), longer).astype(np.float32)).astype(np.int64)
+        longer = np.where(end > 0, np.maximum(longer, end * 2.0**-12), longer)
+        worst = order_key(longer.astype(np.float32)).astype(np.int64)
     return best.min(1).astype(np.uint32), worst.max(1).astype(np.uint32)
 
 
@@ -110,7 +104,7 @@ def test_the_thresholds_are_the_kernels():
 @pytest.mark.parametrize("warps", [8, 16, 32, 64, 256])
 @pytest.mark.parametrize("seen", [26, 29, 32])
 def test_samples_of_any_distribution_hold_the_kth_between_them(warps, seen):
-    """How many of a warp's samples are better than the k-th is binomial: all warps together misjudge one row of 100,000."""
+    """How many of a warp's samples are better is binomial: all warps together misjudge one row of 100,000."""
     length = 32 * seen
     for k in range(1, length, 3):
         share, to = k / length, reach(length, k, warps, 32 * 32)

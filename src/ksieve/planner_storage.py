@@ -100,7 +100,8 @@ def sort_slots(plan: Plan) -> int:
 
 def bytes_behind(held: int, threads: int, columns: int) -> int:
     """Shared memory behind the candidates: heights of columns and scalars."""
-    return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + (DESCRIBED_BYTES + SAMPLE_BYTES * threads if held else 0)
+    of_rows = DESCRIBED_BYTES + SAMPLE_BYTES * threads if held else 0
+    return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + of_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 
 from gpu import material, runner
 from gpu.variants import VARIANTS, possible
+from harness import sampled_at
 from ksieve.planner_storage import with_workspace
 from ksieve.tuning import GEOMETRY_HELD
 
@@ -142,13 +143,13 @@ def test_subnormals_a_few_apart(family, shape, tally):
 
 
 def sampled(plan, row):
-    """Positions that a row of full length is sampled at (kernels/held.cuh, sample_of), if it starts on 16 bytes."""
+    """Positions that a row of full length is sampled at (kernels/held.cuh), if it starts on 16 bytes."""
     vectors = plan.stages + plan.beside
     per_block = vectors // plan.beside if plan.beside else vectors + 1
     copied = [v for v in range(vectors) if v % per_block != 1 or not plan.beside]  # of them, those in the ring
-    thread = np.arange(plan.threads)
-    at = (thread % 32 * (4 * plan.stages) // 32 + thread // 32 + row) % (4 * plan.stages)
-    place = (np.array(copied)[at // 4] * plan.threads + thread) * 4 + at % 4
+    step = 4 * plan.threads
+    (at,) = sampled_at(plan.threads, plan.stages * step, [row])
+    place = np.array(copied)[at // step] * step + at % step
     return np.concatenate([place + part * vectors * 4 * plan.threads for part in range(plan.splits)])
 
 

@@ -127,7 +127,8 @@ __device__ __forceinline__ void sample_coming(int slot) {
   if (held_row(slot).way == Way::kHeld) sample_held<Alone>(slot);
 }
 
-// Describes the first rows, and copies and samples the first. What is sampled would queue up behind what is copied.
+// Describes the first rows, and copies and samples the first. What is sampled would queue up behind what is copied; but
+// where memory is what they wait for, it had better not be asked for single sectors.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   if (thread_again() == 0) {
@@ -135,12 +136,14 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     s.flag = 0;
   }
   fall_behind(p);
+  constexpr int kFew = 132; // CTAs of a launch that ask for them; at 256 x 32768 they cost 1 us (docs/tuning.md#22)
   const bool early = starts_early(p);
+  const bool loads = early && grid_size() <= kFew;
   LoadedSample sample = {};
   if (early) {
     const Row row = row_of_length(p, blockIdx.x, p.width);
     const Body body = body_of(row.scores, 0, row.length);
-    sample = load_sample(row.scores + body.begin, body.end - body.begin, row.id);
+    if (loads) sample = load_sample(row.scores + body.begin, body.end - body.begin, row.id);
     copy_first(row.scores + body.begin, body.end - body.begin);
   }
   const int thread = thread_again();
@@ -153,8 +156,8 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   }
   clear_counts(thread);
   __syncthreads(); // rows are described, and storage is empty
-  if (!early) {
-    copy_coming(0);
+  if (!early) copy_coming(0);
+  if (!loads) {
     sample_coming(0);
   } else if (s.held[0].way == Way::kHeld) {
     look_at<Alone>(sample.score, sample.place, 0);

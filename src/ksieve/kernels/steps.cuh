@@ -172,8 +172,20 @@ __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
   u32 to = shared_address(collected() + place);
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
-    for (u32 bits = marks.word[w]; bits; to += sizeof(int))
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(index_of_mark(w, take_bit(bits), first)) : "memory");
+    for (u32 bits = marks.word[w]; bits;) { // two at a time, whose places do not wait for each other
+      const int one = index_of_mark(w, take_bit(bits), first);
+      const u32 more = bits;
+      const int other = index_of_mark(w, take_bit(bits), first);
+      asm volatile("{\n"
+                   ".reg .pred more;\n"
+                   "setp.ne.u32 more, %3, 0;\n"
+                   "st.shared.u32 [%0], %1;\n"
+                   "@more st.shared.u32 [%0 + 4], %2;\n"
+                   "}" ::"r"(to),
+                   "r"(one), "r"(other), "r"(more)
+                   : "memory");
+      to += more ? 2 * sizeof(int) : sizeof(int);
+    }
 }
 
 // Lists an unresolved score for the owner of the row.
