@@ -11,7 +11,8 @@ __device__ __forceinline__ void init_arrival(unsigned long long* arrival) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Called before a copy, behind a barrier that follows other threads' ordinary accesses to the same memory.
+// Called before a copy, behind a barrier that follows other threads' ordinary accesses to the same memory, or behind
+// the first of an arrival that it counts on.
 __device__ __forceinline__ void order_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Called by one thread, alternating with a wait of all: so many bytes will come.

@@ -147,13 +147,16 @@ struct Clustered {
 #pragma unroll
       for (int i = 1; i < 4; ++i)
         four.word[i] = __shfl_down_sync(kFullWarp, four.word[0], i);
-      if (within % 4) continue;
+      if (within % 4 == 0) {
 #pragma unroll 8
-      for (u32 peer = 0; peer < kCluster; ++peer)
-        send(&sums[bin / 4], four, peer, &exchange().summed);
+        for (u32 peer = 0; peer < kCluster; ++peer)
+          send(&sums[bin / 4], four, peer, &exchange().summed);
+      }
     }
-    wait_arrival(&exchange().summed, round & 1); // nobody reads this segment's counts any more
-    if (rarely(round != 0)) cluster_sync();      // racecheck does not see it of later rounds, which are rare
+    __syncwarp();
+    cluster_arrive_relaxed(); // what was read has come
+    wait_arrival(&exchange().summed, round & 1);
+    cluster_wait(); // nobody reads this segment's counts any more
     const Boundary found = find_boundary(rank, 0, reinterpret_cast<u32*>(sums));
     if (threadIdx.x == 0) {
       expect_bytes(kBins * sizeof(u32), &exchange().summed);

@@ -159,6 +159,7 @@ __device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
 __device__ __forceinline__ void prepare_copies() {
 #if __CUDA_ARCH__ >= 900
   init_arrival(&shared_storage().arrival);
+  order_copies();
 #endif
 }
 
