@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {name: value.source for name, value in tuning.thresholds().items()} | {
     f"{family} {n}": shape.source for n, table in enumerate(tuning.GEOMETRIES) for family, shape in table.items()
 }
-SOURCES |= {f"{f} of {s.held}": s.source for f, shapes in tuning.GEOMETRY_HELD.items() for s in shapes}
+SOURCES |= {
+    f"{f} of {s.held}, {s.most_rows} rows": s.source for f, shapes in tuning.GEOMETRY_HELD.items() for s in shapes
+}
 
 
 @pytest.mark.parametrize("name", SOURCES)

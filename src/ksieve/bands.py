@@ -21,7 +21,7 @@ def studied(plan: Plan) -> Plan:
     """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole, and with
     room for k candidates also where a cluster stores none of the rows it holds.
     """
-    plan = replace(plan, bands=(), band=None, stages=plan.stages + plan.beside, beside=0)
+    plan = replace(plan, bands=(), band=None, stages=plan.stages + plan.beside, beside=0, registers=False, early=False)
     if plan.capacity >= plan.problem.k:
         return plan
     stored = fewest_stored(plan.problem)

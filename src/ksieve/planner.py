@@ -65,6 +65,10 @@ class Plan:
         Loads of 16 bytes that each thread keeps in flight (CUDA).
     beside : int
         Further ones that a row which stays on chip needs (CUDA).
+    registers : bool
+        Whether the scores of such a row stay in registers (CUDA).
+    early : bool
+        Whether they are loaded before the row's length is known (CUDA).
     columns : int
         Further candidates that each thread holds in shared memory for itself (CUDA).
     workspace_bytes : int
@@ -96,6 +100,8 @@ class Plan:
     shared_capacity: int = 0
     stages: int = 0
     beside: int = 0
+    registers: bool = False
+    early: bool = False
     columns: int = 0
     workspace_bytes: int = 0
     workspace_zeroed: int = 0

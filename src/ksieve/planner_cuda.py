@@ -33,6 +33,7 @@ from ksieve.tuning import (
     CROWDED,
     CROWDED_RATIO,
     DENSE_LINES,
+    EARLY_QUARTERS,
     FEWEST_SPLITS,
     GEOMETRY,
     GEOMETRY_BEFORE_HOPPER,
@@ -130,6 +131,8 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
 
     def possible(geometry: Geometry) -> bool:
         if geometry.holders > CLUSTER and device.sm_count < WIDE_CLUSTERS:
+            return False
+        if geometry.registers and (tied(problem) or problem.options.order != "any"):
             return False
         stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
         return problem.width <= geometry.held and stored <= room_of(geometry, device, problem.dtype)
@@ -274,6 +277,8 @@ def _plan(
         shared_capacity=storage.shared,
         stages=ring_stages(geometry, problem.dtype),
         beside=geometry.beside,
+        registers=geometry.registers,
+        early=geometry.registers and 4 * problem.k < EARLY_QUARTERS * problem.width,
         columns=storage.columns,
         reason=reason,
     )

@@ -49,6 +49,8 @@ class Geometry:
         CTAs that keep such a row together.
     beside : int
         Loads of a thread, of such a row, that its stages have no room for.
+    registers : bool
+        Whether the scores of such a row stay in registers: of a plain call, or one whose slots have no order.
     widest : int
         Widest rows, in scores, that the shape is for; 0 for any.
     most_rows : int
@@ -63,6 +65,7 @@ class Geometry:
     held: int = 0
     holders: int = 1
     beside: int = 0
+    registers: bool = False
     widest: int = 0
     most_rows: int = 0
     source: str = NOT_MEASURED + "given by a caller"
@@ -134,7 +137,13 @@ WIDE_CLUSTERS = Threshold(
     "docs/tuning.md#20",
 )
 SHORTEST_CLUSTERED = Threshold(
-    12_288, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#22"
+    16_384, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#23"
+)
+EARLY_QUARTERS = Threshold(
+    3,
+    "quarters of the width that k must be less than for scores of short rows to be loaded before lengths are known: of "
+    "more, whole rows are mostly selected",
+    "docs/tuning.md#23",
 )
 TAIL_SIGMAS = Threshold(
     28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
@@ -192,10 +201,15 @@ GEOMETRY_SHORT: dict[str, Geometry] = {
 
 GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
     "row_exact": (
+        Geometry(256, 4, held=3072, registers=True, source="docs/tuning.md#23"),
+        Geometry(256, 4, held=4096, registers=True, most_rows=1056, source="docs/tuning.md#23"),
         Geometry(256, 4, held=4096, source="docs/tuning.md#15"),
+        Geometry(512, 2, held=8192, registers=True, most_rows=264, source="docs/tuning.md#23"),
         Geometry(256, 4, held=8192, source="docs/tuning.md#15"),
+        Geometry(512, 1, held=12_288, registers=True, most_rows=132, source="docs/tuning.md#23"),
         Geometry(512, 2, held=12_288, most_rows=1056, source="docs/tuning.md#16"),
         Geometry(256, 3, held=12_288, source="docs/tuning.md#19"),
+        Geometry(1024, 1, held=16_384, registers=True, most_rows=132, source="docs/tuning.md#23"),
         Geometry(512, 2, held=16_384, most_rows=1056, source="docs/tuning.md#15"),
         Geometry(256, 3, held=16_384, source="docs/tuning.md#19"),
         Geometry(512, 2, held=24_576, source="docs/tuning.md#19"),
@@ -203,8 +217,6 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 2, held=32_768, beside=4, source="docs/tuning.md#19"),
     ),
     "cluster_exact": (
-        Geometry(256, 2, held=16_384, holders=8, most_rows=8, source="docs/tuning.md#22"),
-        Geometry(256, 2, held=16_384, holders=4, most_rows=24, source="docs/tuning.md#22"),
         Geometry(256, 2, held=32_768, holders=8, most_rows=8, source="docs/tuning.md#17"),
         Geometry(512, 2, held=32_768, holders=4, most_rows=24, source="docs/tuning.md#17"),
         Geometry(256, 2, held=65_536, holders=16, most_rows=4, source="docs/tuning.md#22"),

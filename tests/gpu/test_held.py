@@ -1,7 +1,8 @@
-"""Rows that stay in registers: every launch shape, every alignment, and inputs that sample or steps cannot take.
+"""Rows that stay on chip: every launch shape, every alignment, and inputs that sample or steps cannot take.
 
 A row is decided by the steps of its scores (kernels/held.cuh), as a plateau of its samples, or by dividing a step once
-more (kernels/crowded.cuh). Statistics have no held rows, so what is judged here is the answer.
+more (kernels/crowded.cuh); one that stays in registers by coarse bins (kernels/registers.cuh). Statistics have no held
+rows, so what is judged here is the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 K = 700
 SHAPES = [(family, shape) for family, shapes in GEOMETRY_HELD.items() for shape in shapes]
-IDS = [f"{family}-{shape.held}-{shape.holders}x{shape.threads}" for family, shape in SHAPES]
+IDS = [f"{f}-{s.held}-{s.holders}x{s.threads}{'-registers' * s.registers}" for f, s in SHAPES]
 NAMES = {"row_exact": "row", "cluster_exact": "cluster"}
 
 
@@ -38,9 +39,9 @@ def alone(family, shape):
         GEOMETRY_HELD[family] = shapes
 
 
-def plan_of(family, shape, rows, **changes):
+def plan_of(family, shape, rows, k=K, **changes):
     with alone(family, shape):
-        plan = VARIANTS[NAMES[family]].plan(rows, shape.held, K, device=runner.PLAN_DEVICE)
+        plan = VARIANTS[NAMES[family]].plan(rows, shape.held, k, device=runner.PLAN_DEVICE)
     return with_workspace(dataclasses.replace(plan, **changes)) if changes else plan
 
 
@@ -188,10 +189,41 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
     assert not wrong, "\n".join(wrong)
 
 
+REGISTERS = [shape for _, shape in SHAPES if shape.registers]
+
+
+@pytest.mark.parametrize("shape", REGISTERS, ids=[str(shape.held) for shape in REGISTERS])
+def test_bins_as_full_as_are_ranked(shape, tally):
+    """As many scores in the k-th one's coarse bin as are ranked at once, and more: all of it is wanted, or a part."""
+    width, rng = shape.held, np.random.default_rng(12)
+    most = shape.threads // 2  # kernels/registers.cuh, kRanked
+    k = 2 * most + 100
+    rows = []
+    for count in (1, 2, 31, 32, 33, 63, 64, 65, most - 1, most, most + 1, 2 * most):
+        for wanted in {1, count // 2, count - 1, count} - {0}:
+            for sign in (1, -1):
+                # In a bin: some are equal, and the most beyond it are next to it.
+                scores = np.where(rng.random(width) < 0.5, 0.75, rng.uniform(0, 0.98, width))
+                place = rng.permutation(width)
+                scores[place[: k - wanted]] = rng.uniform(1.05, 9, k - wanted)
+                within = 1 + rng.integers(0, 1 << 17, count) * 2.0**-23
+                within[rng.random(count) < 0.2] = 1 + 2.0**-9
+                scores[place[k - wanted : k - wanted + count]] = within
+                rows.append(scores if sign > 0 else -1 / np.maximum(scores, 1e-3))
+    bits = np.stack(rows).astype(np.float32).view(np.int32)
+    wrong = []
+    for offset, padding in ((0, 0), (3, 1)):
+        scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
+        plan = plan_of("row_exact", shape, len(rows), k=k)
+        wrong += [f"offset={offset}: {text}" for text in runner.check(plan, scores, None)]
+    tally.add(NAMES["row_exact"], len(rows), wrong)
+    assert not wrong, "\n".join(wrong)
+
+
 def test_shapes_are_those_of_the_planner():
     for family, shape in SHAPES:
         fewer = max(s.most_rows for s in GEOMETRY_HELD[family] if s.held == shape.held)
         rows = shape.most_rows or fewer + 1
         plan = VARIANTS[NAMES[family]].plan(rows, shape.held, K, device=runner.PLAN_DEVICE)
         assert (plan.held, plan.threads, plan.splits) == (shape.held, shape.threads, shape.holders)
-        assert (plan.ctas_per_sm, plan.beside) == (shape.ctas_per_sm, shape.beside)
+        assert (plan.ctas_per_sm, plan.beside, plan.registers) == (shape.ctas_per_sm, shape.beside, shape.registers)

@@ -99,19 +99,20 @@ __device__ __forceinline__ void count_key(u32 key, Digit digit) {
 }
 
 // Calls visit(key, word, bit) for the places of undecided scores, which are read again; kGone for others near them.
-template <class Visit> __device__ __forceinline__ void each_undecided(const Marks& left, int slot, Visit visit) {
+template <class Bins, class Visit>
+__device__ __forceinline__ void each_undecided(const Marks& left, int slot, Visit visit) {
   const Score* scores = static_cast<const Score*>(held_row(slot).scores) + held_first(slot);
   constexpr int kInWord = 32 / kVector;
   constexpr int kTogether = 4; // that are waited for at once
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
 #pragma unroll 1
-    for (int from = 0; from < kInWord; from += kTogether) {
+    for (int from = 0; from < min(kInWord, kVectors - w * kInWord); from += kTogether) {
       const u32 marks = left.word[w] >> from * kVector;
       Raw raw[kTogether] = {};
 #pragma unroll
       for (int v = 0; v < kTogether; ++v)
-        if (marks >> v * kVector & ((1u << kVector) - 1)) raw[v] = load_raw(scores + (w * kInWord + from + v) * kStep);
+        if (marks >> v * kVector & ((1u << kVector) - 1)) raw[v] = Bins::read_again(scores, w * kInWord + from + v);
 #pragma unroll
       for (int v = 0; v < kTogether; ++v)
 #pragma unroll
@@ -123,18 +124,18 @@ template <class Visit> __device__ __forceinline__ void each_undecided(const Mark
   }
 }
 
-// The step of the k-th score, number `bin`, is crowded, or is the last, of which nothing is known yet. Its scores,
-// `last`, are divided until few are left, or one value, or as many as are wanted: any of those will do. The score
-// beside the body is loaded whenever it is looked at: few threads have one.
-template <class Holders>
+// The step of the k-th score, or its coarse bin, number `bin`, is crowded, or is the last step, of which nothing is
+// known yet. Its scores, `last`, are divided until few are left, or one value, or as many as are wanted: any of those
+// will do. The score beside the body is loaded whenever it is looked at: few threads have one.
+template <class Holders, class Bins = FoundSteps>
 __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, int bin, int quota) {
   SharedStorage& s = shared_storage();
   auto edge_key = [&] { return shifted_key(load_edge(slot).score); };
   bool edge_last = false;
   each_edge(slot, [&](const Edge& edge) {
-    const float step = FoundSteps(slot).of(edge.score);
-    if (step < Steps::numbered(bin)) emit_edge<Holders>(slot);
-    edge_last = step == Steps::numbered(bin);
+    const int number = Bins::of(edge.score, slot);
+    if (number < bin) emit_edge<Holders>(slot);
+    edge_last = number == bin;
   });
   emit_marks<Holders>(better, slot);
   int count = 0; // of the last ones; 0: they are one value
@@ -142,7 +143,7 @@ __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, 
   do {
     u32 best = edge_last ? edge_key() : kGone;
     u32 behind = best + 1; // the worst key and 1; 0: none
-    each_undecided(last, slot, [&](u32 key, int, u32) {
+    each_undecided<Bins>(last, slot, [&](u32 key, int, u32) {
       best = min(best, key);
       behind = max(behind, key + 1);
     });
@@ -151,7 +152,7 @@ __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, 
     if (range.best >= range.worst) break;
     const Digit counted = digit_over(range.best, range.worst);
     if (threadIdx.x == 0) s.rule.digit = counted; // the search leaves it no registers
-    each_undecided(last, slot, [&](u32 key, int, u32) { count_key(key, counted); });
+    each_undecided<Bins>(last, slot, [&](u32 key, int, u32) { count_key(key, counted); });
     if (edge_last) count_key(edge_key(), counted);
     const Boundary found = Holders::find(quota, [] {});
     const volatile Digit& kept = s.rule.digit;
@@ -164,7 +165,7 @@ __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, 
     }
     Marks chosen = {};
     Marks left = {};
-    each_undecided(last, slot, [&](u32 key, int w, u32 bit) {
+    each_undecided<Bins>(last, slot, [&](u32 key, int w, u32 bit) {
       chosen.word[w] |= key < first ? bit : 0u;
       left.word[w] |= key - first < size ? bit : 0u;
     });

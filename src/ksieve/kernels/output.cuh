@@ -35,12 +35,15 @@ __device__ __forceinline__ int* row_output(const Params& p, int id) {
 // Writes `count` of `taken` positions that were collected on chip, in order, 16 bytes at a time where the output is
 // aligned: threads have a few each, and would write a sector of memory for every one. With kClear zero takes their
 // place.
+struct alignas(16) Four {
+  int position[4];
+};
+__device__ __forceinline__ int whole_fours(const int* out, int count) {
+  return reinterpret_cast<u64>(out) % sizeof(Four) == 0 ? max(count, 0) / 4 : 0;
+}
 template <bool kClear, class Shown>
 __device__ __forceinline__ void write_collected(int* out, int* from, int taken, int count, Shown shown) {
-  struct alignas(16) Four {
-    int position[4];
-  };
-  const int fours = reinterpret_cast<u64>(out) % sizeof(Four) == 0 ? max(count, 0) / 4 : 0;
+  const int fours = whole_fours(out, count);
 #pragma unroll 1
   for (int i = threadIdx.x; i < fours; i += kThreads) {
     Four& at = reinterpret_cast<Four*>(from)[i];
@@ -61,8 +64,14 @@ __device__ __forceinline__ void write_collected(int* out, int* from, int taken, 
 // L <= k: every valid index, then -1, in all `slots` of the output.
 __device__ __forceinline__ void write_short(int* out, int length, int slots, int base) {
   const int shown = KSIEVE_WINDOWS && !kFinish ? base : 0;
-  for (int i = threadIdx.x; i < slots; i += kThreads)
-    out[i] = i < length ? i + shown : -1;
+  auto position = [&](int i) { return i < length ? i + shown : -1; };
+  const int fours = whole_fours(out, slots);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < fours; i += kThreads)
+    reinterpret_cast<Four*>(out)[i] = {position(4 * i), position(4 * i + 1), position(4 * i + 2), position(4 * i + 3)};
+#pragma unroll 1
+  for (int i = 4 * fours + static_cast<int>(threadIdx.x); i < slots; i += kThreads)
+    out[i] = position(i);
 }
 
 // Per-row statistics, compiled out unless asked for: thread 0 keeps them in shared memory and writes them once.

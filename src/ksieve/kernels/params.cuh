@@ -54,6 +54,9 @@ constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact or a cluster ho
 #define KSIEVE_BESIDE 0
 #endif
 constexpr int kBeside = KSIEVE_BESIDE; // and 16-byte loads per thread that such a row takes beside those in the ring
+#ifndef KSIEVE_REGISTERS
+#define KSIEVE_REGISTERS 0 // rows that row_exact holds stay in registers; 2: loaded before their length is known
+#endif
 constexpr bool kStats = KSIEVE_STATS != 0;
 
 // Rare branches say so: their code is then kept out of the way of what every row runs, which matters as much as its

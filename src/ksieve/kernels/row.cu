@@ -6,6 +6,7 @@
 //
 // Row reads: 1 held, 2 otherwise. Rows are dealt out in turn: no queue, and no workspace unless candidates spill.
 #include "held.cuh"
+#include "registers.cuh"
 #include "workspace.cuh"
 
 static_assert(kHeld == 0 || kHeld == kPart, "the ring holds a row, with what is beside it");
@@ -211,6 +212,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_row(const __grid_constant__ Params p) {
   wait_for_inputs();
+  if constexpr (kInRegisters) return select_in_registers(p);
   if (kDealt && blockIdx.x >= rows_of(p)) return;
   if constexpr (kHolds)
     if (!select_held_rows(p)) return;

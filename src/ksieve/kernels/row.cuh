@@ -59,10 +59,16 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
   return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
 }
 #else
+// Rows that are not past the live count, as the caller gives it.
+__device__ __forceinline__ int live_rows(const Params& p) { return p.num_rows ? *p.num_rows : p.rows; }
+
 // A row whose length, as the caller gives it, is known already.
+__device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
+  const bool alive = id < min(max(live, 0), p.rows);
+  return {static_cast<const Score*>(p.scores) + id * p.pitch, id, alive ? min(max(length, 0), p.width) : 0};
+}
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
-  int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
-  return {static_cast<const Score*>(p.scores) + id * p.pitch, id, id < live ? min(max(length, 0), p.width) : 0};
+  return row_of(p, id, length, live_rows(p));
 }
 
 __device__ __forceinline__ Row load_row(const Params& p, int id) {

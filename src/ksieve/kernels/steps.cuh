@@ -115,6 +115,14 @@ struct FoundSteps {
   }
 
   __device__ __forceinline__ float of(float score) const { return steps().of(spreads ? spread(score) : score); }
+
+  // Of a crowded step (crowded.cuh): its scores once more, and the number of one where the range is not in hand.
+  __device__ __forceinline__ static Raw read_again(const Score* scores, int vector) {
+    return load_raw(scores + vector * kStep);
+  }
+  __device__ __forceinline__ static int of(float score, int slot) {
+    return static_cast<int>(__float_as_uint(FoundSteps(slot).of(score)) - Steps::kOneBits);
+  }
 };
 
 // What the samples of a warp are.

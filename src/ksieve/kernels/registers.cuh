@@ -1,0 +1,294 @@
+// Selection of a short row whose scores stay in registers. Where there are hardly more rows than CTAs, what counts is
+// how many steps wait for each other, so nothing is sampled:
+//   1. scores are counted by coarse bin as they arrive; the bin of the k-th is found
+//   2. positions of better ones are collected, scores of that bin listed
+//   3. what was collected is written, while the listed ones are ranked
+// A crowded bin is divided by keys (crowded.cuh). The row is waited for once, and there are six barriers.
+#pragma once
+#include "crowded.cuh"
+
+constexpr bool kInRegisters = kHolds && KSIEVE_REGISTERS;
+constexpr int kRanked = kThreads / 2;               // scores of the boundary's bin that are ranked at once
+constexpr int kTogether = kThreads < 512 ? 32 : 64; // of them that are looked at at a time
+constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;
+static_assert(!kInRegisters || kWords == 1 && kBeside == 0 && KSIEVE_ORDER == 0);
+
+// The coarse bins of this thread's scores, as steps are kept (HeldSteps).
+struct CoarseBins {
+  static constexpr u32 kNone = kBins; // of what is not in the row; counted too, as that takes no branch
+
+  __device__ __forceinline__ static void count(u32 bin) {
+    const u32 first = shared_address(shared_storage().histogram);
+    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(first + bin * 4) : "memory");
+  }
+
+  // Counts two neighbours, of which `left` scores are in the row: their bins.
+  __device__ __forceinline__ static u32 count_pair(float a, float b, int left) {
+    const u32 bins = coarse_keys(a, b) >> 5 & 0x07ff07ff;
+    const u32 there = left > 1 ? bins : left == 1 ? __byte_perm(bins, kNone, 0x5410) : kNone * 0x10001u;
+    count(there & 0xffff);
+    count(there >> 16);
+    return there;
+  }
+
+  // Of a crowded bin (crowded.cuh): its scores once more, and that of one.
+  __device__ __forceinline__ static Raw read_again(const Score*, int vector) {
+    return read_ring(own_ring() + vector * kStageBytes);
+  }
+  __device__ __forceinline__ static int of(float score, int) { return coarse_bin(score); }
+};
+
+// A row in registers: 16 bytes of it at a time, and for a few threads a score beside those.
+struct LoadedRow {
+  Row row;
+  int limit; // positions up to which it was loaded, before its length was known
+  Body body; // of that
+  Raw raw[kVectors];
+  Edge edge;
+
+  __device__ __forceinline__ int first() const { return body.begin + own_place(); }
+
+  __device__ __forceinline__ explicit LoadedRow(const Row& guess)
+      : row(guess), limit(guess.length), body(body_of(guess.scores, 0, guess.length)), raw(), edge() {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      if (first() + v * kStep < body.end) raw[v] = load_raw(row.scores + first() + v * kStep);
+    if (!rarely(body.begin != 0 || body.end != limit)) return;
+    edge.at = static_cast<int>(threadIdx.x);
+    if (edge.at >= body.begin) edge.at += body.end - body.begin;
+    edge.valid = threadIdx.x < 2 * kVector && edge.at < limit;
+    if (edge.valid) edge.score = widen(row.scores[edge.at]);
+  }
+
+  // Counts some of them once more, by how far their keys are from one; so far that others are in the last bin.
+  __device__ __forceinline__ void count_again(u32 marks, u32 base, int shift, HeldSteps& bins) const {
+    auto number = [&](int at) {
+      const int beyond =
+          static_cast<int>((number_key(unpack(raw[at / kVector], at % kVector)) - base) << 8) >> (8 + shift);
+      return marks >> at & 1 ? static_cast<u32>(min(max(beyond, 0), kBins - 1)) : CoarseBins::kNone;
+    };
+#pragma unroll
+    for (int at = 0; at < kEach; at += 2) {
+      const u32 one = number(at);
+      const u32 next = number(at + 1);
+      CoarseBins::count(one);
+      CoarseBins::count(next);
+      bins.pair[at / 2] = one | next << 16;
+    }
+  }
+
+  // One of this thread's scores: halves of them are chosen from, as registers have no address.
+  __device__ __forceinline__ float pick(u32 at) const {
+    float some[1 << kPickBits];
+#pragma unroll
+    for (int i = 0; i < 1 << kPickBits; ++i)
+      some[i] = i < kEach ? unpack(raw[i < kEach ? i / kVector : 0], i % kVector) : 0.0f;
+#pragma unroll
+    for (int bit = kPickBits - 1; bit >= 0; --bit)
+#pragma unroll
+      for (int i = 0; i < 1 << (kPickBits - 1); ++i)
+        if (i < 1 << bit) some[i] = at >> bit & 1 ? some[i + (1 << bit)] : some[i];
+    return some[0];
+  }
+};
+
+// Lower bits of a key that tell keys of a bin apart: 5 of the mantissa's 23 tell bins.
+constexpr int kKeyBits = 18;
+
+// Scores of the boundary's bin, in the order that they were found: what they are ranked by, and where they are. Keys of
+// a bin are close to each other (keys_are_close), so that the lower bits of two, with their
+// number in the list behind, tell which is better. They are negated: one instruction then compares.
+struct Listed {
+  int negated[kRanked + kTogether];
+  int position[kRanked];
+
+  static constexpr int kNumberBits = 9;
+  static_assert(kRanked <= 1 << kNumberBits, "numbers fit");
+
+  __device__ __forceinline__ static int rank_by(u32 key, u32 number) {
+    return -static_cast<int>(key << kNumberBits | number);
+  }
+  __device__ __forceinline__ static Listed& of_row() {
+    return *reinterpret_cast<Listed*>(shared_list(shared_storage()));
+  }
+  // Something that is worse than any of a bin: the lower 24 bits of its keys begin at 2^18 times its number.
+  __device__ __forceinline__ void end(u32 bin, int number) {
+    negated[number] = rank_by((bin << kKeyBits) + (1 << 21), 0);
+  }
+
+  __device__ __forceinline__ void put(int number, float score, int at) {
+    negated[number] = rank_by(number_key(score), number);
+    position[number] = at;
+  }
+};
+static_assert(!kInRegisters || sizeof(Listed) <= kSharedCapacity * sizeof(u64));
+
+// Whether keys of a bin are less than 2^22 apart: it has no infinities, nor what float16 knows as subnormal.
+__device__ __forceinline__ bool keys_are_close(int bin) {
+  constexpr int kOctave = 1024 / 32; // bins of one
+  constexpr int kSign = kBins / 2;
+  return static_cast<u32>(bin % kSign - kOctave) < kSign - 2 * kOctave;
+}
+
+// Writes the best `quota` of `count` listed scores. Four threads rank one together.
+template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int quota, Shown shown) {
+  constexpr int kSharers = 4;
+  const Listed& listed = Listed::of_row();
+  const int thread = threadIdx.x;
+  const RingSlot* others = reinterpret_cast<const RingSlot*>(listed.negated) + thread % kSharers;
+#pragma unroll 1
+  for (int at = thread / kSharers; (at & ~7) < count; at += kThreads / kSharers) {
+    const int mine = -listed.negated[at];
+    const int position = listed.position[at < count ? at : 0];
+    int rank = 0;
+    int from = 0;
+    do {
+#pragma unroll
+      for (int i = 0; i < kTogether / 4; i += kSharers)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          rank += __viaddmin_s32_relu(mine, static_cast<int>(others[from / 4 + i].word[j]), 1);
+      from += kTogether;
+    } while (from < count);
+    rank += __shfl_xor_sync(kFullWarp, rank, 1);
+    rank += __shfl_xor_sync(kFullWarp, rank, 2);
+    if (thread % kSharers == 0 && at < count && rank < quota) out[rank] = shown(position);
+  }
+}
+
+// Called, since this is rare.
+__device__ __noinline__ void describe_loaded(const Params& p, Row row, int limit) {
+  HeldRow& to = shared_storage().held[0];
+  if (threadIdx.x == 0) {
+    describe(p, row, 0, row.length, limit, kWarps, to);
+    clear_row(to);
+  }
+  __syncthreads(); // the row is described
+}
+
+// Selects a row of more than k scores. What counts is zero, and becomes so again.
+__device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& loaded, int k) {
+  SharedStorage& s = shared_storage();
+  const Edge& edge = loaded.edge;
+  const int valid = min(loaded.body.end, loaded.row.length) - loaded.first();
+  HeldSteps bins;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2)
+      bins.pair[(v * kVector + i) / 2] =
+          CoarseBins::count_pair(unpack(loaded.raw[v], i), unpack(loaded.raw[v], i + 1), valid - v * kStep - i);
+  const bool beside = edge.valid && edge.at < loaded.row.length;
+  const int edge_bin = beside ? coarse_bin(edge.score) : CoarseBins::kNone;
+  if (rarely(beside)) CoarseBins::count(edge_bin);
+  Boundary found = Alone::find(k, release_dependents);
+  const int bin = found.bin;
+  int quota = k - found.before;
+  Divided divided = divide(bins, bin);
+  u32 chosen = divided.before.word[0];
+  u32 last = divided.within.word[0];
+  if (rarely(found.count != quota && (found.count > kRanked || !keys_are_close(bin)))) {
+    // Not where scores beside the body would be in the way.
+    if (keys_are_close(bin) && loaded.body.begin == 0 && loaded.body.end >= loaded.row.length) {
+      loaded.count_again(last, static_cast<u32>(bin) << kKeyBits, kKeyBits - kBinBits, bins);
+      found = Alone::find(quota, [] {});
+      quota -= found.before;
+      divided = divide(bins, found.bin);
+      chosen |= divided.before.word[0];
+      last = divided.within.word[0];
+    }
+    if (found.count != quota && (found.count > kRanked || !keys_are_close(bin))) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v)
+        s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
+      describe_loaded(p, loaded.row, loaded.limit);
+      return select_crowded<Alone, CoarseBins>(0, {chosen}, {last}, bin, quota);
+    }
+  }
+  const bool whole = found.count == quota;
+  const bool edge_chosen = edge_bin < bin + whole;
+  const bool edge_last = !whole && edge_bin == bin;
+  if (whole) {
+    chosen |= last;
+    last = 0;
+  }
+  // Places of both at once: of what is collected in the lower half.
+  const u32 mine = __popc(chosen) + edge_chosen + (__popc(last) + edge_last << 16);
+  const u32 lane = threadIdx.x % 32;
+  const u32 warp = threadIdx.x / 32;
+  const u32 total = __reduce_add_sync(kFullWarp, mine);
+  if (lane == 0) s.warp_totals[warp] = total;
+  if (!whole && threadIdx.x < kTogether) Listed::of_row().end(bin, found.count + threadIdx.x);
+  const u32 in_warp = lanes_up_to(mine) - mine;
+  __syncthreads(); // every warp's total is written
+  const u32 before = __reduce_add_sync(kFullWarp, lane < warp ? s.warp_totals[lane] : 0) + in_warp;
+  int* positions = reinterpret_cast<int*>(s.ring);
+  u32 to = shared_address(positions + (before & 0xffff));
+  const int first = loaded.first();
+#pragma unroll
+  for (int at = 0; at < kEach; ++at)
+    asm volatile("{\n"
+                 ".reg .pred chosen;\n"
+                 "setp.ne.u32 chosen, %1, 0;\n"
+                 "@chosen st.shared.u32 [%0], %2;\n"
+                 "@chosen add.u32 %0, %0, 4;\n"
+                 "}"
+                 : "+r"(to)
+                 : "r"(chosen & 1u << at), "r"(index_of_bit(at, first))
+                 : "memory");
+  if (edge_chosen) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(edge.at) : "memory");
+  int number = static_cast<int>(before >> 16);
+  while (last) {
+    const u32 bit = take_bit(last);
+    Listed::of_row().put(number++, loaded.pick(bit), index_of_bit(bit, first));
+  }
+  if (edge_last) Listed::of_row().put(number, edge.score, edge.at);
+  __syncthreads(); // all are collected, or listed
+#if KSIEVE_WINDOWS
+  auto shown = [&](int position) { return kFinish ? position : position + loaded.row.base; };
+#else
+  auto shown = [](int position) { return position; };
+#endif
+  int* out = row_output(p, loaded.row.id);
+  const int collected = whole ? k : k - quota;
+  if (!whole) write_listed(out + collected, found.count, quota, shown);
+  write_collected<false>(out, positions, collected, collected, shown);
+}
+
+// A CTA's rows, one after another; there are few.
+__device__ __forceinline__ void select_in_registers(const Params& p) {
+  bool empty = false;
+#if KSIEVE_WINDOWS
+  constexpr bool kEarly = false;
+#else
+  constexpr bool kEarly = KSIEVE_REGISTERS == 2;
+#endif
+  for (int number = blockIdx.x; number < p.rows; number += grid_size()) {
+#if KSIEVE_WINDOWS
+    Row row = load_row(p, number);
+#else
+    int length = p.lengths ? p.lengths[number] : p.width;
+    int live = live_rows(p);
+    Row row = {static_cast<const Score*>(p.scores) + number * p.pitch, number, p.width};
+    if (!kEarly) row = row_of(p, number, length, live);
+#endif
+    if (kEarly || row.length > slots_of(p, row)) {
+      LoadedRow loaded(row);
+      if (!empty) clear_counts();
+      empty = true;
+      __syncthreads(); // counters are empty, and nobody still works on the row before
+#if !KSIEVE_WINDOWS
+      if (kEarly) {
+        asm volatile("" : "+r"(length), "+r"(live)); // which are not waited for before
+        loaded.row = row = row_of(p, number, length, live);
+      }
+#endif
+      if (row.length > slots_of(p, row)) select_loaded(p, loaded, slots_of(p, row));
+    }
+    select_short(p, row);
+#if KSIEVE_WINDOWS
+    if (kFinish && threadIdx.x == 0) shared_storage().base = row.base;
+#endif
+    finish_row(p, row.id, sort_slice(p, blockIdx.x));
+  }
+}
