@@ -2,7 +2,7 @@
 # What a machine with a GPU is asked to do, in steps that can be chosen; results and logs go to ${OUT:-out}.
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
-#                                      GPUs side by side: suite-kernels, -serving, -options, -contract
+#                                      GPUs side by side: suite-kernels, -rows, -serving, -options, -contract
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
@@ -46,12 +46,14 @@ suite() {
     2>&1 | tee "$log"
   return "${PIPESTATUS[0]}"
 }
-kernel_files=$(printf 'tests/gpu/test_%s.py ' bands exact graphs held layout paths stats volume)
+row_files=$(printf 'tests/gpu/test_%s.py ' exact held)
+kernel_files=$(printf 'tests/gpu/test_%s.py ' bands graphs layout paths stats volume)
+suite-rows() { suite rows $row_files; }
 suite-kernels() { suite kernels $kernel_files; }
 suite-contract() { suite contract tests/gpu/test_host_cost.py tests/test_contract.py tests/test_options.py; }
 suite-options() { suite options tests/gpu/test_options.py; }
 suite-serving() {
-  suite serving tests/gpu $(printf -- '--ignore=%s ' $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py)
+  suite serving tests/gpu $(printf -- '--ignore=%s ' $row_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py)
 }
 
 options() {

@@ -11,7 +11,7 @@ from ksieve.backends.cuda import spec
 
 SOURCE = (spec.SOURCES / "registers.cuh").read_text(encoding="utf-8")
 NUMBER_BITS = int(re.search(r"kNumberBits = (\d+);", SOURCE)[1])
-RANKED = 512
+RANKED = 256
 
 
 def close(bins):

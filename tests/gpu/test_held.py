@@ -196,7 +196,7 @@ REGISTERS = [shape for _, shape in SHAPES if shape.registers]
 def test_bins_as_full_as_are_ranked(shape, tally):
     """As many scores in the k-th one's coarse bin as are ranked at once, and more: all of it is wanted, or a part."""
     width, rng = shape.held, np.random.default_rng(12)
-    most = shape.threads // 2  # kernels/registers.cuh, kRanked
+    most = min(shape.threads // 2, 256)  # kernels/registers.cuh, kRanked
     k = 2 * most + 100
     rows = []
     for count in (1, 2, 31, 32, 33, 63, 64, 65, most - 1, most, most + 1, 2 * most):

@@ -8,8 +8,8 @@
 #include "crowded.cuh"
 
 constexpr bool kInRegisters = kHolds && KSIEVE_REGISTERS;
-constexpr int kRanked = kThreads / 2;               // scores of the boundary's bin that are ranked at once
-constexpr int kTogether = kThreads < 512 ? 32 : 64; // of them that are looked at at a time
+constexpr int kRanked = kThreads < 512 ? kThreads / 2 : 256; // scores of the boundary's bin that are ranked at once
+constexpr int kTogether = kThreads < 512 ? 32 : 64;          // of them that are looked at at a time
 constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;
 static_assert(!kInRegisters || kWords == 1 && kBeside == 0 && KSIEVE_ORDER == 0);
 
@@ -60,23 +60,6 @@ struct LoadedRow {
     if (edge.valid) edge.score = widen(row.scores[edge.at]);
   }
 
-  // Counts some of them once more, by how far their keys are from one; so far that others are in the last bin.
-  __device__ __forceinline__ void count_again(u32 marks, u32 base, int shift, HeldSteps& bins) const {
-    auto number = [&](int at) {
-      const int beyond =
-          static_cast<int>((number_key(unpack(raw[at / kVector], at % kVector)) - base) << 8) >> (8 + shift);
-      return marks >> at & 1 ? static_cast<u32>(min(max(beyond, 0), kBins - 1)) : CoarseBins::kNone;
-    };
-#pragma unroll
-    for (int at = 0; at < kEach; at += 2) {
-      const u32 one = number(at);
-      const u32 next = number(at + 1);
-      CoarseBins::count(one);
-      CoarseBins::count(next);
-      bins.pair[at / 2] = one | next << 16;
-    }
-  }
-
   // One of this thread's scores: halves of them are chosen from, as registers have no address.
   __device__ __forceinline__ float pick(u32 at) const {
     float some[1 << kPickBits];
@@ -100,9 +83,9 @@ constexpr int kKeyBits = 18;
 // number in the list behind, tell which is better. They are negated: one instruction then compares.
 struct Listed {
   int negated[kRanked + kTogether];
-  int position[kRanked];
+  unsigned short position[kRanked];
 
-  static constexpr int kNumberBits = 9;
+  static constexpr int kNumberBits = 8;
   static_assert(kRanked <= 1 << kNumberBits, "numbers fit");
 
   __device__ __forceinline__ static int rank_by(u32 key, u32 number) {
@@ -118,10 +101,10 @@ struct Listed {
 
   __device__ __forceinline__ void put(int number, float score, int at) {
     negated[number] = rank_by(number_key(score), number);
-    position[number] = at;
+    position[number] = static_cast<unsigned short>(at);
   }
 };
-static_assert(!kInRegisters || sizeof(Listed) <= kSharedCapacity * sizeof(u64));
+static_assert(!kInRegisters || sizeof(Listed) <= kSharedCapacity * sizeof(u64) && kHeld <= 1 << 16);
 
 // Whether keys of a bin are less than 2^22 apart: it has no infinities, nor what float16 knows as subnormal.
 __device__ __forceinline__ bool keys_are_close(int bin) {
@@ -166,6 +149,51 @@ __device__ __noinline__ void describe_loaded(const Params& p, Row row, int limit
   __syncthreads(); // the row is described
 }
 
+// Scores of a bin that were divided once more.
+struct Again {
+  u32 chosen; // better than those of the boundary's new bin
+  u32 last;
+  int quota;
+  Boundary found;
+};
+
+// Counts marked scores of a bin, which the ring has, by how far their keys are from its first: by 2^7 keys, then by
+// one, if need be; so far that others are beyond the last bin. Called, since this is rare.
+__device__ __noinline__ Again count_again(u32 marks, int bin, int quota) {
+  constexpr int kUpper = 8; // bits of a key that tell nothing
+  Again again = {0, marks, quota, {}};
+  u32 base = static_cast<u32>(bin) << kKeyBits;
+#pragma unroll 1
+  for (int shift = kKeyBits - kBinBits; shift >= 0; shift -= kKeyBits - kBinBits) {
+    HeldSteps bins;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const Raw raw = read_ring(own_ring() + v * kStageBytes);
+      auto number = [&](int i) {
+        const int beyond = static_cast<int>((number_key(unpack(raw, i)) - base) << kUpper) >> (kUpper + shift);
+        return again.last >> (v * kVector + i) & 1 ? static_cast<u32>(min(max(beyond, 0), kBins - 1))
+                                                   : CoarseBins::kNone;
+      };
+#pragma unroll
+      for (int i = 0; i < kVector; i += 2) {
+        const u32 one = number(i);
+        const u32 next = number(i + 1);
+        CoarseBins::count(one);
+        CoarseBins::count(next);
+        bins.pair[(v * kVector + i) / 2] = one | next << 16;
+      }
+    }
+    again.found = Alone::find(again.quota, [] {});
+    const Divided divided = divide(bins, again.found.bin);
+    again.chosen |= divided.before.word[0];
+    again.last = divided.within.word[0];
+    again.quota -= again.found.before;
+    if (again.found.count == again.quota || again.found.count <= kRanked) break;
+    base += static_cast<u32>(again.found.bin) << shift;
+  }
+  return again;
+}
+
 // Selects a row of more than k scores. What counts is zero, and becomes so again.
 __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& loaded, int k) {
   SharedStorage& s = shared_storage();
@@ -184,23 +212,23 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   Boundary found = Alone::find(k, release_dependents);
   const int bin = found.bin;
   int quota = k - found.before;
-  Divided divided = divide(bins, bin);
+  const Divided divided = divide(bins, bin);
   u32 chosen = divided.before.word[0];
   u32 last = divided.within.word[0];
-  if (rarely(found.count != quota && (found.count > kRanked || !keys_are_close(bin)))) {
+  auto crowded = [&] { return found.count != quota && (found.count > kRanked || !keys_are_close(bin)); };
+  if (rarely(crowded())) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
     // Not where scores beside the body would be in the way.
     if (keys_are_close(bin) && loaded.body.begin == 0 && loaded.body.end >= loaded.row.length) {
-      loaded.count_again(last, static_cast<u32>(bin) << kKeyBits, kKeyBits - kBinBits, bins);
-      found = Alone::find(quota, [] {});
-      quota -= found.before;
-      divided = divide(bins, found.bin);
-      chosen |= divided.before.word[0];
-      last = divided.within.word[0];
+      const Again again = count_again(last, bin, quota);
+      chosen |= again.chosen;
+      last = again.last;
+      quota = again.quota;
+      found = again.found;
     }
-    if (found.count != quota && (found.count > kRanked || !keys_are_close(bin))) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v)
-        s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
+    if (crowded()) {
       describe_loaded(p, loaded.row, loaded.limit);
       return select_crowded<Alone, CoarseBins>(0, {chosen}, {last}, bin, quota);
     }
