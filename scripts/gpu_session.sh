@@ -111,7 +111,7 @@ quick_bench() {
 }
 
 [ $# -gt 0 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2; }
-steps="quick suite suite-kernels suite-serving suite-options suite-contract options sanitize bench operator decode short trace
+steps="quick suite suite-kernels suite-rows suite-serving suite-options suite-contract options sanitize bench operator decode short trace
   worst planner ablation chain replay"
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
