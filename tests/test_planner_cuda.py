@@ -174,6 +174,28 @@ def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
     assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= H200.shared_per_sm
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "k", "options", "registers", "early"),
+    [
+        (64, 4096, 2048, Options(), True, True),
+        (64, 4096, 3071, Options(), True, True),
+        (64, 4096, 3072, Options(), True, False),
+        (8192, 2049, 2048, Options(), True, False),
+        (1057, 4096, 2048, Options(), False, False),
+        (64, 16_385, 2048, Options(), False, False),
+        (64, 4096, 2048, Options(windows="ends", values=True), True, True),
+        (64, 4096, 2048, Options(order="index"), False, False),
+        (64, 4096, 2048, Options(tie_break="low"), False, False),
+    ],
+)
+def test_few_short_rows_stay_in_registers(rows, width, k, options, registers, early):
+    """Loaded before their length is known, unless so many are wanted that most rows are selected whole."""
+    plan = ksieve.plan(rows=rows, width=width, k=k, device=H200, family="row_exact", options=options)
+    assert (plan.registers, plan.early) == (registers, early)
+    studied = bands_of.studied(plan)
+    assert (studied.registers, studied.early) == (False, False), "statistics are of the paper's digits"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("family", "width"), [("row_exact", 4096), ("row_exact", 32_768), ("cluster_exact", 131_072)])
 def test_rings_hold_a_row(family, width, dtype):
