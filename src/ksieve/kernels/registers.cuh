@@ -3,7 +3,8 @@
 //   1. scores are counted by coarse bin as they arrive; the bin of the k-th is found
 //   2. positions of better ones are collected, scores of that bin listed
 //   3. what was collected is written, while the listed ones are ranked
-// A crowded bin is divided by keys (crowded.cuh). The row is waited for once, and there are six barriers.
+// A crowded bin is counted again by keys, or divided by them (crowded.cuh). The row is waited for once, and there are
+// six barriers.
 #pragma once
 #include "crowded.cuh"
 

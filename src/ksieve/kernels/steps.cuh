@@ -129,7 +129,7 @@ struct FoundSteps {
 struct Sampled {
   KeyRange range;
   bool signs;  // whether its end is not positive
-  u32 plateau; // the key of their value, if most are one; 0 if not
+  u32 plateau; // the key of their value, if kPlateau of them are one; 0 if not
 };
 
 // The best of where warps' ranges begin, and the worst of where they end.

@@ -63,7 +63,7 @@ struct alignas(16) HeldRow {
   u32 least;     // ordered keys of the range where the k-th score is looked for: its end
   u32 most;      // and its beginning
   int signs;     // whether some of those are not positive
-  u32 plateau;   // key of a score that most samples of a warp are; 0: none
+  u32 plateau;   // key of a score that kPlateau samples of a warp are, or more; 0: none
   int better;    // scores better than that
   int equal;     // and equal to it
   int emitted;   // output positions collected by this CTA
