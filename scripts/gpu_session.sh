@@ -53,7 +53,8 @@ suite-kernels() { suite kernels $kernel_files; }
 suite-contract() { suite contract tests/gpu/test_host_cost.py tests/test_contract.py tests/test_options.py; }
 suite-options() { suite options tests/gpu/test_options.py; }
 suite-serving() {
-  suite serving tests/gpu $(printf -- '--ignore=%s ' $row_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py)
+  local elsewhere="$row_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
+  suite serving tests/gpu $(printf -- '--ignore=%s ' $elsewhere)
 }
 
 options() {
@@ -111,8 +112,8 @@ quick_bench() {
 }
 
 [ $# -gt 0 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2; }
-steps="quick suite suite-kernels suite-rows suite-serving suite-options suite-contract options sanitize bench operator decode short trace
-  worst planner ablation chain replay"
+steps="quick suite suite-kernels suite-rows suite-serving suite-options suite-contract options sanitize bench operator
+  decode short trace worst planner ablation chain replay"
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done

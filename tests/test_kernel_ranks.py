@@ -10,8 +10,19 @@ from ksieve import keys
 from ksieve.backends.cuda import spec
 
 SOURCE = (spec.SOURCES / "registers.cuh").read_text(encoding="utf-8")
-NUMBER_BITS = int(re.search(r"kNumberBits = (\d+);", SOURCE)[1])
-RANKED = 256
+
+
+def constant(pattern):
+    """A number of the kernel's own."""
+    (found,) = re.findall(pattern, SOURCE)
+    return int(found)
+
+
+NUMBER_BITS = constant(r"kNumberBits = (\d+);")
+KEY_BITS = constant(r"kKeyBits = (\d+);")
+UPPER_BITS = constant(r"kUpper = (\d+);")
+BEYOND_BITS = constant(r"\(bin << kKeyBits\) \+ \(1 << (\d+)\)")
+RANKED = constant(r"kRanked = kThreads < 512 \? kThreads / 2 : (\d+);")
 
 
 def close(bins):
@@ -64,21 +75,20 @@ def test_lower_bits_tell_which_of_two_is_better():
 
 def test_what_ends_a_list_is_worse_than_any_of_its_bin():
     bins, best, worst = ranges()
-    end = rank_by((bins << 18) + (1 << 21), np.zeros_like(bins))
+    end = rank_by((bins << KEY_BITS) + (1 << BEYOND_BITS), np.zeros_like(bins))
     for key in (best, worst):
         assert not better(rank_by(key, np.full(len(bins), RANKED - 1)), end).any()
         assert better(end, rank_by(key, np.zeros_like(bins))).all()
 
 
 def test_a_second_count_keeps_the_order():
-    """LoadedRow.count_again: by how far a key is from where its bin begins, of which numbers tell the lower 24 bits."""
+    """`count_again`: by how far a key is from where its bin begins, of which numbers tell the lower 24 bits."""
     bins, best, worst = ranges()
-    key_bits = int(re.search(r"kKeyBits = (\d+);", SOURCE)[1])
-    shift = key_bits - 11  # of 2,048 bins
+    shift = KEY_BITS - 11  # of 2,048 bins
 
     def number(key):
-        beyond = ((key - (bins << key_bits) << 8) & 0xFFFFFFFF).astype(np.uint32).view(np.int32) >> (8 + shift)
-        return np.clip(beyond, 0, keys.COARSE_BINS - 1)
+        beyond = ((key - (bins << KEY_BITS)) << UPPER_BITS & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+        return np.clip(beyond >> (UPPER_BITS + shift), 0, keys.COARSE_BINS - 1)
 
     assert (number(best) <= 64).all() and (number(worst) >= keys.COARSE_BINS - 64).all()
     rng = np.random.default_rng(1)

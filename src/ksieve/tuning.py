@@ -230,7 +230,7 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 1, held=524_288, holders=16, most_rows=6, source="docs/tuning.md#20"),
     ),
 }
-"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 16 to 64
+"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 12 to 64
 scores a thread. More clusters than the last of a width is for would not run at once."""
 
 GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT)

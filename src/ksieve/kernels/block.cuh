@@ -86,23 +86,19 @@ __device__ __forceinline__ void list_few(u64 entry, SharedStorage& s = shared_st
   if (place < kFewest) s.few[place] = entry;
 }
 
-// The entry at a place among `count` and how many of them are less; entries are distinct.
+// The lane-th of `count` listed entries and how many of them are less; entries are distinct. For whole warps.
 struct RankedEntry {
   u64 entry;
   int rank;
 };
-__device__ __forceinline__ RankedEntry rank_few(const u64* entries, int place, int count) {
-  u64 mine = place < count ? entries[place] : ~0ull;
+__device__ __forceinline__ RankedEntry rank_few(int count) {
+  const SharedStorage& s = shared_storage();
+  int lane = static_cast<int>(threadIdx.x & 31);
+  asm volatile("" : "+r"(lane)); // its place is not kept, and spilled, from the beginning
+  u64 mine = lane < count ? s.few[lane] : ~0ull;
   int rank = 0;
 #pragma unroll 4
   for (int other = 0; other < count; ++other)
-    rank += entries[other] < mine;
+    rank += s.few[other] < mine;
   return {mine, rank};
-}
-
-// The same for the lane-th of the few.
-__device__ __forceinline__ RankedEntry rank_few(int count) {
-  int lane = static_cast<int>(threadIdx.x & 31);
-  asm volatile("" : "+r"(lane)); // its place is not kept, and spilled, from the beginning
-  return rank_few(shared_storage().few, lane, count);
 }

@@ -18,10 +18,7 @@ static_assert(!kInRegisters || kWords == 1 && kBeside == 0 && KSIEVE_ORDER == 0)
 struct CoarseBins {
   static constexpr u32 kNone = kBins; // of what is not in the row; counted too, as that takes no branch
 
-  __device__ __forceinline__ static void count(u32 bin) {
-    const u32 first = shared_address(shared_storage().histogram);
-    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(first + bin * 4) : "memory");
-  }
+  __device__ __forceinline__ static void count(u32 bin) { count_at(bin * 4); }
 
   // Counts two neighbours, of which `left` scores are in the row: their bins.
   __device__ __forceinline__ static u32 count_pair(float a, float b, int left) {
@@ -80,8 +77,8 @@ struct LoadedRow {
 constexpr int kKeyBits = 18;
 
 // Scores of the boundary's bin, in the order that they were found: what they are ranked by, and where they are. Keys of
-// a bin are close to each other (keys_are_close), so that the lower bits of two, with their
-// number in the list behind, tell which is better. They are negated: one instruction then compares.
+// a bin are close to each other (keys_are_close), so that the lower bits of two, with their number in the list behind,
+// tell which is better. They are negated: one instruction then compares.
 struct Listed {
   int negated[kRanked + kTogether];
   unsigned short position[kRanked];
@@ -296,7 +293,7 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
 #if KSIEVE_WINDOWS
     Row row = load_row(p, number);
 #else
-    int length = p.lengths ? p.lengths[number] : p.width;
+    int length = length_of(p, number);
     int live = live_rows(p);
     Row row = {static_cast<const Score*>(p.scores) + number * p.pitch, number, p.width};
     if (!kEarly) row = row_of(p, number, length, live);

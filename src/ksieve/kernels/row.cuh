@@ -62,6 +62,8 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
 // Rows that are not past the live count, as the caller gives it.
 __device__ __forceinline__ int live_rows(const Params& p) { return p.num_rows ? *p.num_rows : p.rows; }
 
+__device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? p.lengths[id] : p.width; }
+
 // A row whose length, as the caller gives it, is known already.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
   const bool alive = id < min(max(live, 0), p.rows);
@@ -71,9 +73,7 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
   return row_of(p, id, length, live_rows(p));
 }
 
-__device__ __forceinline__ Row load_row(const Params& p, int id) {
-  return row_of(p, id, p.lengths ? p.lengths[id] : p.width);
-}
+__device__ __forceinline__ Row load_row(const Params& p, int id) { return row_of(p, id, length_of(p, id)); }
 #endif
 
 // The row is read once and is larger than L1: do not let it evict anything there.

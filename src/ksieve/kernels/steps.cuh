@@ -7,6 +7,13 @@ __device__ __forceinline__ u32 shifted_key(float score, u32 worst = kMinusInfini
   return min(number_key(score) - kInfinityKey, worst);
 }
 
+// Counts one in the histogram, given a number of bytes from its first bin on: the hardware adds up what lanes do to one
+// address.
+__device__ __forceinline__ void count_at(u32 bytes) {
+  const u32 first = static_cast<u32>(__cvta_generic_to_shared(shared_storage().histogram));
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(first + bytes) : "memory");
+}
+
 // Scores from `most` down to `least` in equal steps, numbered from 0; the last has whatever is no better than `least`.
 // A step is a float: kOne + number, whose bits are as far apart as the numbers are.
 struct Steps {
@@ -36,11 +43,8 @@ struct Steps {
     return __fmaf_rd(__saturatef(fmaf(score, scale, offset)), 1.0f - kBins, kOne + (kBins - 1));
   }
 
-  // Every score is counted, the many of the last step too: the hardware adds up what lanes do to one address.
-  __device__ __forceinline__ static void count(float step) {
-    u32 first = static_cast<u32>(__cvta_generic_to_shared(shared_storage().histogram)) - kOneBits * sizeof(u32);
-    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(first + __float_as_uint(step) * 4) : "memory");
-  }
+  // Every score is counted, the many of the last step too.
+  __device__ __forceinline__ static void count(float step) { count_at((__float_as_uint(step) - kOneBits) * 4); }
 
   __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number); }
 };
