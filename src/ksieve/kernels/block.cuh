@@ -20,11 +20,17 @@ __device__ __forceinline__ u32 lanes_up_to(u32 mine) {
 
 // Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
 // Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
-// into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is.
+// into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is. `counts` may
+// be others than the histogram's, of 16 bits too.
+template <class Count = u32>
 __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
-                                                  const u32* counts = shared_storage().histogram) {
+                                                  const Count* counts = shared_storage().histogram) {
   SharedStorage& s = shared_storage();
   constexpr int kPerThread = kBins / kThreads;
+  constexpr bool kHalves = sizeof(Count) == 2;
+  struct alignas(sizeof(Count) * kPerThread) Own {
+    Count bin[kPerThread];
+  } own;
   const int thread = thread_again();
   const int lane = thread & 31;
   const int warp = thread >> 5;
@@ -36,20 +42,21 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
   constexpr int kTurns = kPerThread == 2 * kTogether;
   const u32 turned = kTurns ? thread >> 2 & 1 : 0;
   Bins piece[kPerThread / kTogether];
-  const Bins* from = reinterpret_cast<const Bins*>(&counts[thread * kPerThread]);
+  const Bins* from = reinterpret_cast<const Bins*>(counts) + thread * (kPerThread / kTogether);
   Bins* mine = reinterpret_cast<Bins*>(&s.histogram[thread * kPerThread]);
 #pragma unroll
   for (int v = 0; v < kPerThread / kTogether; ++v) {
-    piece[v] = from[v ^ turned];
+    if (!kHalves) piece[v] = from[v ^ turned];
     mine[v ^ turned] = {};
   }
+  if (kHalves) own = reinterpret_cast<const Own*>(counts)[thread];
   u32 up_to[kPerThread]; // how many are in this thread's bins up to each
   u32 sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const u32 read = piece[i / kTogether].bin[i % kTogether];
     const u32 other = piece[i / kTogether ^ kTurns].bin[i % kTogether];
-    sum += turned ? other : read;
+    sum += kHalves ? own.bin[i] : turned ? other : read;
     up_to[i] = sum;
   }
   u32 inclusive = lanes_up_to(sum);

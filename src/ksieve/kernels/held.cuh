@@ -141,11 +141,17 @@ __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile mea
     select_crowded<Holders>(slot, divided.before, in_row(divided.within, slot), found.bin, quota);
     return false;
   }
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) {
-    const u32 last = divided.within.word[w];
-    divided.before.word[w] |= whole ? last : 0;
-    divided.within.word[w] = whole ? 0 : last;
+  divided.join(whole);
+  if constexpr (!Holders::kAlone) {
+    bool edge_chosen = false;
+    bool edge_last = false;
+    each_edge(slot, [&](const Edge& edge) {
+      const int number = FoundSteps::of(edge.score, slot);
+      edge_chosen = number < found.bin + whole;
+      edge_last = !whole && number == found.bin;
+    });
+    Holders::write(slot, divided, edge_chosen, edge_last, quota);
+    return true;
   }
   // One of the last is fetched while the others are collected.
   const bool listing = divided.within.any();
@@ -170,6 +176,6 @@ __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile mea
     list_marked<Holders>(divided.within, slot);
   }
   meanwhile();
-  write_answer<Holders>(slot, whole ? 0 : found.count, quota);
+  write_answer(slot, whole ? 0 : found.count, quota);
   return true;
 }

@@ -62,10 +62,9 @@ __device__ __forceinline__ void reach(int length, int k, int warps, HeldRow& to)
   to.last = static_cast<unsigned char>(min(last, 31) + lengthened);
 }
 
-// Finds out what everybody must know of a row of which this CTA holds [begin, end). By one thread. Up to `limit` may be
-// copied, and `warps` sample it.
-__device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit, int warps,
-                                         HeldRow& to) {
+// Finds out what everybody must know of a row of which this CTA holds [begin, end), but for its reach. By one thread.
+// Up to `limit` may be copied.
+__device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit, HeldRow& to) {
   const int k = slots_of(p, row);
   const bool held = holds(row, k);
   Body body = body_of(row.scores, begin, end);
@@ -82,7 +81,6 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.end = end;
   to.body_begin = body.begin;
   to.valid = min(body.end, end) - body.begin;
-  reach(row.length, k, warps, to);
   to.edges = body.begin != begin || body.end < end;
   to.way = held ? Way::kHeld : row.length <= k ? Way::kShort : Way::kOther;
 #if KSIEVE_WINDOWS

@@ -123,12 +123,15 @@ template <class Shown> __device__ __forceinline__ void write_listed(int* out, in
     const int position = listed.position[at < count ? at : 0];
     int rank = 0;
     int from = 0;
+#pragma unroll 1
     do {
 #pragma unroll
-      for (int i = 0; i < kTogether / 4; i += kSharers)
+      for (int i = 0; i < kTogether / 4; i += kSharers) {
+        const RingSlot some = others[from / 4 + i];
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          rank += __viaddmin_s32_relu(mine, static_cast<int>(others[from / 4 + i].word[j]), 1);
+          rank += __viaddmin_s32_relu(mine, static_cast<int>(some.word[j]), 1);
+      }
       from += kTogether;
     } while (from < count);
     rank += __shfl_xor_sync(kFullWarp, rank, 1);
@@ -141,7 +144,7 @@ template <class Shown> __device__ __forceinline__ void write_listed(int* out, in
 __device__ __noinline__ void describe_loaded(const Params& p, Row row, int limit) {
   HeldRow& to = shared_storage().held[0];
   if (threadIdx.x == 0) {
-    describe(p, row, 0, row.length, limit, kWarps, to);
+    describe(p, row, 0, row.length, limit, to);
     clear_row(to);
   }
   __syncthreads(); // the row is described
@@ -264,9 +267,15 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
                  : "memory");
   if (edge_chosen) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(edge.at) : "memory");
   int number = static_cast<int>(before >> 16);
-  while (last) {
-    const u32 bit = take_bit(last);
-    Listed::of_row().put(number++, loaded.pick(bit), index_of_bit(bit, first));
+  while (last) { // two at a time, which do not wait for each other
+    const u32 one = take_bit(last);
+    const bool more = last != 0;
+    const u32 other = more ? take_bit(last) : one;
+    const float score = loaded.pick(one);
+    const float next = loaded.pick(other);
+    Listed::of_row().put(number, score, index_of_bit(one, first));
+    if (more) Listed::of_row().put(number + 1, next, index_of_bit(other, first));
+    number += 1 + more;
   }
   if (edge_last) Listed::of_row().put(number, edge.score, edge.at);
   __syncthreads(); // all are collected, or listed

@@ -77,7 +77,8 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
     to.copy = -1;
     if (number < static_cast<u32>(rows_of(p))) {
       const Row row = nth_row(p, static_cast<int>(number));
-      describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, kWarps, to);
+      describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, to);
+      reach(row.length, to.slots, kWarps, to);
       clear_row(to);
       in_bulk = __CUDA_ARCH__ >= 900 && (to.way == Way::kHeld || number == blockIdx.x && starts_early(p));
     }

@@ -62,6 +62,15 @@ struct HeldSteps {
 struct Divided {
   Marks before;
   Marks within;
+
+  // If all of those within are wanted, they are before.
+  __device__ __forceinline__ void join(bool all) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      before.word[w] |= all ? within.word[w] : 0;
+      within.word[w] = all ? 0 : within.word[w];
+    }
+  }
 };
 
 // Of each pair, 0 for a step before, 1 for the one, 2 for those behind are digits of two bits; those of eight pairs are
@@ -146,6 +155,7 @@ __device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row) 
 
 // Who holds a row: one CTA.
 struct Alone {
+  static constexpr bool kAlone = true;
   __device__ __forceinline__ static SharedStorage& owner() { return shared_storage(); }
   __device__ __forceinline__ static bool owns() { return true; }
   __device__ __forceinline__ static void sync() { __syncthreads(); }
@@ -164,23 +174,14 @@ struct Alone {
     then();
     return find_boundary(rank);
   }
-
-  // The first output slot of this CTA, behind a barrier: all positions are collected.
-  __device__ __forceinline__ static int first_slot(int) {
-    __syncthreads(); // all are, and the last are listed
-    return 0;
-  }
-  __device__ __forceinline__ static void list() {}
 };
 
 __device__ __forceinline__ void collect(int index, int slot) {
   collected()[atomicAdd(&shared_storage().held[slot].emitted, 1)] = index;
 }
 
-// Collects positions that threads have few of (write_collected).
-__device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
-  int place = reserve_many(&shared_storage().held[slot].emitted, marks.count());
-  const int first = held_first(slot);
+// Collects positions that threads have few of (write_collected), from a place on: where it ends.
+__device__ __forceinline__ int collect_at(const Marks& marks, int first, int place) {
   u32 to = shared_address(collected() + place);
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
@@ -198,6 +199,11 @@ __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
                    : "memory");
       to += more ? 2 * sizeof(int) : sizeof(int);
     }
+  return place + marks.count();
+}
+__device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
+  const int place = reserve_many(&shared_storage().held[slot].emitted, marks.count());
+  collect_at(marks, held_first(slot), place);
 }
 
 // Lists an unresolved score for the owner of the row.
@@ -231,12 +237,11 @@ __device__ __forceinline__ void write_last(int slot, int listed, int quota) {
 }
 
 // Writes what was collected, and what was listed. Nobody waits for it.
-template <class Holders> __device__ __forceinline__ void write_answer(int slot, int listed, int quota) {
-  const int from = Holders::first_slot(slot);
+__device__ __forceinline__ void write_answer(int slot, int listed, int quota) {
+  __syncthreads(); // all are collected, and the last are listed
   const int emitted = held_row(slot).emitted;
-  const int count = min(emitted, held_row(slot).slots - from);
-  write_collected<true>(held_row(slot).out + from, collected(), emitted, count,
+  const int count = min(emitted, held_row(slot).slots);
+  write_collected<true>(held_row(slot).out, collected(), emitted, count,
                         [&](int position) { return held_position(position, slot); });
-  Holders::list();
-  if (Holders::owns()) write_last(slot, listed, quota);
+  write_last(slot, listed, quota);
 }

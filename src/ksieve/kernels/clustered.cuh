@@ -1,0 +1,258 @@
+// What the CTAs of a cluster tell each other of a row that they hold together, and how its answer is put together. All
+// of it is sent (st.async), and counted where it arrives, one way: nobody asks, and nobody waits for more than what
+// comes to him.
+#pragma once
+#include "held.cuh"
+
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+// The same by warps that peers need to see nothing of: it does not wait for what they have loaded.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+// The same shared object in another CTA of the cluster, as a generic address.
+template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
+  u64 remote;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
+  return reinterpret_cast<T*>(remote);
+}
+
+// Stores 4, 8 or 16 bytes to another CTA of the cluster, whose arrival counts them; both are given as this CTA's own.
+template <class T> __device__ __forceinline__ void send(T* to, const T& value, u32 rank, u64* arrival) {
+  u32 there;
+  u32 counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(arrival)), "r"(rank));
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+                 "r"(value), "r"(counted)
+                 : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
+                 "l"(value), "r"(counted)
+                 : "memory");
+  } else {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+        "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3]), "r"(counted)
+        : "memory");
+  }
+}
+
+constexpr int kCluster = kHeld ? kHeld / kPart : 1;
+
+constexpr int kOwn = 1; // the slot of what is known of this CTA's samples, and `edges` if they end the range; slot 0 is
+                        // the row's
+
+// How many CTAs' samples end the range: of a row that is shorter than the cluster holds, the last ones have few scores
+// or none.
+__device__ __forceinline__ int samplers_of(int length) { return max(length / kPart, 1); }
+
+// Counts of all CTAs' bins that come here, and their sums, of 16 bits: what is more than a sum holds is more than any
+// k. In the ring if there is no other room.
+struct alignas(16) Counts {
+  RingSlot parts[kBins / 8]; // of a slice of the bins, from each CTA
+  RingSlot sums[kBins / 8];
+};
+__device__ __forceinline__ u32 halves(u32 low, u32 high) {
+  constexpr bool kFit = kPart + 2 * kVector < 1 << 16; // of a part
+  return kFit ? low | high << 16 : min(low, 0xffffu) | min(high, 0xffffu) << 16;
+}
+constexpr bool kApart = kSharedCapacity * sizeof(u64) >= sizeof(Counts);
+__device__ __forceinline__ Counts& counts_of_all() {
+  SharedStorage& s = shared_storage();
+  return *reinterpret_cast<Counts*>(kApart ? reinterpret_cast<void*>(s.candidates) : s.ring);
+}
+
+// In place of rows to come: there are none.
+struct alignas(16) Exchange {
+  RingSlot ranges[kCluster]; // each CTA's: where its samples begin and end, whether some ends are not positive, plateau
+  u32 shares[kCluster];      // how many positions each has collected, and 2^16 times as many as it has listed
+  u64 known;                 // arrival of the ranges,
+  u64 counted;               // of counts that this CTA adds up,
+  u64 summed;                // of all sums,
+  u64 divided;               // of the shares,
+  u64 listed;                // and, at the owner, of the few that it ranks
+  u32 rounds;                // of counts before these
+};
+static_assert(!kHolds || sizeof(Exchange) <= (kHeldRows - 2) * sizeof(HeldRow), "two rows are described");
+__device__ __forceinline__ Exchange& exchange() {
+  return *reinterpret_cast<Exchange*>(&shared_storage().held[kOwn + 1]);
+}
+
+// By one thread, in front of a cluster barrier.
+__device__ __forceinline__ void expect_counts() {
+  expect_bytes(sizeof(Counts::parts), &exchange().counted);
+  expect_bytes(sizeof(Counts::sums), &exchange().summed);
+}
+__device__ __forceinline__ void prepare_exchange() {
+  Exchange& e = exchange();
+  init_arrival(&e.known);
+  init_arrival(&e.counted);
+  init_arrival(&e.summed);
+  init_arrival(&e.divided);
+  init_arrival(&e.listed);
+  expect_bytes(sizeof(e.ranges), &e.known);
+  expect_counts();
+  expect_bytes(sizeof(e.shares), &e.divided);
+  e.rounds = 0;
+}
+
+// Who holds a row (held.cuh): the CTAs of a cluster, a turn of the ring each.
+struct Clustered {
+  static constexpr bool kAlone = false;
+  __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
+  __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
+  __device__ __forceinline__ static void sync() { cluster_sync(); }
+
+  // In this CTA first, then by a lane for each.
+  __device__ __forceinline__ static void fold(const Sampled& warp, int) {
+    HeldRow& own = shared_storage().held[kOwn];
+    if ((threadIdx.x & 31) == 0) fold_sampled(warp, own);
+    __syncthreads(); // every warp's samples are folded
+    const bool counts = own.edges;
+    const RingSlot all = {{own.most, counts ? own.least : 0, counts && own.signs, own.plateau}};
+    if (threadIdx.x < kCluster) send(&exchange().ranges[cluster_rank()], all, threadIdx.x, &exchange().known);
+  }
+  __device__ __forceinline__ static void know(int slot) {
+    if (threadIdx.x < 32) {
+      wait_arrival(&exchange().known, 0);
+      RingSlot range = {{kNanKey, 0, 0, 0}};
+      if (threadIdx.x < kCluster) range = exchange().ranges[threadIdx.x];
+      const u32 most = __reduce_min_sync(kFullWarp, range.word[0]);
+      const u32 least = __reduce_max_sync(kFullWarp, range.word[1]);
+      const u32 signs = __reduce_or_sync(kFullWarp, range.word[2]);
+      const u32 plateau = __reduce_max_sync(kFullWarp, range.word[3]);
+      if (threadIdx.x == 0) {
+        HeldRow& row = shared_storage().held[slot];
+        row.most = most;
+        row.least = least;
+        row.signs = static_cast<int>(signs);
+        row.plateau = plateau;
+      }
+    }
+    __syncthreads(); // the range is known
+  }
+
+  // Every CTA adds up a slice of the bins, for all.
+  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
+    constexpr u32 kSlice = kBins / 8 / kCluster; // eight bins at a time
+    static_assert(!kHolds || kApart || sizeof(Counts) <= sizeof(SharedStorage::ring), "there is room for counts");
+    Exchange& e = exchange();
+    const u32 round = *static_cast<volatile u32*>(&e.rounds);
+    if (kApart) {
+      __syncthreads(); // this CTA's part is counted
+    } else {
+      cluster_sync(); // every part is, and its ring has been read
+    }
+    Counts& all = counts_of_all();
+    const RingSlot* counts = reinterpret_cast<const RingSlot*>(shared_storage().histogram);
+#pragma unroll
+    for (u32 at = threadIdx.x; at < kBins / 8; at += kThreads) {
+      const RingSlot low = counts[2 * at];
+      const RingSlot high = counts[2 * at + 1];
+      const RingSlot eight = {{halves(low.word[0], low.word[1]), halves(low.word[2], low.word[3]),
+                               halves(high.word[0], high.word[1]), halves(high.word[2], high.word[3])}};
+      send(&all.parts[cluster_rank() * kSlice + at % kSlice], eight, at / kSlice, &e.counted);
+    }
+#pragma unroll 1
+    for (u32 within = threadIdx.x; within < 4 * kSlice; within += kThreads) {
+      wait_arrival(&e.counted, round & 1);
+      u32 low = 0;
+      u32 high = 0;
+#pragma unroll
+      for (u32 peer = 0; peer < kCluster; ++peer) {
+        const u32 two = reinterpret_cast<const u32*>(all.parts)[peer * 4 * kSlice + within];
+        low += two & 0xffff;
+        high += two >> 16;
+      }
+      const u32 sums = min(low, 0xffffu) | min(high, 0xffffu) << 16;
+      RingSlot eight; // four neighbours know all of them, and tell every fourth CTA
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        eight.word[i] = __shfl_sync(kFullWarp, sums, i, 4);
+#pragma unroll
+      for (u32 peer = 0; peer < kCluster; peer += 4)
+        if (kCluster % 4 == 0 || peer + threadIdx.x % 4 < kCluster)
+          send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &e.summed);
+    }
+    __syncwarp();
+    wait_arrival(&e.summed, round & 1);
+    const Boundary found = find_boundary(rank, 0, reinterpret_cast<const unsigned short*>(all.sums));
+    if (threadIdx.x == 0) {
+      expect_counts();
+      e.rounds = round + 1;
+    }
+    return found;
+  }
+
+  // Writes the answer of a row whose steps are divided: what is before, and the best `quota` of the few within, which
+  // the owner ranks.
+  __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
+                                               int quota) {
+    SharedStorage& s = shared_storage();
+    Exchange& e = exchange();
+    const u32 lane = threadIdx.x % 32;
+    const u32 warp = threadIdx.x / 32;
+    const int first = held_first(slot);
+    Marks last = divided.within;
+    const u32 mine = divided.before.count() + edge_before + (last.count() + edge_within << 16);
+    // One of the few is fetched while others are collected.
+    const Score* scores = static_cast<const Score*>(held_row(slot).scores);
+    const bool listing = last.any();
+    int early = 0;
+    float early_score = 0;
+    if (listing) {
+      early = take_mark(last, first);
+      early_score = widen(scores[early]);
+    }
+    const u32 total = __reduce_add_sync(kFullWarp, mine);
+    if (lane == 0) s.warp_totals[warp] = total;
+    const u32 in_warp = lanes_up_to(mine) - mine;
+    __syncthreads(); // every warp's total is written
+    const u32 theirs = lane < kWarps ? s.warp_totals[lane] : 0;
+    const u32 share = __reduce_add_sync(kFullWarp, theirs);
+    const u32 before = __reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + in_warp;
+    if (threadIdx.x < kCluster) send(&e.shares[cluster_rank()], share, threadIdx.x, &e.divided);
+    const int place = collect_at(divided.before, first, static_cast<int>(before & 0xffff));
+    if (edge_before) collected()[place] = load_edge(slot).at;
+
+    wait_arrival(&e.divided, 0);
+    const u32 shared = lane < kCluster ? e.shares[lane] : 0;
+    const u32 in_front = __reduce_add_sync(kFullWarp, lane < cluster_rank() ? shared : 0);
+    const int few = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kFewest);
+    if (threadIdx.x == 0 && owns() && few) expect_bytes(few * sizeof(u64), &e.listed);
+    int number = static_cast<int>((in_front + before) >> 16);
+    auto list = [&](int index, float score) {
+      if (number < kFewest) send(&s.few[number], make_entry(order_key(score), index), 0, &e.listed);
+      ++number;
+    };
+    if (listing) list(early, early_score);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+      while (last.word[w]) {
+        const int index = index_of_mark(w, take_bit(last.word[w]), first);
+        list(index, widen(scores[index]));
+      }
+    if (edge_within) list(load_edge(slot).at, load_edge(slot).score);
+    __syncthreads(); // all of this CTA's are collected
+    const int begin = static_cast<int>(in_front & 0xffff);
+    const int count = min(static_cast<int>(share & 0xffff), held_row(slot).slots - begin);
+    write_collected<false>(held_row(slot).out + begin, collected(), count, count,
+                           [&](int position) { return held_position(position, slot); });
+    if (!owns() || !few || threadIdx.x < kThreads - 32) return;
+    wait_arrival(&e.listed, 0);
+    write_last(slot, few, quota);
+  }
+};
