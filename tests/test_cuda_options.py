@@ -165,10 +165,10 @@ def test_slots_have_room_to_be_sorted_on_every_device(name, order):
 
 
 def test_plain_plans_are_what_they_were():
-    plain = ksieve.plan(rows=64, width=131_072, k=2048, device=H200)
+    plain = ksieve.plan(rows=128, width=131_072, k=2048, device=H200)
     assert planner_storage.sort_bytes(plain.problem) == planner_storage.sort_slots(plain) == 0
     for options in (Options(overlap=True), Options(windows="ends"), Options(values=True), Options(tie_break="low")):
-        made = ksieve.plan(rows=64, width=131_072, k=2048, device=H200, options=options)
+        made = ksieve.plan(rows=128, width=131_072, k=2048, device=H200, options=options)
         assert replace(made, problem=plain.problem) == plain
 
 

@@ -25,8 +25,8 @@ CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
         (BAND, 0, "row_exact"),
         (BAND + 1, 1, "row_exact"),
         (2 * BAND, 1, "row_exact"),
-        (HELD, 3, "row_exact"),
-        (HELD + 1, 4, "persistent_sampled"),
+        (4 * BAND, 3, "row_exact"),
+        (4 * BAND + 1, 4, "persistent_sampled"),
         (WIDEST_BANDED, 4, "persistent_sampled"),
         (WIDEST_BANDED + 1, 0, "persistent_sampled"),
     ],
@@ -75,39 +75,46 @@ def test_what_has_one_launch_however_many_rows(asked):
         (64, 2048, 512, "row_exact", None),
         (4096, 2048, 512, "row_exact", None),
         (4096, 8192, 512, "row_exact", None),
-        (4096, HELD, 2048, "row_exact", None),
+        (4096, 32_768, 2048, "row_exact", None),
         (1, SHORTEST_CLUSTERED, 2048, "row_exact", None),
-        (1, HELD, 2048, "cluster_exact", None),
-        (24, HELD, 2048, "cluster_exact", None),
-        (25, HELD, 2048, "row_exact", None),
-        (4096, HELD + 1, 2048, "persistent_sampled", "quads-16"),
-        (48, HELD + 1, 2048, "cluster_exact", None),
-        (80, HELD + 1, 2048, "cluster_exact", None),
-        (81, HELD + 1, 2048, "persistent_sampled", "quads-16"),
-        (40, 131_072, 512, "cluster_exact", None),
-        (41, 131_072, 2048, "persistent_sampled", "lines-64"),
-        (20, 131_073, 2048, "cluster_exact", None),
-        (21, 131_073, 2048, "persistent_sampled", "lines-64"),
-        (6, 262_145, 2048, "cluster_exact", None),
-        (7, 262_145, 2048, "split_sampled", "lines-64"),
-        (81, 65_536, 2048, "persistent_sampled", "lines-16"),
-        (4096, 65_536, 2048, "persistent_sampled", "lines-16"),
+        (1, SHORTEST_CLUSTERED + 1, 2048, "cluster_exact", None),
+        (32, 16_384, 2048, "cluster_exact", None),
+        (33, 16_384, 2048, "row_exact", None),
+        (24, 32_768, 2048, "cluster_exact", None),
+        (25, 32_768, 2048, "row_exact", None),
+        (48, HELD, 2048, "cluster_exact", None),
+        (49, HELD, 2048, "row_exact", None),
+        (511, HELD, 512, "row_exact", None),
+        (512, HELD, 512, "persistent_sampled", "lines-64"),
+        (512, HELD, 2048, "persistent_sampled", "lines-16"),
         (4096, 65_535, 2048, "persistent_sampled", "quads-16"),
-        (4096, 65_536, 1024, "persistent_sampled", "lines-64"),
         (4096, 65_535, 512, "persistent_sampled", "lines-16"),
         (4096, 32_769, 512, "persistent_sampled", "lines-16"),
+        (64, HELD + 1, 2048, "cluster_exact", None),
+        (64, 131_072, 512, "cluster_exact", None),
+        (65, 131_072, 2048, "persistent_sampled", "lines-64"),
+        (30, 131_073, 2048, "cluster_exact", None),
+        (31, 131_073, 2048, "persistent_sampled", "lines-64"),
+        (15, 262_145, 2048, "cluster_exact", None),
+        (16, 262_145, 2048, "split_sampled", "lines-64"),
+        (7, 1_048_576, 2048, "cluster_exact", None),
+        (8, 1_048_576, 2048, "split_sampled", "lines-128"),
+        (1, 1_048_577, 2048, "split_sampled", "lines-128"),
         (4096, 4096, 2048, "row_exact", None),
         (256, 4096, 2048, "row_exact", None),
         (4096, 131_072, 2048, "persistent_sampled", "lines-64"),
         (16, 1_048_576, 2048, "split_sampled", "lines-128"),
         (17, 1_048_576, 2048, "split_sampled", "lines-64"),
         (4096, 1_048_576, 2048, "persistent_sampled", "lines-64"),
-        (1, 1_048_576, 2048, "split_sampled", "lines-128"),
         (1, 24_576, 12_289, "row_exact", None),
-        (1, 33_000, 20_000, "cluster_exact", None),
+        (1, 33_000, 16_500, "cluster_exact", None),
+        (1, 33_000, 20_000, "row_exact", None),
         (1, 66_000, 60_000, "persistent_exact", None),
         (4096, 24_576, 8192, "row_exact", None),
         (4096, 33_000, 10_000, "persistent_exact", None),
+        (400, 33_000, 10_000, "row_exact", None),
+        (400, 65_536, 10_000, "persistent_sampled", "quads-16"),
+        (400, 65_536, 40_000, "persistent_exact", None),
     ],
 )
 def test_the_choice_follows_the_shape(rows, width, k, family, policy):
@@ -146,21 +153,30 @@ def test_shared_memory_fits_every_device(name, family):
         ("row_exact", 1, 16_385, "float32", (512, 2, 24_576)),
         ("row_exact", 132, 24_577, "float32", (1024, 1, 32_768)),
         ("row_exact", 133, 24_577, "float32", (512, 2, 32_768)),
-        ("row_exact", 1, 32_769, "float32", (512, 1, 16_384)),
+        ("row_exact", 1, 32_769, "float32", (512, 1, 40_960)),
+        ("row_exact", 511, 40_961, "float32", (512, 1, 49_152)),
+        ("row_exact", 512, 40_961, "float32", (512, 1, 16_384)),
+        ("row_exact", 1, 49_153, "float32", (512, 1, 57_344)),
+        ("row_exact", 1, 57_345, "float32", (512, 1, 65_536)),
+        ("row_exact", 1, 65_537, "float32", (512, 1, 16_384)),
         ("row_exact", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
         ("cluster_exact", 1, 24_576, "float32", (256, 2, 32_768)),
         ("cluster_exact", 9, 24_576, "float32", (512, 2, 32_768)),
         ("cluster_exact", 1000, 24_576, "float32", (512, 2, 32_768)),
-        ("cluster_exact", 1, 16_384, "float32", (256, 2, 32_768)),
+        ("cluster_exact", 1, 16_384, "float32", (256, 2, 16_384)),
         ("cluster_exact", 8, 65_536, "float32", (256, 2, 65_536)),
         ("cluster_exact", 13, 65_536, "float32", (512, 2, 65_536)),
         ("cluster_exact", 1, 65_537, "float32", (256, 2, 131_072)),
         ("cluster_exact", 5, 65_537, "float32", (512, 2, 131_072)),
-        ("cluster_exact", 49, 65_536, "float32", (256, 3, 65_536)),
-        ("cluster_exact", 25, 65_537, "float32", (256, 3, 131_072)),
-        ("cluster_exact", 1, 131_073, "float32", (256, 3, 262_144)),
+        ("cluster_exact", 25, 65_536, "float32", (256, 3, 65_536)),
+        ("cluster_exact", 13, 65_537, "float32", (256, 3, 131_072)),
+        ("cluster_exact", 29, 65_537, "float32", (512, 1, 131_072)),
+        ("cluster_exact", 1, 131_073, "float32", (512, 2, 262_144)),
+        ("cluster_exact", 5, 131_073, "float32", (256, 3, 262_144)),
+        ("cluster_exact", 11, 131_073, "float32", (512, 1, 262_144)),
         ("cluster_exact", 1, 262_145, "float32", (512, 1, 524_288)),
-        ("cluster_exact", 1, 524_289, "float32", (512, 1, 0)),
+        ("cluster_exact", 1, 524_289, "float32", (512, 1, 1_048_576)),
+        ("cluster_exact", 1, 1_048_577, "float32", (512, 1, 0)),
         ("cluster_exact", 1, 65_537, "float16", (512, 1, 0)),
         ("persistent_sampled", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
         ("persistent_sampled", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
@@ -204,11 +220,22 @@ def test_rings_hold_a_row(family, width, dtype):
     if plan.held:
         vectors = plan.stages + plan.beside
         assert vectors * plan.threads * 16 * holders == plan.held * planner_storage.ITEM_BYTES[dtype]
-        assert plan.held // (plan.threads * holders) <= 64, "two steps share a register"
+        assert plan.held // (plan.threads * holders) <= 128, "two steps share a register"
         studied = bands_of.studied(plan)
         assert (studied.stages, studied.beside, studied.bands) == (vectors, 0, ())
         assert planner.shared_bytes(studied) <= H200.shared_per_block
     assert plan.stages % planner_storage.BATCH == 0
+
+
+@pytest.mark.parametrize(("family", "width"), [("row_exact", 65_536), ("cluster_exact", 1_048_576)])
+def test_parts_that_no_ring_holds_whole_are_streamed_for_statistics_and_ties(family, width):
+    plan = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family)
+    assert (plan.held, plan.beside) == (width, 8)
+    studied = bands_of.studied(plan)
+    assert (studied.held, studied.stages, studied.beside) == (0, tuning.STAGES, 0)
+    assert studied.capacity >= 2048 and planner.shared_bytes(studied) <= H200.shared_per_block
+    tied = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family, options=Options(tie_break="low"))
+    assert tied.held < width and tied.beside == 0
 
 
 @pytest.mark.parametrize(
@@ -231,7 +258,7 @@ def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
     assert in_histogram + 2 * plan.shared_capacity >= k + planner_storage.POSITIONS_BESIDE
 
 
-@pytest.mark.parametrize(("rows", "width"), [(80, 65_536), (40, 131_072), (20, 262_144), (6, 524_288)])
+@pytest.mark.parametrize(("rows", "width"), [(48, 65_536), (28, 131_072), (10, 262_144), (6, 524_288)])
 def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     """But with tie-breaks, and for statistics."""
     plan = ksieve.plan(rows=rows, width=width, k=2048, device=H200)
@@ -239,7 +266,7 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     assert planner_storage.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + planner_storage.POSITIONS_BESIDE
     assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= H200.shared_per_sm
     more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200)
-    assert more.family != "cluster_exact", "they would not all run at once"
+    assert (more.family, more.splits) != (plan.family, plan.splits), "they would not all run at once"
     studied = bands_of.studied(plan)
     assert studied.capacity == studied.shared_capacity >= max(2048, plan.capacity)
     assert planner.shared_bytes(studied) <= H200.shared_per_block
@@ -252,8 +279,9 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
 def test_clusters_of_sixteen_need_room_side_by_side():
     fewer = replace(H200, sm_count=tuning.WIDE_CLUSTERS - 1)
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=H200).splits == 16
-    assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer).family == "split_sampled"
-    assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer, family="cluster_exact").splits == tuning.CLUSTER
+    assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer).splits == 4
+    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer).family == "split_sampled"
+    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="cluster_exact").splits == tuning.CLUSTER
 
 
 def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ksieve.planner import Plan
-from ksieve.planner_storage import BATCH, fewest_stored
+from ksieve.planner_storage import BATCH, fewest_stored, shared_bytes
+from ksieve.tuning import STAGES
 
 DEALER_THREADS = 1024
 """Of each CTA that deals rows."""
@@ -18,10 +19,13 @@ DEALER_CANDIDATES = 256
 
 
 def studied(plan: Plan) -> Plan:
-    """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole, and with
-    room for k candidates also where a cluster stores none of the rows it holds.
+    """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole, if there is
+    room, and with room for k candidates also where a cluster stores none of the rows it holds.
     """
-    plan = replace(plan, bands=(), band=None, stages=plan.stages + plan.beside, beside=0, registers=False, early=False)
+    plan = replace(plan, bands=(), band=None, registers=False, early=False)
+    whole = replace(plan, stages=plan.stages + plan.beside, beside=0)
+    fits = shared_bytes(whole) <= plan.device.shared_per_block
+    plan = whole if fits else replace(plan, held=0, stages=STAGES, beside=0)
     if plan.capacity >= plan.problem.k:
         return plan
     stored = fewest_stored(plan.problem)

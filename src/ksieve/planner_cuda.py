@@ -129,28 +129,33 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
     With fewer resident CTAs where only so the positions of a row's slots can be collected.
     """
 
+    def alone(geometry: Geometry) -> Geometry:
+        return replace(geometry, ctas_per_sm=1, beside=0)
+
     def possible(geometry: Geometry) -> bool:
         if geometry.holders > CLUSTER and device.sm_count < WIDE_CLUSTERS:
             return False
         if geometry.registers and (tied(problem) or problem.options.order != "any"):
             return False
+        if geometry.beside and tied(problem) and room_of(alone(geometry), device, problem.dtype) < 0:
+            return False  # tie-breaks need the whole row in the ring
         stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
         return problem.width <= geometry.held and stored <= room_of(geometry, device, problem.dtype)
 
     fitting = [g for g in GEOMETRY_HELD[family] if possible(g)]
     same = [g for g in fitting if g.held == fitting[0].held]
     found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
-    if found is None:
+    if found is None or (family == "row_exact" and 0 < found.most_rows < problem.rows):
         return None
 
     def resident(ctas: int) -> Geometry:
         return replace(found, ctas_per_sm=ctas, most_rows=found.most_rows * ctas // found.ctas_per_sm)
 
-    whole = replace(resident(1), beside=0)
+    whole = alone(resident(1))
     if found.beside and tied(problem):
-        return whole  # tie-breaks need the whole row in the ring
-    fewer = (resident(ctas) for ctas in range(found.ctas_per_sm, 1, -1))
-    return next((g for g in fewer if held_positions(room_of(g, device, problem.dtype)) >= problem.k), whole)
+        return whole
+    fewer = [resident(ctas) for ctas in (found.ctas_per_sm, *range(found.ctas_per_sm - 1, 1, -1))]
+    return next((g for g in (*fewer, whole) if held_positions(room_of(g, device, problem.dtype)) >= problem.k), None)
 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:

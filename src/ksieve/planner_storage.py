@@ -50,7 +50,7 @@ MAX_COLUMNS = 32
 RESERVED_SHARED = 1024
 """Shared memory that CUDA keeps for itself per resident CTA."""
 
-SCALAR_BYTES = 1040
+SCALAR_BYTES = 1056
 """Shared memory behind the candidates and heights; slots are sorted in what lies before them (kernels/finish.cuh)."""
 
 DESCRIBED_BYTES = 12 * 96

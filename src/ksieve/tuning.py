@@ -34,6 +34,10 @@ class Threshold(int):
         return made
 
 
+STAGES = 6
+"""Loads of 16 bytes that a thread keeps in flight, unless it holds a row or is told otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Launch shape of one kernel family; `ctas_per_sm` also fixes the register budget at compile time.
@@ -61,7 +65,7 @@ class Geometry:
 
     threads: int
     ctas_per_sm: int
-    stages: int = 6
+    stages: int = STAGES
     held: int = 0
     holders: int = 1
     beside: int = 0
@@ -137,7 +141,7 @@ WIDE_CLUSTERS = Threshold(
     "docs/tuning.md#20",
 )
 SHORTEST_CLUSTERED = Threshold(
-    16_384, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#23"
+    12_288, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#24"
 )
 EARLY_QUARTERS = Threshold(
     3,
@@ -215,23 +219,35 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 2, held=24_576, source="docs/tuning.md#19"),
         Geometry(1024, 1, held=32_768, most_rows=132, source="docs/tuning.md#20"),
         Geometry(512, 2, held=32_768, beside=4, source="docs/tuning.md#19"),
+        Geometry(512, 1, held=40_960, beside=4, most_rows=511, source="docs/tuning.md#24"),
+        Geometry(512, 1, held=49_152, beside=4, most_rows=511, source="docs/tuning.md#24"),
+        Geometry(512, 1, held=57_344, beside=4, most_rows=511, source="docs/tuning.md#24"),
+        Geometry(512, 1, held=65_536, beside=8, most_rows=511, source="docs/tuning.md#24"),
     ),
     "cluster_exact": (
+        Geometry(256, 2, held=16_384, holders=8, most_rows=12, source="docs/tuning.md#24"),
+        Geometry(256, 2, held=16_384, holders=4, most_rows=32, source="docs/tuning.md#24"),
         Geometry(256, 2, held=32_768, holders=8, most_rows=8, source="docs/tuning.md#17"),
         Geometry(512, 2, held=32_768, holders=4, most_rows=24, source="docs/tuning.md#17"),
         Geometry(256, 2, held=65_536, holders=16, most_rows=4, source="docs/tuning.md#22"),
         Geometry(256, 2, held=65_536, holders=8, most_rows=12, source="docs/tuning.md#22"),
-        Geometry(512, 2, held=65_536, holders=4, most_rows=48, source="docs/tuning.md#17"),
-        Geometry(256, 3, held=65_536, holders=4, most_rows=80, source="docs/tuning.md#20"),
+        Geometry(512, 2, held=65_536, holders=4, most_rows=24, source="docs/tuning.md#24"),
+        Geometry(256, 3, held=65_536, holders=4, most_rows=48, source="docs/tuning.md#24"),
         Geometry(256, 2, held=131_072, holders=16, most_rows=4, source="docs/tuning.md#22"),
-        Geometry(512, 2, held=131_072, holders=8, most_rows=24, source="docs/tuning.md#15"),
-        Geometry(256, 3, held=131_072, holders=8, most_rows=40, source="docs/tuning.md#20"),
-        Geometry(256, 3, held=262_144, holders=16, most_rows=20, source="docs/tuning.md#20"),
+        Geometry(512, 2, held=131_072, holders=8, most_rows=12, source="docs/tuning.md#24"),
+        Geometry(256, 3, held=131_072, holders=8, most_rows=28, source="docs/tuning.md#20"),
+        Geometry(512, 1, held=131_072, holders=2, beside=8, most_rows=64, source="docs/tuning.md#24"),
+        Geometry(512, 2, held=262_144, holders=16, most_rows=4, source="docs/tuning.md#24"),
+        Geometry(256, 3, held=262_144, holders=16, most_rows=10, source="docs/tuning.md#20"),
+        Geometry(512, 1, held=262_144, holders=4, beside=8, most_rows=30, source="docs/tuning.md#24"),
         Geometry(512, 1, held=524_288, holders=16, most_rows=6, source="docs/tuning.md#20"),
+        Geometry(512, 1, held=524_288, holders=8, beside=8, most_rows=15, source="docs/tuning.md#24"),
+        Geometry(512, 1, held=1_048_576, holders=16, beside=8, most_rows=7, source="docs/tuning.md#24"),
     ),
 }
-"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 12 to 64
-scores a thread. More clusters than the last of a width is for would not run at once."""
+"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 12 to 128
+scores a thread. More clusters than the last of a width is for would not run at once; more rows than the last of
+`row_exact` is for are not held."""
 
 GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT)
 

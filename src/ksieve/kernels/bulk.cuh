@@ -21,6 +21,12 @@ __device__ __forceinline__ void expect_bytes(unsigned bytes, unsigned long long*
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// The same where others tell the rest, in front of it.
+__device__ __forceinline__ void expect_more(unsigned bytes, unsigned long long* arrival) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
+               : "memory");
+}
+
 // And by one thread, a part of them. Addresses and size are multiples of 16 bytes.
 __device__ __forceinline__ void copy_part(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
   if (bytes == 0) return;

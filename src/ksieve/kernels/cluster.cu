@@ -130,31 +130,28 @@ __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 ra
     describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
     s.held[kOwn].edges = static_cast<int>(rank) < samplers_of(row.length);
     if (early || part.way == Way::kHeld) part.copy = 0;
-    if (!early) copy_in_bulk(part);
   } else if (kHolds && threadIdx.x == 32) { // meanwhile
     reach(row.length, slots_of(p, row), kWarps * samplers_of(row.length), part);
   }
-  __syncthreads();                      // the part is described, and storage is empty
-  cluster_wait();                       // everywhere
+  __syncthreads(); // the part is described, and storage is empty
+  const bool held = kHolds && part.way == Way::kHeld;
+  if (!early && held && threadIdx.x < 32) copy_in_bulk(part);
+  cluster_wait(); // storage is empty everywhere
+  if (early) {
+    if (held) look_at<Clustered>(sample.score, sample.place, 0);
+    copy_rest(0);
+    if (!held || kChunks == 1) wait_copy(0);
+  } else if (held) {
+    sample_held<Clustered>(0);
+  }
+  if constexpr (kHolds)
+    if (held) return !select_held<Clustered>(0, [] {}, [] {});
   if (row.length <= slots_of(p, row)) { // the same for the whole cluster: nobody waits
-    if (kHolds) wait_copy(0);
     whole_row(p, row, nullptr);
     __syncthreads(); // the row is known
     if (rank == 0) select_short(p, row);
     return true;
   }
-  if constexpr (kHolds) {
-    if (part.way == Way::kHeld) {
-      if (early) {
-        look_at<Clustered>(sample.score, sample.place, 0);
-        wait_copy(0);
-      } else {
-        sample_held<Clustered>(0);
-      }
-      return !select_held<Clustered>(0, [] {}, [] {});
-    }
-  }
-  if (kHolds) wait_copy(0);
   select_exact(p, id);
   return true;
 }

@@ -53,7 +53,7 @@ template <class Holders, class Ahead> __device__ __forceinline__ bool select_pla
   });
   Marks better = {};
   Marks equal = {};
-  each_held<false>(slot, [&](int vector, const float (&score)[kVector]) {
+  each_held<false, false>(slot, [&](int vector, const float (&score)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const int at = vector * kVector + i;

@@ -98,7 +98,7 @@ template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
 // Counts the scores that this thread holds, and keeps which steps they are in.
 template <bool kEarly, class Spread>
 __device__ __forceinline__ void count_steps(int slot, Steps linear, HeldSteps& steps, Spread spread) {
-  each_held<kEarly>(slot, [&](int vector, const float (&score)[kVector]) {
+  each_held<kEarly, true>(slot, [&](int vector, const float (&score)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; i += 2) {
       const float step = linear.of(spread(score[i]));

@@ -22,7 +22,7 @@ __device__ __forceinline__ constexpr int stage_of_vector(int vector) {
 }
 
 // Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
-constexpr bool kHolds = kHeld > 0 && kEach <= 64 && !kStats && !kTies;
+constexpr bool kHolds = kHeld > 0 && kEach <= 128 && !kStats && !kTies;
 static_assert(kHolds || kBeside == 0, "otherwise rows are read in the ring alone");
 
 // Output positions of this CTA before they are written in order, where what is counted while a row's boundary is looked
@@ -116,29 +116,38 @@ __device__ __forceinline__ void copy_body(const HeldRow& row) {
   copy_body(row.body, static_cast<int>(row.bytes / sizeof(Score)));
 }
 
-// The same in bulk. By one thread. Others have read the ring since the last copy, which a barrier orders; only where
-// they wrote to it, to sort slots, does it take a fence.
-__device__ __forceinline__ void copy_in_bulk(const void* body, u32 size) {
-  if (kFinish) order_copies();
+// A large part comes in so many chunks, each with an arrival of its own: what has come is counted while the rest does.
+constexpr int kChunks = kStages * static_cast<int>(kStageBytes) >= 128 << 10 ? kMostChunks : 1;
+
+// Stretches of the ring that are copied at once: they lie between vectors that are not copied; the first is one vector.
+constexpr int kStretches = kBeside ? kBeside + 1 : kChunks;
+static_assert(kStages % kChunks == 0 || kBeside, "stretches are equal");
+__device__ __forceinline__ constexpr int stretch_begin(int number) { // its first stage
+  return kBeside == 0 ? number * (kStages / kStretches) : number ? 1 + (number - 1) * kCopied : 0;
+}
+__device__ __forceinline__ constexpr int chunk_begin(int chunk) { return chunk * kStretches / kChunks; } // and stretch
+__device__ __forceinline__ constexpr int chunk_of(int stretch) { return ((stretch + 1) * kChunks - 1) / kStretches; }
+
+// The same in bulk, chunks [begin, end) of it. By a warp, a lane for each stretch. Others have read the ring since the
+// last copy, which a barrier orders; only where they wrote to it, to sort slots, does it take a fence.
+__device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int begin = 0, int end = kChunks) {
   SharedStorage& s = shared_storage();
-  // Stretches lie between vectors that are not copied; the first is one vector.
-  auto stretch = [&](int block) {
-    const u32 from = block ? (kBlock * block - kBlock + 2) * kStageBytes : 0;
-    const u32 most = kBeside == 0 ? kStages * kStageBytes : block ? kCopied * kStageBytes : kStageBytes;
-    const u32 left = max(size, from) - from;
-    return min(left, most);
-  };
-  u32 bytes = 0;
-#pragma unroll
-  for (int block = 0; block <= kBeside; ++block)
-    bytes += stretch(block);
-  expect_bytes(bytes, &s.arrival);
-#pragma unroll 1
-  for (int block = 0; block <= kBeside; ++block) {
-    const int first = block ? kBlock * block - kBlock + 2 : 0;
-    copy_part(&s.ring[stage_of_vector(first)], static_cast<const unsigned char*>(body) + first * kStageBytes,
-              stretch(block), &s.arrival);
+  const int stretch = thread_again() % 32;
+  const int chunk = chunk_of(stretch);
+  const bool mine = stretch < kStretches && chunk >= begin && chunk < end;
+  const int stage = stretch_begin(stretch);
+  const u32 from = (kBeside && stretch ? kBlock * stretch - kBlock + 2 : stage) * kStageBytes;
+  const u32 most = (min(stretch_begin(stretch + 1), kStages) - stage) * kStageBytes;
+  const u32 bytes = mine ? min(max(size, from) - from, most) : 0;
+  if (kFinish && mine) order_copies();
+  if (kStretches == 1) {
+    if (mine) expect_bytes(bytes, &s.arrival[0]);
+  } else {
+    if (bytes) expect_more(bytes, &s.arrival[chunk]);
+    __syncwarp(); // all of a chunk is expected
+    if (mine && stretch == chunk_begin(chunk)) expect_bytes(0, &s.arrival[chunk]);
   }
+  if (mine) copy_part(&s.ring[stage], static_cast<const unsigned char*>(body) + from, bytes, &s.arrival[chunk]);
 }
 
 // The same for a described row, if that is copied in bulk.
@@ -156,28 +165,45 @@ __device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
 // anybody waits for it.
 __device__ __forceinline__ void prepare_copies() {
 #if __CUDA_ARCH__ >= 900
-  init_arrival(&shared_storage().arrival);
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk)
+    init_arrival(&shared_storage().arrival[chunk]);
   order_copies();
 #endif
 }
 
-// Starts copying a part before anything is known of its row. By all threads.
+// Starts copying a part before anything is known of its row. By all threads. What it samples would come behind all of a
+// large part: of that only a chunk is copied at once, and the rest when samples have come.
 __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 #if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score));
+  __syncwarp(); // arrivals are prepared
+  if (threadIdx.x < 32) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, 1);
 #else
   copy_body(body, scores);
 #endif
 }
 
-// Returns when this thread's part of the row is in the ring.
-__device__ __forceinline__ void wait_copy(int slot) {
+// The rest, of a described row, if it is held.
+__device__ __forceinline__ void copy_rest(int slot) {
+#if __CUDA_ARCH__ >= 900
+  const HeldRow& row = shared_storage().held[slot];
+  if (kChunks > 1 && threadIdx.x < 32) copy_in_bulk(row.body, row.way == Way::kHeld ? row.bytes : 0, 1, kChunks);
+#endif
+}
+
+// Returns when a chunk of the row is in the ring, or before Hopper this thread's part of the row.
+__device__ __forceinline__ void wait_chunk(int slot, int chunk) {
 #if __CUDA_ARCH__ >= 900
   const int copy = held_row(slot).copy;
-  if (copy >= 0) wait_arrival(&shared_storage().arrival, copy);
+  if (copy >= 0) wait_arrival(&shared_storage().arrival[chunk], copy);
 #else
-  arrived();
+  if (chunk == 0) arrived();
 #endif
+}
+__device__ __forceinline__ void wait_copy(int slot) {
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk)
+    wait_chunk(slot, chunk);
 }
 
 // Some of the scores that this thread holds, as bits.
@@ -233,35 +259,58 @@ __device__ __forceinline__ void unpack_held(const Raw& raw, int vector, int vali
 }
 
 // Calls visit(vector, scores) for what this thread holds, while the ring has it. The next vector is read before that,
-// as it would queue behind what is counted, and those beside the ring a block before: unless visit() needs the
-// registers.
-template <bool kEarly, class Visit> __device__ __forceinline__ void each_held(int slot, Visit visit) {
+// as it would queue behind what is counted, and those beside the ring a block before, unless visit() needs the
+// registers. If nobody reads the ring again, those may come to it, in place of what has been read.
+template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void each_held(int slot, Visit visit) {
   const int valid = __reduce_max_sync(kFullWarp, held_row(slot).valid); // the same for all, as the compiler then knows
-  auto load_beside = [&](int vector) { // whose address is not kept: there are no registers for it
+  constexpr bool kReplaced = kLast && kBeside && kChunks > 1;
+  auto at_beside = [&](int vector) { // whose address is not kept: there are no registers for it
+    return static_cast<const Score*>(held_row(slot).body) + vector * kStep + own_place();
+  };
+  auto load_beside = [&](int vector) {
     Raw raw = {};
-    const int at = vector * kStep + own_place();
-    if (at < valid) raw = load_raw(static_cast<const Score*>(held_row(slot).body) + at);
+    if (vector * kStep + own_place() < valid) raw = load_raw(at_beside(vector));
     return raw;
   };
-  auto read = [&](int stage) { return read_ring(own_ring() + stage * kStageBytes); };
-  Raw next = {};
-  Raw beside = {};
-  if (kEarly) next = read(0);
-  if (kEarly && kBeside) beside = load_beside(1);
+  auto read = [&](int stage) {
 #pragma unroll
-  for (int vector = 0; vector < kVectors; ++vector) {
-    const int stage = stage_of_vector(vector);
-    Raw raw;
-    if (is_beside(vector)) {
-      raw = kEarly ? beside : load_beside(vector);
-      if (kEarly && vector + kBlock < kVectors) beside = load_beside(vector + kBlock);
-    } else {
-      raw = kEarly ? next : read(stage);
-      if (kEarly && stage + 1 < kStages) next = read(stage + 1);
-    }
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      if (kChunks > 1 && stretch_begin(chunk_begin(chunk)) == stage) wait_chunk(slot, chunk);
+    return read_ring(own_ring() + stage * kStageBytes);
+  };
+  auto look = [&](int vector, const Raw& raw) {
     float score[kVector];
     unpack_held(raw, vector, valid, score);
     visit(vector, score);
+    if (!kEarly && kEach > 64) __syncwarp(); // or ptxas interleaves so many that it spills
+  };
+  Raw next = {};
+  Raw beside = {};
+  if (kEarly) next = read(0);
+  if (kEarly && kBeside && !kReplaced) beside = load_beside(1);
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+    const int stage = stage_of_vector(vector);
+    if (is_beside(vector)) {
+      if (kReplaced) continue;
+      const Raw raw = kEarly ? beside : load_beside(vector);
+      if (kEarly && vector + kBlock < kVectors) beside = load_beside(vector + kBlock);
+      look(vector, raw);
+    } else {
+      const Raw raw = kEarly ? next : read(stage);
+      if (kEarly && stage + 1 < kStages) next = read(stage + 1);
+      if (kReplaced && stage < kBeside && (stage * kBlock + 1) * kStep + own_place() < valid)
+        copy_ahead(own_ring() + stage * kStageBytes, at_beside(stage * kBlock + 1));
+      look(vector, raw);
+    }
+  }
+  if constexpr (kReplaced) {
+    commit_copies();
+    arrived();
+#pragma unroll
+    for (int stage = 0; stage < kBeside; ++stage)
+      look(stage * kBlock + 1, read_ring(own_ring() + stage * kStageBytes));
+    order_copies(); // the next row's come behind
   }
 }
 

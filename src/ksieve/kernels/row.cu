@@ -30,14 +30,15 @@ __device__ __forceinline__ void select_resident(const RowTask& t) {
   refine(frontier);
 }
 
-// Rows that are not held. Where slots are sorted too, registers do not suffice to have it in one function with
-// the rest.
+// Where slots are sorted too, registers do not suffice to have all of it in one function.
 #if KSIEVE_ORDER
-#define KSIEVE_OTHERS __noinline__
+#define KSIEVE_APART __noinline__
 #else
-#define KSIEVE_OTHERS __forceinline__
+#define KSIEVE_APART __forceinline__
 #endif
-__device__ KSIEVE_OTHERS void select_others(const Params& p) {
+
+// Rows that are not held.
+__device__ KSIEVE_APART void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
     const int k = slots_of(p, t.row);
@@ -60,7 +61,11 @@ __device__ KSIEVE_OTHERS void select_others(const Params& p) {
 constexpr int kScouts = 1; // that warp
 constexpr int kAhead = kHeldRows / 2;
 
-__device__ __forceinline__ int slot_after(int slot) { return (slot + 1) & (kHeldRows - 1); }
+// Computed wherever it is needed: kept, it would be spilled.
+__device__ __forceinline__ int slot_after(int slot) {
+  asm volatile("" : "+r"(slot));
+  return (slot + 1) & (kHeldRows - 1);
+}
 
 // Whether a CTA's first row is copied before its length is known, which fits in any case.
 __device__ __forceinline__ bool starts_early(const Params& p) { return !KSIEVE_WINDOWS && !kDealt && p.width <= kHeld; }
@@ -118,14 +123,17 @@ __device__ __forceinline__ void fall_behind(const Params& p) {
 __device__ __forceinline__ void copy_coming(int slot) {
   const HeldRow& row = shared_storage().held[slot];
 #if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0) copy_in_bulk(row);
+  if (threadIdx.x < 32) copy_in_bulk(row);
 #else
   if (row.way == Way::kHeld) copy_body(row);
 #endif
 }
 
+// What was copied of a first row before its length was known.
+__device__ KSIEVE_APART void wait_unheld(int slot) { wait_copy(slot); }
+
 // Samples a row that is held.
-__device__ __forceinline__ void sample_coming(int slot) {
+__device__ KSIEVE_APART void sample_coming(int slot) {
   if (held_row(slot).way == Way::kHeld) sample_held<Alone>(slot);
 }
 
@@ -140,7 +148,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   fall_behind(p);
   constexpr int kFew = 132; // CTAs of a launch that ask for them; at 256 x 32768 they cost 1 us (docs/tuning.md#22)
   const bool early = starts_early(p);
-  const bool loads = early && grid_size() <= kFew;
+  const bool loads = early && (kChunks > 1 || grid_size() <= kFew);
   LoadedSample sample = {};
   if (early) {
     const Row row = row_of_length(p, blockIdx.x, p.width);
@@ -161,10 +169,12 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   if (!early) copy_coming(0);
   if (!loads) {
     sample_coming(0);
-  } else if (s.held[0].way == Way::kHeld) {
-    look_at<Alone>(sample.score, sample.place, 0);
-    wait_copy(0);
+    return;
   }
+  const bool held = s.held[0].way == Way::kHeld;
+  if (held) look_at<Alone>(sample.score, sample.place, 0);
+  copy_rest(0);
+  if (held && kChunks == 1) wait_copy(0);
 }
 
 // Rows that are held. Whether there are others.
@@ -179,7 +189,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     const Way way = held_row(slot).way;
     const bool copied = !kFinish && way == Way::kHeld;
     bool looked = false;
-    if (way != Way::kHeld) wait_copy(slot); // of a first row, before its length was known
+    if (way != Way::kHeld) wait_unheld(slot);
     if (way != Way::kOther) {
       auto copy_next = [&] {
         if (!kFinish) copy_coming(slot_after(slot)); // slots are sorted where the ring is

@@ -80,6 +80,7 @@ using Place = PlaceType<kNarrow>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
 constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
 
+constexpr int kMostChunks = 4;            // of a row that is copied
 constexpr int kHeldRows = kHeld ? 16 : 3; // places for what is known of rows; half of them are described at a time
 constexpr int kSamples = kHeld ? kThreads : sizeof(HeldRow) / 2; // of each thread; or nothing, in place of a row
 
@@ -109,17 +110,17 @@ struct alignas(16) SharedStorage {
   int origin; // position of the first score that thread 0 reads
   int flag;   // block-wide broadcast of the split family; of row_exact: whether rows are not held
   int trace[kStatsColumns];
-  const void* window;      // of windows: the row's first score
-  int row_slots;           // its own k
-  int base;                // and what is added to an index that is written
-  int tie_last;            // of tie-breaks: the row's last position
-  int tie_from;            // and the position that ties are preferred from, one end of the row
-  int tie_quota;           // what one more traversal has to collect: this many scores
-  u32 tie_key;             // of this key
-  u64 arrival;             // of bulk copies
-  int copies;              // that rows described so far take
-  int next_id;             // of rows that were dealt by their length: the number of the one whose length was fetched
-  HeldRow held[kHeldRows]; // of row_exact: rows beside the current one, in turn; of a cluster one
+  const void* window;       // of windows: the row's first score
+  int row_slots;            // its own k
+  int base;                 // and what is added to an index that is written
+  int tie_last;             // of tie-breaks: the row's last position
+  int tie_from;             // and the position that ties are preferred from, one end of the row
+  int tie_quota;            // what one more traversal has to collect: this many scores
+  u32 tie_key;              // of this key
+  u64 arrival[kMostChunks]; // of bulk copies
+  int copies;               // that rows described so far take
+  int next_id;              // of rows that were dealt by their length: the number of the one whose length was fetched
+  HeldRow held[kHeldRows];  // of row_exact: rows beside the current one, in turn; of a cluster one
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planner_storage.py mirrors this struct");
 
