@@ -69,6 +69,7 @@ __device__ __forceinline__ u32 halves(u32 low, u32 high) {
   constexpr bool kFit = kPart + 2 * kVector < 1 << 16; // of a part
   return kFit ? low | high << 16 : min(low, 0xffffu) | min(high, 0xffffu) << 16;
 }
+static_assert(!kHolds || kCollected < 1 << 16, "no k is more than a sum holds, nor a share");
 constexpr bool kApart = kSharedCapacity * sizeof(u64) >= sizeof(Counts);
 __device__ __forceinline__ Counts& counts_of_all() {
   SharedStorage& s = shared_storage();
