@@ -126,7 +126,8 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
 def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometry | None:
     """Launch shape that keeps rows of a width on chip, if there is one: the last of the narrowest for any more rows.
 
-    With fewer resident CTAs where only so the positions of a row's slots can be collected.
+    `row_exact` keeps no more rows than the last one is for, if that says how many. With fewer resident CTAs where only
+    so the positions of a row's slots can be collected.
     """
 
     def alone(geometry: Geometry) -> Geometry:
