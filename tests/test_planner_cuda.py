@@ -87,7 +87,9 @@ def test_what_has_one_launch_however_many_rows(asked):
         (511, HELD, 512, "row_exact", None),
         (512, HELD, 512, "persistent_sampled", "lines-64"),
         (512, HELD, 2048, "persistent_sampled", "lines-16"),
+        (4096, 65_536, 2048, "persistent_sampled", "lines-16"),
         (4096, 65_535, 2048, "persistent_sampled", "quads-16"),
+        (4096, 65_536, 1024, "persistent_sampled", "lines-64"),
         (4096, 65_535, 512, "persistent_sampled", "lines-16"),
         (4096, 32_769, 512, "persistent_sampled", "lines-16"),
         (64, HELD + 1, 2048, "cluster_exact", None),
@@ -213,7 +215,9 @@ def test_few_short_rows_stay_in_registers(rows, width, k, options, registers, ea
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("family", "width"), [("row_exact", 4096), ("row_exact", 32_768), ("cluster_exact", 131_072)])
+@pytest.mark.parametrize(
+    ("family", "width"), [("row_exact", 4096), ("row_exact", 32_768), ("row_exact", 40_960), ("cluster_exact", 131_072)]
+)
 def test_rings_hold_a_row(family, width, dtype):
     plan = ksieve.plan(rows=1, width=width, k=512, dtype=dtype, device=H200, family=family)
     holders = plan.splits if family == "cluster_exact" else 1

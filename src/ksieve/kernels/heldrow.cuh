@@ -14,6 +14,7 @@ constexpr int kBlock = kVectors / (kBeside ? kBeside : 1);
 constexpr int kCopied = kBeside ? kBlock - 1 : kBlock; // vectors of a block that are
 static_assert(kVectors % kBlock == 0 && (kBeside == 0 || kBlock > 2), "blocks are whole, and mostly copied");
 __device__ __forceinline__ constexpr bool is_beside(int vector) { return kBeside && vector % kBlock == 1; }
+__device__ __forceinline__ constexpr int vector_beside(int block) { return block * kBlock + 1; }
 __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
   return kBeside ? stage + (stage + kCopied - 1) / kCopied : stage;
 }
@@ -287,7 +288,7 @@ template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void 
   Raw next = {};
   Raw beside = {};
   if (kEarly) next = read(0);
-  if (kEarly && kBeside && !kReplaced) beside = load_beside(1);
+  if (kEarly && kBeside && !kReplaced) beside = load_beside(vector_beside(0));
 #pragma unroll
   for (int vector = 0; vector < kVectors; ++vector) {
     const int stage = stage_of_vector(vector);
@@ -299,8 +300,8 @@ template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void 
     } else {
       const Raw raw = kEarly ? next : read(stage);
       if (kEarly && stage + 1 < kStages) next = read(stage + 1);
-      if (kReplaced && stage < kBeside && (stage * kBlock + 1) * kStep + own_place() < valid)
-        copy_ahead(own_ring() + stage * kStageBytes, at_beside(stage * kBlock + 1));
+      if (kReplaced && stage < kBeside && vector_beside(stage) * kStep + own_place() < valid)
+        copy_ahead(own_ring() + stage * kStageBytes, at_beside(vector_beside(stage)));
       look(vector, raw);
     }
   }
@@ -309,7 +310,7 @@ template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void 
     arrived();
 #pragma unroll
     for (int stage = 0; stage < kBeside; ++stage)
-      look(stage * kBlock + 1, read_ring(own_ring() + stage * kStageBytes));
+      look(vector_beside(stage), read_ring(own_ring() + stage * kStageBytes));
     order_copies(); // the next row's come behind
   }
 }
