@@ -126,7 +126,7 @@ class FakeDriver:
         if self.fail_next:
             code, self.fail_next = self.fail_next, 0
             return code
-        grid, block, cluster, shared, stream, overlap = read_config(config.value)
+        grid, block, cluster, shared, stream, overlap, cooperative = read_config(config.value)
         (params,) = struct.unpack("=Q", ctypes.string_at(arguments.value, 8))
         names = (
             "scores lengths num_rows indices stats workspace pitch out_pitch lists rows width k primary rescue splits"
@@ -137,7 +137,7 @@ class FakeDriver:
         values["options"] = read_options(params + launch.PARAMS.size) if extras else None
         self.launches.append(
             {**values, "grid": grid, "block": block, "cluster": cluster, "shared": shared, "stream": stream,
-             "function": function.value, "context": self.current, "overlap": overlap}
+             "function": function.value, "context": self.current, "overlap": overlap, "cooperative": cooperative}
         )  # fmt: skip
         run_model(values, self.asked)
         return 0
@@ -152,8 +152,9 @@ def read_config(address):
     for number in range(count):
         kind, *value = struct.unpack("=I4x3I", ctypes.string_at(attributes + 72 * number, 20))
         found[kind] = value
-    assert len(found) == count and set(found) <= {4, 6} and found.get(6, [1, 0, 0]) == [1, 0, 0]
-    return gx, bx, found.get(4), shared, stream, 6 in found
+    assert len(found) == count and set(found) <= {2, 4, 6}
+    assert all(found.get(flag, [1, 0, 0]) == [1, 0, 0] for flag in (2, 6))
+    return gx, bx, found.get(4), shared, stream, 6 in found, 2 in found
 
 
 def read_options(address):
@@ -221,7 +222,7 @@ def run_options(p, asked, live):
 
 def make_plan(rows=8, width=64, k=4, family="persistent_sampled", index=0, **changes):
     """A plan as the planner could make it, small enough for the model."""
-    per_row = 8 if family == "cluster_exact" else 4 if family == "split_sampled" else 1
+    per_row = {"cluster_exact": 8, "cooperative_exact": 16, "split_sampled": 4}.get(family, 1)
     plan = Plan(
         Problem(rows, width, width, k, "float32", Device("cuda", index)),
         replace(DEVICES["h200"], index=max(index, 0)),

@@ -57,7 +57,7 @@ def topk_on(backend, scores, lengths, k=None, *, out=None, num_rows=None, offset
 def model_arguments(plan):
     """What `reference.select` has to know of a plan for its statistics."""
     studied = bands.studied(plan)
-    return {"policy": plan.policy, "capacity": studied.capacity, "held": studied.held, "splits": plan.splits}
+    return {"policy": plan.policy, "capacity": studied.capacity, "held": studied.held, "splits": studied.splits}
 
 
 def serve_on(backend, scores, k, call, **more):

@@ -29,7 +29,9 @@ from ksieve.backends.cuda.compile import Cubin, Sources
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError, BackendError, WorkspaceError
 
-FAMILIES = ["persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact"]
+FAMILIES = [
+    "persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact", "cooperative_exact",
+]  # fmt: skip
 
 needs_nvrtc = pytest.mark.skipif(
     not pytest.importorskip("importlib.util").find_spec("cuda"), reason="cuda-core is not installed"
@@ -86,8 +88,9 @@ def test_launch_geometry_and_params_of_every_family(driver, rows, family):
     out = out_array(8, 4)
     assert ksieve.topk(FakeArray(scores), FakeArray(lengths), plan=plan, out=out) is out
     (seen,) = driver.launches
-    grid = {"persistent_sampled": 5, "persistent_exact": 5, "split_sampled": 32, "row_exact": 8, "cluster_exact": 64}
-    assert seen["grid"] == grid[family]
+    grid = {"split_sampled": 32, "row_exact": 8, "cluster_exact": 64, "cooperative_exact": 128}
+    assert seen["grid"] == grid.get(family, 5)
+    assert seen["cooperative"] == (family == "cooperative_exact")
     assert seen["block"] == 512 and seen["shared"] == 20_000
     assert seen["cluster"] == ([8, 1, 1] if family == "cluster_exact" else None)
     assert (seen["rows"], seen["width"], seen["k"], seen["splits"]) == (8, 64, 4, plan.splits)

@@ -89,7 +89,11 @@ def cases():
             yield family, arch, {"shape": shape}
         for asked in OPTIONS.values():
             yield family, "sm_90a", {"shape": shape, "asked": asked}
-    for family, shapes in tuning.GEOMETRY_HELD.items():
+    for held in tuning.GEOMETRY_HELD["cooperative_exact"]:
+        for asked in (PLAIN, *filter(together, OPTIONS.values())):
+            yield "cooperative_exact", "sm_90a", {"shape": (held.most_rows, held.held), "asked": asked}
+    for family in ("row_exact", "cluster_exact"):
+        shapes = tuning.GEOMETRY_HELD[family]
         reached = next(s for s in shapes if SHAPES[family][1] <= s.held and not s.registers)  # with all options: SHAPES
         for held in shapes:
             asked_of = [asked for asked in (PLAIN, *OPTIONS.values()) if not held.registers or unordered(asked)]
@@ -100,6 +104,11 @@ def cases():
             yield "banded", "sm_90a", {"part": part, "asked": asked}
     yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}
     yield from option_cases()
+
+
+def together(asked):
+    """Whether CTAs that are no cluster may hold a row together."""
+    return unordered(asked) and not asked.overlap
 
 
 def unordered(asked):

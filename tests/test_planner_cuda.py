@@ -82,8 +82,11 @@ def test_what_has_one_launch_however_many_rows(asked):
         (33, 16_384, 2048, "row_exact", None),
         (24, 32_768, 2048, "cluster_exact", None),
         (25, 32_768, 2048, "row_exact", None),
-        (48, HELD, 2048, "cluster_exact", None),
-        (49, HELD, 2048, "row_exact", None),
+        (27, HELD, 2048, "cluster_exact", None),
+        (28, HELD, 2048, "cooperative_exact", None),
+        (66, HELD, 2048, "cooperative_exact", None),
+        (67, HELD, 2048, "row_exact", None),
+        (66, 32_768, 2048, "row_exact", None),
         (511, HELD, 512, "row_exact", None),
         (512, HELD, 512, "persistent_sampled", "lines-64"),
         (512, HELD, 2048, "persistent_sampled", "lines-16"),
@@ -96,11 +99,18 @@ def test_what_has_one_launch_however_many_rows(asked):
         (64, 131_072, 512, "cluster_exact", None),
         (65, 131_072, 2048, "persistent_sampled", "lines-64"),
         (30, 131_073, 2048, "cluster_exact", None),
-        (31, 131_073, 2048, "persistent_sampled", "lines-64"),
+        (33, 131_073, 2048, "cooperative_exact", None),
+        (34, 131_073, 2048, "persistent_sampled", "lines-64"),
+        (14, 131_072, 2048, "cluster_exact", None),
+        (15, 131_072, 2048, "cooperative_exact", None),
         (15, 262_145, 2048, "cluster_exact", None),
-        (16, 262_145, 2048, "split_sampled", "lines-64"),
-        (7, 1_048_576, 2048, "cluster_exact", None),
-        (8, 1_048_576, 2048, "split_sampled", "lines-128"),
+        (16, 262_145, 2048, "cooperative_exact", None),
+        (16, 262_144, 30_000, "split_sampled", "quads-16"),
+        (17, 262_145, 2048, "split_sampled", "lines-64"),
+        (1, 1_048_576, 2048, "cooperative_exact", None),
+        (5, 1_048_576, 2048, "cluster_exact", None),
+        (8, 1_048_576, 2048, "cooperative_exact", None),
+        (9, 1_048_576, 2048, "split_sampled", "lines-128"),
         (1, 1_048_577, 2048, "split_sampled", "lines-128"),
         (4096, 4096, 2048, "row_exact", None),
         (256, 4096, 2048, "row_exact", None),
@@ -265,11 +275,12 @@ def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
 @pytest.mark.parametrize(("rows", "width"), [(48, 65_536), (28, 131_072), (10, 262_144), (6, 524_288)])
 def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     """But with tie-breaks, and for statistics."""
-    plan = ksieve.plan(rows=rows, width=width, k=2048, device=H200)
+    overlap = Options(overlap=True)  # or some would be held together without being a cluster
+    plan = ksieve.plan(rows=rows, width=width, k=2048, device=H200, options=overlap)
     assert (plan.family, plan.held) == ("cluster_exact", width)
     assert planner_storage.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + planner_storage.POSITIONS_BESIDE
     assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= H200.shared_per_sm
-    more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200)
+    more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200, options=overlap)
     assert (more.family, more.splits) != (plan.family, plan.splits), "they would not all run at once"
     studied = bands_of.studied(plan)
     assert studied.capacity == studied.shared_capacity >= max(2048, plan.capacity)
@@ -280,11 +291,48 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
         assert chosen.capacity >= 2048
 
 
+COOPERATIVE = tuning.GEOMETRY_HELD["cooperative_exact"]
+
+
+@pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.most_rows}x{s.held}" for s in COOPERATIVE])
+def test_ctas_that_wait_for_each_other_are_all_resident(shape):
+    plan = ksieve.plan(rows=shape.most_rows, width=shape.held, k=2048, device=H200)
+    assert (plan.family, plan.splits, plan.held) == ("cooperative_exact", shape.holders, shape.held)
+    assert plan.ctas == shape.most_rows * shape.holders <= H200.sm_count
+    assert plan.workspace_zeroed == plan.workspace_bytes <= 2 << 20
+    fewer = replace(H200, sm_count=plan.ctas - 1)
+    assert ksieve.plan(rows=shape.most_rows, width=shape.held, k=2048, device=fewer).family != "cooperative_exact"
+    turns = ksieve.plan(rows=1000, width=shape.held, k=2048, device=H200, family="cooperative_exact")
+    assert turns.ctas <= H200.sm_count and turns.ctas % turns.splits == 0, "rows are held in turn"
+    studied = bands_of.studied(plan)
+    assert studied.family == "cluster_exact" and studied.capacity >= 2048
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"options": Options(order="index")},
+        {"options": Options(tie_break="low")},
+        {"options": Options(overlap=True)},
+        {"dtype": "float16"},
+        {"width": 1_048_577},
+        {"device": replace(H200, capability=(10, 0))},
+    ],
+    ids=str,
+)
+def test_what_ctas_do_not_hold_together(asked):
+    usual = {"rows": 1, "width": 1_048_576, "k": 2048, "device": H200}
+    assert ksieve.plan(**usual).family == "cooperative_exact"
+    assert ksieve.plan(**usual | asked).family != "cooperative_exact"
+    with pytest.raises(ArgumentError, match="family: got 'cooperative_exact'; takes another family"):
+        ksieve.plan(**usual | asked, family="cooperative_exact")
+
+
 def test_clusters_of_sixteen_need_room_side_by_side():
     fewer = replace(H200, sm_count=tuning.WIDE_CLUSTERS - 1)
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=H200).splits == 16
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer).splits == 4
-    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer).family == "split_sampled"
+    assert ksieve.plan(rows=5, width=1_048_576, k=2048, device=fewer).family == "split_sampled"
     assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="cluster_exact").splits == tuning.CLUSTER
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ksieve import planner
 from ksieve.planner import Plan
 from ksieve.planner_storage import BATCH, fewest_stored, shared_bytes
 from ksieve.tuning import STAGES
@@ -22,6 +23,8 @@ def studied(plan: Plan) -> Plan:
     """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole, if there is
     room, and with room for k candidates also where a cluster stores none of the rows it holds.
     """
+    if plan.family == "cooperative_exact":
+        plan = planner.choose(plan.problem, plan.device, family="cluster_exact")
     plan = replace(plan, bands=(), band=None, registers=False, early=False)
     whole = replace(plan, stages=plan.stages + plan.beside, beside=0)
     fits = shared_bytes(whole) <= plan.device.shared_per_block

@@ -61,6 +61,7 @@ MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
 SAMPLED = ("persistent_sampled", "split_sampled")
+SHARED_ROWS = ("cluster_exact", "cooperative_exact")
 MAX_SPLITS = 256
 
 
@@ -99,7 +100,7 @@ def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometr
     table = GEOMETRY if device.capability >= (9, 0) else GEOMETRY_BEFORE_HOPPER
     if device.shared_per_sm < 160 * 1024:
         table = GEOMETRY_SMALL
-    if family not in table or (family == "cluster_exact" and device.capability < (9, 0)):
+    if family not in table or (family in SHARED_ROWS and device.capability < (9, 0)):
         raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
     return GEOMETRY_ROOMY[family] if roomy and family in GEOMETRY_ROOMY else table[family]
 
@@ -138,6 +139,8 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
             return False
         if geometry.registers and (tied(problem) or problem.options.order != "any"):
             return False
+        if family == "cooperative_exact" and not _gathered(problem, device):
+            return False
         if geometry.beside and tied(problem) and room_of(alone(geometry), device, problem.dtype) < 0:
             return False  # tie-breaks need the whole row in the ring
         stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
@@ -159,6 +162,15 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
     return next((g for g in (*fewer, whole) if held_positions(room_of(g, device, problem.dtype)) >= problem.k), None)
 
 
+def _gathered(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether CTAs may hold a row together over the workspace: its slots have no order and none of equal scores is
+    preferred, it waits for the call before, and a cluster could store its candidates, which is what statistics are of.
+    """
+    plain = problem.options.order == "any" and not tied(problem) and not problem.options.overlap
+    stored = CANDIDATE_BYTES * fewest_stored(problem)
+    return plain and stored <= room_of(geometry_of(device, "cluster_exact"), device, problem.dtype)
+
+
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
     """Whether a problem is one for many small CTAs: its rows are many and short."""
     if family not in GEOMETRY_SHORT or geometry_of(device, family, problem.dtype != "float32") is not GEOMETRY[family]:
@@ -171,7 +183,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) ->
     width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
         return None
-    if family is None and (_resident(problem, device) or _clustered(problem, device)):
+    if family is None and (_resident(problem, device) or _clustered(problem, device) or _cooperates(problem, device)):
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
@@ -195,6 +207,9 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if rows >= device.sm_count:
             return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
         return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
+    if _cooperates(problem, device):
+        holders = _geometry(problem, device, "cooperative_exact", None).holders
+        return "cooperative_exact", f"{rows} rows of {width} scores: {holders} CTAs keep a row on chip together"
     if _clustered(problem, device):
         holders = _geometry(problem, device, "cluster_exact", None).holders
         return "cluster_exact", f"{rows} rows of {width} scores: a cluster of {holders} CTAs keeps a row on chip"
@@ -221,6 +236,16 @@ def _clustered(problem: Problem, device: DeviceInfo) -> bool:
     geometry = _geometry(problem, device, "cluster_exact", None)
     fits = problem.width <= geometry.held and problem.rows <= geometry.most_rows
     return fits and _cluster_stores(problem, device)
+
+
+def _cooperates(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether CTAs that are no cluster keep rows on chip, and are all resident: they wait for each other."""
+    if device.capability != (9, 0) or problem.width < SAMPLED_RATIO * problem.k:
+        return False
+    geometry = _geometry(problem, device, "cooperative_exact", None)
+    wanted = problem.width <= geometry.held < 2 * problem.width
+    wanted = wanted and geometry.fewest_rows <= problem.rows <= geometry.most_rows
+    return wanted and problem.rows * geometry.holders <= device.sm_count * geometry.ctas_per_sm
 
 
 def _cluster_stores(problem: Problem, device: DeviceInfo) -> bool:
@@ -256,6 +281,8 @@ def _plan(
     if splits is not None and family != "split_sampled":
         raise ArgumentError("splits", splits, f"nothing for family {family!r}: only split_sampled splits rows")
     geometry = _geometry(problem, device, family, policy)
+    if family == "cooperative_exact" and not geometry.held:
+        raise ArgumentError("family", repr(family), "another family: these rows cannot be held by several CTAs")
     if family == "cluster_exact" and 0 < geometry.held < problem.width:
         raise ArgumentError("geometry", f"held={geometry.held}", f"0, or at least the width of {problem.width}")
     storage = storage_of(problem, device, geometry, family, policy)
@@ -266,9 +293,11 @@ def _plan(
     if family == "split_sampled":
         per_row = splits or _splits(problem, device) or SPLITS[-1]
         ctas = problem.rows * per_row
-    elif family == "cluster_exact":
+    elif family in SHARED_ROWS:
         per_row = geometry.holders if geometry.held else CLUSTER
         ctas = per_row * problem.rows
+        if family == "cooperative_exact":
+            ctas = per_row * min(problem.rows, workers // per_row)
     plan = Plan(
         problem,
         device,

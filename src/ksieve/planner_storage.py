@@ -68,6 +68,15 @@ POSITIONS_BESIDE = 8
 STORED_STEP = 256
 """Bytes that room for candidates is a multiple of where rows are held."""
 
+FEWEST = 32
+"""Unresolved candidates that are ranked at once (kernels/params.cuh, kFewest)."""
+
+OWNER_BYTES = 16 + 8 * FEWEST + 16
+"""What such CTAs count together on rare routes (kernels/meeting.cuh, Owner)."""
+
+BARRIERS = 16
+"""And at most so many barriers of theirs (kernels/meeting.cuh, kBarriers)."""
+
 DEALT_BYTES = 8
 """A row in the list of one launch: its number and its length (kernels/dealt.cuh)."""
 
@@ -164,7 +173,8 @@ def storage_of(
         wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
     step = STORED_STEP if geometry.held else 256 * CANDIDATE_BYTES  # rows that are held leave no more room
     shared = min(wanted, room // step * step // CANDIDATE_BYTES)
-    if family == "cluster_exact" and geometry.held and not tied(problem) and held_positions(room) >= problem.k:
+    shared_row = family in ("cluster_exact", "cooperative_exact") and geometry.held > 0
+    if shared_row and not tied(problem) and held_positions(room) >= problem.k:
         wanted = shared  # all of its rows are held, and no candidate is stored
     return Storage(columns, shared, wanted - shared)
 
@@ -195,6 +205,11 @@ def with_workspace(plan: Plan) -> Plan:
         states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
         lists = plan.problem.rows * (plan.capacity + plan.splits * spill + sort) * CANDIDATE_BYTES
         return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states, lists_at=states)
+    if plan.family == "cooperative_exact":
+        together = plan.ctas // plan.splits
+        turns = 1 if plan.problem.rows <= together else 2
+        size = HEADER_BYTES + turns * together * meeting_bytes(plan.splits)
+        return replace(plan, workspace_bytes=size, workspace_zeroed=size)
     queue = plan.family.startswith("persistent")
     size = HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES if queue or spill or sort else 0
     plan = replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
@@ -205,6 +220,12 @@ def with_workspace(plan: Plan) -> Plan:
     bands = tuple(replace(band, lists_at=lists) for band in plan.bands)
     size = lists + HEADER_BYTES + plan.problem.rows * (len(bands) + 1) * DEALT_BYTES
     return replace(plan, workspace_bytes=size, lists_at=lists, bands=bands)
+
+
+def meeting_bytes(holders: int) -> int:
+    """Workspace of a row that several CTAs hold, by which they tell each other (kernels/meeting.cuh, Meeting)."""
+    counts, told = 2 * HISTOGRAM_BYTES, holders * (16 + 8 * FEWEST)
+    return _round_up(counts + told + 4 * holders * holders + OWNER_BYTES + 4 * (BARRIERS + 4), 16)
 
 
 def shared_bytes(plan: Plan) -> int:

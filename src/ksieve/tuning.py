@@ -57,8 +57,8 @@ class Geometry:
         Whether the scores of such a row stay in registers: of a plain call, or one whose slots have no order.
     widest : int
         Widest rows, in scores, that the shape is for; 0 for any.
-    most_rows : int
-        Most rows that the shape is for; 0 for any.
+    fewest_rows, most_rows : int
+        How many rows the shape is for; 0 for any.
     source : str
         Where the shape comes from.
     """
@@ -71,6 +71,7 @@ class Geometry:
     beside: int = 0
     registers: bool = False
     widest: int = 0
+    fewest_rows: int = 0
     most_rows: int = 0
     source: str = NOT_MEASURED + "given by a caller"
 
@@ -171,6 +172,7 @@ GEOMETRY: dict[str, Geometry] = {
     "split_sampled": Geometry(512, 2, source="docs/tuning.md#8"),
     "row_exact": Geometry(512, 1, held=16_384, source=_REGISTERS),
     "cluster_exact": Geometry(512, 1, source=_REGISTERS),
+    "cooperative_exact": Geometry(512, 1, source=_REGISTERS),
 }
 """Kernel families and their launch shapes, from Hopper on."""
 
@@ -244,10 +246,26 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 1, held=524_288, holders=8, beside=8, most_rows=15, source="docs/tuning.md#24"),
         Geometry(512, 1, held=1_048_576, holders=16, beside=8, most_rows=7, source="docs/tuning.md#24"),
     ),
+    "cooperative_exact": (
+        Geometry(512, 1, held=65_536, holders=4, fewest_rows=28, most_rows=33, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=65_536, holders=2, fewest_rows=34, most_rows=66, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=131_072, holders=8, fewest_rows=15, most_rows=16, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=131_072, holders=4, fewest_rows=17, most_rows=33, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=262_144, holders=16, fewest_rows=8, most_rows=8, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=262_144, holders=8, fewest_rows=9, most_rows=16, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=262_144, holders=4, beside=8, fewest_rows=31, most_rows=33, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=524_288, holders=32, most_rows=2, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=524_288, holders=16, fewest_rows=7, most_rows=8, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=524_288, holders=8, beside=8, fewest_rows=16, most_rows=16, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=1_048_576, holders=64, most_rows=2, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=1_048_576, holders=32, fewest_rows=3, most_rows=4, source="docs/tuning.md#25"),
+        Geometry(512, 1, held=1_048_576, holders=16, beside=8, fewest_rows=8, most_rows=8, source="docs/tuning.md#25"),
+    ),
 }
 """The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 12 to 128
 scores a thread. More clusters than the last of a width is for would not run at once; more rows than the last of
-`row_exact` is for are not held."""
+`row_exact` is for are not held. CTAs that are no cluster share a row where that is faster: all of them must be resident
+at once."""
 
 GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT)
 

@@ -25,7 +25,7 @@ import ksieve
 import oracle
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
-from gpu.variants import VARIANTS, banded, crowded, possible, precompile, small_storage
+from gpu.variants import ALL, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.bench import record
 from ksieve.tuning import MANY_SHORT
 
@@ -42,7 +42,7 @@ BANDED = (33_000, 512)
 
 
 def plans(device):
-    for variant in TRACED.values():
+    for variant in (*TRACED.values(), ALL["cooperative"]):
         for width, k, every, _, _ in SHAPES:
             rows = -(-len(material.NAMES) // every)
             for plan in possible(variant, rows, width, k, device=device):

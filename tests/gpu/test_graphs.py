@@ -7,7 +7,7 @@ import torch
 
 import ksieve
 from gpu import judge, material, runner
-from gpu.variants import VARIANTS, possible, small_storage
+from gpu.variants import ALL, VARIANTS, possible, small_storage
 from ksieve.errors import BackendError, WorkspaceError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the 
 REPLAYS = 1000
 K, WIDTH, ROWS = 512, 20_003, 64
 NAMES = ("persistent-64", "persistent-128", "persistent-tied", "split-4", "split-8-tied", "row", "cluster",
-         "persistent-exact")  # fmt: skip
+         "cooperative", "persistent-exact")  # fmt: skip
 """One plan of each family at least."""
 
 
 def kernels():
     for name in NAMES:
-        yield from ((p, False) for p in possible(VARIANTS[name], ROWS, WIDTH, K, device=runner.PLAN_DEVICE))
+        yield from ((p, False) for p in possible(ALL[name], ROWS, WIDTH, K, device=runner.PLAN_DEVICE))
 
 
 def pool():
@@ -63,7 +63,7 @@ class Load:
 def test_a_thousand_replays(name, tally):
     load = Load(3)
     load.change(0)
-    plan = runner.plan_for(VARIANTS[name], load.scores, K).prepare()
+    plan = runner.plan_for(ALL[name], load.scores, K).prepare()
     workspace = runner.dirty_workspace(plan)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -83,7 +83,7 @@ def test_capture_without_a_workspace_of_ones_own(name, tally):
     """The workspace then comes from the graph's own memory pool, zeroed by the graph."""
     load = Load(4)
     load.change(0)
-    plan = runner.plan_for(VARIANTS[name], load.scores, K).prepare()
+    plan = runner.plan_for(ALL[name], load.scores, K).prepare()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = ksieve.topk(load.scores, load.lengths, plan=plan, num_rows=load.live)
@@ -100,7 +100,7 @@ def test_capture_without_a_workspace_of_ones_own(name, tally):
 @pytest.mark.parametrize("name", NAMES)
 def test_two_streams_at_once(name, own, tally):
     loads, streams = [Load(seed) for seed in (5, 6)], [torch.cuda.Stream() for _ in range(2)]
-    plan = runner.plan_for(VARIANTS[name], loads[0].scores, K).prepare()
+    plan = runner.plan_for(ALL[name], loads[0].scores, K).prepare()
     spaces = [runner.dirty_workspace(plan) if own else None for _ in loads]
     torch.cuda.synchronize()
     for turn in range(60):
@@ -138,7 +138,7 @@ def test_statistics_are_not_read_back_during_a_capture():
 
 def test_a_workspace_serves_its_own_plan_alone():
     scores = torch.randn(5, 70_000, device="cuda")
-    mine, other = (VARIANTS[name].plan(5, 70_000, 512) for name in ("persistent-64", "split-4"))
+    mine, other = (ALL[name].plan(5, 70_000, 512) for name in ("persistent-64", "split-4"))
     with pytest.raises(WorkspaceError, match="workspace"):
         ksieve.topk(scores, plan=mine, workspace=other.workspace())
     with pytest.raises(WorkspaceError, match="bytes"):

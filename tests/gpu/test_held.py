@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gpu import material, runner
-from gpu.variants import VARIANTS, possible
+from gpu.variants import ALL, possible
 from harness import sampled_at
 from ksieve.planner_storage import with_workspace
 from ksieve.tuning import GEOMETRY_HELD
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 K = 700
 SHAPES = [(family, shape) for family, shapes in GEOMETRY_HELD.items() for shape in shapes]
 IDS = [f"{f}-{s.held}-{s.holders}x{s.threads}{'-registers' * s.registers}" for f, s in SHAPES]
-NAMES = {"row_exact": "row", "cluster_exact": "cluster"}
+NAMES = {"row_exact": "row", "cluster_exact": "cluster", "cooperative_exact": "cooperative"}
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def alone(family, shape):
 
 def plan_of(family, shape, rows, k=K, **changes):
     with alone(family, shape):
-        plan = VARIANTS[NAMES[family]].plan(rows, shape.held, k, device=runner.PLAN_DEVICE)
+        plan = ALL[NAMES[family]].plan(rows, shape.held, k, device=runner.PLAN_DEVICE)
     return with_workspace(dataclasses.replace(plan, **changes)) if changes else plan
 
 
@@ -124,7 +124,7 @@ def test_k_from_one_to_nearly_all(family, shape, tally):
     wrong = []
     for k in (1, 2, 31, 2048, width // 4, width // 2, width * 3 // 4, width - 1):
         with alone(family, shape):
-            plans = list(possible(VARIANTS[NAMES[family]], 6, width, k, device=runner.PLAN_DEVICE))
+            plans = list(possible(ALL[NAMES[family]], 6, width, k, device=runner.PLAN_DEVICE))
         for plan in plans:
             wrong += [f"k={k}: {text}" for text in runner.check(plan, scores, None)]
     tally.add(NAMES[family], 6, wrong)
@@ -182,12 +182,36 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
     wrong = []
     for k in (K, shape.threads * plan.splits + 1, shape.held // 2):
         with alone(family, shape):
-            for chosen in possible(VARIANTS[NAMES[family]], 12, shape.held, k, device=runner.PLAN_DEVICE):
+            for chosen in possible(ALL[NAMES[family]], 12, shape.held, k, device=runner.PLAN_DEVICE):
                 wrong += [
                     f"k={k}: {text}"
                     for text in runner.check(chosen, material.place(bits, "float32", runner.DEVICE), None)
                 ]
     tally.add(NAMES[family], 12, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+COOPERATIVE = [shape for family, shape in SHAPES if family == "cooperative_exact"]
+
+
+@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.held}-{s.holders}" for s in COOPERATIVE])
+def test_what_ctas_tell_each_other_is_zero_again(shape, tally):
+    """On every route, of rows in turn, and of fewer live rows."""
+    rows = hard_rows(shape.held)
+    count, wrong = len(rows), []
+    bits = np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)).view(np.int32)
+    scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
+    plan = plan_of("cooperative_exact", shape, count)
+    memory = torch.zeros(plan.workspace_bytes, dtype=torch.uint8, device=runner.DEVICE)
+    workspace, out = plan.workspace(memory), torch.empty(count, K, dtype=torch.int32, device=runner.DEVICE)
+    for live in (count, count // 2, 1):
+        runner.call(plan, scores, None, out, workspace, torch.tensor([live], dtype=torch.int32, device=runner.DEVICE))
+        wrong += [f"{live} rows: {int(memory.count_nonzero())} bytes left"] * bool(memory.any())
+    for row, name in enumerate(rows):
+        runner.call(plan, scores[row : row + 1], None, out[:1], workspace)
+        wrong += [f"{name}: {int(memory.count_nonzero())} bytes left"] * bool(memory.any())
+    tally.add("cooperative", 2 * count, wrong)
     assert not wrong, "\n".join(wrong)
 
 
@@ -226,6 +250,6 @@ def test_shapes_are_those_of_the_planner():
     for family, shape in SHAPES:
         fewer = max(s.most_rows for s in GEOMETRY_HELD[family] if s.held == shape.held)
         rows = shape.most_rows or fewer + 1
-        plan = VARIANTS[NAMES[family]].plan(rows, shape.held, K, device=runner.PLAN_DEVICE)
+        plan = ALL[NAMES[family]].plan(rows, shape.held, K, device=runner.PLAN_DEVICE)
         assert (plan.held, plan.threads, plan.splits) == (shape.held, shape.threads, shape.holders)
         assert (plan.ctas_per_sm, plan.beside, plan.registers) == (shape.ctas_per_sm, shape.beside, shape.registers)

@@ -18,7 +18,7 @@ import ksieve
 import oracle
 from gpu import material, runner, served
 from gpu.served import Served, right_answer, same_bytes
-from gpu.variants import VARIANTS, small_storage
+from gpu.variants import ALL, VARIANTS, small_storage
 from harness import to_cuda
 from ksieve.errors import ArgumentError
 
@@ -27,6 +27,9 @@ pytestmark = pytest.mark.gpu
 NAMES = ("persistent-64", "persistent-128", "persistent-tied", "persistent-peaks", "persistent-lines", "split-2",
          "split-8-tied", "split-32-lines", "row", "cluster", "persistent-exact")  # fmt: skip
 """Every family, every kind of boundary."""
+
+ALL_NAMES = (*NAMES, "cooperative")
+"""And the one that takes no order."""
 
 ONE_OF_EACH = ("persistent-peaks", "split-8-tied", "row", "cluster", "persistent-exact")
 
@@ -105,7 +108,7 @@ def wide_scores(width, k, dtype="float32", offset=1, padding=3):
 
 def possible_plan(name, scores, k, call):
     try:
-        return served.plan_for(VARIANTS[name], scores, k, call)
+        return served.plan_for(ALL[name], scores, k, call)
     except ArgumentError:
         return None  # such as a k that no cluster can hold
 
@@ -118,7 +121,7 @@ def kernels():
     """Plans that these tests run, for the compile pool."""
     for number in range(len(PAIRS)):
         _, inputs, scores, _, call = pair(number)
-        for name in NAMES:
+        for name in ALL_NAMES:
             if plan := possible_plan(name, scores, inputs.k, call):
                 yield plan, False
                 if number % 3 == 0:
@@ -129,13 +132,17 @@ def kernels():
             order, tie_break = order_of(what, name, width)
             if plan := possible_plan(name, scores, k, call | {"sorted": order, "tie_break": tie_break}):
                 yield plan, False
+        scores = scores[::3].contiguous()
+        scores = scores[: len(scores) // 4 * 4]
+        for call in wide_calls(len(scores), width, k).values():
+            yield possible_plan("cooperative", scores, k, call | {"overlap": False}), False
 
 
 def order_of(*what):
     return ORDERS[zlib.crc32(repr(what).encode()) % len(ORDERS)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_every_pair_of_options(name, tally):
     """Small rows, any order, any tie-break: `oracle.assert_served` reads the answer row by row."""
     wrong, stats_rows, total = [], 0, 0
@@ -179,6 +186,30 @@ def test_wide_rows_have_one_right_answer(name, width, k, tally):
         total += len(scores)
         wrong += [f"{what} {order} {tie_break}: {text}" for text in served.check(Served(plan, scores, call))]
     tally.add(f"options {name}", total, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("width", "k"), WIDE)
+def test_rows_held_together_with_options_but_an_order(width, k, tally):
+    """Several rows in turn on the same CTAs; `oracle.assert_served` reads the answer row by row."""
+    wrong, total = [], 0
+    scores = wide_scores(width, k)[::3].contiguous()
+    scores = scores[: len(scores) // 4 * 4]
+    for what, call in wide_calls(len(scores), width, k).items():
+        plan = possible_plan("cooperative", scores, k, call := call | {"overlap": False})
+        assert plan is not None, what
+        ready = Served(plan, scores, call)
+        host = {n: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+        for _ in range(2):
+            ready.poison()
+            ready.run()
+            try:
+                oracle.assert_served(scores.cpu().numpy(), k, host, ready.answer())
+            except AssertionError as error:
+                wrong.append(f"{what}: {str(error)[:500]}")
+            wrong += [f"{what}: {text}" for text in ready.outside()]
+        total += len(scores)
+    tally.add("options cooperative", total, wrong)
     assert not wrong, "\n".join(wrong)
 
 

@@ -86,6 +86,9 @@ VARIANTS: dict[str, Variant] = {
 }
 """Rows stay on chip in "row" and "cluster" as far as their launch shapes for the width go; others are streamed."""
 
+ALL = VARIANTS | {"cooperative": Variant("cooperative", "cooperative_exact")}
+"""And the one that has no other rows: of float32 alone, no longer than its launch shapes hold, and of few options."""
+
 
 def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
     """The same plan with room for few candidates, so that frontiers overflow into the spill and into rescans."""

@@ -76,8 +76,8 @@ def _sensible(plan: Plan) -> bool:
     rows, width = plan.problem.rows, plan.problem.width
     if plan.family == "row_exact":
         return width <= 2 * plan.held
-    if plan.family == "cluster_exact":
-        return rows * plan.splits <= 2 * plan.device.sm_count and width <= 262_144
+    if plan.family in planner_cuda.SHARED_ROWS:
+        return rows * plan.splits <= 2 * plan.device.sm_count and (plan.held > 0 or width <= 262_144)
     return plan.policy is not None or width <= 131_072
 
 

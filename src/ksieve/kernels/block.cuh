@@ -18,6 +18,24 @@ __device__ __forceinline__ u32 lanes_up_to(u32 mine) {
   return mine;
 }
 
+// Sums of `mine` over the threads in front of this one, and over all. Returns behind a barrier.
+struct Sums {
+  u32 before;
+  u32 all;
+};
+__device__ __forceinline__ Sums sum_threads(u32 mine) {
+  SharedStorage& s = shared_storage();
+  const u32 lane = threadIdx.x % 32;
+  const u32 warp = threadIdx.x / 32;
+  const u32 total = __reduce_add_sync(kFullWarp, mine);
+  if (lane == 0) s.warp_totals[warp] = total;
+  const u32 in_warp = lanes_up_to(mine) - mine;
+  __syncthreads(); // every warp's total is written
+  const u32 theirs = lane < kWarps ? s.warp_totals[lane] : 0;
+  const u32 all = __reduce_add_sync(kFullWarp, theirs);
+  return {__reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + in_warp, all};
+}
+
 // Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
 // Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
 // into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is. `counts` may

@@ -96,56 +96,14 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
 
 // Returns whether peers may still look at this CTA's storage.
 __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
-  SharedStorage& s = shared_storage();
-  // Where rows are held, segments do not depend on a row's length: copies start while that is fetched. It would queue
-  // up behind them, and so would what is sampled.
-  const Row row = load_row(p, id);
-  const int from = static_cast<int>(rank) * kPart;
-  auto end_of = [&](int length) { return max(min(from + kPart, length), from); };
-  constexpr bool early = kHolds && !KSIEVE_WINDOWS;
-  LoadedSample sample = {};
-  if (kHolds && threadIdx.x == 0) prepare_copies();
-  if (early) {
-    const Row all = row_of_length(p, id, p.width);
-    const Body body = body_of(all.scores, from, end_of(p.width));
-    sample = load_sample(all.scores + body.begin, body.end - body.begin, id);
-    copy_first(all.scores + body.begin, body.end - body.begin);
-  }
-  HeldRow& part = s.held[0];
-  if (!kHolds || threadIdx.x / 32 == kWarps - 1) {
-    if (kHolds && threadIdx.x % 32 == 0) {
-      clear_row(part);
-      clear_row(s.held[kOwn]);
-      prepare_exchange();
-    }
-    cluster_arrive(); // peers may count here
+  if constexpr (kHolds) {
+    const PartOf part = select_part<Clustered>(p, id, static_cast<int>(rank), true, 0);
+    if (part.held) return !part.written;
   } else {
-    cluster_arrive_relaxed();
+    clear_counts();
+    cluster_sync(); // storage is empty everywhere
   }
-  clear_counts();
-  if (kHolds && threadIdx.x == 0) {
-#if KSIEVE_WINDOWS
-    s.base = row.base;
-#endif
-    describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
-    s.held[kOwn].edges = static_cast<int>(rank) < samplers_of(row.length);
-    if (early || part.way == Way::kHeld) part.copy = 0;
-  } else if (kHolds && threadIdx.x == 32) { // meanwhile
-    reach(row.length, slots_of(p, row), kWarps * samplers_of(row.length), part);
-  }
-  __syncthreads(); // the part is described, and storage is empty
-  const bool held = kHolds && part.way == Way::kHeld;
-  if (!early && held && threadIdx.x < 32) copy_in_bulk(part);
-  cluster_wait(); // storage is empty everywhere
-  if (early) {
-    if (held) look_at<Clustered>(sample.score, sample.place, 0);
-    copy_rest(0);
-    if (!held || kChunks == 1) wait_copy(0);
-  } else if (held) {
-    sample_held<Clustered>(0);
-  }
-  if constexpr (kHolds)
-    if (held) return !select_held<Clustered>(0, [] {}, [] {});
+  const Row row = load_row(p, id);
   if (row.length <= slots_of(p, row)) { // the same for the whole cluster: nobody waits
     whole_row(p, row, nullptr);
     __syncthreads(); // the row is known

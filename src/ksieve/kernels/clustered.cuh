@@ -2,7 +2,7 @@
 // of it is sent (st.async), and counted where it arrives, one way: nobody asks, and nobody waits for more than what
 // comes to him.
 #pragma once
-#include "held.cuh"
+#include "parts.cuh"
 
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;
@@ -50,15 +50,6 @@ template <class T> __device__ __forceinline__ void send(T* to, const T& value, u
   }
 }
 
-constexpr int kCluster = kHeld ? kHeld / kPart : 1;
-
-constexpr int kOwn = 1; // the slot of what is known of this CTA's samples, and `edges` if they end the range; slot 0 is
-                        // the row's
-
-// How many CTAs' samples end the range: of a row that is shorter than the cluster holds, the last ones have few scores
-// or none.
-__device__ __forceinline__ int samplers_of(int length) { return max(length / kPart, 1); }
-
 // Counts of all CTAs' bins that come here, and their sums, of 16 bits: what is more than a sum holds is more than any
 // k. In the ring if there is no other room.
 struct alignas(16) Counts {
@@ -78,8 +69,8 @@ __device__ __forceinline__ Counts& counts_of_all() {
 
 // In place of rows to come: there are none.
 struct alignas(16) Exchange {
-  RingSlot ranges[kCluster]; // each CTA's: where its samples begin and end, whether some ends are not positive, plateau
-  u32 shares[kCluster];      // how many positions each has collected, and 2^16 times as many as it has listed
+  RingSlot ranges[kHolders]; // each CTA's Range
+  u32 shares[kHolders];      // how many positions each has collected, and 2^16 times as many as it has listed
   u64 known;                 // arrival of the ranges,
   u64 counted;               // of counts that this CTA adds up,
   u64 summed;                // of all sums,
@@ -113,42 +104,41 @@ __device__ __forceinline__ void prepare_exchange() {
 // Who holds a row (held.cuh): the CTAs of a cluster, a turn of the ring each.
 struct Clustered {
   static constexpr bool kAlone = false;
+  static constexpr bool kOverMemory = false;
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
   __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }
 
-  // In this CTA first, then by a lane for each.
+  // Barriers are prepared before peers count there, and storage is empty everywhere.
+  __device__ __forceinline__ static void prepare(HeldRow& part) {
+    if (threadIdx.x / 32 == kWarps - 1) {
+      if (threadIdx.x % 32 == 0) {
+        clear_row(part);
+        clear_row(shared_storage().held[kOwn]);
+        prepare_exchange();
+      }
+      cluster_arrive();
+    } else {
+      cluster_arrive_relaxed();
+    }
+  }
+  __device__ __forceinline__ static void ready() { cluster_wait(); }
+
   __device__ __forceinline__ static void fold(const Sampled& warp, int) {
-    HeldRow& own = shared_storage().held[kOwn];
-    if ((threadIdx.x & 31) == 0) fold_sampled(warp, own);
-    __syncthreads(); // every warp's samples are folded
-    const bool counts = own.edges;
-    const RingSlot all = {{own.most, counts ? own.least : 0, counts && own.signs, own.plateau}};
-    if (threadIdx.x < kCluster) send(&exchange().ranges[cluster_rank()], all, threadIdx.x, &exchange().known);
+    const Range own = own_range<(kHeld > 131072)>(warp);
+    if (threadIdx.x < kHolders) send(&exchange().ranges[cluster_rank()], own.told(), threadIdx.x, &exchange().known);
   }
   __device__ __forceinline__ static void know(int slot) {
     if (threadIdx.x < 32) {
       wait_arrival(&exchange().known, 0);
-      RingSlot range = {{kNanKey, 0, 0, 0}};
-      if (threadIdx.x < kCluster) range = exchange().ranges[threadIdx.x];
-      const u32 most = __reduce_min_sync(kFullWarp, range.word[0]);
-      const u32 least = __reduce_max_sync(kFullWarp, range.word[1]);
-      const u32 signs = __reduce_or_sync(kFullWarp, range.word[2]);
-      const u32 plateau = __reduce_max_sync(kFullWarp, range.word[3]);
-      if (threadIdx.x == 0) {
-        HeldRow& row = shared_storage().held[slot];
-        row.most = most;
-        row.least = least;
-        row.signs = static_cast<int>(signs);
-        row.plateau = plateau;
-      }
+      fold_ranges(threadIdx.x < kHolders ? Range::of(exchange().ranges[threadIdx.x]) : kNoRange, slot);
     }
     __syncthreads(); // the range is known
   }
 
   // Every CTA adds up a slice of the bins, for all.
   template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
-    constexpr u32 kSlice = kBins / 8 / kCluster; // eight bins at a time
+    constexpr u32 kSlice = kBins / 8 / kHolders; // eight bins at a time
     static_assert(!kHolds || kApart || sizeof(Counts) <= sizeof(SharedStorage::ring), "there is room for counts");
     Exchange& e = exchange();
     const u32 round = *static_cast<volatile u32*>(&e.rounds);
@@ -173,7 +163,7 @@ struct Clustered {
       u32 low = 0;
       u32 high = 0;
 #pragma unroll
-      for (u32 peer = 0; peer < kCluster; ++peer) {
+      for (u32 peer = 0; peer < kHolders; ++peer) {
         const u32 two = reinterpret_cast<const u32*>(all.parts)[peer * 4 * kSlice + within];
         low += two & 0xffff;
         high += two >> 16;
@@ -184,8 +174,8 @@ struct Clustered {
       for (int i = 0; i < 4; ++i)
         eight.word[i] = __shfl_sync(kFullWarp, sums, i, 4);
 #pragma unroll
-      for (u32 peer = 0; peer < kCluster; peer += 4)
-        if (kCluster % 4 == 0 || peer + threadIdx.x % 4 < kCluster)
+      for (u32 peer = 0; peer < kHolders; peer += 4)
+        if (kHolders % 4 == 0 || peer + threadIdx.x % 4 < kHolders)
           send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &e.summed);
     }
     __syncwarp();
@@ -205,51 +195,22 @@ struct Clustered {
     SharedStorage& s = shared_storage();
     Exchange& e = exchange();
     const u32 lane = threadIdx.x % 32;
-    const u32 warp = threadIdx.x / 32;
-    const int first = held_first(slot);
-    Marks last = divided.within;
-    const u32 mine = divided.before.count() + edge_before + (last.count() + edge_within << 16);
-    // One of the few is fetched while others are collected.
-    const Score* scores = static_cast<const Score*>(held_row(slot).scores);
-    const bool listing = last.any();
-    int early = 0;
-    float early_score = 0;
-    if (listing) {
-      early = take_mark(last, first);
-      early_score = widen(scores[early]);
-    }
-    const u32 total = __reduce_add_sync(kFullWarp, mine);
-    if (lane == 0) s.warp_totals[warp] = total;
-    const u32 in_warp = lanes_up_to(mine) - mine;
-    __syncthreads(); // every warp's total is written
-    const u32 theirs = lane < kWarps ? s.warp_totals[lane] : 0;
-    const u32 share = __reduce_add_sync(kFullWarp, theirs);
-    const u32 before = __reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + in_warp;
-    if (threadIdx.x < kCluster) send(&e.shares[cluster_rank()], share, threadIdx.x, &e.divided);
-    const int place = collect_at(divided.before, first, static_cast<int>(before & 0xffff));
-    if (edge_before) collected()[place] = load_edge(slot).at;
+    Share share = share_of(slot, divided, edge_before, edge_within);
+    if (threadIdx.x < kHolders) send(&e.shares[cluster_rank()], share.all, threadIdx.x, &e.divided);
+    collect_share(share, slot, divided, edge_before);
 
     wait_arrival(&e.divided, 0);
-    const u32 shared = lane < kCluster ? e.shares[lane] : 0;
+    const u32 shared = lane < kHolders ? e.shares[lane] : 0;
     const u32 in_front = __reduce_add_sync(kFullWarp, lane < cluster_rank() ? shared : 0);
     const int few = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kFewest);
     if (threadIdx.x == 0 && owns() && few) expect_bytes(few * sizeof(u64), &e.listed);
-    int number = static_cast<int>((in_front + before) >> 16);
-    auto list = [&](int index, float score) {
+    share.before += in_front & 0xffff0000u;
+    share.each_listed(slot, [&](int number, int index, float score) {
       if (number < kFewest) send(&s.few[number], make_entry(order_key(score), index), 0, &e.listed);
-      ++number;
-    };
-    if (listing) list(early, early_score);
-#pragma unroll
-    for (int w = 0; w < kWords; ++w)
-      while (last.word[w]) {
-        const int index = index_of_mark(w, take_bit(last.word[w]), first);
-        list(index, widen(scores[index]));
-      }
-    if (edge_within) list(load_edge(slot).at, load_edge(slot).score);
+    });
     __syncthreads(); // all of this CTA's are collected
     const int begin = static_cast<int>(in_front & 0xffff);
-    const int count = min(static_cast<int>(share & 0xffff), held_row(slot).slots - begin);
+    const int count = min(static_cast<int>(share.all & 0xffff), held_row(slot).slots - begin);
     write_collected<false>(held_row(slot).out + begin, collected(), count, count,
                            [&](int position) { return held_position(position, slot); });
     if (!owns() || !few || threadIdx.x < kThreads - 32) return;

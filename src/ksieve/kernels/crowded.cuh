@@ -61,7 +61,7 @@ template <class Holders, class Ahead> __device__ __forceinline__ bool select_pla
       equal.word[at / 32] |= score[i] == value ? 1u << at % 32 : 0u;
     }
   });
-  HeldRow& counted = Holders::owner().held[slot];
+  auto& counted = Holders::owner().held[slot];
   reserve_many(&counted.better, better.count() + edge_better);
   reserve_many(&counted.equal, equal.count() + edge_equal);
   Holders::sync(); // both are counted, and the ring has been read
@@ -76,16 +76,20 @@ template <class Holders, class Ahead> __device__ __forceinline__ bool select_pla
 
 // Extremes of the keys of all holders; behind a barrier of all, and in front of one.
 template <class Holders> __device__ __forceinline__ KeyRange range_of_all(u32 best, u32 worst) {
-  SharedStorage& owner = Holders::owner();
-  fold_extremes(owner, best, worst);
-  Holders::sync(); // the extremes are known
-  KeyRange range = {owner.least, owner.greatest};
-  Holders::sync(); // to everybody
-  if (threadIdx.x == 0) {
-    shared_storage().least = kNanKey;
-    shared_storage().greatest = 0;
+  if constexpr (Holders::kOverMemory) {
+    return Holders::range_of_all(best, worst);
+  } else {
+    SharedStorage& owner = Holders::owner();
+    fold_extremes(owner, best, worst);
+    Holders::sync(); // the extremes are known
+    KeyRange range = {owner.least, owner.greatest};
+    Holders::sync(); // to everybody
+    if (threadIdx.x == 0) {
+      shared_storage().least = kNanKey;
+      shared_storage().greatest = 0;
+    }
+    return range;
   }
-  return range;
 }
 
 // Counts a key by a digit that begins with the best one, unless it is kGone.
@@ -154,7 +158,13 @@ __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, 
     if (threadIdx.x == 0) s.rule.digit = counted; // the search leaves it no registers
     each_undecided<Bins>(last, slot, [&](u32 key, int, u32) { count_key(key, counted); });
     if (edge_last) count_key(edge_key(), counted);
-    const Boundary found = Holders::find(quota, [] {});
+    Boundary found;
+    if constexpr (Holders::kOverMemory) {
+      found = Holders::find_again(quota);
+    } else {
+      found = Holders::find(quota, [] {});
+    }
+
     const volatile Digit& kept = s.rule.digit;
     const u32 size = 1u << kept.shift;
     const u32 first = kept.base + found.bin * size;
@@ -179,7 +189,12 @@ __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, 
     list_marked<Holders>(last, slot);
     if (edge_last) list_last<Holders>(load_edge(slot).at, load_edge(slot).score, slot);
     Holders::sync(); // all are listed
-    if (Holders::owns()) write_last(slot, count, quota);
+    if constexpr (Holders::kOverMemory) {
+      Holders::write_listed(slot, count, quota);
+    } else if (Holders::owns()) {
+      write_last(slot, count, quota);
+    }
+
   } else {
     emit_equal<Holders>(last, edge_last, quota, slot);
   }

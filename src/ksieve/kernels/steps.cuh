@@ -156,6 +156,7 @@ __device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row) 
 // Who holds a row: one CTA.
 struct Alone {
   static constexpr bool kAlone = true;
+  static constexpr bool kOverMemory = false;
   __device__ __forceinline__ static SharedStorage& owner() { return shared_storage(); }
   __device__ __forceinline__ static bool owns() { return true; }
   __device__ __forceinline__ static void sync() { __syncthreads(); }
@@ -208,7 +209,7 @@ __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
 
 // Lists an unresolved score for the owner of the row.
 template <class Holders> __device__ __forceinline__ void list_last(int index, float score, int slot) {
-  SharedStorage& owner = Holders::owner();
+  auto& owner = Holders::owner();
   int place = atomicAdd(&owner.held[slot].few_count, 1);
   if (place < kFewest) owner.few[place] = make_entry(order_key(score), index);
 }

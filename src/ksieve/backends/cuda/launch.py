@@ -10,7 +10,7 @@ from ksieve import bands, planner_cuda
 from ksieve.backends.cuda import cache
 from ksieve.backends.cuda import driver as cuda_driver
 from ksieve.backends.cuda.driver import Driver
-from ksieve.backends.cuda.spec import KernelSpec, extended, kernel_spec, overlaps
+from ksieve.backends.cuda.spec import KernelSpec, cooperative, extended, kernel_spec, overlaps
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import DeviceInfo, Plan
 
@@ -29,6 +29,7 @@ page_shift, flags, and a reserved zero."""
 _CONFIG = struct.Struct("=7I4xQQI4x")
 _ATTRIBUTE = struct.Struct("=I4x3I52x")
 _STREAM_IN_CONFIG = 32
+_COOPERATIVE = 2
 _CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _PATCH = struct.Struct(PARAMS.format + "I")
@@ -91,9 +92,10 @@ class Launcher:
         self._splits = plan.splits
         self._lists = plan.lists_at
         self._most = max(plan.ctas, 1)
-        self._per_row = plan.splits if plan.family in ("split_sampled", "cluster_exact", "deal") else 1
         self._lock = threading.Lock()
         attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "cluster_exact" else []
+        if cooperative(plan):
+            attributes.append((_COOPERATIVE, 1, 0, 0))
         self._before = tuple(Launcher(other, stats, stream, driver) for other in bands.launches(plan)[:-1])
         if overlaps(plan) and (plan.family != "deal" or plan.problem.options.overlap):
             attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
@@ -149,7 +151,7 @@ class Launcher:
                 scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch, rows, width, stream, options
             )
         primary, rescue = self._ranks
-        blocks = min(rows * self._per_row, self._most)
+        blocks = min(rows * self._splits, self._most)
         memory = self._memory
         # The driver copies Params before it returns, so that one block of memory serves every call.
         with self._lock:

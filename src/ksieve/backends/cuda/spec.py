@@ -21,6 +21,7 @@ STEMS = {
     "split_sampled": "split",
     "row_exact": "row",
     "cluster_exact": "cluster",
+    "cooperative_exact": "cooperative",
     "deal": "deal",
 }
 """Source file of each kernel family, and of what deals rows to several; its entry is ``ksieve_<stem>``."""
@@ -103,6 +104,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         **_option_defines(plan),
         **({"KSIEVE_BESIDE": plan.beside} if plan.beside else {}),
         **({"KSIEVE_REGISTERS": 1 + plan.early} if plan.registers else {}),
+        **({"KSIEVE_MEETING_BYTES": planner_storage.meeting_bytes(plan.splits)} if cooperative(plan) else {}),
         **({"KSIEVE_DEALT": 1, "KSIEVE_BAND": plan.band} if plan.band is not None else {}),
     }
     return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
@@ -128,6 +130,11 @@ def _option_defines(plan: Plan) -> dict[str, int]:
 def overlaps(plan: Plan) -> bool:
     """Whether a plan's kernel may be launched while the previous one drains, and lets the next one."""
     return (plan.problem.options.overlap or plan.band is not None) and plan.device.capability >= (9, 0)
+
+
+def cooperative(plan: Plan) -> bool:
+    """Whether the thread blocks of a plan's kernel wait for each other, so that all of them have to be resident."""
+    return plan.family == "cooperative_exact"
 
 
 def extended(plan: Plan) -> bool:
