@@ -97,7 +97,7 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
 // Returns whether peers may still look at this CTA's storage.
 __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
   if constexpr (kHolds) {
-    const PartOf part = select_part<Clustered>(p, id, static_cast<int>(rank), true, 0);
+    const PartOf part = select_part<Clustered>(p, id, static_cast<int>(rank), true);
     if (part.held) return !part.written;
   } else {
     clear_counts();

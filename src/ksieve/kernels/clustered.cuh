@@ -123,6 +123,7 @@ struct Clustered {
     }
   }
   __device__ __forceinline__ static void ready() { cluster_wait(); }
+  __device__ __forceinline__ static int copies() { return 0; } // of rows before
 
   __device__ __forceinline__ static void fold(const Sampled& warp, int) {
     const Range own = own_range<(kHeld > 131072)>(warp);

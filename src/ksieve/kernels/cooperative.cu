@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   int id = blockIdx.x / kHolders;
   while (true) {
     const bool first = id == static_cast<int>(blockIdx.x) / kHolders;
-    const PartOf part = select_part<Gathered>(p, id, holder(), first, together().copies);
+    const PartOf part = select_part<Gathered>(p, id, holder(), first);
     if (part.held) {
       if (kFinish) Gathered::hand_over();
       if (!part.written) Gathered::leave();

@@ -39,6 +39,7 @@ struct Gathered {
     }
   }
   __device__ __forceinline__ static void ready() {}
+  __device__ __forceinline__ static int copies() { return together().copies; } // for the thread that counts them
 
   __device__ __forceinline__ static void fold(const Sampled& warp, int) {
     const Range own = own_range<true>(warp);

@@ -143,15 +143,14 @@ __device__ __forceinline__ void collect_share(const Share& share, int slot, cons
   if (edge_before) collected()[place] = load_edge(slot).at;
 }
 
-// Selects a row of which this CTA holds a part, `copies` others' having come before, unless it is not held. Parts do
-// not depend on a row's length: copies start while that is fetched (the `first` prepares them). It would queue up
-// behind them, and so would what is sampled. What follows is `written` by all, or was put together on a rare route.
+// Selects a row of which this CTA holds a part, unless it is not held. Parts do not depend on a row's length: copies
+// start while that is fetched (the `first` row prepares them). It would queue up behind them, and so would what is
+// sampled. What follows is `written` by all, or was put together on a rare route.
 struct PartOf {
   bool held;
   bool written;
 };
-template <class Holders>
-__device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first, int copies) {
+template <class Holders> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
   if (first && threadIdx.x == 0) prepare_copies(); // a fence behind a load would wait for it
   const Row row = load_row(p, id);
@@ -174,7 +173,7 @@ __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank,
 #endif
     describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
     s.held[kOwn].edges = rank < samplers_of(row.length);
-    if (early || part.way == Way::kHeld) part.copy = copies & 1;
+    if (early || part.way == Way::kHeld) part.copy = Holders::copies() & 1;
   } else if (threadIdx.x == 32) { // meanwhile
     const int samplers = samplers_of(row.length);
     const int k = slots_of(p, row);

@@ -243,14 +243,8 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   }
   // Places of both at once: of what is collected in the lower half.
   const u32 mine = __popc(chosen) + edge_chosen + (__popc(last) + edge_last << 16);
-  const u32 lane = threadIdx.x % 32;
-  const u32 warp = threadIdx.x / 32;
-  const u32 total = __reduce_add_sync(kFullWarp, mine);
-  if (lane == 0) s.warp_totals[warp] = total;
   if (!whole && threadIdx.x < kTogether) Listed::of_row().end(bin, found.count + threadIdx.x);
-  const u32 in_warp = lanes_up_to(mine) - mine;
-  __syncthreads(); // every warp's total is written
-  const u32 before = __reduce_add_sync(kFullWarp, lane < warp ? s.warp_totals[lane] : 0) + in_warp;
+  const u32 before = sum_threads(mine).before;
   int* positions = reinterpret_cast<int*>(s.ring);
   u32 to = shared_address(positions + (before & 0xffff));
   const int first = loaded.first();
