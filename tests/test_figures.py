@@ -87,3 +87,10 @@ def test_missing_matplotlib_names_the_extra(monkeypatch):
 def test_importing_figures_does_not_import_matplotlib():
     code = "import sys, ksieve.figures; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_twelve_series_look_different():
+    """Libraries are compared in one plot: none may look like another."""
+    for marker in (True, False):
+        looks = [str(figures.series(index, marker=marker)) for index in range(12)]
+        assert len(set(looks)) == 12

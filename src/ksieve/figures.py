@@ -215,11 +215,17 @@ def _svg_text(figure: Any) -> str:
 
 
 def series(index: int, *, marker: bool = True) -> dict[str, Any]:
-    """Return colour, dash and marker of the index-th series, as keyword arguments of ``Axes.plot``."""
-    i = index % len(PALETTE)
-    look: dict[str, Any] = {"color": list(PALETTE.values())[i], "linestyle": _DASHES[i]}
+    """Return colour, dash and marker of the index-th series, as keyword arguments of ``Axes.plot``.
+
+    Twelve differ: where colours come again, markers are hollow and dashes others.
+    """
+    again, i = divmod(index, len(PALETTE))
+    colour = list(PALETTE.values())[i]
+    hollow = again % 2 == 1
+    look: dict[str, Any] = {"color": colour, "linestyle": _DASHES[(i + 2 * hollow) % len(_DASHES)]}
     if marker:
         look |= {"marker": _MARKERS[i], "markeredgecolor": CARD, "markeredgewidth": 0.6}
+        look |= {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 1.2} if hollow else {}
     return look
 
 

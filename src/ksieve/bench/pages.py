@@ -229,14 +229,15 @@ def trace(link: str, stem: str, payload: Payload) -> str:
         if found["selectors"].get("ksieve", {}).get("exact") is not True:
             raise InexactError(f"trace {name}: no exact answer was measured")
         for selector, facts in found["selectors"].items():
-            known = "total_us" in facts
+            known, calls = "total_us" in facts, len(found["invocations"])
+            missing = "" if known else "not exact" if facts["inexact"] else f"no time of {facts['failed']} of {calls}"
             rows.append(
                 (
                     name,
-                    f"{len(found['invocations'])}",
+                    f"{calls}",
                     f"{found['floor_us'] / 1e3:.2f}",
                     selector,
-                    f"{facts['total_us'] / 1e3:.2f}" if known else "not exact" if facts["inexact"] else "failed",
+                    f"{facts['total_us'] / 1e3:.2f}" if known else missing,
                     f"{facts['of_floor']:.3f}" if known else "",
                     beside(facts["of_floor"], TARGET_TRACE) if selector == "ksieve" else "",
                 )
