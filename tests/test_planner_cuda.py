@@ -328,6 +328,13 @@ def test_what_ctas_do_not_hold_together(asked):
         ksieve.plan(**usual | asked, family="cooperative_exact")
 
 
+def test_parts_that_need_all_registers_are_not_finished():
+    pages = Options(transform="pages", page_size=64)
+    assert ksieve.plan(rows=8, width=1_048_576, k=2048, device=H200).family == "cooperative_exact"
+    assert ksieve.plan(rows=8, width=1_048_576, k=2048, device=H200, options=pages).family == "split_sampled"
+    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=H200, options=pages).family == "cooperative_exact"
+
+
 def test_clusters_of_sixteen_need_room_side_by_side():
     fewer = replace(H200, sm_count=tuning.WIDE_CLUSTERS - 1)
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=H200).splits == 16
@@ -376,3 +383,21 @@ def test_splits_are_forced_or_refused():
             ksieve.plan(**asked, family="split_sampled", splits=bad)
     with pytest.raises(ArgumentError, match="only split_sampled splits rows"):
         ksieve.plan(**asked, family="persistent_sampled", splits=2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "kept", "other"),
+    [
+        (1, 1_048_576, "cooperative_exact", "cluster_exact"),
+        (16, 131_072, "cooperative_exact", "cluster_exact"),
+        (64, 65_536, "cooperative_exact", "row_exact"),
+        (8, 1_048_576, "cooperative_exact", "cooperative_exact"),
+        (16, 1_048_576, "split_sampled", "split_sampled"),
+        (1, 131_072, "cluster_exact", "cluster_exact"),
+    ],
+)
+def test_a_workspace_is_not_zeroed_for_what_another_family_does_without(rows, width, kept, other):
+    """A call without a plan may be captured, and then zeroes its workspace each time."""
+    asked = ksieve.plan(rows=rows, width=width, k=2048, device=H200).problem
+    assert planner.choose(asked, H200).family == kept
+    assert planner.choose(asked, H200, kept=False).family == other

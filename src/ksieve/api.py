@@ -316,10 +316,14 @@ def choice_key(scores: Any, k: Any, policy: Any) -> Any:
 
 
 def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:
-    """Return the plan that `topk` uses for a checked problem on the device it names; equal problems share one."""
+    """Return the plan that `topk` uses for a checked problem on the device it names; equal problems share one.
+
+    It is the one of `plan`, but where that needs a zeroed workspace for what another family does without: the call may
+    be captured or traced, and zero it each time.
+    """
     return _choose(asked, _device_info(asked.device), policy)
 
 
 @lru_cache(maxsize=4096)
 def _choose(asked: Problem, device: DeviceInfo, policy: SamplingPolicy | str | None) -> Plan:
-    return planner.choose(asked, device, policy=policy)
+    return planner.choose(asked, device, policy=policy, kept=False)

@@ -217,6 +217,7 @@ def choose(
     family: str | None = None,
     policy: SamplingPolicy | str | None = None,
     splits: int | None = None,
+    kept: bool = True,
 ) -> Plan:
     """Choose a plan for a problem on a device.
 
@@ -230,6 +231,9 @@ def choose(
         Force a sampling policy; ``"direct"`` forces the direct-exact route.
     splits : int, optional
         CUDA family "split_sampled" only: force the CTAs per row.
+    kept : bool
+        Whether calls bring a workspace that stays what the call before left, as one made by `Plan.workspace` does.
+        Others may have it zeroed each time, such as in a captured graph.
 
     Raises
     ------
@@ -243,7 +247,7 @@ def choose(
     if device.kind == "cuda":
         from ksieve import planner_cuda
 
-        return planner_cuda.choose(problem, device, family, policy, splits)
+        return planner_cuda.choose(problem, device, family, policy, splits, kept)
     raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")
 
 

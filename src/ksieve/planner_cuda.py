@@ -71,19 +71,20 @@ def choose(
     family: str | None,
     policy: SamplingPolicy | str | None,
     splits: int | None = None,
+    kept: bool = True,
 ) -> Plan:
     """Choose a CUDA plan; see `planner.choose`."""
     if family is not None and family not in GEOMETRY:
         raise ArgumentError("family", repr(family), f"one of {list(GEOMETRY)} on a CUDA device")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
-    chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family)
+    chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family, kept)
     if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
         raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
     if splits is not None and (isinstance(splits, bool) or splits not in range(1, MAX_SPLITS + 1)):
         raise ArgumentError("splits", repr(splits), f"an int from 1 to {MAX_SPLITS}")
     if family is None:
-        family, reason = _choose_family(problem, device, chosen)
+        family, reason = _choose_family(problem, device, chosen, kept)
         plan = _plan(problem, device, family, chosen, splits, reason)
         return _banded(plan) if policy is None else plan
     return _plan(problem, device, family, chosen, splits, "family forced by the caller")
@@ -141,6 +142,9 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
             return False
         if family == "cooperative_exact" and not _gathered(problem, device):
             return False
+        finished = problem.options.finished or problem.options.index_dtype == "int64"
+        if family == "cooperative_exact" and geometry.beside and finished:
+            return False  # ptxas would spill
         if geometry.beside and tied(problem) and room_of(alone(geometry), device, problem.dtype) < 0:
             return False  # tie-breaks need the whole row in the ring
         stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
@@ -178,12 +182,12 @@ def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
     return problem.rows >= MANY_SHORT and problem.width <= GEOMETRY_SHORT[family].widest
 
 
-def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) -> SamplingPolicy | None:
+def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, kept: bool) -> SamplingPolicy | None:
     """Sampling policy by row width; None where sampling cannot pay."""
     width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
         return None
-    if family is None and (_resident(problem, device) or _clustered(problem, device) or _cooperates(problem, device)):
+    if family is None and (_held_alone(problem, device) or _cooperates(problem, device, kept)):
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
@@ -196,7 +200,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None) ->
     return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS else LINES_64
 
 
-def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> tuple[str, str]:
+def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None, kept: bool) -> tuple[str, str]:
     """Family of a shape, with the reason in words."""
     rows, width = problem.rows, problem.width
     if policy is not None:
@@ -207,7 +211,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if rows >= device.sm_count:
             return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
         return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
-    if _cooperates(problem, device):
+    if _cooperates(problem, device, kept):
         holders = _geometry(problem, device, "cooperative_exact", None).holders
         return "cooperative_exact", f"{rows} rows of {width} scores: {holders} CTAs keep a row on chip together"
     if _clustered(problem, device):
@@ -238,9 +242,19 @@ def _clustered(problem: Problem, device: DeviceInfo) -> bool:
     return fits and _cluster_stores(problem, device)
 
 
-def _cooperates(problem: Problem, device: DeviceInfo) -> bool:
-    """Whether CTAs that are no cluster keep rows on chip, and are all resident: they wait for each other."""
+def _held_alone(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether one CTA or a cluster can keep a row on chip: that takes no workspace."""
+    return _resident(problem, device) or _clustered(problem, device)
+
+
+def _cooperates(problem: Problem, device: DeviceInfo, kept: bool) -> bool:
+    """Whether CTAs that are no cluster keep rows on chip, and are all resident: they wait for each other.
+
+    Zeroing a workspace in front of each call may take longer than that saves, where another family needs none.
+    """
     if device.capability != (9, 0) or problem.width < SAMPLED_RATIO * problem.k:
+        return False
+    if not kept and _held_alone(problem, device):
         return False
     geometry = _geometry(problem, device, "cooperative_exact", None)
     wanted = problem.width <= geometry.held < 2 * problem.width

@@ -53,7 +53,8 @@ def needed(
 ) -> dict[KernelSpec, Plan]:
     """Distinct specialisations that the planner's choices for all these shapes need, each with one of its plans.
 
-    Shapes share most of their kernels: rows, width and k are run-time parameters of one.
+    Shapes share most of their kernels: rows, width and k are run-time parameters of one. Calls without a plan take
+    other kernels for a few shapes (`planner.choose`, `kept`); those are compiled when they first run.
 
     Raises
     ------
