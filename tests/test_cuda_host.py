@@ -157,6 +157,12 @@ def test_a_launch_error_names_the_family_and_the_code(driver, rows):
         ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4))
 
 
+def test_too_few_multiprocessors_for_blocks_that_wait_for_each_other(driver, rows):
+    driver.fail_next = 720
+    with pytest.raises(BackendError, match=r"launch of cooperative_exact.*pass a plan with family='cluster_exact'"):
+        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(family="cooperative_exact"), out=out_array(8, 4))
+
+
 def test_another_current_device_is_restored(driver, rows):
     driver.current = 1000
     plan = make_plan(index=1)

@@ -37,6 +37,13 @@ _PATCH_OPTIONS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + "I")
 _STREAM = struct.Struct("=Q")
 
 
+_TOO_FEW_RESIDENT = 720
+_REMEDIES = {
+    _TOO_FEW_RESIDENT: "; its thread blocks wait for each other, and this process may use fewer multiprocessors than "
+    "the device has (MPS, a green context): pass a plan with family='cluster_exact' or 'split_sampled'",
+}
+"""What to do about a driver's error, by its code (CUresult)."""
+
 _functions: dict[tuple[int, KernelSpec], int] = {}
 _loading = threading.Lock()
 
@@ -177,7 +184,7 @@ class Launcher:
         if code:
             raise BackendError(
                 f"CUDA error at the launch of {self.plan.family}, possibly of earlier work on this device: "
-                f"{self.driver.error_text(code)}"
+                f"{self.driver.error_text(code)}{_REMEDIES.get(code, '')}"
             )
 
 
