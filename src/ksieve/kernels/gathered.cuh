@@ -61,9 +61,8 @@ struct Gathered {
     __syncthreads(); // the range is known
   }
 
-  // Adds what this CTA has counted to the sums of all, and clears it. Each has counted as many as it holds, but for
-  // those beside its body, which stand in for as many of the last bin.
-  __device__ __forceinline__ static void add_counts(u32* sums, int beside) {
+  // Adds what this CTA has counted to the sums of all, and clears it; `more` to the last bin.
+  __device__ __forceinline__ static void add_counts(u32* sums, u32 more) {
     constexpr int kSlots = kBins / kThreads;
     u32* counts = shared_storage().histogram;
 #pragma unroll
@@ -71,18 +70,21 @@ struct Gathered {
       const int bin = i * kThreads + static_cast<int>(threadIdx.x);
       u32 count = counts[bin];
       counts[bin] = 0;
-      if (bin == kBins - 1) count -= static_cast<u32>(beside);
+      if (bin == kBins - 1) count += more;
       if (count) add(&sums[bin], count);
     }
   }
 
-  // The sums are complete when they add up to all that is held.
+  // The sums are complete when they add up to what all have counted: as many as they hold, and scores beside their
+  // bodies, for which each stands in with the most that there may be. Nothing is taken off, or sums of some could add
+  // up to as much.
   template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
     SharedStorage& s = shared_storage();
     const volatile HeldRow& row = held_row(0);
     __syncthreads(); // this CTA's part is counted
     u32* sums = meeting().counts[0];
-    add_counts(sums, row.end - row.begin - row.valid);
+    constexpr u32 kMostBeside = 2 * kVector;
+    add_counts(sums, kMostBeside - static_cast<u32>(row.end - row.begin - row.valid));
     static_assert(kBins == 4 * kThreads, "a thread has four bins");
     const u32 lane = threadIdx.x % 32;
     const u32 warp = threadIdx.x / 32;
@@ -102,7 +104,7 @@ struct Gathered {
       if (lane == 0) s.warp_totals[turn + warp] = total;
       __syncthreads(); // every warp's sum is written
       theirs = lane < kWarps ? s.warp_totals[turn + lane] : 0;
-    } while (__reduce_add_sync(kFullWarp, theirs) != kHeld);
+    } while (__reduce_add_sync(kFullWarp, theirs) != kHeld + kHolders * kMostBeside);
     u32 before = __reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + lanes_up_to(sum) - sum;
     const u32 wanted = static_cast<u32>(rank);
     if (before < wanted && wanted <= before + sum) {
