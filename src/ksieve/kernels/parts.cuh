@@ -50,8 +50,8 @@ struct Range {
 };
 constexpr Range kNoRange = {kNanKey, 0, 0, 0};
 
-// Folds what the warps of this CTA found in their samples. For the first warp. Choosing among their ends takes it 100
-// clocks, which narrow rows of clusters do not get back.
+// Folds what the warps of this CTA found in their samples. For the first warp. Choosing among their ends takes it 0.1
+// us, which narrow rows of clusters do not get back (docs/tuning.md#25).
 template <bool kChooses> __device__ __forceinline__ Range own_range(const Sampled& warp) {
   SharedStorage& s = shared_storage();
   HeldRow& own = s.held[kOwn];
