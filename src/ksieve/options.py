@@ -121,5 +121,10 @@ class Options:
         """Whether a row's slots need a pass after the selection: an order, another form, or more than indices."""
         return self.order != "any" or self.values or self.raw or self.transform != "none"
 
+    @property
+    def rewritten(self) -> bool:
+        """Whether that pass, or 64-bit slots, make something else of the positions that a selection writes."""
+        return self.finished or self.index_dtype == "int64"
+
 
 PLAIN = Options()

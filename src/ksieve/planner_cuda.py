@@ -14,6 +14,7 @@ from ksieve.planner import DeviceInfo, Plan
 from ksieve.planner_storage import (
     CANDIDATE_BYTES,
     RESERVED_SHARED,
+    SHARED_ROWS,
     bytes_behind,
     fewest_stored,
     held_positions,
@@ -61,7 +62,6 @@ MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
 SAMPLED = ("persistent_sampled", "split_sampled")
-SHARED_ROWS = ("cluster_exact", "cooperative_exact")
 MAX_SPLITS = 256
 
 
@@ -140,11 +140,8 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
             return False
         if geometry.registers and (tied(problem) or problem.options.order != "any"):
             return False
-        if family == "cooperative_exact" and not _gathered(problem, device):
+        if family == "cooperative_exact" and not _gathered(problem, device, geometry):
             return False
-        finished = problem.options.finished or problem.options.index_dtype == "int64"
-        if family == "cooperative_exact" and geometry.beside and finished:
-            return False  # ptxas would spill
         if geometry.beside and tied(problem) and room_of(alone(geometry), device, problem.dtype) < 0:
             return False  # tie-breaks need the whole row in the ring
         stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
@@ -166,13 +163,15 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
     return next((g for g in (*fewer, whole) if held_positions(room_of(g, device, problem.dtype)) >= problem.k), None)
 
 
-def _gathered(problem: Problem, device: DeviceInfo) -> bool:
+def _gathered(problem: Problem, device: DeviceInfo, geometry: Geometry) -> bool:
     """Whether CTAs may hold a row together over the workspace: its slots have no order and none of equal scores is
     preferred, it waits for the call before, and a cluster could store its candidates, which is what statistics are of.
     """
-    plain = problem.options.order == "any" and not tied(problem) and not problem.options.overlap
+    options = problem.options
+    plain = options.order == "any" and not tied(problem) and not options.overlap
+    spills = geometry.beside > 0 and options.rewritten  # ptxas would
     stored = CANDIDATE_BYTES * fewest_stored(problem)
-    return plain and stored <= room_of(geometry_of(device, "cluster_exact"), device, problem.dtype)
+    return plain and not spills and stored <= room_of(geometry_of(device, "cluster_exact"), device, problem.dtype)
 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
@@ -257,9 +256,9 @@ def _cooperates(problem: Problem, device: DeviceInfo, kept: bool) -> bool:
     if not kept and _held_alone(problem, device):
         return False
     geometry = _geometry(problem, device, "cooperative_exact", None)
-    wanted = problem.width <= geometry.held < 2 * problem.width
-    wanted = wanted and geometry.fewest_rows <= problem.rows <= geometry.most_rows
-    return wanted and problem.rows * geometry.holders <= device.sm_count * geometry.ctas_per_sm
+    fits = problem.width <= geometry.held < 2 * problem.width
+    pays = geometry.fewest_rows <= problem.rows <= geometry.most_rows
+    return fits and pays and problem.rows * geometry.holders <= device.sm_count * geometry.ctas_per_sm
 
 
 def _cluster_stores(problem: Problem, device: DeviceInfo) -> bool:

@@ -77,6 +77,9 @@ OWNER_BYTES = 16 + 8 * FEWEST + 16
 BARRIERS = 16
 """And at most so many barriers of theirs (kernels/meeting.cuh, kBarriers)."""
 
+SHARED_ROWS = ("cluster_exact", "cooperative_exact")
+"""Families whose CTAs share a row, and hold it if it fits."""
+
 DEALT_BYTES = 8
 """A row in the list of one launch: its number and its length (kernels/dealt.cuh)."""
 
@@ -173,8 +176,8 @@ def storage_of(
         wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
     step = STORED_STEP if geometry.held else 256 * CANDIDATE_BYTES  # rows that are held leave no more room
     shared = min(wanted, room // step * step // CANDIDATE_BYTES)
-    shared_row = family in ("cluster_exact", "cooperative_exact") and geometry.held > 0
-    if shared_row and not tied(problem) and held_positions(room) >= problem.k:
+    held = family in SHARED_ROWS and geometry.held > 0 and not tied(problem)
+    if held and held_positions(room) >= problem.k:
         wanted = shared  # all of its rows are held, and no candidate is stored
     return Storage(columns, shared, wanted - shared)
 

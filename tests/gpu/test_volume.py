@@ -64,8 +64,6 @@ def test_many_rows(name, tally):
     generator = torch.Generator(device=runner.DEVICE)
     generator.manual_seed(sum(name.encode()))
     for width, k in BATCHES:
-        if not possible(ALL[name], 1, width, k, device=runner.PLAN_DEVICE):
-            continue
         pool = material.on_device(width, k, 8, "float32", runner.DEVICE)
         rows = rows_of(ALL[name], width, k)
         scores = draw(pool, rows, generator).view(torch.float32)

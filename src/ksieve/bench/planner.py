@@ -11,6 +11,7 @@ from ksieve.bench.gpu import Ask, Progress, Tell
 from ksieve.bench.variants import PLANNED, Variant
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
+from ksieve.planner_storage import SHARED_ROWS
 from ksieve.policy import POLICIES
 
 GRID = tuple(
@@ -76,7 +77,7 @@ def _sensible(plan: Plan) -> bool:
     rows, width = plan.problem.rows, plan.problem.width
     if plan.family == "row_exact":
         return width <= 2 * plan.held
-    if plan.family in planner_cuda.SHARED_ROWS:
+    if plan.family in SHARED_ROWS:
         return rows * plan.splits <= 2 * plan.device.sm_count and (plan.held > 0 or width <= 262_144)
     return plan.policy is not None or width <= 131_072
 

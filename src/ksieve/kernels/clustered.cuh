@@ -102,9 +102,9 @@ __device__ __forceinline__ void prepare_exchange() {
 }
 
 // Who holds a row (held.cuh): the CTAs of a cluster, a turn of the ring each.
-struct Clustered {
+struct Clustered : OnChip<Clustered> {
   static constexpr bool kAlone = false;
-  static constexpr bool kOverMemory = false;
+  static constexpr bool kChooses = kHeld > 131072; // docs/tuning.md#25
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
   __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }
@@ -126,7 +126,7 @@ struct Clustered {
   __device__ __forceinline__ static int copies() { return 0; } // of rows before
 
   __device__ __forceinline__ static void fold(const Sampled& warp, int) {
-    const Range own = own_range<(kHeld > 131072)>(warp);
+    const Range own = own_range<kChooses>(warp);
     if (threadIdx.x < kHolders) send(&exchange().ranges[cluster_rank()], own.told(), threadIdx.x, &exchange().known);
   }
   __device__ __forceinline__ static void know(int slot) {

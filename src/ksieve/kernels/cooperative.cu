@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       select_short(p, load_row(p, id));
     }
     if (Gathered::owns()) finish_row(p, id, nullptr);
-    id = together().row + grid_size() / kHolders;
+    id = together().row + grid_size() / kHolders; // read again: kept, it would be spilled
     if (id >= p.rows) break;
     __threadfence(); // what was cleared of the row is
     __syncthreads(); // nobody still works on it

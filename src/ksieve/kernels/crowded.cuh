@@ -74,24 +74,6 @@ template <class Holders, class Ahead> __device__ __forceinline__ bool select_pla
   return true;
 }
 
-// Extremes of the keys of all holders; behind a barrier of all, and in front of one.
-template <class Holders> __device__ __forceinline__ KeyRange range_of_all(u32 best, u32 worst) {
-  if constexpr (Holders::kOverMemory) {
-    return Holders::range_of_all(best, worst);
-  } else {
-    SharedStorage& owner = Holders::owner();
-    fold_extremes(owner, best, worst);
-    Holders::sync(); // the extremes are known
-    KeyRange range = {owner.least, owner.greatest};
-    Holders::sync(); // to everybody
-    if (threadIdx.x == 0) {
-      shared_storage().least = kNanKey;
-      shared_storage().greatest = 0;
-    }
-    return range;
-  }
-}
-
 // Counts a key by a digit that begins with the best one, unless it is kGone.
 constexpr u32 kGone = 0xffffffffu; // no shifted key
 __device__ __forceinline__ void count_key(u32 key, Digit digit) {
@@ -151,20 +133,14 @@ __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, 
       best = min(best, key);
       behind = max(behind, key + 1);
     });
-    const KeyRange range = range_of_all<Holders>(best, behind ? behind - 1 : 0);
+    const KeyRange range = Holders::range_of_all(best, behind ? behind - 1 : 0);
     count = 0;
     if (range.best >= range.worst) break;
     const Digit counted = digit_over(range.best, range.worst);
     if (threadIdx.x == 0) s.rule.digit = counted; // the search leaves it no registers
     each_undecided<Bins>(last, slot, [&](u32 key, int, u32) { count_key(key, counted); });
     if (edge_last) count_key(edge_key(), counted);
-    Boundary found;
-    if constexpr (Holders::kOverMemory) {
-      found = Holders::find_again(quota);
-    } else {
-      found = Holders::find(quota, [] {});
-    }
-
+    const Boundary found = Holders::find_again(quota);
     const volatile Digit& kept = s.rule.digit;
     const u32 size = 1u << kept.shift;
     const u32 first = kept.base + found.bin * size;
@@ -189,12 +165,7 @@ __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, 
     list_marked<Holders>(last, slot);
     if (edge_last) list_last<Holders>(load_edge(slot).at, load_edge(slot).score, slot);
     Holders::sync(); // all are listed
-    if constexpr (Holders::kOverMemory) {
-      Holders::write_listed(slot, count, quota);
-    } else if (Holders::owns()) {
-      write_last(slot, count, quota);
-    }
-
+    Holders::write_listed(slot, count, quota);
   } else {
     emit_equal<Holders>(last, edge_last, quota, slot);
   }

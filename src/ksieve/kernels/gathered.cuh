@@ -16,7 +16,6 @@ template <bool kWaits> __device__ __forceinline__ void barrier_of_writers() {
 struct Gathered {
   static constexpr int kWriters = kThreads - 32;
   static constexpr bool kAlone = false;
-  static constexpr bool kOverMemory = true;
   __device__ __forceinline__ static Owner& owner() { return meeting().owner; }
   __device__ __forceinline__ static bool owns() { return holder() == 0; }
 

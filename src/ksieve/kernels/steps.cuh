@@ -153,10 +153,36 @@ __device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row) 
   if (rarely(warp.plateau != 0)) atomicMax(&row.plateau, warp.plateau);
 }
 
+__device__ __forceinline__ void write_last(int slot, int listed, int quota);
+
+// What crowded rows ask of holders whose owner keeps what they count in shared memory.
+template <class Self> struct OnChip {
+  // Extremes of the keys of all holders; behind a barrier of all, and in front of one.
+  __device__ __forceinline__ static KeyRange range_of_all(u32 best, u32 worst) {
+    SharedStorage& owner = Self::owner();
+    fold_extremes(owner, best, worst);
+    Self::sync(); // the extremes are known
+    KeyRange range = {owner.least, owner.greatest};
+    Self::sync(); // to everybody
+    if (threadIdx.x == 0) {
+      shared_storage().least = kNanKey;
+      shared_storage().greatest = 0;
+    }
+    return range;
+  }
+
+  __device__ __forceinline__ static Boundary find_again(int rank) {
+    return Self::find(rank, [] {});
+  }
+
+  __device__ __forceinline__ static void write_listed(int slot, int count, int quota) {
+    if (Self::owns()) write_last(slot, count, quota);
+  }
+};
+
 // Who holds a row: one CTA.
-struct Alone {
+struct Alone : OnChip<Alone> {
   static constexpr bool kAlone = true;
-  static constexpr bool kOverMemory = false;
   __device__ __forceinline__ static SharedStorage& owner() { return shared_storage(); }
   __device__ __forceinline__ static bool owns() { return true; }
   __device__ __forceinline__ static void sync() { __syncthreads(); }

@@ -118,7 +118,7 @@ def _option_defines(plan: Plan) -> dict[str, int]:
     options = plan.problem.options
     found = {
         "KSIEVE_WINDOWS": int(options.windows != "none" or options.next_n > 1 or options.per_row_k),
-        "KSIEVE_FINISH": int(options.finished or options.index_dtype == "int64"),
+        "KSIEVE_FINISH": int(options.rewritten),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
         "KSIEVE_TIES": int(options.tie_break != "any"),
         "KSIEVE_OVERLAP": int(overlaps(plan)),
