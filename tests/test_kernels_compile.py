@@ -32,6 +32,9 @@ BANDED = (tuning.BANDED_ROWS, tuning.WIDEST_BANDED)
 SHORT = {"persistent_sampled": (4096, 16_384)}
 """Many short rows, which run on more and smaller CTAs."""
 
+ALONE = (128, 131_072)
+"""No more rows than a device has multiprocessors, but too many to share them."""
+
 OPTIONS = {
     "windows": Options(windows="ends"),
     "ties": Options(tie_break="high"),
@@ -89,6 +92,12 @@ def cases():
             yield family, arch, {"shape": shape}
         for asked in OPTIONS.values():
             yield family, "sm_90a", {"shape": shape, "asked": asked}
+    for family in tuning.GEOMETRY_ALONE:
+        for asked in (PLAIN, *OPTIONS.values()):
+            yield family, "sm_90a", {"shape": ALONE, "asked": asked}
+        yield family, "sm_100a", {"shape": ALONE}
+        yield family, "sm_90a", {"shape": ALONE, "stats": True}
+        yield family, "sm_90a", {"shape": ALONE, "k": 16_384}
     for held in tuning.GEOMETRY_HELD["cooperative_exact"]:
         for asked in (PLAIN, *(asked for asked in OPTIONS.values() if together(asked, held))):
             yield "cooperative_exact", "sm_90a", {"shape": (held.most_rows, held.held), "asked": asked}

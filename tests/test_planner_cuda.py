@@ -207,7 +207,8 @@ def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
     [
         (64, 4096, 2048, Options(), True, True),
         (64, 4096, 3071, Options(), True, True),
-        (64, 4096, 3072, Options(), True, False),
+        (528, 4096, 3072, Options(), True, True),
+        (529, 4096, 3072, Options(), True, False),
         (8192, 2049, 2048, Options(), True, False),
         (1057, 4096, 2048, Options(), False, False),
         (64, 16_385, 2048, Options(), False, False),
@@ -217,7 +218,7 @@ def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
     ],
 )
 def test_few_short_rows_stay_in_registers(rows, width, k, options, registers, early):
-    """Loaded before their length is known, unless so many are wanted that most rows are selected whole."""
+    """Loaded before their length is known, unless rows are many and most of them are selected whole."""
     plan = ksieve.plan(rows=rows, width=width, k=k, device=H200, family="row_exact", options=options)
     assert (plan.registers, plan.early) == (registers, early)
     studied = bands_of.studied(plan)

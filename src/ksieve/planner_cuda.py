@@ -37,6 +37,7 @@ from ksieve.tuning import (
     EARLY_QUARTERS,
     FEWEST_SPLITS,
     GEOMETRY,
+    GEOMETRY_ALONE,
     GEOMETRY_BEFORE_HOPPER,
     GEOMETRY_HELD,
     GEOMETRY_ROOMY,
@@ -53,6 +54,7 @@ from ksieve.tuning import (
     SPARSE_ROWS,
     SPLIT_IN_TWO,
     SPLITS,
+    WHOLE_WAVES,
     WIDE_CLUSTERS,
     WIDEST_BANDED,
     Geometry,
@@ -117,6 +119,8 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     geometry = geometry_of(device, family, roomy)
     if geometry is GEOMETRY[family] and _many_short(problem, device, family):
         geometry = GEOMETRY_SHORT[family]
+    elif geometry is GEOMETRY[family] and family in GEOMETRY_ALONE and problem.rows <= device.sm_count:
+        geometry = GEOMETRY_ALONE[family]
     elif family in GEOMETRY_HELD and device.capability == (9, 0) and not roomy:
         geometry = _held_geometry(problem, device, family) or geometry
     needed = bytes_behind(geometry.held, geometry.threads, 1) + sort_bytes(problem)
@@ -303,6 +307,9 @@ def _plan(
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
     workers = device.sm_count * geometry.ctas_per_sm
     ctas, per_row = min(problem.rows, workers), 1
+    early = geometry.registers and (4 * problem.k < EARLY_QUARTERS * problem.width or problem.rows <= workers)
+    if geometry.registers and not early and problem.rows <= WHOLE_WAVES * workers:
+        ctas = problem.rows
     if family == "split_sampled":
         per_row = splits or _splits(problem, device) or SPLITS[-1]
         ctas = problem.rows * per_row
@@ -326,7 +333,7 @@ def _plan(
         stages=ring_stages(geometry, problem.dtype),
         beside=geometry.beside,
         registers=geometry.registers,
-        early=geometry.registers and 4 * problem.k < EARLY_QUARTERS * problem.width,
+        early=early,
         columns=storage.columns,
         reason=reason,
     )

@@ -147,8 +147,13 @@ SHORTEST_CLUSTERED = Threshold(
 EARLY_QUARTERS = Threshold(
     3,
     "quarters of the width that k must be less than for scores of short rows to be loaded before lengths are known: of "
-    "more, whole rows are mostly selected",
-    "docs/tuning.md#23",
+    "more, whole rows are mostly selected, and that pays only where no CTA has two of them",
+    "docs/tuning.md#26",
+)
+WHOLE_WAVES = Threshold(
+    8,
+    "rows for each CTA that fits, up to which those of mostly whole rows take one each: they end sooner than they begin",
+    "docs/tuning.md#26",
 )
 TAIL_SIGMAS = Threshold(
     28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
@@ -169,7 +174,7 @@ _SHARED = NOT_MEASURED + "what fits about 100 KiB of shared memory without spill
 GEOMETRY: dict[str, Geometry] = {
     "persistent_sampled": Geometry(512, 2, source="docs/tuning.md#5"),
     "persistent_exact": Geometry(256, 3, source=_REGISTERS),
-    "split_sampled": Geometry(512, 2, source="docs/tuning.md#8"),
+    "split_sampled": Geometry(1024, 1, stages=8, source="docs/tuning.md#26"),
     "row_exact": Geometry(512, 1, held=16_384, source=_REGISTERS),
     "cluster_exact": Geometry(512, 1, source=_REGISTERS),
     "cooperative_exact": Geometry(512, 1, source=_REGISTERS),
@@ -204,6 +209,11 @@ GEOMETRY_SHORT: dict[str, Geometry] = {
     "persistent_sampled": Geometry(256, 4, stages=4, widest=65_536, source="docs/tuning.md#14"),
 }
 """The same from `MANY_SHORT` short rows on, from Hopper on: more and smaller CTAs, with fewer warps for fixed work."""
+
+GEOMETRY_ALONE: dict[str, Geometry] = {
+    "persistent_sampled": Geometry(1024, 1, stages=8, source="docs/tuning.md#26"),
+}
+"""The same for as many rows as there are multiprocessors, or fewer, from Hopper on: a CTA has one to itself."""
 
 GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
     "row_exact": (
@@ -267,7 +277,7 @@ scores a thread. More clusters than the last of a width is for would not run at 
 `row_exact` is for are not held. CTAs that are no cluster share a row where that is faster: all of them must be resident
 at once."""
 
-GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT)
+GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT, GEOMETRY_ALONE)
 
 
 def thresholds() -> dict[str, Threshold]:

@@ -123,7 +123,7 @@ __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int ti
 
 // The frontier and the rule of a coarse boundary bin; better bins go straight to the output.
 __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found) {
-  KeyRange keys = {bin_best_key(found.bin), bin_cutoff_key(found.bin)};
+  KeyRange keys = keys_of_bin(found.bin);
   Frontier q = {keys, found.count, open_slots(t.params) - found.before, 0, {}};
   q.digit = next_digit(q);
   trace_set(kColCommitted0, found.before);

@@ -180,8 +180,9 @@ struct Gathered {
       barrier_of_writers<true>(); // all of this CTA's are collected, and it is known how many are in front
       const int begin = together().in_front;
       const int count = min(static_cast<int>(share.all & 0xffff), held_row(slot).slots - begin);
-      write_collected<false, kWriters>(held_row(slot).out + begin, collected(), count, count,
-                                       [&](int position) { return held_position(position, slot); });
+      write_collected<false>(
+          held_row(slot).out + begin, collected(), count, count,
+          [&](int position) { return held_position(position, slot); }, kWriters);
       if (owns()) clear_told();
       return;
     }

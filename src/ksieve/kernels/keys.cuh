@@ -67,7 +67,15 @@ __device__ __forceinline__ u32 bin_cutoff_key(int bin) {
   return positive ? midpoint : midpoint - 1;
 }
 
-__device__ __forceinline__ u32 bin_best_key(int bin) { return bin ? bin_cutoff_key(bin - 1) + 1 : 0; }
+struct KeyRange {
+  u32 best;
+  u32 worst;
+};
+
+// Keys of the scores in a coarse bin.
+__device__ __forceinline__ KeyRange keys_of_bin(int bin) {
+  return {bin ? bin_cutoff_key(bin - 1) + 1 : 0, bin_cutoff_key(bin)};
+}
 
 // The finest digit whose bins cover the keys of [base, worst].
 __device__ __forceinline__ Digit digit_over(u32 base, u32 worst) {
@@ -85,11 +93,6 @@ __device__ __forceinline__ Digit paper_digit(int round, u32 prefix) {
 __device__ __forceinline__ u32 bin_of(u32 key, Digit digit) {
   return key <= digit.base ? 0 : (key - digit.base) >> digit.shift;
 }
-
-struct KeyRange {
-  u32 best;
-  u32 worst;
-};
 
 // Keys of [best, worst] that fall into a bin.
 __device__ __forceinline__ KeyRange range_of(int bin, Digit digit, KeyRange all) {

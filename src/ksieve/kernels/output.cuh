@@ -41,11 +41,12 @@ struct alignas(16) Four {
 __device__ __forceinline__ int whole_fours(const int* out, int count) {
   return reinterpret_cast<u64>(out) % sizeof(Four) == 0 ? max(count, 0) / 4 : 0;
 }
-template <bool kClear, int kWriters = kThreads, class Shown>
-__device__ __forceinline__ void write_collected(int* out, int* from, int taken, int count, Shown shown) {
+template <bool kClear, class Shown>
+__device__ __forceinline__ void write_collected(int* out, int* from, int taken, int count, Shown shown,
+                                                int writers = kThreads, int writer = static_cast<int>(threadIdx.x)) {
   const int fours = whole_fours(out, count);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < fours; i += kWriters) {
+  for (int i = writer; i < fours; i += writers) {
     Four& at = reinterpret_cast<Four*>(from)[i];
     Four four = at;
     if (kClear) at = {};
@@ -55,7 +56,7 @@ __device__ __forceinline__ void write_collected(int* out, int* from, int taken, 
     reinterpret_cast<Four*>(out)[i] = four;
   }
 #pragma unroll 1
-  for (int i = 4 * fours + static_cast<int>(threadIdx.x); i < taken; i += kWriters) {
+  for (int i = 4 * fours + writer; i < taken; i += writers) {
     if (i < count) out[i] = shown(from[i]);
     if (kClear) from[i] = 0;
   }

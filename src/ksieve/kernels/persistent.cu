@@ -25,23 +25,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   SharedStorage& s = shared_storage();
   wait_for_inputs();
   const int rows = rows_of(p);
+  LoadedView view;
+  constexpr bool kKnown = kSampled && !KSIEVE_WINDOWS && !kDealt; // where rows begin, before their lengths
   if (blockIdx.x < rows) {
     fetch_row(p, blockIdx.x);
-    commit_copies();
-    if (kLines && !kDealt) prefetch_view(p, blockIdx.x, p.width);
-    start_first(p, blockIdx.x);
+    if (kKnown) view.load(widest_row(p, blockIdx.x), 0);
+    if (kLines && !kDealt) prefetch_view(p, blockIdx.x, p.width, LoadedView::kAll * kPool);
+    clear_storage();
   }
   fall_behind(p, rows);
-  // All but the groups of the scores.
-  asm volatile("cp.async.wait_group %0;" ::"n"(kDealt ? 0 : kBatches) : "memory");
+  arrived();
   __syncthreads(); // the first row's length is there
+  if (kSampled && !kKnown && blockIdx.x < rows) view.load(fetched_row(p, blockIdx.x), 0);
   for (int number = blockIdx.x; number < rows;) {
     int claimed = 0;
     if (threadIdx.x == 0) claimed = claim_row(p); // asked for here, waited for where it has arrived
     trace_begin();
     RowTask task = whole_row(p, fetched_row(p, number), spill_slice(p, blockIdx.x));
     select_row(
-        task, number == blockIdx.x ? first_started(p) : 0,
+        task, number == blockIdx.x, view,
         [&] {
           if (threadIdx.x != 0) return;
           s.next = grid_size() + claimed;
@@ -62,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     arrived();
     __syncthreads(); // the next row is known, and nobody still works on this one
     number = s.next; // overwritten behind the next barrier
+    if (kSampled && number < rows) view.load(fetched_row(p, number), 0);
   }
   if (threadIdx.x == 0) leave_queue(p);
 }

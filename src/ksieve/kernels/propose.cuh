@@ -39,19 +39,14 @@ __device__ __forceinline__ int statistic_at(int ordinal, int id) {
   return (period * kStride + view_offset(id, period)) * kGroup + ordinal % kPerGroup * kPool;
 }
 
-// One statistic: the best of kPool scores, as far as the row goes. All NaN gives NaN.
+// A statistic is the best of kPool scores, as far as the row goes; all NaN gives NaN. Whether its scores are loaded at
+// once.
+__device__ __forceinline__ bool loads_whole(const Row& row, int first) {
+  constexpr int kBytes = kPool * sizeof(Score);
+  return kPool == 1 || (first + kPool <= row.length && reinterpret_cast<u64>(row.scores + first) % kBytes == 0);
+}
+
 __device__ __forceinline__ float load_statistic(const Row& row, int first) {
-  if constexpr (kPool > 1) {
-    constexpr int kBytes = kPool * sizeof(Score);
-    if (!rarely(first + kPool > row.length || reinterpret_cast<u64>(row.scores + first) % kBytes != 0)) {
-      Raw raw = load_kept<kBytes>(row.scores + first);
-      float best = unpack(raw, 0);
-#pragma unroll
-      for (int i = 1; i < kPool; ++i)
-        best = fmaxf(best, unpack(raw, i));
-      return best;
-    }
-  }
   float best = widen(row.scores[first]);
 #pragma unroll
   for (int i = 1; i < kPool; ++i)
@@ -59,20 +54,88 @@ __device__ __forceinline__ float load_statistic(const Row& row, int first) {
   return best;
 }
 
+// Statistics of a view, from the `from`-th on, that are on their way to registers, kThreads apart for each thread. They
+// are asked for in front of a scan's first loads, or would come behind those.
+struct LoadedView {
+  static constexpr int kEach = kTies || KSIEVE_ORDER ? 1 : 2; // more of them would be spilled
+  static constexpr int kAll = kEach * kThreads;
+  Raw raw[kEach];
+
+  // Up to row.length, which may be a guess, if it is not too small.
+  __device__ __forceinline__ void load(const Row& row, int from) {
+    const int count = view_statistics(row.id, row.length);
+#pragma unroll
+    for (int b = 0; b < kEach; ++b) {
+      const int ordinal = from + b * kThreads + static_cast<int>(threadIdx.x);
+      raw[b] = {};
+      if (ordinal >= count) continue;
+      const int first = statistic_at(ordinal, row.id);
+      if (loads_whole(row, first)) raw[b] = load_pool(row.scores + first);
+    }
+  }
+
+  // Returns when it has come.
+  __device__ __forceinline__ void wait() {
+    if (!kSampled) return;
+#pragma unroll
+    for (Raw& some : raw)
+      asm volatile("" : "+r"(some.word[0]), "+r"(some.word[1]), "+r"(some.word[2]), "+r"(some.word[3]));
+  }
+
+  __device__ __forceinline__ static Raw load_pool(const Score* scores) {
+    if constexpr (kPool > 1) return load_kept<kPool * sizeof(Score)>(scores);
+    Raw raw = {};
+    raw.word[0] =
+        sizeof(Score) == 4 ? *reinterpret_cast<const u32*>(scores) : *reinterpret_cast<const unsigned short*>(scores);
+    return raw;
+  }
+
+  __device__ __forceinline__ float statistic(int b, const Row& row, int first) const {
+    if (rarely(!loads_whole(row, first))) return load_statistic(row, first);
+    float best = unpack(raw[b], 0);
+#pragma unroll
+    for (int i = 1; i < kPool; ++i)
+      best = fmaxf(best, unpack(raw[b], i));
+    return best;
+  }
+};
+
+// Keys of the statistics that this thread looks at, kept where candidates will be.
+struct KeptKeys {
+  int count = 0;
+
+  __device__ __forceinline__ static int place(int at) { return at * kThreads + static_cast<int>(threadIdx.x); }
+
+  __device__ __forceinline__ void keep(u32 key) {
+    if (count < kColumns) {
+      column_key(count) = key;
+    } else {
+      list_entry(place(count - kColumns)) = make_entry(key, 0);
+    }
+    ++count;
+  }
+
+  // Calls visit(key, place) for each; no place comes twice.
+  template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
+#pragma unroll 1
+    for (int at = 0; at < count; ++at)
+      visit(at < kColumns ? column_key(at) : entry_key(list_entry(place(at - kColumns))), place(at));
+  }
+};
+
 // A ranked statistic, and how many of the view have exactly its key.
 struct Ranked {
   u32 key;
   int same;
 };
 
-// Sample rank `rank` among the stored keys within [best, worst], by exact digits.
-__device__ __forceinline__ Ranked ranked_key(int rank, KeyRange range) {
+// Sample rank `rank` among the kept keys within [best, worst], by exact digits.
+__device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, KeyRange range) {
   SharedStorage& s = shared_storage();
   int same = 0;
   do {
     Digit digit = digit_over(range.best, range.worst);
-    each_own([&](u64 entry) {
-      u32 key = entry_key(entry);
+    keys.each([&](u32 key, int) {
       if (key >= range.best && key <= range.worst) atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
     });
     __syncthreads(); // all of them are counted
@@ -84,12 +147,11 @@ __device__ __forceinline__ Ranked ranked_key(int rank, KeyRange range) {
   return {range.best, same};
 }
 
-// The same where at most kFewest keys are in the range, as is usual for one coarse bin: the first warp ranks them and
-// alone knows the answer. Their indices only tell equal keys apart.
-__device__ __forceinline__ Ranked ranked_key_of_few(int count, int rank, KeyRange range) {
-  each_own([&](u64 entry) {
-    u32 key = entry_key(entry);
-    if (key >= range.best && key <= range.worst) list_few(entry);
+// The same of the keys of a coarse bin, if they are at most kFewest, as is usual: the first warp ranks them and alone
+// knows the answer. Their places only tell equal keys apart.
+__device__ __forceinline__ Ranked ranked_key_of_few(const KeptKeys& keys, int count, int rank, int bin) {
+  keys.each([&](u32 key, int place) {
+    if (coarse_bin(score_of_key(key)) == bin) list_few(make_entry(key, place)); // cheaper than the bin's range
   });
   __syncthreads(); // the keys of the bin are listed
   if (threadIdx.x >= 32) return {};
@@ -110,43 +172,27 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   return 2 * count >= 3 * (kRescue ? p.rescue_rank : p.primary_rank);
 }
 
-// Leaves the inclusive ordered keys of the boundaries of a usable view in shared memory, behind a barrier. `views` is
-// how many CTAs of the row look at the same view.
-__device__ __forceinline__ void propose(const Params& p, const Row& row, int views) {
-  constexpr int kInFlight = 4; // statistics per thread
+// Leaves the inclusive ordered keys of the boundaries of a usable view in shared memory, in front of a barrier. `view`
+// is on its way from its first statistic on; `views` is how many CTAs of the row look at the same.
+__device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedView& view, int views) {
   SharedStorage& s = shared_storage();
   int count = view_statistics(row.id, row.length);
   trace_set(kColSampled, view_scores(row.id, row.length) * views);
 
-  int height = 0;
+  KeptKeys keys;
   u32 best = kNanKey;
-  for (int first = threadIdx.x; first < count; first += kInFlight * kThreads) {
-    float statistic[kInFlight] = {}; // not the last ones, which would be carried along and spilled
+  for (int from = 0; from < count; from += LoadedView::kAll) {
+    if (rarely(from)) view.load(row, from);
 #pragma unroll
-    for (int b = 0; b < kInFlight; ++b) {
-      int ordinal = first + b * kThreads;
-      if (ordinal < count) statistic[b] = load_statistic(row, statistic_at(ordinal, row.id));
-    }
-#pragma unroll
-    for (int b = 0; b < kInFlight; ++b) {
-      int ordinal = first + b * kThreads;
+    for (int b = 0; b < LoadedView::kEach; ++b) {
+      const int ordinal = from + b * kThreads + static_cast<int>(threadIdx.x);
       if (ordinal >= count) break;
-      atomicAdd(&s.histogram[coarse_bin(statistic[b])], 1u);
-      u32 key = order_key(statistic[b]);
+      const float statistic = view.statistic(b, row, statistic_at(ordinal, row.id));
+      atomicAdd(&s.histogram[coarse_bin(statistic)], 1u);
+      u32 key = order_key(statistic);
       best = min(best, key);
-      if (!kExactBoundary) continue;
-      if (height < kColumns) {
-        column_key(height) = key;
-        column_place(height) = any_place(height);
-        ++height;
-      } else {
-        list_entry(ordinal - kColumns * kThreads) = make_entry(key, index_of_place(any_place(height++)));
-      }
+      if (kExactBoundary) keys.keep(key);
     }
-  }
-  if (kExactBoundary) {
-    if (kColumns) s.height[threadIdx.x] = min(height, kColumns);
-    if (threadIdx.x == 0) s.listed = max(count - kColumns * kThreads, 0);
   }
   best = __reduce_min_sync(kFullWarp, best);
   if ((threadIdx.x & 31) == 0) atomicMin(&s.view_best, best);
@@ -156,24 +202,22 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, int vie
 #pragma unroll
   for (int which = 0; which < (kRescue ? 2 : 1); ++which) {
     Boundary found = s.found[which];
-    Ranked boundary = {bin_cutoff_key(found.bin), 0};
-    int tau = found.bin;
+    Ranked boundary;
     if (kExactBoundary) {
-      KeyRange range = {bin_best_key(found.bin), boundary.key};
       int rank = p.primary_rank - found.before;
-      boundary = rarely(found.count > kFewest) ? ranked_key(rank, range) : ranked_key_of_few(found.count, rank, range);
-      tau = static_cast<int>(boundary.key);
+      boundary = rarely(found.count > kFewest) ? ranked_key(keys, rank, keys_of_bin(found.bin))
+                                               : ranked_key_of_few(keys, found.count, rank, found.bin);
+    } else {
+      boundary = {bin_cutoff_key(found.bin), 0};
     }
-    trace_set(kColTau0 + which, tau);
+    trace_set(kColTau0 + which, kExactBoundary ? static_cast<int>(boundary.key) : found.bin);
     if (threadIdx.x == 0) {
       s.cutoff[which] = boundary.key;
       s.apart = kExactBoundary && (boundary.same > 1 || boundary.key == kNanKey);
     }
   }
   static_assert(!(kExactBoundary && kRescue), "an exact boundary has no rescue: its samples are gone by then");
-  __syncthreads(); // the boundaries are visible, and nobody needs the few any more
   if (threadIdx.x == 0) s.few_count = 0;
-  forget_candidates();
 }
 
 // Whole lines of a view are kept in L2, if it can be helped, until the scan reads them again. Groups that are less lie
@@ -187,9 +231,9 @@ __device__ __forceinline__ void prefetch(const Score* scores) {
   }
 }
 
-// Starts fetching another row's view, on the guess that it is about as long as this one: its latency is hidden behind
-// whatever this row still has to do.
-__device__ __forceinline__ void prefetch_view(const Params& p, int id, int length) {
+// Starts fetching another row's view from its `from`-th score on, on the guess that it is about as long as this one:
+// its latency is hidden behind whatever this row still has to do.
+__device__ __forceinline__ void prefetch_view(const Params& p, int id, int length, int from = 0) {
   const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch;
 #if KSIEVE_WINDOWS
   int start = window_start(p, id);
@@ -197,6 +241,6 @@ __device__ __forceinline__ void prefetch_view(const Params& p, int id, int lengt
   length = min(length, p.width - start);
 #endif
   int groups = view_scores(id, min(length, p.width)) / kGroup;
-  for (int group = threadIdx.x; group < groups; group += kThreads)
+  for (int group = from / kGroup + threadIdx.x; group < groups; group += kThreads)
     prefetch(scores + (group * kStride + view_offset(id, group)) * kGroup);
 }

@@ -45,24 +45,23 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
 
   int listed = min(s.listed, kListed);
 #pragma unroll 1
-  for (int first = 0; first < listed; first += kThreads) {
-    int slot = first + static_cast<int>(threadIdx.x);
+  for (int slot = threadIdx.x; (slot & ~31) < listed; slot += kThreads) { // by the warps that have any
     u64 entry = slot < listed ? list_entry(slot) : 0;
     u32 key = slot < listed ? entry_key(entry) : kNanKey;
     bool wanted = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));
     u32 place = reserve(&s.emitted, wanted);
     if (wanted && place < k) to[place] = shown_position(entry_index(entry));
   }
-  auto rank = [&] { // by one warp, when the last candidates are listed
-    if (threadIdx.x >= 32) return;
+  const bool ranks = rank_last && threadIdx.x >= kThreads - 32; // the last warp, when all last candidates are listed
+  auto rank = [&] {
     RankedEntry mine = rank_few(q.count);
     int index = entry_index(mine.entry);
-    if (static_cast<int>(threadIdx.x) < q.count && mine.rank < q.quota)
+    if (static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.quota)
       write_front(s.rule.k - q.quota + mine.rank, kTies ? tie_position(index) : index);
   };
   if (rank_last && !collects) {
     __syncthreads(); // the last candidates are listed
-    rank();
+    if (ranks) rank();
   }
 
   if (!kColumns) return;
@@ -86,9 +85,10 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   }
   if (!collects) return;
   __syncthreads(); // all are collected, and the last ones listed
-  if (rank_last) rank();
+  if (ranks) return rank();
   const int count = static_cast<int>(min(static_cast<u32>(s.emitted), k));
-  write_collected<false>(out, to, count, count, [](int position) { return position; });
+  write_collected<false>(
+      out, to, count, count, [](int position) { return position; }, rank_last ? kThreads - 32 : kThreads);
 }
 
 // Needs a barrier after the last count.

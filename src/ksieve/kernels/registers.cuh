@@ -280,25 +280,26 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
 #endif
   int* out = row_output(p, loaded.row.id);
   const int collected = whole ? k : k - quota;
-  if (!whole) write_listed(out + collected, found.count, quota, shown);
-  write_collected<false>(out, positions, collected, collected, shown);
+  // Some warps rank while others write, where they suffice for all that is listed.
+  const int ranking = whole ? 0 : (found.count + 7) / 8 * 32;
+  const bool apart = ranking <= kThreads / 4 * 3;
+  const int writer = static_cast<int>(threadIdx.x) - (apart ? ranking : 0);
+  if (!whole && (!apart || writer < 0)) write_listed(out + collected, found.count, quota, shown);
+  if (writer >= 0)
+    write_collected<false>(out, positions, collected, collected, shown, apart ? kThreads - ranking : kThreads, writer);
 }
 
 // A CTA's rows, one after another; there are few.
 __device__ __forceinline__ void select_in_registers(const Params& p) {
   bool empty = false;
-#if KSIEVE_WINDOWS
-  constexpr bool kEarly = false;
-#else
-  constexpr bool kEarly = KSIEVE_REGISTERS == 2;
-#endif
+  constexpr bool kEarly = KSIEVE_REGISTERS == 2 && !KSIEVE_WINDOWS;
   for (int number = blockIdx.x; number < p.rows; number += grid_size()) {
 #if KSIEVE_WINDOWS
     Row row = load_row(p, number);
 #else
     int length = length_of(p, number);
     int live = live_rows(p);
-    Row row = {static_cast<const Score*>(p.scores) + number * p.pitch, number, p.width};
+    Row row = widest_row(p, number);
     if (!kEarly) row = row_of(p, number, length, live);
 #endif
     if (kEarly || row.length > slots_of(p, row)) {

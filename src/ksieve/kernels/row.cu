@@ -47,7 +47,8 @@ __device__ KSIEVE_APART void select_others(const Params& p) {
     if (!kHolds && t.row.length > k && t.row.length <= kHeld) {
       select_resident(t);
     } else {
-      select_row(t, 0, [] {}, [] {});
+      LoadedView none;
+      select_row(t, false, none, [] {}, [] {});
     }
     if (number + grid_size() >= rows_of(p)) release_dependents();
     finish_row(p, t.row.id, sort_slice(p, blockIdx.x));

@@ -76,6 +76,12 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
 __device__ __forceinline__ Row load_row(const Params& p, int id) { return row_of(p, id, length_of(p, id)); }
 #endif
 
+// What a row may be while its length is not known yet; not of windows.
+__device__ __forceinline__ Row widest_row(const Params& p, int id) {
+  Row row = {static_cast<const Score*>(p.scores) + id * p.pitch, id, p.width};
+  return row;
+}
+
 // The row is read once and is larger than L1: do not let it evict anything there.
 struct alignas(16) Raw {
   u32 word[4];
@@ -193,14 +199,6 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
     commit_copies();
   }
   if (body.end - body.begin < kTurn) fill_rest(body);
-}
-
-// A scan that was started up to `guess` while its end was being fetched: behind the end is minus infinity after all.
-__device__ __forceinline__ void end_started_scan(const Score* scores, int begin, int guess, int end) {
-  Body body = body_of(scores, begin, end);
-  if (body.end >= min(body_of(scores, begin, guess).end, body.begin + kTurn)) return;
-  arrived();
-  fill_rest(body);
 }
 
 // Shows a visitor every score in [begin, end), whatever the alignment. The body is 16-byte loads that run ahead through

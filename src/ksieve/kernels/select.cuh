@@ -39,35 +39,29 @@ __device__ __forceinline__ int grid_size() {
   return size;
 }
 
-// Up to where the scan of a CTA's first row is started while its length is fetched.
-__device__ __forceinline__ int first_started(const Params& p) { return KSIEVE_WINDOWS || kDealt ? 0 : p.width; }
-
-__device__ __forceinline__ void start_first(const Params& p, int id) {
-  if (KSIEVE_WINDOWS || kDealt) return;
-  start_scan(static_cast<const Score*>(p.scores) + id * p.pitch, 0, p.width);
-}
-
-// `started` scores of the row are on their way, as far as the ring goes; 0 if none are. `ahead()` runs while nothing is
-// waited for yet, before the row is scanned, and behind a barrier; `meanwhile()` when it has been read and only on-chip
-// work is left. A short row skips the latter.
+// The row's `view` is on its way. `first` is a CTA's first row, with storage empty: nothing else of it is asked for
+// before that has come, since all CTAs do so at once, and memory prefers whole rows of the scan to the view's lines.
+// `ahead()` runs while nothing is waited for yet, before the row is scanned, and behind a barrier; `meanwhile()` when
+// it has been read and only on-chip work is left. A short row skips the latter.
 template <class Ahead, class Meanwhile>
-__device__ __forceinline__ void select_row(const RowTask& t, int started, Ahead ahead, Meanwhile meanwhile) {
+__device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedView& view, Ahead ahead,
+                                           Meanwhile meanwhile) {
   if (select_short(t.params, t.row)) {
     arrived();
     __syncthreads(); // everybody knows the row, and slots may be sorted where its copies were
     return ahead();
   }
-  if (started) {
-    end_started_scan(t.row.scores, t.begin, started, t.end);
+  if (first) {
+    view.wait();
   } else {
-    start_scan(t.row.scores, t.begin, t.end);
+    clear_storage();
   }
-  clear_storage();
+  start_scan(t.row.scores, t.begin, t.end);
   __syncthreads(); // storage is empty
   Stage stage = Stage::kUnbounded;
   trace_set(kColRoute, kDirect);
   if (view_usable(t.params, t.row)) {
-    propose(t.params, t.row, 1);
+    propose(t.params, t.row, view, 1);
     set_proposal_rule(t, &shared_storage().ties);
     stage = Stage::kProposed;
   }

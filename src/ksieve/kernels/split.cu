@@ -94,7 +94,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   wait_for_inputs();
   int id = blockIdx.x / p.splits;
   int part = blockIdx.x % p.splits;
+  LoadedView view;
+  if (!KSIEVE_WINDOWS) view.load(widest_row(p, id), 0);
   Row row = load_row(p, id);
+  if (KSIEVE_WINDOWS) view.load(row, 0);
   bool shared_work = view_usable(p, row);
   if (!shared_work && part != 0) return; // short, or no usable view: nothing to share
   RowState* state = row_state(p, id);
@@ -106,11 +109,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       task.begin = min(part * size, row.length);
       task.end = min(task.begin + size, row.length);
     }
-    start_scan(row.scores, task.begin, task.end);
     clear_storage();
+    view.wait();
+    start_scan(row.scores, task.begin, task.end);
     __syncthreads(); // storage is empty
     if (shared_work) {
-      propose(p, row, p.splits);
+      propose(p, row, view, p.splits);
       set_proposal_rule(task, &state->ties);
     } else {
       trace_set(kColRoute, kDirect);

@@ -194,11 +194,6 @@ __device__ __forceinline__ int index_of_place(u32 place) {
   return shared_storage().origin + vector * kStep + within;
 }
 
-// A place that no other entry of any column has.
-__device__ __forceinline__ Place any_place(int at) {
-  return static_cast<Place>(kNarrow ? at : at * kThreads + static_cast<int>(threadIdx.x));
-}
-
 __device__ __forceinline__ u64 column_entry(int at) {
   return make_entry(column_key(at), index_of_place(column_place(at)));
 }
