@@ -152,7 +152,7 @@ EARLY_QUARTERS = Threshold(
 )
 WHOLE_WAVES = Threshold(
     8,
-    "rows for each CTA that fits, up to which those of mostly whole rows take one each: they end sooner than they begin",
+    "rows for each CTA that fits, up to which each has its own if most are selected whole: they end as soon as begun",
     "docs/tuning.md#26",
 )
 TAIL_SIGMAS = Threshold(

@@ -10,7 +10,7 @@ import torch
 
 import ksieve
 from gpu import material, runner
-from gpu.variants import VARIANTS, Variant, crowded, small_storage
+from gpu.variants import MANY, VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda import spec
 from ksieve.planner_storage import BATCH
 from ksieve.policy import QUADS_16, SamplingPolicy
@@ -37,13 +37,13 @@ DIRECT = ("row", "cluster", "persistent-exact")
 COLUMNS = ("persistent-64", "persistent-tied", "persistent-peaks", "split-2")
 
 K, CTAS = 300, 3
-MANY = int(MANY_SHORT)
-"""Rows from which short rows run on more and smaller CTAs."""
+PLANNED = (64, MANY, int(MANY_SHORT))
+"""Rows that have a multiprocessor each, that share them, and of which more and smaller CTAs take care."""
 DTYPES = ("float32",) if runner.DRY else ("float32", "float16", "bfloat16")
 
 
 def kernels():
-    for name, planned, dtype in itertools.product(OWNERS, (64, MANY), DTYPES):
+    for name, planned, dtype in itertools.product(OWNERS, PLANNED, DTYPES):
         plan = owner_plan(name, planned, dtype)
         yield from ((plan, stats) for stats in (False, True))
     for variant in SEEING_ALL.values():
@@ -74,7 +74,7 @@ def judged(plan, scores, lengths, tally, name):
 def owner_width(name, planned):
     """Widest rows of the launch shape. Held rows of "row" are followed by streamed ones in the wider of two."""
     if name == "row":
-        return 8192 if planned == MANY else 32_808
+        return 8192 if planned == MANY_SHORT else 32_808
     return 16_424
 
 
@@ -96,7 +96,7 @@ def successions(rows, held, width):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("planned", [64, MANY])
+@pytest.mark.parametrize("planned", PLANNED)
 @pytest.mark.parametrize("name", OWNERS)
 def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
     """Lengths around the ring's size, and what a CTA fetches of its next row while it works on one."""
@@ -115,10 +115,9 @@ def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
 
 
 def widest_plan(extra):
-    """The widest rows whose columns hold 16-bit places, or one score more."""
-    return ksieve.plan(
-        rows=2, width=(1 << 16) * 511 + extra, k=2048, device=runner.PLAN_DEVICE, family="persistent_sampled"
-    )
+    """The widest rows whose columns hold 16-bit places, or one score more; of CTAs of 512 threads."""
+    shared = Variant("persistent-shared", "persistent_sampled", many=MANY)
+    return shared.plan(2, (1 << 16) * 511 + extra, 2048, device=runner.PLAN_DEVICE)
 
 
 @pytest.mark.skipif(runner.DRY, reason="rows of 128 MiB")

@@ -35,6 +35,8 @@ class Variant:
     family: str
     policy: SamplingPolicy | None = None
     splits: int | None = None
+    many: int = 0
+    """Rows that the launch shape is for, where there are fewer."""
 
     def plan(
         self,
@@ -50,7 +52,7 @@ class Variant:
     ) -> Plan:
         """Force a plan; `changes` are fields of it to replace, such as a smaller shared capacity."""
         plan = ksieve.plan(
-            rows=rows,
+            rows=max(rows, self.many),
             width=width,
             k=k,
             pitch=pitch,
@@ -61,8 +63,13 @@ class Variant:
             splits=self.splits,
             options=options,
         )
+        if rows < self.many:
+            changes = {"problem": replace(plan.problem, rows=rows), "ctas": min(rows, plan.ctas)} | changes
         return with_workspace(replace(plan, **changes)) if changes else plan
 
+
+MANY = 200
+"""Rows of which multiprocessors have more than one, and not yet so many that small CTAs take them."""
 
 VARIANTS: dict[str, Variant] = {
     v.name: v
@@ -70,8 +77,8 @@ VARIANTS: dict[str, Variant] = {
         Variant("persistent-64", "persistent_sampled", PAPER_64),
         Variant("persistent-128", "persistent_sampled", PAPER_128),
         Variant("persistent-grouped", "persistent_sampled", GROUPED),
-        Variant("persistent-tied", "persistent_sampled", EXACT),
-        Variant("persistent-peaks", "persistent_sampled", PEAKS),
+        Variant("persistent-tied", "persistent_sampled", EXACT, many=MANY),
+        Variant("persistent-peaks", "persistent_sampled", PEAKS, many=MANY),
         Variant("split-2", "split_sampled", PAPER_64, 2),
         Variant("split-4", "split_sampled", PAPER_128, 4),
         Variant("split-8", "split_sampled", PAPER_64, 8),
