@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import ksieve
 from gpu import material, runner
 from gpu.variants import MANY, VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda import spec
