@@ -101,7 +101,7 @@ def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
     """The same plan with room for few candidates, so that frontiers overflow into the spill and into rescans."""
     if plan.policy is not None and plan.policy.boundary == "exact":
         # The samples are ranked where the candidates will be: without room for them the row is not sampled at all.
-        samples = plan.problem.width // plan.policy.stride + plan.policy.group
+        samples = plan.problem.width // plan.policy.stride + plan.policy.group - plan.columns * plan.threads
         shared = max(shared, -(-samples // 256) * 256)
     return with_workspace(replace(plan, capacity=shared + spill, shared_capacity=shared))
 

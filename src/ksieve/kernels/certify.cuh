@@ -66,10 +66,11 @@ __device__ __forceinline__ Digit proposal_digit() {
 // behind a row, and NaN are no cutoffs for the proposal's scan.
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* ties) {
   SharedStorage& s = shared_storage();
+  if (threadIdx.x != 0) return; // which has just written the boundary
   u32 cutoff = s.cutoff[0];
   Mode mode = s.apart ? Mode::kApart : cutoff < kMinusInfinityKey ? Mode::kInclusive : Mode::kClassify;
   set_rule(t, mode, 0, {0, cutoff}, proposal_digit());
-  if (threadIdx.x == 0) s.rule.ties = ties;
+  s.rule.ties = ties;
 }
 
 // Narrows a frontier to the bin that holds its quota; better bins are committed. Needs a barrier after the last

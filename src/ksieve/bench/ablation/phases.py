@@ -77,7 +77,7 @@ def _stamp(phase: int) -> str:
 STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
     "params.cuh": (("constexpr int kStatsColumns = 16;\n", "constexpr int kStatsColumns = 16;\n" + _MACROS),),
     "select.cuh": (
-        ("  if (started) {\n", f"  profile_begin(t.params.stats, {_ROW});\n  if (started) {{\n"),
+        ("  if (first) {\n", f"  profile_begin(t.params.stats, {_ROW});\n  if (first) {{\n"),
         ("  Frontier frontier;\n", f"  {_stamp(0)}\n  Frontier frontier;\n"),
         ("[] { return Merged::kWhole; }", f"[&] {{ {_stamp(1)} return Merged::kWhole; }}"),
         ("  meanwhile();\n", f"  {_stamp(2)}\n  meanwhile();\n"),
