@@ -53,7 +53,7 @@ def source() -> str:
     """The functions of propose.cuh and the constants of params.cuh as a program."""
     propose = (spec.SOURCES / "propose.cuh").read_text(encoding="utf-8")
     params = (spec.SOURCES / "params.cuh").read_text(encoding="utf-8")
-    begin, end = propose.index("__device__ __forceinline__ int view_offset"), propose.index("// One statistic")
+    begin, end = propose.index("__device__ __forceinline__ int view_offset"), propose.index("// A statistic is")
     return HOST % {
         "constants": "\n".join(re.findall(r"^constexpr \w+ kJitter(?:Row|Shift).*$", params, flags=re.MULTILINE)),
         "functions": propose[begin:end],
