@@ -292,6 +292,24 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
         assert chosen.capacity >= 2048
 
 
+@pytest.mark.parametrize(("rows", "shape"), [(67, (1024, 1, 8)), (132, (1024, 1, 8)), (133, (512, 2, 6))])
+def test_streamed_rows_run_on_large_ctas_while_each_has_a_multiprocessor(rows, shape):
+    plan = ksieve.plan(rows=rows, width=1_048_577, k=2048, device=H200)
+    assert plan.family == "persistent_sampled"
+    assert (plan.threads, plan.ctas_per_sm, plan.stages) == shape
+    fewer = replace(H200, sm_count=rows - 1)
+    assert ksieve.plan(rows=rows, width=1_048_577, k=2048, device=fewer).threads == 512
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "ctas"),
+    [(528, 2049, 528), (529, 2049, 529), (4224, 2049, 4224), (4225, 2049, 528), (529, 4096, 528)],
+)
+def test_rows_that_are_mostly_selected_whole_have_a_cta_each(rows, width, ctas):
+    """Up to `WHOLE_WAVES` times as many as fit; others follow each other on CTAs that stay."""
+    assert ksieve.plan(rows=rows, width=width, k=2048, device=H200).ctas == ctas
+
+
 COOPERATIVE = tuning.GEOMETRY_HELD["cooperative_exact"]
 
 
