@@ -80,9 +80,15 @@ def serve_on(backend, scores, k, call, **more):
 
 
 def sampled_at(threads, scores, ids):
-    """Which of the `scores` of a part its threads sample (kernels/held.cuh): (rows, threads)."""
-    thread, part = np.arange(threads, dtype=np.uint32), np.uint32(scores // 32)
+    """Which of the `scores` of a part its threads sample (kernels/held.cuh), as float32: (rows, threads)."""
+    alike, stages = 4, np.uint32(scores // (4 * threads))
+    others = threads // 32 // alike
+    thread = np.arange(threads, dtype=np.uint32)
+    warp = thread // 32
+    part = thread % 32 * others + warp % others
     with np.errstate(over="ignore"):
-        number = np.asarray(ids, np.uint32)[:, None] * np.uint32(threads) + thread
-        draw = number * np.uint32(0x9E3779B1) >> np.uint32(16)
-    return (thread % 32 * part + (draw * part >> np.uint32(16))).astype(np.int64)
+        number = np.asarray(ids, np.uint32)[:, None] * np.uint32(threads // alike) + part
+        draw = number * np.uint32(0x9E3779B1)
+    place = part * stages + ((draw >> np.uint32(16)) * stages >> np.uint32(16))
+    vector = place * alike + (warp // others + thread) % alike
+    return (vector * 4 + (draw >> np.uint32(13)) % 4).astype(np.int64)

@@ -133,3 +133,14 @@ def test_rows_in_order_and_with_periods_too(name, shape):
     lengths = np.linspace(0.8 * width, width, rows).astype(np.int64)
     scores = PRODUCERS[name](rows, width, k=k)
     assert shape.outside(np.asarray(scores, np.float32), lengths, k) == 0
+
+
+@pytest.mark.parametrize("shape", [Shape(256, 8), Shape(512, 12), Shape(512, 16)], ids=str)
+@pytest.mark.parametrize("alike", [4, 16, 64])
+def test_rows_whose_neighbours_are_alike_rarely_miss_it(alike, shape):
+    """Four samples are from 16 neighbours, each in another warp: then there are a quarter as many."""
+    rows, width = 100, 4 * shape.threads * shape.stages
+    lengths = np.linspace(0.8 * width, width, rows).astype(np.int64)
+    rng = np.random.default_rng(alike)
+    scores = np.repeat(rng.standard_normal((rows, width // alike)), alike, 1) + rng.normal(0, 1e-3, (rows, width))
+    assert shape.outside(scores.astype(np.float32), lengths, 2048) <= rows // 10

@@ -65,6 +65,9 @@ SORT_CHUNK = 128
 POSITIONS_BESIDE = 8
 """Output positions of a held row that have room of their own beside those of its slots (kernels/heldrow.cuh, holds)."""
 
+SPILLED_STEP = 7168
+"""Candidates that room for them is a multiple of where some may spill: plans for several k then share a kernel."""
+
 STORED_STEP = 256
 """Bytes that room for candidates is a multiple of where rows are held."""
 
@@ -179,6 +182,8 @@ def storage_of(
     held = family in SHARED_ROWS and geometry.held > 0 and not tied(problem)
     if held and held_positions(room) >= problem.k:
         wanted = shared  # all of its rows are held, and no candidate is stored
+    if policy is not None and wanted > shared:
+        wanted = _round_up(wanted, SPILLED_STEP)
     return Storage(columns, shared, wanted - shared)
 
 

@@ -90,12 +90,15 @@ DENSE_LINES = Threshold(
     "docs/tuning.md#14",
 )
 SPARSE_LINES = Threshold(
-    524_288, "from this width, in scores, one line in 128 is sampled in place of one in 64", "docs/tuning.md#6"
+    786_432,
+    "from this width, in scores, one line in 128 is sampled in place of one in 64: between 524,288, where what more is "
+    "admitted costs what a sparser view saves, and 1,048,576",
+    "docs/tuning.md#27",
 )
 SPARSE_ROWS = Threshold(
-    16,
-    "rows up to which it holds: of more, the candidates that a sparser view admits cost what it saves",
-    "benchmarks/results/gpu-planner-k2048.json",
+    132,
+    "rows up to which it holds: of more, less is gained than scores with more clumps may lose",
+    "docs/tuning.md#27",
 )
 SAMPLED_RATIO = Threshold(
     2, "rows of fewer than this many times k scores are not sampled", "benchmarks/results/gpu-planner-k2048.json"
@@ -225,11 +228,11 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 1, held=12_288, registers=True, most_rows=132, source="docs/tuning.md#23"),
         Geometry(512, 2, held=12_288, most_rows=1056, source="docs/tuning.md#16"),
         Geometry(256, 3, held=12_288, source="docs/tuning.md#19"),
-        Geometry(1024, 1, held=16_384, registers=True, most_rows=132, source="docs/tuning.md#23"),
+        Geometry(512, 1, held=16_384, registers=True, most_rows=132, source="docs/tuning.md#27"),
         Geometry(512, 2, held=16_384, most_rows=1056, source="docs/tuning.md#15"),
         Geometry(256, 3, held=16_384, source="docs/tuning.md#19"),
         Geometry(512, 2, held=24_576, source="docs/tuning.md#19"),
-        Geometry(1024, 1, held=32_768, most_rows=132, source="docs/tuning.md#20"),
+        Geometry(512, 1, held=32_768, most_rows=132, source="docs/tuning.md#27"),
         Geometry(512, 2, held=32_768, beside=4, source="docs/tuning.md#19"),
         Geometry(512, 1, held=40_960, beside=4, most_rows=511, source="docs/tuning.md#24"),
         Geometry(512, 1, held=49_152, beside=4, most_rows=511, source="docs/tuning.md#24"),
@@ -240,7 +243,7 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(256, 2, held=16_384, holders=8, most_rows=12, source="docs/tuning.md#24"),
         Geometry(256, 2, held=16_384, holders=4, most_rows=32, source="docs/tuning.md#24"),
         Geometry(256, 2, held=32_768, holders=8, most_rows=8, source="docs/tuning.md#17"),
-        Geometry(512, 2, held=32_768, holders=4, most_rows=24, source="docs/tuning.md#17"),
+        Geometry(256, 2, held=32_768, holders=4, most_rows=48, source="docs/tuning.md#27"),
         Geometry(256, 2, held=65_536, holders=16, most_rows=4, source="docs/tuning.md#22"),
         Geometry(256, 2, held=65_536, holders=8, most_rows=12, source="docs/tuning.md#22"),
         Geometry(512, 2, held=65_536, holders=4, most_rows=24, source="docs/tuning.md#24"),
@@ -257,18 +260,9 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 1, held=1_048_576, holders=16, beside=8, most_rows=7, source="docs/tuning.md#24"),
     ),
     "cooperative_exact": (
-        Geometry(512, 1, held=65_536, holders=4, fewest_rows=28, most_rows=33, source="docs/tuning.md#25"),
-        Geometry(512, 1, held=65_536, holders=2, fewest_rows=34, most_rows=66, source="docs/tuning.md#25"),
-        Geometry(512, 1, held=131_072, holders=8, fewest_rows=15, most_rows=16, source="docs/tuning.md#25"),
-        Geometry(512, 1, held=131_072, holders=4, fewest_rows=17, most_rows=33, source="docs/tuning.md#25"),
-        Geometry(512, 1, held=262_144, holders=16, fewest_rows=8, most_rows=8, source="docs/tuning.md#25"),
-        Geometry(512, 1, held=262_144, holders=8, fewest_rows=9, most_rows=16, source="docs/tuning.md#25"),
         Geometry(512, 1, held=262_144, holders=4, beside=8, fewest_rows=31, most_rows=33, source="docs/tuning.md#25"),
-        Geometry(512, 1, held=524_288, holders=32, most_rows=2, source="docs/tuning.md#25"),
-        Geometry(512, 1, held=524_288, holders=16, fewest_rows=7, most_rows=8, source="docs/tuning.md#25"),
         Geometry(512, 1, held=524_288, holders=8, beside=8, fewest_rows=16, most_rows=16, source="docs/tuning.md#25"),
         Geometry(512, 1, held=1_048_576, holders=64, most_rows=2, source="docs/tuning.md#25"),
-        Geometry(512, 1, held=1_048_576, holders=32, fewest_rows=3, most_rows=4, source="docs/tuning.md#25"),
         Geometry(512, 1, held=1_048_576, holders=16, beside=8, fewest_rows=8, most_rows=8, source="docs/tuning.md#25"),
     ),
 }

@@ -61,6 +61,7 @@ def hard_rows(width):
             "normal": normal,
             "negative": normal - 50,
             "clumped": normal + 2 * (positions > width * 0.93),
+            "alike neighbours": np.repeat(normal[: width // 16], 16) + normal * np.float32(1e-3),
             "narrow": 1 + normal * np.float32(1e-5),
             "heavy tail": 1 / np.maximum(np.abs(normal), np.float32(1e-6)),
             "sorted": np.sort(normal),

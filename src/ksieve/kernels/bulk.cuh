@@ -5,9 +5,13 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Called by one thread, once per launch; a barrier must follow before anybody waits.
+// Called by one thread, once per launch; publish_arrivals() and a barrier must follow before anybody waits.
 __device__ __forceinline__ void init_arrival(unsigned long long* arrival) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)));
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)) : "memory");
+}
+
+// By the same thread, in front of what it loads, which the fence would wait for.
+__device__ __forceinline__ void publish_arrivals() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 

@@ -11,7 +11,7 @@ __device__ __forceinline__ u32 cluster_rank() {
 }
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-// The same by warps that peers need to see nothing of: it does not wait for what they have loaded.
+// The same where peers need to see nothing but arrivals that were made: it does not wait for what was loaded.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -90,11 +90,6 @@ __device__ __forceinline__ void expect_counts() {
 }
 __device__ __forceinline__ void prepare_exchange() {
   Exchange& e = exchange();
-  init_arrival(&e.known);
-  init_arrival(&e.counted);
-  init_arrival(&e.summed);
-  init_arrival(&e.divided);
-  init_arrival(&e.listed);
   expect_bytes(sizeof(e.ranges), &e.known);
   expect_counts();
   expect_bytes(sizeof(e.shares), &e.divided);
@@ -105,21 +100,27 @@ __device__ __forceinline__ void prepare_exchange() {
 struct Clustered : OnChip<Clustered> {
   static constexpr bool kAlone = false;
   static constexpr bool kChooses = kHeld > 131072; // docs/tuning.md#25
+  static constexpr bool kRanksFirst = true;
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
   __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }
 
-  // Barriers are prepared before peers count there, and storage is empty everywhere.
+  // Arrivals are made before peers count there.
+  __device__ __forceinline__ static void begin() {
+    Exchange& e = exchange();
+    if (threadIdx.x == kThreads - 1) {
+      for (u64* arrival : {&e.known, &e.counted, &e.summed, &e.divided, &e.listed})
+        init_arrival(arrival);
+      publish_arrivals();
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
+  }
   __device__ __forceinline__ static void prepare(HeldRow& part) {
-    if (threadIdx.x / 32 == kWarps - 1) {
-      if (threadIdx.x % 32 == 0) {
-        clear_row(part);
-        clear_row(shared_storage().held[kOwn]);
-        prepare_exchange();
-      }
-      cluster_arrive();
-    } else {
-      cluster_arrive_relaxed();
+    if (threadIdx.x == kThreads - 1) {
+      clear_row(part);
+      clear_row(shared_storage().held[kOwn]);
+      prepare_exchange();
     }
   }
   __device__ __forceinline__ static void ready() { cluster_wait(); }

@@ -77,6 +77,7 @@ __device__ __forceinline__ void read_by_copies(const Params& p, i64 chunks, i64 
   if (threadIdx.x != 0) return;
   for (int slot = 0; slot < kUnroll; ++slot)
     init_arrival(&full[slot]);
+  publish_arrivals();
   i64 issued = 0;
   i64 landed = 0;
   auto land = [&] {

@@ -16,6 +16,8 @@ template <bool kWaits> __device__ __forceinline__ void barrier_of_writers() {
 struct Gathered {
   static constexpr int kWriters = kThreads - 32;
   static constexpr bool kAlone = false;
+  static constexpr bool kChooses = true;
+  static constexpr bool kRanksFirst = false;
   __device__ __forceinline__ static Owner& owner() { return meeting().owner; }
   __device__ __forceinline__ static bool owns() { return holder() == 0; }
 
@@ -31,6 +33,7 @@ struct Gathered {
     __syncthreads(); // all have
   }
 
+  __device__ __forceinline__ static void begin() {}
   __device__ __forceinline__ static void prepare(HeldRow& part) {
     if (threadIdx.x == kThreads - 1) {
       clear_row(part);
@@ -41,7 +44,7 @@ struct Gathered {
   __device__ __forceinline__ static int copies() { return together().copies; } // for the thread that counts them
 
   __device__ __forceinline__ static void fold(const Sampled& warp, int) {
-    const Range own = own_range<true>(warp);
+    const Range own = own_range<kChooses>(warp);
     if (threadIdx.x == 0) tell(&meeting().ranges[holder()], own.told());
   }
   __device__ __forceinline__ static void know(int slot) {

@@ -9,10 +9,14 @@
 
 constexpr int kPlateau = 8; // equal samples of a warp that tell a plateau from a range of one sample
 
-// Where a row's boundary is looked for, from the samples of a warp: those that `first` and `last` (reach) others are
-// better than begin and end it. Ranks are by 15 bits of a key, so that one instruction compares two. Scores that are
-// not finite have no steps: minus infinity and NaN are no samples.
-__device__ __forceinline__ Sampled look_at_samples(float sample, bool there, int slot) {
+// A sample among those of its warp. Ranks are by 15 bits of a key, so that one instruction compares two. Scores that
+// are not finite have no steps: minus infinity and NaN are no samples.
+struct RankedSample {
+  u32 ordered; // its key
+  bool valid;
+  u32 better; // others
+};
+__device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   constexpr u32 kAbsent = 0xffffffffu; // no shifted key
   const bool valid = there && sample > __uint_as_float(0xff800000u);
   const u32 key = valid ? shifted_key(sample) : kAbsent;
@@ -29,10 +33,17 @@ __device__ __forceinline__ Sampled look_at_samples(float sample, bool there, int
     auto less = [&](int i) { return __viaddmin_s16x2_relu(some.word[i], coarse * 0x10001u, 0x10001u); };
     sums += less(0) + less(1) + (less(2) + less(3));
   }
-  const u32 better = (sums & 0xffffu) + (sums >> 16); // samples than this one
+  return {key + kInfinityKey, valid, (sums & 0xffffu) + (sums >> 16)};
+}
+
+// Where a row's boundary is looked for, from the samples of a warp: those that `first` and `last` (reach) others are
+// better than begin and end it.
+__device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int slot) {
+  const bool valid = mine.valid;
+  const u32 better = mine.better;
+  const u32 ordered = mine.ordered;
   const u32 first = held_row(slot).first;
   const u32 last = held_row(slot).last;
-  const u32 ordered = key + kInfinityKey;
   u32 worst = __reduce_max_sync(kFullWarp, better <= last % 32 && valid ? ordered : 0);
   // Of equal ranks, the worst one ends the range, and the best one begins it.
   const u32 rank = __reduce_max_sync(kFullWarp, better <= first % 32 ? better : 0);
@@ -53,13 +64,19 @@ __device__ __forceinline__ Sampled look_at_samples(float sample, bool there, int
   return {{best, worst}, signs, plateau};
 }
 
-// Which of the scores in the ring this thread samples: anywhere in one of 32 parts of a row, so that no period of the
-// scores meets all. Row by row and warp by warp elsewhere.
+// Which of the scores in the ring this thread samples: in each of 32 parts of a row, anywhere, so that no period of the
+// scores meets all. Row by row and warp by warp elsewhere, but that four warps have their samples from the same 64
+// bytes: memory is slow at single sectors (docs/tuning.md#27).
 __device__ __forceinline__ int sampled_score(int id) {
-  constexpr u32 kScores = kStages * kStep / 32;
+  constexpr u32 kAlike = 4;
+  constexpr u32 kOthers = kWarps / kAlike;
+  static_assert(!kHolds || kWarps % kAlike == 0);
   const u32 thread = thread_again();
-  const u32 draw = (static_cast<u32>(id) * kThreads + thread) * 0x9e3779b1u >> 16;
-  return static_cast<int>((thread & 31) * kScores + (draw * kScores >> 16));
+  const u32 warp = thread / 32;
+  const u32 part = thread % 32 * kOthers + warp % kOthers; // of kStages times as many
+  const u32 draw = (static_cast<u32>(id) * (kThreads / kAlike) + part) * 0x9e3779b1u;
+  const u32 vector = (part * kStages + ((draw >> 16) * kStages >> 16)) * kAlike + (warp / kOthers + thread) % kAlike;
+  return static_cast<int>(vector * kVector + (draw >> 13) % kVector);
 }
 // Where that is in the part's body.
 __device__ __forceinline__ int sampled_place(int at) {
@@ -69,7 +86,7 @@ __device__ __forceinline__ int sampled_place(int at) {
 // Finds out where a described row's boundary is looked for, given what this thread has sampled. A barrier of all must
 // follow.
 template <class Holders> __device__ __forceinline__ void look_at(float sample, int place, int slot) {
-  Holders::fold(look_at_samples(sample, place < held_row(slot).valid, slot), slot);
+  Holders::fold(look_at_samples(rank_sample(sample, place < held_row(slot).valid), slot), slot);
 }
 
 // A sample that is loaded from the `scores` of a body, beside the copies.

@@ -119,6 +119,7 @@ __device__ __forceinline__ void copy_body(const HeldRow& row) {
 
 // A large part comes in so many chunks, each with an arrival of its own: what has come is counted while the rest does.
 constexpr int kChunks = kStages * static_cast<int>(kStageBytes) >= 128 << 10 ? kMostChunks : 1;
+constexpr int kAtOnce = kChunks == 1 ? 1 : kBeside ? 3 : 2; // of them: half of the part
 
 // Stretches of the ring that are copied at once: they lie between vectors that are not copied; the first is one vector.
 constexpr int kStretches = kBeside ? kBeside + 1 : kChunks;
@@ -169,16 +170,17 @@ __device__ __forceinline__ void prepare_copies() {
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk)
     init_arrival(&shared_storage().arrival[chunk]);
+  publish_arrivals();
   order_copies();
 #endif
 }
 
 // Starts copying a part before anything is known of its row. By all threads. What it samples would come behind all of a
-// large part: of that only a chunk is copied at once, and the rest when samples have come.
+// large part: of that only half is copied at once, and the rest when samples have come.
 __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 #if __CUDA_ARCH__ >= 900
   __syncwarp(); // arrivals are prepared
-  if (threadIdx.x < 32) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, 1);
+  if (threadIdx.x < 32) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
 #else
   copy_body(body, scores);
 #endif
@@ -188,7 +190,7 @@ __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 __device__ __forceinline__ void copy_rest(int slot) {
 #if __CUDA_ARCH__ >= 900
   const HeldRow& row = shared_storage().held[slot];
-  if (kChunks > 1 && threadIdx.x < 32) copy_in_bulk(row.body, row.way == Way::kHeld ? row.bytes : 0, 1, kChunks);
+  if (kChunks > 1 && threadIdx.x < 32) copy_in_bulk(row.body, row.way == Way::kHeld ? row.bytes : 0, kAtOnce, kChunks);
 #endif
 }
 

@@ -65,7 +65,7 @@ __device__ __forceinline__ void meet(const Params& p) {
   t.barriers = 0;
 }
 __device__ __forceinline__ void prepare_meetings(const Params& p) {
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x != kScribe) return;
   volatile Together& t = together();
   t.row = blockIdx.x / kHolders;
   t.copies = t.meetings = 0;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void prepare_meetings(const Params& p) {
 }
 // The row's part was copied, if that was started before its length was known, or if it is held.
 __device__ __forceinline__ void next_meeting(const Params& p, bool held) {
-  if (thread_again() != 0) return;
+  if (thread_again() != kScribe) return;
   volatile Together& t = together();
   t.row = t.row + gridDim.x / kHolders;
   t.copies = t.copies + (held || !KSIEVE_WINDOWS);

@@ -6,8 +6,15 @@
 
 constexpr int kHolders = kHeld ? kHeld / kPart : 1;
 
-constexpr int kOwn = 1; // the slot of what is known of this CTA's samples, and `edges` if they end the range, `last`
-                        // for which of its warps'; slot 0 is the row's
+// Threads that find out what everybody must know, side by side: of different warps, and not of that which starts
+// copies.
+constexpr int kScribe = 64;
+constexpr int kReaches = 32;
+constexpr int kChoosesEnds = 96;
+static_assert(!kHolds || kThreads > kChoosesEnds);
+
+constexpr int kOwn = 1; // the slot of what is known of this CTA's samples, and `edges` if they end the range, and of
+                        // which of its warps: `last`; slot 0 is the row's
 
 // How many CTAs' samples end the range: of a row that is shorter than they hold, the last ones have few scores or none.
 __device__ __forceinline__ int samplers_of(int length) { return max(length / kPart, 1); }
@@ -24,7 +31,7 @@ __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
                            : samplers >= 4  ? 1.7f
                            : samplers >= 2  ? 2.8f
                                             : 4.4f;
-  const float ends = mean + deviations * sqrtf(mean) + 1.5f;
+  const float ends = mean + deviations * mean * rsqrtf(mean) + 1.5f;
   return max(static_cast<int>(fminf(ends, static_cast<float>(kWarps))), 1);
 }
 
@@ -63,7 +70,7 @@ template <bool kChooses> __device__ __forceinline__ Range own_range(const Sample
   __syncthreads(); // every warp's samples are folded
   if (threadIdx.x >= 32) return kNoRange;
   u32 worst = own.edges ? own.least : 0;
-  if (kChooses && worst && own.last < kWarps) {
+  if (kChooses && worst && own.last < kWarps && s.held[0].last == 0) {
     const u32 mine = s.warp_totals[lane % kWarps];
     u32 no_worse = 0;
 #pragma unroll
@@ -152,40 +159,46 @@ struct PartOf {
 };
 template <class Holders> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
-  if (first && threadIdx.x == 0) prepare_copies(); // a fence behind a load would wait for it
+  if (first && threadIdx.x == 0) prepare_copies();
+  Holders::begin();
   const Row row = load_row(p, id);
   const int from = rank * kPart;
   auto end_of = [&](int length) { return max(min(from + kPart, length), from); };
   constexpr bool early = !KSIEVE_WINDOWS;
   LoadedSample sample = {};
+  bool there = false;
   if (early) {
     const Row all = row_of_length(p, id, p.width);
     const Body body = body_of(all.scores, from, end_of(p.width));
     sample = load_sample(all.scores + body.begin, body.end - body.begin, id);
     copy_first(all.scores + body.begin, body.end - body.begin);
+    there = body.begin + sample.place < row.length;
   }
   HeldRow& part = s.held[0];
   Holders::prepare(part);
   clear_counts();
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == kScribe) {
 #if KSIEVE_WINDOWS
     s.base = row.base;
 #endif
     describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
     s.held[kOwn].edges = rank < samplers_of(row.length);
     if (early || part.way == Way::kHeld) part.copy = Holders::copies() & 1;
-  } else if (threadIdx.x == 32) { // meanwhile
-    const int samplers = samplers_of(row.length);
-    const int k = slots_of(p, row);
-    reach(row.length, k, kWarps * samplers, part);
-    s.held[kOwn].last = static_cast<unsigned char>(part.last ? kWarps : ends_of(row.length, k, samplers));
+  } else if (threadIdx.x == kReaches) {
+    reach(row.length, slots_of(p, row), kWarps * samplers_of(row.length), part);
+  } else if (Holders::kChooses && threadIdx.x == kChoosesEnds) {
+    const int ends = ends_of(row.length, slots_of(p, row), samplers_of(row.length));
+    s.held[kOwn].last = static_cast<unsigned char>(ends);
   }
+  RankedSample ranked = {}; // in front of the barrier if samples come before a description is done: docs/tuning.md#27
+  if (early && Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
   __syncthreads(); // the part is described, and storage is empty
   const bool held = part.way == Way::kHeld;
   if (!early && held && threadIdx.x < 32) copy_in_bulk(part);
   Holders::ready();
   if (early) {
-    if (held) look_at<Holders>(sample.score, sample.place, 0);
+    if (held && !Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
+    if (held) Holders::fold(look_at_samples(ranked, 0), 0);
     copy_rest(0);
     if (!held || kChunks == 1) wait_copy(0);
   } else if (held) {

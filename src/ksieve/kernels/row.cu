@@ -147,9 +147,9 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     s.flag = 0;
   }
   fall_behind(p);
-  constexpr int kFew = 132; // CTAs of a launch that ask for them; at 256 x 32768 they cost 1 us (docs/tuning.md#22)
+  constexpr int kFew = 132; // CTAs of a launch that ask for them, unless rows are long (docs/tuning.md#27)
   const bool early = starts_early(p);
-  const bool loads = early && (kChunks > 1 || grid_size() <= kFew);
+  const bool loads = early && (kEach >= 64 || grid_size() <= kFew);
   LoadedSample sample = {};
   if (early) {
     const Row row = row_of_length(p, blockIdx.x, p.width);
