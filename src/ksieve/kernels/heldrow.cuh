@@ -41,8 +41,8 @@ __device__ __forceinline__ bool holds(const Row& row, int k) {
 // How samples tell where a row's k-th score is looked for: of 32 parts of a row, `warps` warps have a sample each. The
 // worst over warps of what `last` are better than in each ends the range, the best of what `first` are better than
 // begins it. How many are better than the k-th score is binomial; all warps together meet less or more in one row of
-// 100,000, whatever the distribution (docs/tuning.md#21). Of rows in order, warps meet the same number, or one more;
-// those of other CTAs of a cluster none.
+// 100,000, whatever the distribution (docs/tuning.md#21), unless neighbours are alike, which warps share (#27). Of rows
+// in order, warps meet the same number, or one more; those of other CTAs of a cluster none.
 __device__ __forceinline__ void reach(int length, int k, int warps, HeldRow& to) {
   const float seen = fminf(32.0f / kPart * static_cast<float>(length), 32.0f);             // samples of a warp
   const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen; // of them better
