@@ -322,7 +322,7 @@ def test_half_as_wide_scores_cost_half_the_scan(tmp_path):
 
 def test_clumped_rows_that_overfill_the_plan_are_counted_and_avoided(tmp_path, monkeypatch):
     """Where neighbours are alike, lines admit more than a plan with little room holds, and quads are recommended."""
-    for name, value in (("TAIL_SIGMAS", 12), ("PEAK", 1), ("SORTED_PERIODS", 0)):
+    for name, value in (("TAIL_SIGMAS", 12), ("PEAK", 1), ("SORTED_PERIODS", 0), ("SPILLED_STEP", 256)):
         monkeypatch.setattr(planner_storage, name, value)
     path, k = tmp_path / "a.safetensors", 2048
     write_synthetic(path, "smooth_structured", 24, 131_072, seed=5, k=k)
