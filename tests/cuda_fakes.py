@@ -129,7 +129,7 @@ class FakeDriver:
         grid, block, cluster, shared, stream, overlap, cooperative = read_config(config.value)
         (params,) = struct.unpack("=Q", ctypes.string_at(arguments.value, 8))
         names = (
-            "scores lengths num_rows indices stats workspace pitch out_pitch lists rows width k primary rescue splits"
+            "scores lengths num_rows pitch rows width k splits indices out_pitch stats workspace lists primary rescue"
         )
         fields = launch.PARAMS.unpack(ctypes.string_at(params, launch.PARAMS.size))
         values = dict(zip(names.split(), fields, strict=True))

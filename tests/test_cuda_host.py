@@ -141,8 +141,9 @@ def test_64_bit_pitch_and_addresses_survive_packing(driver):
     launcher._enqueue = record
     high = (1 << 47) - 256
     launcher.launch(high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31, 8, (1 << 31) - 1, 7)
-    assert seen[0][:8] == (high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31)
-    assert seen[0][8:11] == (make_plan().lists_at, 8, (1 << 31) - 1)
+    plan = make_plan()
+    assert seen[0][:8] == (high, 0, 0, 3 << 31, 8, (1 << 31) - 1, plan.problem.k, 1)
+    assert seen[0][8:13] == (high + 8, 5 << 31, 0, high + 16, plan.lists_at)
 
 
 def test_no_rows_launch_nothing(driver):

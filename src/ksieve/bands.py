@@ -26,7 +26,7 @@ def studied(plan: Plan) -> Plan:
     """
     if plan.family == "cooperative_exact":
         plan = planner.choose(plan.problem, plan.device, family="cluster_exact")
-    plan = replace(plan, bands=(), band=None, registers=False, early=False)
+    plan = replace(plan, bands=(), band=None, registers=False)
     whole = replace(plan, stages=plan.stages + plan.beside, beside=0)
     fits = shared_bytes(whole) <= plan.device.shared_per_block
     plan = whole if fits else replace(plan, held=0, stages=STAGES, beside=0)

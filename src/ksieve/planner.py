@@ -67,8 +67,6 @@ class Plan:
         Further ones that a row which stays on chip needs (CUDA).
     registers : bool
         Whether the scores of such a row stay in registers (CUDA).
-    early : bool
-        Whether they are loaded before the row's length is known (CUDA).
     columns : int
         Further candidates that each thread holds in shared memory for itself (CUDA).
     workspace_bytes : int
@@ -101,7 +99,6 @@ class Plan:
     stages: int = 0
     beside: int = 0
     registers: bool = False
-    early: bool = False
     columns: int = 0
     workspace_bytes: int = 0
     workspace_zeroed: int = 0

@@ -34,7 +34,6 @@ from ksieve.tuning import (
     CROWDED,
     CROWDED_RATIO,
     DENSE_LINES,
-    EARLY_QUARTERS,
     FEWEST_SPLITS,
     GEOMETRY,
     GEOMETRY_ALONE,
@@ -54,6 +53,7 @@ from ksieve.tuning import (
     SPARSE_ROWS,
     SPLIT_IN_TWO,
     SPLITS,
+    WHOLE_QUARTERS,
     WHOLE_WAVES,
     WIDE_CLUSTERS,
     WIDEST_BANDED,
@@ -307,8 +307,8 @@ def _plan(
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
     workers = device.sm_count * geometry.ctas_per_sm
     ctas, per_row = min(problem.rows, workers), 1
-    early = geometry.registers and (4 * problem.k < EARLY_QUARTERS * problem.width or problem.rows <= workers)
-    if geometry.registers and not early and problem.rows <= WHOLE_WAVES * workers:
+    mostly_whole = 4 * problem.k >= WHOLE_QUARTERS * problem.width
+    if geometry.registers and mostly_whole and problem.rows <= WHOLE_WAVES * workers:
         ctas = problem.rows
     if family == "split_sampled":
         per_row = splits or _splits(problem, device) or SPLITS[-1]
@@ -333,7 +333,6 @@ def _plan(
         stages=ring_stages(geometry, problem.dtype),
         beside=geometry.beside,
         registers=geometry.registers,
-        early=early,
         columns=storage.columns,
         reason=reason,
     )

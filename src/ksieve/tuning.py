@@ -147,16 +147,13 @@ WIDE_CLUSTERS = Threshold(
 SHORTEST_CLUSTERED = Threshold(
     12_288, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#24"
 )
-EARLY_QUARTERS = Threshold(
+WHOLE_QUARTERS = Threshold(
     3,
-    "quarters of the width that k must be less than for scores of short rows to be loaded before lengths are known: of "
-    "more, whole rows are mostly selected, and that pays only where no CTA has two of them",
+    "quarters of the width, of which k is that much or more where most short rows are selected whole",
     "docs/tuning.md#26",
 )
 WHOLE_WAVES = Threshold(
-    8,
-    "rows for each CTA that fits, up to which each has its own if most are selected whole: they end as soon as begun",
-    "docs/tuning.md#26",
+    8, "rows for each CTA that fits, up to which each has its own then: they end as soon as begun", "docs/tuning.md#26"
 )
 TAIL_SIGMAS = Threshold(
     28, "standard deviations above the mean of the admitted tail that storage is given for", "docs/tuning.md#9"
@@ -221,7 +218,7 @@ GEOMETRY_ALONE: dict[str, Geometry] = {
 GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
     "row_exact": (
         Geometry(256, 4, held=3072, registers=True, source="docs/tuning.md#23"),
-        Geometry(256, 4, held=4096, registers=True, most_rows=1056, source="docs/tuning.md#23"),
+        Geometry(256, 4, held=4096, registers=True, most_rows=2112, source="docs/tuning.md#28"),
         Geometry(256, 4, held=4096, source="docs/tuning.md#15"),
         Geometry(512, 2, held=8192, registers=True, most_rows=264, source="docs/tuning.md#23"),
         Geometry(256, 4, held=8192, source="docs/tuning.md#15"),

@@ -117,7 +117,7 @@ __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 ra
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_cluster(const __grid_constant__ Params p) {
   static_assert(kColumns == 0 && kSharedCapacity == kCapacity, "rank 0 keeps the whole frontier in shared memory");
-  const int id = blockIdx.x / p.splits;
+  const int id = cluster_number();
   wait_for_inputs();
   trace_begin();
   const bool looked_at = select_clustered(p, id, cluster_rank());

@@ -10,6 +10,12 @@ __device__ __forceinline__ u32 cluster_rank() {
   return rank;
 }
 
+__device__ __forceinline__ int cluster_number() {
+  int number;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return number;
+}
+
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 // The same where peers need to see nothing but arrivals that were made: it does not wait for what was loaded.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
@@ -101,6 +107,7 @@ struct Clustered : OnChip<Clustered> {
   static constexpr bool kAlone = false;
   static constexpr bool kChooses = kHeld > 131072; // docs/tuning.md#25
   static constexpr bool kRanksFirst = true;
+  static constexpr bool kReadsAgain = true; // whether a row is held: kept, it would be spilled
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
   __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }

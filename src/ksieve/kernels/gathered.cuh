@@ -18,6 +18,7 @@ struct Gathered {
   static constexpr bool kAlone = false;
   static constexpr bool kChooses = true;
   static constexpr bool kRanksFirst = false;
+  static constexpr bool kReadsAgain = false;
   __device__ __forceinline__ static Owner& owner() { return meeting().owner; }
   __device__ __forceinline__ static bool owns() { return holder() == 0; }
 

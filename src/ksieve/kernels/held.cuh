@@ -85,8 +85,8 @@ __device__ __forceinline__ int sampled_place(int at) {
 
 // Finds out where a described row's boundary is looked for, given what this thread has sampled. A barrier of all must
 // follow.
-template <class Holders> __device__ __forceinline__ void look_at(float sample, int place, int slot) {
-  Holders::fold(look_at_samples(rank_sample(sample, place < held_row(slot).valid), slot), slot);
+__device__ __forceinline__ void look_at(float sample, int place, int slot) {
+  Alone::fold(look_at_samples(rank_sample(sample, place < held_row(slot).valid), slot), slot);
 }
 
 // A sample that is loaded from the `scores` of a body, beside the copies.
@@ -100,15 +100,15 @@ __device__ __forceinline__ LoadedSample load_sample(const Score* body, int score
 }
 
 // The same as soon as the row's part is in the ring, and from there; before Hopper, others' copies are not waited for.
-template <class Holders> __device__ __forceinline__ void sample_held(int slot) {
+__device__ __forceinline__ void sample_held(int slot) {
   wait_copy(slot);
   const volatile HeldRow& row = held_row(slot);
 #if __CUDA_ARCH__ >= 900
   const int at = sampled_score(row.id);
-  look_at<Holders>(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_place(at), slot);
+  look_at(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_place(at), slot);
 #else
   const LoadedSample sample = load_sample(static_cast<const Score*>(row.body), row.valid, row.id);
-  look_at<Holders>(sample.score, sample.place, slot);
+  look_at(sample.score, sample.place, slot);
 #endif
 }
 

@@ -63,14 +63,23 @@ __device__ __forceinline__ void reach(int length, int k, int warps, HeldRow& to)
   to.last = static_cast<unsigned char>(min(last, 31) + lengthened);
 }
 
+// How far scores behind a row may be copied with it: not behind a window.
+__device__ __forceinline__ int limit_of(const Params& p) { return KSIEVE_WINDOWS ? 0 : p.width; }
+
+// What is copied of a row of which a CTA holds [begin, end), up to `limit`. Scores behind the row come with its last
+// ones, and are taken for none, if that leaves none beside the body.
+__device__ __forceinline__ Body copied_body(const Row& row, int begin, int end, int limit) {
+  Body body = body_of(row.scores, begin, end);
+  if (body.end < end && body.end + kVector <= limit) body.end += kVector;
+  return body;
+}
+
 // Finds out what everybody must know of a row of which this CTA holds [begin, end), but for its reach. By one thread.
 // Up to `limit` may be copied.
 __device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit, HeldRow& to) {
   const int k = slots_of(p, row);
   const bool held = holds(row, k);
-  Body body = body_of(row.scores, begin, end);
-  // Scores behind the row are copied with its last ones, and taken for none, if that leaves none beside the body.
-  if (held && body.end < end && body.end + kVector <= limit) body.end += kVector;
+  const Body body = copied_body(row, begin, end, limit);
   to.body = row.scores + body.begin;
   to.bytes = static_cast<u32>(body.end - body.begin) * sizeof(Score);
   to.copy = -1;
@@ -175,8 +184,8 @@ __device__ __forceinline__ void prepare_copies() {
 #endif
 }
 
-// Starts copying a part before anything is known of its row. By all threads. What it samples would come behind all of a
-// large part: of that only half is copied at once, and the rest when samples have come.
+// Starts copying a part before its row is described. By all threads. What it samples would come behind all of a large
+// part: of that only half is copied at once, and the rest when samples have come.
 __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 #if __CUDA_ARCH__ >= 900
   __syncwarp(); // arrivals are prepared
@@ -186,11 +195,11 @@ __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 #endif
 }
 
-// The rest, of a described row, if it is held.
+// The rest, of a described row that is held.
 __device__ __forceinline__ void copy_rest(int slot) {
 #if __CUDA_ARCH__ >= 900
   const HeldRow& row = shared_storage().held[slot];
-  if (kChunks > 1 && threadIdx.x < 32) copy_in_bulk(row.body, row.way == Way::kHeld ? row.bytes : 0, kAtOnce, kChunks);
+  if (kChunks > 1 && threadIdx.x < 32) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
 #endif
 }
 
@@ -285,7 +294,7 @@ template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void 
     float score[kVector];
     unpack_held(raw, vector, valid, score);
     visit(vector, score);
-    if (!kEarly && kEach > 64) __syncwarp(); // or ptxas interleaves so many that it spills
+    if (!kEarly && kEach >= 64) __syncwarp(); // or ptxas interleaves so many that it spills
   };
   Raw next = {};
   Raw beside = {};

@@ -71,12 +71,11 @@ __device__ __forceinline__ void prepare_meetings(const Params& p) {
   t.copies = t.meetings = 0;
   meet(p);
 }
-// The row's part was copied, if that was started before its length was known, or if it is held.
 __device__ __forceinline__ void next_meeting(const Params& p, bool held) {
   if (thread_again() != kScribe) return;
   volatile Together& t = together();
   t.row = t.row + gridDim.x / kHolders;
-  t.copies = t.copies + (held || !KSIEVE_WINDOWS);
+  t.copies = t.copies + held;
   t.meetings = t.meetings + held;
   meet(p);
 }

@@ -8,22 +8,23 @@ using i64 = long long;
 
 #include "options.cuh"
 
+// What rows are found by comes first: a kernel's first access waits for 64 bytes of constants, of which these are part.
 struct Params {
-  const void* scores;       // (rows, width) scores, `pitch` apart
-  const int* lengths;       // (rows,) valid prefix of each row, clamped here; null: every row is full
-  const int* num_rows;      // live row count, clamped here; null: all rows
-  int* indices;             // (rows, k) result, `out_pitch` apart
-  int* stats;               // (rows, kStatsColumns); null unless KSIEVE_STATS
-  unsigned char* workspace; // layout: workspace.cuh
-  i64 pitch;                // elements
-  i64 out_pitch;            // elements
-  i64 lists;                // bytes of the workspace before the split family's lists
+  const void* scores;  // (rows, width) scores, `pitch` apart
+  const int* lengths;  // (rows,) valid prefix of each row, clamped here; null: every row is full
+  const int* num_rows; // live row count, clamped here; null: all rows
+  i64 pitch;           // elements
   int rows;
   int width;
   int k;
-  int primary_rank; // sample rank of tau0
-  int rescue_rank;  // sample rank of tau1; 0: no rescue boundary
-  int splits;       // CTAs per row of the split and cluster families
+  int splits;               // CTAs per row of the split and cluster families
+  int* indices;             // (rows, k) result, `out_pitch` apart
+  i64 out_pitch;            // elements
+  int* stats;               // (rows, kStatsColumns); null unless KSIEVE_STATS
+  unsigned char* workspace; // layout: workspace.cuh
+  i64 lists;                // bytes of the workspace before the split family's lists
+  int primary_rank;         // sample rank of tau0
+  int rescue_rank;          // sample rank of tau1; 0: no rescue boundary
 #if KSIEVE_OPTIONS
   Options options;
 #endif
@@ -55,7 +56,7 @@ constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact or a cluster ho
 #endif
 constexpr int kBeside = KSIEVE_BESIDE; // and 16-byte loads per thread that such a row takes beside those in the ring
 #ifndef KSIEVE_REGISTERS
-#define KSIEVE_REGISTERS 0 // rows that row_exact holds stay in registers; 2: loaded before their length is known
+#define KSIEVE_REGISTERS 0 // rows that row_exact holds stay in registers
 #endif
 constexpr bool kStats = KSIEVE_STATS != 0;
 

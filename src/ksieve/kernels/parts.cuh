@@ -150,9 +150,9 @@ __device__ __forceinline__ void collect_share(const Share& share, int slot, cons
   if (edge_before) collected()[place] = load_edge(slot).at;
 }
 
-// Selects a row of which this CTA holds a part, unless it is not held. Parts do not depend on a row's length: copies
-// start while that is fetched (the `first` row prepares them). It would queue up behind them, and so would what is
-// sampled. What follows is `written` by all, or was put together on a rare route.
+// Selects a row of which this CTA holds a part, unless it is not held (the `first` row prepares its copies). Parts do
+// not depend on a row's length: samples are asked for while that is fetched, and would queue up behind copies. What
+// follows is `written` by all, or was put together on a rare route.
 struct PartOf {
   bool held;
   bool written;
@@ -160,19 +160,17 @@ struct PartOf {
 template <class Holders> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
   if (first && threadIdx.x == 0) prepare_copies();
-  Holders::begin();
+  Holders::begin(); // before anything is asked for: others wait for that
   const Row row = load_row(p, id);
   const int from = rank * kPart;
   auto end_of = [&](int length) { return max(min(from + kPart, length), from); };
-  constexpr bool early = !KSIEVE_WINDOWS;
-  LoadedSample sample = {};
-  bool there = false;
-  if (early) {
-    const Row all = row_of_length(p, id, p.width);
-    const Body body = body_of(all.scores, from, end_of(p.width));
-    sample = load_sample(all.scores + body.begin, body.end - body.begin, id);
-    copy_first(all.scores + body.begin, body.end - body.begin);
-    there = body.begin + sample.place < row.length;
+  const Row all = KSIEVE_WINDOWS ? row : widest_row(p, id); // a window begins anywhere
+  const Body sampled = body_of(all.scores, from, end_of(all.length));
+  const LoadedSample sample = load_sample(all.scores + sampled.begin, sampled.end - sampled.begin, id);
+  const bool there = sampled.begin + sample.place < row.length;
+  if (holds(row, slots_of(p, row))) {
+    const Body body = copied_body(row, from, end_of(row.length), end_of(limit_of(p)));
+    copy_first(row.scores + body.begin, body.end - body.begin);
   }
   HeldRow& part = s.held[0];
   Holders::prepare(part);
@@ -181,9 +179,9 @@ template <class Holders> __device__ __forceinline__ PartOf select_part(const Par
 #if KSIEVE_WINDOWS
     s.base = row.base;
 #endif
-    describe(p, row, from, end_of(row.length), early ? end_of(p.width) : 0, part);
+    describe(p, row, from, end_of(row.length), end_of(limit_of(p)), part);
     s.held[kOwn].edges = rank < samplers_of(row.length);
-    if (early || part.way == Way::kHeld) part.copy = Holders::copies() & 1;
+    part.copy = Holders::copies() & 1;
   } else if (threadIdx.x == kReaches) {
     reach(row.length, slots_of(p, row), kWarps * samplers_of(row.length), part);
   } else if (Holders::kChooses && threadIdx.x == kChoosesEnds) {
@@ -191,18 +189,16 @@ template <class Holders> __device__ __forceinline__ PartOf select_part(const Par
     s.held[kOwn].last = static_cast<unsigned char>(ends);
   }
   RankedSample ranked = {}; // in front of the barrier if samples come before a description is done: docs/tuning.md#27
-  if (early && Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
+  if (Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
   __syncthreads(); // the part is described, and storage is empty
-  const bool held = part.way == Way::kHeld;
-  if (!early && held && threadIdx.x < 32) copy_in_bulk(part);
   Holders::ready();
-  if (early) {
-    if (held && !Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
-    if (held) Holders::fold(look_at_samples(ranked, 0), 0);
+  const bool known = part.way == Way::kHeld;
+  if (known) {
+    if (!Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
+    Holders::fold(look_at_samples(ranked, 0), 0);
     copy_rest(0);
-    if (!held || kChunks == 1) wait_copy(0);
-  } else if (held) {
-    sample_held<Holders>(0);
+    if (kChunks == 1) wait_copy(0);
   }
+  const bool held = Holders::kReadsAgain ? part.way == Way::kHeld : known;
   return {held, held && select_held<Holders>(0, [] {}, [] {})};
 }

@@ -39,22 +39,21 @@ struct CoarseBins {
 // A row in registers: 16 bytes of it at a time, and for a few threads a score beside those.
 struct LoadedRow {
   Row row;
-  int limit; // positions up to which it was loaded, before its length was known
-  Body body; // of that
+  Body body;
   Raw raw[kVectors];
   Edge edge;
 
   __device__ __forceinline__ int first() const { return body.begin + own_place(); }
 
-  __device__ __forceinline__ explicit LoadedRow(const Row& guess)
-      : row(guess), limit(guess.length), body(body_of(guess.scores, 0, guess.length)), raw(), edge() {
+  __device__ __forceinline__ LoadedRow(const Row& all, int limit)
+      : row(all), body(copied_body(all, 0, all.length, limit)), raw(), edge() {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       if (first() + v * kStep < body.end) raw[v] = load_raw(row.scores + first() + v * kStep);
-    if (!rarely(body.begin != 0 || body.end != limit)) return;
+    if (!rarely(body.begin != 0 || body.end < row.length)) return;
     edge.at = static_cast<int>(threadIdx.x);
     if (edge.at >= body.begin) edge.at += body.end - body.begin;
-    edge.valid = threadIdx.x < 2 * kVector && edge.at < limit;
+    edge.valid = threadIdx.x < 2 * kVector && edge.at < row.length;
     if (edge.valid) edge.score = widen(row.scores[edge.at]);
   }
 
@@ -115,7 +114,7 @@ __device__ __forceinline__ bool keys_are_close(int bin) {
 template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int quota, Shown shown) {
   constexpr int kSharers = 4;
   const Listed& listed = Listed::of_row();
-  const int thread = threadIdx.x;
+  const int thread = thread_again(); // made here, not in front of the row's length
   const RingSlot* others = reinterpret_cast<const RingSlot*>(listed.negated) + thread % kSharers;
 #pragma unroll 1
   for (int at = thread / kSharers; (at & ~7) < count; at += kThreads / kSharers) {
@@ -140,11 +139,12 @@ template <class Shown> __device__ __forceinline__ void write_listed(int* out, in
   }
 }
 
-// Called, since this is rare.
-__device__ __noinline__ void describe_loaded(const Params& p, Row row, int limit) {
+// Called, since this is rare; the row's facts are read again, as in front of a finishing pass.
+__device__ __noinline__ void describe_loaded(const Params& p, int id) {
+  const Row row = load_row(p, id);
   HeldRow& to = shared_storage().held[0];
   if (threadIdx.x == 0) {
-    describe(p, row, 0, row.length, limit, to);
+    describe(p, row, 0, row.length, limit_of(p), to);
     clear_row(to);
   }
   __syncthreads(); // the row is described
@@ -207,9 +207,8 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     for (int i = 0; i < kVector; i += 2)
       bins.pair[(v * kVector + i) / 2] =
           CoarseBins::count_pair(unpack(loaded.raw[v], i), unpack(loaded.raw[v], i + 1), valid - v * kStep - i);
-  const bool beside = edge.valid && edge.at < loaded.row.length;
-  const int edge_bin = beside ? coarse_bin(edge.score) : CoarseBins::kNone;
-  if (rarely(beside)) CoarseBins::count(edge_bin);
+  const int edge_bin = edge.valid ? coarse_bin(edge.score) : CoarseBins::kNone;
+  if (rarely(edge.valid)) CoarseBins::count(edge_bin);
   Boundary found = Alone::find(k, release_dependents);
   const int bin = found.bin;
   int quota = k - found.before;
@@ -230,7 +229,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
       found = again.found;
     }
     if (crowded()) {
-      describe_loaded(p, loaded.row, loaded.limit);
+      describe_loaded(p, loaded.row.id);
       return select_crowded<Alone, CoarseBins>(0, {chosen}, {last}, bin, quota);
     }
   }
@@ -289,36 +288,51 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     write_collected<false>(out, positions, collected, collected, shown, apart ? kThreads - ranking : kThreads, writer);
 }
 
-// A CTA's rows, one after another; there are few.
-__device__ __forceinline__ void select_in_registers(const Params& p) {
-  bool empty = false;
-  constexpr bool kEarly = KSIEVE_REGISTERS == 2 && !KSIEVE_WINDOWS;
-  for (int number = blockIdx.x; number < p.rows; number += grid_size()) {
+// A row whose length is asked for here, and waited for where the row is wanted; a window then asks for all it is.
+struct AskedRow {
+  int id;
 #if KSIEVE_WINDOWS
-    Row row = load_row(p, number);
+  __device__ __forceinline__ AskedRow(const Params&, int id) : id(id) {}
+  __device__ __forceinline__ Row come(const Params& p) const { return load_row(p, id); }
 #else
-    int length = length_of(p, number);
-    int live = live_rows(p);
-    Row row = widest_row(p, number);
-    if (!kEarly) row = row_of(p, number, length, live);
+  int length;
+  int live;
+  __device__ __forceinline__ AskedRow(const Params& p, int id) : id(id), length(length_of(p, id)), live(live_rows(p)) {}
+  __device__ __forceinline__ Row come(const Params& p) const { return row_of(p, id, length, live); }
 #endif
-    if (kEarly || row.length > slots_of(p, row)) {
-      LoadedRow loaded(row);
-      if (!empty) clear_counts();
-      empty = true;
-      __syncthreads(); // counters are empty, and nobody still works on the row before
-#if !KSIEVE_WINDOWS
-      if (kEarly) {
-        asm volatile("" : "+r"(length), "+r"(live)); // which are not waited for before
-        loaded.row = row = row_of(p, number, length, live);
-      }
-#endif
-      if (row.length > slots_of(p, row)) select_loaded(p, loaded, slots_of(p, row));
-    }
-    select_short(p, row);
+};
+
+// A CTA's rows, one after another; there are few. What is run for rows that are selected whole comes first, and is soon
+// fetched. Of narrow rows that may be most, whose answers then keep memory busy: scores are asked for as soon as a
+// row's length is known. The CTAs of wide ones empty counters while the length is fetched, and each of their many warps
+// counts as soon as it has its scores.
+__device__ __forceinline__ void select_in_registers(const Params& p) {
+  constexpr bool kEmptyFirst = kThreads >= 512;
+  auto empty = [] {
+    clear_counts(thread_again());
+    __syncthreads(); // counters are empty, and nobody still works on the row before
+  };
+  int number = blockIdx.x; // one of the rows: there are no more CTAs
+  do {
+    const AskedRow asked(p, number);
+    if (kEmptyFirst) empty();
+    const Row row = asked.come(p);
 #if KSIEVE_WINDOWS
     if (kFinish && threadIdx.x == 0) shared_storage().base = row.base;
 #endif
+    if (!select_short(p, row)) {
+      const LoadedRow loaded(row, limit_of(p));
+      bool more = true;
+      if (!kEmptyFirst) {
+        empty();
+        int scores = row.length;
+        asm volatile("" : "+r"(scores));
+        more = scores > 0; // always; or ptxas waits for them in front of the barrier
+      }
+      if (more) select_loaded(p, loaded, slots_of(p, row));
+    }
     finish_row(p, row.id, sort_slice(p, blockIdx.x));
-  }
+    if (kFinish) __syncthreads(); // nobody still reads where the row begins
+    number += grid_size();
+  } while (number < p.rows);
 }

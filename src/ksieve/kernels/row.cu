@@ -68,9 +68,6 @@ __device__ __forceinline__ int slot_after(int slot) {
   return (slot + 1) & (kHeldRows - 1);
 }
 
-// Whether a CTA's first row is copied before its length is known, which fits in any case.
-__device__ __forceinline__ bool starts_early(const Params& p) { return !KSIEVE_WINDOWS && !kDealt && p.width <= kHeld; }
-
 // Describes rows of this CTA from the `first`-th of the launch on, for as many slots, when `copies` were started in
 // bulk before. How many of them will be.
 __device__ __forceinline__ int describe_rows(const Params& p, int slot, int first, int copies) {
@@ -83,10 +80,10 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
     to.copy = -1;
     if (number < static_cast<u32>(rows_of(p))) {
       const Row row = nth_row(p, static_cast<int>(number));
-      describe(p, row, 0, row.length, KSIEVE_WINDOWS ? 0 : p.width, to);
+      describe(p, row, 0, row.length, limit_of(p), to);
       reach(row.length, to.slots, kWarps, to);
       clear_row(to);
-      in_bulk = __CUDA_ARCH__ >= 900 && (to.way == Way::kHeld || number == blockIdx.x && starts_early(p));
+      in_bulk = __CUDA_ARCH__ >= 900 && to.way == Way::kHeld;
     }
   }
   const u32 copied = __ballot_sync(kFullWarp, in_bulk);
@@ -130,16 +127,14 @@ __device__ __forceinline__ void copy_coming(int slot) {
 #endif
 }
 
-// What was copied of a first row before its length was known.
-__device__ KSIEVE_APART void wait_unheld(int slot) { wait_copy(slot); }
-
 // Samples a row that is held.
 __device__ KSIEVE_APART void sample_coming(int slot) {
-  if (held_row(slot).way == Way::kHeld) sample_held<Alone>(slot);
+  if (held_row(slot).way == Way::kHeld) sample_held(slot);
 }
 
-// Describes the first rows, and copies and samples the first. What is sampled would queue up behind what is copied; but
-// where memory is what they wait for, it had better not be asked for single sectors.
+// Describes the first rows, and copies and samples the first. What is sampled would queue up behind what is copied, so
+// it is asked for before the row's length is known; but where memory is what they wait for, it had better not be asked
+// for single sectors.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   if (thread_again() == 0) {
@@ -147,16 +142,20 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     s.flag = 0;
   }
   fall_behind(p);
-  constexpr int kFew = 132; // CTAs of a launch that ask for them, unless rows are long (docs/tuning.md#27)
-  const bool early = starts_early(p);
-  const bool loads = early && (kEach >= 64 || grid_size() <= kFew);
+  constexpr bool kLoads = !KSIEVE_WINDOWS && !kDealt && (kThreads >= 512 || kEach >= 64); // docs/tuning.md#28
   LoadedSample sample = {};
-  if (early) {
-    const Row row = row_of_length(p, blockIdx.x, p.width);
-    const Body body = body_of(row.scores, 0, row.length);
-    if (loads) sample = load_sample(row.scores + body.begin, body.end - body.begin, row.id);
+#if !KSIEVE_WINDOWS
+  const Row row = nth_row(p, blockIdx.x);
+  if (kLoads) {
+    const Row all = widest_row(p, blockIdx.x);
+    const Body body = body_of(all.scores, 0, all.length);
+    sample = load_sample(all.scores + body.begin, body.end - body.begin, all.id);
+  }
+  if (holds(row, slots_of(p, row))) {
+    const Body body = copied_body(row, 0, row.length, limit_of(p));
     copy_first(row.scores + body.begin, body.end - body.begin);
   }
+#endif
   const int thread = thread_again();
   if (thread / 32 == kScouts) {
     const int copies = describe_rows(p, 0, blockIdx.x, 0);
@@ -167,14 +166,11 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   }
   clear_counts(thread);
   __syncthreads(); // rows are described, and storage is empty
-  if (!early) copy_coming(0);
-  if (!loads) {
-    sample_coming(0);
-    return;
-  }
   const bool held = s.held[0].way == Way::kHeld;
-  if (held) look_at<Alone>(sample.score, sample.place, 0);
-  copy_rest(0);
+  if (kLoads && held) look_at(sample.score, sample.place, 0);
+  if (KSIEVE_WINDOWS) copy_coming(0); // registers do not suffice for a row that is not described
+  if (!KSIEVE_WINDOWS && held) copy_rest(0);
+  if (!kLoads) return sample_coming(0);
   if (held && kChunks == 1) wait_copy(0);
 }
 
@@ -190,7 +186,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     const Way way = held_row(slot).way;
     const bool copied = !kFinish && way == Way::kHeld;
     bool looked = false;
-    if (way != Way::kHeld) wait_unheld(slot);
+    if (way != Way::kHeld) __syncwarp(); // or ptxas spills
     if (way != Way::kOther) {
       auto copy_next = [&] {
         if (!kFinish) copy_coming(slot_after(slot)); // slots are sorted where the ring is

@@ -14,9 +14,9 @@ from ksieve.backends.cuda.spec import KernelSpec, cooperative, extended, kernel_
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import DeviceInfo, Plan
 
-PARAMS = struct.Struct("=6Q3q6i")
-"""`Params` of kernels/params.cuh: scores, lengths, num_rows, indices, stats, workspace (addresses); pitch and
-out_pitch (elements), lists (bytes); rows, width, k, primary_rank, rescue_rank, splits."""
+PARAMS = struct.Struct("=3Qq4iQq2Qq2i")
+"""`Params` of kernels/params.cuh: scores, lengths, num_rows (addresses), pitch (elements); rows, width, k, splits;
+indices (address), out_pitch (elements); stats, workspace (addresses), lists (bytes); primary_rank, rescue_rank."""
 
 OPTIONS = struct.Struct("=7Q3q6i")
 """`Options` of kernels/options.cuh, behind `Params` where a plan has any: starts, row_k, page_table, request_of,
@@ -164,13 +164,13 @@ class Launcher:
         with self._lock:
             if options:
                 _PATCH_OPTIONS.pack_into(
-                    memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
-                    self._lists, rows, width, self._k, primary, rescue, self._splits, *options, blocks,
+                    memory, 0, scores, lengths, num_rows, pitch, rows, width, self._k, self._splits,
+                    indices, out_pitch, stats, workspace, self._lists, primary, rescue, *options, blocks,
                 )  # fmt: skip
             else:
                 _PATCH.pack_into(
-                    memory, 0, scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch,
-                    self._lists, rows, width, self._k, primary, rescue, self._splits, blocks,
+                    memory, 0, scores, lengths, num_rows, pitch, rows, width, self._k, self._splits,
+                    indices, out_pitch, stats, workspace, self._lists, primary, rescue, blocks,
                 )  # fmt: skip
             if stream != self._stream:
                 _STREAM.pack_into(memory, self._stream_at, stream)

@@ -103,7 +103,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_SHARED_BYTES": planner.shared_bytes(plan),
         **_option_defines(plan),
         **({"KSIEVE_BESIDE": plan.beside} if plan.beside else {}),
-        **({"KSIEVE_REGISTERS": 1 + plan.early} if plan.registers else {}),
+        **({"KSIEVE_REGISTERS": 1} if plan.registers else {}),
         **({"KSIEVE_MEETING_BYTES": planner_storage.meeting_bytes(plan.splits)} if cooperative(plan) else {}),
         **({"KSIEVE_DEALT": 1, "KSIEVE_BAND": plan.band} if plan.band is not None else {}),
     }
