@@ -17,9 +17,14 @@ typedef struct {
 } LaunchConfig;
 
 typedef struct {
-  u64 pointer[6];
-  long long pitch, out_pitch, lists;
-  int rows, width, k, primary, rescue, splits;
+  void *scores, *lengths, *num_rows;
+  long long pitch;
+  int rows, width, k, splits;
+  void* indices;
+  long long out_pitch;
+  void *stats, *workspace;
+  long long lists;
+  int primary, rescue;
 } Params;
 
 static void* current;
@@ -80,8 +85,8 @@ int cuLaunchKernelEx(const LaunchConfig* c, void* function, void** arguments, vo
   if (c->count) printf("attribute=%d:%d,%d,%d ", *c->attributes, c->attributes[2], c->attributes[3], c->attributes[4]);
   printf("rows=%d width=%d k=%d ranks=%d,%d splits=%d pitch=%lld,%lld extra=%p\n", p->rows, p->width, p->k, p->primary,
          p->rescue, p->splits, p->pitch, p->out_pitch, (void*)extra);
-  *(int*)p->pointer[3] = 4242; // the first output slot
-  if (p->pointer[4]) *(int*)p->pointer[4] = 5;
+  *(int*)p->indices = 4242; // the first output slot
+  if (p->stats) *(int*)p->stats = 5;
   return option("STUB_LAUNCH", 0);
 }
 
