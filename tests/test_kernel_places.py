@@ -1,4 +1,5 @@
-"""The kernels' 16-bit places, compiled for the host: what a hit stores leads back to its index, for every thread.
+"""The kernels' 16-bit places, compiled for the host: what a hit stores leads back to its index, for every thread, and
+so does the code that any other thread reads.
 
 And every score of a batch is some thread's, wherever threads have moved on to.
 """
@@ -17,6 +18,7 @@ from ksieve.planner_storage import BATCH
 
 HOST = """
 #include <cstdio>
+#include <initializer_list>
 using u32 = unsigned int;
 #define __device__
 #define __forceinline__ inline
@@ -46,10 +48,17 @@ int main() {
         for (u32 bit = 0; bit < static_cast<u32>(kBatch * kVector); ++bit, ++seen) {
           u32 place = static_cast<unsigned short>(before + bit);
           wrong += index_of_place(place) != index_of_bit(bit, first);
+          int code = code_of_place(place);
+          Thread mine = threadIdx;
+          threadIdx.x = bit; // another one reads it
+          wrong += index_of_code(code) != index_of_bit(bit, first);
+          threadIdx = mine;
         }
       }
     }
   }
+  for (int index : {0, 1, 65535, 65536, 1 << 30, 0x7fffffff})
+    wrong += index_of_code(code_of_index(index)) != index;
   std::printf("%%lld %%lld\\n", wrong, seen);
 }
 """
@@ -69,13 +78,14 @@ def source() -> str:
     sieve = (spec.SOURCES / "sieve.cuh").read_text(encoding="utf-8")
     before = re.search(r"u32 before = .*?;", sieve)
     assert before, "where a hit's place is made"
-    functions = [function(storage, name) for name in ("own_place", "moved_on", "index_of_place")]
+    names = ("moved_on", "own_place", "index_of_place", "code_of_place", "code_of_index", "index_of_code")
+    functions = [function(storage, name) for name in names]
     functions.append(function(sieve, "index_of_bit"))
     return HOST % {"functions": "\n".join(functions), "before": before.group()}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
-@pytest.mark.parametrize("threads", [256, 512])
+@pytest.mark.parametrize("threads", [256, 512, 1024])
 @pytest.mark.parametrize("vector", [4, 8])
 def test_a_place_leads_back_to_its_index(threads, vector, tmp_path: Path):
     (tmp_path / "places.cpp").write_text(source(), encoding="utf-8")

@@ -21,12 +21,13 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     list_few(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
     return false;
   };
-  // Indices are collected in the ring, which is idle, where all output slots are still free (write_collected).
+  // Codes of indices are collected in the ring, which is idle, where all output slots are still free (write_collected).
   constexpr int kCollected = sizeof(s.ring) / sizeof(int);
+  int* ring = reinterpret_cast<int*>(s.ring);
   u32 k = s.rule.k;
   int* out = s.rule.row_out;
   bool collects = kColumns && s.rule.mode != Mode::kClassify && k <= kCollected;
-  int* to = collects ? reinterpret_cast<int*>(s.ring) : out;
+  int* to = collects ? ring : out;
   int height = own_height();
   u32 chosen = 0; // entries of this thread's column, as bits
   u32 last = 0;
@@ -50,7 +51,8 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     u32 key = slot < listed ? entry_key(entry) : kNanKey;
     bool wanted = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));
     u32 place = reserve(&s.emitted, wanted);
-    if (wanted && place < k) to[place] = shown_position(entry_index(entry));
+    int index = entry_index(entry);
+    if (wanted && place < k) to[place] = collects ? code_of_index(index) : shown_position(index);
   }
   const bool ranks = rank_last && threadIdx.x >= kThreads - 32; // the last warp, when all last candidates are listed
   auto rank = [&] {
@@ -69,26 +71,33 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   u32 place = 0;
   if ((threadIdx.x & 31) == 0 && places.total) place = atomicAdd(&s.emitted, places.total);
   place = __shfl_sync(kFullWarp, place, 0) + places.before;
+  if (rarely(!collects)) {
+    for (; chosen && place < k; chosen &= chosen - 1)
+      out[place++] = shown_position(entry_index(column_entry(__ffs(chosen) - 1)));
+    return;
+  }
+  if (rarely(place + __popc(chosen) > kCollected)) chosen = 0;         // only if scores have changed meanwhile
+  u32 next = static_cast<u32>(__cvta_generic_to_shared(ring + place)); // a shared address: its stores are cheaper
 #pragma unroll
   for (int from = 0; from < kColumns; from += kTogether) {
     if (!__any_sync(kFullWarp, chosen >> from)) break;
-    int index[kTogether];
+    int code[kTogether];
 #pragma unroll
     for (int b = 0; b < kTogether && from + b < kColumns; ++b)
-      index[b] = shown_position(index_of_place(load_place(from + b)));
+      code[b] = code_of_place(load_place(from + b));
 #pragma unroll
     for (int b = 0; b < kTogether && from + b < kColumns; ++b) {
-      bool wanted = chosen >> (from + b) & 1;
-      if (wanted && place < k) to[place] = index[b];
-      place += wanted;
+      const u32 wanted = chosen & 1u << (from + b);
+      if (wanted) asm volatile("st.shared.u32 [%0], %1;" ::"r"(next), "r"(code[b]) : "memory");
+      next += (wanted >> (from + b)) * sizeof(int); // shift and sum are one instruction
     }
   }
-  if (!collects) return;
   __syncthreads(); // all are collected, and the last ones listed
   if (ranks) return rank();
   const int count = static_cast<int>(min(static_cast<u32>(s.emitted), k));
   write_collected<false>(
-      out, to, count, count, [](int position) { return position; }, rank_last ? kThreads - 32 : kThreads);
+      out, ring, count, count, [](int code) { return shown_position(index_of_code(code)); },
+      rank_last ? kThreads - 32 : kThreads);
 }
 
 // Needs a barrier after the last count.

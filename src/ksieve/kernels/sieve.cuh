@@ -99,23 +99,20 @@ __device__ __forceinline__ u32 valid_bits(int left) {
   return valid;
 }
 
-// The same for tests whose results are 1 or 0 as floats: weighted and added in pairs, they are the low bits of a
-// mantissa.
+// The same for tests whose results are 1 or 0 as floats: weighted and added up, they are the low bits of a mantissa.
+// The first sums are of two vectors, or ptxas would load the second one where the first has been used.
 template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Test test) {
-  static_assert(kCount <= 32, "hits are the bits of a word");
-  u32 bits = 0;
+  static_assert(kCount <= 16, "hits are the low bits of a mantissa");
+  constexpr int kHalf = kCount / 2;
+  auto both = [&](int i) { return fmaf(test(kHalf + i), static_cast<float>(1 << kHalf), test(i)); };
+  float sum = 0x1p23f;
 #pragma unroll
-  for (int from = 0; from < kCount; from += 16) {
-    float sum = 0x1p23f;
-#pragma unroll
-    for (int i = from; i < from + 16 && i < kCount; i += 4) {
-      float low = fmaf(test(i + 1), 2.0f, test(i));
-      float high = fmaf(test(i + 3), 2.0f, test(i + 2));
-      sum = fmaf(fmaf(high, 4.0f, low), static_cast<float>(1 << (i - from)), sum);
-    }
-    bits |= (__float_as_uint(sum) & 0xffffu) << from;
+  for (int i = 0; i < kHalf; i += 4) {
+    float low = fmaf(both(i + 1), 2.0f, both(i));
+    float high = fmaf(both(i + 3), 2.0f, both(i + 2));
+    sum = fmaf(fmaf(high, 4.0f, low), static_cast<float>(1 << i), sum);
   }
-  return bits;
+  return __float_as_uint(sum) & 0xffffu;
 }
 
 // The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half their rate,

@@ -187,11 +187,23 @@ __device__ __forceinline__ int thread_again() {
 
 __device__ __forceinline__ int own_place() { return static_cast<int>(threadIdx.x) * kVector; }
 
-__device__ __forceinline__ int index_of_place(u32 place) {
+__device__ __forceinline__ int index_of_place(u32 place, int own = own_place()) {
   if (!kNarrow) return static_cast<int>(place);
   int vector = static_cast<int>(place / kVector);
-  int within = moved_on(own_place(), vector / kBatch) + static_cast<int>(place % kVector);
+  int within = moved_on(own, vector / kBatch) + static_cast<int>(place % kVector);
   return shared_storage().origin + vector * kStep + within;
+}
+
+// What tells an index to any thread: a place and whose it is, or with the sign bit the index itself. To make it costs
+// one instruction for every entry of a column; to read it is left to those that are written.
+__device__ __forceinline__ int code_of_place(u32 place) {
+  return static_cast<int>(kNarrow ? threadIdx.x << 16 | place : place);
+}
+__device__ __forceinline__ int code_of_index(int index) { return kNarrow ? index | 1 << 31 : index; }
+__device__ __forceinline__ int index_of_code(int code) {
+  if (!kNarrow) return code;
+  int index = index_of_place(code & 0xffff, (code >> 16) * kVector);
+  return code < 0 ? code & 0x7fffffff : index;
 }
 
 __device__ __forceinline__ u64 column_entry(int at) {
