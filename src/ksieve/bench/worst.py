@@ -12,7 +12,7 @@ from ksieve.bench.variants import PLANNED, Variant
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo
 
-SHAPES = ((512, 131_072), (1024, 262_144), (512, 1_048_576), (4096, 65_536), (4096, 16_384))
+SHAPES = ((512, 131_072), (1024, 262_144), (512, 1_048_576), (4096, 65_536), (4096, 49_152), (4096, 16_384))
 """Enough rows to fill a device, over the widths at which the planner changes its mind."""
 
 
