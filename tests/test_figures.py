@@ -72,7 +72,8 @@ def test_log2_axis_labels_powers_of_two():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(512, "512"), (1024, "1K"), (24576, "24K"), (1.5 * 2**20, "1.5M"), (0.5, "0.5")]
+    ("value", "text"),
+    [(512, "512"), (1024, "1K"), (24576, "24K"), (2049, "2,049"), (1.5 * 2**20, "1.5M"), (0.5, "0.5")],
 )
 def test_size_text(value, text):
     assert figures.size_text(value) == text

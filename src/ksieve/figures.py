@@ -230,10 +230,11 @@ def series(index: int, *, marker: bool = True) -> dict[str, Any]:
 
 
 def size_text(value: float) -> str:
-    """Write a count the way shapes are spoken of: 512, 24K, 1M, 1.5M (binary: 1K is 1024)."""
+    """Write a count the way shapes are spoken of: 512, 24K, 1M, 1.5M (binary: 1K is 1024), or in full: 2,049."""
     for unit, scale in (("M", 1 << 20), ("K", 1 << 10)):
         if abs(value) >= scale:
-            return f"{value / scale:.4g}{unit}"
+            text = f"{value / scale:.4g}"
+            return f"{text}{unit}" if float(text) * scale == value else f"{value:,.0f}"
     return f"{value:.4g}"
 
 
