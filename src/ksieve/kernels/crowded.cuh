@@ -34,7 +34,7 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
   };
   int place = reserve_many(taken, edge_equal);
   if (edge_equal && place < quota) out[place] = held_position(load_edge(slot).at, slot);
-  const bool many = count / 4 > quota;
+  const bool many = count > held_row(slot).valid / 8;
   if (!many) place = reserve_many(taken, equal.count());
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void compare_held(int slot, float value, Divided& fou
       found.within.word[at / 32] |= equals(score[i]) ? 1u << at % 32 : 0u;
     }
   };
-  each_held<false, false, Holders::kAlone>(slot, mark, [](int) {});
+  each_held<Holders::kAlone, false, Holders::kAlone>(slot, mark, [](int) {});
 }
 
 // Samples are mostly one value. If the k-th score is that, nothing need be divided, or read again. `ahead()` runs
@@ -158,7 +158,7 @@ template <class Bins, bool kUnrolled, class Visit>
 __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyBins keys, Visit visit) {
   const Score* scores = static_cast<const Score*>(held_row(slot).scores) + held_first(slot);
   constexpr int kInWord = 32 / kVector;
-  constexpr int kTogether = kUnrolled && kResident <= 512 ? 8 : kEach > 32 && kResident >= 1024 ? 2 : 4;
+  constexpr int kTogether = kUnrolled && kSmThreads <= 512 ? 8 : kEach > 32 && kSmThreads >= 1024 ? 2 : 4;
   auto look = [&](int w, int from) {
     const u32 marks = left.word[w] >> from * kVector;
     Raw raw[kTogether] = {};
@@ -194,7 +194,7 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
 template <class Holders, class Bins>
 __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int quota,
                                                 Divided& divided) {
-  if constexpr (Holders::kAlone && kEach <= (1 << 16) / kResident) {
+  if constexpr (Holders::kAlone && kEach <= (1 << 16) / kSmThreads) {
     HeldSteps bins;
     each_undecided<Bins, true>(left, slot, keys, [&](u32 bin, int w, int bit) {
       const int at = w * 32 + bit;

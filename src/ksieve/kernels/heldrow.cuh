@@ -6,8 +6,8 @@
 
 constexpr int kVectors = kStages + kBeside; // of each thread
 constexpr int kEach = kVectors * kVector;
-constexpr int kPart = kVectors * kStep;                  // what a CTA holds at most
-constexpr int kResident = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
+constexpr int kPart = kVectors * kStep;                   // what a CTA holds at most
+constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
 
 // Where the ring has no room for all, one or two vectors of each block are not copied there, but loaded where they are
 // counted: every other one from the second on, so that both ends of a row are in the ring, which is where it is
@@ -314,7 +314,7 @@ __device__ __forceinline__ void each_held(int slot, Visit visit, Skip skip) {
   };
   Raw next = {};
   Raw beside = {};
-  constexpr bool kReadsAhead = kEarly && (kEach <= 80 || kResident <= 512); // or there are no registers for it
+  constexpr bool kReadsAhead = kEarly && (kEach <= 80 || kSmThreads <= 512); // or there are no registers for it
   if (kReadsAhead) next = read(0);
   if (kEarly && kBeside && !kReplaced) beside = load_beside(vector_beside(0));
 #pragma unroll
