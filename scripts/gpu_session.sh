@@ -2,7 +2,7 @@
 # What a machine with a GPU is asked to do, in steps that can be chosen; results and logs go to ${OUT:-out}.
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
-#                                      GPUs side by side: suite-kernels, -rows, -serving, -options, -contract
+#                                      GPUs side by side: suite-kernels, -rows, -held, -serving, -options, -pairs, -contract
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
@@ -46,14 +46,18 @@ suite() {
     2>&1 | tee "$log"
   return "${PIPESTATUS[0]}"
 }
-row_files=$(printf 'tests/gpu/test_%s.py ' exact held)
+row_files='tests/gpu/test_exact.py'
+held_files='tests/gpu/test_held.py'
 kernel_files=$(printf 'tests/gpu/test_%s.py ' bands graphs layout paths stats volume)
 suite-rows() { suite rows $row_files; }
+suite-held() { suite held $held_files; }
 suite-kernels() { suite kernels $kernel_files; }
 suite-contract() { suite contract tests/gpu/test_host_cost.py tests/test_contract.py tests/test_options.py; }
-suite-options() { suite options tests/gpu/test_options.py; }
+pairs='every_pair or narrow_scores'
+suite-pairs() { suite pairs tests/gpu/test_options.py -k "$pairs"; }
+suite-options() { suite options tests/gpu/test_options.py -k "not ($pairs)"; }
 suite-serving() {
-  local elsewhere="$row_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
+  local elsewhere="$row_files $held_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
   suite serving tests/gpu $(printf -- '--ignore=%s ' $elsewhere)
 }
 
@@ -112,8 +116,8 @@ quick_bench() {
 }
 
 [ $# -gt 0 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2; }
-steps="quick suite suite-kernels suite-rows suite-serving suite-options suite-contract options sanitize bench operator
-  decode short trace worst planner ablation chain replay"
+steps="quick suite suite-kernels suite-rows suite-held suite-serving suite-options suite-pairs suite-contract options
+  sanitize bench operator decode short trace worst planner ablation chain replay"
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done

@@ -21,7 +21,7 @@ template <class Holders> __device__ __forceinline__ void emit_edge(int slot) {
 }
 
 // Writes `quota` of all holders' `count` equal scores, any of them, to the last of the row's slots. Where they are
-// many, a vector of each thread at a time, since otherwise few threads would have to write them all.
+// many, or registers few, a vector of each thread at a time, since otherwise few threads would have to write them all.
 template <class Holders>
 __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, int count, int quota, int slot) {
   int* taken = &Holders::owner().held[slot].few_count;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
   };
   int place = reserve_many(taken, edge_equal);
   if (edge_equal && place < quota) out[place] = held_position(load_edge(slot).at, slot);
-  const bool many = count > held_row(slot).valid / 8;
+  const bool many = !Holders::kAlone || count > held_row(slot).valid / 8;
   if (!many) place = reserve_many(taken, equal.count());
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
@@ -77,13 +77,15 @@ __device__ __forceinline__ void compare_held(int slot, float value, Divided& fou
       found.within.word[at / 32] |= equals(score[i]) ? 1u << at % 32 : 0u;
     }
   };
-  each_held<Holders::kAlone, false, Holders::kAlone>(slot, mark, [](int) {});
+  constexpr bool kSkips = Holders::kAlone && !kFinish; // of others, ptxas would spill
+  each_held<Holders::kAlone, false, kSkips>(slot, mark, [](int) {});
 }
 
-// Samples are mostly one value. If the k-th score is that, nothing need be divided, or read again. `ahead()` runs
-// if so, when nobody needs the ring any more.
-template <class Holders, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
-  const float value = score_of_key(held_row(slot).plateau);
+// Selects a row whose k-th score is a value, of which nothing need be divided, or read again: whether it is, and if
+// not, whether that is better. `ahead()` runs if it is, when nobody needs the ring any more.
+enum class Kth { kEqual, kBetter, kWorse };
+template <class Holders, class Ahead> __device__ __forceinline__ Kth select_equal(u32 key, int slot, Ahead ahead) {
+  const float value = score_of_key(key);
   Divided found = {};
   bool edge_better = false;
   bool edge_equal = false;
@@ -99,12 +101,33 @@ template <class Holders, class Ahead> __device__ __forceinline__ bool select_pla
   reserve_many(&counted.equal, equal.count() + edge_equal);
   Holders::sync(); // both are counted, and the ring has been read
   const int quota = held_row(slot).slots - counted.better;
-  if (quota < 0 || quota > counted.equal) return false;
+  if (quota < 0) return Kth::kBetter;
+  if (quota > counted.equal) return Kth::kWorse;
   ahead();
   if (edge_better) emit_edge<Holders>(slot);
   emit_marks<Holders>(better, slot);
   emit_equal<Holders>(equal, edge_equal, counted.equal, quota, slot);
-  return true;
+  return Kth::kEqual;
+}
+
+// Samples are mostly one value, or a warp's are. Of two values they may have told the wrong one: then the best that
+// begins their range is tried too, if there are registers for it.
+template <class Holders, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
+  const u32 told = held_row(slot).plateau;
+  if constexpr (!Holders::kAlone || kEach > 64) return select_equal<Holders>(told, slot, ahead) == Kth::kEqual;
+  u32 key = told;
+#pragma unroll 1
+  for (;;) {
+    const Kth kth = select_equal<Holders>(key, slot, ahead);
+    if (kth == Kth::kEqual) return true;
+    const u32 best = held_row(slot).most;
+    if (kth == Kth::kWorse || key == best) return false;
+    key = best;
+    __syncthreads(); // all have read what is counted
+    auto& counted = shared_storage().held[slot];
+    if (threadIdx.x == 0) counted.better = counted.equal = 0;
+    __syncthreads();
+  }
 }
 
 // Equal stretches of shifted keys, by which scores that nothing else tells apart are divided. Infinity has the first

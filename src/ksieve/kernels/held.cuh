@@ -8,7 +8,7 @@
 #include "crowded.cuh"
 
 constexpr int kPlateau = 8; // equal samples of a warp that tell a plateau from a range of one sample
-constexpr int kCrowd = 16;  // and, from any range that ends with them
+constexpr int kCrowd = 16;  // and, from any range that ends with them, if the k-th is likely among them
 
 // A sample among those of its warp. Ranks are by 15 bits of a key, so that one instruction compares two. Scores that
 // are not finite have no steps: minus infinity and NaN are no samples.
@@ -53,7 +53,9 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
   const u32 rank = __reduce_max_sync(kFullWarp, better <= first % 32 ? better : 0);
   u32 best = __reduce_min_sync(kFullWarp, better >= rank && valid && ordered > kInfinityKey ? ordered : kNanKey);
   const int alike = __popc(__ballot_sync(kFullWarp, valid && ordered == worst));
-  u32 plateau = worst == kInfinityKey || alike >= (best == worst ? kPlateau : kCrowd) ? worst : 0;
+  const u32 ahead = __popc(__ballot_sync(kFullWarp, valid && ordered < worst));
+  const bool crowd = alike >= kCrowd && 4 * ahead <= 3 * (first % 32) + last % 32;
+  u32 plateau = worst == kInfinityKey || crowd || best == worst && alike >= kPlateau ? worst : 0;
   const u32 numbers = __popc(__ballot_sync(kFullWarp, valid));
   if (rarely(numbers <= last % 32)) { // the k-th may be none
     const u32 lowest = __popc(__ballot_sync(kFullWarp, mine.lowest));
