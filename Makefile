@@ -11,9 +11,9 @@ BIN  := $(VENV)/bin
 comma := ,
 TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests $(wildcard scripts)
-KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh)
+KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/emulator/*.h)
 
-.PHONY: help demo test test-gpu sanitize check format docs bench-cpu clean
+.PHONY: help demo test test-gpu test-emulated sanitize check format docs bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,6 +28,13 @@ test: $(TEST_STAMP)  ## install the test dependencies, run the whole CPU suite
 # Uses the caller's Python as it is (it needs torch, numpy, cuda-core and pytest) and downloads nothing.
 test-gpu:  ## run the GPU suite with $(PYTHON)
 	PYTHONPATH=src:tests $(PYTHON) -m pytest -m gpu tests/gpu tests/test_contract.py tests/test_options.py
+
+# No GPU: the kernels' PTX runs on the CPU (tests/emulator). `make test-emulated DEVICE=a100 PART="-k few_candidates"`
+DEVICE ?= h200
+PART   ?= -x -n 2
+test-emulated: $(TEST_STAMP)  ## run the GPU suite, or a PART of it, on the CPU as another DEVICE; needs the extras cuda, torch
+	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:tests \
+	  $(BIN)/python -m pytest -m gpu tests/gpu $(PART)
 
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize

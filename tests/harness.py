@@ -13,17 +13,17 @@ BACKENDS = (*HOST_BACKENDS, pytest.param("cuda", marks=pytest.mark.gpu))
 """Parameter list for tests that hold on every backend."""
 
 
-def to_cuda(array, offset=0):
-    """Copy a host matrix or vector to the GPU in the same layout, `offset` elements past an aligned address."""
+def to_cuda(array, offset=0, device="cuda"):
+    """Copy a host matrix or vector to a device in the same layout, `offset` elements past an aligned address."""
     torch = pytest.importorskip("torch")
     if array is None:
         return None
     flat = array.view(np.int16) if array.dtype in (np.uint16, np.float16) else array
     step = tuple(s // array.itemsize for s in array.strides)
-    held = torch.from_numpy(np.ascontiguousarray(flat)).cuda()
+    held = torch.from_numpy(np.ascontiguousarray(flat)).to(device)
     if array.ndim == 2 and array.size:
         span = offset + (array.shape[0] - 1) * step[0] + array.shape[1]
-        buffer = torch.full((span,), 0x6000, dtype=held.dtype, device="cuda")
+        buffer = torch.full((span,), 0x6000, dtype=held.dtype, device=device)
         held = buffer.as_strided(array.shape, (max(step[0], array.shape[1]), 1), offset).copy_(held)
     names = {np.dtype(np.uint16): torch.bfloat16, np.dtype(np.float16): torch.float16}
     return held.view(names[array.dtype]) if array.dtype in names else held

@@ -16,6 +16,9 @@ PART = os.environ.get("KSIEVE_SUITE_PART")
 """Name of the part of the suite that this process runs, if others run the rest."""
 RESULTS = f"gpu-suite-{PART}.json" if PART else "gpu-suite.json"
 
+HOST = "1" in (os.environ.get("KSIEVE_GPU_DRY_RUN"), os.environ.get("KSIEVE_GPU_EMULATED"))
+"""No GPU runs the kernels (gpu/runner.py), so what is summed up is no result."""
+
 # Another framework of the same process must not take all memory for itself.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -55,8 +58,8 @@ def tally() -> Tally:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.pluginmanager.register(Outcomes())
-    # tests/conftest.py skips them without a device; only a dry run of the suite's own code may go on.
-    if os.environ.get("KSIEVE_GPU_DRY_RUN") == "1":
+    # tests/conftest.py skips them without a device; only a dry run of the suite's own code, or the emulator, may go on.
+    if HOST:
         for item in items:
             if HERE in item.path.parents:
                 item.own_markers = [mark for mark in item.own_markers if mark.name != "skip"]
@@ -70,7 +73,7 @@ def compiled(request: pytest.FixtureRequest) -> None:
     collected = [item for item in request.session.items if item.get_closest_marker("skip") is None]
     modules = {item.module for item in collected if HERE in item.path.parents}
     needed = [pair for module in modules if hasattr(module, "kernels") for pair in module.kernels()]
-    if runner.DRY or not needed:
+    if runner.HOST or not needed:
         return
     begin = time.perf_counter()
     count = variants.precompile(needed)
@@ -104,9 +107,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def write_summary(*, finished: bool) -> Path | None:
     """Write what has been verified so far; None if nothing has, or nobody asked for it."""
-    dry = os.environ.get("KSIEVE_GPU_DRY_RUN") == "1"
     folder = os.environ.get("KSIEVE_RESULTS_DIR")
-    if folder is None and (dry or not finished or not _tally.cases):
+    if folder is None and (HOST or not finished or not _tally.cases):
         return None
     from ksieve.bench import record
 
@@ -124,5 +126,5 @@ def write_summary(*, finished: bool) -> Path | None:
         **_tally.facts,
     }
     target = (Path(folder or record.RESULTS) / RESULTS).absolute()
-    record.write_json(target, record.payload("gpu-suite", {"dry_run": dry, "part": PART}, results, gpu=True))
+    record.write_json(target, record.payload("gpu-suite", {"dry_run": HOST, "part": PART}, results, gpu=True))
     return target

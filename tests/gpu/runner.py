@@ -1,7 +1,8 @@
 """One guarded call: poisoned output between guard words, dirty workspace, two runs, judged on the device.
 
 With `DRY` (environment KSIEVE_GPU_DRY_RUN=1) the NumPy model stands in for the kernels and host memory for the GPU:
-it proves the suite's own code on a machine without a GPU, and nothing else.
+it proves the suite's own code on a machine without a GPU, and nothing else. With `EMULATED` (KSIEVE_GPU_EMULATED=1) the
+kernels themselves run, on the CPU (`emulator`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +27,21 @@ from ksieve.planner import Plan
 from ksieve.stats import STATS_COLUMNS
 
 DRY = os.environ.get("KSIEVE_GPU_DRY_RUN") == "1"
-DEVICE = "cpu" if DRY else "cuda"
+EMULATED = os.environ.get("KSIEVE_GPU_EMULATED") == "1"
+HOST = DRY or EMULATED
+"""There is no CUDA device: what needs streams, graphs or the package's own calls is skipped."""
+DEVICE = "cpu" if HOST else "cuda"
 PLAN_DEVICE = DEVICES["h200"] if DRY else "cuda"
 POISON = 0x7F7F7F7F
 GUARD = 64
+
+if EMULATED:
+    from gpu.emulated import on_device
+else:
+
+    def on_device(value: Any) -> Any:
+        """What the package is given for a tensor, or for a call's arguments: themselves."""
+        return value
 
 
 @dataclass
@@ -59,7 +72,9 @@ def dirty_workspace(plan: Plan) -> object:
     """A workspace on memory that was full of garbage."""
     if DRY:
         return None
-    return plan.workspace(torch.full((max(plan.workspace_bytes, 1),), 0xAB, dtype=torch.uint8, device=DEVICE))
+    size, slack = max(plan.workspace_bytes, 1), 256 if EMULATED else 0  # host memory is aligned to less
+    dirt = torch.full((size + slack,), 0xAB, dtype=torch.uint8, device=DEVICE)
+    return plan.workspace(on_device(dirt[-dirt.data_ptr() % 256 :] if slack else dirt))
 
 
 def call(
@@ -72,7 +87,8 @@ def call(
 ) -> None:
     """Select into `out`."""
     if not DRY:
-        ksieve.topk(scores, lengths, plan=plan, out=out, workspace=workspace, num_rows=num_rows)
+        call = {"lengths": lengths, "out": out, "num_rows": num_rows}
+        ksieve.topk(on_device(scores), plan=plan, workspace=workspace, **on_device(call))
         return
     live = scores.shape[0] if num_rows is None else min(max(int(num_rows), 0), scores.shape[0])
     valid = np.full(scores.shape[0], scores.shape[1]) if lengths is None else lengths.numpy()
@@ -87,7 +103,9 @@ def call_stats(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None) -
         valid = np.full(scores.shape[0], scores.shape[1]) if lengths is None else lengths.numpy()
         indices, stats = model_of(plan, to_numpy(scores), valid)
         return torch.from_numpy(indices), stats.raw
-    indices, stats = ksieve.topk(scores, lengths, plan=plan, return_stats=True)
+    indices = torch.empty(scores.shape[0], plan.problem.k, dtype=torch.int32, device=DEVICE)
+    call = {"lengths": lengths, "out": indices}
+    _, stats = ksieve.topk(on_device(scores), plan=plan, return_stats=True, **on_device(call))
     return indices, stats.raw
 
 

@@ -94,10 +94,16 @@ class Served:
             slots = self.plan.problem.k if slots is None else slots
             ksieve.topk(self.scores, self.call.get("lengths"), slots, **call)
             return None
+        scores, lengths, slots = map(runner.on_device, (self.scores, self.call.get("lengths"), slots))
         result = ksieve.topk(
-            self.scores, self.call.get("lengths"), slots, plan=self.plan, workspace=self.workspace, return_stats=stats,
-            **call,
-        )  # fmt: skip
+            scores,
+            lengths,
+            slots,
+            plan=self.plan,
+            workspace=self.workspace,
+            return_stats=stats,
+            **runner.on_device(call),
+        )
         return result[-1] if stats else None
 
     def poison(self) -> None:

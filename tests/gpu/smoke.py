@@ -77,7 +77,7 @@ def main(names: list[str]) -> int:
             begin = time.perf_counter()
             try:
                 wrong = run()
-                if not runner.DRY:
+                if not runner.HOST:
                     torch.cuda.synchronize()
             except Exception as error:
                 wrong = ["".join(traceback.format_exception_only(error)).strip()]

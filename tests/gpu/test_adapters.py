@@ -16,7 +16,7 @@ import adapter_calls as cases
 from gpu import runner
 from ksieve.adapters import flashinfer, sglang, vllm
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
 SHAPES = {"short": (2500, 64), "long": (40_000, 512)}
 """(width, k): rows that a kernel holds on chip, and rows that are sampled."""

@@ -113,7 +113,7 @@ def test_statistics_have_one_launch(tally):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 def test_replays_deal_anew():
     width, rows = WIDTHS[-1], 48
     bits = np.ascontiguousarray(np.resize(material.stack(width, K), (rows, width))).view(np.int32)

@@ -9,7 +9,7 @@ import pytest
 from gpu import runner
 from ksieve.bench import gpu, hard, planner, scores, trace, worst
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
 
 def sound(case, *, floor=True):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from gpu import runner  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
 
 def test_live_calls_are_recorded_from_the_device(tmp_path):

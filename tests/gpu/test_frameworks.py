@@ -11,7 +11,7 @@ import oracle
 from gpu import runner
 from ksieve.errors import KsieveError
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
 ROWS, WIDTH, K = 6, 40_000, 512
 

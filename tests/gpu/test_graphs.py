@@ -10,7 +10,7 @@ from gpu import judge, material, runner
 from gpu.variants import ALL, VARIANTS, possible, small_storage
 from ksieve.errors import BackendError, WorkspaceError
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
 REPLAYS = 1000
 K, WIDTH, ROWS = 512, 20_003, 64

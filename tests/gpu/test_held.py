@@ -146,7 +146,7 @@ def test_subnormals_a_few_apart(family, shape, tally):
     """A sixteenth of such scores is rounded: the distance of two may come out as -0, and a scale from that as -inf."""
     width = shape.held
     rng = np.random.default_rng(10)
-    count = 16 if runner.DRY else 192
+    count = 16 if runner.HOST else 192
     units = rng.integers(0, 16, (count, width)) + rng.integers(-400, 400, (count, 1))
     bits = (units * 2.0**-149).astype(np.float32).view(np.int32)
     lengths = torch.from_numpy(rng.integers(K + 1, width + 1, count).astype(np.int32)).to(runner.DEVICE)
@@ -204,7 +204,7 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
 COOPERATIVE = [shape for family, shape in SHAPES if family == "cooperative_exact"]
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.held}-{s.holders}" for s in COOPERATIVE])
 def test_what_ctas_tell_each_other_is_zero_again(shape, tally):
     """On every route, of rows in turn, and of fewer live rows."""

@@ -11,7 +11,7 @@ import torch
 import ksieve
 from gpu import runner
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
 CALLS, BLOCKS = 200, 40
 

@@ -66,7 +66,7 @@ def test_a_plan_serves_fewer_rows_and_narrower_matrices(name, tally):
         assert not wrong
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 def test_no_rows_and_no_scores():
     empty = torch.empty(0, 100, device="cuda")
     assert ksieve.topk(empty, k=5).shape == (0, 5)
@@ -78,7 +78,7 @@ def test_no_rows_and_no_scores():
         assert (nothing == -1).all()
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_more_than_two_to_the_31_elements(name, tally, huge):
     wrong = runner.check(runner.plan_for(VARIANTS[name], huge, HUGE_K), huge, None, runs=1)
@@ -86,7 +86,7 @@ def test_more_than_two_to_the_31_elements(name, tally, huge):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_rows_further_apart_than_two_to_the_31_bytes(name, tally, huge):
     apart = huge.as_strided((4, 200_003), (577_000_001, 1), 3)
@@ -108,7 +108,7 @@ def huge():
     torch.cuda.empty_cache()
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize(("rows", "width", "k"), [(1, 8192, 2048), (300, 70_000, 512), (2, 300_000, 20_000)])
 def test_the_planners_own_choice(rows, width, k, tally):
     """No plan, no workspace, no output given: the everyday call."""

@@ -41,7 +41,7 @@ LARGEST_K = 16_384
 PAIRS = cases.OPTION_CASES
 RUNS, TURNS, BATCHES = 1000, 40, (1, 2, 7, 64, 1000, 8192)
 ROW_WIDTH = 16_384
-if runner.DRY:
+if runner.HOST:
     WIDE, PAIRS, RUNS, TURNS, BATCHES, ROW_WIDTH = ((5003, 100),), PAIRS[:6], 3, 2, (1, 5), 3000
 
 
@@ -56,16 +56,11 @@ def pair(number):
     case = PAIRS[number]
     inputs, host = cases.build_call(case)
     host = {n: v for n, v in host.items() if not n.endswith("_out") and n != "out"}
-    scores = dry_tensor(inputs.scores) if runner.DRY else to_cuda(inputs.scores, inputs.offset)
+    scores = to_cuda(inputs.scores, inputs.offset, runner.DEVICE)
     on_device = device_call(host)
     if "live" in host:
         on_device["live"] = torch.tensor([host["live"]], dtype=torch.int32, device=runner.DEVICE)
     return case, inputs, scores, host, on_device
-
-
-def dry_tensor(array):
-    bits = torch.from_numpy(np.ascontiguousarray(array).view({2: np.int16, 4: np.int32}[array.itemsize]))
-    return bits.view({"float32": torch.float32, "float16": torch.float16, "uint16": torch.bfloat16}[array.dtype.name])
 
 
 def wide_calls(rows, width, k, seed=0):
@@ -248,7 +243,7 @@ def test_storage_for_few_candidates(name, tally):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hundred_thousand_zeros(name, tally):
     """Plateaus far larger than any storage, zeros of both signs among them; the model's counts too."""
-    rows, width, k = (4, 131_072, 2048) if not runner.DRY else (4, 9000, 200)
+    rows, width, k = (4, 131_072, 2048) if not runner.HOST else (4, 9000, 200)
     generator = torch.Generator(device=runner.DEVICE).manual_seed(5)
     scores = torch.zeros(rows, width, device=runner.DEVICE)
     scores[:, ::3] = -0.0
@@ -270,7 +265,7 @@ def test_a_hundred_thousand_zeros(name, tally):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_windows_start_anywhere_and_scores_stay_untouched(name, dtype, tally):
-    width, k = (9001, 300) if not runner.DRY else (2001, 50)
+    width, k = (9001, 300) if not runner.HOST else (2001, 50)
     scores = wide_scores(width, k, dtype, offset=1, padding=5)
     before, rows = scores.clone(), len(scores)
     wrong = []
@@ -288,8 +283,8 @@ def test_windows_start_anywhere_and_scores_stay_untouched(name, dtype, tally):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_largest_k_of_an_order(name, tally):
     """Slots that fill shared memory when they are sorted."""
-    width, k = (70_001, LARGEST_K) if not runner.DRY else (3001, 1000)
-    scores = wide_scores(width, 512 if not runner.DRY else 100)[:8]
+    width, k = (70_001, LARGEST_K) if not runner.HOST else (3001, 1000)
+    scores = wide_scores(width, 512 if not runner.HOST else 100)[:8]
     wrong, total = [], 0
     for order, tie_break in ORDERS:
         call = {"sorted": order, "tie_break": tie_break, "index_dtype": "int64", "return_values": True}
@@ -304,7 +299,7 @@ def test_the_largest_k_of_an_order(name, tally):
 def test_a_k_too_large_to_sort_is_transformed_in_place(k, tally):
     """64-bit slots over the positions that they are made from."""
     width = 300_001
-    if runner.DRY:
+    if runner.HOST:
         k, width = 700, 3001
     scores = torch.randn(3, width, device=runner.DEVICE)
     offsets = torch.tensor([5, -7, 2**31 - 1], dtype=torch.int32, device=runner.DEVICE)
@@ -325,7 +320,7 @@ def test_a_k_too_large_to_sort_is_transformed_in_place(k, tally):
     assert not wrong
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_graphs_replay_calls_with_options(name, overlap, tally):
@@ -367,7 +362,7 @@ def test_graphs_replay_calls_with_options(name, overlap, tally):
     assert not wrong, wrong[:10]
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_overlapping_launches_wait_for_each_other(name, tally):
     """A chain of launches on a stream, each reading its windows from the output of the one before."""
@@ -397,7 +392,7 @@ def test_overlapping_launches_wait_for_each_other(name, tally):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_thousand_runs_under_load_give_the_same_bytes(name, tally):
-    width, k = (40_001, 1024) if not runner.DRY else (3001, 100)
+    width, k = (40_001, 1024) if not runner.HOST else (3001, 100)
     scores = wide_scores(width, k)
     lengths = torch.full((len(scores),), width - 5, dtype=torch.int32, device=runner.DEVICE)
     # What `deterministic` stands for, in the words that the independent answer knows.
@@ -406,7 +401,7 @@ def test_a_thousand_runs_under_load_give_the_same_bytes(name, tally):
     ready.run()
     first = {output: guarded.out.clone() for output, guarded in ready.outputs.items()}
     wrong = torch.zeros((), dtype=torch.int64, device=runner.DEVICE)
-    busy = None if runner.DRY else torch.cuda.Stream()
+    busy = None if runner.HOST else torch.cuda.Stream()
     ballast = torch.randn(4096, 4096, device=runner.DEVICE) if busy else None
     for run in range(RUNS):
         if busy is not None and run % 4 == 0:
@@ -427,7 +422,7 @@ def test_a_thousand_runs_under_load_give_the_same_bytes(name, tally):
 
 def test_one_row_in_every_batch_and_family_gives_the_same_bytes(tally):
     """Ties and plateaus among the row's scores; batches of 1 to 8192, the planner's choice and every forced family."""
-    k = 1024 if not runner.DRY else 100
+    k = 1024 if not runner.HOST else 100
     generator = torch.Generator(device=runner.DEVICE).manual_seed(7)
     row = torch.randint(-300, 300, (ROW_WIDTH,), device=runner.DEVICE, generator=generator) / 64
     row[::97] = torch.nan
@@ -463,7 +458,7 @@ def test_one_row_in_every_batch_and_family_gives_the_same_bytes(tally):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.skipif(runner.DRY, reason="needs the CUDA backend")
+@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 def test_calls_without_a_plan_choose_one_with_their_options(tally):
     scores = torch.randn(6, 5003, device="cuda", dtype=torch.bfloat16)
     call = {"starts": torch.arange(6, dtype=torch.int32, device="cuda"), "sorted": True, "tie_break": "low"}

@@ -38,7 +38,7 @@ COLUMNS = ("persistent-64", "persistent-tied", "persistent-peaks", "split-2")
 K, CTAS = 300, 3
 PLANNED = (64, MANY, int(MANY_SHORT))
 """Rows that have a multiprocessor each, that share them, and of which more and smaller CTAs take care."""
-DTYPES = ("float32",) if runner.DRY else ("float32", "float16", "bfloat16")
+DTYPES = ("float32",) if runner.HOST else ("float32", "float16", "bfloat16")
 
 
 def kernels():
@@ -119,7 +119,7 @@ def widest_plan(extra):
     return shared.plan(2, (1 << 16) * 511 + extra, 2048, device=runner.PLAN_DEVICE)
 
 
-@pytest.mark.skipif(runner.DRY, reason="rows of 128 MiB")
+@pytest.mark.skipif(runner.HOST, reason="rows of 128 MiB")
 @pytest.mark.parametrize("extra", [0, 1])
 def test_places_in_columns_reach_the_end_of_the_widest_rows(extra, tally):
     """The best scores lie at the end, where places are greatest."""

@@ -36,7 +36,7 @@ SHAPES = ((9000, 1000), (30_001, 2048), (70_001, 512), (131_072, 2048))
 OVERFLOW = ((20_001, 64), (9000, 200))
 SCANS_OF_ROUTE = np.array([0, 1, 2, 3, 4, 2])
 """Scans of a row, by `Route`, whose frontiers all fit: any more were made to narrow one that did not."""
-if runner.DRY:
+if runner.HOST:
     SHAPES = SHAPES[:2]
 
 

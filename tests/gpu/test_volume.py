@@ -14,7 +14,7 @@ ROWS = 200_000
 BATCHES = ((3000, 512), (1024, 64), (2500, 1000))
 """(width, k). With the variants they make more than 6 million rows."""
 
-if runner.DRY:
+if runner.HOST:
     ROWS, BATCHES = 300, ((1000, 64),)
 
 

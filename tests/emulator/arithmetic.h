@@ -1,0 +1,89 @@
+// Instructions that C has no operator for. Approximations are exact here.
+#pragma once
+
+static inline float float_of(uint32_t bits) {
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+static inline uint32_t bits_of(float f) {
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  return bits;
+}
+static inline float half_to_float(uint16_t bits) {
+  _Float16 h;
+  memcpy(&h, &bits, 2);
+  return (float)h;
+}
+static inline uint16_t float_to_half(float f) {
+  _Float16 h = (_Float16)f;
+  uint16_t bits;
+  memcpy(&bits, &h, 2);
+  return bits;
+}
+static inline float round_down(double sum, double error) {
+  const float f = (float)sum;
+  if ((double)f > sum || ((double)f == sum && error < 0)) return nextafterf(f, -INFINITY);
+  return f;
+}
+static inline float fma_down(float a, float b, float c) { // the product is exact, and so is the sum with its error
+  const double product = (double)a * b, sum = product + c;
+  const double part = sum - product, error = (product - (sum - part)) + (c - part);
+  return isfinite(sum) ? round_down(sum, error) : (float)sum;
+}
+static inline float mul_up(float a, float b) {
+  const double product = (double)a * b;
+  return isfinite(product) ? -round_down(-product, 0) : (float)product;
+}
+// Of a number and a NaN, of either kind, the number; zeros are ordered by their signs.
+static inline float number_of(float a, float b, int least) {
+  if (isnan(a) || isnan(b)) return isnan(a) ? isnan(b) ? float_of(0x7fffffff) : b : a;
+  if (a == b) return !signbit(a) == !least ? a : b;
+  return (a < b) == least ? a : b;
+}
+static inline float saturate(float a) { return a > 0 ? a < 1 ? a : 1.0f : 0.0f; }
+static inline int32_t to_s32(float a) {
+  return isnan(a) ? 0 : a >= 0x1p31f ? INT32_MAX : a <= -0x1p31f ? INT32_MIN : (int32_t)a;
+}
+static inline uint32_t to_u32(float a) { return isnan(a) || a <= 0 ? 0 : a >= 0x1p32f ? UINT32_MAX : (uint32_t)a; }
+static inline uint32_t permute(uint32_t a, uint32_t b, uint32_t how) {
+  const uint64_t both = (uint64_t)b << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t pick = how >> 4 * i & 15;
+    uint32_t byte = both >> 8 * (pick & 7) & 255;
+    if (pick & 8) byte = byte & 128 ? 255 : 0;
+    out |= byte << 8 * i;
+  }
+  return out;
+}
+static inline uint64_t insert_field(uint64_t field, uint64_t into, uint32_t at, uint32_t length, int width) {
+  at &= 255;
+  length &= 255;
+  if (at >= (uint32_t)width || length == 0) return into;
+  const uint64_t ones = length >= 64 ? ~0ull : (1ull << length) - 1;
+  return (into & ~(ones << at)) | (field & ones) << at;
+}
+static inline uint32_t reverse_bits(uint32_t a) {
+  uint32_t out = 0;
+  for (int i = 0; i < 32; ++i)
+    out |= (a >> i & 1) << (31 - i);
+  return out;
+}
+static inline uint32_t find_shift(uint32_t a) { return a ? (uint32_t)__builtin_clz(a) : 0xffffffffu; }
+static inline uint32_t add_halves(uint32_t a, uint32_t b) { return ((a + b) & 0xffff) | ((a >> 16) + (b >> 16)) << 16; }
+static inline uint32_t min_halves_relu(uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (int i = 0; i < 32; i += 16) {
+    const int16_t x = (int16_t)(a >> i), y = (int16_t)(b >> i), least = x < y ? x : y;
+    out |= (uint32_t)(uint16_t)(least < 0 ? 0 : least) << i;
+  }
+  return out;
+}
+static inline uint32_t nan_halves(uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (int i = 0; i < 32; i += 16)
+    if (isnan(half_to_float((uint16_t)(a >> i))) || isnan(half_to_float((uint16_t)(b >> i)))) out |= 0xffffu << i;
+  return out;
+}
