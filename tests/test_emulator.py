@@ -139,6 +139,10 @@ def test_floats_become_integers_at_their_ends(emulate):
     ("expression", "of"),
     [
         ("y = __popc(x)", lambda x: x.bit_count()),
+        ("y = abs(static_cast<int>(x))", lambda x: abs(x - (x >> 31 << 32))),
+        ("y = max(static_cast<int>(x), -5)", lambda x: max(x - (x >> 31 << 32), -5) & 0xFFFFFFFF),
+        ("y = max(x, 99u) - min(x, 77u)", lambda x: max(x, 99) - min(x, 77)),
+        ("y = x % 1000u + x / 7u", lambda x: (x % 1000 + x // 7) & 0xFFFFFFFF),
         ("y = __clz(x)", lambda x: 32 - x.bit_length()),
         ("y = __brev(x)", lambda x: int(f"{x:032b}"[::-1], 2)),
         ("y = __ffs(x)", lambda x: (x & -x).bit_length()),
@@ -343,3 +347,5 @@ def test_half_a_block_at_a_barrier_is_told(emulate):
 def test_an_unknown_instruction_is_named(emulate):
     with pytest.raises(UnknownInstructionError, match=r"sin\.approx"):
         emulate("p.out[thread] = __float_as_uint(__sinf(1.0f + thread));")
+    with pytest.raises(UnknownInstructionError, match=r"min\.NaN\.f32"):
+        emulate('float x; asm("min.NaN.f32 %0, %1, 0f3F800000;" : "=f"(x) : "f"(1.0f * thread)); p.out[0] = x;')

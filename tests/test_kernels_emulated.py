@@ -21,11 +21,12 @@ pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or
 PARTS = [
     # what finds no storage, of every kind of boundary and owner: counts and routes equal to the model's
     ("h200", "exact", "few_candidates and (persistent-64 or persistent-lines or persistent-peaks)", 3),
-    ("h200", "exact", "few_candidates and (split-4 or split-8-tied or split-32-lines or cluster)", 4),
+    ("h200", "exact", "few_candidates and (split-4 or split-8-tied or cluster)", 3),
     # rows on chip: ordinary ones and those that samples, steps or registers do not decide
     ("h200", "held", "registers_hold and (row_exact-12288 or row_exact-16384)", 6),
     ("h200", "held", "registers_hold and (row_exact-32768 or cluster_exact-16384-4)", 4),
-    ("h200", "options", "every_pair and (cooperative or cluster)", 2),
+    ("h200", "held", "subnormals and (cooperative_exact-262144 or cluster_exact-65536-16)", 2),
+    ("h200", "options", "windows_start and (persistent-peaks-float32 or cluster-float16 or row-bfloat16)", 3),
     ("h200", "bands", "without_a_row", 4),
     # architectures that kernels are compiled for and that have never been at hand
     ("a100", "exact", "few_candidates and (row or persistent-peaks or split-8-tied)", 3),

@@ -22,6 +22,7 @@ from ksieve.backends.cuda.spec import KernelSpec
 from ksieve.devices import DEVICES
 from ksieve.planner import DeviceInfo
 
+LIBRARIES = build.MACHINE.parents[1] / "out" / "emulated"
 _texts = [path.read_text(encoding="utf-8") for path in sorted(build.MACHINE.iterdir()) if path.suffix in (".h", ".py")]
 TOOLS = hashlib.sha256(repr((_texts, build.COMPILER)).encode()).hexdigest()[:16]
 """What a library depends on beside its kernel."""
@@ -29,9 +30,9 @@ TOOLS = hashlib.sha256(repr((_texts, build.COMPILER)).encode()).hexdigest()[:16]
 
 @cache
 def library_of(spec: KernelSpec) -> ctypes.CDLL:
-    """A specialisation as a shared library; built once, and kept beside compiled kernels."""
+    """A specialisation as a shared library; built once, and kept until `make clean`."""
     sources = compiler.shipped_sources()
-    target = kernels.cache_dir() / "emulated" / f"{kernels.key_of(spec, sources)}-{TOOLS}.so"
+    target = LIBRARIES / f"{kernels.key_of(spec, sources)}-{TOOLS}.so"
     if not target.exists():
         options = [f"--gpu-architecture={spec.arch.replace('sm_', 'compute_')}", f"-I{sources.directory}", "-std=c++17"]
         options += [f"-D{name}={value}" for name, value in spec.defines]

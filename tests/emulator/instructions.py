@@ -137,7 +137,9 @@ def multiply(f: Function, parts: list[str], o: list[str], line: int) -> str:
     kind = parts[-1]
     a, b = f.read(o[1], kind), f.read(o[2], kind)
     if kind == "f32":
+        known(parts, "rn", "rp")
         return f.write(o[0], f"mul_up({a}, {b})" if "rp" in parts else f"{a} * {b}", kind)
+    known(parts, "lo", "hi", "wide")
     bits, signed = bits_of(kind), kind[0] == "s"
     wide = f"{'' if signed else 'u'}int{2 * bits}_t" if bits < 64 else "__int128" if signed else "u128"
     product = f"({wide}){a} * ({wide}){b}"
@@ -193,6 +195,8 @@ def vote(f: Function, parts: list[str], o: list[str], line: int) -> str:
 
 
 def reduce_warp(f: Function, parts: list[str], o: list[str], line: int) -> str:
+    if parts[-1] not in ("u32", "s32", "b32"):
+        raise UnknownInstructionError(".".join(parts))
     op = REDUCTIONS[parts[2], parts[-1] == "s32"]
     return f.write(o[0], f"together(t, {op}, {f.read(o[1], 'u32')}, 0, 0, {f.read(o[2], 'u32')}, {line})", "u32")
 
@@ -252,11 +256,21 @@ def to_generic(f: Function, parts: list[str], o: list[str], line: int) -> str:
     return f.write(o[0], f"generic_of_shared(t, {value}, {line})" if parts[1] == "shared" else value, "u64")
 
 
-def simple(template: str, kinds: str | None = None) -> Callable[[Function, list[str], list[str], int], str]:
-    """An instruction that is one expression of its operands, all of one type."""
+def known(parts: list[str], *modifiers: str) -> None:
+    """Refuse an instruction with other modifiers than these between its name and its type."""
+    if set(parts[1:-1]) - set(modifiers):
+        raise UnknownInstructionError(".".join(parts))
+
+
+def simple(template: str, form: str | None = None, kind: str = "u32") -> Callable[..., str]:
+    """An instruction that is one expression of its operands, all of one type: its own, or that of its one `form`."""
+    given = kind
 
     def made(f: Function, parts: list[str], o: list[str], line: int) -> str:
-        kind = kinds or parts[-1]
+        if form not in (None, ".".join(parts)):
+            raise UnknownInstructionError(".".join(parts))
+        known(parts, *(form or "approx.rn.full").split("."))
+        kind = given if form else parts[-1]
         return f.write(o[0], template.format(*(f.read(x, kind) for x in o[1:])), kind)
 
     return made
@@ -264,6 +278,7 @@ def simple(template: str, kinds: str | None = None) -> Callable[[Function, list[
 
 def extreme(f: Function, parts: list[str], o: list[str], line: int) -> str:
     kind = parts[-1] if parts[-1] != "relu" else parts[-2]
+    known(parts, kind)
     a, b = (f.read(x, kind if kind != "s16x2" else "u32") for x in o[1:])
     if kind == "s16x2":
         return f.write(o[0], f"min_halves_relu({a}, {b})", "u32")
@@ -280,14 +295,14 @@ def add(f: Function, parts: list[str], o: list[str], line: int) -> str:
     kind = parts[-1]
     if kind == "s16x2":
         return f.write(o[0], f"add_halves({f.read(o[1], 'u32')}, {f.read(o[2], 'u32')})", "u32")
-    if set(parts[1:-1]) - {"rn"}:
-        raise UnknownInstructionError(".".join(parts))
+    known(parts, "rn")
     unsigned = kind if kind == "f32" else f"u{bits_of(kind)}"
     sign = "+" if parts[0] == "add" else "-"
     return f.write(o[0], f"{f.read(o[1], unsigned)} {sign} {f.read(o[2], unsigned)}", unsigned)
 
 
 def fused(f: Function, parts: list[str], o: list[str], line: int) -> str:
+    known(parts, "rn", "rm")
     made = {"rn": "fmaf", "rm": "fma_down"}[parts[1]]
     return f.write(o[0], f"{made}({', '.join(f.read(x, 'f32') for x in o[1:])})", "f32")
 
@@ -304,6 +319,13 @@ def logic(sign: str) -> Callable[[Function, list[str], list[str], int], str]:
 def complement(f: Function, parts: list[str], o: list[str], line: int) -> str:
     sign = "!" if parts[-1] == "pred" else "~"
     return f.write(o[0], f"{sign}{f.read(o[1], parts[-1])}", parts[-1])
+
+
+def absolute(f: Function, parts: list[str], o: list[str], line: int) -> str:
+    kind = parts[-1]
+    known(parts)
+    a = f.read(o[1], kind)
+    return f.write(o[0], f"fabsf({a})" if kind == "f32" else f"{a} < 0 ? -{a} : {a}", kind)
 
 
 def insert(f: Function, parts: list[str], o: list[str], line: int) -> str:
@@ -336,9 +358,9 @@ INSTRUCTIONS: dict[str, Callable[[Function, list[str], list[str], int], str]] = 
     "min": extreme, "max": extreme, "add": add, "sub": add, "fma": fused, "selp": select, "not": complement,
     "and": logic("&"), "or": logic("|"), "xor": logic("^"), "bfi": insert,
     "popc": count_bits, "clz": count_bits, "brev": count_bits, "bfind": count_bits,
-    "neg": simple("-{}"), "abs": simple("fabsf({})", "f32"), "prmt": simple("permute({}, {}, {})", "u32"),
-    "div": simple("{} / {}"), "rem": simple("{} % {}"), "rsqrt": simple("1.0f / sqrtf({})", "f32"),
-    "sqrt": simple("sqrtf({})", "f32"), "rcp": simple("1.0f / {}", "f32"), "set": simple("nan_halves({}, {})", "u32"),
+    "neg": simple("-{}"), "abs": absolute, "prmt": simple("permute({}, {}, {})", "prmt.b32"),
+    "div": simple("{} / {}"), "rem": simple("{} % {}"), "rsqrt": simple("1.0f / sqrtf({})", "rsqrt.approx.f32", "f32"),
+    "sqrt": simple("sqrtf({})", "sqrt.rn.f32", "f32"), "set": simple("nan_halves({}, {})", "set.nan.u32.f16x2"),
     "nanosleep": lambda f, parts, o, line: "poll(t);",
     "activemask": lambda f, parts, o, line: f.write(o[0], f"active(t, {line})", "u32"),
     "match": lambda f, parts, o, line: f.write(
