@@ -25,6 +25,7 @@ PARTS = [
     # rows on chip: ordinary ones and those that samples, steps or registers do not decide
     ("h200", "held", "registers_hold and (row_exact-12288 or row_exact-16384)", 6),
     ("h200", "held", "registers_hold and (row_exact-32768 or cluster_exact-16384-4)", 4),
+    ("h200", "held", "how_often and (row_exact-32768 or row_exact-49152 or cluster_exact-65536-8)", 3),
     ("h200", "held", "subnormals and (cooperative_exact-262144 or cluster_exact-65536-16)", 2),
     ("h200", "options", "windows_start and (persistent-peaks-float32 or cluster-float16 or row-bfloat16)", 3),
     ("h200", "bands", "without_a_row", 4),

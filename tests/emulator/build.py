@@ -30,6 +30,7 @@ class Launch(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("grid", "threads", "cluster", "resident", "shared_bytes", "seed")),
         ("params", ctypes.c_void_p),
+        ("read", ctypes.c_uint64),
     )  # fmt: skip
 
 

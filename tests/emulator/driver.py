@@ -49,6 +49,7 @@ class EmulatedDriver(FakeDriver):
         self.device = DEVICES[name]
         self.libraries: list[ctypes.CDLL] = []
         self.seed = 0
+        self.read = 0  # bytes of global memory that kernels have asked for
 
     def device_info(self, index: int) -> DeviceInfo:
         return replace(self.device, index=index)
@@ -62,12 +63,11 @@ class EmulatedDriver(FakeDriver):
         params = ctypes.c_uint64.from_address(arguments.value).value
         together = cluster[0] if cluster else 1
         resident = grid // together if cooperative else 1 + self.seed % 2
+        asked = build.Launch(grid, block, together, resident, shared, self.seed, params)
         if grid:
-            build.run(
-                self.libraries[function.value - 1],
-                build.Launch(grid, block, together, resident, shared, self.seed, params),
-            )
+            build.run(self.libraries[function.value - 1], asked)
         self.seed += 1
+        self.read += asked.read
         return 0
 
 

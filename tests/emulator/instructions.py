@@ -9,23 +9,12 @@ from collections.abc import Callable
 
 from emulator.operands import C_TYPES, Function, UnknownInstructionError, bits_of, elements, identifier, split_operands
 
-NOTHING = (
-    "prefetch", "fence", "membar", "createpolicy", "griddepcontrol", "pragma", "cvta.to.global", "discard",
-)  # fmt: skip
+NOTHING = ("prefetch", "fence", "membar", "createpolicy", "griddepcontrol")
 """What changes no value here: one processor sees its own stores in order, and launches follow each other."""
 
 RELATIONS = {
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "lo": "<",
-    "ls": "<=",
-    "hi": ">",
-    "hs": ">=",
-}
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
+}  # fmt: skip
 UNORDERED = {"equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}
 REDUCTIONS = {
     ("add", True): "kSum", ("add", False): "kSum", ("min", False): "kLeast", ("max", False): "kMost",
@@ -43,11 +32,13 @@ def load(f: Function, parts: list[str], o: list[str], line: int) -> str:
     count = next((int(p[1:]) for p in parts if p in ("v2", "v4")), 1)
     size = bits_of(kind) // 8
     at = f.place(o[1], parts, size * count, line)
-    polls = "poll(t); " if {"acquire", "relaxed"} & set(parts) else ""
+    first = "poll(t); " if {"acquire", "relaxed"} & set(parts) else ""
+    if "global" in parts:
+        first += f"launch.read += {size * count}; "
     names = elements(o[0]) if count > 1 else [o[0]]
     ctype = C_TYPES[kind]
     copies = f"{ctype} v[{count}]; memcpy(v, {at}, sizeof v); "
-    return "{ " + polls + copies + " ".join(f.write(n, f"v[{i}]", kind) for i, n in enumerate(names)) + " }"
+    return "{ " + first + copies + " ".join(f.write(n, f"v[{i}]", kind) for i, n in enumerate(names)) + " }"
 
 
 def store(f: Function, parts: list[str], o: list[str], line: int) -> str:
@@ -380,7 +371,7 @@ def instruction(f: Function, text: str, line: int) -> str:
         guard = f"if ({f.read(guard[1:], 'pred')}) "
     opcode, _, rest = text.partition(" ")
     parts, operands = opcode.split("."), split_operands(rest)
-    if opcode.startswith(NOTHING[:-2]):
+    if parts[0] in NOTHING:
         return f.write(operands[0], "0", "u64") if parts[0] == "createpolicy" else ";"
     if parts[0] == "bra":
         label, at = f.label(operands[0])

@@ -68,6 +68,7 @@ typedef struct Cluster {
 typedef struct {
   int grid, threads, cluster, resident, shared_bytes, seed;
   const uint8_t* params;
+  uint64_t read; // bytes of global memory, as the kernel asked for them
 } Launch;
 
 static Launch launch;
@@ -141,6 +142,9 @@ static void thread_body(void) {
   barrier_settle(t->cta, 0, 0);
   cluster_settle(t->cta->cluster);
   lane_leaves(t->warp);
+  for (int i = 0; t->cta->alive == 0 && i < in_flight; ++i)
+    if (flying[i].to >= t->cta->shared && flying[i].to < t->cta->shared + launch.shared_bytes)
+      stop(t->site, "the CTA leaves while bytes are on their way to it");
   _longjmp(scheduler, 1);
 }
 
@@ -216,8 +220,9 @@ static void run_group(Thread* threads, int count, int* order, uint8_t* begun) {
 }
 
 // Runs a kernel; the message of what went wrong, or NULL.
-const char* emulator_run(const Launch* asked) {
+const char* emulator_run(Launch* asked) {
   launch = *asked;
+  launch.read = 0;
   launch.shared_bytes += kStaticShared;
   draw_state = (uint64_t)launch.seed * 0x9E3779B97F4A7C15ull + 1;
   eager = launch.seed % 2;
@@ -280,6 +285,7 @@ const char* emulator_run(const Launch* asked) {
           if (cta[c].shared[i] != 0xA5) stop(0, "bytes behind the shared memory of CTA %d were written", first + c);
     }
   }
+  asked->read = launch.read;
   for (int i = 0; i < count; ++i)
     free(threads[i].copy);
   munmap(stacks, (size_t)count * EMULATOR_STACK);

@@ -83,6 +83,7 @@ static void land(const Copy* c) {
 // Of one thread: cp.async.
 static void copy_async(Thread* t, uint8_t* to, const uint8_t* from, uint32_t bytes, int line) {
   aligned(from, bytes, line);
+  launch.read += bytes;
   const Copy c = {to, NULL, from, bytes, t->group, {0}};
   if (eager) {
     land(&c);
@@ -121,6 +122,7 @@ static void fly(const Copy* c) {
 }
 static void copy_bulk(Thread* t, uint64_t to, uint64_t from, uint32_t bytes, uint64_t arrival, int line) {
   if (bytes % 16 || bytes == 0) stop(line, "a bulk copy of %u bytes", bytes);
+  launch.read += bytes;
   const Copy c = {
       shared_at(t, to, bytes, line), shared_at(t, arrival, 8, line), aligned((uint8_t*)from, 16, line), bytes, 0, {0}};
   fly(&c);

@@ -14,7 +14,7 @@ from emulator import driver
 TYPES = {torch.bfloat16: "|V2", torch.float16: "<f2", torch.float32: "<f4", torch.int32: "<i4", torch.int64: "<i8",
          torch.uint8: "|u1"}  # fmt: skip
 
-driver.install(pytest.MonkeyPatch(), os.environ.get("KSIEVE_EMULATED_DEVICE", "h200"))
+DRIVER = driver.install(pytest.MonkeyPatch(), os.environ.get("KSIEVE_EMULATED_DEVICE", "h200"))
 
 
 class OnDevice:

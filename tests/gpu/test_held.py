@@ -201,6 +201,28 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
     assert not wrong, "\n".join(wrong)
 
 
+READS = {"normal": 1.15, "negative": 1.15, "-inf and NaN": 8.15}
+"""How often rows are read at most, by name; others 5.15 times: two rounds of crowded.cuh take up to three and two."""
+
+
+@pytest.mark.skipif(not runner.EMULATED, reason="only the emulator counts bytes")
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+def test_how_often_a_row_is_read(family, shape, tally):
+    """In bytes that a kernel asks global memory for, beside those of the row."""
+    from gpu import emulated
+
+    wrong = []
+    for name, row in hard_rows(shape.held).items():
+        bits = np.ascontiguousarray(row[None].astype(np.float32)).view(np.int32)
+        before = emulated.DRIVER.read
+        wrong += runner.check(plan_of(family, shape, 1), material.place(bits, "float32", runner.DEVICE), None, runs=1)
+        times = (emulated.DRIVER.read - before) / bits.nbytes
+        if not 1 <= times <= READS.get(name, 5.15):
+            wrong.append(f"{name}: read {times:.2f} times")
+    tally.add(NAMES[family], len(hard_rows(shape.held)), wrong)
+    assert not wrong, "\n".join(wrong)
+
+
 COOPERATIVE = [shape for family, shape in SHAPES if family == "cooperative_exact"]
 
 
