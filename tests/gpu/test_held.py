@@ -208,7 +208,7 @@ READS = {"normal": 1.15, "negative": 1.15, "-inf and NaN": 8.15}
 @pytest.mark.skipif(not runner.EMULATED, reason="only the emulator counts bytes")
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
 def test_how_often_a_row_is_read(family, shape, tally):
-    """In bytes that a kernel asks global memory for, beside those of the row."""
+    """Bytes that a kernel asks global memory for, beside those of the row: C21 of the contract."""
     from gpu import emulated
 
     wrong = []
