@@ -5,7 +5,7 @@ VENV   ?= .venv
 # Extras that `make test` installs. `make test EXTRAS=test,plot,torch,cuda` leaves nothing to skip but the GPU suite.
 EXTRAS ?= test
 # Extra arguments of pytest, e.g. `make test PYTEST="-k keys -x"`.
-PYTEST ?= -n 2
+PYTEST ?= -n 2 --dist worksteal
 
 BIN  := $(VENV)/bin
 comma := ,
