@@ -49,7 +49,7 @@ class EmulatedDriver(FakeDriver):
         self.device = DEVICES[name]
         self.libraries: list[ctypes.CDLL] = []
         self.seed = 0
-        self.read = 0  # bytes of global memory that kernels have asked for
+        self.bytes_read = 0  # bytes of global memory that kernels have asked for
 
     def device_info(self, index: int) -> DeviceInfo:
         return replace(self.device, index=index)
@@ -67,7 +67,7 @@ class EmulatedDriver(FakeDriver):
         if grid:
             build.run(self.libraries[function.value - 1], asked)
         self.seed += 1
-        self.read += asked.read
+        self.bytes_read += asked.read
         return 0
 
 

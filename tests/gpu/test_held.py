@@ -214,9 +214,9 @@ def test_how_often_a_row_is_read(family, shape, tally):
     wrong = []
     for name, row in hard_rows(shape.held).items():
         bits = np.ascontiguousarray(row[None].astype(np.float32)).view(np.int32)
-        before = emulated.DRIVER.read
+        before = emulated.DRIVER.bytes_read
         wrong += runner.check(plan_of(family, shape, 1), material.place(bits, "float32", runner.DEVICE), None, runs=1)
-        times = (emulated.DRIVER.read - before) / bits.nbytes
+        times = (emulated.DRIVER.bytes_read - before) / bits.nbytes
         if not 1 <= times <= READS.get(name, 5.15):
             wrong.append(f"{name}: read {times:.2f} times")
     tally.add(NAMES[family], len(hard_rows(shape.held)), wrong)
