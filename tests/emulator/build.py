@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from emulator.translate import translate
@@ -34,6 +35,7 @@ class Launch(ctypes.Structure):
     )  # fmt: skip
 
 
+@cache
 def missing() -> str:
     """Why nothing can be emulated here; empty if it can."""
     try:
@@ -42,7 +44,11 @@ def missing() -> str:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError, OSError):
         return "NVRTC is not installed"
-    return "" if shutil.which(COMPILER) else f"no C compiler {COMPILER}"
+    if shutil.which(COMPILER) is None:
+        return f"no C compiler {COMPILER}"
+    command = [COMPILER, "-x", "c", "-fsyntax-only", "-"]
+    done = subprocess.run(command, input="_Float16 half;", capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"{COMPILER} has no _Float16: GCC 12 and Clang 15 do"
 
 
 def ptx_of(source: str, name: str, options: Sequence[str]) -> str:

@@ -82,13 +82,13 @@ def function(header: str, body: str, first_line: int, shared: dict[str, int]) ->
     """Prototype and definition in C of a PTX function."""
     f = Function(shared)
     name, results, parameters = signature(header)
-    arguments = ["Thread* t"]
     if ".entry" in header:
-        arguments = ["Thread* t"]
+        if len(parameters) != 1:
+            raise UnknownInstructionError(f"a kernel with {len(parameters)} parameters")
         f.symbols.update(dict.fromkeys(parameters, "launch.params"))
         prototype = "static void kernel(Thread* t)"
     else:
-        arguments += ["uint8_t* result", *(f"uint8_t* {identifier(p)}" for p in parameters)]
+        arguments = ["Thread* t", "uint8_t* result", *(f"uint8_t* {identifier(p)}" for p in parameters)]
         f.symbols.update(dict.fromkeys(results, "result") | {p: identifier(p) for p in parameters})
         prototype = f"static void {identifier(name)}({', '.join(arguments)})"
     found = [(first_line + number, text) for number, text in statements(body)]
