@@ -32,9 +32,11 @@ def load(f: Function, parts: list[str], o: list[str], line: int) -> str:
     count = next((int(p[1:]) for p in parts if p in ("v2", "v4")), 1)
     size = bits_of(kind) // 8
     at = f.place(o[1], parts, size * count, line)
-    first = "poll(t); " if {"acquire", "relaxed"} & set(parts) else ""
-    if "global" in parts:
-        first += f"launch.read += {size * count}; "
+    first = ""
+    if {"acquire", "relaxed"} & set(parts):  # what CTAs tell each other, asked for until it is there
+        first = "poll(t); "
+    elif "global" in parts:
+        first = f"launch.read += {size * count}; "
     names = elements(o[0]) if count > 1 else [o[0]]
     ctype = C_TYPES[kind]
     copies = f"{ctype} v[{count}]; memcpy(v, {at}, sizeof v); "
@@ -255,14 +257,13 @@ def known(parts: list[str], *modifiers: str) -> None:
 
 def simple(template: str, form: str | None = None, kind: str = "u32") -> Callable[..., str]:
     """An instruction that is one expression of its operands, all of one type: its own, or that of its one `form`."""
-    given = kind
 
     def made(f: Function, parts: list[str], o: list[str], line: int) -> str:
         if form not in (None, ".".join(parts)):
             raise UnknownInstructionError(".".join(parts))
         known(parts, *(form or "approx.rn.full").split("."))
-        kind = given if form else parts[-1]
-        return f.write(o[0], template.format(*(f.read(x, kind) for x in o[1:])), kind)
+        own = kind if form else parts[-1]
+        return f.write(o[0], template.format(*(f.read(x, own) for x in o[1:])), own)
 
     return made
 

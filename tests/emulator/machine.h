@@ -68,7 +68,7 @@ typedef struct Cluster {
 typedef struct {
   int grid, threads, cluster, resident, shared_bytes, seed;
   const uint8_t* params;
-  uint64_t read; // bytes of global memory, as the kernel asked for them
+  uint64_t read; // bytes of global memory that the kernel asked for, but for those that CTAs wait for
 } Launch;
 
 static Launch launch;

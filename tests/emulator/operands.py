@@ -93,8 +93,7 @@ class Function:
             return f"{name} = ({held})bits_of({value});"
         if kind == "pred":
             return f"{name} = ({value}) != 0;"
-        if kind[0] == "s":  # loads and conversions extend the sign
-            return f"{name} = ({held})({C_TYPES[kind]})({value});"
+        # Through the type itself, which wraps the value, or extends its sign.
         return f"{name} = ({held})({C_TYPES[kind]})({value});"
 
     def place(self, operand: str, parts: list[str], size: int, line: int) -> str:

@@ -202,7 +202,7 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
 
 
 READS = {"normal": 1.15, "negative": 1.15, "-inf and NaN": 8.15}
-"""How often rows are read at most, by name; others 5.15 times: two rounds of crowded.cuh take up to three and two."""
+"""How often rows are read at most, by name; others 5.15 times: copied, divided once in three reads, and once more."""
 
 
 @pytest.mark.skipif(not runner.EMULATED, reason="only the emulator counts bytes")
