@@ -35,7 +35,7 @@ def load(f: Function, parts: list[str], o: list[str], line: int) -> str:
     first = ""
     if {"acquire", "relaxed"} & set(parts):  # what CTAs tell each other, asked for until it is there
         first = "poll(t); "
-    elif "global" in parts:
+    elif "global" in parts and "cg" not in parts:  # past L1 is read what others have written: no row
         first = f"launch.read += {size * count}; "
     names = elements(o[0]) if count > 1 else [o[0]]
     ctype = C_TYPES[kind]
