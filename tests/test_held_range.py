@@ -60,16 +60,17 @@ def range_of(samples, there, to):
     better = np.zeros(keys.shape, np.int64)
     for lane in range(32):
         better += coarse[..., lane : lane + 1] < coarse
+    some = there.any(-1)
     rank = np.where(better <= to.first, better, 0).max(-1, keepdims=True)
     best = np.where((better >= rank) & there, keys, 0xFFFFFFFF).min(-1)
     worst = np.where((better <= to.last) & there, keys, 0).max(-1)
     top, end = (score_of_key(found.astype(np.uint32)).astype(np.float64) for found in (best, worst))
     if to.raised:
-        best = order_key((top + to.raised * (top - end)).astype(np.float32)).astype(np.int64)
+        best = np.where(some, order_key((top + to.raised * (top - end)).astype(np.float32)), best)
     if to.lengthened:
         longer = end - to.lengthened * (top - end)
         longer = np.where(end > 0, np.maximum(longer, end * 2.0**-12), longer)
-        worst = order_key(longer.astype(np.float32)).astype(np.int64)
+        worst = np.where(some, order_key(longer.astype(np.float32)), worst)
     return best.min(1).astype(np.uint32), worst.max(1).astype(np.uint32)
 
 
@@ -91,7 +92,7 @@ class Shape:
             high, low = (float(score_of_key(key)[0]) for key in (most, least))
             step = np.floor(np.clip((high - row[:length]) / (high - low), 0, 1) * STEPS)
             kth = np.partition(step, k - 1)[k - 1]
-            count += kth == STEPS or ((step == kth).sum() > FEWEST and (step <= kth).sum() != k)
+            count += not kth < STEPS or ((step == kth).sum() > FEWEST and (step <= kth).sum() != k)
         return count
 
 
@@ -144,3 +145,24 @@ def test_rows_whose_neighbours_are_alike_rarely_miss_it(alike, shape):
     rng = np.random.default_rng(alike)
     scores = np.repeat(rng.standard_normal((rows, width // alike)), alike, 1) + rng.normal(0, 1e-3, (rows, width))
     assert shape.outside(scores.astype(np.float32), lengths, 2048) <= rows // 10
+
+
+@pytest.mark.parametrize("k", [16, 128, 512])
+def test_rows_so_short_that_warps_have_no_sample(k):
+    """Those warps tell nothing of the range: it is the others'."""
+    shape, rows = Shape(512, 32), 60
+    part = 4 * shape.stages * shape.threads
+    lengths = np.linspace(600, 2000, rows).astype(np.int64)
+    scores = np.random.default_rng(k).standard_normal((rows, 2000)).astype(np.float32)
+    lacking = 0
+    for row, length, place in zip(scores, lengths, sampled_at(shape.threads, part, range(rows)), strict=True):
+        there = (place < length).reshape(-1, 32)
+        seen, some = row[np.minimum(place, 1999)].reshape(-1, 32), there.any(-1)
+        to = reach(length, k, shape.threads // 32, part)
+        best, worst = range_of(seen[None], there[None], to)
+        assert best == range_of(seen[None, some], there[None, some], to)[0]
+        assert best < worst == range_of(seen[None, some], there[None, some], to)[1]
+        assert np.isfinite(score_of_key(np.array([best[0], worst[0]]))).all()
+        lacking += not some.all()
+    assert lacking > rows // 2
+    assert k < 512 or shape.outside(scores, lengths, k) <= rows // 10

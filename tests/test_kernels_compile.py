@@ -127,7 +127,8 @@ def unordered(asked):
 
 def rows_for(shape, shapes):
     """Rows that a launch shape is taken for: the most, or more than those of a width for fewer rows."""
-    return shape.most_rows or 8 + max(other.most_rows for other in shapes if other.held == shape.held)
+    least = max(other.most_rows for other in shapes if other.held == shape.held)
+    return shape.most_rows or 8 + max(least, shape.fewest_rows)
 
 
 def option_cases():

@@ -42,6 +42,7 @@ from ksieve.tuning import (
     GEOMETRY_ROOMY,
     GEOMETRY_SHORT,
     GEOMETRY_SMALL,
+    HELD_RANK,
     LINES_RANK,
     MANY_SHORT,
     MOST_BANDS,
@@ -132,8 +133,8 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
 def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometry | None:
     """Launch shape that keeps rows of a width on chip, if there is one: the last of the narrowest for any more rows.
 
-    `row_exact` keeps no more rows than the last one is for, if that says how many. With fewer resident CTAs where only
-    so the positions of a row's slots can be collected.
+    If the last of `row_exact` says for how many rows it is, more are kept for the sake of many slots alone. With fewer
+    resident CTAs where only so the positions of a row's slots can be collected.
     """
 
     def alone(geometry: Geometry) -> Geometry:
@@ -143,6 +144,10 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
         if geometry.holders > CLUSTER and device.sm_count < WIDE_CLUSTERS:
             return False
         if geometry.registers and (tied(problem) or problem.options.order != "any"):
+            return False
+        if family == "row_exact" and problem.rows < geometry.fewest_rows:
+            return False
+        if geometry.plain and not problem.options.plain:
             return False
         if family == "cooperative_exact" and not _gathered(problem, device, geometry):
             return False
@@ -154,7 +159,9 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
     fitting = [g for g in GEOMETRY_HELD[family] if possible(g)]
     same = [g for g in fitting if g.held == fitting[0].held]
     found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
-    if found is None or (family == "row_exact" and 0 < found.most_rows < problem.rows):
+    if found is None:
+        return None
+    if family == "row_exact" and 0 < found.most_rows < problem.rows and problem.k <= HELD_RANK:
         return None
 
     def resident(ctas: int) -> Geometry:

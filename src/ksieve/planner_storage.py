@@ -74,10 +74,10 @@ STORED_STEP = 256
 FEWEST = 32
 """Unresolved candidates that are ranked at once (kernels/params.cuh, kFewest)."""
 
-OWNER_BYTES = 16 + 8 * FEWEST + 16
+OWNER_BYTES = 16 + 8 * FEWEST
 """What such CTAs count together on rare routes (kernels/meeting.cuh, Owner)."""
 
-BARRIERS = 16
+BARRIERS = 24
 """And at most so many barriers of theirs (kernels/meeting.cuh, kBarriers)."""
 
 SHARED_ROWS = ("cluster_exact", "cooperative_exact")

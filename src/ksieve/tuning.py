@@ -55,6 +55,8 @@ class Geometry:
         Loads of a thread, of such a row, that its stages have no room for.
     registers : bool
         Whether the scores of such a row stay in registers: of a plain call, or one whose slots have no order.
+    plain : bool
+        Whether the shape is for calls without options alone: ptxas would spill what those need.
     widest : int
         Widest rows, in scores, that the shape is for; 0 for any.
     fewest_rows, most_rows : int
@@ -70,6 +72,7 @@ class Geometry:
     holders: int = 1
     beside: int = 0
     registers: bool = False
+    plain: bool = False
     widest: int = 0
     fewest_rows: int = 0
     most_rows: int = 0
@@ -146,6 +149,11 @@ WIDE_CLUSTERS = Threshold(
 )
 SHORTEST_CLUSTERED = Threshold(
     12_288, "wider rows, in scores, are shared by a cluster while they are few", "docs/tuning.md#24"
+)
+HELD_RANK = Threshold(
+    1024,
+    "slots beyond which wide rows are held however many they are: streamed, fewer slots have fewer candidates",
+    "docs/tuning.md#30",
 )
 WHOLE_QUARTERS = Threshold(
     3,
@@ -228,10 +236,15 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 1, held=16_384, registers=True, most_rows=132, source="docs/tuning.md#27"),
         Geometry(512, 2, held=16_384, most_rows=1056, source="docs/tuning.md#15"),
         Geometry(256, 3, held=16_384, source="docs/tuning.md#19"),
+        Geometry(256, 3, held=18_432, beside=2, fewest_rows=1057, source="docs/tuning.md#30"),
+        Geometry(512, 2, held=20_480, source="docs/tuning.md#30"),
         Geometry(512, 2, held=24_576, source="docs/tuning.md#19"),
         Geometry(512, 1, held=32_768, most_rows=132, source="docs/tuning.md#27"),
         Geometry(512, 2, held=32_768, beside=4, source="docs/tuning.md#19"),
+        Geometry(512, 2, held=36_864, beside=6, plain=True, fewest_rows=133, source="docs/tuning.md#30"),
+        Geometry(512, 2, held=40_960, beside=8, plain=True, fewest_rows=133, source="docs/tuning.md#30"),
         Geometry(512, 1, held=40_960, beside=4, most_rows=511, source="docs/tuning.md#24"),
+        Geometry(512, 2, held=45_056, beside=10, plain=True, fewest_rows=133, source="docs/tuning.md#30"),
         Geometry(512, 1, held=49_152, beside=4, most_rows=511, source="docs/tuning.md#24"),
         Geometry(512, 1, held=57_344, beside=4, most_rows=511, source="docs/tuning.md#24"),
         Geometry(512, 1, held=65_536, beside=8, most_rows=511, source="docs/tuning.md#24"),
@@ -263,10 +276,10 @@ GEOMETRY_HELD: dict[str, tuple[Geometry, ...]] = {
         Geometry(512, 1, held=1_048_576, holders=16, beside=8, fewest_rows=8, most_rows=8, source="docs/tuning.md#25"),
     ),
 }
-"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width for few rows first: 12 to 128
+"""The same for rows that stay on chip, on Hopper, narrow ones first, and of one width the first that suits: 12 to 128
 scores a thread. More clusters than the last of a width is for would not run at once; more rows than the last of
-`row_exact` is for are not held. CTAs that are no cluster share a row where that is faster: all of them must be resident
-at once."""
+`row_exact` is for are held if their slots are many (`HELD_RANK`). CTAs that are no cluster share a row where that is
+faster: all of them must be resident at once."""
 
 GEOMETRIES = (GEOMETRY, GEOMETRY_BEFORE_HOPPER, GEOMETRY_SMALL, GEOMETRY_ROOMY, GEOMETRY_SHORT, GEOMETRY_ALONE)
 

@@ -150,12 +150,12 @@ struct Clustered : OnChip<Clustered> {
     constexpr u32 kSlice = kBins / 8 / kHolders; // eight bins at a time
     static_assert(!kHolds || kApart || sizeof(Counts) <= sizeof(SharedStorage::ring), "there is room for counts");
     Exchange& e = exchange();
-    const u32 round = *static_cast<volatile u32*>(&e.rounds);
     if (kApart) {
       __syncthreads(); // this CTA's part is counted
     } else {
       cluster_sync(); // every part is, and its ring has been read
     }
+    const u32 round = *static_cast<volatile u32*>(&e.rounds); // behind the barrier: one thread has told it
     Counts& all = counts_of_all();
     const RingSlot* counts = reinterpret_cast<const RingSlot*>(shared_storage().histogram);
 #pragma unroll

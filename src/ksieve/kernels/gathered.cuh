@@ -130,28 +130,12 @@ struct Gathered {
     sync();
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
       shared_storage().histogram[bin] = __ldcg(&sums[bin]);
-    __syncthreads(); // they are here
-    return find_boundary(rank);
-  }
-
-  __device__ __forceinline__ static KeyRange range_of_all(u32 best, u32 worst) {
-    u32* greatest = owner().greatest;
-    worst = __reduce_max_sync(kFullWarp, worst);
-    best = __reduce_max_sync(kFullWarp, ~best);
-    if ((threadIdx.x & 31) == 0) {
-      atomicMax(&greatest[0], worst);
-      atomicMax(&greatest[1], best);
-    }
-    sync(); // the extremes are known
-    const KeyRange range = {~__ldcg(&greatest[1]), __ldcg(&greatest[0])};
-    if (owns()) { // all have read what the last round counted
-      u32* sums = meeting().counts[1];
+    sync(); // to everybody
+    if (owns())
       for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
         sums[bin] = 0;
-    }
-    sync(); // to everybody
-    if (owns() && threadIdx.x < 2) greatest[threadIdx.x] = 0;
-    return range;
+    sync(); // the next round's may come
+    return find_boundary(rank);
   }
 
   // The owner's last warp ranks what all have listed.

@@ -8,17 +8,21 @@
 #include "crowded.cuh"
 
 constexpr int kPlateau = 8; // equal samples of a warp that tell a plateau from a range of one sample
+constexpr int kCrowd = 16;  // and, from any range that ends with them, if the k-th is likely among them
 
 // A sample among those of its warp. Ranks are by 15 bits of a key, so that one instruction compares two. Scores that
 // are not finite have no steps: minus infinity and NaN are no samples.
 struct RankedSample {
   u32 ordered; // its key
-  bool valid;
-  u32 better; // others
+  bool there;
+  bool valid;  // a number, and not minus infinity
+  bool lowest; // minus infinity
+  u32 better;  // others
 };
 __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   constexpr u32 kAbsent = 0xffffffffu; // no shifted key
-  const bool valid = there && sample > __uint_as_float(0xff800000u);
+  const float lowest = __uint_as_float(kMinusInfinityKey);
+  const bool valid = there && sample > lowest;
   const u32 key = valid ? shifted_key(sample) : kAbsent;
   const u32 coarse = key >> 17;
   SharedStorage& s = shared_storage();
@@ -33,7 +37,7 @@ __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
     auto less = [&](int i) { return __viaddmin_s16x2_relu(some.word[i], coarse * 0x10001u, 0x10001u); };
     sums += less(0) + less(1) + (less(2) + less(3));
   }
-  return {key + kInfinityKey, valid, (sums & 0xffffu) + (sums >> 16)};
+  return {key + kInfinityKey, there, valid, there && sample == lowest, (sums & 0xffffu) + (sums >> 16)};
 }
 
 // Where a row's boundary is looked for, from the samples of a warp: those that `first` and `last` (reach) others are
@@ -47,11 +51,18 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
   u32 worst = __reduce_max_sync(kFullWarp, better <= last % 32 && valid ? ordered : 0);
   // Of equal ranks, the worst one ends the range, and the best one begins it.
   const u32 rank = __reduce_max_sync(kFullWarp, better <= first % 32 ? better : 0);
-  const u32 greatest = worst == kInfinityKey ? kInfinityKey : kInfinityKey + 1;
-  u32 best = __reduce_min_sync(kFullWarp, better >= rank && valid && ordered >= greatest ? ordered : kNanKey);
+  u32 best = __reduce_min_sync(kFullWarp, better >= rank && valid && ordered > kInfinityKey ? ordered : kNanKey);
   const int alike = __popc(__ballot_sync(kFullWarp, valid && ordered == worst));
-  const u32 plateau = best == worst && alike >= kPlateau ? best : 0;
-  if (rarely(first >= 32 || last >= 32)) {
+  const u32 ahead = __popc(__ballot_sync(kFullWarp, valid && ordered < worst));
+  const bool crowd = alike >= kCrowd && 4 * ahead <= 3 * (first % 32) + last % 32;
+  u32 plateau = worst == kInfinityKey || crowd || best == worst && alike >= kPlateau ? worst : 0;
+  const u32 numbers = __popc(__ballot_sync(kFullWarp, valid));
+  if (rarely(numbers <= last % 32)) { // the k-th may be none
+    const u32 lowest = __popc(__ballot_sync(kFullWarp, mine.lowest));
+    const u32 all = __popc(__ballot_sync(kFullWarp, mine.there));
+    if (all >= numbers + kPlateau) plateau = numbers + lowest <= last % 32 ? kNanKey : kMinusInfinityKey;
+  }
+  if (rarely(numbers != 0 && (first >= 32 || last >= 32))) { // in short rows a warp may have none
     // By so many ranges, but not beyond zero where scores go over many octaves.
     const float top = score_of_key(best);
     const float end = score_of_key(worst);
@@ -113,9 +124,9 @@ __device__ __forceinline__ void sample_held(int slot) {
 }
 
 // Counts the scores that this thread holds, and keeps which steps they are in.
-template <bool kEarly, class Spread>
+template <bool kEarly, bool kAlone, class Spread>
 __device__ __forceinline__ void count_steps(int slot, Steps linear, HeldSteps& steps, Spread spread) {
-  each_held<kEarly, true>(slot, [&](int vector, const float (&score)[kVector]) {
+  auto count = [&](int vector, const float (&score)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; i += 2) {
       const float step = linear.of(spread(score[i]));
@@ -124,14 +135,21 @@ __device__ __forceinline__ void count_steps(int slot, Steps linear, HeldSteps& s
       Steps::count(next);
       steps.put(vector * kVector + i, step, next);
     }
-  });
+  };
+  auto skip = [&](int vector) {
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2)
+      steps.pair[(vector * kVector + i) / 2] = (kBins - 1) * 0x10001u;
+  };
+  each_held<kEarly, true, kAlone>(slot, count, skip);
 }
 
-// The same for scores that are spread first (FoundSteps): called, since inlined it would be spilled.
+// The same for scores that are spread first (FoundSteps): called, since inlined it would be spilled, as it would with
+// vectors left out.
 __device__ __noinline__ HeldSteps count_spread(int slot) {
   const FoundSteps range(slot);
   HeldSteps steps;
-  count_steps<false>(slot, range.steps(), steps, [&](float score) { return range.spread(score); });
+  count_steps<false, false>(slot, range.steps(), steps, [&](float score) { return range.spread(score); });
   return steps;
 }
 
@@ -146,7 +164,7 @@ __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile mea
   if (rarely(range.spreads)) {
     steps = count_spread(slot);
   } else {
-    count_steps<!kFinish>(slot, range.steps(), steps, [&](float score) { return score; });
+    count_steps<!kFinish, Holders::kAlone>(slot, range.steps(), steps, [&](float score) { return score; });
   }
   each_edge(slot, [&](const Edge& edge) { Steps::count(FoundSteps(slot).of(edge.score)); });
   const Boundary found = Holders::find(held_row(slot).slots, ahead);
@@ -155,7 +173,8 @@ __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile mea
   const bool whole = found.count == quota && !beyond;
   Divided divided = divide(steps, found.bin);
   if (rarely(beyond || !whole && found.count > kFewest)) {
-    select_crowded<Holders>(slot, divided.before, in_row(divided.within, slot), found.bin, quota);
+    const int count = beyond ? kHeld : found.count;
+    select_crowded<Holders>(slot, divided.before, in_row(divided.within, slot), found.bin, quota, count);
     return false;
   }
   divided.join(whole);

@@ -6,20 +6,32 @@
 
 constexpr int kVectors = kStages + kBeside; // of each thread
 constexpr int kEach = kVectors * kVector;
-constexpr int kPart = kVectors * kStep; // what a CTA holds at most
+constexpr int kPart = kVectors * kStep;                   // what a CTA holds at most
+constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
 
-// Where the ring has no room for all, one vector of each block is not copied there, but loaded where it is counted: the
-// second, so that both ends of a row are in the ring, which is where it is sampled.
-constexpr int kBlock = kVectors / (kBeside ? kBeside : 1);
-constexpr int kCopied = kBeside ? kBlock - 1 : kBlock; // vectors of a block that are
-static_assert(kVectors % kBlock == 0 && (kBeside == 0 || kBlock > 2), "blocks are whole, and mostly copied");
-__device__ __forceinline__ constexpr bool is_beside(int vector) { return kBeside && vector % kBlock == 1; }
-__device__ __forceinline__ constexpr int vector_beside(int block) { return block * kBlock + 1; }
+// Where the ring has no room for all, one or two vectors of each block are not copied there, but loaded where they are
+// counted: every other one from the second on, so that both ends of a row are in the ring, which is where it is
+// sampled.
+__device__ __forceinline__ constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
+constexpr int kBlocks = common_divisor(kVectors, kBeside);
+constexpr int kBlock = kBeside ? kVectors / kBlocks : kVectors;
+constexpr int kOut = kBeside ? kBeside / kBlocks : 1;
+constexpr int kCopied = kBeside ? kBlock - kOut : kBlock; // vectors of a block that are
+static_assert(kVectors % kBlock == 0 && (kBeside == 0 || kCopied > kOut && kVectors / kBlock * kOut == kBeside),
+              "blocks are whole, and mostly copied");
+__device__ __forceinline__ constexpr bool is_beside(int vector) {
+  return kBeside && vector % kBlock % 2 == 1 && vector % kBlock < 2 * kOut;
+}
+__device__ __forceinline__ constexpr int vector_beside(int number) {
+  return number / kOut * kBlock + number % kOut * 2 + 1;
+}
 __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
-  return kBeside ? stage + (stage + kCopied - 1) / kCopied : stage;
+  const int place = stage % kCopied;
+  return kBeside ? stage / kCopied * kBlock + (place < kOut ? 2 * place : place + kOut) : stage;
 }
 __device__ __forceinline__ constexpr int stage_of_vector(int vector) {
-  return kBeside ? vector - (vector + kBlock - 2) / kBlock : vector;
+  const int place = vector % kBlock;
+  return kBeside ? vector / kBlock * kCopied + (place < 2 * kOut ? (place + 1) / 2 : place - kOut) : vector;
 }
 
 // Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
@@ -131,10 +143,10 @@ constexpr int kChunks = kStages * static_cast<int>(kStageBytes) >= 128 << 10 ? k
 constexpr int kAtOnce = kChunks == 1 ? 1 : kBeside ? 3 : 2; // of them: half of the part
 
 // Stretches of the ring that are copied at once: they lie between vectors that are not copied; the first is one vector.
-constexpr int kStretches = kBeside ? kBeside + 1 : kChunks;
-static_assert(kStages % kChunks == 0 || kBeside, "stretches are equal");
+constexpr int kStretches = kOut > 1 ? kStages : kBeside ? kBeside + 1 : kChunks;
+static_assert(kStretches >= kChunks, "every chunk has one");
 __device__ __forceinline__ constexpr int stretch_begin(int number) { // its first stage
-  return kBeside == 0 ? number * (kStages / kStretches) : number ? 1 + (number - 1) * kCopied : 0;
+  return kBeside == 0 || kOut > 1 ? number * kStages / kStretches : number ? 1 + (number - 1) * kCopied : 0;
 }
 __device__ __forceinline__ constexpr int chunk_begin(int chunk) { return chunk * kStretches / kChunks; } // and stretch
 __device__ __forceinline__ constexpr int chunk_of(int stretch) { return ((stretch + 1) * kChunks - 1) / kStretches; }
@@ -147,7 +159,7 @@ __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int beg
   const int chunk = chunk_of(stretch);
   const bool mine = stretch < kStretches && chunk >= begin && chunk < end;
   const int stage = stretch_begin(stretch);
-  const u32 from = (kBeside && stretch ? kBlock * stretch - kBlock + 2 : stage) * kStageBytes;
+  const u32 from = vector_of_stage(stage) * kStageBytes;
   const u32 most = (min(stretch_begin(stretch + 1), kStages) - stage) * kStageBytes;
   const u32 bytes = mine ? min(max(size, from) - from, most) : 0;
   if (kFinish && mine) order_copies();
@@ -264,7 +276,7 @@ __device__ __forceinline__ void unpack_held(const Raw& raw, int vector, int vali
   for (int i = 0; i < kVector; ++i)
     score[i] = unpack(raw, i);
   if (valid >= (vector + 1) * kStep) return;
-  const int left = valid - own_place();
+  const int left = valid - thread_again() * kVector;
 #pragma unroll
   for (int i = 0; i < kVector; ++i)
     if (vector * kStep + i >= left) score[i] = __uint_as_float(kMinusInfinityKey);
@@ -272,16 +284,19 @@ __device__ __forceinline__ void unpack_held(const Raw& raw, int vector, int vali
 
 // Calls visit(vector, scores) for what this thread holds, while the ring has it. The next vector is read before that,
 // as it would queue behind what is counted, and those beside the ring a block before, unless visit() needs the
-// registers. If nobody reads the ring again, those may come to it, in place of what has been read.
-template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void each_held(int slot, Visit visit) {
+// registers. If nobody reads the ring again, those may come to it, in place of what has been read. Calls skip(vector)
+// for vectors behind a row that one CTA holds.
+template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip>
+__device__ __forceinline__ void each_held(int slot, Visit visit, Skip skip) {
   const int valid = __reduce_max_sync(kFullWarp, held_row(slot).valid); // the same for all, as the compiler then knows
   constexpr bool kReplaced = kLast && kBeside && kChunks > 1;
-  auto at_beside = [&](int vector) { // whose address is not kept: there are no registers for it
-    return static_cast<const Score*>(held_row(slot).body) + vector * kStep + own_place();
+  constexpr bool kSkips = kAlone && kPart > 8192; // shorter ones do not pay for the branches
+  auto at_beside = [&](int vector) {              // whose address is not kept: there are no registers for it
+    return static_cast<const Score*>(held_row(slot).body) + vector * kStep + thread_again() * kVector;
   };
   auto load_beside = [&](int vector) {
     Raw raw = {};
-    if (vector * kStep + own_place() < valid) raw = load_raw(at_beside(vector));
+    if (vector * kStep + thread_again() * kVector < valid) raw = load_raw(at_beside(vector));
     return raw;
   };
   auto read = [&](int stage) {
@@ -291,6 +306,7 @@ template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void 
     return read_ring(own_ring() + stage * kStageBytes);
   };
   auto look = [&](int vector, const Raw& raw) {
+    if (kSkips && vector * kStep >= valid) return skip(vector);
     float score[kVector];
     unpack_held(raw, vector, valid, score);
     visit(vector, score);
@@ -298,7 +314,8 @@ template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void 
   };
   Raw next = {};
   Raw beside = {};
-  if (kEarly) next = read(0);
+  constexpr bool kReadsAhead = kEarly && (kEach <= 80 || kSmThreads <= 512); // or there are no registers for it
+  if (kReadsAhead) next = read(0);
   if (kEarly && kBeside && !kReplaced) beside = load_beside(vector_beside(0));
 #pragma unroll
   for (int vector = 0; vector < kVectors; ++vector) {
@@ -306,11 +323,12 @@ template <bool kEarly, bool kLast, class Visit> __device__ __forceinline__ void 
     if (is_beside(vector)) {
       if (kReplaced) continue;
       const Raw raw = kEarly ? beside : load_beside(vector);
-      if (kEarly && vector + kBlock < kVectors) beside = load_beside(vector + kBlock);
+      const int number = vector - stage; // of those beside
+      if (kEarly && number + 1 < kBeside) beside = load_beside(vector_beside(number + 1));
       look(vector, raw);
     } else {
-      const Raw raw = kEarly ? next : read(stage);
-      if (kEarly && stage + 1 < kStages) next = read(stage + 1);
+      const Raw raw = kReadsAhead ? next : read(stage);
+      if (kReadsAhead && stage + 1 < kStages) next = read(stage + 1);
       if (kReplaced && stage < kBeside && vector_beside(stage) * kStep + own_place() < valid)
         copy_ahead(own_ring() + stage * kStageBytes, at_beside(vector_beside(stage)));
       look(vector, raw);

@@ -18,10 +18,9 @@ struct OwnerRow {
 struct alignas(16) Owner {
   OwnerRow held[1];
   u64 few[kFewest];
-  u32 greatest[2]; // the worst key, and the best one's complement
 };
 
-constexpr int kBarriers = 16; // of a row, at most: a plateau has one, a crowded step three each round and one more
+constexpr int kBarriers = 24; // of a row, at most: a plateau has one, a crowded step three each round and one more
 
 // In the workspace, for as many CTAs as hold a row, which use two in turn if they hold more than one: whoever is told
 // something of the next row but one has seen all of them begin with the next. planner_storage.py, meeting_bytes.

@@ -34,6 +34,10 @@ struct CoarseBins {
     return read_ring(own_ring() + vector * kStageBytes);
   }
   __device__ __forceinline__ static int of(float score, int) { return coarse_bin(score); }
+  __device__ __forceinline__ static KeyRange keys_of(int bin, int) {
+    const KeyRange keys = ::keys_of_bin(bin);
+    return {max(keys.best, kInfinityKey) - kInfinityKey, max(keys.worst, kInfinityKey) - kInfinityKey};
+  }
 };
 
 // A row in registers: 16 bytes of it at a time, and for a few threads a score beside those.
@@ -230,7 +234,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     }
     if (crowded()) {
       describe_loaded(p, loaded.row.id);
-      return select_crowded<Alone, CoarseBins>(0, {chosen}, {last}, bin, quota);
+      return select_crowded<Alone, CoarseBins>(0, {chosen}, {last}, bin, quota, found.count);
     }
   }
   const bool whole = found.count == quota;

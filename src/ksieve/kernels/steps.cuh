@@ -136,6 +136,23 @@ struct FoundSteps {
   __device__ __forceinline__ static int of(float score, int slot) {
     return static_cast<int>(__float_as_uint(FoundSteps(slot).of(score)) - Steps::kOneBits);
   }
+
+  // Where shifted keys of a step about are, with a step on either side: rounding may put some there. Better scores than
+  // the range's may be in the first one: two octaves of them.
+  __device__ __forceinline__ static KeyRange keys_of(int bin, int slot) {
+    constexpr u32 kRounding = 8;
+    const FoundSteps range(slot);
+    const u32 end = range.least - kInfinityKey;
+    if (bin == kBins - 1) return {end, kNanKey};
+    const Steps linear = range.steps();
+    auto key_of = [&](int number) { // where that step begins
+      const float part = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
+      const float at = __fdividef(part - linear.offset, linear.scale);
+      return range.spreads ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
+    };
+    const u32 best = bin ? key_of(bin - 1) : range.most - kInfinityKey;
+    return {best - min(best, bin ? kRounding : 2u << 23), key_of(bin + 2) + kRounding};
+  }
 };
 
 // What the samples of a warp are.
@@ -157,20 +174,6 @@ __device__ __forceinline__ void write_last(int slot, int listed, int quota);
 
 // What crowded rows ask of holders whose owner keeps what they count in shared memory.
 template <class Self> struct OnChip {
-  // Extremes of the keys of all holders; behind a barrier of all, and in front of one.
-  __device__ __forceinline__ static KeyRange range_of_all(u32 best, u32 worst) {
-    SharedStorage& owner = Self::owner();
-    fold_extremes(owner, best, worst);
-    Self::sync(); // the extremes are known
-    KeyRange range = {owner.least, owner.greatest};
-    Self::sync(); // to everybody
-    if (threadIdx.x == 0) {
-      shared_storage().least = kNanKey;
-      shared_storage().greatest = 0;
-    }
-    return range;
-  }
-
   __device__ __forceinline__ static Boundary find_again(int rank) {
     return Self::find(rank, [] {});
   }
@@ -233,19 +236,24 @@ __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
   collect_at(marks, held_first(slot), place);
 }
 
-// Lists an unresolved score for the owner of the row.
-template <class Holders> __device__ __forceinline__ void list_last(int index, float score, int slot) {
+// Lists an unresolved score for the owner of the row, one of at most kMost: if those are many, in place of what is
+// collected.
+template <class Holders, int kMost = kFewest>
+__device__ __forceinline__ void list_last(int index, float score, int slot) {
   auto& owner = Holders::owner();
   int place = atomicAdd(&owner.held[slot].few_count, 1);
-  if (place < kFewest) owner.few[place] = make_entry(order_key(score), index);
+  u64* list = owner.few;
+  if constexpr (kMost > kFewest) list = shared_list(owner);
+  if (place < kMost) list[place] = make_entry(order_key(score), index);
 }
-template <class Holders> __device__ __forceinline__ void list_marked(const Marks& marks, int slot) {
+template <class Holders, int kMost = kFewest>
+__device__ __forceinline__ void list_marked(const Marks& marks, int slot) {
   const Score* scores = static_cast<const Score*>(held_row(slot).scores);
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
     for (u32 bits = marks.word[w]; bits;) {
       int index = index_of_mark(w, take_bit(bits), held_first(slot));
-      list_last<Holders>(index, widen(scores[index]), slot);
+      list_last<Holders, kMost>(index, widen(scores[index]), slot);
     }
 }
 
