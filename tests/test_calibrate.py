@@ -265,7 +265,7 @@ def test_the_command_writes_a_policy_that_plans_take(tmp_path, monkeypatch):
     from ksieve.cli import app
 
     monkeypatch.chdir(tmp_path)
-    write_synthetic("a.safetensors", "random_normal", 64, 33_000, seed=2, k=256)
+    write_synthetic("a.safetensors", "random_normal", 64, 66_000, seed=2, k=256)
     arguments = ["calibrate", "a.safetensors", "--out", "mine.json", "--json", str(tmp_path / "result.json")]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0
@@ -274,8 +274,8 @@ def test_the_command_writes_a_policy_that_plans_take(tmp_path, monkeypatch):
     policy = SamplingPolicy.load("mine.json")
     assert policy.name.startswith("calibrated-")
     assert "ksieve calibrate a.safetensors --k 256" in policy.source
-    assert ksieve.plan(rows=64, width=33_000, k=256, policy="mine.json").policy == policy
-    scores = np.random.default_rng(1).standard_normal((4, 33_000)).astype(np.float32)
+    assert ksieve.plan(rows=64, width=66_000, k=256, policy="mine.json").policy == policy
+    scores = np.random.default_rng(1).standard_normal((4, 66_000)).astype(np.float32)
     indices, stats = ksieve.topk(scores, k=256, policy="mine.json", return_stats=True)
     assert ksieve.verify(scores, None, indices).ok
     assert set(stats.route) <= {Route.CERTIFIED, Route.RESCUED, Route.RECOVERED, Route.RECOVERED_AFTER_BAND}

@@ -38,6 +38,8 @@ SHAPES = (
 )
 FEW = (9001, 64)
 FOLLOWING = (8192, 64)
+HELD = ((17_000, 64), (35_000, 1100), (43_000, 1100), (50_000, 1100))
+"""Rows by the thousands that stay on chip, part of each beside the ring."""
 BANDED = (33_000, 512)
 
 
@@ -55,6 +57,9 @@ def plans(device):
             # Rows that follow each other in a CTA, in the launch shapes for few rows and for many.
             for planned in (8, MANY_SHORT):
                 yield variant.name, crowded(variant, planned, 8, *FOLLOWING, ctas=2, device=device), planned > 8
+        if variant.family == "row_exact":
+            for width, k in HELD:
+                yield variant.name, crowded(variant, 4096, 8, width, k, ctas=2, device=device), False
         for dtype in ("float16", "bfloat16"):
             for plan in possible(variant, 5, 9001, 100, dtype=dtype, device=device):
                 yield variant.name, plan, False

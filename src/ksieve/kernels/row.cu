@@ -105,11 +105,11 @@ __device__ __forceinline__ void describe_more(const Params& p, int slot) {
 }
 
 // CTAs of a multiprocessor begin one after another when there are rows for several rounds. Otherwise all of them copy,
-// then all count, and memory rests meanwhile. Not those that load a part of the row when they count it, nor for short
-// rows.
+// then all count, and memory rests meanwhile. Not those that load much of the row when they count it, nor for short
+// rows (docs/tuning.md#31).
 __device__ __forceinline__ void fall_behind(const Params& p) {
-  constexpr i64 kClocks = 58; // per KiB of a row: as long as one multiprocessor's share of memory takes
-  if (kBeside || kHeld <= 8192 || rows_of(p) <= grid_size()) return;
+  constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 58
+  if (kBeside > 4 || kHeld <= 8192 || rows_of(p) <= grid_size()) return;
   const int before = static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
   const i64 late = before * (kHeld * static_cast<i64>(sizeof(Score)) / 1024 * kClocks);
   const i64 begin = clock64();
