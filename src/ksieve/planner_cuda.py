@@ -52,6 +52,7 @@ from ksieve.tuning import (
     SHORTEST_SAMPLED,
     SPARSE_LINES,
     SPARSE_ROWS,
+    SPLIT_IN_FOUR,
     SPLIT_IN_TWO,
     SPLITS,
     WHOLE_QUARTERS,
@@ -215,7 +216,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     rows, width = problem.rows, problem.width
     if policy is not None:
         splits = _splits(problem, device)
-        if splits >= (2 if width >= SPLIT_IN_TWO else FEWEST_SPLITS):
+        if splits >= (2 if width >= SPLIT_IN_TWO else 4 if width >= SPLIT_IN_FOUR else FEWEST_SPLITS):
             return "split_sampled", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
     if policy is not None:
         if rows >= device.sm_count:

@@ -113,8 +113,13 @@ CROWDED_RATIO = Threshold(
 )
 CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", "benchmarks/results/gpu-planner-k2048.json")
 SPLIT_IN_TWO = Threshold(
+    1_048_576,
+    "from this width, in scores, two CTAs per row pay: 64 rows of 524,288 lose 2 %, of 262,144 5 %",
+    "benchmarks/results/gpu-planner-k2048.json",
+)
+SPLIT_IN_FOUR = Threshold(
     262_144,
-    "from this width, in scores, two CTAs per row pay; narrower rows need `FEWEST_SPLITS`",
+    "from this width, in scores, four CTAs per row pay; narrower rows need `FEWEST_SPLITS`",
     "benchmarks/results/gpu-planner-k2048.json",
 )
 FEWEST_SPLITS = Threshold(
