@@ -20,6 +20,7 @@ from ksieve.tuning import (
     MANY_SHORT,
     SHORTEST_CLUSTERED,
     SPARSE_LINES,
+    SPLIT_IN_TWO,
     WIDEST_BANDED,
 )
 
@@ -115,6 +116,10 @@ def test_what_has_one_launch_however_many_rows(asked):
         (16, 262_145, 2048, "cooperative_exact", None),
         (16, 262_144, 30_000, "split_sampled", "quads-16"),
         (17, 262_145, 2048, "split_sampled", "lines-64"),
+        (33, 262_145, 2048, "split_sampled", "lines-64"),
+        (34, 262_145, 2048, "persistent_sampled", "lines-64"),
+        (66, SPLIT_IN_TWO - 1, 2048, "persistent_sampled", "lines-128"),
+        (66, SPLIT_IN_TWO, 2048, "split_sampled", "lines-128"),
         (2, 1_048_576, 2048, "cooperative_exact", None),
         (3, 1_048_576, 2048, "cluster_exact", None),
         (8, 1_048_576, 2048, "cooperative_exact", None),

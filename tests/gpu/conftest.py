@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from gpu import HOST
+
 HERE = Path(__file__).parent
 NO_TORCH = importlib.util.find_spec("torch") is None
 collect_ignore_glob = ["test_*.py"] if NO_TORCH else []
 PART = os.environ.get("KSIEVE_SUITE_PART")
 """Name of the part of the suite that this process runs, if others run the rest."""
 RESULTS = f"gpu-suite-{PART}.json" if PART else "gpu-suite.json"
-
-HOST = "1" in (os.environ.get("KSIEVE_GPU_DRY_RUN"), os.environ.get("KSIEVE_GPU_EMULATED"))
-"""No GPU runs the kernels (gpu/runner.py), so what is summed up is no result."""
 
 # Another framework of the same process must not take all memory for itself.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -106,7 +105,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def write_summary(*, finished: bool) -> Path | None:
-    """Write what has been verified so far; None if nothing has, or nobody asked for it."""
+    """Write what has been verified so far; None if nothing has, or nobody asked for what is no result of a GPU."""
     folder = os.environ.get("KSIEVE_RESULTS_DIR")
     if folder is None and (HOST or not finished or not _tally.cases):
         return None

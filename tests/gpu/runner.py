@@ -7,7 +7,6 @@ kernels themselves run, on the CPU (`emulator`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 
 import harness
 import ksieve
-from gpu import judge
+from gpu import DRY, EMULATED, HOST, judge
 from gpu.variants import Variant
 from ksieve import reference
 from ksieve.devices import DEVICES
@@ -26,10 +25,6 @@ from ksieve.keys import widen
 from ksieve.planner import Plan
 from ksieve.stats import STATS_COLUMNS
 
-DRY = os.environ.get("KSIEVE_GPU_DRY_RUN") == "1"
-EMULATED = os.environ.get("KSIEVE_GPU_EMULATED") == "1"
-HOST = DRY or EMULATED
-"""There is no CUDA device: what needs streams, graphs or the package's own calls is skipped."""
 DEVICE = "cpu" if HOST else "cuda"
 PLAN_DEVICE = DEVICES["h200"] if DRY else "cuda"
 POISON = 0x7F7F7F7F
