@@ -48,7 +48,7 @@ def test_a_wrong_answer_is_never_the_fastest(host, monkeypatch):
     assert "ksieve" not in results["of_floor"]
 
 
-@pytest.mark.parametrize(("name", "count"), [("operator", 20), ("decode", 63), ("short", 60)])
+@pytest.mark.parametrize(("name", "count"), [("operator", 20), ("decode", 63), ("short", 90)])
 def test_named_grids_are_the_stated_ones(name, count):
     shapes, _ = gpu.SHAPES[name]
     assert len(shapes) == len(set(shapes)) == count

@@ -17,7 +17,7 @@ import torch
 
 from gpu import material, runner
 from gpu.variants import ALL, possible
-from harness import sampled_at
+from harness import sampled_at, samplers
 from ksieve.planner_storage import with_workspace
 from ksieve.tuning import GEOMETRY_HELD
 
@@ -161,7 +161,7 @@ def sampled(plan, row):
     blocks = math.gcd(vectors, plan.beside)
     copied = [v for v in range(vectors) if v % (vectors // blocks) not in range(1, 2 * plan.beside // blocks, 2)]
     step = 4 * plan.threads
-    (at,) = sampled_at(plan.threads, plan.stages * step, [row])
+    (at,) = sampled_at(samplers(plan), plan.stages * step, [row])
     place = np.array(copied)[at // step] * step + at % step
     return np.concatenate([place + part * vectors * 4 * plan.threads for part in range(plan.splits)])
 
@@ -174,7 +174,7 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
     rows = rng.standard_normal((12, shape.held)).astype(np.float32)
     for row, scores in enumerate(rows):
         mine = sampled(plan, row)
-        assert len(np.unique(mine)) == plan.threads * plan.splits
+        assert len(np.unique(mine)) == samplers(plan) * plan.splits
         assert mine.max() < shape.held
         others = np.setdiff1d(np.arange(shape.held), mine)
         best = rng.choice(others, K + (0, 1, 500)[row % 3], replace=False)

@@ -78,7 +78,7 @@ __device__ __forceinline__ void compare_held(int slot, float value, Divided& fou
     }
   };
   constexpr bool kSkips = Holders::kAlone && !kFinish; // of others, ptxas would spill
-  each_held<Holders::kAlone, false, kSkips>(slot, mark, [](int) {});
+  each_held<Holders::kAlone, false, kSkips>(slot, held_valid(slot), mark, [](int) {}, [] {});
 }
 
 // Selects a row whose k-th score is a value, of which nothing need be divided, or read again: whether it is, and if
@@ -113,14 +113,14 @@ template <class Holders, class Ahead> __device__ __forceinline__ Kth select_equa
 // Samples are mostly one value, or a warp's are. Of two values they may have told the wrong one: then the best that
 // begins their range is tried too, if there are registers for it.
 template <class Holders, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
-  const u32 told = held_row(slot).plateau;
+  const u32 told = held_row(slot).range.plateau;
   if constexpr (!Holders::kAlone || kEach > 64) return select_equal<Holders>(told, slot, ahead) == Kth::kEqual;
   u32 key = told;
 #pragma unroll 1
   for (;;) {
     const Kth kth = select_equal<Holders>(key, slot, ahead);
     if (kth == Kth::kEqual) return true;
-    const u32 best = held_row(slot).most;
+    const u32 best = held_row(slot).range.most;
     if (kth == Kth::kWorse || key == best) return false;
     key = best;
     __syncthreads(); // all have read what is counted

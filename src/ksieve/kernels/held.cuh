@@ -80,13 +80,15 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
 // bytes: memory is slow at single sectors (docs/tuning.md#27).
 __device__ __forceinline__ int sampled_score(int id) {
   constexpr u32 kAlike = 4;
-  constexpr u32 kOthers = kWarps / kAlike;
-  static_assert(!kHolds || kWarps % kAlike == 0);
+  constexpr u32 kOthers = kSamplers / kAlike;
+  constexpr u32 kEachPart = kStages * (kWarps / kSamplers);
+  static_assert(!kHolds || kSamplers % kAlike == 0 && kWarps % kSamplers == 0);
   const u32 thread = thread_again();
   const u32 warp = thread / 32;
-  const u32 part = thread % 32 * kOthers + warp % kOthers; // of kStages times as many
-  const u32 draw = (static_cast<u32>(id) * (kThreads / kAlike) + part) * 0x9e3779b1u;
-  const u32 vector = (part * kStages + ((draw >> 16) * kStages >> 16)) * kAlike + (warp / kOthers + thread) % kAlike;
+  const u32 part = thread % 32 * kOthers + warp % kOthers; // of kEachPart times as many
+  const u32 draw = (static_cast<u32>(id) * (32 * kOthers) + part) * 0x9e3779b1u;
+  const u32 vector =
+      (part * kEachPart + ((draw >> 16) * kEachPart >> 16)) * kAlike + (warp / kOthers + thread) % kAlike;
   return static_cast<int>(vector * kVector + (draw >> 13) % kVector);
 }
 // Where that is in the part's body.
@@ -113,6 +115,7 @@ __device__ __forceinline__ LoadedSample load_sample(const Score* body, int score
 // The same as soon as the row's part is in the ring, and from there; before Hopper, others' copies are not waited for.
 __device__ __forceinline__ void sample_held(int slot) {
   wait_copy(slot);
+  if (!is_sampler()) return;
   const volatile HeldRow& row = held_row(slot);
 #if __CUDA_ARCH__ >= 900
   const int at = sampled_score(row.id);
@@ -124,8 +127,9 @@ __device__ __forceinline__ void sample_held(int slot) {
 }
 
 // Counts the scores that this thread holds, and keeps which steps they are in.
-template <bool kEarly, bool kAlone, class Spread>
-__device__ __forceinline__ void count_steps(int slot, Steps linear, HeldSteps& steps, Spread spread) {
+template <bool kEarly, bool kAlone, class Spread, class Ready>
+__device__ __forceinline__ void count_steps(int slot, int valid, Steps linear, HeldSteps& steps, Spread spread,
+                                            Ready ready) {
   auto count = [&](int vector, const float (&score)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; i += 2) {
@@ -141,7 +145,7 @@ __device__ __forceinline__ void count_steps(int slot, Steps linear, HeldSteps& s
     for (int i = 0; i < kVector; i += 2)
       steps.pair[(vector * kVector + i) / 2] = (kBins - 1) * 0x10001u;
   };
-  each_held<kEarly, true, kAlone>(slot, count, skip);
+  each_held<kEarly, true, kAlone>(slot, valid, count, skip, ready);
 }
 
 // The same for scores that are spread first (FoundSteps): called, since inlined it would be spilled, as it would with
@@ -149,7 +153,8 @@ __device__ __forceinline__ void count_steps(int slot, Steps linear, HeldSteps& s
 __device__ __noinline__ HeldSteps count_spread(int slot) {
   const FoundSteps range(slot);
   HeldSteps steps;
-  count_steps<false, false>(slot, range.steps(), steps, [&](float score) { return range.spread(score); });
+  auto spread = [&](float score) { return range.spread(score); };
+  count_steps<false, false>(slot, held_valid(slot), range.steps(), steps, spread, [] {});
   return steps;
 }
 
@@ -157,14 +162,26 @@ __device__ __noinline__ HeldSteps count_spread(int slot) {
 // ring has been read, `meanwhile()` where most warps wait for others, but for rare rows: whether it has.
 template <class Holders, class Ahead, class Meanwhile>
 __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile meanwhile) {
-  Holders::know(slot);
-  if (rarely(held_row(slot).plateau != 0) && select_plateau<Holders>(slot, ahead)) return false;
+  // Where one CTA holds a row, the range is known before everybody has come.
+  constexpr bool kKnown = Holders::kAlone && kKnownEarly;
+  if (!kKnown) Holders::know(slot);
+  const HeldRange told = kKnown ? range_of(slot) : HeldRange{0, 0, 0, held_row(slot).range.plateau};
+  const int valid = held_valid(slot);
+  auto know = [&] {
+    if (kKnown) Holders::know(slot);
+  };
+  if (rarely(told.plateau != 0)) {
+    know();
+    if (select_plateau<Holders>(slot, ahead)) return false;
+  }
   HeldSteps steps;
-  const FoundSteps range(slot);
+  const FoundSteps range = kKnown ? FoundSteps(told) : FoundSteps(slot);
   if (rarely(range.spreads)) {
+    know();
     steps = count_spread(slot);
   } else {
-    count_steps<!kFinish, Holders::kAlone>(slot, range.steps(), steps, [&](float score) { return score; });
+    auto plain = [](float score) { return score; };
+    count_steps<!kFinish, Holders::kAlone>(slot, valid, range.steps(), steps, plain, know);
   }
   each_edge(slot, [&](const Edge& edge) { Steps::count(FoundSteps(slot).of(edge.score)); });
   const Boundary found = Holders::find(held_row(slot).slots, ahead);
@@ -207,11 +224,12 @@ __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile mea
     }
   });
   collect_marks(divided.before, slot);
+  if (kRoomy) meanwhile();
   if (listing) {
     list_last<Holders>(early, early_score, slot);
     list_marked<Holders>(divided.within, slot);
   }
-  meanwhile();
+  if (!kRoomy) meanwhile();
   write_answer(slot, whole ? 0 : found.count, quota);
   return true;
 }

@@ -9,6 +9,19 @@ constexpr int kEach = kVectors * kVector;
 constexpr int kPart = kVectors * kStep;                   // what a CTA holds at most
 constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
 
+// Of more warps some look at a row's samples and for its boundary, which then takes no longer but fewer instructions;
+// all sample where a CTA has a multiprocessor to itself, as that narrows the range. The next row is copied by a warp
+// that does neither (docs/tuning.md#32).
+constexpr int kSome = 8;
+constexpr bool kShares = kRoomy && kWarps > kSome;
+constexpr int kSamplers = kShares && KSIEVE_CTAS_PER_SM > 1 ? kSome : kWarps;
+constexpr int kFinders = kShares ? kSome : kWarps;
+constexpr int kCopier = kFinders < kWarps ? kFinders : 0;
+__device__ __forceinline__ bool is_sampler() {
+  return kSamplers == kWarps || static_cast<int>(threadIdx.x) < 32 * kSamplers;
+}
+__device__ __forceinline__ bool is_copier() { return static_cast<int>(threadIdx.x / 32) == kCopier; }
+
 // Where the ring has no room for all, one or two vectors of each block are not copied there, but loaded where they are
 // counted: every other one from the second on, so that both ends of a row are in the ring, which is where it is
 // sampled.
@@ -19,9 +32,6 @@ constexpr int kOut = kBeside ? kBeside / kBlocks : 1;
 constexpr int kCopied = kBeside ? kBlock - kOut : kBlock; // vectors of a block that are
 static_assert(kVectors % kBlock == 0 && (kBeside == 0 || kCopied > kOut && kVectors / kBlock * kOut == kBeside),
               "blocks are whole, and mostly copied");
-__device__ __forceinline__ constexpr bool is_beside(int vector) {
-  return kBeside && vector % kBlock % 2 == 1 && vector % kBlock < 2 * kOut;
-}
 __device__ __forceinline__ constexpr int vector_beside(int number) {
   return number / kOut * kBlock + number % kOut * 2 + 1;
 }
@@ -29,9 +39,10 @@ __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
   const int place = stage % kCopied;
   return kBeside ? stage / kCopied * kBlock + (place < kOut ? 2 * place : place + kOut) : stage;
 }
-__device__ __forceinline__ constexpr int stage_of_vector(int vector) {
-  const int place = vector % kBlock;
-  return kBeside ? vector / kBlock * kCopied + (place < 2 * kOut ? (place + 1) / 2 : place - kOut) : vector;
+// How many of them are counted before a stage: if they are `asked` for beforehand, as late as their block allows.
+__device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
+  const int place = stage % kCopied;
+  return kBeside ? stage / kCopied * kOut + (asked ? place * kOut / kCopied : min(place, kOut)) : 0;
 }
 
 // Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
@@ -114,14 +125,22 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
 
 // Nothing is known yet of a row's samples, nor counted. By one thread.
 __device__ __forceinline__ void clear_row(HeldRow& to) {
-  to.least = 0;
-  to.most = kNanKey;
-  to.plateau = to.signs = to.better = to.equal = to.emitted = to.few_count = 0;
+  to.range = {0, kNanKey, 0, 0};
+  to.better = to.equal = to.emitted = to.few_count = 0;
 }
 
 // A row's facts, read again wherever they are needed: kept in registers, they would not leave enough of them for the
 // steps of its scores.
 __device__ __forceinline__ const volatile HeldRow& held_row(int slot) { return shared_storage().held[slot]; }
+
+// The same at once.
+__device__ __forceinline__ HeldRange range_of(int slot) {
+  const Raw raw = read_ring(shared_address(&shared_storage().held[slot].range));
+  return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
+}
+
+// Scores of a part that the copy has; the same for all, as the compiler then knows.
+__device__ __forceinline__ int held_valid(int slot) { return __reduce_max_sync(kFullWarp, held_row(slot).valid); }
 
 // Position of the first score that this thread holds.
 __device__ __forceinline__ int held_first(int slot) { return held_row(slot).body_begin + own_place(); }
@@ -184,8 +203,8 @@ __device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
   if (copy.number >= 0) copy_in_bulk(copy.body, copy.bytes);
 }
 
-// Prepares the arrival of bulk copies, by one thread, which may start the first at once; a barrier must follow before
-// anybody waits for it.
+// Prepares the arrival of bulk copies, by one thread of the warp that may start the first at once; a barrier must
+// follow before anybody waits for it.
 __device__ __forceinline__ void prepare_copies() {
 #if __CUDA_ARCH__ >= 900
 #pragma unroll
@@ -201,7 +220,7 @@ __device__ __forceinline__ void prepare_copies() {
 __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 #if __CUDA_ARCH__ >= 900
   __syncwarp(); // arrivals are prepared
-  if (threadIdx.x < 32) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
+  if (is_copier()) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
 #else
   copy_body(body, scores);
 #endif
@@ -211,7 +230,7 @@ __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 __device__ __forceinline__ void copy_rest(int slot) {
 #if __CUDA_ARCH__ >= 900
   const HeldRow& row = shared_storage().held[slot];
-  if (kChunks > 1 && threadIdx.x < 32) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
+  if (kChunks > 1 && is_copier()) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
 #endif
 }
 
@@ -270,12 +289,14 @@ __device__ __forceinline__ int take_mark(Marks& marks, int first) {
   return index;
 }
 
-// The scores of this thread's vector, of those it has; what is behind the row is no better than any score.
-__device__ __forceinline__ void unpack_held(const Raw& raw, int vector, int valid, float (&score)[kVector]) {
+__device__ __forceinline__ void unpack_held(const Raw& raw, float (&score)[kVector]) {
 #pragma unroll
   for (int i = 0; i < kVector; ++i)
     score[i] = unpack(raw, i);
-  if (valid >= (vector + 1) * kStep) return;
+}
+
+// What of a thread's vector is behind the row is no better than any score.
+__device__ __forceinline__ void clear_behind(int vector, int valid, float (&score)[kVector]) {
   const int left = valid - thread_again() * kVector;
 #pragma unroll
   for (int i = 0; i < kVector; ++i)
@@ -285,10 +306,9 @@ __device__ __forceinline__ void unpack_held(const Raw& raw, int vector, int vali
 // Calls visit(vector, scores) for what this thread holds, while the ring has it. The next vector is read before that,
 // as it would queue behind what is counted, and those beside the ring a block before, unless visit() needs the
 // registers. If nobody reads the ring again, those may come to it, in place of what has been read. Calls skip(vector)
-// for vectors behind a row that one CTA holds.
-template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip>
-__device__ __forceinline__ void each_held(int slot, Visit visit, Skip skip) {
-  const int valid = __reduce_max_sync(kFullWarp, held_row(slot).valid); // the same for all, as the compiler then knows
+// for vectors behind a row that one CTA holds, and ready() in front of the first visit.
+template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class Ready>
+__device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip skip, Ready ready) {
   constexpr bool kReplaced = kLast && kBeside && kChunks > 1;
   constexpr bool kSkips = kAlone && kPart > 8192; // shorter ones do not pay for the branches
   auto at_beside = [&](int vector) {              // whose address is not kept: there are no registers for it
@@ -306,33 +326,38 @@ __device__ __forceinline__ void each_held(int slot, Visit visit, Skip skip) {
     return read_ring(own_ring() + stage * kStageBytes);
   };
   auto look = [&](int vector, const Raw& raw) {
-    if (kSkips && vector * kStep >= valid) return skip(vector);
+    if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
     float score[kVector];
-    unpack_held(raw, vector, valid, score);
+    unpack_held(raw, score);
+    if (rarely(valid < (vector + 1) * kStep)) { // asked first, since it is so for one or two of them
+      if (kSkips && vector * kStep >= valid) return skip(vector);
+      clear_behind(vector, valid, score);
+    }
     visit(vector, score);
     if (!kEarly && kEach >= 64) __syncwarp(); // or ptxas interleaves so many that it spills
   };
   Raw next = {};
   Raw beside = {};
-  constexpr bool kReadsAhead = kEarly && (kEach <= 80 || kSmThreads <= 512); // or there are no registers for it
+  constexpr bool kReadsAhead = kEarly && (kEach <= 72 || kSmThreads <= 512); // or there are no registers for it
   if (kReadsAhead) next = read(0);
   if (kEarly && kBeside && !kReplaced) beside = load_beside(vector_beside(0));
+  ready();
 #pragma unroll
-  for (int vector = 0; vector < kVectors; ++vector) {
-    const int stage = stage_of_vector(vector);
-    if (is_beside(vector)) {
-      if (kReplaced) continue;
-      const Raw raw = kEarly ? beside : load_beside(vector);
-      const int number = vector - stage; // of those beside
-      if (kEarly && number + 1 < kBeside) beside = load_beside(vector_beside(number + 1));
-      look(vector, raw);
-    } else {
-      const Raw raw = kReadsAhead ? next : read(stage);
-      if (kReadsAhead && stage + 1 < kStages) next = read(stage + 1);
-      if (kReplaced && stage < kBeside && vector_beside(stage) * kStep + own_place() < valid)
-        copy_ahead(own_ring() + stage * kStageBytes, at_beside(vector_beside(stage)));
-      look(vector, raw);
-    }
+  for (int stage = 0; stage < kStages; ++stage) {
+    const Raw raw = kReadsAhead ? next : read(stage);
+    if (kReadsAhead && stage + 1 < kStages) next = read(stage + 1);
+    if (kReplaced && stage < kBeside && vector_beside(stage) * kStep + own_place() < valid)
+      copy_ahead(own_ring() + stage * kStageBytes, at_beside(vector_beside(stage)));
+    look(vector_of_stage(stage), raw);
+    if constexpr (kBeside > 0 && !kReplaced)
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) {
+        const int number = due_beside(stage, kEarly && kRoomy) + i;
+        if (number >= due_beside(stage + 1, kEarly && kRoomy)) continue;
+        const Raw raw = kEarly ? beside : load_beside(vector_beside(number));
+        if (kEarly && number + 1 < kBeside) beside = load_beside(vector_beside(number + 1));
+        look(vector_beside(number), raw);
+      }
   }
   if constexpr (kReplaced) {
     commit_copies();

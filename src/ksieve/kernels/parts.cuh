@@ -69,7 +69,7 @@ template <bool kChooses> __device__ __forceinline__ Range own_range(const Sample
   }
   __syncthreads(); // every warp's samples are folded
   if (threadIdx.x >= 32) return kNoRange;
-  u32 worst = own.edges ? own.least : 0;
+  u32 worst = own.edges ? own.range.least : 0;
   if (kChooses && worst && own.last < kWarps && s.held[0].last == 0) {
     const u32 mine = s.warp_totals[lane % kWarps];
     u32 no_worse = 0;
@@ -82,7 +82,7 @@ template <bool kChooses> __device__ __forceinline__ Range own_range(const Sample
     }
     worst = min(worst, __reduce_min_sync(kFullWarp, no_worse >= own.last ? mine : worst - 1) + 1);
   }
-  return {own.most, worst, Range::kTold | (own.edges && worst - 1 >= kZeroKey - 1), own.plateau};
+  return {own.range.most, worst, Range::kTold | (own.edges && worst - 1 >= kZeroKey - 1), own.range.plateau};
 }
 
 // The row's range, from what the lanes of the first warp know of all parts'. A barrier must follow.
@@ -92,11 +92,7 @@ __device__ __forceinline__ void fold_ranges(const Range& some, int slot) {
   const u32 signs = __reduce_or_sync(kFullWarp, some.signs);
   const u32 plateau = __reduce_max_sync(kFullWarp, some.plateau);
   if (threadIdx.x != 0) return;
-  HeldRow& row = shared_storage().held[slot];
-  row.most = most;
-  row.least = least;
-  row.signs = static_cast<int>(signs & ~Range::kTold);
-  row.plateau = plateau;
+  shared_storage().held[slot].range = {least, most, static_cast<int>(signs & ~Range::kTold), plateau};
 }
 
 // What a part has of the answer: how many positions are collected and, 2^16 times, how many scores are listed of the
@@ -159,7 +155,7 @@ struct PartOf {
 };
 template <class Holders> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
-  if (first && threadIdx.x == 0) prepare_copies();
+  if (first && threadIdx.x == 32 * kCopier) prepare_copies();
   Holders::begin(); // before anything is asked for: others wait for that
   const Row row = load_row(p, id);
   const int from = rank * kPart;

@@ -58,8 +58,8 @@ __device__ KSIEVE_APART void select_others(const Params& p) {
 }
 
 // Rows are described eight at a time, the half of the slots that is not in use, by as many threads of a warp other than
-// that which copies rows, or ranks candidates.
-constexpr int kScouts = 1; // that warp
+// that which copies rows, or ranks candidates, and that has no samples to look at, if there is one.
+constexpr int kScouts = kSamplers < kWarps ? kSamplers + 1 : 1; // that warp
 constexpr int kAhead = kHeldRows / 2;
 
 // Computed wherever it is needed: kept, it would be spilled.
@@ -81,7 +81,7 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
     if (number < static_cast<u32>(rows_of(p))) {
       const Row row = nth_row(p, static_cast<int>(number));
       describe(p, row, 0, row.length, limit_of(p), to);
-      reach(row.length, to.slots, kWarps, to);
+      reach(row.length, to.slots, kSamplers, to);
       clear_row(to);
       in_bulk = __CUDA_ARCH__ >= 900 && to.way == Way::kHeld;
     }
@@ -105,11 +105,10 @@ __device__ __forceinline__ void describe_more(const Params& p, int slot) {
 }
 
 // CTAs of a multiprocessor begin one after another when there are rows for several rounds. Otherwise all of them copy,
-// then all count, and memory rests meanwhile. Not those that load much of the row when they count it, nor for short
-// rows (docs/tuning.md#31).
+// then all count, and memory rests meanwhile. Not for short rows (docs/tuning.md#31).
 __device__ __forceinline__ void fall_behind(const Params& p) {
   constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 58
-  if (kBeside > 4 || kHeld <= 8192 || rows_of(p) <= grid_size()) return;
+  if (kHeld <= 8192 || rows_of(p) <= grid_size()) return;
   const int before = static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
   const i64 late = before * (kHeld * static_cast<i64>(sizeof(Score)) / 1024 * kClocks);
   const i64 begin = clock64();
@@ -121,7 +120,7 @@ __device__ __forceinline__ void fall_behind(const Params& p) {
 __device__ __forceinline__ void copy_coming(int slot) {
   const HeldRow& row = shared_storage().held[slot];
 #if __CUDA_ARCH__ >= 900
-  if (threadIdx.x < 32) copy_in_bulk(row);
+  if (is_copier()) copy_in_bulk(row);
 #else
   if (row.way == Way::kHeld) copy_body(row);
 #endif
@@ -137,16 +136,14 @@ __device__ KSIEVE_APART void sample_coming(int slot) {
 // for single sectors.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
-  if (thread_again() == 0) {
-    prepare_copies();
-    s.flag = 0;
-  }
+  if (threadIdx.x == 0) s.flag = 0;
+  if (threadIdx.x == 32 * kCopier) prepare_copies();
   fall_behind(p);
   constexpr bool kLoads = !KSIEVE_WINDOWS && !kDealt && (kThreads >= 512 || kEach >= 64); // docs/tuning.md#28
   LoadedSample sample = {};
 #if !KSIEVE_WINDOWS
   const Row row = nth_row(p, blockIdx.x);
-  if (kLoads) {
+  if (kLoads && is_sampler()) {
     const Row all = widest_row(p, blockIdx.x);
     const Body body = body_of(all.scores, 0, all.length);
     sample = load_sample(all.scores + body.begin, body.end - body.begin, all.id);
@@ -167,7 +164,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   clear_counts(thread);
   __syncthreads(); // rows are described, and storage is empty
   const bool held = s.held[0].way == Way::kHeld;
-  if (kLoads && held) look_at(sample.score, sample.place, 0);
+  if (kLoads && held && is_sampler()) look_at(sample.score, sample.place, 0);
   if (KSIEVE_WINDOWS) copy_coming(0); // registers do not suffice for a row that is not described
   if (!KSIEVE_WINDOWS && held) copy_rest(0);
   if (!kLoads) return sample_coming(0);
@@ -178,13 +175,14 @@ __device__ __forceinline__ void start_rows(const Params& p) {
 __device__ __forceinline__ bool select_held_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   start_rows(p);
-  for (int slot = 0; held_row(slot).way != Way::kNone; slot = slot_after(slot)) {
+  if (kKnownEarly) __syncthreads(); // the first row's range is known
+  for (int slot = 0;; slot = slot_after(slot)) {
+    const Way way = held_row(slot).way;
+    if (way == Way::kNone) break;
     auto look_ahead = [&] {
       if (slot % kAhead == 1 && thread_again() / 32 == kScouts) describe_more(p, (slot + kAhead - 1) & kAhead);
       if (!kFinish) sample_coming(slot_after(slot));
     };
-    const Way way = held_row(slot).way;
-    const bool copied = !kFinish && way == Way::kHeld;
     bool looked = false;
     if (way != Way::kHeld) __syncwarp(); // or ptxas spills
     if (way != Way::kOther) {
@@ -197,19 +195,24 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
         write_short(held_row(slot).out, held_row(slot).end, p.k, held_row(slot).base);
       }
       if (KSIEVE_OVERLAP && held_row(slot_after(slot)).way == Way::kNone) release_dependents();
-      if (kFinish && threadIdx.x == 0) s.base = held_row(slot).base;
-      finish_row(p, held_row(slot).id, sort_slice(p, blockIdx.x));
+      if (kFinish) {
+        if (threadIdx.x == 0) s.base = held_row(slot).base;
+        finish_row(p, held_row(slot).id, sort_slice(p, blockIdx.x));
+      }
     } else {
       atomicOr(&s.flag, 1); // by all: where one thread did it, ptxas let that come to the barrier below by itself
     }
-    if (!copied) {
-      __syncthreads(); // nobody needs the ring any more, nor the histogram
-      if (kFinish) clear_counts(thread_again());
-      copy_coming(slot_after(slot));
-      __syncthreads(); // it is known what the next row waits for
+    if (kFinish || !looked) {
+      if (kFinish || held_row(slot).way != Way::kHeld) {
+        __syncthreads(); // nobody needs the ring any more, nor the histogram
+        if (kFinish) clear_counts(thread_again());
+        copy_coming(slot_after(slot));
+        __syncthreads(); // it is known what the next row waits for
+      }
+      if (!looked) look_ahead();
+      if (kFinish) sample_coming(slot_after(slot));
+      if (kKnownEarly) __syncthreads(); // the next row's range is known
     }
-    if (!looked) look_ahead();
-    if (kFinish) sample_coming(slot_after(slot));
     __syncwarp(); // rows are begun by whole warps
   }
   if (!s.flag) return false; // the same for all: each has seen every row

@@ -10,15 +10,17 @@ __device__ __forceinline__ u32 shifted_key(float score, u32 worst = kMinusInfini
 // Counts one in the histogram, given a number of bytes from its first bin on: the hardware adds up what lanes do to one
 // address.
 __device__ __forceinline__ void count_at(u32 bytes) {
-  const u32 first = static_cast<u32>(__cvta_generic_to_shared(shared_storage().histogram));
-  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(first + bytes) : "memory");
+  constexpr int kBehind = sizeof(SharedStorage::ring); // where the histogram is
+  asm volatile("red.shared.add.u32 [%0 + %1], 1;" ::"r"(shared_address(shared_bytes) + bytes), "n"(kBehind) : "memory");
 }
 
 // Scores from `most` down to `least` in equal steps, numbered from 0; the last has whatever is no better than `least`.
-// A step is a float: kOne + number, whose bits are as far apart as the numbers are.
+// A step is a float: kOne + number units, whose bits are as far apart as the numbers are. Those of kOne vanish when a
+// number of bytes is made of them.
 struct Steps {
-  static constexpr float kOne = 0x1p23f;
-  static constexpr u32 kOneBits = 0x4b000000;
+  static constexpr float kOne = 2.0f;
+  static constexpr float kUnit = 0x1p-22f;
+  static constexpr u32 kOneBits = 0x40000000;
   static constexpr float kGreatest = 0x1.fffffep127f;
   float scale;
   float offset;
@@ -40,13 +42,13 @@ struct Steps {
   }
 
   __device__ __forceinline__ float of(float score) const {
-    return __fmaf_rd(__saturatef(fmaf(score, scale, offset)), 1.0f - kBins, kOne + (kBins - 1));
+    return __fmaf_rd(__saturatef(fmaf(score, scale, offset)), (1 - kBins) * kUnit, kOne + (kBins - 1) * kUnit);
   }
 
   // Every score is counted, the many of the last step too.
   __device__ __forceinline__ static void count(float step) { count_at((__float_as_uint(step) - kOneBits) * 4); }
 
-  __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number); }
+  __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number) * kUnit; }
 };
 
 // The numbers of the steps that this thread's scores are in, two in a word.
@@ -110,10 +112,8 @@ struct FoundSteps {
   u32 most;
   bool spreads;
 
-  __device__ __forceinline__ explicit FoundSteps(int slot) {
-    const volatile HeldRow& row = held_row(slot);
-    least = row.least;
-    most = row.most;
+  __device__ __forceinline__ explicit FoundSteps(int slot) : FoundSteps(held_row(slot).range) {}
+  template <class Range> __device__ __forceinline__ explicit FoundSteps(Range& row) : least(row.least), most(row.most) {
     const float range = Steps::sixteenth(score_of_key(least), score_of_key(most));
     spreads = range < 0x1p-126f ? most < least : !row.signs && static_cast<int>(least - most) > kWide;
   }
@@ -164,10 +164,10 @@ struct Sampled {
 
 // The best of where warps' ranges begin, and the worst of where they end.
 __device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row) {
-  atomicMin(&row.most, warp.range.best);
-  atomicMax(&row.least, warp.range.worst);
-  if (warp.signs) atomicOr(&row.signs, 1);
-  if (rarely(warp.plateau != 0)) atomicMax(&row.plateau, warp.plateau);
+  atomicMin(&row.range.most, warp.range.best);
+  atomicMax(&row.range.least, warp.range.worst);
+  if (warp.signs) atomicOr(&row.range.signs, 1);
+  if (rarely(warp.plateau != 0)) atomicMax(&row.range.plateau, warp.plateau);
 }
 
 __device__ __forceinline__ void write_last(int slot, int listed, int quota);
@@ -202,7 +202,7 @@ struct Alone : OnChip<Alone> {
   template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then then) {
     __syncthreads(); // the tail is counted
     then();
-    return find_boundary(rank);
+    return find_boundary<u32, kFinders>(rank);
   }
 };
 

@@ -41,6 +41,14 @@ struct alignas(16) RingSlot {
 
 enum class Way : unsigned char { kNone, kOther, kShort, kHeld }; // kNone: past the rows; kShort: all is selected
 
+// Where the k-th score of a row is looked for.
+struct alignas(16) HeldRange {
+  u32 least;   // ordered keys: its end
+  u32 most;    // and its beginning
+  int signs;   // whether some of those are not positive
+  u32 plateau; // key of a score that kPlateau samples of a warp are, or more; 0: none
+};
+
 // A row that is copied whole: what everybody must know of it and of the part that this CTA holds, which one thread
 // finds out, and its counters.
 struct alignas(16) HeldRow {
@@ -59,12 +67,9 @@ struct alignas(16) HeldRow {
   unsigned char last;  // and ends; or lengthened, by 2^times - 1 ranges
   bool edges;          // whether scores are beside the body
   Way way;
-  int base;      // with windows: what is added to an index that is written
-  u32 least;     // ordered keys of the range where the k-th score is looked for: its end
-  u32 most;      // and its beginning
-  int signs;     // whether some of those are not positive
-  u32 plateau;   // key of a score that kPlateau samples of a warp are, or more; 0: none
-  int better;    // scores better than that
+  int base; // with windows: what is added to an index that is written
+  HeldRange range;
+  int better;    // scores better than a plateau
   int equal;     // and equal to it
   int emitted;   // output positions collected by this CTA
   int few_count; // entries of `few`, or output slots taken by equal scores
@@ -178,8 +183,18 @@ __device__ __forceinline__ int moved_on(int place, int batches) {
   return kSmall ? (place + batches * kLine) & (kStep - 1) : place;
 }
 
+// Registers of a thread that are left by the steps of a row which one CTA holds, and what they suffice for: ptxas would
+// spill otherwise, and for what options need.
+constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
+constexpr bool kOwns = kHeld > 0 && kHeld == (kStages + kBeside) * kStep && !KSIEVE_REGISTERS && !kFinish;
+constexpr int kRoom = kOwns ? kRegisters - kHeld / kThreads / 2 : 0;
+constexpr bool kRoomy = kRoom >= 24;
+constexpr bool kKnownEarly = kRoom >= 30; // where a row's boundary is looked for, before everybody has come
+
 // This thread's number, read where it is rarely needed: addresses made of it are not kept from row to row, and spilled.
+// To read it takes as long as a load on chip, which is why it is kept where there is room.
 __device__ __forceinline__ int thread_again() {
+  if (kRoom >= (kBeside ? 56 : 40)) return static_cast<int>(threadIdx.x);
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
