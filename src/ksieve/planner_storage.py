@@ -200,6 +200,11 @@ def ring_stages(geometry: Geometry, dtype: str) -> int:
     return geometry.held // geometry.holders * ITEM_BYTES[dtype] // (16 * geometry.threads) - geometry.beside
 
 
+def batches(stages: int) -> int:
+    """Batches that a turn of the ring is loaded in: of `BATCH` vectors, or where their number is odd of one."""
+    return stages if stages % BATCH else stages // BATCH
+
+
 def statistics_bound(width: int, policy: SamplingPolicy) -> int:
     """Most statistics that a view of a row of `width` scores can have."""
     scores = math.ceil(width / (policy.stride * policy.group)) * policy.group

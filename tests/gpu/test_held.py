@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu import material, runner
+from gpu import material, runner, served
 from gpu.variants import ALL, possible
 from harness import sampled_at, samplers
 from ksieve.planner_storage import with_workspace
@@ -48,6 +48,9 @@ def plan_of(family, shape, rows, k=K, **changes):
 
 def kernels():
     yield from ((plan_of(family, shape, 32), False) for family, shape in SHAPES)
+    for shape in OWNED:
+        yield plan_of("row_exact", shape, 32), True
+        yield from ((plan, False) for plan in tied_plans(shape, 32))
 
 
 def hard_rows(width):
@@ -198,6 +201,34 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
                     for text in runner.check(chosen, material.place(bits, "float32", runner.DEVICE), None)
                 ]
     tally.add(NAMES[family], 12, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+OWNED = [shape for family, shape in SHAPES if family == "row_exact" and not shape.registers]
+RINGS = [f"{s.held}-{s.threads}x{s.ctas_per_sm}" for s in OWNED]
+TIED = {"tie_break": "low", "sorted": "index"}
+SCANNED = ("normal", "plateau", "few values", "sorted", "ties around the rank", "a third NaN")
+
+
+def tied_plans(shape, rows):
+    with alone("row_exact", shape):
+        yield from possible(
+            ALL["row"], rows, shape.held, K, device=runner.PLAN_DEVICE, options=served.options_of(dict(TIED, lengths=0))
+        )
+
+
+@pytest.mark.parametrize("shape", OWNED, ids=RINGS)
+def test_rows_that_are_scanned_in_the_ring(shape, tally):
+    """Statistics and tie-breaks need all of a row there, and both of its scans, however many vectors that are."""
+    rows = [values for name, values in hard_rows(shape.held).items() if name in SCANNED]
+    bits = np.ascontiguousarray(np.stack(rows).astype(np.float32)).view(np.int32)
+    lengths = [shape.held, shape.held - 1, shape.held * 15 // 16, shape.held * 5 // 8 + 3, K + 1, K]
+    lengths = torch.tensor(lengths, dtype=torch.int32, device=runner.DEVICE)
+    scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
+    wrong, _ = runner.compare_stats(plan_of("row_exact", shape, len(rows)), scores, lengths)
+    for plan in tied_plans(shape, len(rows)):
+        wrong += served.check(served.Served(plan, scores, dict(TIED, lengths=lengths)))
+    tally.add("row", len(rows), wrong, stats_rows=len(rows))
     assert not wrong, "\n".join(wrong)
 
 

@@ -39,13 +39,12 @@ __device__ __forceinline__ Sums sum_threads(u32 mine) {
 // Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
 // Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
 // into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is. `counts` may
-// be others than the histogram's, of 16 bits too. The first `kFinders` warps look, and the others wait for them.
-template <class Count = u32, int kFinders = kWarps>
+// be others than the histogram's, of 16 bits too.
+template <class Count = u32>
 __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
                                                   const Count* counts = shared_storage().histogram) {
   SharedStorage& s = shared_storage();
-  constexpr int kLookers = 32 * kFinders;
-  constexpr int kPerThread = kBins / kLookers;
+  constexpr int kPerThread = kBins / kThreads;
   constexpr bool kHalves = sizeof(Count) == 2;
   struct alignas(sizeof(Count) * kPerThread) Own {
     Count bin[kPerThread];
@@ -53,11 +52,6 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
   const int thread = thread_again();
   const int lane = thread & 31;
   const int warp = thread >> 5;
-  if (kFinders < kWarps && warp >= kFinders) {
-    __syncthreads(); // every warp's total is written
-    __syncthreads(); // `found` is visible
-    return s.found[0];
-  }
   constexpr int kTogether = kPerThread < 4 ? kPerThread : 4; // bins that a thread reads at a time
   struct alignas(4 * kTogether) Bins {
     u32 bin[kTogether];
@@ -90,7 +84,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     u32 wanted = which ? second_rank : rank;
-    bool last = thread == kLookers - 1 && wanted > before + sum;
+    bool last = thread == kThreads - 1 && wanted > before + sum;
     if (wanted == 0 || !(last || (before < wanted && wanted <= before + sum))) continue;
     wanted -= before;
     int i = 0;

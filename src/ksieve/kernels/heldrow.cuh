@@ -9,18 +9,13 @@ constexpr int kEach = kVectors * kVector;
 constexpr int kPart = kVectors * kStep;                   // what a CTA holds at most
 constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
 
-// Of more warps some look at a row's samples and for its boundary, which then takes no longer but fewer instructions;
-// all sample where a CTA has a multiprocessor to itself, as that narrows the range. The next row is copied by a warp
-// that does neither (docs/tuning.md#32).
+// Of more warps some sample a row where CTAs share a multiprocessor: it takes no longer, but fewer instructions. All do
+// where one is alone, as that narrows the range (docs/tuning.md#32).
 constexpr int kSome = 8;
-constexpr bool kShares = kRoomy && kWarps > kSome;
-constexpr int kSamplers = kShares && KSIEVE_CTAS_PER_SM > 1 ? kSome : kWarps;
-constexpr int kFinders = kShares ? kSome : kWarps;
-constexpr int kCopier = kFinders < kWarps ? kFinders : 0;
+constexpr int kSamplers = kRoomy && kWarps > kSome&& KSIEVE_CTAS_PER_SM > 1 ? kSome : kWarps;
 __device__ __forceinline__ bool is_sampler() {
   return kSamplers == kWarps || static_cast<int>(threadIdx.x) < 32 * kSamplers;
 }
-__device__ __forceinline__ bool is_copier() { return static_cast<int>(threadIdx.x / 32) == kCopier; }
 
 // Where the ring has no room for all, one or two vectors of each block are not copied there, but loaded where they are
 // counted: every other one from the second on, so that both ends of a row are in the ring, which is where it is
@@ -220,7 +215,7 @@ __device__ __forceinline__ void prepare_copies() {
 __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 #if __CUDA_ARCH__ >= 900
   __syncwarp(); // arrivals are prepared
-  if (is_copier()) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
+  if (threadIdx.x / 32 == 0) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
 #else
   copy_body(body, scores);
 #endif
@@ -230,7 +225,7 @@ __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 __device__ __forceinline__ void copy_rest(int slot) {
 #if __CUDA_ARCH__ >= 900
   const HeldRow& row = shared_storage().held[slot];
-  if (kChunks > 1 && is_copier()) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
+  if (kChunks > 1 && threadIdx.x / 32 == 0) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
 #endif
 }
 

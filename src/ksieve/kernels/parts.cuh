@@ -155,7 +155,7 @@ struct PartOf {
 };
 template <class Holders> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
-  if (first && threadIdx.x == 32 * kCopier) prepare_copies();
+  if (first && threadIdx.x == 0) prepare_copies();
   Holders::begin(); // before anything is asked for: others wait for that
   const Row row = load_row(p, id);
   const int from = rank * kPart;

@@ -59,7 +59,7 @@ __device__ KSIEVE_APART void select_others(const Params& p) {
 
 // Rows are described eight at a time, the half of the slots that is not in use, by as many threads of a warp other than
 // that which copies rows, or ranks candidates, and that has no samples to look at, if there is one.
-constexpr int kScouts = kSamplers < kWarps ? kSamplers + 1 : 1; // that warp
+constexpr int kScouts = kSamplers < kWarps ? kSamplers : 1; // that warp
 constexpr int kAhead = kHeldRows / 2;
 
 // Computed wherever it is needed: kept, it would be spilled.
@@ -120,7 +120,7 @@ __device__ __forceinline__ void fall_behind(const Params& p) {
 __device__ __forceinline__ void copy_coming(int slot) {
   const HeldRow& row = shared_storage().held[slot];
 #if __CUDA_ARCH__ >= 900
-  if (is_copier()) copy_in_bulk(row);
+  if (threadIdx.x / 32 == 0) copy_in_bulk(row);
 #else
   if (row.way == Way::kHeld) copy_body(row);
 #endif
@@ -136,8 +136,10 @@ __device__ KSIEVE_APART void sample_coming(int slot) {
 // for single sectors.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
-  if (threadIdx.x == 0) s.flag = 0;
-  if (threadIdx.x == 32 * kCopier) prepare_copies();
+  if (thread_again() == 0) {
+    prepare_copies();
+    s.flag = 0;
+  }
   fall_behind(p);
   constexpr bool kLoads = !KSIEVE_WINDOWS && !kDealt && (kThreads >= 512 || kEach >= 64); // docs/tuning.md#28
   LoadedSample sample = {};

@@ -202,7 +202,7 @@ struct Alone : OnChip<Alone> {
   template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then then) {
     __syncthreads(); // the tail is counted
     then();
-    return find_boundary<u32, kFinders>(rank);
+    return find_boundary(rank);
   }
 };
 

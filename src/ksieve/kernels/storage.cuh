@@ -171,6 +171,7 @@ __device__ __forceinline__ u32 load_place(int at) {
 }
 
 constexpr int kBatch = kStages / kBatches; // vectors that a thread looks at together
+static_assert(kStages % kBatches == 0, "a turn of the ring is whole batches");
 
 constexpr bool kSmall = kColumns > 0 && kThreads <= 256; // few columns, which many candidates soon outgrow
 
