@@ -79,11 +79,17 @@ def serve_on(backend, scores, k, call, **more):
     return dict(zip(names, result if isinstance(result, tuple) else (result,), strict=True))
 
 
+SAMPLERS = 256
+"""Threads that sample a row where CTAs share a multiprocessor and a thread has `ROOMY` registers beside its steps."""
+
+ROOMY = 24
+
+
 def samplers(plan):
     """Threads of a CTA that sample what it holds: not all where CTAs share a multiprocessor (kernels/heldrow.cuh)."""
     registers = 65_536 // (plan.threads * plan.ctas_per_sm) // 8 * 8
-    few = registers - plan.held // plan.threads // 2 >= 24 and plan.ctas_per_sm > 1 and plan.splits == 1
-    return min(plan.threads, 256) if few else plan.threads
+    few = registers - plan.held // plan.threads // 2 >= ROOMY and plan.ctas_per_sm > 1 and plan.splits == 1
+    return min(plan.threads, SAMPLERS) if few else plan.threads
 
 
 def sampled_at(threads, scores, ids):

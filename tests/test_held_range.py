@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from harness import sampled_at
+from harness import ROOMY, SAMPLERS, sampled_at
 from ksieve.keys import order_key, score_of_key
 from ksieve.workloads.producers import PRODUCERS
 
@@ -97,6 +97,7 @@ class Shape:
         return count
 
 
+SHARED = Shape(512, 12, SAMPLERS)
 ALONE = Shape(512, 24, 512)
 
 
@@ -104,6 +105,9 @@ def test_the_thresholds_are_the_kernels():
     text = (KERNELS / "heldrow.cuh").read_text(encoding="utf-8")
     assert {int(w): float(d) for w, d in re.findall(r"warps <= (\d+) \? ([\d.]+)f", text)} == DEVIATIONS
     assert tuple(map(int, re.findall(r"all > (\d+)", text))) == BEYOND
+    assert [32 * int(warps) for warps in re.findall(r"kSome = (\d+);", text)] == [SAMPLERS]
+    text = (KERNELS / "storage.cuh").read_text(encoding="utf-8")
+    assert [int(room) for room in re.findall(r"kRoomy = kRoom >= (\d+);", text)] == [ROOMY]
 
 
 @pytest.mark.parametrize("warps", [8, 16, 32, 64, 256])
@@ -131,16 +135,22 @@ def test_the_kth_of_independent_scores_is_in_the_range(ratio, drawn, threads):
     assert (most <= kth).all() and (kth <= least).all()
 
 
-@pytest.mark.parametrize("shape", [Shape(256, 4, 256), Shape(256, 16, 256), Shape(512, 10, 256), ALONE], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*(Shape(256, stages, 256) for stages in (4, 8, 16)), Shape(512, 10, 256), SHARED, ALONE], ids=str
+)
 @pytest.mark.parametrize("name", ["random_normal", "endpoint_structured", "ascending", "descending", "stride_peak"])
 def test_rows_in_order_and_with_periods_too(name, shape):
+    """None misses it, but that periods crowd a step of a row in twelve where half of 24,576's warps sample."""
     rows, width, k = 24, 4 * shape.threads * shape.stages, 2048
     lengths = np.linspace(0.8 * width, width, rows).astype(np.int64)
     scores = PRODUCERS[name](rows, width, k=k)
-    assert shape.outside(np.asarray(scores, np.float32), lengths, k) == 0
+    most = rows // 12 if (name, shape) == ("stride_peak", SHARED) else 0
+    assert shape.outside(np.asarray(scores, np.float32), lengths, k) <= most
 
 
-@pytest.mark.parametrize("shape", [Shape(256, 8, 256), Shape(512, 12, 256), Shape(512, 16, 256), ALONE], ids=str)
+@pytest.mark.parametrize(
+    "shape", [Shape(256, 8, 256), SHARED, Shape(512, 16, 256), Shape(512, 16, 512), ALONE], ids=str
+)
 @pytest.mark.parametrize("alike", [4, 16, 64])
 def test_rows_whose_neighbours_are_alike_rarely_miss_it(alike, shape):
     """Four samples are from 16 neighbours, each in another warp: then there are a quarter as many."""

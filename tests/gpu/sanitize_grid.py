@@ -39,7 +39,7 @@ SHAPES = (
 FEW = (9001, 64)
 FOLLOWING = (8192, 64)
 HELD = ((17_000, 64), (20_000, 64), (34_000, 1100), (35_000, 1100), (43_000, 1100), (50_000, 1100))
-"""Rows by the thousands that stay on chip, part of each beside the ring."""
+"""Rows by the thousands that stay on chip: in the ring alone, or with a part beside it."""
 BANDED = (33_000, 512)
 
 
