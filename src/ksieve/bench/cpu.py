@@ -10,15 +10,13 @@ import importlib.util
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from ksieve import api
 from ksieve.backends import cpu
@@ -96,7 +94,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.bench.record.write_json`; `print_tables` shows it.
+        For `ksieve.bench.record.write_json`; `tables` lists what it says.
 
     Raises
     ------
@@ -325,64 +323,56 @@ class _Steps:
 # ---- tables ----------------------------------------------------------------------------------------------
 
 
-def print_tables(payload: dict[str, Any], console: Console | None = None) -> None:
-    """Print a payload of `run` for people."""
-    console = console or Console(highlight=False)
+TableOfTexts = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, column names and rows."""
+
+
+def tables(payload: dict[str, Any]) -> Iterator[TableOfTexts]:
+    """Write a payload of `run` as tables for people; those without rows are left out."""
     results, settings = payload["results"], payload["settings"]
     for rows, width in settings["shapes"]:
         title = f"{rows:,} x {width:,}, top {settings['k']:,}, {settings['threads']} threads"
-        table = _table(f"{title}: times faster than others", "rows", "ksieve", "torch.topk", "argpartition", "max")
-        for case in _of_shape(results["compared"], rows, width):
-            table.add_row(
+        compared = [
+            (
                 case["source"],
                 _milliseconds(case["median_seconds"]["ksieve"]),
                 *(_faster(case, name) for name in (TORCH, ARGPARTITION)),
                 f"{case['rate_of_max']:.2f}x",
             )
-        _show(console, table)
-        table = _table(f"{title}: rows made to hurt", "family", "ksieve", "of plain rows", "model scans", "routes")
-        for case in _of_shape(results["adversarial"], rows, width):
-            table.add_row(
+            for case in _of_shape(results["compared"], rows, width)
+        ]
+        if compared:
+            columns = ("rows", "ksieve", "torch.topk", "argpartition", "max")
+            yield f"{title}: times faster than others", columns, compared
+        adversarial = [
+            (
                 case["family"],
                 _milliseconds(case["median_seconds"]),
                 f"{case['times_plain']:.2f}x",
                 f"{case['scans_mean']:.1f}",
                 ", ".join(f"{count} {route}" for route, count in case["routes"].items()),
             )
-        _show(console, table)
+            for case in _of_shape(results["adversarial"], rows, width)
+        ]
+        if adversarial:
+            columns = ("family", "ksieve", "of plain rows", "model scans", "routes")
+            yield f"{title}: rows made to hurt", columns, adversarial
     if "start" in results:
         start, memory = results["start"], results["memory"]
         grown = memory["resident_growth_bytes_per_thread"]
-        table = _table("Outside a call", "what", "cost")
-        table.add_row("import ksieve", f"{start['import_seconds']:.2f} s")
-        table.add_row("first call, compiling", f"{start['first_call_compiling_seconds']:.1f} s")
-        table.add_row("first call, from the disk cache", f"{start['first_call_cached_seconds']:.2f} s")
-        table.add_row("scratch per thread", f"{memory['scratch_bytes_per_thread'] / 1024:.0f} KiB")
+        costs = [
+            ("import ksieve", f"{start['import_seconds']:.2f} s"),
+            ("first call, compiling", f"{start['first_call_compiling_seconds']:.1f} s"),
+            ("first call, from the disk cache", f"{start['first_call_cached_seconds']:.2f} s"),
+            ("scratch per thread", f"{memory['scratch_bytes_per_thread'] / 1024:.0f} KiB"),
+        ]
         if grown is not None:
-            table.add_row("resident growth per thread", f"{grown / 1024:.0f} KiB")
-        _show(console, table)
-    console.print(f"medians of {settings['rounds']} rounds in one process; every answer verified")
+            costs.append(("resident growth per thread", f"{grown / 1024:.0f} KiB"))
+        yield "Outside a call", ("what", "cost"), costs
 
 
 def _of_shape(cases: list[dict[str, Any]], rows: int, width: int) -> list[dict[str, Any]]:
     return [case for case in cases if (case["rows"], case["width"]) == (rows, width)]
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
-    return table
-
-
-def _show(console: Console, table: Table) -> None:
-    if not table.row_count:
-        return
-    if not console.is_terminal:
-        # A pipe has no width: never fold a cell because of it.
-        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
-    console.print(table)
-    console.print()
 
 
 def _faster(case: dict[str, Any], name: str) -> str:

@@ -124,7 +124,10 @@ def bench_cpu(
             seed=seed,
             progress=update,
         )
-    cpu.print_tables(payload, terminal.stdout(wide=True))
+    for title, columns, lines in cpu.tables(payload):
+        terminal.table(columns, lines, title=title)
+        terminal.say()
+    terminal.say(f"medians of {payload['settings']['rounds']} rounds in one process; every answer verified")
     if out is not None:
         path = record.write_json((out / cpu.result_name(payload) if folder else out).absolute(), payload)
         terminal.say(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

@@ -83,6 +83,7 @@ def study(
     terminal.table(
         ("", "paper", "predicted", *(c["name"] for c in found)),
         [(li["quantity"], li["paper"] or "-", li["predicted"] or "-", *li["here"]) for li in results["comparison"]],
+        blocks="columns",
     )
     terminal.say()
     terminal.table(
@@ -91,6 +92,7 @@ def study(
             (name, *(_policy_text(c["policies"][i]) for c in found))
             for i, name in enumerate(p["name"] for p in found[0]["policies"])
         ],
+        blocks="columns",
     )
     terminal.say()
     terminal.say(f"report: {written[0]}")

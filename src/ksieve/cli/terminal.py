@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-PIPE_WIDTH = 1000
-"""Columns of an output that is no terminal: it has no width, so nothing is cut or wrapped because of it."""
+UNBOUNDED = 1_000_000
+"""Columns that any table fits in: a width to measure it with."""
+
+NARROW = 20
+"""Columns below which the values of `facts` are no longer wrapped beside their names, but written below them."""
 
 
-def stdout(*, wide: bool = False) -> Console:
-    """Console of results; made anew on each use, so that it follows a redirected ``sys.stdout``.
-
-    Lines are never wrapped. With `wide`, tables are not cut either where there is no terminal.
-    """
-    console = Console(highlight=False, soft_wrap=True)
-    if wide and not console.is_terminal:
-        console.width = PIPE_WIDTH
-    return console
+def stdout() -> Console:
+    """Console of results; made anew on each use, so that it follows a redirected ``sys.stdout``."""
+    return Console(highlight=False, soft_wrap=True)
 
 
 def stderr() -> Console:
@@ -48,33 +47,105 @@ def note(text: str) -> None:
 
 def facts(pairs: Mapping[str, Any] | Iterable[tuple[str, Any]], *, indent: int = 0) -> None:
     """Print ``name  value`` lines with the values aligned; a terminal wraps them under each other."""
-    items = list(pairs.items() if isinstance(pairs, Mapping) else pairs)
-    width = max((len(name) for name, _ in items), default=0)
+    items = [(name, str(value)) for name, value in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
+    width = max((cell_len(name) for name, _ in items), default=0)
+    longest = max((cell_len(value) for _, value in items), default=0)
     console = stdout()
+    if console.is_terminal and console.width - indent - width - 2 < min(longest, NARROW):
+        _entries(console, items, indent)
+        return
     if console.is_terminal:
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in items:
-            grid.add_row(" " * indent + escape(name), escape(str(value)))
+            grid.add_row(" " * indent + escape(name), escape(value))
         console.print(grid, soft_wrap=False)
         return
     for name, value in items:
         say(f"{' ' * indent}{name:<{width}}  {value}")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """Print a table; the first column left-aligned, the others right-aligned."""
-    grid = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    blocks: Literal["rows", "columns"] = "rows",
+) -> None:
+    """Print a table; the first column left-aligned, the others right-aligned.
+
+    No cell is ever cut. A terminal that is narrower than the table gets blocks of ``column: value`` lines instead,
+    one for each row, or one for each column after the first; a pipe has no width and gets the table.
+
+    Parameters
+    ----------
+    columns : sequence of str
+    rows : iterable of sequence of str
+        One text per column. Empty cells at the start of a row repeat those of the row above, empty ones elsewhere
+        have no value.
+    title : str, optional
+    blocks : {"rows", "columns"}
+        What a block stands for: whichever of the two holds the reader's own captures.
+    """
+    lines = [tuple(row) for row in rows]
+    grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for position, column in enumerate(columns):
-        grid.add_column(column, justify="left" if position == 0 else "right", header_style="bold", no_wrap=True)
-    for row in rows:
-        grid.add_row(*map(escape, row))
+        justify: Literal["left", "right"] = "left" if position == 0 else "right"
+        grid.add_column(escape(column), justify=justify, header_style="bold", no_wrap=True)
+    for line in lines:
+        grid.add_row(*map(escape, line))
     console = stdout()
+    needed = console.measure(grid, options=console.options.update(width=UNBOUNDED)).maximum
+    if title is not None:
+        _wrapped(console, title, "bold")
     if not console.is_terminal:
-        # A pipe has no width: never cut a cell because of it.
-        console.width = max(console.width, console.measure(grid, options=console.options.update(width=1000)).maximum)
-    console.print(grid, soft_wrap=False)
+        console.width = max(console.width, needed)
+    if needed <= console.width:
+        console.print(grid, soft_wrap=False)
+    else:
+        _blocks(console, columns, lines, blocks)
+
+
+def _blocks(
+    console: Console, columns: Sequence[str], lines: Sequence[tuple[str, ...]], kind: Literal["rows", "columns"]
+) -> None:
+    """Print a table's cells as blocks of ``name: value`` lines."""
+    headed: list[tuple[str, list[tuple[str, str]]]] = []
+    if kind == "columns":
+        headed = [(columns[i], [(line[0], line[i]) for line in lines]) for i in range(1, len(columns))]
+    else:
+        above: tuple[str, ...] = ()
+        for line in lines:
+            empty = next((i for i, cell in enumerate(line) if cell), 0)
+            above = above[:empty] + line[empty:]
+            name = f"{columns[0]}: {above[0]}" if columns[0] and above[0] else above[0]
+            headed.append((name, list(zip(columns[1:], above[1:], strict=True))))
+    for position, (name, pairs) in enumerate(headed):
+        if position:
+            console.print()
+        _wrapped(console, name, "bold")
+        _entries(console, [(label, value) for label, value in pairs if value], 2)
+
+
+def _entries(console: Console, pairs: Iterable[tuple[str, str]], indent: int) -> None:
+    """Print ``name: value`` lines; where one is too long, the value goes below its name."""
+    for name, value in pairs:
+        line = f"{name}: {value}" if name else value
+        if "\n" not in line and indent + cell_len(line) <= console.width:
+            _wrapped(console, line, indent=indent)
+            continue
+        if name:
+            _wrapped(console, f"{name}:", indent=indent)
+        _wrapped(console, value, indent=indent + 2 if name else indent)
+
+
+def _wrapped(console: Console, text: str, style: str = "", *, indent: int = 0) -> None:
+    """Print a text, broken between words where the terminal is too narrow; a pipe has no width."""
+    room = max(1, console.width - indent) if console.is_terminal else UNBOUNDED
+    for line in Text(text).wrap(console, room):
+        line.rstrip()
+        console.print(Text(" " * indent) + line, style=style, soft_wrap=True)
 
 
 @contextmanager

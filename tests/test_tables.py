@@ -1,0 +1,102 @@
+"""Tables of the command line lose nothing, however narrow the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+from rich.cells import cell_len
+
+from ksieve.cli import terminal
+
+CAPTURES = ("layer_12_of_a_long_name_0001", "smooth_structured", "层数")
+COMPARED = (
+    ("", "paper", "predicted", *CAPTURES),
+    [
+        ("end regions whose phase counts differ by more than one", "-", "0", "0 of 10,240", "0 of 2,560", "1 of 2,560"),
+        ("1/128 at 1.5 K: 5 to 95 % of ranks / K", "1.09 to 1.92", "-", "1.04 to 2.03", "1.10 to 1.91", "tied"),
+        ("top K in the first and last tenth", "52 to 74 %", "20 % if uniform", "[19 %]", "63 %", "63.25 %"),
+    ],
+)
+CHOSEN = (
+    ("view", "margin", "band scans", "exact recovery", "admitted / k", "cost of a row"),
+    [
+        ("calibrated-lines-64", "1.80", "none", "0.003 %", "1.97", "243.2 ns"),
+        ("lines-64 (the planner's own choice)", "1.94", "", "none", "2.05", "243.8 ns"),
+    ],
+)
+REQUESTS = (
+    ("request", "invocations", "floor, ms", "selector", "sum, ms"),
+    [("245K", "31", "12.25", "ksieve", "13.50"), ("", "", "", "torch.topk", "99.75"), ("430K", "77", "31", "x", "32")],
+)
+
+
+def plain(out: io.StringIO) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, width: int | None, *arguments, **settings) -> str:
+    """What `terminal.table` prints on a terminal of this width, or into a pipe."""
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    for name in ("FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    if width is not None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", str(width))
+    terminal.table(*arguments, **settings)
+    return plain(out)
+
+
+@pytest.mark.parametrize(
+    ("table", "blocks"), [(COMPARED, "columns"), (COMPARED, "rows"), (CHOSEN, "rows"), (REQUESTS, "rows")]
+)
+def test_every_cell_is_whole_and_no_line_too_wide_at_any_width(monkeypatch, table, blocks):
+    columns, rows = table
+    for width in range(40, 161):
+        settings = {} if blocks == "rows" else {"blocks": blocks}
+        text = printed(monkeypatch, width, columns, rows, title="What was found", **settings)
+        assert max(map(cell_len, text.splitlines())) <= width, (width, text)
+        # Names may be broken between words where they are wider than the terminal, numbers never.
+        joined = " ".join(text.split())
+        for cell in (*columns, *(cell for row in rows for cell in row)):
+            if cell not in ("", "-"):
+                assert " ".join(cell.split()) in joined, (width, cell, text)
+        for cell in (cell for row in rows for cell in row[1:]):
+            assert cell in text, (width, cell, text)
+
+
+def test_a_narrow_terminal_gets_a_block_of_each_capture(monkeypatch):
+    text = printed(monkeypatch, 60, *COMPARED, blocks="columns")
+    blocks = [block.splitlines() for block in text.strip().split("\n\n")]
+    assert [block[0].strip() for block in blocks] == list(COMPARED[0][1:])
+    assert "  top K in the first and last tenth: 63 %" in [line.rstrip() for line in blocks[3]]
+
+
+def test_rows_that_continue_a_request_name_it_in_their_block(monkeypatch):
+    text = printed(monkeypatch, 40, *REQUESTS)
+    assert text.count("request: 245K") == 2
+    assert "  sum, ms: 99.75" in text
+
+
+def test_a_pipe_gets_the_whole_table(monkeypatch):
+    wide = (("name", *(f"column {i}" for i in range(200))), [("a", *("123456789" for _ in range(200)))])
+    lines = printed(monkeypatch, None, *wide).splitlines()
+    assert len(lines) == 2
+    assert lines[1].split() == ["a", *["123456789"] * 200]
+
+
+def test_facts_are_readable_where_their_names_fill_the_terminal(monkeypatch):
+    pairs = {"resident growth per thread and row": "1,234,567 bytes of 2,345,678", "name": "layer_12.safetensors"}
+    for width in range(40, 161):
+        out = io.StringIO()
+        printed(monkeypatch, width, ("a",), [])
+        monkeypatch.setattr(sys, "stdout", out)
+        terminal.facts(pairs, indent=2)
+        text = plain(out)
+        assert max(map(cell_len, text.splitlines())) <= width
+        assert "layer_12.safetensors" in text
+        assert "1,234,567" in text
