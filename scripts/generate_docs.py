@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from ksieve import atomic
 from ksieve.bench import anchors, pages, plots
 
 ROOT = Path(__file__).parent.parent
@@ -167,7 +168,7 @@ def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
                 folder.mkdir(parents=True, exist_ok=True)
                 for name in names:
                     text = (Path(drawn) / f"{name}.svg").read_text(encoding="utf-8")
-                    (folder / f"{name}.svg").write_text(text + mark, encoding="utf-8")
+                    atomic.write_text(folder / f"{name}.svg", text + mark)
     return stale
 
 
@@ -305,7 +306,7 @@ def main(arguments: list[str]) -> int:
         if new != old:
             stale.append(page)
             if not check:
-                path.write_text(new, encoding="utf-8")
+                atomic.write_text(path, new)
     for page in stale:
         print(f"{page} {'is out of date: run `make docs`' if check else 'rewritten'}")
     return 1 if stale and check else 0

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from ksieve import atomic
 from ksieve.errors import BackendError
 
 INK, MUTED, GRID, CARD = "#1f2328", "#57606a", "#d5dae0", "#fdfdfc"
@@ -172,8 +173,10 @@ def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160) -> list[P
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(png, dpi=dpi, metadata={"Software": None})
-    svg.write_text(_svg_text(figure), encoding="utf-8")
+        pixels = io.BytesIO()
+        figure.savefig(pixels, format="png", dpi=dpi, metadata={"Software": None})
+    atomic.write_bytes(png, pixels.getvalue())
+    atomic.write_text(svg, _svg_text(figure))
     return [png, svg]
 
 

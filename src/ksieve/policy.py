@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ksieve import atomic
 from ksieve.errors import ArgumentError
 
 Boundary = Literal["coarse", "exact"]
@@ -198,7 +199,7 @@ class SamplingPolicy:
         if target.suffix != ".json":
             raise ArgumentError("path", str(target), "a file name ending in .json")
         content = {"ksieve_policy": POLICY_VERSION, "policy": asdict(self), **(extra or {})}
-        target.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        atomic.write_text(target, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

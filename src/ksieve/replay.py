@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import figures, problem
+from ksieve import atomic, figures, problem
 from ksieve.bench import record
 from ksieve.bench.machines import DISTRIBUTIONS, Machine, machine_of
 from ksieve.errors import ArgumentError, CaptureFormatError
@@ -88,7 +88,7 @@ class Trace:
             facts["requests"] = list(self.requests)
         else:
             facts["calls"] = [asdict(call) for call in self.calls]
-        Path(path).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        atomic.write_text(path, json.dumps(facts, indent=1) + "\n")
 
 
 EXAMPLE = Trace.of_requests(

@@ -14,7 +14,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ksieve import atomic
 from ksieve._version import __version__
 
 SCHEMA = 1
@@ -88,15 +88,7 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Path
         target = RESULTS / target
     text = json.dumps(plain(payload), indent=1, allow_nan=False) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    atomic.write_text(target, text)
     return target
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from ksieve.atomic import replacing
 from ksieve.errors import ArgumentError, CaptureFormatError
 from ksieve.problem import check_k
 from ksieve.stats import STATS_COLUMNS, Stats
@@ -19,7 +20,7 @@ from ksieve.workloads import capture
 from ksieve.workloads.capture import Capture
 from ksieve.workloads.importers import SUFFIXES
 from ksieve.workloads.importers import load_array as load_imported
-from ksieve.workloads.tensorfile import AtomicFile, TensorInfo, write_header
+from ksieve.workloads.tensorfile import TensorInfo, write_header
 
 INDEX_SUFFIXES = (".npy", ".safetensors")
 
@@ -53,8 +54,7 @@ def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
     if path is None:
         yield lambda begin, indices: None
         return
-    with AtomicFile(path) as draft:
-        file = draft.file
+    with replacing(path) as file:
         (_npy_header if path.suffix == ".npy" else _safetensors_header)(file, rows, k)
 
         def write(begin: int, indices: NDArray[np.int32]) -> None:
@@ -83,8 +83,8 @@ def load_array(path: Path, name: str | None, *, prefer: str) -> Any:
     return arrays[wanted]
 
 
-def _npy_header(file: BinaryIO, rows: int, k: int) -> None:
-    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (rows, k)})
+def _npy_header(file: BinaryIO, rows: int, columns: int) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (rows, columns)})
 
 
 def _safetensors_header(file: BinaryIO, rows: int, k: int) -> None:
@@ -93,10 +93,10 @@ def _safetensors_header(file: BinaryIO, rows: int, k: int) -> None:
 
 def write_stats(path: Path, stats: Stats) -> None:
     """Write the statistics of every row: named columns as .csv, the raw int32 array as .npy."""
-    with AtomicFile(path) as draft:
-        file = draft.file
+    with replacing(path) as file:
         if path.suffix == ".npy":
-            np.save(file, stats.raw)
+            _npy_header(file, *stats.raw.shape)
+            file.write(np.ascontiguousarray(stats.raw, dtype="<i4").data)
         else:
             header = ",".join(("row", *STATS_COLUMNS))
             numbered = np.column_stack([np.arange(len(stats)), stats.raw])

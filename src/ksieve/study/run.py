@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ksieve import atomic
 from ksieve.bench import record
 from ksieve.errors import ArgumentError
 from ksieve.problem import check_k
@@ -134,5 +135,5 @@ def write(
         drawn[entry.stem] = figure = entry.draw(payload["results"])
         written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}")
     page = folder / "report.html"
-    page.write_text(report(payload, drawn), encoding="utf-8")
+    atomic.write_text(page, report(payload, drawn))
     return [page, *written]

@@ -13,8 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -147,36 +146,3 @@ def write_header(
     text += b" " * (-(8 + len(text) + spans[align][0]) % _ALIGNMENT)
     file.write(len(text).to_bytes(8, "little") + text)
     return [TensorInfo(t.name, t.dtype, t.shape, 8 + len(text) + spans[t.name][0]) for t in tensors]
-
-
-class AtomicFile:
-    """A file under a temporary name in the target's folder, until `keep` renames it.
-
-    As a context manager it keeps the file if the block ends without an error and discards it otherwise.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        self.file: BinaryIO = self._draft.open("wb")
-
-    def keep(self) -> None:
-        """Close the file and give it its name, replacing what had it."""
-        self.file.close()
-        self._draft.replace(self.path)
-
-    def discard(self) -> None:
-        """Close the file and remove it."""
-        self.file.close()
-        self._draft.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.keep()
-        else:
-            self.discard()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import problem
+from ksieve.atomic import Draft, replacing
 from ksieve.errors import ArgumentError, CaptureFormatError
 from ksieve.workloads.capture import (
     BLOCK_BYTES,
@@ -23,7 +23,7 @@ from ksieve.workloads.capture import (
     Kind,
     rows_per_block,
 )
-from ksieve.workloads.tensorfile import DTYPE_OF_NAME, FLOATS, NUMPY_OF, AtomicFile, TensorInfo, write_header
+from ksieve.workloads.tensorfile import DTYPE_OF_NAME, FLOATS, NUMPY_OF, TensorInfo, write_header
 
 
 class CaptureWriter:
@@ -68,7 +68,7 @@ class CaptureWriter:
         header = _capture_metadata("scores", k, metadata)
         self.rows, self.width, self.dtype, self.written = int(rows), int(width), dtype, 0
         self._lengths = np.full(self.rows, self.width, dtype="<i4")
-        self._draft = _draft(path)
+        self._draft = Draft(path, seekable=True)
         # lengths come first so that scores, the last tensor, can start at a multiple of 64 bytes.
         tensors = [
             TensorInfo("lengths", "I32", (self.rows,)),
@@ -133,7 +133,7 @@ class CaptureWriter:
         self._open = False
         self._draft.file.seek(self._lengths_at)
         self._draft.file.write(self._lengths.tobytes())
-        self._draft.keep()
+        self._draft.publish()
 
     def discard(self) -> None:
         """Give up: remove what was written and leave an existing file as it is."""
@@ -207,13 +207,11 @@ def write_factors(
         parts["lengths"] = ("I32", check_lengths(lengths, rows))
     # Widest items first keeps every tensor aligned to its dtype.
     ordered = sorted(parts, key=lambda name: -NUMPY_OF[parts[name][0]].itemsize)
-    with _draft(path) as draft:
-        write_header(
-            draft.file, [TensorInfo(n, parts[n][0], parts[n][1].shape) for n in ordered], header, align=ordered[0]
-        )
+    with replacing(path) as file:
+        write_header(file, [TensorInfo(n, parts[n][0], parts[n][1].shape) for n in ordered], header, align=ordered[0])
         for name in ordered:
             dtype, array = parts[name]
-            draft.file.write(np.ascontiguousarray(array, dtype=NUMPY_OF[dtype]).tobytes())
+            file.write(np.ascontiguousarray(array, dtype=NUMPY_OF[dtype]).tobytes())
 
 
 def check_lengths(lengths: Any, rows: int) -> NDArray[np.int32]:
@@ -248,10 +246,3 @@ def _capture_metadata(kind: Kind, k: int | None, metadata: Mapping[str, str] | N
         if name in (VERSION_KEY, KIND_KEY, K_KEY):
             raise ArgumentError("metadata", f"the key {name!r}", "any key but the format's own")
     return own | dict(metadata or {})
-
-
-def _draft(path: str | os.PathLike[str]) -> AtomicFile:
-    parent = Path(path).parent
-    if not parent.is_dir():
-        raise ArgumentError("path", str(path), "a path in a folder that exists")
-    return AtomicFile(path)

@@ -1,0 +1,159 @@
+"""Every file that ksieve writes appears whole under its name, or not at all."""
+
+import errno
+import os
+import signal
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ksieve import figures
+from ksieve.bench import record
+from ksieve.errors import ArgumentError
+from ksieve.policy import LINES_64
+from ksieve.replay import EXAMPLE
+from ksieve.workloads.capture import open_capture
+from ksieve.workloads.writer import CaptureWriter, write_factors
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def save_policy(path: Path) -> None:
+    LINES_64.save(path, extra={"filling": "x" * 100_000})
+
+
+def save_trace(path: Path) -> None:
+    EXAMPLE.save(path)
+
+
+def save_result(path: Path) -> None:
+    record.write_json(path, record.payload("x", {}, ["y" * 100_000]))
+
+
+def save_capture(path: Path) -> None:
+    with CaptureWriter(path, 64, 1024) as writer:
+        writer.write(np.ones((64, 1024), np.float32))
+
+
+def save_factors(path: Path) -> None:
+    write_factors(path, q=np.ones((8, 2, 64), "f4"), keys=np.ones((1024, 64), "f4"), weights=np.ones((8, 2), "f4"))
+
+
+WRITERS = {
+    "policy.json": save_policy,
+    "trace.json": save_trace,
+    "result.json": save_result,
+    "scores.safetensors": save_capture,
+    "factors.safetensors": save_factors,
+}
+writers = pytest.mark.parametrize("name", WRITERS)
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A function that turns a folder into one that has no room: here every write past 64 bytes fails."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@writers
+def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk, name):
+    path = tmp_path / name
+    path.write_text("what was there")
+    full_disk()
+    with pytest.raises(OSError) as caught:
+        WRITERS[name](path)
+    assert caught.value.errno == errno.EFBIG and caught.value.filename == str(path)
+    assert path.read_text() == "what was there"
+    assert names(tmp_path) == [name]
+
+
+def test_a_full_disk_leaves_the_old_figures(tmp_path, full_disk):
+    pytest.importorskip("matplotlib")
+    for name in ("f.png", "f.svg"):
+        (tmp_path / name).write_text("what was there")
+    with figures.canvas() as (figure, axes):
+        axes.plot([1, 2])
+    full_disk()
+    with pytest.raises(OSError, match=r"f\.png"):
+        figures.save(figure, tmp_path / "f")
+    assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["what was there"] * 2
+
+
+@writers
+def test_modes_and_links_stay(tmp_path, name):
+    path, link = tmp_path / name, tmp_path / f"link-{name}"
+    path.write_text("old")
+    path.chmod(0o600)
+    link.symlink_to(name)
+    WRITERS[name](link)
+    assert link.is_symlink() and path.read_bytes() != b"old"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert sorted(names(tmp_path)) == sorted([name, link.name])
+
+
+@writers
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path, name):
+    before = os.umask(0o027)
+    try:
+        WRITERS[name](tmp_path / name)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
+
+
+@writers
+def test_a_folder_is_no_file(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ArgumentError, match=r"path: got .*a folder"):
+        WRITERS[name](tmp_path / name)
+    assert names(tmp_path) == [name] and not names(tmp_path / name)
+
+
+def test_a_link_planted_at_a_predictable_name_is_left_alone(tmp_path):
+    path, other = tmp_path / "s.safetensors", tmp_path / "other"
+    other.write_text("another's")
+    for suffix in ("part", "rows"):
+        (tmp_path / f".{path.name}.{os.getpid()}.{suffix}").symlink_to(other)
+    save_capture(path)
+    assert other.read_text() == "another's"
+    with open_capture(path) as found:
+        assert found.rows == 64
+
+
+def test_two_writers_of_one_path_publish_their_own(tmp_path):
+    path = tmp_path / "s.safetensors"
+    one = CaptureWriter(path, 1, 4, metadata={"who": "one"})
+    two = CaptureWriter(path, 1, 4, metadata={"who": "two"})
+    one.write(np.full((1, 4), 1, np.float32))
+    two.write(np.full((1, 4), 2, np.float32))
+    for writer, who, value in ((one, "one", 1), (two, "two", 2)):
+        writer.close()
+        with open_capture(path) as found:
+            assert found.metadata["who"] == who
+            assert (found.rows_block(0, 1) == value).all()
+    assert names(tmp_path) == [path.name]
+
+
+def test_a_writer_that_is_dropped_leaves_nothing(tmp_path):
+    writer = CaptureWriter(tmp_path / "s.safetensors", 1, 4)
+    assert len(names(tmp_path)) == 1
+    del writer
+    assert names(tmp_path) == []
+
+
+def test_a_capture_needs_a_file_that_can_be_sought(tmp_path):
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    kept = os.open(tmp_path / "pipe.safetensors", os.O_RDWR)
+    with pytest.raises(ArgumentError, match="a pipe or device"):
+        save_capture(tmp_path / "pipe.safetensors")
+    os.close(kept)
