@@ -215,3 +215,141 @@ def test_inside_a_compiled_function_a_recording_breaks_the_graph_or_is_refused(t
     with open_capture(path) as capture:
         assert np.array_equal(capture.rows_block(0, 3), scores.numpy())
     assert api.observers == ()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"topk": "9"},
+        {"kind": "scores"},
+        {"ksieve_capture": "1"},
+        {"calls_seen": "1"},
+        {"calls_kept": "1"},
+        {"model": "\ud800"},
+        {"\udfff": "x"},
+        {"model": "x" * 89_999_000},
+    ],
+)
+def test_metadata_that_cannot_be_written_are_refused_at_the_start(tmp_path, metadata):
+    with pytest.raises(ArgumentError, match=r"^metadata: got "):
+        ksieve.record(tmp_path / "x", metadata=metadata)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_written_is_refused_at_the_start(tmp_path):
+    for path in (tmp_path, tmp_path / ("x" * 300)):
+        with pytest.raises((ArgumentError, OSError)):
+            ksieve.record(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def full_disk():
+    """A function after which no file can grow past the bytes given."""
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (before[1] if size is None else size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_full_disk_does_not_disturb_the_calls(tmp_path, full_disk, library):
+    path = tmp_path / "x"
+    blocks = [rows(4, 1000, seed) for seed in range(4)]
+    given = blocks
+    if library == "torch":
+        given = [pytest.importorskip("torch").from_numpy(block) for block in blocks]
+    ksieve.topk(given[0], k=3)  # compiled, and cached while there is room
+    with pytest.warns(RuntimeWarning) as warned, ksieve.record(path) as recorder:
+        full_disk(40_000)  # two calls and a half
+        found = [np.sort(np.asarray(ksieve.topk(block, k=3))) for block in given]
+        full_disk(None)
+    assert len(warned) == 1, [str(w.message) for w in warned]
+    assert "recording stops after 2 calls" in str(warned[0].message)
+    assert str(path) in str(warned[0].message)
+    for block, indices in zip(blocks, found, strict=True):
+        assert ksieve.verify(block, None, indices, k=3).ok
+    # What was recorded whole before it is published.
+    assert (recorder.kept, recorder.rows, recorder.full) == (2, 8, True)
+    with open_capture(path) as capture:
+        assert np.array_equal(capture.rows_block(0, 8), np.concatenate(blocks[:2]))
+        assert json.loads(capture.metadata["calls"]) == [[4, 1000, 3]] * 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(tmp_path, full_disk):
+    path = tmp_path / "x"
+    path.write_text("what was there")
+    with pytest.warns(RuntimeWarning, match="the recording is lost: .*x"), ksieve.record(path):
+        ksieve.topk(rows(4, 1000), k=3)
+        full_disk(10_000)
+    assert path.read_text() == "what was there" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_of_the_recorder_in_a_thread_does_not_reach_the_call(tmp_path, monkeypatch):
+    import threading
+
+    from ksieve import recorder as module
+
+    scores, found = rows(4, 1000), []
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "_rows", fails)
+    with pytest.warns(RuntimeWarning, match="MemoryError") as warned, ksieve.record(tmp_path / "x") as recorder:
+        threads = [threading.Thread(target=lambda: found.append(ksieve.topk(scores, k=3))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(warned) == 1 and isinstance(recorder.error, MemoryError)
+    assert len(found) == 4 and all(ksieve.verify(scores, None, i, k=3).ok for i in found)
+
+
+def test_an_interrupt_leaves_whole_calls(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    first, second, third = (rows(4, 1000, seed) for seed in range(3))
+    with ksieve.record(path) as recorder:
+        ksieve.topk(first, k=3)
+        write, written = recorder._write, []
+
+        def interrupted(data: memoryview) -> None:
+            written.append(write(data))
+            if len(written) == 2:
+                raise KeyboardInterrupt
+
+        recorder._write = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            ksieve.topk(second, k=3)
+        ksieve.topk(third, k=3)
+    with open_capture(path) as capture:
+        assert np.array_equal(capture.rows_block(0, capture.rows), np.concatenate([first, third]))
+
+
+def test_a_call_that_outlasts_the_recording_is_not_disturbed(tmp_path):
+    scores = rows(2, 30)
+    asked, _, _ = problem.check_selection(scores, None, 3)
+    with ksieve.record(tmp_path / "x") as recorder:
+        recorder(asked, scores, None, None)
+    recorder(asked, scores, None, None)
+    assert recorder.kept == 1
+
+
+def test_two_recordings_of_one_path_are_refused(tmp_path):
+    path = tmp_path / "x"
+    (tmp_path / "link").symlink_to("x")
+    scores = rows(2, 30)
+    for other in (path, tmp_path / "link", tmp_path / "." / ".." / tmp_path.name / "x"):
+        with ksieve.record(path) as outer:
+            with pytest.raises(ArgumentError, match="which a recording is being made to"), ksieve.record(other):
+                pass
+            ksieve.topk(scores, k=3)
+        assert outer.kept == 1
+        with open_capture(path) as capture:
+            assert json.loads(capture.metadata["calls"]) == [[2, 30, 3]]
+    assert api.observers == ()

@@ -67,9 +67,11 @@ class Draft:
         found = _look(self.path)
         self._place: Path | None = None
         if (found is not None and not stat.S_ISREG(found.st_mode)) or _descriptor(self.path) is not None:
-            handle = _open_in_place(self.path)
-            if seekable and not _can_seek(handle):
-                os.close(handle)
+            ordered = found is not None and stat.S_ISFIFO(found.st_mode)  # opening one would wait for a reader
+            handle = -1 if seekable and ordered else _open_in_place(self.path)
+            if seekable and (ordered or not _can_seek(handle)):
+                if handle >= 0:
+                    os.close(handle)
                 raise ArgumentError(
                     "path", f"{str(path)!r}, a pipe or device", "a regular file: it is not written in order"
                 )
@@ -174,6 +176,14 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a whole text file in UTF-8, or leave what is there; as `replacing`."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths name one file, through whatever links; also of files that do not exist yet."""
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):
+        return os.path.realpath(one) == os.path.realpath(other)
 
 
 class _Raw(io.FileIO):

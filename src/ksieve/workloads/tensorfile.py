@@ -36,6 +36,9 @@ DTYPE_OF_NAME = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 FLOATS = ("F32", "F16", "BF16")
 """Safetensors dtypes that scores and factors may have."""
 
+METADATA_BYTES = 90_000_000
+"""Most bytes of metadata: the safetensors library reads headers of up to 100,000,000."""
+
 _ALIGNMENT = 64
 
 

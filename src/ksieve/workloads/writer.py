@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from types import TracebackType
@@ -23,7 +24,7 @@ from ksieve.workloads.capture import (
     Kind,
     rows_per_block,
 )
-from ksieve.workloads.tensorfile import DTYPE_OF_NAME, FLOATS, NUMPY_OF, TensorInfo, write_header
+from ksieve.workloads.tensorfile import DTYPE_OF_NAME, FLOATS, METADATA_BYTES, NUMPY_OF, TensorInfo, write_header
 
 
 class CaptureWriter:
@@ -65,7 +66,7 @@ class CaptureWriter:
             raise ArgumentError("width", width, "width below 2**31, so that indices fit int32")
         if dtype not in DTYPE_OF_NAME:
             raise ArgumentError("dtype", repr(dtype), f"one of {list(DTYPE_OF_NAME)}")
-        header = _capture_metadata("scores", k, metadata)
+        header = capture_metadata("scores", k, metadata)
         self.rows, self.width, self.dtype, self.written = int(rows), int(width), dtype, 0
         self._lengths = np.full(self.rows, self.width, dtype="<i4")
         self._draft = Draft(path, seekable=True)
@@ -187,7 +188,7 @@ def write_factors(
     ArgumentError
         Names the array, what it got and what it takes.
     """
-    header = _capture_metadata("factors", k, metadata)
+    header = capture_metadata("factors", k, metadata)
     q_array = _factor(q, "q", 3, FLOATS)
     rows, heads, dim = q_array[1].shape
     key_array = _factor(keys, "keys", 2, ("I8", *FLOATS))
@@ -236,7 +237,13 @@ def _factor(
     return dtype, problem.as_numpy(array)
 
 
-def _capture_metadata(kind: Kind, k: int | None, metadata: Mapping[str, str] | None) -> dict[str, str]:
+def check_metadata(kind: Kind, k: int | None, metadata: Mapping[str, str] | None) -> int:
+    """Check metadata as a writer does; returns the bytes that they take in a header."""
+    return len(json.dumps(capture_metadata(kind, k, metadata), ensure_ascii=False).encode())
+
+
+def capture_metadata(kind: Kind, k: int | None, metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Check metadata and add the format's own."""
     own = {VERSION_KEY: str(FORMAT_VERSION), KIND_KEY: kind}
     if k is not None:
         own[K_KEY] = str(problem.check_k(k))
@@ -245,4 +252,12 @@ def _capture_metadata(kind: Kind, k: int | None, metadata: Mapping[str, str] | N
             raise ArgumentError("metadata", f"{name!r}: {value!r}", "text keys and text values")
         if name in (VERSION_KEY, KIND_KEY, K_KEY):
             raise ArgumentError("metadata", f"the key {name!r}", "any key but the format's own")
-    return own | dict(metadata or {})
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise ArgumentError("metadata", f"{name!r}: {value!r}", "text without lone surrogates") from None
+    whole = own | dict(metadata or {})
+    size = sum(len(json.dumps(part, ensure_ascii=False).encode()) for pair in whole.items() for part in pair)
+    if size > METADATA_BYTES:
+        raise ArgumentError("metadata", f"{size:,} bytes of text", f"at most {METADATA_BYTES:,} bytes")
+    return whole
