@@ -450,10 +450,15 @@ def test_a_matrix_that_is_no_capture_is_met_with_the_command_that_makes_one(
     assert f"ksieve import {tmp_path / 's.npy'} {tmp_path / 's.safetensors'}" in ran.err
 
 
-def test_debug_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["ksieve", "--debug", "info", str(tmp_path / "absent")])
-    with pytest.raises(ksieve.CaptureFormatError):
-        cli.main()
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = run("--debug", "info", tmp_path / "absent")
+    assert ran.code == 2
+    assert ran.err.startswith("Traceback") and ran.err.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in run("info", tmp_path / "absent").err
+    monkeypatch.setenv("KSIEVE_DEBUG", "1")
+    assert "Traceback" in run("info", tmp_path / "absent").err
 
 
 def test_output_to_a_pipe_is_plain_and_complete(capture: Path) -> None:

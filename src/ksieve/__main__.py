@@ -1,6 +1,22 @@
 """``python -m ksieve`` is the `ksieve` command."""
 
-from ksieve.cli import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; a broken installation and an early Ctrl-C do not exit with 1, which means "refuted"."""
+    try:
+        from ksieve.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except ImportError as error:
+        remedy = "install it again: pip install --force-reinstall ksieve"
+        sys.stderr.write(f"error: ksieve cannot start: {error!s}; {remedy}\n")
+        sys.exit(2)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -290,7 +290,7 @@ def plan(
 
 def _parse_device(device: str) -> Device:
     kind, _, index = str(device).partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+    if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and len(index) < 10)):
         raise ArgumentError("device", repr(device), "'cpu', 'cuda' or 'cuda:<ordinal>'")
     return Device(kind, int(index or 0))
 

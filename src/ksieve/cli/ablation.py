@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve.cli import gpu, terminal
+from ksieve.cli import exits, gpu, terminal
 from ksieve.cli.gpu import Figures, K, Out, Peers, Rounds, Seed
-from ksieve.cli.selection import EXIT_REFUTED
 
 
 def bench_ablation(
@@ -64,11 +63,9 @@ def bench_ablation(
         _print_activation(payload["results"]["activation"]["widths"])
     _print_paper(payload["results"]["paper"])
     gpu.finish(path, payload, figures)
-    wrong = ablation.inexact(payload)
-    for text in wrong:
+    for text in ablation.inexact(payload):
         terminal.complain(f"failed or not exact: {text}")
-    if wrong:
-        raise typer.Exit(EXIT_REFUTED)
+    exits.judge(ablation.verdicts(payload).values())
 
 
 def _print_step(name: str, step: dict[str, Any], paper: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -17,6 +17,7 @@ from ksieve.cli import (
     captures,
     chain,
     doctor,
+    exits,
     gpu,
     kernels,
     measure,
@@ -27,13 +28,9 @@ from ksieve.cli import (
     terminal,
 )
 from ksieve.cli.options import flag
-from ksieve.errors import KsieveError
-
-EXIT_OK, EXIT_REFUTED, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 _SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
-    "add_completion": False,
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
@@ -42,13 +39,12 @@ _SETTINGS: dict[str, Any] = {
 app = typer.Typer(
     name="ksieve",
     help="Exact Top-K selection over long, ragged score rows, at the speed of one read.",
-    epilog="Exit codes: 0 done (verify: exact), 1 verify refuted an answer, 2 the command could not run.",
+    epilog="Exit codes: 0 done (verify: exact), 1 an answer was refuted, 2 the command could not run, 70 a fault of "
+    "ksieve; 128 + n: ended by signal n.",
     **_SETTINGS,
 )
 
 bench_app = typer.Typer(help="Measure a backend beside other libraries, on the same rows.", **_SETTINGS)
-
-_debug = False
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,8 +60,7 @@ def _root(
     ] = False,
     debug: Annotated[bool, flag("--debug", "Show the Python traceback of an error.")] = False,
 ) -> None:
-    global _debug
-    _debug = debug
+    exits.set_debug(debug)
 
 
 def _add(group: typer.Typer, name: str, command: Callable[..., None], *examples: str) -> None:
@@ -275,22 +270,21 @@ _add(
 )
 
 
-def main() -> None:
-    """Run the command line and exit; what ksieve or the system refuses becomes one line on stderr."""
-    try:
-        app(prog_name="ksieve")
-    except KsieveError as error:
-        _fail(str(error))
-    except FileNotFoundError as error:
-        _fail(f"no such file: {error.filename}")
-    except MemoryError as error:
-        _fail(f"out of memory: {error}" if str(error) else "out of memory")
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+def main() -> NoReturn:
+    """Run the command line and exit with a code of `ksieve.cli.exits.EXIT_CODES`."""
+    exits.run(_invoke)
 
 
-def _fail(message: str) -> None:
-    if _debug:
-        raise
-    terminal.complain(message)
-    sys.exit(EXIT_ERROR)
+def _invoke() -> None:
+    """Run the command that the arguments name; what it raises is raised here.
+
+    Typer's own ``main`` is not taken: it exits with 1 where a pipe is closed or a file ends early.
+    """
+    terminal.reset()
+    exits.set_debug(False)
+    command: Any = typer.main.get_command(app)
+    with exits.no_verdict():
+        command._main_shell_completion({}, "ksieve")
+        context = command.make_context("ksieve", sys.argv[1:])
+    with context:
+        command.invoke(context)

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve.cli import gpu, terminal
+from ksieve.cli import exits, gpu, terminal
 from ksieve.cli.gpu import Figures, K, Out, Peers, Rounds, Seed
-from ksieve.cli.selection import EXIT_REFUTED
 
 
 def bench_chain(
@@ -44,20 +43,20 @@ def bench_chain(
             wanted, k, heads=heads, dim=dim, producer=producer, others=gpu.peers_of(peers), rounds=rounds, seed=seed,
             progress=update,
         )  # fmt: skip
-    refuted = False
-    for request in payload["results"]["requests"]:
-        refuted |= _print(request, payload["results"]["paper"].get(request["request"].upper()))
+    exact = [
+        _print(request, payload["results"]["paper"].get(request["request"].upper()))
+        for request in payload["results"]["requests"]
+    ]
     gpu.finish(path, payload, figures)
-    if refuted:
-        raise typer.Exit(EXIT_REFUTED)
+    exits.judge(exact)
 
 
-def _print(request: dict[str, Any], paper: dict[str, Any] | None) -> bool:
-    """Print one request; whether our answer was inexact or missing."""
+def _print(request: dict[str, Any], paper: dict[str, Any] | None) -> bool | None:
+    """Print one request; return whether our answer was exact, None where it is missing."""
     terminal.say(f"{request['request']}: {len(request['calls'])} calls of the last step, {request['width']:,} wide")
     if "skipped" in request:
         terminal.say(f"  skipped: {request['skipped']}")
-        return False
+        return True
     scores = request["scores"]
     terminal.say(
         f"  scores {scores['ms']:.1f} ms ({scores['teraflops']:.0f} TFLOP/s), plain read {request['floor_ms']:.2f} ms"
@@ -78,5 +77,5 @@ def _print(request: dict[str, Any], paper: dict[str, Any] | None) -> bool:
     for name, reason in request["skipped_peers"].items():
         terminal.note(f"{name}: {reason}")
     terminal.say()
-    ours = request["selectors"]["ksieve"]
-    return ours.get("exact") is not True
+    exact: bool | None = request["selectors"]["ksieve"].get("exact")
+    return exact

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ksieve.cli import terminal
+from ksieve.cli import exits, terminal
 from ksieve.cli.options import flag
 
 if TYPE_CHECKING:
     from ksieve.doctor import Cache, Report, SelfTest
-
-EXIT_NOTHING_WORKS = 1
 
 _LABELS = {"numpy": "NumPy", "numba": "Numba", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX"}
 _SHOWN_IF_PRESENT = ("cupy", "jax")
@@ -27,7 +25,7 @@ def doctor(
     """Say what this machine offers, test every backend, and name the one thing to fix first.
 
     Needs neither a GPU nor PyTorch. Small selections are made on every backend that is there, and each answer is
-    verified. The exit code is 1 when nothing works or an answer is wrong.
+    verified. The exit code is 1 when an answer is wrong, 2 when nothing works.
     """
     from ksieve import doctor as examination
 
@@ -48,7 +46,8 @@ def doctor(
             if not advice.serious and report.works:
                 terminal.say(f"Until then: {_summary(report)}.")
     if not report.works:
-        raise typer.Exit(EXIT_NOTHING_WORKS)
+        refuted = any(test.ran and not test.exact for test in report.tests)
+        raise typer.Exit(exits.Exit.REFUTED if refuted else exits.Exit.ERROR)
 
 
 def _print(report: Report) -> None:

@@ -9,8 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors import SafetensorError, safe_open
 
 from ksieve.atomic import replacing
 from ksieve.errors import ArgumentError, CaptureFormatError
@@ -73,14 +72,21 @@ def load_array(path: Path, name: str | None, *, prefer: str) -> Any:
     """
     if path.suffix != ".safetensors":
         return load_imported(path, name, prefer=prefer)
+    if not path.is_file():
+        raise CaptureFormatError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     try:
-        arrays = load_file(path)
+        with safe_open(path, framework="np") as stored:
+            names = sorted(stored.keys())
+            wanted = name or (prefer if prefer in names else names[0] if len(names) == 1 else None)
+            if wanted not in names:
+                raise ArgumentError("name", repr(name), f"one of {names}, the arrays of {path}")
+            try:
+                return stored.get_tensor(wanted)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:  # float8 and other types NumPy lacks
+                dtype = stored.get_slice(wanted).get_dtype()
+                raise CaptureFormatError(f"{path}: tensor {wanted!r} has dtype {dtype}; takes integers") from error
     except SafetensorError as error:
         raise CaptureFormatError(f"{path}: not a complete safetensors file ({error})") from error
-    wanted = name or (prefer if prefer in arrays else next(iter(arrays)) if len(arrays) == 1 else None)
-    if wanted not in arrays:
-        raise ArgumentError("name", repr(name), f"one of {sorted(arrays)}, the arrays of {path}")
-    return arrays[wanted]
 
 
 def _npy_header(file: BinaryIO, rows: int, columns: int) -> None:

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve.cli import files, terminal
+from ksieve.cli import exits, files, terminal
 from ksieve.cli.options import Dtype, choice
-from ksieve.cli.selection import EXIT_REFUTED
 from ksieve.errors import ArgumentError
 
 Shapes = Annotated[
@@ -214,8 +213,8 @@ def _measure(
     remarks(results["shapes"])
     skipped(results)
     finish(path, payload, figures)
-    if "ksieve" in results["inexact"] or any(s["selectors"]["ksieve"].get("error") for s in measured(results)):
-        raise typer.Exit(EXIT_REFUTED)
+    failed = [None for s in measured(results) if s["selectors"]["ksieve"].get("error")]
+    exits.judge(["ksieve" not in results["inexact"], *failed])
 
 
 def bench_floor(

@@ -10,8 +10,9 @@ import typer
 
 from ksieve import __version__
 from ksieve.cli import files, terminal
+from ksieve.cli.exits import Exit
 from ksieve.cli.options import CaptureK, flag
-from ksieve.cli.selection import EXIT_REFUTED, print_stats, suggested_k
+from ksieve.cli.selection import print_stats, suggested_k
 from ksieve.errors import ArgumentError
 
 BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
@@ -51,7 +52,7 @@ def demo(
             "select": f"{terminal.seconds_text(own.seconds)} on {plan.threads} CPU threads "
             f"({result.valid.sum() / own.seconds / 1e9:.2f} G scores/s); "
             f"first call {terminal.seconds_text(result.first_call_seconds)}, which compiles or loads the kernels",
-            "verify": own.verdict,
+            "verify": str(own.verdict).replace("\n ", ";"),
         }
     )
     terminal.say()
@@ -70,7 +71,7 @@ def demo(
     if importlib.util.find_spec("torch") is None:
         terminal.say("torch is not installed, so torch.topk is not compared")
     if not own.verdict.ok:
-        raise typer.Exit(EXIT_REFUTED)
+        raise typer.Exit(Exit.REFUTED)
 
 
 def _word(exact: bool) -> str:

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve.cli import gpu, terminal
+from ksieve.cli import exits, gpu, terminal
 from ksieve.cli.gpu import Figures, Out, Peers, Seed
 from ksieve.cli.options import Backend, BackendName, PolicyName, flag
-from ksieve.cli.selection import EXIT_REFUTED
 from ksieve.errors import ArgumentError
 
 MOST_LINES = 40
@@ -95,8 +94,7 @@ def replay(
         )  # fmt: skip
     _print(payload)
     gpu.finish(path, payload, figures)
-    if not payload["results"]["total"]["exact"]:
-        raise typer.Exit(EXIT_REFUTED)
+    exits.judge(call["exact"] for call in payload["results"]["calls"])
 
 
 def _print(payload: dict[str, Any]) -> None:

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from ksieve import api, stream
 from ksieve.cli import files, terminal
+from ksieve.cli.exits import Exit
 from ksieve.cli.options import Backend, BackendName, CaptureK, CapturePath, Dtype, PolicyName, choice, flag
 from ksieve.devices import DEVICES, resolve_device
 from ksieve.errors import ArgumentError
 from ksieve.problem import MAX_K, check_k
 from ksieve.stats import Stats
 from ksieve.workloads.capture import Capture
-
-EXIT_REFUTED = 1
 
 
 def select(
@@ -128,7 +127,7 @@ def verify(
         verdict = check(source, None, answer, k=k, sentinel=sentinel, progress=update)
     terminal.say(str(verdict))
     if not verdict.ok:
-        raise typer.Exit(EXIT_REFUTED)
+        raise typer.Exit(Exit.REFUTED)
 
 
 def plan(

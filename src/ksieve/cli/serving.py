@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ksieve.cli import gpu, terminal
+from ksieve.cli import exits, gpu, terminal
 from ksieve.cli.gpu import Element, K, Lengths, Out, Rounds, Scores, Seed
 from ksieve.cli.options import Dtype
-from ksieve.cli.selection import EXIT_REFUTED
 
 
 def bench_options(
@@ -61,6 +60,4 @@ def bench_options(
     )
     gpu.remarks(results["shapes"])
     gpu.finish(path, payload, None)
-    if any(facts.get("exact") is not True for shape in found for facts in shape["selectors"].values()):
-        terminal.note("an answer was not exact, or missing: see above")
-        raise typer.Exit(EXIT_REFUTED)
+    exits.judge(facts.get("exact") for shape in found for facts in shape["selectors"].values())

@@ -1,10 +1,16 @@
-"""How the command line talks: results on stdout, progress and errors on stderr, colour only on a terminal."""
+"""How the command line talks: results on stdout, progress and errors on stderr, colour only on a terminal.
+
+Names, metadata and file names come from files of others: every text goes through `safe`, and none is read as markup.
+"""
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -20,34 +26,105 @@ NARROW = 20
 """Columns below which the values of `facts` are no longer wrapped beside their names, but written below them."""
 
 
+@dataclass
+class Mode:
+    """What a command prints: everything, one JSON object (`json`), or errors alone (`quiet`)."""
+
+    json: bool = False
+    quiet: bool = False
+
+
+mode = Mode()
+"""Set by ``--json`` and ``--quiet`` of the command that runs."""
+
+
+def reset() -> None:
+    """Print everything again: the next command has its own options."""
+    mode.json = mode.quiet = False
+
+
+def safe(text: object, *, lines: bool = False) -> str:
+    r"""Write control, format and surrogate characters as escapes such as ``\x1b``, so that no text steers a terminal.
+
+    Parameters
+    ----------
+    text : object
+        Taken as ``str(text)``.
+    lines : bool
+        Keep line ends, for texts of several lines that this program wrote itself.
+    """
+    return "".join(
+        c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
+    )
+
+
+_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories: control, format (such as the direction overrides), surrogate, line and paragraph separator."""
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+class _Console(Console):
+    """Console whose reader may leave: that is for the caller to see, not an exit with 1."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise
+
+
 def stdout() -> Console:
-    """Console of results; made anew on each use, so that it follows a redirected ``sys.stdout``."""
-    return Console(highlight=False, soft_wrap=True)
+    """Console of results; made anew on each use, so that it follows a redirected ``sys.stdout``.
+
+    It is mute where the command prints JSON or nothing.
+    """
+    return _Console(highlight=False, soft_wrap=True, quiet=mode.json or mode.quiet)
 
 
 def stderr() -> Console:
     """Console of progress, notes and errors."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def say(text: str = "", *, style: str | None = None) -> None:
+def say(text: object = "", *, style: str | None = None) -> None:
     """Print one result line as it is: no markup, no wrapping."""
-    stdout().print(text, style=style, markup=False)
+    stdout().print(Text(safe(text, lines=True), style=style or ""))
 
 
-def complain(text: str) -> None:
-    """Print one error line, red on a terminal."""
-    stderr().print(f"[bold red]error:[/] {escape(text)}")
+def print_json(facts: Any) -> None:
+    """Print the facts of a command as one JSON object on stdout: NaN and infinities are null."""
+    from ksieve.bench.record import plain
+
+    # Characters beyond ASCII are escaped: any locale can print them, and no terminal is steered by them.
+    _Console(highlight=False, soft_wrap=True).out(json.dumps(plain(facts), indent=1, allow_nan=False), highlight=False)
 
 
-def note(text: str) -> None:
+def result(facts: Callable[[], Any]) -> None:
+    """Print a command's facts where ``--json`` asks for them; `facts` is called only then."""
+    if mode.json:
+        print_json(facts())
+
+
+def complain(text: object) -> None:
+    """Print one error, red on a terminal; its further lines are indented, so that none looks like another message."""
+    first, *rest = safe(text, lines=True).splitlines() or [""]
+    stderr().print(Text.assemble(("error:", "bold red"), " ", "\n  ".join([first, *rest])))
+
+
+def note(text: object) -> None:
     """Print a remark that is no result."""
-    stderr().print(text, style="dim", markup=False)
+    if not mode.quiet:
+        stderr().print(Text("\n  ".join(safe(text, lines=True).splitlines()), style="dim"))
+
+
+def raw_error(text: str) -> None:
+    """Print lines on stderr as they are, control characters excepted."""
+    stderr().print(Text(safe(text.rstrip("\n"), lines=True)))
 
 
 def facts(pairs: Mapping[str, Any] | Iterable[tuple[str, Any]], *, indent: int = 0) -> None:
     """Print ``name  value`` lines with the values aligned; a terminal wraps them under each other."""
-    items = [(name, str(value)) for name, value in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
+    items = [(safe(name), safe(value)) for name, value in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
     width = max((cell_len(name) for name, _ in items), default=0)
     longest = max((cell_len(value) for _, value in items), default=0)
     console = stdout()
@@ -59,7 +136,7 @@ def facts(pairs: Mapping[str, Any] | Iterable[tuple[str, Any]], *, indent: int =
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in items:
-            grid.add_row(" " * indent + escape(name), escape(value))
+            grid.add_row(Text(" " * indent + name), Text(value))
         console.print(grid, soft_wrap=False)
         return
     for name, value in items:
@@ -88,13 +165,15 @@ def table(
     blocks : {"rows", "columns"}
         What a block stands for: whichever of the two holds the reader's own captures.
     """
-    lines = [tuple(row) for row in rows]
+    columns = [safe(column) for column in columns]
+    lines = [tuple(safe(cell) for cell in row) for row in rows]
+    title = None if title is None else safe(title)
     grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for position, column in enumerate(columns):
         justify: Literal["left", "right"] = "left" if position == 0 else "right"
-        grid.add_column(escape(column), justify=justify, header_style="bold", no_wrap=True)
+        grid.add_column(Text(column), justify=justify, header_style="bold", no_wrap=True)
     for line in lines:
-        grid.add_row(*map(escape, line))
+        grid.add_row(*map(Text, line))
     console = stdout()
     needed = console.measure(grid, options=console.options.update(width=UNBOUNDED)).maximum
     if title is not None:
@@ -160,19 +239,20 @@ def progress(
         Called as ``update(done)`` or ``update(done, total)``, counts from the start.
     """
     console = stderr()
+    shown = console.is_terminal and not mode.quiet
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(unit),
+        TextColumn(unit, markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(waiting or description, total=total)
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task(safe(waiting or description), total=total)
 
         def update(done: int, of: int | None = total) -> None:
-            bar.update(task, description=description, completed=done, total=of)
+            bar.update(task, description=safe(description), completed=done, total=of)
 
         yield update
 
@@ -181,11 +261,11 @@ def progress(
 def status(text: str) -> Iterator[Callable[[str], None]]:
     """Show on a terminal's stderr what is being done; the yielded function replaces the text."""
     console = stderr()
-    if not console.is_terminal:
+    if mode.quiet or not console.is_terminal:
         yield lambda _: None
         return
-    with console.status(escape(text)) as shown:
-        yield lambda new: shown.update(escape(new))
+    with console.status(escape(safe(text))) as shown:
+        yield lambda new: shown.update(escape(safe(new)))
 
 
 def seconds_text(seconds: float) -> str:

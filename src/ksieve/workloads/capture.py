@@ -163,7 +163,12 @@ class Capture:
             facts["factors"] = f"{heads} heads of {dim}; queries {self._q.dtype}, keys {self._keys.dtype}"
         facts["suggested k"] = f"{self.k:,}" if self.k is not None else "none"
         own = (VERSION_KEY, KIND_KEY, K_KEY)
-        return facts | {name: value for name, value in self.metadata.items() if name not in own}
+        # A key of the metadata never replaces a fact: it is the file's word against what was measured.
+        return facts | {
+            f"metadata {name}" if name in facts else name: value
+            for name, value in self.metadata.items()
+            if name not in own
+        }
 
     def close(self) -> None:
         """Close the file."""

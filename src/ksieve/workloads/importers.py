@@ -197,6 +197,9 @@ def _open(path: Path, name: str | None, prefer: str) -> Iterator[_Source]:
             elif path.suffix == ".npy":
                 _refuse_name(path, name)
                 array = np.load(path, mmap_mode="r", allow_pickle=False)
+                if not isinstance(array, np.ndarray):  # a zip archive, whatever its name
+                    array.close()
+                    raise CaptureFormatError(f"{path}: an .npz archive named .npy; rename it to {path.stem}.npz")
                 source = _ArraySource(array, _dtype_name(array.dtype))
             else:
                 source = _open_torch(path, name, prefer)

@@ -37,7 +37,7 @@ _DTYPES = {"float32": 0, "float16": 1, "uint16": 2, "bfloat16": 2}
 def thread_count() -> int:
     """Threads a call may use: ``NUMBA_NUM_THREADS`` if set, else the processors this process may run on."""
     asked = os.environ.get("NUMBA_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
+    if asked.isascii() and asked.isdigit() and int(asked) > 0:
         return int(asked)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

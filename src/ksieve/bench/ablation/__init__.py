@@ -127,15 +127,19 @@ def run(
 
 def inexact(payload: dict[str, Any]) -> list[str]:
     """Name everything whose answers were not all verified as exact."""
-    found = []
+    return [name for name, exact in verdicts(payload).items() if exact is not True]
+
+
+def verdicts(payload: dict[str, Any]) -> dict[str, bool | None]:
+    """Whether the answers of everything that ran were exact, by name; None where there is no answer."""
+    found: dict[str, bool | None] = {}
     for name, step in payload["results"].get("steps", {}).items():
-        found += [f"{name}: {variant}" for variant, facts in step["variants"].items() if facts["exact"] is not True]
+        found |= {f"{name}: {variant}": facts["exact"] for variant, facts in step["variants"].items()}
         if (step.get("wave") or {}).get("exact") is False:
-            found.append(f"{name}: rows missed by their boundary")
+            found[f"{name}: rows missed by their boundary"] = False
     for cell in payload["results"].get("activation", {}).get("cells", []):
         for variant, facts in cell["selectors"].items():
-            if facts.get("exact") is not True:
-                found.append(f"{cell['rows']} x {cell['width']} {cell['scores']}: {variant}")
+            found[f"{cell['rows']} x {cell['width']} {cell['scores']}: {variant}"] = facts.get("exact")
     return found
 
 
