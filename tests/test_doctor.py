@@ -244,7 +244,7 @@ def test_the_page_ends_with_the_fix_and_its_command(monkeypatch):
 
 @pytest.mark.parametrize(
     ("found", "code"),
-    [(report(), 0), (report(cuda=ABSENT), 0), (report(cpu=ABSENT, cuda=ABSENT), 1), (report(cuda=WRONG), 1)],
+    [(report(), 0), (report(cuda=ABSENT), 0), (report(cpu=ABSENT, cuda=ABSENT), 2), (report(cuda=WRONG), 1)],
 )
 def test_exit_codes(monkeypatch, found, code):
     assert invoke(monkeypatch, found).exit_code == code

@@ -11,9 +11,10 @@ def main() -> None:
         from ksieve.cli import main as run
     except KeyboardInterrupt:
         sys.exit(130)
-    except ImportError as error:
-        remedy = "install it again: pip install --force-reinstall ksieve"
-        sys.stderr.write(f"error: ksieve cannot start: {error!s}; {remedy}\n")
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        remedy = "install it and what it needs again: pip install --force-reinstall ksieve"
+        sys.stderr.write(f"error: ksieve cannot start ({what}); {remedy}\n")
         sys.exit(2)
     run()
 

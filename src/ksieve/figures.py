@@ -31,6 +31,7 @@ import numpy as np
 
 from ksieve import atomic
 from ksieve.errors import BackendError
+from ksieve.text import printable
 
 INK, MUTED, GRID, CARD = "#1f2328", "#57606a", "#d5dae0", "#fdfdfc"
 """Text and axes, secondary text, grid lines, background."""
@@ -215,6 +216,11 @@ def _svg_text(figure: Any) -> str:
     text = re.sub(r'(?<= [xy]=")(-?\d+\.\d\d)\d+', r"\1", text)
     # Blanks at line ends make diffs noisy.
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def plain_text(text: object) -> str:
+    r"""Return a text that matplotlib draws as it is: no mathematics between dollar signs, no control characters."""
+    return printable(text).replace("$", r"\$")
 
 
 def series(index: int, *, marker: bool = True) -> dict[str, Any]:

@@ -377,7 +377,7 @@ def draw(payload: Mapping[str, Any], stem: str | os.PathLike[str]) -> list[Path]
                      linewidth=1.1, label="one plain read")  # fmt: skip
         axes[0].set_ylabel(unit)
         settings = payload["settings"]
-        text = f"{settings['trace']}: {len(calls)} calls, top {settings['k']:,}"
+        text = f"{figures.plain_text(settings['trace'])}: {len(calls)} calls, top {settings['k']:,}"
         if total["us"]:
             spent = total["us"]
             shown = f"{spent / 1e3:.2f} ms" if spent < 1e6 else f"{spent / 1e6:.2f} s"

@@ -23,6 +23,7 @@ from ksieve.chain import producers
 from ksieve.chain.producers import Factors, Produce
 from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo
+from ksieve.sizes import parse_count
 from ksieve.workloads.traces import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 
 PAPER = {
@@ -164,9 +165,11 @@ def prompt_of(request: str | int) -> int:
     text = str(request).strip()
     if text.upper() in PAPER_REQUESTS:
         return PAPER_REQUESTS[text.upper()]
-    if text.isdigit() and int(text):
-        return int(text)
-    raise ArgumentError("requests", repr(request), f"{', '.join(PAPER_REQUESTS)} or a number of prompt tokens")
+    try:
+        return parse_count(text, minimum=1)
+    except ValueError:
+        takes = f"{', '.join(PAPER_REQUESTS)} or a number of prompt tokens"
+        raise ArgumentError("requests", repr(request), takes) from None
 
 
 def _request(

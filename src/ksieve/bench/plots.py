@@ -105,7 +105,7 @@ def _title(payload: Mapping[str, Any], columns: int = 110) -> str:
     line = (
         f"{devices[0].get('name', 'GPU')}{k}, {settings['dtype']}, {scores} scores, {lengths_text(settings['lengths'])}"
     )
-    return textwrap.fill(line, columns)
+    return textwrap.fill(figures.plain_text(line), columns)
 
 
 def _microseconds(shape: Shape, name: str) -> float:

@@ -8,6 +8,7 @@ import typer
 
 from ksieve.cli import exits, gpu, terminal
 from ksieve.cli.gpu import Figures, K, Out, Peers, Rounds, Seed
+from ksieve.cli.options import count
 
 
 def bench_ablation(
@@ -29,11 +30,10 @@ def bench_ablation(
         str, typer.Option("--scores", metavar="NAME", help="endpoint, normal, or on a GPU factors:PATH.")
     ] = "endpoint",
     peers: Peers = "none",
-    step_tokens: Annotated[
-        int, typer.Option("--step-tokens", metavar="INT", help="Query tokens of a scheduler step.")
-    ] = 65_536,
+    step_tokens: Annotated[int, count("--step-tokens", "INT", "Query tokens of a scheduler step.")] = 65_536,
     budget_bytes: Annotated[
-        int, typer.Option("--budget-bytes", metavar="INT", help="Most bytes of one call's score matrix.")
+        int,
+        count("--budget-bytes", "INT", "Most bytes of one call's score matrix."),
     ] = 6_300_000_000,
     rounds: Rounds = 5,
     seed: Seed = 0,

@@ -9,7 +9,9 @@ import typer
 
 from ksieve.cli import exits, gpu, terminal
 from ksieve.cli.gpu import Figures, K, Out, Peers, Rounds, Scores, Seed, TorchRounds
+from ksieve.cli.options import count
 from ksieve.errors import ArgumentError
+from ksieve.sizes import parse_count
 
 
 def bench_trace(
@@ -22,16 +24,13 @@ def bench_trace(
         ),
     ] = "245K,430K",
     k: K = 2048,
-    step_tokens: Annotated[
-        int, typer.Option("--step-tokens", metavar="INT", help="Query tokens of a scheduler step.")
-    ] = 65_536,
+    step_tokens: Annotated[int, count("--step-tokens", "INT", "Query tokens of a scheduler step.")] = 65_536,
     budget_bytes: Annotated[
-        int, typer.Option("--budget-bytes", metavar="INT", help="Most bytes of an invocation's score matrix.")
+        int,
+        count("--budget-bytes", "INT", "Most bytes of an invocation's score matrix."),
     ] = 6_300_000_000,
-    decode_steps: Annotated[
-        int, typer.Option("--decode-steps", metavar="INT", help="Tokens decoded after the prompt.")
-    ] = 0,
-    batch: Annotated[int, typer.Option("--batch", metavar="INT", help="Requests of this length.")] = 1,
+    decode_steps: Annotated[int, count("--decode-steps", "INT", "Tokens decoded after the prompt.")] = 0,
+    batch: Annotated[int, count("--batch", "INT", "Requests of this length.")] = 1,
     scores: Scores = "endpoint",
     peers: Peers = "all",
     rounds: Rounds = 5,
@@ -86,9 +85,11 @@ def _tokens(text: str) -> int:
 
     if text in PAPER_REQUESTS:
         return PAPER_REQUESTS[text]
-    if text.isdigit() and int(text):
-        return int(text)
-    raise ArgumentError("--prompts", repr(text), f"{', '.join(PAPER_REQUESTS)} or a number of tokens")
+    try:
+        return parse_count(text, minimum=1)
+    except ValueError:
+        takes = f"{', '.join(PAPER_REQUESTS)} or a number of tokens"
+        raise ArgumentError("--prompts", repr(text), takes) from None
 
 
 def _sum(facts: dict[str, Any]) -> list[str]:

@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import CapturePath, Dtype, choice, flag
+from ksieve.cli.options import CapturePath, Dtype, choice, count, flag
 from ksieve.workloads.importers import SUFFIXES, import_scores
 from ksieve.workloads.lengths import LENGTHS
 from ksieve.workloads.producers import PRODUCERS, write_synthetic
 
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="Capture to write (.safetensors).")]
 SuggestedK = Annotated[
-    int | None, typer.Option("--k", metavar="K", help="The K that the capture is meant for; stored with it.")
+    int | None,
+    count("--k", "K", "The K that the capture is meant for; stored with it."),
 ]
 
 
@@ -30,15 +31,16 @@ def _print_producers(wanted: bool) -> None:
 def synth(
     producer: Annotated[str, typer.Argument(metavar="PRODUCER", help="Family of scores; --list describes them.")],
     out: Target,
-    rows: Annotated[int, typer.Option("--rows", metavar="M", help="Rows of the score matrix.")],
-    width: Annotated[int, typer.Option("--width", metavar="N", help="Scores per row.")],
+    rows: Annotated[int, count("--rows", "M", "Rows of the score matrix.")],
+    width: Annotated[int, count("--width", "N", "Scores per row.")],
     lengths: Annotated[
         str, typer.Option("--lengths", metavar="|".join(LENGTHS), help="Valid lengths; --list describes the kinds.")
     ] = "full",
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; narrower ones are rounded.")] = Dtype.float32,
     seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed: the same one gives the same file.")] = 0,
     k: Annotated[
-        int, typer.Option("--k", metavar="K", help="The K that the capture is meant for; stored with it.")
+        int,
+        count("--k", "K", "The K that the capture is meant for; stored with it."),
     ] = 2048,
     _list: Annotated[
         bool, flag("--list", "List producers and kinds of lengths, and exit.", callback=_print_producers, is_eager=True)

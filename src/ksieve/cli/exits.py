@@ -128,9 +128,8 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"no such file: {_text(error.filename)}"
     if isinstance(error, OSError):
-        return (
-            f"{_text(error.filename)}: {error.strerror}" if error.filename is not None else error.strerror or str(error)
-        )
+        reason = error.strerror or str(error)
+        return reason if error.filename is None else f"{_text(error.filename)}: {reason}"
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("ksieve"):
         return f"the Python package {error.name} is not installed"
     return None
@@ -190,7 +189,7 @@ def _text(name: Any) -> str:
     return os.fsdecode(name) if isinstance(name, (bytes, str)) else str(name)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     _say(terminal.note, f"warning: {message}")
 
 
@@ -199,7 +198,7 @@ def _tolerate_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (for the process)
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, files, terminal
-from ksieve.cli.options import Dtype, choice
+from ksieve.cli.options import Dtype, choice, count
 from ksieve.errors import ArgumentError
+from ksieve.sizes import parse_shape
 
 Shapes = Annotated[
     str,
@@ -23,7 +24,7 @@ Shapes = Annotated[
 Only = Annotated[
     str | None, typer.Option("--only", metavar="TEXT", help="Of the shapes, those whose MxN contains TEXT.")
 ]
-K = Annotated[int, typer.Option("--k", metavar="K", help="Slots per row.")]
+K = Annotated[int, count("--k", "K", "Slots per row.")]
 Lengths = Annotated[
     str | None,
     typer.Option(
@@ -267,10 +268,8 @@ def shapes_of(text: str, only: str | None) -> tuple[list[tuple[int, int]], str]:
             some, kind = SHAPES[part]
             listed += some
             continue
-        rows, _, width = part.lower().partition("x")
-        if not (rows.isdigit() and width.isdigit() and int(rows) and int(width)):
-            raise ArgumentError("--shapes", repr(part), f"{', '.join(SHAPES)}, or rows x width such as 512x131072")
-        listed.append((int(rows), int(width)))
+        takes = f"{', '.join(SHAPES)}, or rows x width such as 512x131072 or 512x128k"
+        listed.append(parse_shape("--shapes", part, takes))
     chosen = [shape for shape in listed if only is None or only in f"{shape[0]}x{shape[1]}"]
     if not chosen:
         raise ArgumentError("--shapes", repr(text) + (f" --only {only}" if only else ""), "at least one shape")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ksieve.cli import terminal
-from ksieve.cli.options import Dtype, PolicyName, choice, flag
+from ksieve.cli.options import Dtype, PolicyName, choice, count, flag
 from ksieve.errors import ArgumentError, BackendError
 from ksieve.planner import DeviceInfo, Plan
 
@@ -28,14 +28,15 @@ def build(
     ] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option("--k", metavar="K", help="Slots per row; repeatable. 512, 1024, 2048 when omitted."),
+        count("--k", "K", "Slots per row; repeatable. 512, 1024, 2048 when omitted."),
     ] = None,
     width: Annotated[
         list[int] | None,
-        typer.Option("--width", metavar="N", help="Row width; repeatable. 4096 to 1048576 when omitted."),
+        count("--width", "N", "Row width; repeatable. 4096 to 1048576 when omitted."),
     ] = None,
     rows: Annotated[
-        list[int] | None, typer.Option("--rows", metavar="M", help="Rows; repeatable. 1 to 4096 when omitted.")
+        list[int] | None,
+        count("--rows", "M", "Rows; repeatable. 1 to 4096 when omitted."),
     ] = None,
     dtype: Annotated[
         list[Dtype] | None, choice("--dtype", Dtype, "Score dtype; repeatable. float32 when omitted.")

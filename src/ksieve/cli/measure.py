@@ -11,9 +11,10 @@ import typer
 from ksieve import __version__
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
-from ksieve.cli.options import CaptureK, flag
+from ksieve.cli.options import CaptureK, count, flag
 from ksieve.cli.selection import print_stats, suggested_k
 from ksieve.errors import ArgumentError
+from ksieve.sizes import parse_shape
 
 BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
 
@@ -94,7 +95,7 @@ def bench_cpu(
             "Default: endpoint.",
         ),
     ] = None,
-    k: Annotated[int, typer.Option("--k", metavar="K", help="Slots per row.")] = 2048,
+    k: Annotated[int, count("--k", "K", "Slots per row.")] = 2048,
     rounds: Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds; medians are reported.")] = 9,
     no_adversarial: Annotated[bool, flag("--no-adversarial", "Leave out the families made to hurt.")] = False,
     no_starts: Annotated[bool, flag("--no-starts", "Leave out import, first call and memory.")] = False,
@@ -116,7 +117,7 @@ def bench_cpu(
     files.check_output("--out", None if folder else out, (".json",))
     with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
         payload = cpu.run(
-            [_shape(text) for text in shapes] if shapes else cpu.SHAPES,
+            [parse_shape("--shape", text) for text in shapes] if shapes else cpu.SHAPES,
             sources or (cpu.ENDPOINT,),
             k,
             rounds,
@@ -132,10 +133,3 @@ def bench_cpu(
     if out is not None:
         path = record.write_json((out / cpu.result_name(payload) if folder else out).absolute(), payload)
         terminal.say(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-
-
-def _shape(text: str) -> tuple[int, int]:
-    rows, _, width = text.lower().partition("x")
-    if not (rows.isdigit() and width.isdigit()):
-        raise ArgumentError("--shape", repr(text), "rows x width, such as 64x131072")
-    return int(rows), int(width)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.policy import POLICIES
+from ksieve.sizes import parse_count
 
 
 class Backend(StrEnum):
@@ -38,10 +39,22 @@ def choice(name: str, choices: type[StrEnum], text: str) -> Any:
     return typer.Option(name, metavar="|".join(choices), help=text)
 
 
+def count(name: str, metavar: str, text: str, *, minimum: int | None = None) -> Any:
+    """Option that takes a count, also as 64k or 1M: see `ksieve.sizes`."""
+
+    def parse(value: str) -> int:
+        try:
+            return parse_count(value, minimum=minimum)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return typer.Option(name, metavar=metavar, help=text, parser=parse)
+
+
 CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
 CaptureK = Annotated[
     int | None,
-    typer.Option("--k", metavar="K", help="Slots per row, 1 to 1048576. What the capture suggests when omitted."),
+    count("--k", "K", "Slots per row, 1 to 1048576. What the capture suggests when omitted."),
 ]
 PolicyName = Annotated[
     str | None,

@@ -9,7 +9,7 @@ import typer
 
 from ksieve.cli import exits, gpu, terminal
 from ksieve.cli.gpu import Figures, Out, Peers, Seed
-from ksieve.cli.options import Backend, BackendName, PolicyName, flag
+from ksieve.cli.options import Backend, BackendName, PolicyName, count, flag
 from ksieve.errors import ArgumentError
 
 MOST_LINES = 40
@@ -26,22 +26,26 @@ def replay(
     ] = None,
     example: Annotated[bool, flag("--example", "Replay a small trace that takes seconds on a CPU.")] = False,
     prompt: Annotated[
-        int | None, typer.Option("--prompt", metavar="INT", help="Generate a trace: prompt tokens of each request.")
+        int | None,
+        count("--prompt", "INT", "Generate a trace: prompt tokens of each request."),
     ] = None,
     step_tokens: Annotated[
-        int, typer.Option("--step-tokens", metavar="INT", help="With --prompt: query tokens of a scheduler step.")
+        int,
+        count("--step-tokens", "INT", "With --prompt: query tokens of a scheduler step."),
     ] = 65_536,
     budget_bytes: Annotated[
-        int, typer.Option("--budget-bytes", metavar="INT", help="With --prompt: most bytes of one call's scores.")
+        int,
+        count("--budget-bytes", "INT", "With --prompt: most bytes of one call's scores."),
     ] = 6_300_000_000,
     decode_steps: Annotated[
-        int, typer.Option("--decode-steps", metavar="INT", help="With --prompt: tokens decoded after the prompts.")
+        int,
+        count("--decode-steps", "INT", "With --prompt: tokens decoded after the prompts."),
     ] = 0,
-    batch: Annotated[int, typer.Option("--batch", metavar="INT", help="With --prompt: requests.")] = 1,
+    batch: Annotated[int, count("--batch", "INT", "With --prompt: requests.")] = 1,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Also write the trace as JSON, to edit or share.")
     ] = None,
-    k: Annotated[int | None, typer.Option("--k", metavar="K", help="Slots per row. The trace's when omitted.")] = None,
+    k: Annotated[int | None, count("--k", "K", "Slots per row. The trace's when omitted.")] = None,
     scores: Annotated[
         str | None,
         typer.Option(

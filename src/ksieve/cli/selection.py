@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ksieve import api, stream
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
-from ksieve.cli.options import Backend, BackendName, CaptureK, CapturePath, Dtype, PolicyName, choice, flag
+from ksieve.cli.options import Backend, BackendName, CaptureK, CapturePath, Dtype, PolicyName, choice, count, flag
 from ksieve.devices import DEVICES, resolve_device
 from ksieve.errors import ArgumentError
 from ksieve.problem import MAX_K, check_k
@@ -93,10 +93,10 @@ def print_stats(stats: Stats, valid: NDArray[np.int64]) -> None:
     """Print rows, share and score traffic per route, then over all rows."""
     reads = stats.score_reads(valid)
     rows = []
-    for route, count in stats.route_counts().items():
+    for route, number in stats.route_counts().items():
         at = stats.route == route
         scans = reads[at].sum() / max(valid[at].sum(), 1)
-        rows.append((route.name.lower().replace("_", " "), f"{count:,}", f"{count / len(stats):.1%}", f"{scans:.3f}"))
+        rows.append((route.name.lower().replace("_", " "), f"{number:,}", f"{number / len(stats):.1%}", f"{scans:.3f}"))
     rows.append(("all", f"{len(stats):,}", "100.0%", f"{reads.sum() / max(valid.sum(), 1):.3f}"))
     terminal.table(("route", "rows", "share", "row scans"), rows)
 
@@ -110,7 +110,7 @@ def verify(
             help="Index array of shape (rows, k), int32 or int64: .npy, .npz, .safetensors or a torch file.",
         ),
     ],
-    k: Annotated[int | None, typer.Option("--k", metavar="K", help="Expected slots per row.")] = None,
+    k: Annotated[int | None, count("--k", "K", "Expected slots per row.")] = None,
     sentinel: Annotated[int, typer.Option("--sentinel", metavar="INT", help="What unused slots hold.")] = -1,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Array to take where INDICES holds several.")
@@ -131,12 +131,12 @@ def verify(
 
 
 def plan(
-    rows: Annotated[int, typer.Option("--rows", metavar="M", help="Rows of the score matrix, at most.")],
-    width: Annotated[int, typer.Option("--width", metavar="N", help="Scores per row, at most.")],
-    k: Annotated[int, typer.Option("--k", metavar="K", help="Slots per row, 1 to 1048576.")],
+    rows: Annotated[int, count("--rows", "M", "Rows of the score matrix, at most.")],
+    width: Annotated[int, count("--width", "N", "Scores per row, at most.")],
+    k: Annotated[int, count("--k", "K", "Slots per row, 1 to 1048576.")],
     pitch: Annotated[
         int | None,
-        typer.Option("--pitch", metavar="P", help="Scores from one row to the next. The width when omitted."),
+        count("--pitch", "P", "Scores from one row to the next. The width when omitted."),
     ] = None,
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype.")] = Dtype.float32,
     device: Annotated[

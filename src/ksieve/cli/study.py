@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import choice
+from ksieve.cli.options import choice, count
 from ksieve.study.costs import DEVICE_COSTS
 from ksieve.workloads.capture import Capture
 
@@ -25,11 +25,12 @@ class StudyDevice(StrEnum):
 
 Captures = Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Score captures (.safetensors).")]
 StudyK = Annotated[
-    int | None, typer.Option("--k", metavar="K", help="Slots per row. What the captures suggest when omitted.")
+    int | None,
+    count("--k", "K", "Slots per row. What the captures suggest when omitted."),
 ]
 Rows = Annotated[
     int,
-    typer.Option("--rows", metavar="M", min=0, help="Rows of each capture, at equal spacing; 0 takes all."),
+    count("--rows", "M", "Rows of each capture, at equal spacing; 0 takes all.", minimum=0),
 ]
 RankDevice = Annotated[
     StudyDevice, choice("--device", StudyDevice, "Where rows are ranked; cuda needs PyTorch and a GPU.")

@@ -1,12 +1,12 @@
 """How the command line talks: results on stdout, progress and errors on stderr, colour only on a terminal.
 
-Names, metadata and file names come from files of others: every text goes through `safe`, and none is read as markup.
+Names, metadata and file names come from files of others: every text goes through
+`ksieve.text.printable`, here `safe`, and none is read as markup.
 """
 
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from ksieve.text import printable as safe
 
 UNBOUNDED = 1_000_000
 """Columns that any table fits in: a width to measure it with."""
@@ -41,29 +43,6 @@ mode = Mode()
 def reset() -> None:
     """Print everything again: the next command has its own options."""
     mode.json = mode.quiet = False
-
-
-def safe(text: object, *, lines: bool = False) -> str:
-    r"""Write control, format and surrogate characters as escapes such as ``\x1b``, so that no text steers a terminal.
-
-    Parameters
-    ----------
-    text : object
-        Taken as ``str(text)``.
-    lines : bool
-        Keep line ends, for texts of several lines that this program wrote itself.
-    """
-    return "".join(
-        c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
-    )
-
-
-_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories: control, format (such as the direction overrides), surrogate, line and paragraph separator."""
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 class _Console(Console):
@@ -244,7 +223,7 @@ def progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(unit, markup=False),
+        TextColumn(safe(unit).replace("{", "{{").replace("}", "}}"), markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )

@@ -21,6 +21,7 @@ from ksieve.study.ranked import RankedRow, rank_rows
 from ksieve.study.rows import eligible_rows, read_blocks, valid_lengths
 from ksieve.study.tally import RankTally
 from ksieve.study.views import phases_of, realised_ranks, regular_view, statistics_sizes
+from ksieve.text import printable
 from ksieve.workloads.capture import BLOCK_BYTES, Capture
 
 STRIDES = (16, 32, 64, 128, 256)
@@ -189,7 +190,7 @@ def study_capture(
     lengths = valid_lengths(capture)
     title = capture.metadata.get("title", "")
     found = CaptureStudy(
-        capture.path.stem, title, capture.rows, int((lengths >= 4 * k).sum()), lengths[chosen].tolist(),
+        printable(capture.path.stem), title, capture.rows, int((lengths >= 4 * k).sum()), lengths[chosen].tolist(),
         capture.width, capture.dtype, k,
     )  # fmt: skip
     for block in read_blocks(capture, chosen, max_bytes):

@@ -130,9 +130,13 @@ def write(
     drawing.require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     written = [record.write_json((result or folder / "study.json").absolute(), payload)]
+    results = payload["results"]
+    shown = results | {
+        "captures": [c | {"name": drawing.plain_text(c["name"])} for c in results["captures"]],
+    }
     drawn = {}
     for entry in FIGURES:
-        drawn[entry.stem] = figure = entry.draw(payload["results"])
+        drawn[entry.stem] = figure = entry.draw(shown)
         written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}")
     page = folder / "report.html"
     atomic.write_text(page, report(payload, drawn))

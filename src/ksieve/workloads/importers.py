@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 
 from ksieve import problem
 from ksieve.errors import ArgumentError, BackendError, CaptureFormatError, KsieveError
+from ksieve.text import printable
 from ksieve.workloads.capture import BLOCK_BYTES, Array, Progress, rows_per_block
 from ksieve.workloads.numbers import narrow
 from ksieve.workloads.writer import CaptureWriter
@@ -88,7 +89,7 @@ def import_scores(
         kept = _score_dtype(path, matrix, dtype)
         rows, width = matrix.shape
         valid = _find_lengths(path, matrix.names, lengths, lengths_name, rows)
-        facts = {"source": path.name} | dict(metadata or {})
+        facts = {"source": printable(path.name)} | dict(metadata or {})
         # Eight bytes per score: the source may be float64.
         step = rows_per_block(2 * width, "float32", max_bytes)
         with CaptureWriter(target, rows, width, kept, k=k, metadata=facts) as writer:

@@ -1,0 +1,29 @@
+"""Text that comes from files: names, metadata and messages of others, made harmless before anyone sees it."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories: control, format (such as the direction overrides), surrogate, line and paragraph separator."""
+
+
+def printable(text: object, *, lines: bool = False) -> str:
+    r"""Write control, format and surrogate characters as escapes such as ``\x1b``.
+
+    No terminal is steered by the result, and every encoding of Unicode can hold it.
+
+    Parameters
+    ----------
+    text : object
+        Taken as ``str(text)``.
+    lines : bool
+        Keep line ends, for texts of several lines that this program wrote itself.
+    """
+    return "".join(
+        c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
+    )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
