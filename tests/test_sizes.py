@@ -37,5 +37,5 @@ def test_shapes() -> None:
     assert parse_shape("--shape", "64x128k") == (64, 131_072)
     assert parse_shape("--shape", "2**3X1M") == (8, 1 << 20)
     for text in ("64", "x", "0x4", "4x0", "²x3", "3x4x5", "-1x4"):
-        with pytest.raises(ArgumentError, match="--shape: got .*; takes rows x width"):
+        with pytest.raises(ArgumentError, match=r"--shape: got .*; takes rows x width"):
             parse_shape("--shape", text)
