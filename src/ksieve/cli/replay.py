@@ -90,13 +90,14 @@ def replay(
     gpu.ready(figures)
     if save is not None:
         chosen.save(save)
-        terminal.say(f"trace: {save}")
     with terminal.progress("replaying", len(chosen.calls), unit="calls", waiting="loading the kernels") as update:
         payload = traces.run(
             chosen, k=k, scores=scores, backend=backend.value, policy=policy, rounds=rounds,
             peers=gpu.peers_of(peers), seed=seed, progress=update,
         )  # fmt: skip
     _print(payload)
+    if save is not None:
+        terminal.say(f"trace: {save}")
     gpu.finish(path, payload, figures)
     exits.judge(call["exact"] for call in payload["results"]["calls"])
 
@@ -104,10 +105,12 @@ def replay(
 def _print(payload: dict[str, Any]) -> None:
     results, settings = payload["results"], payload["settings"]
     total = results["total"]
+    latency, read, share, exact = _times(total)
+    answer = "exact" if exact == "yes" else "NOT exact"
+    terminal.say(f"{answer}: total {latency}, plain read {read}, {share or '-'} of the floor", style="bold")
     terminal.say(
         f"{settings['trace']}: {total['calls']} calls, {total['rows']:,} rows, {total['valid_scores']:,} valid scores, "
-        f"top {settings['k']:,} of {settings['scores']} scores on {settings['backend']}",
-        style="bold",
+        f"top {settings['k']:,} of {settings['scores']} scores on {settings['backend']}"
     )
     terminal.say()
     if len(results["calls"]) <= MOST_LINES:
@@ -128,9 +131,8 @@ def _print(payload: dict[str, Any]) -> None:
             decode = results["phases"]["decode"]
             lines.append(("decode", str(decode["calls"]), f"{decode['rows']:,}", *_times(decode)))
     terminal.table(head, lines)
-    terminal.say()
-    latency, read, share, exact = _times(total)
-    terminal.say(f"total {latency}, plain read {read}, {share or '-'} of the floor, exact: {exact}")
+    if total["peers"]:
+        terminal.say()
     for name, us in total["peers"].items():
         terminal.say(f"{name}: {'failed or not exact' if us is None else terminal.seconds_text(us / 1e6)}")
     for call in results["calls"]:

@@ -12,7 +12,10 @@ import typer
 
 from ksieve.cli import files, terminal
 from ksieve.cli.options import choice, count
+from ksieve.devices import DEVICES
 from ksieve.study.costs import DEVICE_COSTS
+from ksieve.study.tally import MOST, rank_text
+from ksieve.study.words import percent
 from ksieve.workloads.capture import Capture
 
 
@@ -58,6 +61,15 @@ def study(
         Path | None, typer.Option("--figures", metavar="FOLDER", help="Figures there instead of in FOLDER/figures.")
     ] = None,
     device: RankDevice = StudyDevice.cpu,
+    plan_for: Annotated[
+        str | None,
+        typer.Option(
+            "--plan-for",
+            metavar="DEVICE",
+            help=f"Device whose plan is judged, which need not be present: cpu, cuda, {', '.join(DEVICES)}. That of "
+            "--device when omitted.",
+        ),
+    ] = None,
 ) -> None:
     """Ask whether sampling holds on a model's own scores, with every observation of the paper.
 
@@ -66,35 +78,28 @@ def study(
     an HTML report, figures and a result file; see docs/study.md.
     """
     from ksieve import figures as drawing
-    from ksieve.study import run
+    from ksieve.study import run, words
 
     drawing.require_matplotlib()
     files.check_output("--json", result, (".json",))
     with opened(captures) as sources, terminal.progress("ranking", waiting="opening the captures") as update:
-        payload = run.study(sources, k, rows=rows or None, device=device.value, progress=update)
+        payload = run.study(sources, k, rows=rows or None, device=device.value, plan_for=plan_for, progress=update)
     written = run.write(payload, out, result=result, figures=figures)
     results = payload["results"]
     found = results["captures"]
+    terminal.say(words.verdict_sentence(results), style="bold")
+    terminal.say()
+    terminal.table(*words.verdict_table(results))
+    terminal.say()
     terminal.say(f"study of {sum(c['studied'] for c in found):,} rows, k={payload['settings']['k']}", style="bold")
     terminal.facts(
         (c["name"], f"{c['studied']:,} of {c['rows']:,} rows, up to {c['lengths']['most']:,} {c['dtype']} scores each")
         for c in found
     )
     terminal.say()
-    terminal.table(
-        ("", "paper", "predicted", *(c["name"] for c in found)),
-        [(li["quantity"], li["paper"] or "-", li["predicted"] or "-", *li["here"]) for li in results["comparison"]],
-        blocks="columns",
-    )
+    terminal.table(*words.comparison_table(results), blocks="columns")
     terminal.say()
-    terminal.table(
-        ("policy", *(f"{c['name']}: median / K, 5 to 95 %, underfill" for c in found)),
-        [
-            (name, *(_policy_text(c["policies"][i]) for c in found))
-            for i, name in enumerate(p["name"] for p in found[0]["policies"])
-        ],
-        blocks="columns",
-    )
+    terminal.table(*words.policy_table(results), blocks="columns")
     terminal.say()
     terminal.say(f"report: {written[0]}")
     terminal.say(f"result: {_short(written[1])}")
@@ -137,7 +142,13 @@ def calibrate(
         if result is not None:
             record.write_json(result.absolute(), found.payload(sources))
     chosen, policy = found.chosen, found.chosen.policy
-    terminal.say(f"policy for k={found.k} on {found.cost.name}, from {found.rows:,} rows", style="bold")
+    true = found.came_true()
+    failed = ", ".join(words for name, words, _ in _QUANTITIES if not true[name])
+    terminal.say(
+        f"NOT as predicted on rows held back: {failed}" if failed else "as predicted on rows held back",
+        style="bold",
+    )
+    terminal.say(f"{policy.name} for k={found.k} on {found.cost.name}, from {found.rows:,} rows")
     terminal.facts(
         {
             "view": f"one score in {policy.stride}, in groups of {policy.group}"
@@ -150,7 +161,6 @@ def calibrate(
         }
     )
     terminal.say()
-    true = found.came_true()
     terminal.table(
         ("", "predicted (95 %)", "expected of held-back rows", "realised", ""),
         [
@@ -178,10 +188,10 @@ def calibrate(
                 f"{(entry.policy.rescue_rank(found.k) or 0) * entry.policy.stride / found.k:.2f}"
                 if entry.policy.rescue_margin is not None
                 else "-",
-                _rate(entry.p_band.value),
-                _rate(entry.p_exact.value),
-                f"{entry.admitted.value:.2f}",
-                _rate(entry.overflow),
+                percent(entry.p_band.value),
+                percent(entry.p_exact.value),
+                rank_text(entry.admitted.value),
+                percent(entry.overflow),
                 f"{entry.row_ns:,.1f} ns",
             )
             for entry in entries
@@ -189,8 +199,8 @@ def calibrate(
         title="The best of every view, by the cost model",
     )
     terminal.say()
+    saved = found.verdict()["saved"]
     if found.default is not None:
-        saved = 1 - chosen.row_ns / found.default.row_ns
         terminal.say(
             f"against the planner's own choice, {found.default.policy.name}, it saves {100 * saved:.1f} % by the model"
             if saved > 0
@@ -201,36 +211,20 @@ def calibrate(
         terminal.say(f"result: {_short(result)}")
 
 
-def _rate(share: float) -> str:
-    if share == 0:
-        return "none"
-    return f"{100 * share:.2g} %" if share >= 1e-6 else "under 0.0001 %"
-
-
 def _scans(value: float) -> str:
     return f"{value:.4f}"
 
 
 def _in_k(value: float) -> str:
-    return f"{value:.3f}"
+    return f"{value:.3f}" if value < MOST else f"over {MOST}"
 
 
 _QUANTITIES = (
-    ("p_band", "rows that scan the rescue band", _rate),
-    ("p_exact", "rows that end in exact recovery", _rate),
+    ("p_band", "rows that scan the rescue band", percent),
+    ("p_exact", "rows that end in exact recovery", percent),
     ("traffic", "row scans", _scans),
     ("admitted", "scores admitted / k", _in_k),
 )
-
-
-def _policy_text(entry: dict[str, float]) -> str:
-    from ksieve.study.tally import rank_text
-
-    if not entry["count"]:
-        return "rows too short"
-    below = "none" if not entry["below_k"] else f"{100 * entry['below_k']:.2g} %"
-    median, low, high = (rank_text(entry[name]) for name in ("median", "p05", "p95"))
-    return f"{median}, {low} to {high}, {below}"
 
 
 def _short(path: Path) -> Path:

@@ -91,10 +91,16 @@ class Calibration:
             for name in QUANTITIES
         }
 
+    def verdict(self) -> dict[str, Any]:
+        """Whether held-back rows met the whole prediction, and the share of a row's cost that the policy saves."""
+        saved = 1 - self.chosen.row_ns / self.default.row_ns if self.default else None
+        return {"as_predicted": all(self.came_true().values()), "policy": self.chosen.policy.name, "saved": saved}
+
     def payload(self, captures: Sequence[Capture]) -> dict[str, Any]:
         """Return the outcome in the layout of a result file."""
         settings = {"captures": [c.path.name for c in captures], "k": self.k, "cost": self.cost.name}
         results = {
+            "verdict": self.verdict(),
             "rows": self.rows,
             "held_back": self.held_back,
             "chosen": self.chosen.plain(),

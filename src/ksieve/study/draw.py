@@ -10,6 +10,7 @@ import numpy as np
 
 from ksieve import figures
 from ksieve.figures import CARD, INK, MUTED, PALETTE
+from ksieve.study.compare import PAPER_K, all_tied
 from ksieve.study.tally import GLYPH_BINS_PER_K, MOST
 
 Results = dict[str, Any]
@@ -57,17 +58,18 @@ def draw_tail(results: Results) -> Any:
             linewidth=1.1,
             label=r"predicted: mean, $K + \epsilon$",
         )
-        paper = {100: (1.03, 1.15), 500: (1.18, 2.02)}
-        axes.plot(
-            [g for g in paper for _ in (0, 1)],
-            [v for pair in paper.values() for v in pair],
-            linestyle="",
-            marker="x",
-            color=INK,
-            markersize=6,
-            markeredgewidth=1.6,
-            label="the paper's captures: median, 95th percentile",
-        )
+        if results["k"] == PAPER_K:
+            paper = {100: (1.03, 1.15), 500: (1.18, 2.02)}
+            axes.plot(
+                [g for g in paper for _ in (0, 1)],
+                [v for pair in paper.values() for v in pair],
+                linestyle="",
+                marker="x",
+                color=INK,
+                markersize=6,
+                markeredgewidth=1.6,
+                label="the paper's captures: median, 95th percentile",
+            )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_ylim(0.94, ceiling)
@@ -172,6 +174,8 @@ def draw_rms(results: Results) -> Any:
         strides: list[int] = []
         for i, capture in enumerate(results["captures"]):
             entries = [r for r in capture["ranks"] if r["requested"] == 1.5 and r["count"]]
+            if not entries or all_tied(capture):
+                continue
             strides = [r["stride"] for r in entries]
             at = np.arange(len(strides))
             measured, reference = (np.array([r[name] for r in entries]) for name in ("rms", "reference_rms"))
@@ -193,7 +197,8 @@ def draw_rms(results: Results) -> Any:
                 color=look["color"],
                 label=capture["name"],
             )
-        right.axhspan(-28, -14, color=MUTED, alpha=0.22, linewidth=0, label="the paper's captures")
+        if results["k"] == PAPER_K:
+            right.axhspan(-28, -14, color=MUTED, alpha=0.22, linewidth=0, label="the paper's captures")
         right.axhline(0, color=INK, linewidth=0.9)
         for axes in (left, right):
             axes.set_xticks(range(len(strides)), [f"1/{s}" for s in strides])

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.planner import DeviceInfo
 from ksieve.policy import POLICIES, SamplingPolicy
 from ksieve.study import theory
 from ksieve.study.ranked import RankedRow, rank_rows
 from ksieve.study.rows import eligible_rows, read_blocks, valid_lengths
 from ksieve.study.tally import RankTally
+from ksieve.study.verdict import Judged, plans_of, verdict
 from ksieve.study.views import phases_of, realised_ranks, regular_view, statistics_sizes
 from ksieve.text import printable
 from ksieve.workloads.capture import BLOCK_BYTES, Capture
@@ -64,7 +66,7 @@ class CaptureStudy:
     shares: list[NDArray[np.float64]] = field(default_factory=list)
     ranks: dict[tuple[int, float], RankTally] = field(default_factory=dict)
     groups: dict[tuple[int, int], RankTally] = field(default_factory=dict)
-    policies: dict[str, RankTally] = field(default_factory=dict)
+    plans: list[Judged] = field(default_factory=list)
     dispersion: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     runs: list[NDArray[np.float64]] = field(default_factory=list)
     runs_expected: list[NDArray[np.float64]] = field(default_factory=list)
@@ -74,6 +76,8 @@ class CaptureStudy:
     def results(self) -> dict[str, Any]:
         """Return all figures as JSON-able data; counts and ranks in units of k unless named otherwise."""
         lengths = np.array(self.lengths)
+        own, policies = self.plans[0].results(), self._policy_results()
+        chosen = self.plans[0].plan
         return {
             "name": self.name,
             "title": self.title,
@@ -83,6 +87,9 @@ class CaptureStudy:
             "width": self.width,
             "dtype": self.dtype,
             "lengths": {"least": lengths.min(), "median": float(np.median(lengths)), "most": lengths.max()},
+            "verdict": verdict(own, policies),
+            "plan": {"device": chosen.device.name, "family": chosen.family, "held": chosen.held,
+                     "capacity": chosen.capacity, **own},
             "tail": self._tail_results(),
             "deciles": self._decile_results(),
             "ranks": [
@@ -94,9 +101,7 @@ class CaptureStudy:
                 {"stride": s, "group": g, **tally.summary(), "glyph": tally.glyph()}
                 for (s, g), tally in self.groups.items()
             ],
-            "policies": [
-                {"name": name, **tally.summary(), "glyph": tally.glyph()} for name, tally in self.policies.items()
-            ],
+            "policies": policies,
             "regions": {
                 "checked": self.regions,
                 "violations": self.violations,
@@ -112,6 +117,15 @@ class CaptureStudy:
                 },
             },
         }  # fmt: skip
+
+    def _policy_results(self) -> list[dict[str, Any]]:
+        """Figures of the named policies, in their order."""
+        found = {judged.name: judged for judged in self.plans}
+        return [
+            {**judged.results(), "glyph": judged.tally.glyph()}
+            for judged in (found[name] for name in POLICIES)
+            if judged.tally is not None
+        ]
 
     def _tail_results(self) -> dict[str, Any]:
         found: dict[str, Any] = {"gaps": GAPS, "rows": len(self.tail), "tied": self.tied}
@@ -163,6 +177,7 @@ def study_capture(
     *,
     rows: int | None = None,
     device: str = "cpu",
+    plan_for: str | DeviceInfo = "cpu",
     max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> CaptureStudy:
@@ -176,6 +191,8 @@ def study_capture(
         At most this many of the eligible rows, at equal spacing. Default: all.
     device : {"cpu", "cuda"}
         Where rows are ranked.
+    plan_for : str or DeviceInfo
+        Device whose plan is judged, as `ksieve.plan` takes it.
     max_bytes : int
         Bound on the bytes of scores held at a time.
     progress : callable, optional
@@ -191,24 +208,26 @@ def study_capture(
     title = capture.metadata.get("title", "")
     found = CaptureStudy(
         printable(capture.path.stem), title, capture.rows, int((lengths >= 4 * k).sum()), lengths[chosen].tolist(),
-        capture.width, capture.dtype, k,
+        capture.width, capture.dtype, k, plans=[Judged.of(plan) for plan in plans_of(capture, k, plan_for)],
     )  # fmt: skip
     for block in read_blocks(capture, chosen, max_bytes):
-        for row in rank_rows(block.scores, block.lengths, KEPT * k, device):
-            study_row(row, found)
+        for number, row in zip(block.rows, rank_rows(block.scores, block.lengths, KEPT * k, device), strict=True):
+            study_row(row, found, int(number))
             if progress is not None:
                 progress(found.studied)
     return found
 
 
-def study_row(row: RankedRow, found: CaptureStudy) -> None:
-    """Add one row's figures to what was found."""
+def study_row(row: RankedRow, found: CaptureStudy, number: int) -> None:
+    """Add the figures of a row, given its number in the capture, to what was found."""
     _tail(row, found)
     found.studied += 1
     if row.ranks[found.k - 1] == found.k:  # else which of the tied positions belong to the top is anybody's choice
         found.shares.append(np.bincount(row.order[: found.k] * 10 // row.length, minlength=10) / found.k)
     _views(row, found)
     _regions(row, found)
+    for judged in found.plans:
+        judged.add(row, number)
 
 
 def _tail(row: RankedRow, found: CaptureStudy) -> None:
@@ -243,10 +262,6 @@ def _views(row: RankedRow, found: CaptureStudy) -> None:
             )
             ranks = realised_ranks(row, view, [q])[:, 0]
             _tally(found.groups, (stride, group), k, CENTRE * k).add(ranks, expected)
-    for name, policy in POLICIES.items():
-        q = policy.primary_rank(k)
-        ranks = realised_ranks(row, policy, [q], row_id=found.studied)[:, 0]
-        _tally(found.policies, name, k, float(q * policy.stride)).add(ranks)
 
 
 def _regions(row: RankedRow, found: CaptureStudy) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ksieve.study.tally import rank_text
+from ksieve.study import words
 
 Payload = Mapping[str, Any]
 
 
 def study_section(payload: Payload) -> str:
-    """Markdown of a study's result file: what was studied, the paper beside what was found, and the policies."""
+    """Markdown of a study's result file: what was studied, the verdict, the paper against what was found,
+    and the policies.
+    """
     results = payload["results"]
     captures: Sequence[Mapping[str, Any]] = results["captures"]
     names = [f"`{c['name']}`" for c in captures]
@@ -22,18 +24,8 @@ def study_section(payload: Payload) -> str:
             for name, c in zip(names, captures, strict=True)
         ],
     )
-    comparison = _table(
-        ("", "the paper found", "theory predicts", *names),
-        [(li["quantity"], li["paper"], li["predicted"], *li["here"]) for li in results["comparison"]],
-    )
-    policies = _table(
-        ("policy", *(f"{name}: median / K (5 to 95 %), underfill" for name in names)),
-        [
-            (entry["name"], *(_admitted(c["policies"][i]) for c in captures))
-            for i, entry in enumerate(captures[0]["policies"])
-        ],
-    )
-    return "\n\n".join((about, comparison, policies))
+    tables = (words.verdict_table(results), words.comparison_table(results), words.policy_table(results))
+    return "\n\n".join((about, f"**{words.verdict_sentence(results)}.**", *(_table(*table) for table in tables)))
 
 
 def calibration_section(payload: Payload) -> str:
@@ -72,13 +64,6 @@ _QUANTITIES = (
     ("traffic", "row scans", "{:.4f}".format),
     ("admitted", "admitted / K", "{:.3f}".format),
 )
-
-
-def _admitted(entry: Mapping[str, Any]) -> str:
-    if not entry["count"]:
-        return "rows too short"
-    median, low, high = (rank_text(entry[name]) for name in ("median", "p05", "p95"))
-    return f"{median} ({low} to {high}), {_percent(entry['below_k'])}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

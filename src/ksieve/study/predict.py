@@ -168,12 +168,18 @@ def try_row(
     usable = found != UNUSABLE
     admitted = np.minimum(np.where(usable, found, 0), KEPT * k + 1).astype(np.float64)
     share = np.maximum(usable.mean(axis=0), 1e-12)
+    stored = admitted
+    if view.boundary == "exact":
+        # Scores that equal a boundary which the view saw more than once are counted, not stored. More of them than
+        # one view leaves out between two of its scores are taken to be seen more than once.
+        better = np.searchsorted(row.ranks, found, side="left")
+        stored = np.where(found - better > view.stride, np.where(better >= k, better, 0), admitted)
     return (
         ((found < k) & usable).mean(axis=0) / share,
         admitted.mean(axis=0) / share,
         np.square(admitted).mean(axis=0) / share,
         1 - usable.mean(axis=0),
-        (admitted > capacity).mean(axis=0) / share,
+        ((stored > capacity) & usable).mean(axis=0) / share,
     )
 
 

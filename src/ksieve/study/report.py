@@ -7,7 +7,10 @@ from html import escape
 from typing import Any
 
 from ksieve import figures
+from ksieve.study import words
+from ksieve.study.compare import PAPER_K
 from ksieve.study.draw import FIGURES
+from ksieve.study.verdict import HOLDS
 
 EXPLANATIONS = {
     "tail": (
@@ -49,10 +52,32 @@ EXPLANATIONS = {
 }
 """What each figure shows, in the words of the report."""
 
+VERDICT = (
+    "Sampling holds where a row is scanned at most "
+    f"{1 + HOLDS:g} times on average, besides the view: rescue bands, exact recovery and rescans for want of candidate "
+    "storage counted. Underfill is the share of rows and phases whose boundary admits fewer than K; candidates are the "
+    "scores it admits: median, and 5 to 95 %. Row scans are expected scores read over a row's length, the view "
+    "included. Rows shorter than 4 K are not studied."
+)
+"""What the verdict means."""
+
+EVERY_POLICY = (
+    "What would happen with each policy that ksieve has by name, in a plan for the same device: candidates, underfill "
+    "and row scans. Any of them is exact; ksieve calibrate weighs them by a device's costs."
+)
+
+_PAPER = (
+    " The paper's figures come from its own captures (Hy4-Preview, K = 2048); they are printed for comparison, not as "
+    "a target."
+)
+
 _PAGE_CSS = """
 body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1rem 4rem; background: var(--k-card); color: var(--k-ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.6rem 0 .5rem; }
+.verdict { font-size: 1.15rem; }
+pre { overflow-x: auto; font-size: .9rem; border: 1px solid var(--k-grid); padding: .5rem .8rem; }
+nav h2 { margin-top: 1.6rem; } nav ol { margin: 0; padding-left: 1.4rem; } a { color: inherit; }
 p { margin: .5rem 0; max-width: 46rem; } .quiet { color: var(--k-muted); font-size: .9rem; }
 figure { margin: 1rem 0; overflow-x: auto; } svg { width: 100%; min-width: 34rem; height: auto; display: block; }
 .scroll { overflow-x: auto; }
@@ -73,8 +98,9 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, Any]) -> str:
     drawn : mapping
         Figures by the stems of `draw.FIGURES`.
     """
-    results, settings = payload["results"], payload["settings"]
+    results = payload["results"]
     captures: Sequence[Mapping[str, Any]] = results["captures"]
+    answer, _, sentence = words.verdict_sentence(results).partition(": ")
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -82,29 +108,40 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, Any]) -> str:
         "<title>ksieve study</title>",
         f"<style>{figures.PAGE_CSS}{_PAGE_CSS}</style></head><body>",
         "<h1>Does sampling hold on these scores?</h1>",
+        f'<p class="verdict"><strong>{escape(answer)}</strong>: {escape(sentence)}.</p>',
+        _table(*words.verdict_table(results)),
+        f"<p>{escape(VERDICT)}</p>",
+        f"<pre>{escape(payload['environment']['command'])}</pre>",
         f'<p class="quiet">{escape(_provenance(payload))}</p>',
+        _contents(),
+        '<h2 id="captures">Captures</h2>',
         _table(
             ("capture", "rows studied", "valid scores per row", "dtype"),
             [(_named(c), f"{c['studied']:,} of {c['rows']:,}", _lengths(c["lengths"]), c["dtype"]) for c in captures],
         ),
-        f"<p>K = {settings['k']:,}. Ranks are exact: every valid score of a studied row was compared. The paper's "
-        "figures come from its own captures (Hy4-Preview, K = 2048); they are printed for comparison, not as a "
-        "target.</p>",
+        f"<p>K = {results['k']:,}. Ranks are exact: every valid score of a studied row was compared."
+        f"{_PAPER if results['k'] == PAPER_K else ''}</p>",
+        '<h2 id="every-policy">Every named policy</h2>',
+        f"<p>{escape(EVERY_POLICY)}</p>",
+        _table(*words.policy_table(results)),
     ]
     for entry in FIGURES:
-        parts.append(f"<h2>{escape(entry.heading)}</h2>")
+        parts.append(f'<h2 id="figure-{entry.stem}">{escape(entry.heading)}</h2>')
         parts += [f"<p>{escape(text)}</p>" for text in EXPLANATIONS[entry.stem]]
         parts.append(f"<figure>{figures.inline_svg(drawn[entry.stem], label=entry.heading)}</figure>")
-        lines = [line for line in results["comparison"] if line["figure"] == entry.stem]
-        if lines:
-            parts.append(
-                _table(
-                    ("", "the paper found", "theory predicts", *(c["name"] for c in captures)),
-                    [(li["quantity"], li["paper"] or "-", li["predicted"] or "-", *li["here"]) for li in lines],
-                )
-            )
+        columns, rows = words.comparison_table(results, entry.stem)
+        if rows:
+            parts.append(_table(columns, rows))
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
+
+
+def _contents() -> str:
+    """Links to the sections, in their order."""
+    sections = [("captures", "Captures"), ("every-policy", "Every named policy")]
+    sections += [(f"figure-{entry.stem}", entry.heading) for entry in FIGURES]
+    items = "".join(f'<li><a href="#{name}">{escape(heading)}</a></li>' for name, heading in sections)
+    return f"<nav><h2>Contents</h2><ol>{items}</ol></nav>"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

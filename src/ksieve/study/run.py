@@ -8,12 +8,14 @@ from typing import Any
 
 from ksieve import atomic
 from ksieve.bench import record
+from ksieve.devices import resolve_device
 from ksieve.errors import ArgumentError
 from ksieve.problem import check_k
 from ksieve.study.compare import compare
 from ksieve.study.measure import pooled_ranks, study_capture
 from ksieve.study.ranked import DEVICES, require_cuda
 from ksieve.study.rows import ROWS, eligible_rows
+from ksieve.study.verdict import overall
 from ksieve.workloads.capture import BLOCK_BYTES, Capture
 
 
@@ -49,6 +51,7 @@ def study(
     *,
     rows: int | None = ROWS,
     device: str = "cpu",
+    plan_for: str | None = None,
     max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -63,6 +66,8 @@ def study(
         At most this many rows of each capture, at equal spacing among the eligible ones; None takes all.
     device : {"cpu", "cuda"}
         Where rows are ranked.
+    plan_for : str, optional
+        Device whose plan is judged, as `ksieve.plan` takes it or a name such as "h200"; `device` when omitted.
     max_bytes : int
         Bound on the bytes of scores held at a time.
     progress : callable, optional
@@ -77,6 +82,7 @@ def study(
         raise ArgumentError("captures", "none", "at least one capture")
     slots = suggested_k(captures, k)
     check_device(device)
+    target = resolve_device(plan_for or device)
     numbers = [eligible_rows(capture, slots, rows).size for capture in captures]
     total, done = sum(numbers), 0
     studies = []
@@ -86,10 +92,17 @@ def study(
             if progress is not None:
                 progress(before + rows_done, total)
 
-        studies.append(study_capture(capture, slots, rows=rows, device=device, max_bytes=max_bytes, progress=report))
+        studies.append(
+            study_capture(
+                capture, slots, rows=rows, device=device, plan_for=target, max_bytes=max_bytes, progress=report
+            )
+        )
         done += number
+    found = [s.results() for s in studies]
     results: dict[str, Any] = {
-        "captures": [s.results() for s in studies],
+        "verdict": overall(found),
+        "k": slots,
+        "captures": found,
         "pooled": pooled_ranks(studies),
     }
     results["comparison"] = [line.plain() for line in compare(results)]
@@ -98,6 +111,7 @@ def study(
         "k": slots,
         "rows": rows,
         "device": device,
+        "plan_for": plan_for or device,
     }
     return record.payload("study", settings, results, gpu=device == "cuda")
 

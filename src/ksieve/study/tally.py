@@ -18,7 +18,7 @@ GLYPH_BINS_PER_K = 32
 
 def rank_text(rank: float | None) -> str:
     """A rank in units of k, as tables print it; None, which result files hold for infinity, is past `MOST`."""
-    return f"over {MOST}" if rank is None or rank == float("inf") else f"{rank:.2f}"
+    return f"over {MOST}" if rank is None or rank > MOST else f"{rank:.2f}"
 
 
 _FIGURES = (
