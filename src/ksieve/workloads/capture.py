@@ -7,6 +7,7 @@ reading its scores: `Capture.rows_block` reads (kind "scores") or computes (kind
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
@@ -17,7 +18,7 @@ from ksieve import problem
 from ksieve.errors import ArgumentError
 from ksieve.keys import widen
 from ksieve.workloads import factors
-from ksieve.workloads.tensorfile import DTYPE_OF_NAME, FLOATS, NUMPY_OF, TensorFile, TensorInfo
+from ksieve.workloads.tensorfile import DTYPE_OF_NAME, FLOATS, FREE_ROWS, NUMPY_OF, TensorFile, TensorInfo
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["scores", "factors"]
@@ -30,6 +31,9 @@ VERSION_KEY, KIND_KEY, K_KEY = "ksieve_capture", "kind", "topk"
 
 BLOCK_BYTES = 64 << 20
 """Default bound on the bytes of one block of scores."""
+
+_SHOWN = 40
+"""Characters of a foreign text that an error shows."""
 
 _NAME_OF_DTYPE = {v: k for k, v in DTYPE_OF_NAME.items()}
 
@@ -74,6 +78,12 @@ class Capture:
                 self.dtype = _NAME_OF_DTYPE[self._scores.dtype]
             else:
                 self._open_factors()
+            for count, what in (
+                (self.rows, "rows"),
+                (self.width, "keys" if self.kind == "factors" else "scores a row"),
+            ):
+                if count > max(FREE_ROWS, self._file.size):
+                    raise self._file.error(f"{count:,} {what} in a file of {self._file.size:,} bytes")
             self.lengths: NDArray[np.int32] = self._read_lengths()
         except BaseException:
             self._file.close()
@@ -206,8 +216,10 @@ class Capture:
         text = self.metadata.get(K_KEY)
         if text is None or VERSION_KEY not in self.metadata:
             return None
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= problem.MAX_K):
-            raise self._file.error(f"metadata {K_KEY!r} is {text!r}; takes an int from 1 to {problem.MAX_K}")
+        # Seven digits hold every K; int() of thousands would raise or take long.
+        if not (re.fullmatch("[0-9]{1,7}", text) and 1 <= int(text) <= problem.MAX_K):
+            shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+            raise self._file.error(f"metadata {K_KEY!r} is {shown}; takes an int from 1 to {problem.MAX_K}")
         return int(text)
 
     def _open_factors(self) -> None:

@@ -9,6 +9,7 @@ ranges. The header is 8 bytes of little-endian length, JSON, then the tensors' b
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ksieve.errors import CaptureFormatError
+from ksieve.errors import CaptureFormatError, KsieveError
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +30,24 @@ NUMPY_OF: dict[str, np.dtype[Any]] = {
     "I8": np.dtype("i1"),
 }
 """NumPy storage of the safetensors dtypes that captures use; bfloat16 is kept as its bits."""
+
+OTHERS: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "I16": np.dtype("<i2"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+"""NumPy storage of the others that NumPy has: sources of imports, index arrays."""
+
+MAX_SIZE = (1 << 31) - 1
+"""Largest size of a dimension that is read: indices and lengths are int32."""
+
+FREE_ROWS = 1 << 20
+"""Rows, or keys, that may take no bytes of the file; more need a byte each, so that the file bounds the memory."""
 
 DTYPE_OF_NAME = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Safetensors dtype of each score dtype."""
@@ -54,7 +73,12 @@ class TensorInfo:
     @property
     def row_bytes(self) -> int:
         """Bytes of one entry along the first axis."""
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * NUMPY_OF[self.dtype].itemsize
+        return math.prod(self.shape[1:]) * self.storage.itemsize
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """What NumPy stores an entry as; KeyError for the dtypes that it lacks."""
+        return NUMPY_OF.get(self.dtype) or OTHERS[self.dtype]
 
     @property
     def nbytes(self) -> int:
@@ -80,17 +104,34 @@ class TensorFile:
         try:
             with safe_open(self.path, framework="np"):
                 pass
+            self._file: BinaryIO = self.path.open("rb")
         except (SafetensorError, OSError) as e:
             raise self.error(f"not a complete safetensors file ({e})") from e
-        self._file: BinaryIO = self.path.open("rb")
-        # The library has checked sizes, gaps and overlaps; it only does not tell where the data begins.
+        try:
+            self._read_header()
+        except BaseException as e:
+            self._file.close()
+            if isinstance(e, (KeyError, TypeError, ValueError, RecursionError)) and not isinstance(e, KsieveError):
+                raise self.error(f"its header is damaged ({type(e).__name__}: {e})") from e
+            raise
+
+    def _read_header(self) -> None:
+        # The library has checked sizes, gaps and overlaps; it does not tell where the data begins. What is relied on is
+        # checked again: a name may stand in the header twice, and the file may have been replaced in between.
+        self.size = os.fstat(self._file.fileno()).st_size
         size = int.from_bytes(self._file.read(8), "little")
+        if size > self.size:
+            raise self.error(f"its header is cut: {self.size:,} of {size:,} bytes")
         header = json.loads(self._file.read(size))
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
-        self.tensors = {
-            name: TensorInfo(name, t["dtype"], tuple(t["shape"]), 8 + size + t["data_offsets"][0])
-            for name, t in header.items()
-        }
+        self.tensors = {}
+        for name, facts in header.items():
+            shape, (begin, end) = tuple(facts["shape"]), facts["data_offsets"]
+            t = self.tensors[name] = TensorInfo(name, facts["dtype"], shape, 8 + size + begin)
+            if not all(type(n) is int and n >= 0 for n in (*shape, begin)):
+                raise self.error(f"tensor {name!r} has shape {shape} at byte {begin}; takes ints of at least 0")
+            if 8 + size + end > self.size or (t.dtype in (*NUMPY_OF, *OTHERS) and t.nbytes != end - begin):
+                raise self.error(f"tensor {name!r} of shape {shape} does not take the bytes {begin} to {end}")
 
     def error(self, problem: str) -> CaptureFormatError:
         """Build the error that names this file and what is wrong with it."""
@@ -114,11 +155,13 @@ class TensorFile:
         ):
             wanted = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
             raise self.error(f"tensor {name!r} has shape {t.shape}; takes ({wanted})")
+        if any(n > MAX_SIZE for n in t.shape):
+            raise self.error(f"tensor {name!r} has shape {t.shape}; takes sizes up to {MAX_SIZE}")
         return t
 
     def read(self, tensor: TensorInfo, begin: int, end: int) -> Array:
         """Read entries `begin` to `end` of the first axis into a new array."""
-        out = np.empty((end - begin, *tensor.shape[1:]), dtype=NUMPY_OF[tensor.dtype])
+        out = np.empty((end - begin, *tensor.shape[1:]), dtype=tensor.storage)
         if out.size:
             self._file.seek(tensor.offset + begin * tensor.row_bytes)
             if self._file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:  # type: ignore[attr-defined]
