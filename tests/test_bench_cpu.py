@@ -229,6 +229,9 @@ def test_environment_names_software_and_machine_but_no_place():
     assert record.command_line(["/a/b/ksieve", "bench", "cpu", "../c/rows.safetensors", "--k", "5"]) == (
         "ksieve bench cpu rows.safetensors --k 5"
     )
+    assert (
+        record.command_line(["/a/ksieve/__main__.py", "study", "rows.safetensors"]) == "ksieve study rows.safetensors"
+    )
 
 
 def test_tables_hold_every_case(monkeypatch):

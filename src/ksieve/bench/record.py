@@ -122,6 +122,8 @@ def environment(*, gpu: bool = False) -> dict[str, Any]:
 
 def command_line(arguments: list[str]) -> str:
     """Join a command line, folders left out: a result file says what was run, not where somebody keeps it."""
+    if arguments and Path(arguments[0]).parts[-2:] == ("ksieve", "__main__.py"):  # python -m ksieve
+        arguments = ["ksieve", *arguments[1:]]
     return shlex.join(_without_folders(a) for a in arguments)
 
 

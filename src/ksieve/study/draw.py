@@ -10,7 +10,7 @@ import numpy as np
 
 from ksieve import figures
 from ksieve.figures import CARD, INK, MUTED, PALETTE
-from ksieve.study.compare import PAPER_K, all_tied
+from ksieve.study.compare import PAPER_K
 from ksieve.study.tally import GLYPH_BINS_PER_K, MOST
 
 Results = dict[str, Any]
@@ -174,7 +174,7 @@ def draw_rms(results: Results) -> Any:
         strides: list[int] = []
         for i, capture in enumerate(results["captures"]):
             entries = [r for r in capture["ranks"] if r["requested"] == 1.5 and r["count"]]
-            if not entries or all_tied(capture):
+            if not entries:
                 continue
             strides = [r["stride"] for r in entries]
             at = np.arange(len(strides))

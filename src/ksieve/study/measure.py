@@ -73,6 +73,14 @@ class CaptureStudy:
     regions: int = 0
     violations: int = 0
 
+    def __post_init__(self) -> None:
+        for stride in STRIDES:
+            for request in REQUESTS:
+                self.ranks[stride, request] = RankTally(self.k, request * self.k)
+        for stride in (64, 128):
+            for group in GROUPS:
+                self.groups[stride, group] = RankTally(self.k, CENTRE * self.k)
+
     def results(self) -> dict[str, Any]:
         """Return all figures as JSON-able data; counts and ranks in units of k unless named otherwise."""
         lengths = np.array(self.lengths)
@@ -220,26 +228,27 @@ def study_capture(
 
 def study_row(row: RankedRow, found: CaptureStudy, number: int) -> None:
     """Add the figures of a row, given its number in the capture, to what was found."""
-    _tail(row, found)
     found.studied += 1
+    if _tail(row, found):
+        _views(row, found)
     if row.ranks[found.k - 1] == found.k:  # else which of the tied positions belong to the top is anybody's choice
         found.shares.append(np.bincount(row.order[: found.k] * 10 // row.length, minlength=10) / found.k)
-    _views(row, found)
     _regions(row, found)
     for judged in found.plans:
         judged.add(row, number)
 
 
-def _tail(row: RankedRow, found: CaptureStudy) -> None:
-    """Observation 1: C(eps) of one row; rows tied at rank k have no gap to count in."""
+def _tail(row: RankedRow, found: CaptureStudy) -> bool:
+    """Observation 1: C(eps) of one row. Rows tied at rank k have no gap to count in, and no rank: False for them."""
     k = found.k
     with np.errstate(invalid="ignore"):  # infinities and NaN
         values = row.scores[row.order[k - 1 : k + 1]].astype(np.float64)
         gap = values[0] - values[1]
     if not (np.isfinite(gap) and gap > 0):
         found.tied += 1
-        return
+        return False
     found.tail.append(row.count_at_least(values[0] - np.array(GAPS) * gap))
+    return True
 
 
 def _views(row: RankedRow, found: CaptureStudy) -> None:
@@ -252,7 +261,7 @@ def _views(row: RankedRow, found: CaptureStudy) -> None:
         sizes = statistics_sizes(row.length, view)
         for i, (request, q) in enumerate(zip(REQUESTS, wanted, strict=True)):
             expected = theory.exchangeable_square_error(q, row.length, np.maximum(sizes, q), request * k)
-            _tally(found.ranks, (stride, request), k, request * k).add(ranks[:, i], expected)
+            found.ranks[stride, request].add(ranks[:, i], expected)
     for stride in (64, 128):
         q = math.ceil(CENTRE * k / stride)
         for group in GROUPS:
@@ -261,7 +270,7 @@ def _views(row: RankedRow, found: CaptureStudy) -> None:
                 q, row.length, np.maximum(statistics_sizes(row.length, view), q), CENTRE * k
             )
             ranks = realised_ranks(row, view, [q])[:, 0]
-            _tally(found.groups, (stride, group), k, CENTRE * k).add(ranks, expected)
+            found.groups[stride, group].add(ranks, expected)
 
 
 def _regions(row: RankedRow, found: CaptureStudy) -> None:
@@ -292,12 +301,6 @@ def _regions(row: RankedRow, found: CaptureStudy) -> None:
     found.runs.append(np.array([runs[runs >= r].sum() for r in RUNS]) / region.size)
     # A position of the region lies in a run of r or more with this probability, were all positions independent.
     found.runs_expected.append(share ** (at_least - 1.0) * (at_least - (at_least - 1) * share))
-
-
-def _tally(tallies: dict[Any, RankTally], key: Any, k: int, requested: float) -> RankTally:
-    if key not in tallies:
-        tallies[key] = RankTally(k, requested)
-    return tallies[key]
 
 
 def pooled_ranks(studies: Sequence[CaptureStudy]) -> list[dict[str, Any]]:

@@ -83,7 +83,8 @@ figure { margin: 1rem 0; overflow-x: auto; } svg { width: 100%; min-width: 34rem
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
 th, td { text-align: right; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--k-grid); vertical-align: top; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
+td { white-space: nowrap; } th { font-weight: 600; }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 7rem; }
 @media print { body { max-width: none; } h2, figure { break-inside: avoid; } }
 """
 
