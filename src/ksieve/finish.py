@@ -1,4 +1,7 @@
-"""What is written of a selection on the host: order, index base, transform, values. Shared by the model and the CPU."""
+"""What is written of a selection on the host: order, index base, transform, values. The model of all backends.
+
+`ksieve.backends.cpu.finishing` is its compiled form.
+"""
 
 from __future__ import annotations
 

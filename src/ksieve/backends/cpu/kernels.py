@@ -347,10 +347,10 @@ def _entry(source: str) -> Any:
     return select_rows
 
 
-def _source_digest() -> str:
-    """Digest of all that is compiled into `select_rows`: Numba by itself notices changes to this file alone."""
+def source_digest() -> str:
+    """Digest of all that is compiled into an entry: Numba by itself notices changes to this file alone."""
     files = [*sorted(Path(__file__).parent.glob("*.py")), Path(keys.__file__), Path(policies.__file__)]
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 
-select_rows = _entry(_source_digest())
+select_rows = _entry(source_digest())

@@ -157,6 +157,17 @@ def store_i32(typing: Any, address: Any, value: Any) -> Any:
 
 
 @_intrinsic
+def store_u16(typing: Any, address: Any, value: Any) -> Any:
+    """Store 16 bits to any address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(16).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint16), codegen
+
+
+@_intrinsic
 def lowest_bit(typing: Any, mask: Word) -> Any:
     """Position of the lowest set bit; 64 for an empty mask."""
 

@@ -6,32 +6,48 @@ keeps it in its disk cache (next to the package, or in the user's cache director
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import reference
 from ksieve.array_info import dtype_name
-from ksieve.finish import SLOTS_AT_A_TIME, Finish
+from ksieve.backends.cpu.sharing import Work, share
+from ksieve.finish import Finish
 from ksieve.keys import BIN_CUTOFF_KEY
 from ksieve.planner import Plan
 from ksieve.policy import PEAK, SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Stats
 
-CHUNKS_PER_THREAD = 16
-"""Portions of rows handed out per thread: ragged rows stay balanced, the hand-over stays negligible."""
-
 INLINE_SCORES = 1 << 16
 """Matrices up to this size run on the calling thread: waking another costs more than it saves."""
 
+PORTION_SCORES = 1 << 17
+"""Fewest scores that are worth a hand-over, which takes Python some microseconds under the GIL: about 40 us of work."""
+
+SLOTS_AT_A_TIME = 1 << 14
+"""Slots that are finished while they are in a core's cache."""
+
 _TIE_BREAKS = {"any": 0, "low": 1, "high": 2}
 _DTYPES = {"float32": 0, "float16": 1, "uint16": 2, "bfloat16": 2}
+_ORDERS = {"any": 0, "value": 1, "index": 2}
+_TRANSFORMS = {"none": 0, "pages": 1, "offsets": 2}
+
+
+class _Placed(NamedTuple):
+    """An array and where it lies, so that what has its address keeps it alive."""
+
+    array: NDArray[Any] | None
+    address: int
+    pitch: int
+    """Bytes from one row to the next."""
+
+
+_Select = Callable[[int, int, int, int], None]
+"""Selects rows [begin, end) into slots at an address and with a pitch."""
 
 
 def thread_count() -> int:
@@ -88,8 +104,8 @@ def run(
     rows, width = scores.shape
     valid = np.ascontiguousarray(np.clip(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
-    address, pitch = _address(out), out.strides[0]
-    _share(lambda begin, end: select(begin, end, address, pitch), rows, _threads(plan, rows, width))
+    slots = _placed(out)
+    _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, False)
     return Stats(raw) if return_stats else None
 
 
@@ -113,27 +129,67 @@ def run_finished(
     ks : ndarray of int32, shape (rows,), or None
         Each row's k, clamped.
     finish : Finish
-        Receives the positions within the windows, by the rows that a thread takes at a time.
+        What is to be written of the rows, and where.
     """
     rows, width = scores.shape
-    k = plan.problem.k
     starts = begins.astype(np.int32)
     select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, starts, ks)
-
-    def select_and_finish(begin: int, end: int) -> None:
-        step = max(1, SLOTS_AT_A_TIME // k)
-        local = np.empty((min(step, end - begin), k), np.int32)
-        for first in range(begin, end, step):
-            last = min(first + step, end)
-            select(first, last, _address(local) - first * local.strides[0], local.strides[0])
-            finish.write(first, last, local[: last - first])
-
-    _share(select_and_finish, rows, _threads(plan, rows, width))
+    work = _finishing(select, plan.problem.k, np.ascontiguousarray(begins), finish)
+    _share(work, plan, rows, width, True)
     return Stats(raw) if return_stats else None
+
+
+def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finish) -> Work:
+    """Work that selects rows and finishes them, some at a time."""
+    from ksieve.backends.cpu.finishing import finish_rows
+
+    options = finish.options
+    scores, out, raw, values, table = map(
+        _placed, (finish.scores, finish.out, finish.raw, finish.values, finish.page_table)
+    )
+    requests, pages = (0, 0) if finish.page_table is None else finish.page_table.shape
+    row_to_request, offsets = _placed(finish.row_to_request), _placed(finish.offsets)
+    width, dtype = finish.scores.shape[1], _DTYPES[dtype_name(finish.scores.dtype)]
+    order, highest = _ORDERS[options.order], int(options.tie_break == "high")
+    from_row, wide = int(options.index_base == "row"), int(options.index_dtype == "int64")
+    transform, step = _TRANSFORMS[options.transform], max(1, SLOTS_AT_A_TIME // k)
+
+    def work(begin: int, end: int) -> None:
+        local = np.empty((min(step, end - begin), k), np.int32)
+        address, pitch = _address(local), local.strides[0]
+        for first in range(begin, max(end, begin + 1), step):  # of no rows too, which compiles
+            last = min(first + step, end)
+            select(first, last, address - first * pitch, pitch)
+            finish_rows(
+                first, last, local, begins, scores.address, scores.pitch, width, dtype, order, highest, from_row,
+                out.address, out.pitch, raw.address, raw.pitch, wide, values.address, values.pitch, transform,
+                table.address, table.pitch, requests, pages, options.page_size, row_to_request.address,
+                options.next_n, offsets.address,
+            )  # fmt: skip
+
+    return work
+
+
+def _share(work: Work, plan: Plan, rows: int, width: int, finished: bool) -> None:
+    """`share`, but the first time the calling thread compiles alone: a helper that does would make an interrupted call
+    wait for the compiler.
+    """
+    if finished not in _compiled:
+        work(0, 0)
+        _compiled.add(finished)
+    share(work, rows, _threads(plan, rows, width), -(-PORTION_SCORES // max(width, 1)))
+
+
+_compiled: set[bool] = set()
+"""Whether the kernels of calls without and with a finish are compiled."""
 
 
 def _address(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+def _placed(array: NDArray[Any] | None) -> _Placed:
+    return _Placed(None, 0, 0) if array is None else _Placed(array, _address(array), array.strides[0])
 
 
 def _threads(plan: Plan, rows: int, width: int) -> int:
@@ -147,7 +203,7 @@ def _selector(
     return_stats: bool,
     begins: NDArray[np.int32] | None = None,
     ks: NDArray[np.int32] | None = None,
-) -> tuple[Callable[[int, int, int, int], None], NDArray[np.int32]]:
+) -> tuple[_Select, NDArray[np.int32]]:
     """Kernel call with everything bound but its rows and the address and byte pitch of its slots; and the statistics
     that it fills.
     """
@@ -158,15 +214,14 @@ def _selector(
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     policy = _policy_numbers(plan.policy, k)
     size = stored_candidates(plan, width)
-    address, pitch = _address(scores), scores.strides[0]
-    starts, own = (0 if array is None else _address(array) for array in (begins, ks))
+    matrix, starts, own = map(_placed, (scores, begins, ks))
     dtype = _DTYPES[dtype_name(scores.dtype)]
     tie_break = _TIE_BREAKS[plan.problem.options.tie_break]
 
     def select(begin: int, end: int, out: int, out_pitch: int) -> None:
         select_rows(
-            address, pitch, dtype, lengths, begin, end, k, out, out_pitch, starts, own, tie_break, policy,
-            BIN_CUTOFF_KEY, plan.capacity, plan.held, size, raw,
+            matrix.address, matrix.pitch, dtype, lengths, begin, end, k, out, out_pitch, starts.address, own.address,
+            tie_break, policy, BIN_CUTOFF_KEY, plan.capacity, plan.held, size, raw,
         )  # fmt: skip
 
     return select, raw
@@ -203,32 +258,3 @@ def _policy_numbers(policy: SamplingPolicy | None, k: int) -> tuple[int, ...]:
         PEAK if policy.peaks else 1,
         policy.stride if policy.jitter else 1,
     )
-
-
-def _share(select: Callable[[int, int], None], rows: int, threads: int) -> None:
-    """Run ``select(begin, end)`` over all rows, in chunks that idle threads fetch; the caller is one of them.
-
-    Python threads around kernels that release the GIL, not Numba's own threading layer: that one aborts the
-    process when two threads of a server call at once, and hangs after a fork.
-    """
-    if threads <= 1:
-        select(0, rows)
-        return
-    chunk = max(1, rows // (threads * CHUNKS_PER_THREAD))
-    begins = itertools.count(0, chunk)  # next() on it is atomic under the GIL
-
-    def work() -> None:
-        while (begin := next(begins)) < rows:
-            select(begin, min(begin + chunk, rows))
-
-    helpers = [_pool(threads - 1, os.getpid()).submit(work) for _ in range(threads - 1)]
-    work()
-    for helper in helpers:
-        if not helper.cancel():  # not started yet means no rows left for it
-            helper.result()
-
-
-@functools.lru_cache(maxsize=4)
-def _pool(workers: int, pid: int) -> ThreadPoolExecutor:
-    """Threads kept between calls; a forked child, which inherits none of them, makes its own."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="ksieve")
