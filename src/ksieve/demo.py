@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +53,21 @@ class Demonstration:
     first_call_seconds: float
     stats: Stats
     contenders: tuple[Contender, ...]
+
+
+SYNTHETIC: dict[str, Any] = {"producer": "endpoint_structured", "rows": 64, "width": 131_072, "lengths": "causal"}
+"""The capture that stands in for the bundled one: 32 MiB of float32."""
+
+
+@contextmanager
+def synthetic_capture() -> Iterator[Path]:
+    """Make a capture in a temporary folder, which is removed afterwards."""
+    from ksieve.workloads.producers import write_synthetic
+
+    with tempfile.TemporaryDirectory(prefix="ksieve-demo-") as folder:
+        path = Path(folder) / "synthetic.safetensors"
+        write_synthetic(path, **SYNTHETIC, k=2048)
+        yield path
 
 
 def demonstrate(source: Any, k: int, *, progress: Callable[[int, int], None] | None = None) -> Demonstration:

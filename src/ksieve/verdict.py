@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,18 @@ class Finding:
     positions: tuple[int, ...]
     worst: tuple[int, float] | None
     best_left: tuple[int, float] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes, the reason by name."""
+        return {
+            "row": self.row,
+            "length": self.length,
+            "reason": str(self.reason),
+            "slots": list(self.slots),
+            "positions": list(self.positions),
+            "worst": self.worst and {"position": self.worst[0], "score": self.worst[1]},
+            "best_left": self.best_left and {"position": self.best_left[0], "score": self.best_left[1]},
+        }
 
     def __str__(self) -> str:
         where = f"row {self.row} (length {self.length}), {self.reason}: "
@@ -124,6 +137,21 @@ class Verdict:
         """Count failed rows per reason, only reasons that occurred."""
         values, counts = np.unique(self.reasons[self.reasons != 0], return_counts=True)
         return {Reason(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``ksieve verify --json`` prints: numbers as numbers, reasons by name."""
+        first = self.first
+        return {
+            "exact": self.ok,
+            "rows": self.rows,
+            "k": self.k,
+            "failed": self.failed,
+            "reasons": {str(reason): count for reason, count in self.reason_counts().items()},
+            "first": None if first is None else first.as_dict(),
+            "nan_scores": self.nan_scores,
+            "nan_selected": self.nan_selected,
+            "tied_rows": self.tied_rows,
+        }
 
     def raise_if_failed(self) -> None:
         """Raise `VerificationError` with this verdict's text unless every row is exact."""

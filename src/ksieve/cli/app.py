@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -63,13 +64,47 @@ def _root(
     exits.set_debug(debug)
 
 
-def _add(group: typer.Typer, name: str, command: Callable[..., None], *examples: str) -> None:
-    """Add a command with the examples that its ``--help`` ends with."""
+_JSON = Annotated[bool, flag("--json", "Print the facts as one JSON object on stdout, and nothing else there.")]
+_QUIET = Annotated[bool, flag("--quiet", "Print neither progress nor a summary, only errors.")]
+
+
+def _add(
+    group: typer.Typer,
+    name: str,
+    command: Callable[..., None],
+    *examples: str,
+    json: bool = True,
+    quiet: bool = True,
+) -> None:
+    """Add a command with the examples that its ``--help`` ends with, and the options that say what it prints."""
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     # One line per paragraph: the terminal decides where to break it.
     help_text = escape("\n\n".join(" ".join(p.split()) for p in paragraphs))
     epilog = "\n\n".join(["[bold]Examples[/]", *(f"$ {line}" for line in examples)])
-    group.command(name, help=help_text, epilog=epilog)(command)
+    group.command(name, help=help_text, epilog=epilog)(_with_mode(command, json=json, quiet=quiet))
+
+
+def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Callable[..., None]:
+    """Give a command ``--json`` and ``--quiet``, which hold while it runs."""
+    signature = inspect.signature(command, eval_str=True)
+    added = {"_json": _JSON} if json else {}
+    if quiet:
+        added["_quiet"] = _QUIET
+    extra = [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a) for n, a in added.items()
+    ]
+
+    @functools.wraps(command)
+    def run(*, _json: bool = False, _quiet: bool = False, **given: Any) -> None:
+        terminal.mode.json, terminal.mode.quiet = _json, _quiet
+        try:
+            command(**given)
+        finally:
+            terminal.reset()
+
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *extra])  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
 
 
 _add(
@@ -106,8 +141,9 @@ _add(
     app,
     "plan",
     selection.plan,
-    "ksieve plan --rows 64 --width 131072 --k 2048",
+    "ksieve plan --rows 64 --width 128k --k 2048",
     "ksieve plan --rows 4096 --width 262144 --k 2048 --device h200",
+    quiet=False,
 )
 _add(
     app,
@@ -121,6 +157,7 @@ _add(
     "info",
     captures.info,
     "ksieve info examples/indexer_capture.safetensors",
+    quiet=False,
 )
 _add(
     app,
@@ -136,6 +173,7 @@ _add(
     study.study,
     "ksieve study scores.safetensors",
     "ksieve study early.safetensors late.safetensors --k 2048 --rows 0 --out study-of-two",
+    json=False,
 )
 _add(
     app,
@@ -143,6 +181,7 @@ _add(
     study.calibrate,
     "ksieve calibrate scores.safetensors --out policy.json",
     "ksieve calibrate scores.safetensors --k 512 --cost cpu && ksieve select scores.safetensors --policy policy.json",
+    json=False,
 )
 _add(
     app,
@@ -158,6 +197,7 @@ _add(
     kernels.cache,
     "ksieve cache",
     "ksieve cache --clear",
+    quiet=False,
 )
 
 _add(
@@ -267,6 +307,7 @@ _add(
     "plot",
     bench.bench_plot,
     "ksieve bench plot benchmarks/results/gpu-operator-k2048.json --figures figures",
+    json=False,
 )
 
 

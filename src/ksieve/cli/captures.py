@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from ksieve.cli import files, terminal
 from ksieve.cli.options import CapturePath, Dtype, choice, count, flag
+from ksieve.workloads.capture import Capture
 from ksieve.workloads.importers import SUFFIXES, import_scores
 from ksieve.workloads.lengths import LENGTHS
 from ksieve.workloads.producers import PRODUCERS, write_synthetic
@@ -66,7 +68,24 @@ def synth(
 def describe(path: Path) -> None:
     """Print what a capture holds."""
     with files.open_capture(path) as source:
+        terminal.result(lambda: facts_of(source))
         terminal.facts(source.describe())
+
+
+def facts_of(source: Capture) -> dict[str, Any]:
+    """Facts of a capture as ``--json`` prints them; lengths are those of the contract, from 0 to the width."""
+    valid = np.clip(source.lengths.astype(np.int64), 0, source.width)
+    return {
+        "file": str(source.path),
+        "bytes": source.path.stat().st_size,
+        "kind": source.kind,
+        "rows": source.rows,
+        "width": source.width,
+        "dtype": source.dtype,
+        "lengths": {"least": valid.min(), "most": valid.max(), "sum": valid.sum()} if source.rows else None,
+        "k": source.k,
+        "metadata": source.metadata,
+    }
 
 
 def info(capture: CapturePath) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ksieve.cli import exits, terminal
-from ksieve.cli.options import flag
 
 if TYPE_CHECKING:
     from ksieve.doctor import Cache, Report, SelfTest
@@ -19,9 +17,7 @@ _LABELS = {"numpy": "NumPy", "numba": "Numba", "torch": "PyTorch", "cupy": "CuPy
 _SHOWN_IF_PRESENT = ("cupy", "jax")
 
 
-def doctor(
-    as_json: Annotated[bool, flag("--json", "Print everything found as one JSON object.")] = False,
-) -> None:
+def doctor() -> None:
     """Say what this machine offers, test every backend, and name the one thing to fix first.
 
     Needs neither a GPU nor PyTorch. Small selections are made on every backend that is there, and each answer is
@@ -31,20 +27,18 @@ def doctor(
 
     with terminal.status("looking around") as say:
         report = examination.examine(say)
-    if as_json:
-        terminal.say(json.dumps(report.as_dict(), indent=1))
+    terminal.result(report.as_dict)
+    _print(report)
+    advice = examination.advise(report)
+    terminal.say()
+    if advice is None:
+        terminal.say(f"All is well: {_summary(report)}.", style="bold green")
     else:
-        _print(report)
-        advice = examination.advise(report)
-        terminal.say()
-        if advice is None:
-            terminal.say(f"All is well: {_summary(report)}.", style="bold green")
-        else:
-            terminal.say(f"Fix this first: {advice.text}.", style="bold yellow")
-            if advice.command is not None:
-                terminal.say(f"    {advice.command}")
-            if not advice.serious and report.works:
-                terminal.say(f"Until then: {_summary(report)}.")
+        terminal.say(f"Fix this first: {advice.text}.", style="bold yellow")
+        if advice.command is not None:
+            terminal.say(f"    {advice.command}")
+        if not advice.serious and report.works:
+            terminal.say(f"Until then: {_summary(report)}.")
     if not report.works:
         refuted = any(test.ran and not test.exact for test in report.tests)
         raise typer.Exit(exits.Exit.REFUTED if refuted else exits.Exit.ERROR)

@@ -335,6 +335,7 @@ def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> 
         stem = path.stem if path is not None else payload["bench"]
         for drawn in plots.draw(payload, figures.absolute(), stem):
             terminal.say(f"drawn: {_short(drawn)}")
+    terminal.result(lambda: payload)
 
 
 def _short(path: Path) -> Path:

@@ -91,6 +91,18 @@ def build(
     terminal.say(f"{kernels} in {cache.cache_dir()}, {compiled} of them compiled now in {took}")
     for text in wrong:
         terminal.note(f"note: {text}")
+    names = ("kernel", "registers", "spilled", "shared", "state")
+    terminal.result(
+        lambda: {
+            "path": str(cache.cache_dir()),
+            "compiled": compiled,
+            "kernels": [
+                {name: int(cell) if cell.isdecimal() else cell for name, cell in zip(names, line, strict=True)}
+                for line in sorted(lines)
+            ],
+            "notes": wrong,
+        }
+    )
 
 
 def _present_device() -> DeviceInfo:
@@ -108,6 +120,7 @@ def cache(clear: Annotated[bool, flag("--clear", "Remove every compiled kernel."
 
     if clear:
         removed = disk.clear()
+        terminal.result(lambda: {"path": str(disk.cache_dir()), "removed": removed})
         terminal.say(f"removed {removed} {'entry' if removed == 1 else 'entries'} from {disk.cache_dir()}")
         return
     found = list(disk.entries())
@@ -121,6 +134,18 @@ def cache(clear: Annotated[bool, flag("--clear", "Remove every compiled kernel."
     )
     kinds = Counter(
         (e.facts["kernel"], e.facts["arch"], e.facts["compiler"], e.facts["ksieve"]) for e in found if e.facts
+    )
+    terminal.result(
+        lambda: {
+            "path": str(disk.cache_dir()),
+            "entries": len(found),
+            "damaged": damaged,
+            "bytes": sum(entry.size for entry in found),
+            "kernels": [
+                dict(zip(("kernel", "arch", "compiler", "ksieve"), kind, strict=True)) | {"entries": number}
+                for kind, number in sorted(kinds.items())
+            ],
+        }
     )
     if kinds:
         terminal.say()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,7 @@ from ksieve import __version__
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
 from ksieve.cli.options import CaptureK, count, flag
-from ksieve.cli.selection import print_stats, suggested_k
-from ksieve.errors import ArgumentError
+from ksieve.cli.selection import print_stats, routes, suggested_k
 from ksieve.sizes import parse_shape
 
 BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
@@ -21,20 +21,26 @@ BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
 
 def demo(
     capture: Annotated[
-        Path, typer.Argument(metavar="[CAPTURE]", help="Score capture; the bundled one of the repository when omitted.")
-    ] = BUNDLED_CAPTURE,
+        Path | None,
+        typer.Argument(
+            metavar="[CAPTURE]",
+            help="Score capture. When omitted: the bundled one in the repository's folder, synthetic scores elsewhere.",
+        ),
+    ] = None,
     k: CaptureK = None,
 ) -> None:
     """Select from a capture on this machine, verify, and compare with other libraries on the same rows.
 
-    The bundled capture holds real indexer-style scores; `ksieve info` says how they were made.
+    The bundled capture holds real indexer-style scores; `ksieve info` says how they were made. Synthetic scores have
+    their best ones near both ends of a row, as those of indexers do.
     """
-    from ksieve.demo import ROUNDS, demonstrate
+    from ksieve.demo import ROUNDS, demonstrate, synthetic_capture
 
-    if capture == BUNDLED_CAPTURE and not capture.exists():
-        raise ArgumentError("CAPTURE", "nothing", f"a capture, or nothing in the repository's folder with {capture}")
+    given = capture or (BUNDLED_CAPTURE if BUNDLED_CAPTURE.exists() else None)
+    name = str(given) if given else "none: synthetic scores"
     with (
-        files.open_capture(capture) as source,
+        synthetic_capture() if given is None else nullcontext(given) as path,
+        files.open_capture(path) as source,
         terminal.progress("running", unit="steps", waiting="reading the capture, loading the kernels") as update,
     ):
         result = demonstrate(source, suggested_k(source, k), progress=update)
@@ -45,7 +51,7 @@ def demo(
     terminal.say()
     terminal.facts(
         {
-            "capture": capture,
+            "capture": name,
             **({"what": title} if title else {}),
             "scores": f"{result.rows:,} rows x {plan.problem.width:,} {plan.problem.dtype}, "
             f"{result.valid.min():,} to {result.valid.max():,} of them valid; "
@@ -71,6 +77,21 @@ def demo(
     terminal.say(f"median of {ROUNDS} rounds in one process, every answer verified")
     if importlib.util.find_spec("torch") is None:
         terminal.say("torch is not installed, so torch.topk is not compared")
+    terminal.result(
+        lambda: {
+            "ksieve": __version__,
+            "capture": name,
+            "rows": result.rows,
+            "width": plan.problem.width,
+            "k": plan.problem.k,
+            "threads": plan.threads,
+            "read_seconds": result.read_seconds,
+            "first_call_seconds": result.first_call_seconds,
+            "rounds": ROUNDS,
+            "routes": routes(result.stats, result.valid),
+            "libraries": {c.name: {"seconds": c.seconds, "exact": c.verdict.ok} for c in result.contenders},
+        }
+    )
     if not own.verdict.ok:
         raise typer.Exit(Exit.REFUTED)
 
@@ -130,6 +151,7 @@ def bench_cpu(
         terminal.table(columns, lines, title=title)
         terminal.say()
     terminal.say(f"medians of {payload['settings']['rounds']} rounds in one process; every answer verified")
+    terminal.result(lambda: payload)
     if out is not None:
         path = record.write_json((out / cpu.result_name(payload) if folder else out).absolute(), payload)
         terminal.say(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

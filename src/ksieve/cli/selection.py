@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +63,7 @@ def select(
                 progress=update,
             )
         valid = valid_lengths(source)
+        shape = {"rows": source.rows, "width": source.width, "dtype": source.dtype, "k": slots}
     terminal.say(
         f"selected k={slots} of {source.rows:,} rows x {source.width:,} on {result.plan.device.name}: selection "
         f"{terminal.seconds_text(result.select_seconds)}, reading {terminal.seconds_text(result.read_seconds)}"
@@ -75,6 +77,18 @@ def select(
         if stats_out is not None:
             files.write_stats(stats_out, result.stats)
             terminal.say(f"statistics: {stats_out}")
+    terminal.result(
+        lambda: {
+            "capture": str(capture),
+            **shape,
+            "plan": asdict(result.plan),
+            "select_seconds": result.select_seconds,
+            "read_seconds": result.read_seconds,
+            "indices": None if out is None else str(out),
+            "statistics": None if stats_out is None else str(stats_out),
+            "routes": None if result.stats is None else routes(result.stats, valid),
+        }
+    )
 
 
 def suggested_k(source: Capture, k: int | None) -> int:
@@ -89,15 +103,24 @@ def valid_lengths(source: Capture) -> NDArray[np.int64]:
     return np.clip(source.lengths.astype(np.int64), 0, source.width)
 
 
-def print_stats(stats: Stats, valid: NDArray[np.int64]) -> None:
-    """Print rows, share and score traffic per route, then over all rows."""
+def routes(stats: Stats, valid: NDArray[np.int64]) -> dict[str, dict[str, float]]:
+    """Rows and row scans (score reads over valid scores) per route, and over all rows as "all"."""
     reads = stats.score_reads(valid)
-    rows = []
+    found: dict[str, dict[str, float]] = {}
     for route, number in stats.route_counts().items():
         at = stats.route == route
-        scans = reads[at].sum() / max(valid[at].sum(), 1)
-        rows.append((route.name.lower().replace("_", " "), f"{number:,}", f"{number / len(stats):.1%}", f"{scans:.3f}"))
-    rows.append(("all", f"{len(stats):,}", "100.0%", f"{reads.sum() / max(valid.sum(), 1):.3f}"))
+        scans = float(reads[at].sum() / max(valid[at].sum(), 1))
+        found[route.name.lower()] = {"rows": number, "row_scans": scans}
+    found["all"] = {"rows": len(stats), "row_scans": float(reads.sum() / max(valid.sum(), 1))}
+    return found
+
+
+def print_stats(stats: Stats, valid: NDArray[np.int64]) -> None:
+    """Print rows, share and score traffic per route, then over all rows."""
+    rows = []
+    for route, found in routes(stats, valid).items():
+        share = found["rows"] / len(stats) if route != "all" else 1
+        rows.append((route.replace("_", " "), f"{found['rows']:,}", f"{share:.1%}", f"{found['row_scans']:.3f}"))
     terminal.table(("route", "rows", "share", "row scans"), rows)
 
 
@@ -125,6 +148,7 @@ def verify(
     answer = files.load_array(indices, name, prefer="indices")
     with files.open_capture(capture) as source, terminal.progress("verifying", source.rows) as update:
         verdict = check(source, None, answer, k=k, sentinel=sentinel, progress=update)
+    terminal.result(verdict.as_dict)
     terminal.say(str(verdict))
     if not verdict.ok:
         raise typer.Exit(Exit.REFUTED)
@@ -163,4 +187,5 @@ def plan(
         family=family,
         policy=policy,
     )
+    terminal.result(lambda: asdict(chosen))
     terminal.say(str(chosen))

@@ -47,6 +47,14 @@ def opened(paths: Sequence[Path]) -> Iterator[list[Capture]]:
         yield [stack.enter_context(files.open_capture(path)) for path in paths]
 
 
+def _to_stdout(result: Path | None) -> Path | None:
+    """Let ``--json -`` print the result file instead of writing it, and nothing else on stdout."""
+    if result != Path("-"):
+        return result
+    terminal.mode.json = True
+    return None
+
+
 def study(
     captures: Captures,
     k: StudyK = None,
@@ -55,7 +63,8 @@ def study(
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where report, figures and result file go.")
     ] = Path("study"),
     result: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Result file instead of FOLDER/study.json.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Result file instead of FOLDER/study.json; - prints it."),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="FOLDER", help="Figures there instead of in FOLDER/figures.")
@@ -81,10 +90,12 @@ def study(
     from ksieve.study import run, words
 
     drawing.require_matplotlib()
+    result = _to_stdout(result)
     files.check_output("--json", result, (".json",))
     with opened(captures) as sources, terminal.progress("ranking", waiting="opening the captures") as update:
         payload = run.study(sources, k, rows=rows or None, device=device.value, plan_for=plan_for, progress=update)
     written = run.write(payload, out, result=result, figures=figures)
+    terminal.result(lambda: payload)
     results = payload["results"]
     found = results["captures"]
     terminal.say(words.verdict_sentence(results), style="bold")
@@ -118,7 +129,8 @@ def calibrate(
         "policy.json"
     ),
     result: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write a result file with everything tried.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Also write a result file with everything tried; - prints it."),
     ] = None,
     device: RankDevice = StudyDevice.cpu,
 ) -> None:
@@ -131,6 +143,7 @@ def calibrate(
     from ksieve.bench import record
     from ksieve.study import calibrate as calibration
 
+    result = _to_stdout(result)
     files.check_output("--out", out, (".json",))
     files.check_output("--json", result, (".json",))
     with opened(captures) as sources:
@@ -139,6 +152,7 @@ def calibrate(
                 sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
             )
         found.save(out, sources)
+        terminal.result(lambda: found.payload(sources))
         if result is not None:
             record.write_json(result.absolute(), found.payload(sources))
     chosen, policy = found.chosen, found.chosen.policy

@@ -1,0 +1,131 @@
+"""``--json`` prints one JSON object on stdout and nothing else; ``--quiet`` prints nothing that is no error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+import ksieve
+from ksieve import demo
+from ksieve.cli import app, main
+from ksieve.workloads import CaptureWriter
+
+ROWS, WIDTH, K = 4, 40_000, 32
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a capture, an exact answer and a wrong one."""
+    scores = np.random.default_rng(5).standard_normal((ROWS, WIDTH), dtype=np.float32)
+    with CaptureWriter(tmp_path / "s.safetensors", ROWS, WIDTH, k=K, metadata={"title": "é\x1b[31m", "rows": "9"}) as w:
+        w.write(scores, np.array([WIDTH, WIDTH, 30_000, -3], np.int32))
+    indices = ksieve.topk(scores, np.array([WIDTH, WIDTH, 30_000, -3], np.int32), k=K)
+    np.save(tmp_path / "i.npy", indices)
+    indices[1, 0] = indices[1, 1]
+    np.save(tmp_path / "wrong.npy", indices)
+    np.save(tmp_path / "scores.npy", scores)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(demo, "SYNTHETIC", demo.SYNTHETIC | {"rows": 2, "width": 40_000})
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["ksieve", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    text = capsys.readouterr()
+    return int(ended.value.code or 0), text.out, text.err
+
+
+COMMANDS: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {
+    ("plan", "--rows", "4", "--width", "64k", "--k", "8"): (0, {"family": "cpu", "threads": int}),
+    ("plan", "--rows", "4", "--width", "64k", "--k", "8", "--device", "h200"): (0, {"workspace_bytes": int}),
+    ("info", "s.safetensors"): (
+        0,
+        {"rows": ROWS, "width": WIDTH, "k": K, "lengths": {"least": 0, "most": WIDTH, "sum": 110_000},
+         "metadata": dict, "kind": "scores", "bytes": int},
+    ),
+    ("verify", "s.safetensors", "i.npy"): (0, {"exact": True, "rows": ROWS, "k": K, "failed": 0, "first": None}),
+    ("verify", "s.safetensors", "wrong.npy"): (1, {"exact": False, "failed": 1, "reasons": {"duplicate": 1}}),
+    ("select", "s.safetensors", "--out", "o.npy"): (0, {"rows": ROWS, "indices": "o.npy", "routes": None}),
+    ("select", "s.safetensors", "--stats"): (0, {"routes": dict, "select_seconds": float}),
+    ("synth", "random_normal", "r.safetensors", "--rows", "2", "--width", "1k"): (0, {"rows": 2, "width": 1024}),
+    ("import", "scores.npy", "c.safetensors"): (0, {"rows": ROWS, "width": WIDTH}),
+    ("demo",): (0, {"libraries": dict, "rows": 2, "k": 2048}),
+    ("doctor",): (0, {"works": True, "packages": dict}),
+    ("cache",): (0, {"entries": 0, "bytes": 0}),
+    ("cache", "--clear"): (0, {"removed": 0}),
+    ("replay", "--example", "--rounds", "1"): (0, {"bench": "replay", "results": dict}),
+    ("bench", "cpu", "--shape", "2x33000", "--rounds", "1", "--no-adversarial", "--no-starts", "--k", "100"): (
+        0, {"bench": "cpu", "results": dict},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_json_is_one_object_and_nothing_else(
+    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    code, expected = COMMANDS[words]
+    ran = run(capsys, monkeypatch, *words, "--json")
+    assert (ran[0], ran[2]) == (code, "")
+    found = json.loads(ran[1], parse_constant=lambda name: pytest.fail(name))
+    assert isinstance(found, dict)
+    for name, value in expected.items():
+        assert type(found[name]) is value if isinstance(value, type) else found[name] == value, name
+    assert ran[1].isascii() and "\x1b" not in ran[1]
+
+
+def test_a_refuted_answer_as_json(
+    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, out, _ = run(capsys, monkeypatch, "verify", "s.safetensors", "wrong.npy", "--json")
+    first = json.loads(out)["first"]
+    assert (first["row"], first["length"], first["reason"], first["slots"]) == (1, WIDTH, "duplicate", [0, 1])
+    assert set(first["worst"]) == set(first["best_left"]) == {"position", "score"}
+
+
+@pytest.mark.parametrize("words", [w for w in COMMANDS if w[0] not in ("plan", "info", "cache")], ids=" ".join)
+def test_quiet_prints_nothing(
+    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    assert run(capsys, monkeypatch, *words, "--quiet") == (COMMANDS[words][0], "", "")
+
+
+def test_errors_stay(there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode in ("--quiet", "--json"):
+        code, out, err = run(capsys, monkeypatch, "verify", "s.safetensors", "absent.npy", mode)
+        assert (code, out) == (2, "") and err.startswith("error: ")
+    # The mode of one command does not outlive it.
+    assert run(capsys, monkeypatch, "info", "s.safetensors")[1] != ""
+
+
+def test_study_prints_its_result_file(
+    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    code, out, _ = run(capsys, monkeypatch, "study", "s.safetensors", "--rows", "2", "--out", "st", "--json", "-")
+    assert code == 0
+    assert json.loads(out)["bench"] == "study"
+
+
+def test_every_command_that_prints_facts_takes_json() -> None:
+    def walk(group: Any, path: str) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                found |= walk(command, f"{path}{name} ")
+            else:
+                found[path + name] = {option for p in command.params for option in p.opts}
+        return found
+
+    commands = walk(typer.main.get_command(app), "")
+    assert [name for name, options in commands.items() if "--json" not in options] == ["bench plot"]
+    assert [name for name, options in commands.items() if "--quiet" not in options] == ["plan", "info", "cache"]
