@@ -9,13 +9,13 @@ import numpy as np
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import CapturePath, Dtype, choice, count, flag
+from ksieve.cli.options import OUT_RULE, CapturePath, Dtype, choice, count, flag, words
 from ksieve.workloads.capture import Capture
 from ksieve.workloads.importers import SUFFIXES, import_scores
 from ksieve.workloads.lengths import LENGTHS
 from ksieve.workloads.producers import PRODUCERS, write_synthetic
 
-Target = Annotated[Path, typer.Argument(metavar="OUT", help="Capture to write (.safetensors).")]
+Target = Annotated[str, typer.Argument(metavar="OUT", help=f"Capture to write (.safetensors). {OUT_RULE}")]
 SuggestedK = Annotated[
     int | None,
     count("--k", "K", "The K that the capture is meant for; stored with it."),
@@ -31,12 +31,23 @@ def _print_producers(wanted: bool) -> None:
 
 
 def synth(
-    producer: Annotated[str, typer.Argument(metavar="PRODUCER", help="Family of scores; --list describes them.")],
+    producer: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRODUCER", autocompletion=words(*PRODUCERS), help="Family of scores; --list describes them."
+        ),
+    ],
     out: Target,
     rows: Annotated[int, count("--rows", "M", "Rows of the score matrix.")],
     width: Annotated[int, count("--width", "N", "Scores per row.")],
     lengths: Annotated[
-        str, typer.Option("--lengths", metavar="|".join(LENGTHS), help="Valid lengths; --list describes the kinds.")
+        str,
+        typer.Option(
+            "--lengths",
+            metavar="|".join(LENGTHS),
+            autocompletion=words(*LENGTHS),
+            help="Valid lengths; --list describes the kinds.",
+        ),
     ] = "full",
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; narrower ones are rounded.")] = Dtype.float32,
     seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed: the same one gives the same file.")] = 0,
@@ -49,10 +60,10 @@ def synth(
     ] = False,
 ) -> None:
     """Make a capture of synthetic scores, block by block."""
-    files.check_output("OUT", out, (".safetensors",))
+    path = files.target("OUT", out, f"{producer}-{rows}x{width}.safetensors", (".safetensors",))
     with terminal.progress("writing", rows) as update:
         write_synthetic(
-            out,
+            path,
             producer,
             rows,
             width,
@@ -62,7 +73,7 @@ def synth(
             k=k,
             progress=update,
         )
-    describe(out)
+    describe(path)
 
 
 def describe(path: Path) -> None:
@@ -128,11 +139,11 @@ def import_(
     k: SuggestedK = None,
 ) -> None:
     """Copy a score matrix saved by NumPy or PyTorch into a capture, block by block."""
-    files.check_output("OUT", out, (".safetensors",))
+    path = files.target("OUT", out, f"{source.stem}.safetensors", (".safetensors",))
     with terminal.progress("importing") as update:
         import_scores(
             source,
-            out,
+            path,
             name=name,
             lengths=lengths,
             lengths_name=lengths_name,
@@ -140,4 +151,4 @@ def import_(
             k=k,
             progress=update,
         )
-    describe(out)
+    describe(path)

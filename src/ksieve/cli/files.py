@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,42 @@ def open_capture(path: Path) -> Capture:
         remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
         raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
     return capture.open_capture(path)
+
+
+def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) -> Path:
+    """Turn an output option's path into the file to write: one rule for every command.
+
+    An existing folder, or a path that ends in a slash, gets a file called `name` inside it; the folder is made if
+    need be. Anything else is the file itself, in a folder that exists.
+
+    Parameters
+    ----------
+    option : str
+        As the user wrote it, for errors.
+    path : str or Path
+        As the user wrote it: a `Path` has lost its last slash.
+    name : str
+        What the command calls its file; characters that are awkward in file names become hyphens.
+    suffixes : sequence of str
+        Formats that can be written.
+
+    Raises
+    ------
+    ArgumentError
+        If the suffix names no known format, or the file's folder is missing.
+    """
+    chosen = Path(path)
+    if os.fspath(path).endswith(("/", os.sep)):
+        chosen.mkdir(parents=True, exist_ok=True)
+    if chosen.is_dir():
+        chosen /= re.sub(r"[^\w.,+=-]+", "-", name)
+    check_output(option, chosen, suffixes)
+    return chosen
+
+
+def optional_target(option: str, path: str | Path | None, name: str, suffixes: Sequence[str]) -> Path | None:
+    """As `target`; None stays None."""
+    return None if path is None else target(option, path, name, suffixes)
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str]) -> None:

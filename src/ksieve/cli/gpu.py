@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, files, terminal
-from ksieve.cli.options import Dtype, choice, count
+from ksieve.cli.options import Dtype, choice, count, output
 from ksieve.errors import ArgumentError
 from ksieve.sizes import parse_shape
 
@@ -68,10 +68,7 @@ TorchRounds = Annotated[
     int, typer.Option("--torch-rounds", metavar="INT", help="Timed rounds of torch.topk, which is slow; 0: none.")
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the scores.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="FILE", help="JSON file to write, or a folder for one named by the bench."),
-]
+Out = Annotated[str | None, output("JSON file to write.")]
 Figures = Annotated[
     Path | None, typer.Option("--figures", metavar="DIR", help="Draw the result into this folder, as PNG and SVG.")
 ]
@@ -171,7 +168,7 @@ def _measure(
     rounds: int,
     torch_rounds: int,
     seed: int,
-    out: Path | None,
+    out: str | None,
     figures: Path | None,
 ) -> None:
     from ksieve.bench import gpu
@@ -306,13 +303,9 @@ def listed_of(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def target(out: Path | None, stem: str) -> Path | None:
+def target(out: str | Path | None, stem: str) -> Path | None:
     """File to write: the one asked for, or one named `stem` in the folder asked for."""
-    if out is None:
-        return None
-    folder = out.is_dir()
-    files.check_output("--out", None if folder else out, (".json",))
-    return out / f"{stem}.json" if folder else out
+    return files.optional_target("--out", out, f"{stem}.json", (".json",))
 
 
 def ready(figures: Path | None) -> None:

@@ -12,7 +12,7 @@ import typer
 from ksieve import __version__
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
-from ksieve.cli.options import CaptureK, count, flag
+from ksieve.cli.options import CaptureK, count, flag, output
 from ksieve.cli.selection import print_stats, routes, suggested_k
 from ksieve.sizes import parse_shape
 
@@ -121,12 +121,7 @@ def bench_cpu(
     no_adversarial: Annotated[bool, flag("--no-adversarial", "Leave out the families made to hurt.")] = False,
     no_starts: Annotated[bool, flag("--no-starts", "Leave out import, first call and memory.")] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the producers.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="JSON file to write, or a folder for one named by the machine."
-        ),
-    ] = None,
+    out: Annotated[str | None, output("JSON file to write.")] = None,
 ) -> None:
     """Time the CPU backend beside torch.topk, numpy.argpartition and a plain read, on the same rows.
 
@@ -134,8 +129,7 @@ def bench_cpu(
     """
     from ksieve.bench import cpu, record
 
-    folder = out is not None and out.is_dir()
-    files.check_output("--out", None if folder else out, (".json",))
+    files.optional_target("--out", out, "cpu.json", (".json",))
     with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
         payload = cpu.run(
             [parse_shape("--shape", text) for text in shapes] if shapes else cpu.SHAPES,
@@ -153,5 +147,5 @@ def bench_cpu(
     terminal.say(f"medians of {payload['settings']['rounds']} rounds in one process; every answer verified")
     terminal.result(lambda: payload)
     if out is not None:
-        path = record.write_json((out / cpu.result_name(payload) if folder else out).absolute(), payload)
+        path = record.write_json(files.target("--out", out, cpu.result_name(payload), (".json",)).absolute(), payload)
         terminal.say(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,6 +40,19 @@ def choice(name: str, choices: type[StrEnum], text: str) -> Any:
     return typer.Option(name, metavar="|".join(choices), help=text)
 
 
+def words(*choices: str) -> Callable[[str], list[str]]:
+    """Shell completion of an option or argument that takes one of these words, or something else."""
+    return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
+
+
+OUT_RULE = "An existing folder, or a path that ends in a slash, gets a file named by the command."
+
+
+def output(text: str, *names: str, metavar: str = "FILE") -> Any:
+    """Option that names an output file, ``--out`` unless said otherwise; `ksieve.cli.files.target` makes it a path."""
+    return typer.Option(*(names or ("--out", "-o")), metavar=metavar, help=f"{text} {OUT_RULE}")
+
+
 def count(name: str, metavar: str, text: str, *, minimum: int | None = None) -> Any:
     """Option that takes a count, also as 64k or 1M: see `ksieve.sizes`."""
 
@@ -61,6 +75,7 @@ PolicyName = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
+        autocompletion=words("direct", *POLICIES),
         help=f"Sampling policy: direct (never samples), {', '.join(POLICIES)}, or a policy file (.json) of "
         "ksieve calibrate. Chosen by the row width when omitted.",
     ),

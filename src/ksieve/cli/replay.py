@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ksieve.cli import exits, gpu, terminal
+from ksieve.cli import exits, files, gpu, terminal
 from ksieve.cli.gpu import Figures, Out, Peers, Seed
-from ksieve.cli.options import Backend, BackendName, PolicyName, count, flag
+from ksieve.cli.options import Backend, BackendName, PolicyName, count, flag, output
 from ksieve.errors import ArgumentError
 
 MOST_LINES = 40
@@ -42,9 +41,7 @@ def replay(
         count("--decode-steps", "INT", "With --prompt: tokens decoded after the prompts."),
     ] = 0,
     batch: Annotated[int, count("--batch", "INT", "With --prompt: requests.")] = 1,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Also write the trace as JSON, to edit or share.")
-    ] = None,
+    save: Annotated[str | None, output("Also write the trace as JSON, to edit or share.", "--save")] = None,
     k: Annotated[int | None, count("--k", "K", "Slots per row. The trace's when omitted.")] = None,
     scores: Annotated[
         str | None,
@@ -89,7 +86,8 @@ def replay(
     path = gpu.target(out, stem_of(backend.value, "replay", chosen.name))
     gpu.ready(figures)
     if save is not None:
-        chosen.save(save)
+        saved = files.target("--save", save, f"{chosen.name}.json", (".json",))
+        chosen.save(saved)
     with terminal.progress("replaying", len(chosen.calls), unit="calls", waiting="loading the kernels") as update:
         payload = traces.run(
             chosen, k=k, scores=scores, backend=backend.value, policy=policy, rounds=rounds,
@@ -97,7 +95,7 @@ def replay(
         )  # fmt: skip
     _print(payload)
     if save is not None:
-        terminal.say(f"trace: {save}")
+        terminal.say(f"trace: {saved}")
     gpu.finish(path, payload, figures)
     exits.judge(call["exact"] for call in payload["results"]["calls"])
 

@@ -13,7 +13,19 @@ from numpy.typing import NDArray
 from ksieve import api, stream
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
-from ksieve.cli.options import Backend, BackendName, CaptureK, CapturePath, Dtype, PolicyName, choice, count, flag
+from ksieve.cli.options import (
+    Backend,
+    BackendName,
+    CaptureK,
+    CapturePath,
+    Dtype,
+    PolicyName,
+    choice,
+    count,
+    flag,
+    output,
+    words,
+)
 from ksieve.devices import DEVICES, resolve_device
 from ksieve.errors import ArgumentError
 from ksieve.problem import MAX_K, check_k
@@ -25,18 +37,11 @@ def select(
     capture: CapturePath,
     k: CaptureK = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Where the indices go, .npy or .safetensors. Nothing is written when omitted.",
-        ),
+        str | None, output("Where the indices go, .npy or .safetensors; nothing is written when omitted.")
     ] = None,
     stats: Annotated[bool, flag("--stats", "Print how rows reached their answer, and the traffic.")] = False,
     stats_out: Annotated[
-        Path | None,
-        typer.Option("--stats-out", metavar="FILE", help="Write one line of statistics per row, .csv or .npy."),
+        str | None, output("Write one line of statistics per row, .csv or .npy.", "--stats-out")
     ] = None,
     backend: BackendName = Backend.auto,
     policy: PolicyName = None,
@@ -46,11 +51,12 @@ def select(
     The capture is read in blocks of rows, so it may be larger than memory. Indices are int32 of shape (rows, K), in no
     particular order within a row; a row shorter than K ends in -1.
     """
-    files.check_output("--stats-out", stats_out, (".csv", ".npy"))
+    target = files.optional_target("--out", out, f"{capture.stem}-indices.npy", files.INDEX_SUFFIXES)
+    stats_target = files.optional_target("--stats-out", stats_out, f"{capture.stem}-stats.csv", (".csv", ".npy"))
     with files.open_capture(capture) as source:
         slots = suggested_k(source, k)
         with (
-            files.index_writer(out, source.rows, slots) as write,
+            files.index_writer(target, source.rows, slots) as write,
             terminal.progress("selecting", source.rows, waiting="loading the kernels") as update,
         ):
             result = stream.select(
@@ -59,7 +65,7 @@ def select(
                 write,
                 backend=backend.value,
                 policy=policy,
-                return_stats=stats or stats_out is not None,
+                return_stats=stats or stats_target is not None,
                 progress=update,
             )
         valid = valid_lengths(source)
@@ -68,15 +74,15 @@ def select(
         f"selected k={slots} of {source.rows:,} rows x {source.width:,} on {result.plan.device.name}: selection "
         f"{terminal.seconds_text(result.select_seconds)}, reading {terminal.seconds_text(result.read_seconds)}"
     )
-    if out is not None:
-        terminal.say(f"indices: {out}")
+    if target is not None:
+        terminal.say(f"indices: {target}")
     if result.stats is not None:
         if stats:
             terminal.say()
             print_stats(result.stats, valid)
-        if stats_out is not None:
-            files.write_stats(stats_out, result.stats)
-            terminal.say(f"statistics: {stats_out}")
+        if stats_target is not None:
+            files.write_stats(stats_target, result.stats)
+            terminal.say(f"statistics: {stats_target}")
     terminal.result(
         lambda: {
             "capture": str(capture),
@@ -84,8 +90,8 @@ def select(
             "plan": asdict(result.plan),
             "select_seconds": result.select_seconds,
             "read_seconds": result.read_seconds,
-            "indices": None if out is None else str(out),
-            "statistics": None if stats_out is None else str(stats_out),
+            "indices": None if target is None else str(target),
+            "statistics": None if stats_target is None else str(stats_target),
             "routes": None if result.stats is None else routes(result.stats, valid),
         }
     )
@@ -168,6 +174,7 @@ def plan(
         typer.Option(
             "--device",
             metavar="NAME",
+            autocompletion=words("cpu", "cuda", *DEVICES),
             help=f"cpu, cuda or cuda:1 of this machine, or a GPU that need not be present: {', '.join(DEVICES)}.",
         ),
     ] = "cpu",

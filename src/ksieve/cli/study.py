@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import choice, count
+from ksieve.cli.options import choice, count, output
 from ksieve.devices import DEVICES
 from ksieve.study.costs import DEVICE_COSTS
 from ksieve.study.tally import MOST, rank_text
@@ -47,12 +47,12 @@ def opened(paths: Sequence[Path]) -> Iterator[list[Capture]]:
         yield [stack.enter_context(files.open_capture(path)) for path in paths]
 
 
-def _to_stdout(result: Path | None) -> Path | None:
-    """Let ``--json -`` print the result file instead of writing it, and nothing else on stdout."""
-    if result != Path("-"):
-        return result
-    terminal.mode.json = True
-    return None
+def _result_target(result: str | None, name: str) -> Path | None:
+    """File of ``--json FILE``; with ``-`` the result is printed instead, and nothing else on stdout."""
+    if result == "-":
+        terminal.mode.json = True
+        return None
+    return files.optional_target("--json", result, name, (".json",))
 
 
 def study(
@@ -62,10 +62,7 @@ def study(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where report, figures and result file go.")
     ] = Path("study"),
-    result: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Result file instead of FOLDER/study.json; - prints it."),
-    ] = None,
+    result: Annotated[str | None, output("Result file instead of FOLDER/study.json; - prints it.", "--json")] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="FOLDER", help="Figures there instead of in FOLDER/figures.")
     ] = None,
@@ -90,11 +87,10 @@ def study(
     from ksieve.study import run, words
 
     drawing.require_matplotlib()
-    result = _to_stdout(result)
-    files.check_output("--json", result, (".json",))
+    result_target = _result_target(result, "study.json")
     with opened(captures) as sources, terminal.progress("ranking", waiting="opening the captures") as update:
         payload = run.study(sources, k, rows=rows or None, device=device.value, plan_for=plan_for, progress=update)
-    written = run.write(payload, out, result=result, figures=figures)
+    written = run.write(payload, out, result=result_target, figures=figures)
     terminal.result(lambda: payload)
     results = payload["results"]
     found = results["captures"]
@@ -125,12 +121,9 @@ def calibrate(
         typer.Option("--cost", metavar="|".join(DEVICE_COSTS), help="Device whose costs the policies are weighed by."),
     ] = "h200",
     rows: Rows = 4096,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Policy file to write (.json).")] = Path(
-        "policy.json"
-    ),
+    out: Annotated[str, output("Policy file to write (.json).")] = "policy.json",
     result: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Also write a result file with everything tried; - prints it."),
+        str | None, output("Also write a result file with everything tried; - prints it.", "--json")
     ] = None,
     device: RankDevice = StudyDevice.cpu,
 ) -> None:
@@ -143,18 +136,17 @@ def calibrate(
     from ksieve.bench import record
     from ksieve.study import calibrate as calibration
 
-    result = _to_stdout(result)
-    files.check_output("--out", out, (".json",))
-    files.check_output("--json", result, (".json",))
+    target = files.target("--out", out, "policy.json", (".json",))
+    result_target = _result_target(result, "calibration.json")
     with opened(captures) as sources:
         with terminal.progress("calibrating", waiting="opening the captures") as update:
             found = calibration.calibrate(
                 sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
             )
-        found.save(out, sources)
+        found.save(target, sources)
         terminal.result(lambda: found.payload(sources))
-        if result is not None:
-            record.write_json(result.absolute(), found.payload(sources))
+        if result_target is not None:
+            record.write_json(result_target.absolute(), found.payload(sources))
     chosen, policy = found.chosen, found.chosen.policy
     true = found.came_true()
     failed = ", ".join(words for name, words, _ in _QUANTITIES if not true[name])
@@ -220,9 +212,9 @@ def calibrate(
             if saved > 0
             else f"the planner's own choice, {found.default.policy.name}, costs no more by the model"
         )
-    terminal.say(f"policy: {out}")
-    if result is not None:
-        terminal.say(f"result: {_short(result)}")
+    terminal.say(f"policy: {target}")
+    if result_target is not None:
+        terminal.say(f"result: {_short(result_target)}")
 
 
 def _scans(value: float) -> str:

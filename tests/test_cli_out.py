@@ -1,0 +1,84 @@
+"""One rule for output files: a folder gets a file named by the command, anything else is the file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve.cli import files, main
+from ksieve.errors import ArgumentError
+from ksieve.workloads import CaptureWriter
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(ksieve.__file__).parents[1])}
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["ksieve", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_the_rule(there: Path) -> None:
+    (there / "folder").mkdir()
+    for path in ("folder", "folder/", "./folder", str(there / "folder"), Path("folder")):
+        assert files.target("--out", path, "name.json", (".json",)).resolve() == there / "folder" / "name.json"
+    assert files.target("--out", "new/deep/", "name.json", (".json",)) == Path("new/deep/name.json")
+    assert (there / "new" / "deep").is_dir()
+    assert files.target("--out", "x.json", "name.json", (".json",)) == Path("x.json")
+    assert files.target("--out", "folder", "../a b/\x1b[31m.json", (".json",)) == Path("folder/..-a-b-31m.json")
+    assert files.optional_target("--out", None, "name.json", (".json",)) is None
+    for path, message in (("x.txt", "a file name ending in .json"), ("none/x.json", "a folder that exists")):
+        with pytest.raises(ArgumentError, match=message):
+            files.target("--out", path, "name.json", (".json",))
+    (there / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        files.target("--out", "file/", "name.json", (".json",))
+
+
+def test_every_command_follows_the_rule(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.random.default_rng(5).standard_normal((40, 4000), dtype=np.float32)
+    with CaptureWriter("s.safetensors", 40, 4000, k=8) as writer:
+        writer.write(scores, np.full(40, 4000, np.int32))
+    np.save("m.npy", scores)
+    commands = [
+        (("select", "s.safetensors", "--out", "a/"), "a/s-indices.npy"),
+        (("select", "s.safetensors", "--stats-out", "b/"), "b/s-stats.csv"),
+        (("synth", "random_normal", "c/", "--rows", "2", "--width", "1k"), "c/random_normal-2x1024.safetensors"),
+        (("import", "m.npy", "d/"), "d/m.safetensors"),
+        (("calibrate", "s.safetensors", "--out", "e/", "--json", "f/"), "e/policy.json"),
+        (("replay", "--example", "--rounds", "1", "--backend", "cpu", "--save", "g/", "--out", "h/"), "g/example.json"),
+        (("bench", "cpu", "--shape", "2x4k", "--k", "8", "--rounds", "1", "--no-adversarial", "--no-starts",
+          "--source", "random_normal", "--out", "i/"), ""),
+    ]  # fmt: skip
+    for words, path in commands:
+        assert run(monkeypatch, *words) == 0, words
+        assert Path(path).exists(), path
+    assert Path("f/calibration.json").exists()
+    assert [p.suffix for folder in ("h", "i") for p in Path(folder).iterdir()] == [".json", ".json"]
+
+
+def test_completion() -> None:
+    def complete(line: str) -> list[str]:
+        env = ENV | {"_KSIEVE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        done = subprocess.run([sys.executable, "-m", "ksieve"], env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.split()
+
+    assert complete("ksieve ver") == ["verify"]
+    assert set(complete("ksieve plan --device h")) == {"h100", "h200"}
+    assert "direct" in complete("ksieve select --policy d")
+    assert complete("ksieve synth relu") == ["relu_plateau"]
+    assert complete("ksieve plan --dtype b") == ["bfloat16"]
