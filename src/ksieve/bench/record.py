@@ -24,6 +24,7 @@ import numpy as np
 
 from ksieve import atomic
 from ksieve._version import __version__
+from ksieve.text import printable
 
 SCHEMA = 1
 
@@ -124,7 +125,7 @@ def command_line(arguments: list[str]) -> str:
     """Join a command line, folders left out: a result file says what was run, not where somebody keeps it."""
     if arguments and Path(arguments[0]).parts[-2:] == ("ksieve", "__main__.py"):  # python -m ksieve
         arguments = ["ksieve", *arguments[1:]]
-    return shlex.join(_without_folders(a) for a in arguments)
+    return shlex.join(printable(_without_folders(a)) for a in arguments)
 
 
 def _without_folders(argument: str) -> str:
