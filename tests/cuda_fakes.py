@@ -104,6 +104,13 @@ class FakeDriver:
         assert stream not in self.capturing, "a capturing stream cannot be waited for"
         self.waits.append(stream)
 
+    def wait(self, handle):
+        self.synchronize(handle.value or 0)
+        return 0
+
+    def check(self, code, doing):
+        assert not code
+
     def allocate(self, size):
         return aligned_bytes(size).ctypes.data
 

@@ -853,3 +853,62 @@ def test_environment_is_not_needed_to_describe_a_kernel():
     text = spec.describe(SPEC)
     assert text == "dummy.cu for sm_80 (threads=128 k=3 shared_bytes=512)"
     assert json.dumps(dict(SPEC.defines)) and os.fspath(spec.SOURCES).endswith("kernels")
+
+
+# ---- interrupts
+
+
+def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(driver, rows, monkeypatch):
+    """The next call on the stream before went to the interrupted call's stream."""
+    scores, lengths = rows
+    out = out_array(8, 4)
+
+    def call_on(stream):
+        cuda.run(make_plan(), FakeArray(scores, stream=stream), FakeArray(lengths), out=out)
+
+    call_on(7)
+    real = launch._STREAM
+
+    class Interrupted:
+        size = real.size
+
+        @staticmethod
+        def pack_into(*args):
+            real.pack_into(*args)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_STREAM", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call_on(9)
+    monkeypatch.setattr(launch, "_STREAM", real)
+    call_on(7)
+    assert driver.launches[-1]["stream"] == 7
+
+
+@pytest.mark.parametrize("stats", [False, True])
+def test_an_interrupt_behind_the_launch_waits_where_nothing_else_does(driver, rows, stats):
+    """JAX frees and reuses memory without knowing of the stream, and this call frees that of the statistics."""
+    scores, lengths = rows
+
+    class JaxArray(FakeArray):
+        def block_until_ready(self):
+            return self
+
+    JaxArray.__module__ = "jax"
+    enqueue = driver.launch
+
+    def launch_then_interrupt(*args):
+        enqueue(*args)
+        raise KeyboardInterrupt
+
+    kind, driver.launch = FakeArray if stats else JaxArray, launch_then_interrupt
+    call.forget()
+    plan = make_plan()
+    workspace = workspaces.make(plan, None, 0, "none")
+    driver.waits.clear()
+    with pytest.raises(KeyboardInterrupt):
+        cuda.run(
+            plan, kind(scores), kind(lengths), out=kind(np.full((8, 4), -99, np.int32)), workspace=workspace,
+            return_stats=stats,
+        )  # fmt: skip
+    assert len(driver.launches) == 1 and driver.waits == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -82,13 +83,18 @@ def run(
                 raise BackendError("return_stats reads results back, which a stream that is being captured forbids")
             stats_memory = workspaces.DriverMemory(driver, rows * 4 * len(STATS_COLUMNS), launcher.context)
         memory, owner = _workspace_memory(plan, workspace, stream, capturing, info.library)
-        launcher.launch(
-            info.pointer, lengths_at, live_at, target.pointer, stats_memory.pointer if stats_memory else 0, memory,
-            pitch, out_pitch, rows, width, stream, packed(plan, extras, more) if launcher.extended else (),
-        )  # fmt: skip
+        # Nothing else orders the kernel before what JAX, or this call, does with the memory afterwards: so wait here,
+        # whatever is raised.
+        waits, handle = info.library == "jax" or stats_memory is not None, ctypes.c_void_p(stream)
+        try:
+            launcher.launch(
+                info.pointer, lengths_at, live_at, target.pointer, stats_memory.pointer if stats_memory else 0, memory,
+                pitch, out_pitch, rows, width, stream, packed(plan, extras, more) if launcher.extended else (),
+            )  # fmt: skip
+        finally:
+            code = driver.wait(handle) if waits else 0
         del owner
-        if info.library == "jax" or stats_memory is not None:
-            driver.synchronize(stream)
+        driver.check(code, "waiting for a selection")
         if stats_memory is not None:
             live = rows
             if live_at:

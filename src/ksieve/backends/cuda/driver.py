@@ -56,6 +56,8 @@ class Driver:
         self.launch = library.cuLaunchKernelEx
         self.get_current = library.cuCtxGetCurrent
         self._is_capturing = library.cuStreamIsCapturing
+        # Takes a c_void_p and returns an error code: one C call, which no signal handler interrupts.
+        self.wait = library.cuStreamSynchronize
         self._contexts: dict[int, int] = {}
         self._lock = threading.Lock()
 

@@ -173,8 +173,9 @@ class Launcher:
                     indices, out_pitch, stats, workspace, self._lists, primary, rescue, blocks,
                 )  # fmt: skip
             if stream != self._stream:
-                _STREAM.pack_into(memory, self._stream_at, stream)
+                # In this order: an interrupt behind the packing would leave a stream there that nothing knows of.
                 self._stream = stream
+                _STREAM.pack_into(memory, self._stream_at, stream)
             # A default stream belongs to whatever context is current: another device's, or none in a new thread.
             if self._get_current(self._current_ref) == 0 and self._current.value == self.context:
                 code = self._enqueue(self._config, self._function, self._arguments, None)
