@@ -218,3 +218,24 @@ def test_calibrate_says_first_whether_its_prediction_came_true(tmp_path):
     assert "1e+02" not in done.stdout
     lines = next(entry for entry in results["ranking"] if entry["policy"] == "lines-64")
     assert lines["overflow"] == 0, "scores that tie are counted, not stored"
+
+
+@pytest.mark.slow
+def test_every_hostile_family_gets_a_verdict_in_numbers(tmp_path):
+    """Families made to hurt selections, at a k of few scores and one of many: no crash, and no number that is none."""
+    from ksieve.study import run, words
+    from ksieve.workloads import open_capture, write_synthetic
+    from ksieve.workloads.adversarial import ADVERSARIAL
+
+    for name in (producer.name for producer in ADVERSARIAL):
+        for k, lengths in ((16, "ragged"), (2048, "full")):
+            path = tmp_path / f"{name}-{k}.safetensors"
+            write_synthetic(path, name, 3, 33_000, lengths=lengths, k=k, seed=11)
+            with open_capture(path) as capture:
+                results = run.study([capture])["results"]
+            print(name, k, words.verdict_sentence(results))
+            assert re.match(r"(yes|no|with [a-z0-9-]+ only): ", words.verdict_sentence(results))
+            tables = (words.verdict_table, words.comparison_table, words.policy_table)
+            cells = " | ".join(cell for table in tables for row in table(results)[1] for cell in row)
+            assert not re.search(r"\binf\b|\bnan\b", cells.replace(path.stem, ""), re.IGNORECASE), cells
+            assert results["captures"][0]["plan"]["traffic"] < 8

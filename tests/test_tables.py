@@ -76,6 +76,13 @@ def test_a_narrow_terminal_gets_a_block_of_each_capture(monkeypatch):
     assert "  top K in the first and last tenth: 63 %" in [line.rstrip() for line in blocks[3]]
 
 
+def test_columns_move_together_before_a_table_becomes_blocks(monkeypatch):
+    cells = ("a" * 10, "b" * 10, "c" * 10, "d" * 10)
+    assert printed(monkeypatch, 49, cells, [cells]).splitlines() == ["   ".join(cells)] * 2
+    assert printed(monkeypatch, 48, cells, [cells]).splitlines() == ["  ".join(cells)] * 2
+    assert len(printed(monkeypatch, 45, cells, [cells]).splitlines()) == 4
+
+
 def test_rows_that_continue_a_request_name_it_in_their_block(monkeypatch):
     text = printed(monkeypatch, 40, *REQUESTS)
     assert text.count("request: 245K") == 2

@@ -24,6 +24,9 @@ from ksieve.text import printable as safe
 UNBOUNDED = 1_000_000
 """Columns that any table fits in: a width to measure it with."""
 
+GAPS = (3, 2)
+"""Spaces between columns: the first with which a table fits the terminal."""
+
 NARROW = 20
 """Columns below which the values of `facts` are no longer wrapped beside their names, but written below them."""
 
@@ -147,22 +150,26 @@ def table(
     columns = [safe(column) for column in columns]
     lines = [tuple(safe(cell) for cell in row) for row in rows]
     title = None if title is None else safe(title)
-    grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    grid = Table(box=None, pad_edge=False)
     for position, column in enumerate(columns):
         justify: Literal["left", "right"] = "left" if position == 0 else "right"
         grid.add_column(Text(column), justify=justify, header_style="bold", no_wrap=True)
     for line in lines:
         grid.add_row(*map(Text, line))
     console = stdout()
-    needed = console.measure(grid, options=console.options.update(width=UNBOUNDED)).maximum
     if title is not None:
         _wrapped(console, title, "bold")
-    if not console.is_terminal:
-        console.width = max(console.width, needed)
-    if needed <= console.width:
-        console.print(grid, soft_wrap=False)
-    else:
-        _blocks(console, columns, lines, blocks)
+    for gap in GAPS:
+        grid.padding = (0, gap, 0, 0)
+        needed = console.measure(grid, options=console.options.update(width=UNBOUNDED)).maximum
+        if not console.is_terminal:
+            console.width = max(console.width, needed)
+        if needed <= console.width:
+            console.print(grid, soft_wrap=False)
+            return
+    if title is not None:
+        console.print()
+    _blocks(console, columns, lines, blocks)
 
 
 def _blocks(
