@@ -25,8 +25,8 @@ from ksieve.stats import STATS_COLUMNS, Stats
 INLINE_SCORES = 1 << 16
 """Matrices up to this size run on the calling thread: waking another costs more than it saves."""
 
-PORTION_SCORES = 1 << 17
-"""Fewest scores that are worth a hand-over, which takes Python some microseconds under the GIL: about 40 us of work."""
+PORTION_SCORES = 1 << 18
+"""Fewest scores that are worth a hand-over, which takes Python some microseconds under the GIL: about 80 us of work."""
 
 SLOTS_AT_A_TIME = 1 << 14
 """Slots that are finished while they are in a core's cache."""

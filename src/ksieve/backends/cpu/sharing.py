@@ -63,7 +63,7 @@ class _Job:
     def __init__(self, work: Work, rows: int, threads: int, least: int) -> None:
         self.work: Work | None = work
         self.rows = rows
-        self.portion = max(1, rows // (threads * PORTIONS_PER_THREAD), min(least, rows // threads))
+        self.portion = max(1, rows // (threads * PORTIONS_PER_THREAD), min(least, rows // (2 * threads)))
         self.begins = itertools.count(0, self.portion)  # next() on it is atomic
         self.error: BaseException | None = None
         self.inside = 0
@@ -104,7 +104,7 @@ class _Job:
 def share(work: Work, rows: int, threads: int, least: int = 1) -> None:
     """Run ``work(begin, end)`` over all rows, in portions that idle threads take; the caller is one of them.
 
-    A portion has `least` rows or more, where every thread gets one.
+    A portion has `least` rows or more, where there are two such portions for every thread.
 
     What is raised in the caller or in a helper stops the others after their portions and is raised here when none of
     them is at work any more.
