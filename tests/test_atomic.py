@@ -151,3 +151,8 @@ def test_interrupts_at_random_times_leave_the_old_file_or_the_new(tmp_path):
         signal.signal(signal.SIGALRM, before)
     assert cut > 50
     assert names(tmp_path) == ["p.json"]
+
+
+def test_names_that_the_locale_could_not_decode_are_written(tmp_path):
+    atomic.write_text(tmp_path / "x", "é".encode().decode("ascii", "surrogateescape") + "\udcff")
+    assert (tmp_path / "x").read_text(encoding="utf-8") == "é\\xff"

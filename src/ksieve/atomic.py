@@ -174,8 +174,11 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a whole text file in UTF-8, or leave what is there; as `replacing`."""
-    write_bytes(path, text.encode("utf-8"))
+    """Write a whole text file in UTF-8, or leave what is there; as `replacing`.
+
+    Bytes of file names that the locale could not decode become characters again, or escapes where they are no UTF-8.
+    """
+    write_bytes(path, text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").encode("utf-8"))
 
 
 def same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:

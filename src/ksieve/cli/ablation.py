@@ -50,7 +50,8 @@ def bench_ablation(
     from ksieve.bench.machines import stem_of
 
     wanted = gpu.listed_of(parts)
-    path = gpu.target(out, stem_of(backend, "ablation", *(wanted if set(wanted) != set(ablation.PARTS) else ())))
+    stem = stem_of(backend, "ablation", *(wanted if set(wanted) != set(ablation.PARTS) else ()))
+    path = gpu.target(out, stem, scores)
     gpu.ready(figures)
     with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
         payload = ablation.run(

@@ -166,6 +166,7 @@ _add(
     "ksieve import scores.npy scores.safetensors",
     "ksieve import scores.pt scores.safetensors --lengths lengths.npy",
     "ksieve import run.npz scores.safetensors --name logits",
+    "ksieve import stack.safetensors scores.safetensors --name logits --index 3,0 --lengths causal",
 )
 _add(
     app,

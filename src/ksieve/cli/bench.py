@@ -50,7 +50,7 @@ def bench_trace(
     if not asked:
         raise ArgumentError("--prompts", repr(prompts), "at least one number of tokens")
     tail = f"-{scores.partition(':')[0]}" if scores != "endpoint" else ""
-    path = gpu.target(out, f"gpu-trace{tail}-k{k}")
+    path = gpu.target(out, f"gpu-trace{tail}-k{k}", scores)
     gpu.ready(figures)
     with terminal.progress("measuring", unit="invocations", waiting="starting the GPU") as update:
         payload = trace.run(
@@ -190,7 +190,7 @@ def bench_planner(
     from ksieve.bench import planner
 
     listed = gpu.shapes_of(shapes, None)[0] if shapes else list(planner.GRID)
-    path = gpu.target(out, f"gpu-planner-k{k}")
+    path = gpu.target(out, f"gpu-planner-k{k}", scores)
     gpu.ready(figures)
     with terminal.progress("measuring", len(listed), unit="shapes", waiting="starting the GPU") as update:
         payload = planner.run(

@@ -10,10 +10,12 @@ import typer
 
 from ksieve.cli import files, terminal
 from ksieve.cli.options import OUT_RULE, CapturePath, Dtype, choice, count, flag, words
+from ksieve.errors import ArgumentError
 from ksieve.workloads.capture import Capture
-from ksieve.workloads.importers import SUFFIXES, import_scores
+from ksieve.workloads.importers import CAUSAL, import_scores
 from ksieve.workloads.lengths import LENGTHS
 from ksieve.workloads.producers import PRODUCERS, write_synthetic
+from ksieve.workloads.sources import SUFFIXES
 
 Target = Annotated[str, typer.Argument(metavar="OUT", help=f"Capture to write (.safetensors). {OUT_RULE}")]
 SuggestedK = Annotated[
@@ -109,7 +111,8 @@ def import_(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help=f"{', '.join(SUFFIXES)} with a score matrix (rows, width); a torch file may hold a dict of tensors.",
+            help=f"{', '.join(SUFFIXES)} with a score matrix (rows, width) or a stack of them; a torch file may hold a "
+            "dict of tensors.",
         ),
     ],
     out: Target,
@@ -122,24 +125,42 @@ def import_(
         ),
     ] = None,
     lengths: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--lengths",
-            metavar="FILE",
-            help='File of integers, one valid length per row. Default: the array "lengths" of SOURCE, or full rows.',
+            metavar="FILE|causal",
+            help="File of integers, one valid length per row; or causal: row r of M sees width - M + 1 + r scores. "
+            'Default: the array "lengths" of SOURCE, or full rows.',
         ),
     ] = None,
     lengths_name: Annotated[
         str | None,
         typer.Option("--lengths-name", metavar="NAME", help="Array of lengths where its file holds several."),
     ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(
+            "--index",
+            metavar="I,J..",
+            help="Matrix to take of a stack: one index for every dimension before the last two.",
+        ),
+    ] = None,
+    flatten: Annotated[bool, flag("--flatten", "Take all matrices of a stack, one after the other.")] = False,
     dtype: Annotated[
         Dtype | None, choice("--dtype", Dtype, "Round the scores to this dtype. Needed for float64.")
     ] = None,
     k: SuggestedK = None,
 ) -> None:
-    """Copy a score matrix saved by NumPy or PyTorch into a capture, block by block."""
+    """Copy a score matrix saved by NumPy, PyTorch or safetensors into a capture, block by block.
+
+    Where SOURCE holds several arrays or a stack of matrices and none was chosen, the error lists what there is.
+    """
     path = files.target("OUT", out, f"{source.stem}.safetensors", (".safetensors",))
+    files.keep_apart({"OUT": path}, {"SOURCE": source, "--lengths": None if lengths == CAUSAL else lengths})
+    try:
+        picked = None if index is None else [int(part) for part in index.split(",")]
+    except ValueError:
+        raise ArgumentError("--index", repr(index), "ints with commas between them, such as 3 or 3,0") from None
     with terminal.progress("importing") as update:
         import_scores(
             source,
@@ -147,6 +168,8 @@ def import_(
             name=name,
             lengths=lengths,
             lengths_name=lengths_name,
+            index=picked,
+            flatten=flatten,
             dtype=dtype.value if dtype else None,
             k=k,
             progress=update,

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
-from ksieve.atomic import replacing
+from ksieve.atomic import replacing, same_file
 from ksieve.errors import ArgumentError, CaptureFormatError
 from ksieve.problem import check_k
 from ksieve.stats import STATS_COLUMNS, Stats
 from ksieve.workloads import capture
 from ksieve.workloads.capture import Capture
-from ksieve.workloads.importers import SUFFIXES
 from ksieve.workloads.importers import load_array as load_imported
+from ksieve.workloads.sources import FOREIGN_SUFFIXES
 from ksieve.workloads.tensorfile import TensorInfo, write_header
 
 INDEX_SUFFIXES = (".npy", ".safetensors")
@@ -30,7 +29,7 @@ Write = Callable[[int, NDArray[np.int32]], None]
 
 def open_capture(path: Path) -> Capture:
     """Open a capture; a file that only has to be imported first is met with the command that does it."""
-    if path.suffix in SUFFIXES and path.is_file():
+    if path.suffix in FOREIGN_SUFFIXES and path.is_file():
         remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
         raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
     return capture.open_capture(path)
@@ -73,11 +72,33 @@ def optional_target(option: str, path: str | Path | None, name: str, suffixes: S
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str]) -> None:
-    """Refuse an output file whose suffix names no known format or whose folder is missing; None passes."""
+    """Refuse an output file whose suffix names no known format or whose folder is missing; None and devices pass."""
+    if path is not None and (
+        path.is_relative_to("/dev") or (path.exists() and not path.is_file() and not path.is_dir())
+    ):
+        return
     if path is not None and path.suffix not in suffixes:
         raise ArgumentError(option, str(path), f"a file name ending in {' or '.join(suffixes)}")
     if path is not None and not path.absolute().parent.is_dir():
         raise ArgumentError(option, str(path), "a file in a folder that exists")
+
+
+def keep_apart(outputs: Mapping[str, Path | str | None], inputs: Mapping[str, Path | str | None]) -> None:
+    """Refuse an output that is an input or another output, by whatever name or link; call it before anything is read.
+
+    Parameters
+    ----------
+    outputs, inputs : mapping
+        File by the option or argument that names it; None passes, and so do pipes and devices.
+    """
+    written = [(name, Path(path)) for name, path in outputs.items() if path is not None]
+    read = [(name, Path(path)) for name, path in inputs.items() if path is not None]
+    for number, (name, path) in enumerate(written):
+        if path.exists() and not path.is_file():
+            continue
+        for other, taken in (*read, *written[:number]):
+            if same_file(path, taken):
+                raise ArgumentError(name, str(path), f"another file than {other}, which is the same one")
 
 
 @contextmanager
@@ -101,30 +122,17 @@ def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
 
 
 def load_array(path: Path, name: str | None, *, prefer: str) -> Any:
-    """Open an array of any importable file type or of a safetensors file; `.npy` stays on disk, memory-mapped.
+    """Open an index array of any importable file type; `.npy` stays on disk, memory-mapped.
 
     Raises
     ------
     CaptureFormatError, ArgumentError, BackendError
-        The file is unreadable, or `name` does not say which of its arrays is meant.
+        The file is unreadable or holds no indices, or `name` does not say which of its arrays is meant.
     """
-    if path.suffix != ".safetensors":
-        return load_imported(path, name, prefer=prefer)
-    if not path.is_file():
-        raise CaptureFormatError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-    try:
-        with safe_open(path, framework="np") as stored:
-            names = sorted(stored.keys())
-            wanted = name or (prefer if prefer in names else names[0] if len(names) == 1 else None)
-            if wanted not in names:
-                raise ArgumentError("name", repr(name), f"one of {names}, the arrays of {path}")
-            try:
-                return stored.get_tensor(wanted)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:  # float8 and other types NumPy lacks
-                dtype = stored.get_slice(wanted).get_dtype()
-                raise CaptureFormatError(f"{path}: tensor {wanted!r} has dtype {dtype}; takes integers") from error
-    except SafetensorError as error:
-        raise CaptureFormatError(f"{path}: not a complete safetensors file ({error})") from error
+    array = load_imported(path, name, prefer=prefer)
+    if array.dtype not in (np.int32, np.int64):
+        raise CaptureFormatError(f"{path}: an array of dtype {array.dtype}; takes dtype int32 or int64")
+    return array
 
 
 def _npy_header(file: BinaryIO, rows: int, columns: int) -> None:

@@ -180,7 +180,7 @@ def _measure(
     listed, kind = shapes_of(shapes, only)
     extra = variants_of(listed_of(families), listed_of(policies), text)
     tail = (shapes if shapes.isalnum() else "shapes") + (f"-{scores.partition(':')[0]}" if scores != "endpoint" else "")
-    path = target(out, f"gpu-{tail}-k{k}")
+    path = target(out, f"gpu-{tail}-k{k}", scores)
     ready(figures)
     with terminal.progress("measuring", len(listed), unit="shapes", waiting="starting the GPU") as update:
         payload = gpu.run(
@@ -303,9 +303,11 @@ def listed_of(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def target(out: str | Path | None, stem: str) -> Path | None:
-    """File to write: the one asked for, or one named `stem` in the folder asked for."""
-    return files.optional_target("--out", out, f"{stem}.json", (".json",))
+def target(out: str | Path | None, stem: str, scores: str | None = None) -> Path | None:
+    """File to write: the one asked for, or one named `stem` in the folder asked for; not the one with the scores."""
+    path = files.optional_target("--out", out, f"{stem}.json", (".json",))
+    files.keep_apart({"--out": path}, {"--scores": scores and scores.removeprefix("factors:")})
+    return path
 
 
 def ready(figures: Path | None) -> None:

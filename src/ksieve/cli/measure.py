@@ -129,7 +129,8 @@ def bench_cpu(
     """
     from ksieve.bench import cpu, record
 
-    files.optional_target("--out", out, "cpu.json", (".json",))
+    target = files.optional_target("--out", out, "cpu.json", (".json",))
+    files.keep_apart({"--out": target}, {f"--source {source}": source for source in sources or ()})
     with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
         payload = cpu.run(
             [parse_shape("--shape", text) for text in shapes] if shapes else cpu.SHAPES,

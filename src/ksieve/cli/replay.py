@@ -70,6 +70,8 @@ def replay(
 
     if (trace is not None) + example + (prompt is not None) != 1:
         raise ArgumentError("TRACE", "none or several sources", "one of: TRACE, --example, --prompt")
+    read = {"TRACE": trace, "--scores": scores and scores.removeprefix("factors:"), "--policy": policy}
+    files.keep_apart({"--save": save, "--out": out}, read)
     if trace is not None:
         chosen = traces.load(trace)
     elif prompt is not None:
@@ -85,8 +87,9 @@ def replay(
         scores = str(trace) if recorded else "endpoint"
     path = gpu.target(out, stem_of(backend.value, "replay", chosen.name))
     gpu.ready(figures)
-    if save is not None:
-        saved = files.target("--save", save, f"{chosen.name}.json", (".json",))
+    saved = files.optional_target("--save", save, f"{chosen.name}.json", (".json",))
+    files.keep_apart({"--save": saved, "--out": path}, read)
+    if saved is not None:
         chosen.save(saved)
     with terminal.progress("replaying", len(chosen.calls), unit="calls", waiting="loading the kernels") as update:
         payload = traces.run(
@@ -94,7 +97,7 @@ def replay(
             peers=gpu.peers_of(peers), seed=seed, progress=update,
         )  # fmt: skip
     _print(payload)
-    if save is not None:
+    if saved is not None:
         terminal.say(f"trace: {saved}")
     gpu.finish(path, payload, figures)
     exits.judge(call["exact"] for call in payload["results"]["calls"])

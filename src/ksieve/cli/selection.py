@@ -53,6 +53,8 @@ def select(
     """
     target = files.optional_target("--out", out, f"{capture.stem}-indices.npy", files.INDEX_SUFFIXES)
     stats_target = files.optional_target("--stats-out", stats_out, f"{capture.stem}-stats.csv", (".csv", ".npy"))
+    outputs = {"--out": target, "--stats-out": stats_target}
+    files.keep_apart(outputs, {"CAPTURE": capture, "--policy": policy})
     with files.open_capture(capture) as source:
         slots = suggested_k(source, k)
         with (

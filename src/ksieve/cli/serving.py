@@ -34,7 +34,7 @@ def bench_options(
 
     listed, kind = gpu.shapes_of(shapes, None) if shapes else (list(options.SHAPES), "causal")
     names = [name.strip() for name in only.split(";") if name.strip()]
-    path = gpu.target(out, f"gpu-options-k{k}")
+    path = gpu.target(out, f"gpu-options-k{k}", scores)
     with terminal.progress("measuring", len(listed), unit="shapes", waiting="starting the GPU") as update:
         payload = options.run(
             listed, k, lengths=lengths or kind, dtype=dtype, source=scores, names=names or None, rounds=rounds,

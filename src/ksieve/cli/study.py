@@ -88,6 +88,8 @@ def study(
 
     drawing.require_matplotlib()
     result_target = _result_target(result, "study.json")
+    planned = {str(path): path for path in run.targets(out, result=result_target, figures=figures)}
+    files.keep_apart(planned, {f"CAPTURE {path}": path for path in captures})
     with opened(captures) as sources, terminal.progress("ranking", waiting="opening the captures") as update:
         payload = run.study(sources, k, rows=rows or None, device=device.value, plan_for=plan_for, progress=update)
     written = run.write(payload, out, result=result_target, figures=figures)
@@ -138,6 +140,7 @@ def calibrate(
 
     target = files.target("--out", out, "policy.json", (".json",))
     result_target = _result_target(result, "calibration.json")
+    files.keep_apart({"--out": target, "--json": result_target}, {f"CAPTURE {path}": path for path in captures})
     with opened(captures) as sources:
         with terminal.progress("calibrating", waiting="opening the captures") as update:
             found = calibration.calibrate(

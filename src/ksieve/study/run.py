@@ -116,6 +116,15 @@ def study(
     return record.payload("study", settings, results, gpu=device == "cuda")
 
 
+def targets(folder: Path, *, result: Path | None = None, figures: Path | None = None) -> list[Path]:
+    """List the files that `write` writes: the report, the result file, then the figures."""
+    from ksieve.study.draw import FIGURES
+
+    stems = [(figures or folder / "figures") / f"study-{entry.stem}" for entry in FIGURES]
+    drawn = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg")]
+    return [folder / "report.html", result or folder / "study.json", *drawn]
+
+
 def write(
     payload: dict[str, Any], folder: Path, *, result: Path | None = None, figures: Path | None = None
 ) -> list[Path]:
@@ -143,7 +152,8 @@ def write(
 
     drawing.require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
-    written = [record.write_json((result or folder / "study.json").absolute(), payload)]
+    page, facts, *_ = targets(folder, result=result, figures=figures)
+    written = [record.write_json(facts.absolute(), payload)]
     results = payload["results"]
     shown = results | {
         "captures": [c | {"name": drawing.plain_text(c["name"])} for c in results["captures"]],
@@ -152,6 +162,5 @@ def write(
     for entry in FIGURES:
         drawn[entry.stem] = figure = entry.draw(shown)
         written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}")
-    page = folder / "report.html"
     atomic.write_text(page, report(payload, drawn))
     return [page, *written]
