@@ -4,6 +4,8 @@ import errno
 import os
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +159,49 @@ def test_a_capture_needs_a_file_that_can_be_sought(tmp_path):
     with pytest.raises(ArgumentError, match="a pipe or device"):
         save_capture(tmp_path / "pipe.safetensors")
     os.close(kept)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 64 KiB; skipped where it cannot be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "ksieve-test", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no tmpfs can be mounted here ({error})")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@writers
+def test_a_disk_without_room_leaves_the_old_file(small_disk, name):
+    path = small_disk / name
+    path.write_text("what was there")
+    (small_disk / "filling").write_bytes(b"x" * 57_344)
+    with pytest.raises(OSError, match=r"No space left on device") as caught:
+        for _ in range(2):
+            WRITERS[name](path)
+            assert path.stat().st_size < 8192
+            os.truncate(path, 0)
+            path.write_text("what was there")
+            (small_disk / "filling").write_bytes(b"x" * 61_440)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "what was there"
+    assert names(small_disk) == sorted(["filling", name])
+
+
+def test_sigterm_leaves_no_draft(tmp_path):
+    rows = ("--rows", "100000", "--width", "100000", "--k", "64")  # far more than is written until the signal
+    command = [sys.executable, "-m", "ksieve", "synth", "random_normal", str(tmp_path / "s.safetensors"), *rows]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not names(tmp_path):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert names(tmp_path) == []
