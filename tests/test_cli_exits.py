@@ -197,6 +197,49 @@ def test_signals_unwind_the_command(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+PAUSED = """
+import signal, sys
+from contextlib import contextmanager
+from ksieve.cli import main, terminal
+
+@contextmanager
+def progress(*_, **__):
+    def update(done, *_):
+        if done:
+            print("written", flush=True)
+            signal.pause()
+    yield update
+
+terminal.progress = progress
+sys.argv = ["ksieve", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("import", "m.npy", "out.safetensors"), ("select", "s.safetensors", "--out", "out.npy"),
+     ("select", "s.safetensors", "--out", "out.safetensors")],
+)  # fmt: skip
+def test_a_terminated_command_leaves_the_older_file_and_no_draft(
+    folder: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "s.safetensors").write_bytes((folder / "s.safetensors").read_bytes())
+    np.save(tmp_path / "m.npy", np.zeros((4, 1000), np.float32))
+    (tmp_path / words[-1]).write_text("old")
+    before = sorted(tmp_path.iterdir())
+    process = subprocess.Popen(
+        [sys.executable, "-c", PAUSED, *words], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"written\n"
+    assert len(list(tmp_path.iterdir())) == len(before) + 1
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (143, b"")
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / words[-1]).read_text() == "old"
+
+
 def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

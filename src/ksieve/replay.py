@@ -25,6 +25,7 @@ from ksieve.bench.machines import DISTRIBUTIONS, Machine, machine_of
 from ksieve.errors import ArgumentError, CaptureFormatError
 from ksieve.policy import SamplingPolicy
 from ksieve.recorder import CALLS_KEY
+from ksieve.text import parse_json
 from ksieve.workloads.capture import Capture, open_capture
 from ksieve.workloads.traces import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 
@@ -118,8 +119,8 @@ def load(source: str | os.PathLike[str]) -> Trace:
         with open_capture(path) as capture:
             return _of_recording(path, capture)
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        facts = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise CaptureFormatError(f"{path}: not JSON ({error})") from None
     if not isinstance(facts, dict) or facts.get(FORMAT_KEY) != FORMAT_VERSION:
         raise CaptureFormatError(f'{path}: not a trace: takes an object with "{FORMAT_KEY}": {FORMAT_VERSION}')
@@ -153,7 +154,7 @@ def _of_recording(path: Path, capture: Capture) -> Trace:
     if text is None:
         raise CaptureFormatError(f"{path}: a capture, but no recording: it does not say which rows were one call")
     try:
-        listed = [(int(rows), int(width), int(k)) for rows, width, k in json.loads(text)]
+        listed = [(int(rows), int(width), int(k)) for rows, width, k in parse_json(text)]
     except (ValueError, TypeError):
         raise CaptureFormatError(f"{path}: metadata {CALLS_KEY!r} does not list [rows, width, k] per call") from None
     if sum(rows for rows, _, _ in listed) != capture.rows or any(width > capture.width for _, width, _ in listed):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from typing import Any
 
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories: control, format (such as the direction overrides), surrogate, line and paragraph separator."""
@@ -23,6 +25,20 @@ def printable(text: object, *, lines: bool = False) -> str:
     return "".join(
         c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
     )
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON of a file of others.
+
+    Raises
+    ------
+    ValueError
+        If it is none, is nested too deeply to be read, or holds an integer of thousands of digits.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _escaped(character: str) -> str:

@@ -14,6 +14,7 @@ from ksieve.errors import ArgumentError
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.planner_storage import with_workspace
 from ksieve.policy import SamplingPolicy
+from ksieve.text import parse_json
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ def variants_of(families: Sequence[str | None], policies: Sequence[str | None], 
     if text is None:
         return found
     try:
-        listed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ArgumentError("--variants", repr(text), f"a JSON list of objects ({error})") from None
+        listed = parse_json(text)
+    except ValueError as error:
+        raise ArgumentError("--variants", repr(text[:80]), f"a JSON list of objects ({error})") from None
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        raise ArgumentError("--variants", repr(text), "a JSON list of objects")
+        raise ArgumentError("--variants", repr(text[:80]), "a JSON list of objects")
     return found + [_variant(dict(item)) for item in listed]
 
 

@@ -176,7 +176,8 @@ def _measure(
 
     text = variants
     if variants is not None and not variants.lstrip().startswith("["):
-        text = Path(variants).read_text(encoding="utf-8")
+        # Characters that are no UTF-8 make it no JSON, which is an error that names the option.
+        text = Path(variants).read_text(encoding="utf-8", errors="replace")
     listed, kind = shapes_of(shapes, only)
     extra = variants_of(listed_of(families), listed_of(policies), text)
     tail = (shapes if shapes.isalnum() else "shapes") + (f"-{scores.partition(':')[0]}" if scores != "endpoint" else "")

@@ -70,7 +70,7 @@ def demo(
     terminal.table(
         ("", "time", "ksieve is", "answer"),
         [
-            (c.name, terminal.seconds_text(c.seconds), f"{c.seconds / own.seconds:.1f}x faster", _word(c.verdict.ok))
+            (c.name, terminal.seconds_text(c.seconds), _compared(c.seconds / own.seconds), _word(c.verdict.ok))
             for c in others
         ],
     )
@@ -94,6 +94,10 @@ def demo(
     )
     if not own.verdict.ok:
         raise typer.Exit(Exit.REFUTED)
+
+
+def _compared(ratio: float) -> str:
+    return f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.1f}x slower"
 
 
 def _word(exact: bool) -> str:
