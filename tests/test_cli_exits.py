@@ -141,6 +141,15 @@ def test_arguments_that_are_no_numbers(folder: Path) -> None:
         assert "\x1b" not in err
 
 
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero")
+def test_files_without_an_end_are_not_read(folder: Path) -> None:
+    for words in (("bench", "plot", "/dev/zero"), ("bench", "gpu", "--variants", "/dev/zero"), ("replay", "/dev/zero"),
+                  ("info", "/dev/zero"), ("verify", "s.safetensors", "/dev/zero"), ("plan", "--rows", "1", "--width",
+                  "99k", "--k", "1", "--policy", "/dev/zero")):  # fmt: skip
+        code, out, err = ran(folder, *words)
+        assert (code, out) == (2, "") and is_one_message(err), (words, err)
+
+
 # ---- exceptions ----------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -25,6 +27,13 @@ def printable(text: object, *, lines: bool = False) -> str:
     return "".join(
         c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
     )
+
+
+def read_utf8(path: str | os.PathLike[str], *, errors: str = "strict") -> str:
+    """Read a text file; ValueError if it is a device, which may have no end, or no UTF-8."""
+    if Path(path).is_char_device() or Path(path).is_block_device():
+        raise ValueError("a device, not a file")
+    return Path(path).read_text(encoding="utf-8", errors=errors)
 
 
 def parse_json(text: str | bytes) -> Any:

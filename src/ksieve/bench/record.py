@@ -24,7 +24,7 @@ import numpy as np
 
 from ksieve import atomic
 from ksieve._version import __version__
-from ksieve.text import parse_json, printable
+from ksieve.text import parse_json, printable, read_utf8
 
 SCHEMA = 1
 
@@ -95,7 +95,7 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Path
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a result file; ValueError if it is of another schema."""
-    found = parse_json(Path(path).read_text(encoding="utf-8"))
+    found = parse_json(read_utf8(path))
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise ValueError(f"{path}: no result file of schema {SCHEMA}")
     return found

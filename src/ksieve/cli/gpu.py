@@ -13,6 +13,7 @@ from ksieve.cli import exits, files, terminal
 from ksieve.cli.options import Dtype, choice, count, output
 from ksieve.errors import ArgumentError
 from ksieve.sizes import parse_shape
+from ksieve.text import read_utf8
 
 Shapes = Annotated[
     str,
@@ -177,7 +178,10 @@ def _measure(
     text = variants
     if variants is not None and not variants.lstrip().startswith("["):
         # Characters that are no UTF-8 make it no JSON, which is an error that names the option.
-        text = Path(variants).read_text(encoding="utf-8", errors="replace")
+        try:
+            text = read_utf8(variants, errors="replace")
+        except ValueError as error:
+            raise ArgumentError("--variants", variants, f"a JSON list of objects, or a file of one ({error})") from None
     listed, kind = shapes_of(shapes, only)
     extra = variants_of(listed_of(families), listed_of(policies), text)
     tail = (shapes if shapes.isalnum() else "shapes") + (f"-{scores.partition(':')[0]}" if scores != "endpoint" else "")
