@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.cli import exits, terminal
+from ksieve.cli import terminal
 from ksieve.workloads import CaptureWriter
 
 ROWS, WIDTH, K = 6, 3000, 16
@@ -93,7 +93,7 @@ def test_a_reader_that_leaves_is_neither_a_verdict_nor_a_message(folder: Path) -
         os.close(reading)
         code, _, err = ran(folder, *words, stdout=writing)
         os.close(writing)
-        assert (code, err) == (exits.Exit.BROKEN_PIPE, ""), words
+        assert (code, err) == (141, ""), words
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -250,6 +250,8 @@ def test_a_terminated_command_leaves_the_older_file_and_no_draft(
 
 
 def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksieve.cli import exits
+
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as ended:
@@ -294,6 +296,8 @@ def test_metadata_never_replaces_a_fact(folder: Path) -> None:
 
 
 def test_the_table_of_exit_codes_is_documented() -> None:
+    from ksieve.cli import exits
+
     page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
     for code, meaning in exits.EXIT_CODES.items():
         assert f"| {int(code)} | {meaning} |" in page

@@ -32,7 +32,8 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.save(tmp_path / "scores.npy", scores)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(demo, "SYNTHETIC", demo.SYNTHETIC | {"rows": 2, "width": 40_000})
+    small = getattr(demo, "SYNTHETIC", {}) | {"rows": 2, "width": 40_000}
+    monkeypatch.setattr(demo, "SYNTHETIC", small, raising=False)
     return tmp_path
 
 
