@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from typer.testing import CliRunner
 
@@ -78,3 +80,11 @@ def test_what_cannot_be_built_is_refused(run, words, message):
 def test_build_without_a_gpu_asks_for_an_architecture(run):
     with pytest.raises(BackendError, match="without --arch this machine's GPU is asked"):
         run("build")
+
+
+def test_build_into_a_cache_that_cannot_be_written_is_no_success(run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "file" / "kernels"))
+    with warnings.catch_warnings(), pytest.raises(BackendError, match="KSIEVE_CACHE_DIR"):
+        warnings.simplefilter("ignore")
+        run(*ROW_KERNEL)

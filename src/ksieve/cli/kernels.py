@@ -74,6 +74,7 @@ def build(
             policy=policy,
             stats=stats,
         )
+    kept = sum(entry.facts is not None for entry in cache.entries())
     start, compiled, lines, wrong = time.perf_counter(), 0, [], []
     with terminal.progress("compiling", len(wanted), unit="kernels") as update:
         for done, (spec, plan) in enumerate(wanted.items(), 1):
@@ -103,6 +104,12 @@ def build(
             "notes": wrong,
         }
     )
+    kept = sum(entry.facts is not None for entry in cache.entries()) - kept
+    if kept < compiled:
+        raise BackendError(
+            f"{compiled - kept} of {compiled} compiled kernels are not in {cache.cache_dir()}: nothing was gained; set "
+            "KSIEVE_CACHE_DIR to a folder that can be written"
+        )
 
 
 def _present_device() -> DeviceInfo:
