@@ -14,7 +14,7 @@ from ksieve.arguments import Keywords
 from ksieve.errors import ArgumentError
 from ksieve.options import PLAIN, Options
 from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import SamplingPolicy
+from ksieve.policy import SamplingPolicy, check_policy_kind
 from ksieve.problem import Device, Problem
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
@@ -180,6 +180,8 @@ def topk_eager(
             indices = short(scores, lengths, k, out, workspace, num_rows)
             if indices is not None:
                 return indices
+    if plan is not None and not isinstance(plan, Plan):
+        raise ArgumentError("plan", type(plan).__name__, "a Plan from ksieve.plan, or None")
     given = plan is not None
     asked, info, extras = problem.check_selection(
         scores, lengths, k, out=out, num_rows=num_rows, keywords=keywords, planned=plan.problem if plan else None
@@ -189,6 +191,7 @@ def topk_eager(
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
     if plan is None:
+        check_policy_kind(policy)
         plan = choose(asked, policy)
     else:
         if policy is not None:

@@ -74,6 +74,9 @@ def inspect(array: Any, name: str) -> ArrayInfo:
             raise ArgumentError(name, f"a torch tensor on {array.device}", "a tensor on cpu or cuda")
         if str(array.layout) != "torch.strided":
             raise ArgumentError(name, f"a torch tensor of layout {array.layout}", "a dense (strided) tensor")
+        if array.is_neg() or array.is_conj():
+            got = "a lazy view (its memory holds other numbers than it shows, as in z.conj().imag)"
+            raise ArgumentError(name, got, "a tensor with numbers of its own: .resolve_neg().resolve_conj() first")
         device = Device(array.device.type, array.device.index or 0)
         dtype = str(array.dtype).removeprefix("torch.")
         return ArrayInfo(

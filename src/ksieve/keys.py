@@ -35,6 +35,8 @@ NAN_KEY = 0xFFFFFFFF
 """Key shared by every NaN: the worst."""
 
 _FLIP32 = np.uint32(0x7FFFFFFF)
+_INFINITY_SHIFTED = np.uint32(0xFF000000)
+"""Bits of an infinity without their sign, shifted to the left by one: those of NaNs are larger."""
 _FLIP16 = np.uint16(0x7FFF)
 
 
@@ -70,10 +72,24 @@ def order_key(scores: Any) -> U32:
     ndarray of uint32
         Same shape; ``a > b`` as scores if and only if ``key(a) < key(b)``.
     """
-    x = np.asarray(scores, dtype=np.float32)
-    bits = np.where(x == 0, np.float32(0), x).view(np.uint32)
+    bits = _bits(scores)
     key = np.where(bits >> np.uint32(31) != 0, bits, bits ^ _FLIP32)
-    return np.where(np.isnan(x), np.uint32(NAN_KEY), key).astype(np.uint32)
+    return np.where(bits << np.uint32(1) > _INFINITY_SHIFTED, np.uint32(NAN_KEY), key).astype(np.uint32)
+
+
+def _bits(scores: Any) -> U32:
+    """Float32 bits with one zero. Floats are never compared: a thread that flushes subnormals takes them for zero."""
+    bits = np.ascontiguousarray(np.asarray(scores, dtype=np.float32)).view(np.uint32)
+    return np.where(bits == np.uint32(1 << 31), np.uint32(0), bits).reshape(np.shape(scores))
+
+
+NAN_LEVEL = -(1 << 31)
+"""Level of every NaN: the least."""
+
+
+def level(scores: Any) -> NDArray[np.int32]:
+    """Return signed integers in the order of the scores: a better score has a larger one. `order_key`, turned round."""
+    return (order_key(scores) ^ _FLIP32).view(np.int32)
 
 
 def score_of_key(keys: Any) -> F32:
@@ -85,9 +101,9 @@ def score_of_key(keys: Any) -> F32:
 
 def coarse_bin(scores: Any) -> NDArray[np.int32]:
     """Return the 11-bit coarse bin (0 best, 2047 worst) of each score's float16 projection."""
-    x = np.asarray(scores, dtype=np.float32)
+    x = _bits(scores).view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        half = np.where(x == 0, np.float32(0), x).astype(np.float16)
+        half = x.astype(np.float16)  # keeps the sign of what it rounds to zero, in any flush-to-zero mode
     bits = half.view(np.uint16)
     key = np.where(bits >> np.uint16(15) != 0, bits, bits ^ _FLIP16)
     key = np.where(np.isnan(x), np.uint16(0xFFFF), key)

@@ -26,6 +26,19 @@ Boundary = Literal["coarse", "exact"]
 POLICY_VERSION = 1
 """Version of the policy file format, stored under "ksieve_policy"."""
 
+MAX_PERIOD = 1 << 20
+"""Most scores from one sampled group to the next: kernels count positions in 32 bits and look one period past a row,
+whose width is at most 2**31 - 2**20 there."""
+
+MAX_MARGIN = 1 << 20
+"""Largest margin: of the least k, 1, that is a rank of 2**20."""
+
+MAX_SIGMAS = 64
+"""Most standard deviations: beyond 38, the chance to underfill is less than any float64."""
+
+MAX_RANK = 1 << 28
+"""Largest sample rank requested, so that three times a rank fits 32 bits; a larger one is no use to any row."""
+
 PEAK = 4
 """Adjacent scores that one peak stands for: one 16-byte load of float32."""
 
@@ -91,37 +104,67 @@ class SamplingPolicy:
     jitter: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("stride", "group"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or value < 1 or value & (value - 1):
-                raise ArgumentError(f"policy.{field}", value, "a positive power of two")
-        if not self.margin > 0:
-            raise ArgumentError("policy.margin", self.margin, "a positive number")
-        if self.rescue_margin is not None and not self.rescue_margin >= self.margin:
-            raise ArgumentError("policy.rescue_margin", self.rescue_margin, f"None or at least {self.margin}")
+        for name in ("name", "source"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable() or len(value) > 1000:
+                raise ArgumentError(f"policy.{name}", ascii(value)[:80], "a printable str of at most 1000 characters")
+        for name in ("stride", "group"):
+            self._number(name, (int, np.integer), "a positive power of two")
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise ArgumentError(f"policy.{name}", _shown(value), "a positive power of two")
+        if self.stride * self.group > MAX_PERIOD:
+            got = f"{_shown(self.stride)} with groups of {_shown(self.group)}"
+            raise ArgumentError("policy.stride", got, f"stride times group of at most {MAX_PERIOD}")
+        real = (int, float, np.integer, np.floating)
+        self._number("margin", real, "a positive number")
+        if not 0 < self.margin <= MAX_MARGIN:
+            takes = "a positive number" if not self.margin > 0 else f"a positive number of at most {MAX_MARGIN}"
+            raise ArgumentError("policy.margin", _shown(self.margin), takes)
+        if self.rescue_margin is not None:
+            takes = f"None or at least {self.margin}"
+            self._number("rescue_margin", real, takes)
+            if not self.margin <= self.rescue_margin <= MAX_MARGIN:
+                takes += f", and at most {MAX_MARGIN}" if self.rescue_margin > MAX_MARGIN else ""
+                raise ArgumentError("policy.rescue_margin", _shown(self.rescue_margin), takes)
+        for name in ("peaks", "jitter"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise ArgumentError(f"policy.{name}", _shown(getattr(self, name)), "True or False")
+            object.__setattr__(self, name, bool(getattr(self, name)))
         if self.peaks and self.group % PEAK:
             raise ArgumentError("policy.group", self.group, f"a multiple of {PEAK} with peaks")
-        if not self.sigmas >= 0:
-            raise ArgumentError("policy.sigmas", self.sigmas, "a number of at least 0")
-        if self.boundary not in ("coarse", "exact"):
-            raise ArgumentError("policy.boundary", self.boundary, "'coarse' or 'exact'")
-        if self.min_rank < 1:
-            raise ArgumentError("policy.min_rank", self.min_rank, "an int of at least 1")
-        if not isinstance(self.jitter, bool):
-            raise ArgumentError("policy.jitter", repr(self.jitter), "True or False")
+        self._number("sigmas", real, "a number of at least 0")
+        if not 0 <= self.sigmas <= MAX_SIGMAS:
+            takes = "a number of at least 0" + (f" and at most {MAX_SIGMAS}" if self.sigmas > MAX_SIGMAS else "")
+            raise ArgumentError("policy.sigmas", _shown(self.sigmas), takes)
+        if not isinstance(self.boundary, str) or self.boundary not in ("coarse", "exact"):
+            raise ArgumentError("policy.boundary", str(self.boundary)[:80], "'coarse' or 'exact'")
+        self._number("min_rank", (int, np.integer), "an int of at least 1")
+        if not 1 <= self.min_rank <= MAX_RANK:
+            takes = "an int of at least 1" + (f" and at most {MAX_RANK}" if self.min_rank > MAX_RANK else "")
+            raise ArgumentError("policy.min_rank", _shown(self.min_rank), takes)
+
+    def _number(self, name: str, kinds: tuple[type, ...], takes: str) -> None:
+        """Refuse a field of another type, and keep NumPy's numbers as Python's, which a JSON file can hold."""
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ArgumentError(f"policy.{name}", _shown(value), takes)
+        if isinstance(value, np.generic):
+            object.__setattr__(self, name, value.item())
 
     def primary_rank(self, k: int) -> int:
         """Sample rank of the primary boundary: the most that `margin`, `sigmas` and `min_rank` ask for."""
         expected = k / self.stride
         skew = max(self.sigmas * self.sigmas - 1, 0) / 6
         spread = math.ceil(expected + self.sigmas * math.sqrt(expected) + skew)
-        return max(math.ceil(self.margin * k / self.stride), spread if self.sigmas else 0, self.min_rank)
+        rank = max(math.ceil(self.margin * k / self.stride), spread if self.sigmas else 0, self.min_rank)
+        return min(rank, MAX_RANK)
 
     def rescue_rank(self, k: int) -> int | None:
         """Sample rank of the rescue boundary, at least 4 above the primary's; None when disabled."""
         if self.rescue_margin is None:
             return None
-        return max(math.ceil(self.rescue_margin * k / self.stride), self.primary_rank(k) + 4)
+        return max(min(math.ceil(self.rescue_margin * k / self.stride), MAX_RANK), self.primary_rank(k) + 4)
 
     def phase(self, row: int) -> int:
         """Group that every period of `row` samples without jitter: a fixed permutation, so `stride` rows use each once.
@@ -215,7 +258,7 @@ class SamplingPolicy:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ArgumentError("policy", f"{str(path)!r}, which does not exist", takes) from None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise ArgumentError("policy", f"{str(path)!r} ({error})", takes) from error
         if not isinstance(content, dict) or not isinstance(content.get("policy"), dict):
             raise ArgumentError("policy", f"{str(path)!r}, JSON of another kind", takes)
@@ -228,8 +271,8 @@ class SamplingPolicy:
             raise ArgumentError("policy", f"{str(path)!r} with fields {sorted(content['policy'])}", f"some of {names}")
         try:
             return cls(**content["policy"])
-        except TypeError as error:  # a field of another type, such as a text where a number belongs
-            raise ArgumentError("policy", f"{str(path)!r} ({error})", takes) from error
+        except ArgumentError as error:
+            raise ArgumentError(error.argument, f"{error.got} in {str(path)!r}", error.takes) from None
 
 
 PAPER_64 = SamplingPolicy("paper-64", 64, source="paper, Phase 1 on-chip localization: standard policy")
@@ -264,6 +307,26 @@ POLICIES: dict[str, SamplingPolicy] = {
     p.name: p for p in (PAPER_64, PAPER_128, LINES_16, LINES_64, LINES_128, QUADS_16)
 }
 """Policies that can be asked for by name."""
+
+
+def _shown(value: object) -> str:
+    """Say what was passed, in at most 80 characters; Python itself refuses to print ints of 4,300 digits and more."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an int of {value.bit_length()} bits"
+    text = str(value) if isinstance(value, (int, float)) else ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def check_policy_kind(policy: object) -> None:
+    """Refuse what is neither a policy nor a name or file of one, before it is looked up among the plans made.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if policy is not None and not isinstance(policy, (SamplingPolicy, str, os.PathLike)):
+        takes = f"a SamplingPolicy or one of {['direct', *POLICIES]}, or a policy file ending in .json"
+        raise ArgumentError("policy", _shown(policy), takes)
 
 
 def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> SamplingPolicy | None:

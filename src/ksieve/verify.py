@@ -6,7 +6,8 @@ exact if and only if no unselected valid score is better than the worst selected
     valid scores better than the worst selected  ==  selected scores better than the worst selected
 
 so a row is read once, in pieces, compared with one number, and nothing is ranked. "Better" is the contract's
-order: NaN below -inf, ``-0.0`` equal to ``+0.0``. The same steps run on NumPy arrays and on torch tensors.
+order: NaN below -inf, ``-0.0`` equal to ``+0.0``. Scores are compared as integers made of their bits, since floats
+compare otherwise in a thread that flushes subnormals. The same steps run on NumPy arrays and on torch tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from ksieve import problem
 from ksieve.errors import ArgumentError, BackendError
-from ksieve.keys import widen
+from ksieve.keys import NAN_LEVEL, level, widen
 from ksieve.verdict import Finding, Reason, Verdict, explain
 
 BLOCK_BYTES = 64 << 20
@@ -29,6 +30,10 @@ _WIDE = 4096
 
 _PIECE = 1 << 16
 """Scores compared at a time in a wide row: 256 KiB, so that the three comparisons share one read."""
+
+
+_BEST = (1 << 31) - 1
+"""A level (`ksieve.keys.level`) that no score has."""
 
 
 def verify(
@@ -181,17 +186,13 @@ class _Judge:
         # Ascending positions: duplicates are neighbours, and the gather walks the row in memory order.
         chosen = ops.sort(xp.where(good, indices, -1))
         real = chosen >= 0
-        values = ops.gather(scores, xp.where(real, chosen, 0))
-        nan = xp.isnan(values) & real
-        any_nan = nan.any(1)
-        worst = xp.amin(xp.where(real & ~nan, values, np.inf), 1)
-        # The least float32 above `worst`: "at least that" is "better than worst", one comparison per score.
-        better_from = xp.where(worst == np.inf, np.nan, xp.nextafter(worst, xp.full_like(worst, np.inf)))
-        better_from = xp.where(any_nan, -np.inf, better_from)
-        better, equal, nans = ops.count(scores, lengths, better_from, worst, self.elements)
-        chosen_better = (real & (values >= better_from[:, None])).sum(1)
-        chosen_worst = xp.where(any_nan, nan.sum(1), (real & (values == worst[:, None])).sum(1))
-        tied = (xp.where(any_nan, nans, equal) > chosen_worst) & (needed > 0)
+        levels = ops.gather(scores, xp.where(real, chosen, 0))
+        worst = xp.amin(xp.where(real, levels, _BEST), 1)
+        better, equal, nans = ops.count(scores, lengths, worst, self.elements)
+        chosen_better = (real & (levels > worst[:, None])).sum(1)
+        chosen_worst = (real & (levels == worst[:, None])).sum(1)
+        nan = real & (levels == NAN_LEVEL)
+        tied = (equal > chosen_worst) & (needed > 0)
         reason = (found * 0) + Reason.EXACT
         for fault, rows in (
             (Reason.NOT_LARGEST, (better > chosen_better) & (needed > 0)),
@@ -242,29 +243,28 @@ class _NumpyOps:
 
     def gather(self, scores: Any, indices: Any) -> Any:
         if scores.shape[1] == 0:
-            return np.zeros(indices.shape, dtype=np.float32)
-        return widen(np.take_along_axis(scores, indices, 1))
+            return np.zeros(indices.shape, dtype=np.int32)
+        return level(widen(np.take_along_axis(scores, indices, 1)))
 
     def to_numpy(self, array: Any) -> Any:
         return np.asarray(array)
 
-    def count(self, scores: Any, lengths: Any, better_from: Any, worst: Any, elements: int) -> tuple[Any, Any, Any]:
-        """Count per row the valid scores of at least `better_from`, equal to `worst`, and NaN."""
+    def count(self, scores: Any, lengths: Any, worst: Any, elements: int) -> tuple[Any, Any, Any]:
+        """Count per row the valid scores whose level is above `worst`, equal to it, and that of NaN."""
         counts = np.zeros((3, scores.shape[0]), dtype=np.int64)
         if scores.shape[1] < _WIDE:
-            x = widen(scores)
+            x = level(widen(scores))
             valid = np.arange(x.shape[1]) < lengths[:, None]
-            for j, mask in enumerate((x >= better_from[:, None], x == worst[:, None], x != x)):
+            for j, mask in enumerate((x > worst[:, None], x == worst[:, None], x == NAN_LEVEL)):
                 counts[j] = (mask & valid).sum(1)
         else:
             step = min(_PIECE, elements)
             for r, length in enumerate(lengths):
                 for low in range(0, int(length), step):
-                    x = widen(scores[r, low : min(low + step, int(length))])
-                    counts[0, r] += np.count_nonzero(x >= better_from[r])
+                    x = level(widen(scores[r, low : min(low + step, int(length))]))
+                    counts[0, r] += np.count_nonzero(x > worst[r])
                     counts[1, r] += np.count_nonzero(x == worst[r])
-                    if np.isnan(x.max()):  # a maximum propagates NaN, and is much cheaper than a third count
-                        counts[2, r] += np.count_nonzero(x != x)
+                    counts[2, r] += np.count_nonzero(x == NAN_LEVEL)
         return counts[0], counts[1], counts[2]
 
 
@@ -310,21 +310,31 @@ class _TorchOps:
 
     def gather(self, scores: Any, indices: Any) -> Any:
         if scores.shape[1] == 0:
-            return self.xp.zeros(indices.shape, device=self.device)
-        return self.xp.gather(scores, 1, indices).float()
+            return self.xp.zeros(indices.shape, dtype=self.xp.int32, device=self.device)
+        return self.level(self.xp.gather(scores, 1, indices))
+
+    def level(self, scores: Any) -> Any:
+        """`ksieve.keys.level`. A bfloat16 is widened as bits; the subnormals of float16 are normal float32 numbers."""
+        if scores.dtype is self.xp.bfloat16:
+            bits = scores.contiguous().view(self.xp.int16).int() << 16
+        else:
+            bits = scores.float().contiguous().view(self.xp.int32)
+        levels = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        levels = self.xp.where(bits == NAN_LEVEL, 0, levels)  # the bits of -0.0
+        return self.xp.where((bits & 0x7FFFFFFF) > 0x7F800000, NAN_LEVEL, levels)
 
     def to_numpy(self, array: Any) -> Any:
         return problem.as_numpy(array.cpu())
 
-    def count(self, scores: Any, lengths: Any, better_from: Any, worst: Any, elements: int) -> tuple[Any, Any, Any]:
-        """Count per row the valid scores of at least `better_from`, equal to `worst`, and NaN."""
+    def count(self, scores: Any, lengths: Any, worst: Any, elements: int) -> tuple[Any, Any, Any]:
+        """Count per row the valid scores whose level is above `worst`, equal to it, and that of NaN."""
         rows, width = scores.shape
         counts = [self.xp.zeros(rows, dtype=self.xp.int64, device=self.device) for _ in range(3)]
         step = max(1, elements // max(rows, 1))
         for low in range(0, width, step):
-            x = scores[:, low : low + step].float()
+            x = self.level(scores[:, low : low + step])
             valid = low + self.arange(x.shape[1]) < lengths[:, None]
-            for j, mask in enumerate((x >= better_from[:, None], x == worst[:, None], x != x)):
+            for j, mask in enumerate((x > worst[:, None], x == worst[:, None], x == NAN_LEVEL)):
                 counts[j] += (mask & valid).sum(1)
         return counts[0], counts[1], counts[2]
 

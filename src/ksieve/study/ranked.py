@@ -78,11 +78,8 @@ class RankedRow:
         return self.count_keys(BIN_CUTOFF_KEY[bins[first]])[back]
 
     def _count_row(self, cutoffs: U32) -> I64:
-        values = score_of_key(cutoffs)
-        counts = [
-            np.count_nonzero(self.scores >= v) if v == v else self.scores.size  # the key of NaN admits all
-            for v in values
-        ]
+        keys = order_key(self.scores)
+        counts = [np.count_nonzero(keys <= cutoff) for cutoff in cutoffs]
         return np.array(counts, dtype=np.int64)
 
 

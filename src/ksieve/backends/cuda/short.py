@@ -37,7 +37,7 @@ def short_way(plan: Plan) -> ShortWay:
     current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", arrays.torch_stream)
 
     def call(scores: Any, lengths: Any, k: Any, out: Any, workspace: Any, num_rows: Any) -> Any:
-        if type(scores) is not tensor or (k is not None and k != slots):
+        if type(scores) is not tensor or (k is not None and k != slots) or scores.is_neg():
             return None
         try:
             # A sparse or wrapped tensor raises here; the general way names what is wrong with it.
@@ -63,6 +63,7 @@ def short_way(plan: Plan) -> ShortWay:
             if (
                 type(lengths) is not tensor
                 or lengths.dtype is not int32
+                or lengths.is_neg()
                 or lengths.get_device() != index
                 or lengths.shape != (rows,)
                 or not lengths.is_contiguous()
@@ -73,6 +74,7 @@ def short_way(plan: Plan) -> ShortWay:
             if (
                 type(num_rows) is not tensor
                 or num_rows.dtype is not int32
+                or num_rows.is_neg()
                 or num_rows.get_device() != index
                 or num_rows.numel() != 1
                 or num_rows.dim() > 1
@@ -83,6 +85,7 @@ def short_way(plan: Plan) -> ShortWay:
             if (
                 type(out) is not tensor
                 or out.dtype is not int32
+                or out.is_neg()
                 or out.get_device() != index
                 or out.shape != (rows, slots)
             ):
