@@ -50,7 +50,7 @@ def test_vectors(name):
         (ints(rows + 1), f"got shape ({rows + 1},); takes shape ({rows},)"),
         (ints(rows, 1), f"got shape ({rows}, 1); takes shape ({rows},)"),
         (strided, "got stride 2; takes a contiguous vector (stride 1)"),
-        ([0] * rows, "got builtins.list; takes a NumPy, PyTorch, CuPy or JAX array"),
+        ([0] * rows, "got list; takes a NumPy, PyTorch, CuPy or JAX array"),
     ):
         assert refusal(**{name: bad}, **more) == f"{name}: {message}"
 

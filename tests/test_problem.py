@@ -233,8 +233,8 @@ def test_scores_of_a_wrong_rank(shape):
             np.lib.stride_tricks.sliding_window_view(scores()[0], 20),
             "scores: got row pitch 1 for width 20; takes row pitch of at least width",
         ),
-        ([[1.0, 2.0]], "scores: got builtins.list; takes a NumPy, PyTorch, CuPy or JAX array"),
-        (None, "scores: got builtins.NoneType; takes a NumPy, PyTorch, CuPy or JAX array"),
+        ([[1.0, 2.0]], "scores: got list; takes a NumPy, PyTorch, CuPy or JAX array"),
+        (None, "scores: got NoneType; takes a NumPy, PyTorch, CuPy or JAX array"),
         (
             np.ma.masked_less(scores(), 0),
             "scores: got a masked array, whose mask would be ignored; takes a plain array",
@@ -297,7 +297,7 @@ def test_largest_k():
         (lengths()[:, None], "lengths: got shape (4, 1); takes shape (4,)"),
         (np.array(5, np.int32), "lengths: got shape (); takes shape (4,)"),
         (np.zeros(8, np.int32)[::2], "lengths: got stride 2; takes a contiguous vector (stride 1)"),
-        ([50, 3, 0, 20], "lengths: got builtins.list; takes a NumPy, PyTorch, CuPy or JAX array"),
+        ([50, 3, 0, 20], "lengths: got list; takes a NumPy, PyTorch, CuPy or JAX array"),
         (FakeCuda((4,), "<i4"), "lengths: got device cuda:0; takes the scores' device, cpu"),
     ],
 )
@@ -315,7 +315,7 @@ def test_one_row_still_needs_a_vector_of_lengths():
     [
         (np.zeros(1, np.int64), "num_rows: got dtype int64; takes dtype int32"),
         (np.zeros(2, np.int32), "num_rows: got shape (2,); takes shape (1,) or ()"),
-        (3, "num_rows: got builtins.int; takes a NumPy, PyTorch, CuPy or JAX array"),
+        (3, "num_rows: got int; takes a NumPy, PyTorch, CuPy or JAX array"),
         (FakeCuda((1,), "<i4"), "num_rows: got device cuda:0; takes the scores' device, cpu"),
     ],
 )

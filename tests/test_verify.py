@@ -296,7 +296,7 @@ def test_memory_is_bounded():
         ({"k": 6}, "k: got 6; takes 5, the width of indices"),
         ({"lengths": np.zeros(4)}, "lengths: got dtype float64; takes an integer dtype"),
         ({"lengths": np.zeros(5, np.int32)}, "lengths: got shape (5,); takes shape (4,)"),
-        ({"lengths": 7}, "lengths: got builtins.int; takes a NumPy, PyTorch, CuPy or JAX array"),
+        ({"lengths": 7}, "lengths: got int; takes a NumPy, PyTorch, CuPy or JAX array"),
         ({"sentinel": 50}, "sentinel: got 50; takes an int that is no position, outside [0, 100)"),
         ({"sentinel": None}, "sentinel: got None; takes an int"),
         ({"block_bytes": 0}, "block_bytes: got 0; takes an int of at least 1"),

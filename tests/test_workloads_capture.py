@@ -172,7 +172,7 @@ def test_blocks_may_be_torch_tensors(tmp_path):
             lambda w: w.write(np.zeros((4, 4), np.float32)),
             "scores: got rows up to 4; takes at most the announced 3 rows",
         ),
-        (lambda w: w.write([[1.0]]), "scores: got builtins.list; takes a NumPy, PyTorch"),
+        (lambda w: w.write([[1.0]]), "scores: got list; takes a NumPy, PyTorch"),
         (
             lambda w: w.write(np.zeros((2, 4), np.float32), np.zeros(2, np.int64)),
             "lengths: got dtype int64, shape (2,); takes dtype int32, shape (2,)",

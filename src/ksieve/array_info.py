@@ -91,9 +91,11 @@ def inspect(array: Any, name: str) -> ArrayInfo:
         if int(kind) == _DLPACK_CUDA:
             return ArrayInfo(library, Device("cuda", int(index)), *dlpack.describe(array))
         raise ArgumentError(name, f"an array on DLPack device {int(kind)}:{index}", "an array on cpu or cuda")
-    raise ArgumentError(
-        name, f"{type(array).__module__}.{type(array).__qualname__}", "a NumPy, PyTorch, CuPy or JAX array"
-    )
+    kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
+    takes = "a NumPy, PyTorch, CuPy or JAX array"
+    if name == "lengths" and isinstance(array, (int, np.integer)) and not isinstance(array, bool):
+        takes += f" (did you mean k={array}? k is the third argument, or a keyword)"
+    raise ArgumentError(name, kind, takes)
 
 
 def as_numpy(array: Any) -> np.ndarray[Any, Any]:

@@ -120,6 +120,8 @@ def check_selection(
         Names the argument, what it got and what it takes.
     """
     info = inspect(scores, "scores")
+    if k is None and isinstance(lengths, (int, np.integer)):
+        inspect(lengths, "lengths")  # a k in the place of lengths: the error says where it goes
     keywords = keywords or {}
     ks = k if _is_vector(k) else None
     slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)

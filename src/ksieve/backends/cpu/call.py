@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ksieve import problem, reference
 from ksieve.backends.cpu.runner import run, run_finished, run_reference
+from ksieve.errors import ArgumentError
 from ksieve.finish import Finish
 from ksieve.planner import Plan
 from ksieve.problem import Extras
@@ -75,6 +76,8 @@ def _with_options(
     given = {name: problem.as_numpy(array) for name, array in extras.objects.items()}
     lengths, starts, ks = (given.get(name) for name in ("lengths", "starts", "ks"))
     index = np.dtype(options.index_dtype)
+    if index == np.int64 and problem.library_of(scores) == "jax" and (out is None or options.raw):
+        _check_jax_int64()
     raw = given.get("raw_out", np.empty(shape, index) if options.raw else None)
     values = given.get("values_out", np.empty(shape, matrix.dtype) if options.values else None)
     result = np.empty(shape, index) if out is None else problem.as_numpy(out)
@@ -100,6 +103,15 @@ def _with_options(
     if return_stats:
         answer.append(stats)
     return tuple(answer) if len(answer) > 1 else answer[0]
+
+
+def _check_jax_int64() -> None:
+    """Refuse int64 results that JAX would narrow to 32 bits without a word."""
+    import jax
+
+    if not jax.config.jax_enable_x64:
+        got = "'int64' while JAX's 64-bit types are off"
+        raise ArgumentError("index_dtype", got, "jax.config.update('jax_enable_x64', True) first, or 'int32'")
 
 
 def _like(result: Any, scores: Any, dtype_of: Any = None) -> Any:
