@@ -92,10 +92,7 @@ def inspect(array: Any, name: str) -> ArrayInfo:
             return ArrayInfo(library, Device("cuda", int(index)), *dlpack.describe(array))
         raise ArgumentError(name, f"an array on DLPack device {int(kind)}:{index}", "an array on cpu or cuda")
     kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
-    takes = "a NumPy, PyTorch, CuPy or JAX array"
-    if name == "lengths" and isinstance(array, (int, np.integer)) and not isinstance(array, bool):
-        takes += f" (did you mean k={array}? k is the third argument, or a keyword)"
-    raise ArgumentError(name, kind, takes)
+    raise ArgumentError(name, kind, "a NumPy, PyTorch, CuPy or JAX array")
 
 
 def as_numpy(array: Any) -> np.ndarray[Any, Any]:

@@ -121,7 +121,8 @@ def check_selection(
     """
     info = inspect(scores, "scores")
     if k is None and isinstance(lengths, (int, np.integer)):
-        inspect(lengths, "lengths")  # a k in the place of lengths: the error says where it goes
+        takes = f"an int32 array (did you mean k={lengths}? k is the third argument, or a keyword)"
+        raise ArgumentError("lengths", type(lengths).__name__, takes)
     keywords = keywords or {}
     ks = k if _is_vector(k) else None
     slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
