@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 from typer.testing import CliRunner
 
 from conftest import cuda_devices
-from ksieve.backends.cuda import cache
+from ksieve.backends.code_cache import Store
 from ksieve.backends.cuda import compile as compiler
 from ksieve.cli import app
 from ksieve.errors import ArgumentError, BackendError
@@ -39,24 +37,24 @@ def test_build_fills_the_cache_once_and_cache_shows_and_clears_it(run, tmp_path)
     first = run(*ROW_KERNEL)
     assert "row_exact direct float32 sm_90a" in first and "1 kernel in" in first and "1 of them compiled now" in first
     assert "0 of them compiled now" in run(*ROW_KERNEL, "--k", "1024")
-    (entry,) = cache.entries()
+    (entry,) = Store("cuda").entries()
     shown = run("cache")
     assert "entries  1" in shown and entry.facts["compiler"] in shown
-    (entry.path / "kernel.cubin").write_bytes(b"cut")
-    assert "entries  1, 1 damaged (rebuilt when needed)" in run("cache")
+    entry.path.write_bytes(b"cut")
+    assert "entries  1, 1 not usable (compiled again when needed)" in run("cache")
     assert run("cache", "--clear").startswith("removed 1 entry from ")
-    assert list(cache.entries()) == []
+    assert list(Store("cuda").entries()) == []
 
 
 def test_build_takes_several_dtypes_and_architectures(run):
     run(*ROW_KERNEL, "--arch", "sm_80", "--dtype", "float16", "--dtype", "bfloat16")
-    made = [(e.facts["arch"], e.facts["defines"]["KSIEVE_DTYPE"]) for e in cache.entries()]
+    made = [(e.facts["arch"], e.facts["defines"]["KSIEVE_DTYPE"]) for e in Store("cuda").entries()]
     assert sorted(made) == [("sm_80", 1), ("sm_80", 2), ("sm_90a", 1), ("sm_90a", 2)]
 
 
 def test_build_of_statistics_kernels(run):
     run(*ROW_KERNEL, "--stats")
-    (entry,) = cache.entries()
+    (entry,) = Store("cuda").entries()
     assert entry.facts["defines"]["KSIEVE_STATS"] == 1
 
 
@@ -73,7 +71,7 @@ def test_build_of_statistics_kernels(run):
 def test_what_cannot_be_built_is_refused(run, words, message):
     with pytest.raises(ArgumentError, match=message):
         run("build", *words)
-    assert list(cache.entries()) == []
+    assert list(Store("cuda").entries()) == []
 
 
 @pytest.mark.skipif(cuda_devices() > 0, reason="this machine has a CUDA device")
@@ -85,6 +83,17 @@ def test_build_without_a_gpu_asks_for_an_architecture(run):
 def test_build_into_a_cache_that_cannot_be_written_is_no_success(run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "file" / "kernels"))
-    with warnings.catch_warnings(), pytest.raises(BackendError, match="KSIEVE_CACHE_DIR"):
-        warnings.simplefilter("ignore")
+    with pytest.raises(BackendError, match="KSIEVE_CACHE_DIR"):
         run(*ROW_KERNEL)
+
+
+def test_a_hostile_cache_is_listed_and_cleared(run, tmp_path):
+    run(*ROW_KERNEL)
+    (entry,) = Store("cuda").entries()
+    entry.path.unlink()
+    entry.path.mkdir()
+    (entry.path / "x").symlink_to("x")
+    assert "1 not usable" in run("cache")
+    (tmp_path / "kernels").chmod(0o777)
+    assert "can be written by others" in run("cache")
+    assert run("cache", "--clear").startswith("removed 1 entry")

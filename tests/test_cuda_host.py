@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from conftest import cuda_devices
 from cuda_fakes import WORKSPACE, ZEROED, FakeArray, FakeDriver, aligned_bytes, make_plan
 from ksieve import api, planner, problem
 from ksieve.backends import cuda
+from ksieve.backends.code_cache import Store
 from ksieve.backends.cuda import arrays, cache, call, launch, spec
 from ksieve.backends.cuda import compile as compiler
 from ksieve.backends.cuda import driver as cuda_driver
@@ -670,98 +670,73 @@ def test_entries_are_found_again_and_record_what_they_are(nvrtc, sources, tmp_pa
     first, compiled = cache.obtain(SPEC, sources, folder)
     again, compiled_again = cache.obtain(SPEC, sources, folder)
     assert compiled and not compiled_again and again == first
-    (entry,) = cache.entries(folder)
-    assert entry.facts["defines"] == dict(SPEC.defines) and entry.facts["sources"] == dict(sources.texts)
+    (entry,) = Store("cuda", folder).entries()
+    assert entry.facts == cache.facts_of(SPEC, sources) and entry.facts["defines"] == dict(SPEC.defines)
     assert entry.facts["arch"] == "sm_80" and entry.size > len(first.code)
-    assert [p.name for p in folder.iterdir()] == [entry.path.name], "nothing partial is left behind"
+    assert list((folder / "cuda").iterdir()) == [entry.path], "nothing partial is left behind"
 
 
-def test_every_ingredient_changes_the_key(nvrtc, sources, monkeypatch):
-    key = cache.key_of(SPEC, sources)
+def test_every_ingredient_changes_the_place(nvrtc, sources, monkeypatch, tmp_path):
+    def place(spec=SPEC, of=sources):
+        return Store("cuda", tmp_path).path(cache.facts_of(spec, of))
+
+    first = place()
     others = [
-        cache.key_of(replace(SPEC, arch="sm_90a"), sources),
-        cache.key_of(replace(SPEC, defines=(("KSIEVE_THREADS", 64), *SPEC.defines[1:])), sources),
-        cache.key_of(SPEC, replace(sources, digest="0")),
+        place(replace(SPEC, arch="sm_90a")),
+        place(replace(SPEC, defines=(("KSIEVE_THREADS", 64), *SPEC.defines[1:]))),
+        place(of=replace(sources, digest="0")),
     ]
     (sources.directory / "dummy.cuh").write_text("struct Params { int* p; int q; };\n")
-    others.append(cache.key_of(SPEC, Sources.read(sources.directory)))
+    others.append(place(of=Sources.read(sources.directory)))
     monkeypatch.setattr(cache, "__version__", "0.0.0")
-    others.append(cache.key_of(SPEC, sources))
+    others.append(place())
     monkeypatch.setattr(cache, "__version__", ksieve.__version__)
     monkeypatch.setattr(compiler, "compiler_version", lambda: "nvrtc 1.0")
-    others.append(cache.key_of(SPEC, sources))
-    assert key not in others and len(set(others)) == len(others)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda p: (p / "kernel.cubin").write_bytes((p / "kernel.cubin").read_bytes()[:-7]),
-        lambda p: (p / "kernel.cubin").write_bytes(b""),
-        lambda p: (p / "kernel.cubin").unlink(),
-        lambda p: (p / "entry.json").write_text((p / "entry.json").read_text()[:40]),
-        lambda p: (p / "entry.json").write_text("[]"),
-        lambda p: (p / "entry.json").unlink(),
-    ],
-    ids=["truncated", "empty", "no cubin", "half json", "other json", "no json"],
-)
-def test_damaged_entries_are_rebuilt(nvrtc, sources, tmp_path, damage):
-    folder = tmp_path / "cache"
-    good, _ = cache.obtain(SPEC, sources, folder)
-    (entry,) = cache.entries(folder)
-    damage(entry.path)
-    assert [e.facts for e in cache.entries(folder)] == [None]
-    rebuilt, compiled = cache.obtain(SPEC, sources, folder)
-    assert compiled and rebuilt.code == good.code
-    assert not cache.obtain(SPEC, sources, folder)[1]
-    assert len(list(folder.iterdir())) == 1
+    others.append(place())
+    assert first not in others and len(set(others)) == len(others)
 
 
 def test_clear_removes_entries_and_leftovers_alone(nvrtc, sources, tmp_path):
-    folder = tmp_path / "cache"
+    folder, store = tmp_path / "cache", Store("cuda", tmp_path / "cache")
     cache.obtain(SPEC, sources, folder)
-    (folder / ".partial-dead").mkdir()
-    (folder / "mine.txt").write_text("keep")
-    assert cache.clear(folder) == 2
-    assert [p.name for p in folder.iterdir()] == ["mine.txt"]
-    assert cache.clear(tmp_path / "nowhere") == 0 and list(cache.entries(tmp_path / "nowhere")) == []
-
-
-def test_an_unwritable_cache_warns_and_goes_on(nvrtc, sources, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("a file where the cache should be")
-    with pytest.warns(RuntimeWarning, match="cannot be kept in .*KSIEVE_CACHE_DIR"):
-        cubin, compiled = cache.obtain(SPEC, sources, blocked)
-    assert compiled and cubin.code
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cache.obtain(SPEC, sources, tmp_path / "fine")
+    (folder / "cuda" / ".partial-dead").mkdir()
+    (folder / "cuda" / "mine.txt").write_text("keep")
+    assert store.clear() == 2
+    assert [p.name for p in (folder / "cuda").iterdir()] == ["mine.txt"]
+    nowhere = Store("cuda", tmp_path / "nowhere")
+    assert nowhere.clear() == 0 and list(nowhere.entries()) == []
 
 
 def test_two_processes_build_the_same_kernels_at_once(nvrtc, sources, tmp_path):
     program = """
-import sys
+import logging, sys
 from dataclasses import replace
 from ksieve.backends.cuda import cache
 from ksieve.backends.cuda.compile import Sources
 from ksieve.backends.cuda.spec import KernelSpec
 from pathlib import Path
-sources = Sources.read(Path(sys.argv[1]))
+logging.getLogger("ksieve").setLevel(logging.ERROR)
+sources, compiled = Sources.read(Path(sys.argv[1])), 0
 for k in range(6):
     for _ in range(2):
         spec = KernelSpec("dummy", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", k), ("KSIEVE_SHARED_BYTES", 512)))
-        cubin, _ = cache.obtain(spec, sources, Path(sys.argv[2]))
+        cubin, new = cache.obtain(spec, sources, Path(sys.argv[2]))
+        compiled += new
         assert cubin.code.startswith(b"\\x7fELF")
+print(compiled)
 """
     folder = tmp_path / "cache"
     command = [sys.executable, "-W", "error", "-c", program, str(sources.directory), str(folder)]
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    made = 0
     for process in running:
-        _, stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, stderr
-    found = list(cache.entries(folder))
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0 and stderr == "", stderr
+        made += int(stdout)
+    assert made == 6, "a kernel was compiled twice"
+    found = list(Store("cuda", folder).entries())
     assert len(found) == 6 and all(e.facts for e in found)
-    assert len(list(folder.iterdir())) == 6
+    assert len(list((folder / "cuda").iterdir())) == 6
 
 
 def test_cache_dir_follows_the_environment(monkeypatch, tmp_path):

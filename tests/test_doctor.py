@@ -69,8 +69,6 @@ def test_all_is_well(found):
         (report(cpu=ABSENT, packages={"numba": None}), "needs Numba", "pip install numba", True),
         (report(cpu=ABSENT, cuda=ABSENT, driver=NO_GPU), "CPU backend does not run: it is missing",
          "pip install --upgrade numba numpy", False),
-        (report(cpu=replace(ABSENT, problem="RuntimeError: cannot cache: no locator available")), "no directory",
-         "export NUMBA_CACHE_DIR=<a directory you can write>", True),
         (report(cuda=ABSENT, packages={"cuda-core": None}), "NVIDIA H200 is not used", "pip install 'ksieve[cuda]'",
          True),
         (report(cuda=ABSENT, nvrtc=None), "packages are incomplete", "pip install 'ksieve[cuda]'", True),
@@ -82,7 +80,7 @@ def test_all_is_well(found):
         (report(cuda=ABSENT, driver=Driver("580.1", "13.0", (), "it sees none"), visible=""), "hides every GPU",
          "unset CUDA_VISIBLE_DEVICES", True),
         (report(cache=replace(CACHE, writable=False)), "cannot be kept in /cache",
-         "export KSIEVE_CACHE_DIR=<a directory you can write>", True),
+         "export KSIEVE_CACHE_DIR=<a directory that you alone can write>", True),
         (report(cache=replace(CACHE, damaged=2)), "2 of 4 compiled kernels are damaged", "ksieve cache --clear", True),
         (report(packages={"torch": None, "cupy": None, "jax": None}), "no array library", "pip install torch", True),
         (report(torch_cuda=None), "built without CUDA", "pip install --force-reinstall torch", True),
@@ -210,11 +208,17 @@ def test_pytorch_is_read_not_imported(tmp_path):
 
 def test_a_cache_says_whether_it_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "a" / "b"))
-    cache = doctor._cuda_cache()
+    cache = doctor._cache("cuda")
     assert (cache.path, cache.exists, cache.writable, cache.entries) == (str(tmp_path / "a" / "b"), False, True, 0)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "file" / "b"))
-    assert not doctor._cuda_cache().writable
+    assert not doctor._cache("cuda").writable
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "open"))
+    (tmp_path / "open" / "cpu").mkdir(parents=True, mode=0o700)
+    (tmp_path / "open").chmod(0o777)
+    if hasattr(os, "geteuid"):
+        cache = doctor._cache("cpu")
+        assert not cache.writable and "can be written by others" in cache.problem
 
 
 # ---- as a user meets it --------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ def test_architectures_without_a_known_device_are_refused():
 
 def test_a_rank_is_no_define():
     first = specialisation("row_exact", "sm_90a", k=16)[0]
-    assert cache.key_of(first, compiler.shipped_sources()) == cache.key_of(
+    assert cache.facts_of(first, compiler.shipped_sources()) == cache.facts_of(
         specialisation("row_exact", "sm_90a", k=17)[0], compiler.shipped_sources()
     )
 

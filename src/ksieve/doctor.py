@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve._version import __version__
+from ksieve.backends import code_cache
 from ksieve.backends.cpu import thread_count
 from ksieve.errors import BackendError, KsieveError
 from ksieve.verify import verify
@@ -60,7 +61,10 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A directory of compiled kernels; `entries` counts kernels, of which `damaged` are built again when needed."""
+    """A directory of compiled kernels; `entries` counts kernels, of which `damaged` are compiled again when needed.
+
+    `problem` says why nothing in it is used, though it is there.
+    """
 
     path: str
     exists: bool
@@ -68,6 +72,7 @@ class Cache:
     entries: int
     bytes: int
     damaged: int = 0
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ def examine(progress: Progress = lambda _: None) -> Report:
         nvrtc=_nvrtc(),
         driver=driver,
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        caches={"cpu": _cpu_cache(), "cuda": _cuda_cache()},
+        caches={kind: _cache(kind) for kind in code_cache.KINDS},
         tests=tuple(tests),
     )
 
@@ -167,14 +172,17 @@ def advise(report: Report) -> Advice | None:
     for advice in (_cpu_advice(report, cpu), _cuda_advice(report, cuda) if usable or report.driver.problem else None):
         if advice is not None:
             return advice
-    cache = report.caches["cuda"]
-    if cuda.ran and not cache.writable:
-        return Advice(
-            f"compiled CUDA kernels cannot be kept in {cache.path}, so that every process compiles its own",
-            "export KSIEVE_CACHE_DIR=<a directory you can write>",
-        )
-    if cuda.ran and cache.damaged:
-        return Advice(f"{cache.damaged} of {cache.entries} compiled kernels are damaged", "ksieve cache --clear")
+    for test in (cuda, cpu):
+        cache = report.caches[test.backend]
+        if test.ran and not cache.writable:
+            why = "" if cache.problem is None else f" ({cache.problem})"
+            return Advice(
+                f"compiled {test.backend.upper()} kernels cannot be kept in {cache.path}{why}, so that every process "
+                "compiles its own",
+                "export KSIEVE_CACHE_DIR=<a directory that you alone can write>",
+            )
+        if test.ran and cache.damaged:
+            return Advice(f"{cache.damaged} of {cache.entries} compiled kernels are damaged", "ksieve cache --clear")
     arrays = report.packages["torch"] is not None or report.packages["cupy"] is not None or report.packages["jax"]
     if cuda.ran and not arrays:
         return Advice("the GPU works, but no array library is installed that puts scores on it", "pip install torch")
@@ -192,12 +200,6 @@ def _cpu_advice(report: Report, cpu: SelfTest) -> Advice | None:
     serious = not report.test("cuda").ran
     if report.packages["numba"] is None:
         return Advice("the CPU backend needs Numba, which is not installed", "pip install numba", serious)
-    if "locator" in (cpu.problem or ""):
-        return Advice(
-            "Numba finds no directory that it can write its compiled code to",
-            "export NUMBA_CACHE_DIR=<a directory you can write>",
-            serious,
-        )
     return Advice(f"the CPU backend does not run: {cpu.problem}", "pip install --upgrade numba numpy", serious)
 
 
@@ -304,25 +306,14 @@ def _nvrtc() -> str | None:
         return None
 
 
-def _cuda_cache() -> Cache:
-    from ksieve.backends.cuda import cache
-
-    path = cache.cache_dir()
-    found = list(cache.entries(path)) if os.access(path, os.R_OK) else []
+def _cache(kind: str) -> Cache:
+    store = code_cache.Store(kind)
+    path, problem, found = store.root, store.problem(), list(store.entries())
+    damaged = 0 if problem is not None else sum(e.facts is None for e in found)
     return Cache(
-        str(path), path.is_dir(), _writable(path), len(found), sum(e.size for e in found),
-        sum(e.facts is None for e in found),
+        str(path), path.is_dir(), problem is None and _writable(store.folder), len(found), sum(e.size for e in found),
+        damaged, problem,
     )  # fmt: skip
-
-
-def _cpu_cache() -> Cache:
-    """Where Numba keeps the CPU kernels. It decides by itself, and is asked only if it runs."""
-    kernels = sys.modules.get("ksieve.backends.cpu.kernels")
-    place = getattr(getattr(getattr(kernels, "select_rows", None), "_cache", None), "cache_path", None)
-    path = Path(place or os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).with_name("backends") / "cpu/__pycache__")
-    files = [p for p in path.glob("*.nb*") if p.is_file()] if path.is_dir() else []
-    kernels_kept = sum(p.suffix == ".nbc" for p in files)
-    return Cache(str(path), path.is_dir(), _writable(path), kernels_kept, sum(p.stat().st_size for p in files))
 
 
 def _writable(path: Path) -> bool:

@@ -63,8 +63,8 @@ def import_seconds(repeats: int = 5) -> float:
 def first_call_seconds(repeats: int = 3) -> tuple[float, float]:
     """Seconds from before ``import ksieve`` to the first result: with nothing compiled yet, and from the disk cache."""
     with tempfile.TemporaryDirectory(prefix="ksieve-cache-") as cache:
-        compiling = float(_fresh(_FIRST_CALL, NUMBA_CACHE_DIR=cache))
-        cached = statistics.median(float(_fresh(_FIRST_CALL, NUMBA_CACHE_DIR=cache)) for _ in range(repeats))
+        compiling = float(_fresh(_FIRST_CALL, KSIEVE_CACHE_DIR=cache))
+        cached = statistics.median(float(_fresh(_FIRST_CALL, KSIEVE_CACHE_DIR=cache)) for _ in range(repeats))
     return compiling, cached
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,9 +83,9 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _cache(cache: Cache) -> str:
-    path, home = Path(cache.path), Path.home()
+    path, home = Path(cache.path), Path(os.path.expanduser("~"))  # noqa: PTH111 (of no home, Path raises)
     place = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-    state = "writable" if cache.writable else "NOT writable"
+    state = cache.problem or ("writable" if cache.writable else "NOT writable")
     if not cache.exists:
         return f"{place}, not made yet, {state}"
     damaged = f" ({cache.damaged} damaged)" if cache.damaged else ""

@@ -63,7 +63,7 @@ def set_debug(wanted: bool) -> None:
 def run(command: Callable[[], Any]) -> NoReturn:
     """Run a command and exit with a code of `EXIT_CODES`; whatever is raised becomes one message on stderr."""
     _tolerate_streams()
-    with _signals(), warnings.catch_warnings():
+    with _signals(), terminal.logged(), warnings.catch_warnings():
         warnings.showwarning = _show_warning
         code = _run(command)
         code = _flush(code)

@@ -1,4 +1,4 @@
-"""``ksieve build`` and ``ksieve cache``: compiled CUDA kernels, ahead of time and on disk."""
+"""``ksieve build`` and ``ksieve cache``: compiled kernels, ahead of time and on disk."""
 
 from __future__ import annotations
 
@@ -74,11 +74,10 @@ def build(
             policy=policy,
             stats=stats,
         )
-    kept = sum(entry.facts is not None for entry in cache.entries())
     start, compiled, lines, wrong = time.perf_counter(), 0, [], []
     with terminal.progress("compiling", len(wanted), unit="kernels") as update:
         for done, (spec, plan) in enumerate(wanted.items(), 1):
-            cubin, new = cache.obtain(spec)
+            cubin, new = cache.obtain(spec, required=True)
             compiled += new
             used = cubin.resources
             name = f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype} {spec.arch}"
@@ -104,12 +103,6 @@ def build(
             "notes": wrong,
         }
     )
-    kept = sum(entry.facts is not None for entry in cache.entries()) - kept
-    if kept < compiled:
-        raise BackendError(
-            f"{compiled - kept} of {compiled} compiled kernels are not in {cache.cache_dir()}: nothing was gained; set "
-            "KSIEVE_CACHE_DIR to a folder that can be written"
-        )
 
 
 def _present_device() -> DeviceInfo:
@@ -122,39 +115,42 @@ def _present_device() -> DeviceInfo:
 
 
 def cache(clear: Annotated[bool, flag("--clear", "Remove every compiled kernel.")] = False) -> None:
-    """Show the compiled CUDA kernels on disk, or remove them."""
-    from ksieve.backends.cuda import cache as disk
+    """Show the compiled kernels on disk, of the CPU and of CUDA, or remove them."""
+    from ksieve.backends import code_cache
 
+    path, stores = code_cache.cache_dir(), {kind: code_cache.Store(kind) for kind in code_cache.KINDS}
     if clear:
-        removed = disk.clear()
-        terminal.result(lambda: {"path": str(disk.cache_dir()), "removed": removed})
-        terminal.say(f"removed {removed} {'entry' if removed == 1 else 'entries'} from {disk.cache_dir()}")
+        removed = sum(store.clear() for store in stores.values())
+        terminal.result(lambda: {"path": str(path), "removed": removed})
+        terminal.say(f"removed {removed} {'entry' if removed == 1 else 'entries'} from {path}")
         return
-    found = list(disk.entries())
+    found = [entry for store in stores.values() for entry in store.entries()]
     damaged = sum(entry.facts is None for entry in found)
+    problem = next(filter(None, (store.problem() for store in stores.values())), None)
+    size = sum(entry.size for entry in found)
     terminal.facts(
         {
-            "path": disk.cache_dir(),
-            "entries": f"{len(found)}" + (f", {damaged} damaged (rebuilt when needed)" if damaged else ""),
-            "size": f"{sum(entry.size for entry in found) / 1024:.0f} KiB",
+            "path": path,
+            "entries": f"{len(found)}" + (f", {damaged} not usable (compiled again when needed)" if damaged else ""),
+            "size": f"{size / 1024:.0f} KiB",
+            **({} if problem is None else {"not used": problem}),
         }
     )
-    kinds = Counter(
-        (e.facts["kernel"], e.facts["arch"], e.facts["compiler"], e.facts["ksieve"]) for e in found if e.facts
-    )
+    columns = ("kernel", "arch", "compiler", "ksieve")
+    kinds = Counter(tuple(str(e.facts.get(name, "?")) for name in columns) for e in found if e.facts is not None)
     terminal.result(
         lambda: {
-            "path": str(disk.cache_dir()),
+            "path": str(path),
+            "problem": problem,
             "entries": len(found),
             "damaged": damaged,
-            "bytes": sum(entry.size for entry in found),
+            "bytes": size,
             "kernels": [
-                dict(zip(("kernel", "arch", "compiler", "ksieve"), kind, strict=True)) | {"entries": number}
-                for kind, number in sorted(kinds.items())
+                dict(zip(columns, kind, strict=True)) | {"entries": number} for kind, number in sorted(kinds.items())
             ],
         }
     )
     if kinds:
         terminal.say()
         rows = [[*kind, str(count)] for kind, count in sorted(kinds.items())]
-        terminal.table(["kernel", "arch", "compiler", "ksieve", "entries"], rows)
+        terminal.table([*columns, "entries"], rows)

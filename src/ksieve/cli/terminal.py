@@ -7,6 +7,7 @@ Names, metadata and file names come from files of others: every text goes throug
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,30 @@ def note(text: object) -> None:
     """Print a remark that is no result."""
     if not mode.quiet:
         stderr().print(Text("\n  ".join(safe(text, lines=True).splitlines()), style="dim"))
+
+
+class _Notes(logging.Handler):
+    """Shows what the package logs as remarks; on a terminal above whatever progress is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            note(record.getMessage())
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
+@contextmanager
+def logged() -> Iterator[None]:
+    """Show the package's warnings, and how long the CPU kernels took to compile."""
+    handler, cpu = _Notes(), logging.getLogger("ksieve.backends.cpu")
+    level = cpu.level
+    logging.getLogger("ksieve").addHandler(handler)
+    cpu.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        cpu.setLevel(level)
+        logging.getLogger("ksieve").removeHandler(handler)
 
 
 def raw_error(text: str) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ksieve.backends.cpu.compiled import cached_jit
 from ksieve.backends.cpu.kernels import source_digest
 from ksieve.backends.cpu.lanes import (
     BFLOAT16,
     FLOAT32,
     Int,
     Word,
-    cached_jit,
     jit,
     load_u16,
     load_u32,
@@ -117,7 +117,7 @@ def _order(
 
 
 def _entry(source: str) -> Any:
-    """Make `finish_rows`. Numba's disk cache keys on the values a function closes over, so on `source` too."""
+    """Make `finish_rows`. The disk cache keys on the values a function closes over, so on `source` too."""
 
     @cached_jit
     def finish_rows(

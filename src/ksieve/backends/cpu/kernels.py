@@ -41,6 +41,7 @@ from ksieve.backends.cpu.accounting import (
     fill_row,
     set_thresholds,
 )
+from ksieve.backends.cpu.compiled import cached_jit
 from ksieve.backends.cpu.lanes import (
     BLOCK,
     FLOAT32,
@@ -51,7 +52,6 @@ from ksieve.backends.cpu.lanes import (
     Word,
     bit_count,
     block_mask,
-    cached_jit,
     jit,
     load_u32,
     lowest_bit,
@@ -242,7 +242,7 @@ def _certify(
 
 
 def _entry(source: str) -> Any:
-    """Make `select_rows`. Numba's disk cache keys on the values a function closes over, so on `source` too."""
+    """Make `select_rows`. The disk cache keys on the values a function closes over, so on `source` too."""
 
     @cached_jit
     def select_rows(
@@ -348,7 +348,7 @@ def _entry(source: str) -> Any:
 
 
 def source_digest() -> str:
-    """Digest of all that is compiled into an entry: Numba by itself notices changes to this file alone."""
+    """Digest of all that is compiled into an entry: the disk cache by itself sees the entry's own bytecode alone."""
     files = [*sorted(Path(__file__).parent.glob("*.py")), Path(keys.__file__), Path(policies.__file__)]
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 

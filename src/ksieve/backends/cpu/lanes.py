@@ -56,14 +56,6 @@ def jit(function: _F) -> _F:
     return cast(_F, numba.njit(nogil=True)(function))
 
 
-def cached_jit(function: _F) -> _F:
-    """`jit` with Numba's disk cache, or without it where no directory can be written at all."""
-    try:
-        return cast(_F, numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # "no locator available": compiled again in each process
-        return jit(function)
-
-
 # ---- LLVM building blocks --------------------------------------------------------------------------------
 
 

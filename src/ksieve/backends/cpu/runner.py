@@ -1,7 +1,7 @@
 """Rows of a checked selection, spread over threads that run the Numba kernels.
 
-The machine code lives in `ksieve.backends.cpu.kernels`, which is imported by the first `run` of a process; Numba
-keeps it in its disk cache (next to the package, or in the user's cache directory where that is read-only).
+The machine code lives in `ksieve.backends.cpu.kernels`, which is imported by the first `run` of a process, and
+kept on disk by `ksieve.backends.code_cache`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,363 @@
+"""Compiled code on disk, of the CPU and of CUDA: one file per entry, checked before anything of it is used.
+
+An entry is found by a hash of its facts: everything that decides the code. The file repeats the facts, and begins with
+a checksum of all that follows. It is taken only if the checksum and every fact agree, and if its owner is the caller
+or root and nobody else can write it or its directories: code that another user could have put there is never run.
+Whatever is wrong with an entry, the code is compiled, the entry replaced where that is possible, and one warning
+logged. Files are written under another name and renamed. Of several processes that need an entry at once, one compiles
+and the others wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ksieve.errors import BackendError
+
+KINDS = ("cpu", "cuda")
+"""Directories of the cache."""
+
+PATIENCE = 120.0
+"""Seconds that a process waits for another one that compiles the same entry."""
+
+MOST_BYTES = 64 << 20
+"""Larger files are no entries."""
+
+_MAGIC = b"ksieve code 1 "
+_SUFFIX = ".code"
+_PARTIAL = ".partial-"
+_OURS = re.compile(rf"[0-9a-f]{{32}}(\{_SUFFIX}|\.lock)|{re.escape(_PARTIAL)}.*")
+
+_log = logging.getLogger(__name__)
+_said: set[str] = set()
+
+
+class UnusableError(Exception):
+    """Why a file or directory of the cache is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Compiled code and what its compiler reported."""
+
+    code: bytes
+    report: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry on disk, as `Store.entries` lists it; `facts` is None when it is not usable, for the reason given."""
+
+    path: Path
+    size: int
+    facts: dict[str, Any] | None
+    problem: str | None = None
+
+
+def cache_dir() -> Path:
+    """Where compiled code is kept: ``$KSIEVE_CACHE_DIR``, or ``ksieve`` in the user's cache directory.
+
+    A user without a home directory has it in the directory of temporary files.
+    """
+    if chosen := os.environ.get("KSIEVE_CACHE_DIR"):
+        with contextlib.suppress(RuntimeError):  # "~" of a user who has no home
+            return Path(chosen).expanduser().absolute()
+        return Path(chosen).absolute()
+    import platformdirs
+
+    with contextlib.suppress(RuntimeError, OSError):
+        found = platformdirs.user_cache_path("ksieve", appauthor=False)
+        if found.is_absolute():
+            return found
+    user = os.geteuid() if hasattr(os, "geteuid") else "user"
+    return Path(tempfile.gettempdir(), f"ksieve-{user}")
+
+
+def say_once(text: str) -> None:
+    """Log a warning that this process has not logged yet."""
+    if text not in _said:
+        _said.add(text)
+        _log.warning("%s", text)
+
+
+class Store:
+    """The entries of one kind.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    root : Path, optional
+        The cache directory; `cache_dir` when omitted. Nothing is made before the first entry is kept.
+    """
+
+    def __init__(self, kind: str, root: Path | None = None) -> None:
+        self.root = cache_dir() if root is None else root
+        self.folder = self.root / kind
+
+    def path(self, facts: Mapping[str, Any]) -> Path:
+        """Return the file of an entry, whether it exists or not."""
+        return self.folder / (hashlib.sha256(_canonical(facts).encode()).hexdigest()[:32] + _SUFFIX)
+
+    def problem(self) -> str | None:
+        """Say why nothing in the directory is used; None if it is, or does not exist yet."""
+        try:
+            self._check()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, UnusableError) as error:
+            return _reason(error)
+        return None
+
+    def load(self, facts: Mapping[str, Any]) -> Code | None:
+        """Return an entry's code, or None if there is none to use; what is wrong with it is logged once."""
+        path = self.path(facts)
+        try:
+            self._check()
+            found, code = _read(path)
+            if _canonical(found) != _canonical(facts):
+                raise UnusableError("it holds the code of something else")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, UnusableError, RecursionError) as error:
+            say_once(f"compiled code in {path} is not used ({_reason(error)}); it is compiled again")
+            return None
+        return code
+
+    def save(self, facts: Mapping[str, Any], code: Code) -> None:
+        """Write an entry, whatever stands at its place.
+
+        Raises
+        ------
+        OSError, UnusableError
+            If the directory cannot be written, or others can write it. Nothing is left behind then.
+        """
+        self._make()
+        header = json.dumps({"facts": facts, "report": code.report})
+        rest = header.encode() + b"\n" + code.code
+        handle, name = tempfile.mkstemp(prefix=_PARTIAL, dir=self.folder)  # of mode 0600, whatever the umask
+        partial, place = Path(name), self.path(facts)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
+            try:
+                partial.replace(place)
+            except OSError:
+                if not stat.S_ISDIR(place.lstat().st_mode):
+                    raise
+                grave = self.folder / (_PARTIAL + secrets.token_hex(8))
+                place.rename(grave)
+                shutil.rmtree(grave, ignore_errors=True)
+                partial.replace(place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+
+    def keep(self, facts: Mapping[str, Any], code: Code, *, required: bool = False) -> None:
+        """`save`, but a failure costs one warning, or a `BackendError` where the entry is `required`."""
+        try:
+            self.save(facts, code)
+        except (OSError, ValueError, UnusableError) as error:
+            if required:
+                raise BackendError(self._not_kept(error)) from error
+            say_once(self._not_kept(error) + "; each process compiles its own")
+
+    @contextlib.contextmanager
+    def alone(self, facts: Mapping[str, Any]) -> Iterator[None]:
+        """Keep other processes that need an entry waiting; they look for it again before they compile.
+
+        Where no lock can be had, or not within `PATIENCE`, two processes compile the same code, and both are right.
+        """
+        lock = self._lock(self.path(facts).with_suffix(".lock"))
+        try:
+            yield
+        finally:
+            if lock is not None:
+                # Before the release, so that the next one locks a file that others can find.
+                with contextlib.suppress(OSError):
+                    Path(lock.lock_file).unlink()
+                with contextlib.suppress(OSError):
+                    lock.release()
+
+    def obtain(
+        self, facts: Mapping[str, Any], make: Callable[[], Code], *, required: bool = False
+    ) -> tuple[Code, bool]:
+        """Return an entry's code and whether it had to be made now.
+
+        Raises
+        ------
+        BackendError
+            If it was `required` that the code be kept, and it cannot be.
+        """
+        if (found := self.load(facts)) is not None:
+            return found, False
+        with self.alone(facts):
+            if (found := self.load(facts)) is not None:
+                return found, False
+            code = make()
+            self.keep(facts, code, required=required)
+            return code, True
+
+    def entries(self) -> Iterator[Entry]:
+        """List the entries on disk, unusable ones too; nothing when there is no cache or it cannot be read."""
+        problem = self.problem()
+        for path in self._files():
+            if path.suffix != _SUFFIX or path.name.startswith(_PARTIAL):
+                continue
+            facts, why, size = None, problem, 0
+            try:
+                size = path.lstat().st_size
+                if why is None:
+                    facts = _read(path)[0]
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, UnusableError, RecursionError) as error:
+                why = _reason(error)
+            yield Entry(path, size, facts, why)
+
+    def clear(self) -> int:
+        """Remove every entry and what interrupted processes left; return how many files and directories went.
+
+        Only what this class writes is touched: whatever else lies in the directory stays.
+
+        Raises
+        ------
+        BackendError
+            If something could not be removed; the rest is.
+        """
+        removed, failed = 0, []
+        for path in self._files():
+            try:
+                if stat.S_ISDIR(path.lstat().st_mode):
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+                removed += 1
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                failed.append(f"{path}: {_reason(error)}")
+        if failed:
+            raise BackendError(f"{len(failed)} files of the cache could not be removed; the first is {failed[0]}")
+        return removed
+
+    def _files(self) -> list[Path]:
+        """Everything in the directory that this class may have written."""
+        try:
+            if not stat.S_ISDIR(self.folder.lstat().st_mode):
+                return []
+            return sorted(path for path in self.folder.iterdir() if _OURS.fullmatch(path.name))
+        except (OSError, ValueError):
+            return []
+
+    def _check(self) -> None:
+        """Raise if someone else could have changed the directory."""
+        # The cache may be a link of the user's, or /tmp itself, whose sticky bit protects what lies in it.
+        _check(self.root.stat(), self.root, sticky=True)
+        _check(self.folder.lstat(), self.folder)
+
+    def _make(self) -> None:
+        # Parents too: `Path.mkdir` makes them as the umask says.
+        for place in (*reversed(self.folder.parents), self.folder):
+            if not place.exists():
+                place.mkdir(mode=0o700, exist_ok=True)
+        self._check()
+
+    def _lock(self, path: Path) -> Any:
+        """Return an acquired lock, or None where there is none to have: what keeps it away is said by `keep`."""
+        from filelock import FileLock, Timeout
+
+        try:
+            self._make()
+            lock = FileLock(path, mode=0o600)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                _log.warning("another process compiles the same kernels; waiting for it")
+                lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            _log.warning("it has taken more than %d seconds; compiling without waiting for it", PATIENCE)
+        except (OSError, ValueError, NotImplementedError, UnusableError):
+            pass
+        else:
+            return lock
+        return None
+
+    def _not_kept(self, error: Exception) -> str:
+        return (
+            f"compiled kernels cannot be kept in {self.root} ({_reason(error)}): "
+            "set KSIEVE_CACHE_DIR to a directory that you alone can write"
+        )
+
+
+def _canonical(facts: Mapping[str, Any]) -> str:
+    return json.dumps(facts, sort_keys=True)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is damaged"
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def _check(status: os.stat_result, path: Path, *, sticky: bool = False) -> None:
+    """Raise if a directory is none, or could have been changed by another user than its owner, us or root."""
+    if not stat.S_ISDIR(status.st_mode):
+        raise UnusableError(f"{path} is no directory")
+    _check_owner(status, str(path), sticky=sticky)
+
+
+def _check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> None:
+    if not hasattr(os, "geteuid"):  # Windows: the user's profile is protected by its own access lists
+        return
+    if status.st_uid not in (0, os.geteuid()):
+        raise UnusableError(f"{name} belongs to user {status.st_uid}, neither to you nor to root")
+    if status.st_mode & 0o022 and not (sticky and status.st_mode & stat.S_ISVTX):
+        raise UnusableError(f"{name} can be written by others: chmod go-w {name}")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Code]:
+    """Return the facts and the code of an entry.
+
+    Raises
+    ------
+    OSError, ValueError, UnusableError, RecursionError
+        If there is none (FileNotFoundError), or it is damaged, or another user could have written it.
+    """
+    # A link is not followed and a pipe not waited for.
+    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")]
+    handle = os.open(path, os.O_RDONLY | sum(flags))
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableError("it is no regular file")
+        _check_owner(status, str(path))
+        if status.st_size > MOST_BYTES:
+            raise UnusableError(f"it is larger than {MOST_BYTES >> 20} MiB")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = file.read(MOST_BYTES + 1)
+    finally:
+        os.close(handle)
+    head, _, rest = content.partition(b"\n")
+    if head != _MAGIC + hashlib.sha256(rest).hexdigest().encode():
+        raise UnusableError("it is damaged")
+    header, _, code = rest.partition(b"\n")
+    described = json.loads(header)
+    match described:
+        case {"facts": dict(facts), "report": str(report)}:
+            return facts, Code(code, report)
+    raise UnusableError("it is damaged")

@@ -1,0 +1,145 @@
+"""Numba functions whose machine code is kept on disk, in ksieve's own cache.
+
+Numba's cache would pickle whatever it finds, next to the package. This one puts the same bytes into a
+`ksieve.backends.code_cache.Store`, through the two methods that Numba's dispatcher calls of its cache: `load_overload`
+before it compiles a signature, and `save_overload` after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+from ksieve._version import __version__
+from ksieve.backends.code_cache import Code, Store, say_once
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_log = logging.getLogger(__name__)
+
+try:
+    import llvmlite
+    from numba.core import caching, compiler, serialize
+
+    _Base: Any = caching._Cache
+    _reduce, _rebuild, _dumps = compiler.CompileResult._reduce, compiler.CompileResult._rebuild, serialize.dumps
+    _unfit = None
+except (ImportError, AttributeError) as error:  # none of this is public
+    _Base, _unfit = object, str(error)
+
+
+def cached_jit(function: _F) -> _F:
+    """Compile without the GIL when first called, and keep the machine code of each signature on disk.
+
+    What decides the code beyond the function's own bytecode, such as the functions that it calls, must be among the
+    values that it closes over: a digest of their source texts.
+    """
+    dispatcher = numba.njit(nogil=True)(function)
+    if _unfit is None and hasattr(dispatcher, "_cache") and hasattr(dispatcher, "compile"):
+        cache = _KernelCache(function)
+        compile_signature = dispatcher.compile
+
+        def compile_alone(signature: Any) -> Any:
+            try:
+                return compile_signature(signature)
+            finally:
+                cache.release()  # whatever ended the compilation, Ctrl-C too
+
+        dispatcher._cache, dispatcher.compile = cache, compile_alone
+    elif _unfit is not None or hasattr(dispatcher, "py_func"):  # not with NUMBA_DISABLE_JIT, which compiles nothing
+        say_once(
+            f"Numba {numba.__version__} does not let ksieve keep compiled CPU kernels ({_unfit or 'other dispatcher'})"
+            "; each process compiles its own"
+        )
+    return cast(_F, dispatcher)
+
+
+class _KernelCache(_Base):  # type: ignore[misc]
+    """What Numba's dispatcher takes for its cache; a lock is held from a miss to the end of the compilation."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        code = function.__code__
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        self._name = function.__name__
+        self._static = {
+            "kernel": function.__name__,
+            "module": function.__module__,
+            "bytecode": _digest(code.co_code, repr(code.co_consts if not cells else ()).encode()),
+            "closure": _digest(_dumps(cells)),
+            "compiler": f"numba {numba.__version__}",
+            "llvmlite": llvmlite.__version__,
+            "numpy": np.__version__,
+            "python": sys.implementation.cache_tag + getattr(sys, "abiflags", ""),
+            "ksieve": __version__,
+        }
+        self._pending = threading.local()
+
+    @property
+    def cache_path(self) -> str:
+        return str(Store("cpu").folder)
+
+    def enable(self) -> None:
+        """Do nothing: the cache cannot be disabled."""
+
+    disable = flush = enable
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Return what was compiled before, or None with the entry's lock held."""
+        target_context.refresh()
+        store, facts = Store("cpu"), self._facts(signature, target_context.codegen())
+        if (found := self._load(store, facts, target_context)) is not None:
+            return found
+        stack = contextlib.ExitStack()
+        self._pending.stack = stack
+        stack.enter_context(store.alone(facts))
+        found = self._load(store, facts, target_context)
+        if found is None:
+            _log.warning("compiling the CPU kernels (%s), once per machine and version: 10 to 20 seconds", self._name)
+            self._pending.began = time.perf_counter()
+        return found
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep what was compiled now."""
+        took = time.perf_counter() - getattr(self._pending, "began", time.perf_counter())
+        _log.info("compiled the CPU kernels (%s) in %.1f s", self._name, took)
+        if result.lifted or result.library.has_dynamic_globals:  # addresses of this process are compiled in
+            return
+        try:
+            code = Code(_dumps(_reduce(result)), f"compiled in {took:.1f} s")
+        except Exception as error:
+            say_once(f"compiled CPU kernels cannot be kept ({type(error).__name__}: {error})")
+            return
+        Store("cpu").keep(self._facts(signature, result.codegen), code)
+
+    def release(self) -> None:
+        """Let other processes go on."""
+        stack = self._pending.__dict__.pop("stack", None)
+        if stack is not None:
+            stack.close()
+
+    def _facts(self, signature: Any, codegen: Any) -> dict[str, Any]:
+        target = [str(part) for part in codegen.magic_tuple()]
+        return self._static | {"signature": str(signature), "arch": target[1] or target[0], "target": target}
+
+    def _load(self, store: Store, facts: dict[str, Any], target_context: Any) -> Any:
+        found = store.load(facts)
+        if found is None:
+            return None
+        try:
+            return _rebuild(target_context, *pickle.loads(found.code))
+        except Exception as error:
+            say_once(f"compiled code in {store.path(facts)} is not used ({error!r}); it is compiled again")
+            return None
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()

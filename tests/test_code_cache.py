@@ -1,0 +1,442 @@
+"""The cache of compiled code: what is taken, what is replaced, what is written, and who waits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from ksieve.backends.cuda import cache
+from ksieve.backends.cuda import compile as compiler
+from ksieve.backends.cuda.compile import Cubin, Sources
+from ksieve.backends.cuda.spec import KernelSpec
+from ksieve.errors import BackendError
+
+SPEC = KernelSpec("dummy", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", 3)))
+OTHER = replace(SPEC, arch="sm_90a")
+SOURCES = Sources(Path("/nowhere"), (("dummy.cu", "text"),), "digest")
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
+
+
+def code_of(spec):
+    return b"\x7fELF" + repr(spec).encode() * 40
+
+
+@pytest.fixture(autouse=True)
+def compiles(monkeypatch):
+    """A compiler that takes no time, and the list of what it compiled; nothing has been said yet."""
+    done = []
+
+    def compile_kernel(spec, _):
+        done.append(spec)
+        return Cubin(code_of(spec), "report")
+
+    monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(compiler, "compiler_version", lambda: "nvrtc 13.0")
+    if store := sys.modules.get("ksieve.backends.code_cache"):
+        monkeypatch.setattr(store, "_said", set())
+    return done
+
+
+def obtain(folder, spec=SPEC, **options):
+    """Obtain a cubin, check it, and return whether it was compiled now."""
+    cubin, compiled = cache.obtain(spec, SOURCES, folder, **options)
+    assert cubin == Cubin(code_of(spec), "report")
+    return compiled
+
+
+def files(folder):
+    return [path for path in sorted(folder.rglob("*")) if not path.is_dir()]
+
+
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def forge(path, facts=None, header=None):
+    """Change an entry's facts, or its whole header, under a checksum that fits."""
+    _, head, code = path.read_bytes().split(b"\n", 2)
+    described = json.loads(head)
+    described["facts"] |= facts or {}
+    rest = (json.dumps(described).encode() if header is None else header) + b"\n" + code
+    path.write_bytes(b"ksieve code 1 " + sha256(rest).hexdigest().encode() + b"\n" + rest)
+
+
+# ---- who may have written it -------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_only_the_owner_can_read_and_write_what_is_made(tmp_path, umask):
+    folder = tmp_path / "parent" / "cache"
+    before = os.umask(umask)
+    try:
+        assert obtain(folder)
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "parent", *tmp_path.rglob("*")]}
+    assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items()), modes
+    assert not obtain(folder)
+
+
+@posix
+@pytest.mark.parametrize("part", ["file", "folder", "root"])
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_what_others_can_write_is_not_taken(tmp_path, compiles, caplog, part, mode):
+    assert obtain(tmp_path / "c")
+    file = files(tmp_path / "c")[0]
+    place = {"file": file, "folder": file.parent, "root": tmp_path / "c"}[part]
+    place.chmod(place.stat().st_mode | mode)
+    assert obtain(tmp_path / "c"), "code was taken that another user could have written"
+    assert compiles == [SPEC, SPEC]
+    assert any("can be written by others: chmod go-w" in text for text in warnings_in(caplog))
+    place.chmod(stat.S_IMODE(place.stat().st_mode) & ~0o022)
+    assert not obtain(tmp_path / "c")
+
+
+@posix
+@pytest.mark.parametrize("part", ["file", "folder", "root"])
+def test_what_belongs_to_another_user_is_not_taken(tmp_path, caplog, monkeypatch, part):
+    folder = tmp_path / "c"
+    assert obtain(folder)
+    file = files(folder)[0]
+    if os.geteuid() == 0:
+        os.chown({"file": file, "folder": file.parent, "root": folder}[part], 12345, -1)
+    elif part == "root":
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    else:
+        pytest.skip("only root can give files away")
+    assert obtain(folder), "another user's code was taken"
+    assert any("belongs to user" in text for text in warnings_in(caplog))
+
+
+@posix
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs another user")
+def test_a_cache_of_root_serves_other_users(compiles):
+    """As in an image: root fills it and lets others read; who runs there takes what is in it, and writes nothing."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        folder = Path(place, "c")
+        assert obtain(folder)
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        child = os.fork()
+        if child == 0:
+            code = 3
+            with contextlib.suppress(BaseException):
+                os.setuid(54321)
+                code = 0 if (obtain(folder), obtain(folder, OTHER)) == (False, True) else 1
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(files(folder)) == 1
+
+
+def test_a_sticky_root_such_as_tmp_is_fine(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t").chmod(0o1777)
+    assert obtain(tmp_path / "t") and not obtain(tmp_path / "t")
+
+
+# ---- what is in it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fact", ["kernel", "arch", "defines", "compiler", "ksieve", "sources"])
+def test_every_fact_is_compared(tmp_path, compiles, fact):
+    obtain(tmp_path / "c")
+    (entry,) = files(tmp_path / "c")
+    forge(entry, {fact: {"KSIEVE_K": 4} if fact == "defines" else "something else"})
+    assert obtain(tmp_path / "c"), f"an entry with another {fact} was taken"
+    assert not obtain(tmp_path / "c")
+
+
+def test_an_entry_at_the_place_of_another_is_not_taken(tmp_path):
+    obtain(tmp_path / "c", SPEC)
+    (one,) = files(tmp_path / "c")
+    obtain(tmp_path / "c", OTHER)
+    (other,) = set(files(tmp_path / "c")) - {one}
+    other.write_bytes(one.read_bytes())
+    assert obtain(tmp_path / "c", OTHER) and not obtain(tmp_path / "c", SPEC)
+
+
+def _fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _link(path):
+    target = path.with_name("elsewhere")
+    path.rename(target)
+    path.symlink_to(target)
+
+
+def _loop(path):
+    path.unlink()
+    path.symlink_to(path)
+
+
+def _folder(path):
+    path.unlink()
+    path.mkdir()
+    (path / "in it").write_text("x")
+
+
+def _huge(path):
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+
+
+HOSTILE = {
+    "empty": lambda p: p.write_bytes(b""),
+    "truncated": lambda p: p.write_bytes(p.read_bytes()[:-7]),
+    "one bit in the code": lambda p: p.write_bytes(p.read_bytes()[:-9] + b"\0" + p.read_bytes()[-8:]),
+    "one bit in the facts": lambda p: p.write_bytes(p.read_bytes().replace(b"sm_80", b"sm_81")),
+    "deep JSON": lambda p: forge(p, header=b'{"facts": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "deep facts": lambda p: forge(p, header=b'{"report": "", "facts": ' + b'{"a":' * 90_000 + b"1" + b"}" * 90_001),
+    "a list": lambda p: forge(p, header=b"[]"),
+    "a number": lambda p: forge(p, header=b"1"),
+    "no JSON": lambda p: forge(p, header=b"\xff\xfe"),
+    "5,000 digits": lambda p: forge(p, header=b"1" * 5000),
+    "facts of a list": lambda p: forge(p, header=b'{"facts": [], "report": ""}'),
+    "a report of a number": lambda p: forge(p, header=b'{"facts": {}, "report": 1}'),
+    "unreadable": lambda p: p.chmod(0),
+    "a directory": _folder,
+    "a link": _link,
+    "a link to itself": _loop,
+    "a pipe": _fifo,
+    "a terabyte": _huge,
+}
+
+
+@posix
+@pytest.mark.parametrize("damage", HOSTILE.values(), ids=HOSTILE)
+def test_whatever_is_damaged_is_compiled_again_replaced_and_said_once(tmp_path, caplog, damage, monkeypatch):
+    from ksieve.backends import code_cache
+
+    obtain(tmp_path / "c")
+    (entry,) = files(tmp_path / "c")
+    damage(entry)
+    if entry.exists() and not entry.stat().st_mode & 0o400 and os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    store = code_cache.Store("cuda", tmp_path / "c")
+    assert [(e.path, e.facts) for e in store.entries()] == [(entry, None)]
+    assert obtain(tmp_path / "c") and not obtain(tmp_path / "c")
+    assert len(warnings_in(caplog)) == 1 and "compiled again" in warnings_in(caplog)[0]
+    assert [e.facts["arch"] for e in store.entries()] == ["sm_80"]
+    damage(entry)
+    assert store.clear() == 1 and list(store.entries()) == []
+
+
+# ---- where it cannot be written ----------------------------------------------------------------------------
+
+
+def _unwritable(tmp_path, how):
+    folder = tmp_path / "c"
+    if how == "a file":
+        folder.write_text("")
+    elif how == "below a file":
+        (tmp_path / "f").write_text("")
+        folder = tmp_path / "f" / "c"
+    elif how == "a link to nothing":
+        folder.symlink_to(tmp_path / "f" / "gone")
+        (tmp_path / "f").write_text("")
+    elif how == "a NUL":
+        folder = tmp_path / "a\0b"
+    else:
+        (folder / "cuda").parent.mkdir()
+        (folder / "cuda").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("how", ["a file", "below a file", "a link to nothing", "a NUL", "a file in it"])
+def test_an_unwritable_cache_costs_one_warning_and_fails_only_what_requires_it(tmp_path, caplog, how):
+    folder = _unwritable(tmp_path, how)
+    assert obtain(folder) and obtain(folder)
+    (text,) = {t for t in warnings_in(caplog) if "cannot be kept" in t}
+    assert "KSIEVE_CACHE_DIR" in text and sum("cannot be kept" in t for t in warnings_in(caplog)) == 1
+    with pytest.raises(BackendError, match=r"cannot be kept in .*KSIEVE_CACHE_DIR"):
+        obtain(folder, required=True)
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, caplog):
+    resource = pytest.importorskip("resource")
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    try:
+        assert obtain(tmp_path / "c")
+        with pytest.raises(BackendError, match="File too large"):
+            obtain(tmp_path / "c", required=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert files(tmp_path / "c") == []
+    assert len(warnings_in(caplog)) == 1
+    assert obtain(tmp_path / "c") and not obtain(tmp_path / "c")
+
+
+def test_a_user_without_a_home_has_a_cache_in_the_temporary_directory(tmp_path, monkeypatch):
+    from ksieve.backends import code_cache
+
+    pwd = pytest.importorskip("pwd")
+
+    def nobody(_):
+        raise KeyError
+
+    for name in ("KSIEVE_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert code_cache.cache_dir() == tmp_path / f"ksieve-{os.geteuid()}"
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", "~/c")
+    assert code_cache.cache_dir() == tmp_path / "~" / "c"
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", "c")
+    assert code_cache.cache_dir() == tmp_path / "c"
+
+
+def test_importing_ksieve_imports_neither_library():
+    code = "import sys, ksieve; print([m for m in ('platformdirs', 'filelock', 'numba') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- several at once ---------------------------------------------------------------------------------------
+
+
+class Seen(logging.Handler):
+    """Sets an event when a text is logged."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.event = text, threading.Event()
+
+    def emit(self, record):
+        if self.text in record.getMessage():
+            self.event.set()
+
+
+@contextlib.contextmanager
+def watching(text):
+    seen, log = Seen(text), logging.getLogger("ksieve")
+    log.addHandler(seen)
+    try:
+        yield seen.event
+    finally:
+        log.removeHandler(seen)
+
+
+def test_of_two_that_need_an_entry_one_compiles_and_the_other_waits(tmp_path, compiles, monkeypatch):
+    began, go = threading.Event(), threading.Event()
+    compile_kernel = compiler.compile_kernel
+
+    def slow(spec, sources):
+        began.set()
+        assert go.wait(60)
+        return compile_kernel(spec, sources)
+
+    monkeypatch.setattr(compiler, "compile_kernel", slow)
+    found = {}
+    with watching("another process compiles") as waits:
+        one = threading.Thread(target=lambda: found.update(one=obtain(tmp_path / "c")))
+        one.start()
+        assert began.wait(60)
+        two = threading.Thread(target=lambda: found.update(two=obtain(tmp_path / "c")))
+        two.start()
+        waited = waits.wait(20)
+        go.set()
+        one.join(60)
+        two.join(60)
+    assert waited and found == {"one": True, "two": False} and compiles == [SPEC]
+    assert len(files(tmp_path / "c")) == 1, "a lock was left behind"
+
+
+def test_who_has_waited_long_enough_compiles(tmp_path, monkeypatch):
+    from ksieve.backends import code_cache
+
+    monkeypatch.setattr(code_cache, "PATIENCE", 0.1)
+    store = code_cache.Store("cuda", tmp_path / "c")
+    with store.alone(cache.facts_of(SPEC, SOURCES)):
+        assert obtain(tmp_path / "c")
+
+
+@posix
+def test_a_lock_that_cannot_be_had_does_not_matter(tmp_path):
+    from ksieve.backends import code_cache
+
+    store = code_cache.Store("cuda", tmp_path / "c")
+    lock = store.path(cache.facts_of(SPEC, SOURCES)).with_suffix(".lock")
+    lock.mkdir(parents=True)
+    for place in (tmp_path / "c", tmp_path / "c" / "cuda"):
+        place.chmod(0o700)
+    assert obtain(tmp_path / "c") and not obtain(tmp_path / "c")
+    assert store.clear() == 2
+
+
+# ---- fuzz --------------------------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.slow
+def test_fuzz_of_damaged_caches(tmp_path):
+    """Whatever happens to files and directories, what is obtained is what was compiled, and lists can be made."""
+    from ksieve.backends import code_cache
+
+    seed = 30
+    print("seed", seed)
+    rng = random.Random(seed)
+    folder = tmp_path / "c"
+    store = code_cache.Store("cuda", folder)
+
+    def flip(path):
+        content = bytearray(path.read_bytes())
+        for _ in range(rng.choice((1, 1, 8))):
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+
+    def cut(path):
+        path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+
+    def swap(path):
+        other = rng.choice([p for p in store._files() if p.is_file()])
+        content = other.read_bytes()
+        path.write_bytes(content)
+
+    def mode(path):
+        path.chmod(rng.randrange(0o1000))
+
+    def folder_mode(_):
+        folder.chmod(rng.choice((0o777, 0o775, 0o500, 0o000, 0o700)))
+
+    def replace_folder(_):
+        (folder / "cuda").rename(tmp_path / f"old{rng.random()}")
+        rng.choice(((folder / "cuda").touch, lambda: (folder / "cuda").symlink_to("nowhere"), lambda: None))()
+
+    harm = [flip, flip, flip, cut, cut, swap, mode, _folder, _link, _loop, _fifo, _huge, folder_mode, replace_folder]
+    specs = [replace(SPEC, defines=(("KSIEVE_K", k),)) for k in range(4)]
+    for _ in range(1500):
+        for spec in rng.sample(specs, 2):
+            obtain(folder, spec)
+        found = [e.path for e in store.entries() if e.facts is not None]
+        if found:
+            with contextlib.suppress(FileNotFoundError):
+                rng.choice(harm)(rng.choice(found))
+        list(store.entries())
+        store.problem()
+        obtain(folder, rng.choice(specs))
+        if rng.random() < 0.2:
+            with contextlib.suppress(BackendError):
+                store.clear()
+        folder.chmod(0o700)
+        if not (folder / "cuda").is_dir() or (folder / "cuda").is_symlink():
+            with contextlib.suppress(FileNotFoundError):
+                (folder / "cuda").unlink()

@@ -1,0 +1,220 @@
+"""Machine code of the CPU kernels on disk: a small function stands in for the kernels, whose compilation takes long."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    from ksieve.backends import code_cache
+
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "c"))
+    monkeypatch.setattr(code_cache, "_said", set())
+    return tmp_path / "c" / "cpu"
+
+
+def add_product(x, y, total):
+    for i in range(x.size):
+        total += x[i] * y
+    return total
+
+
+def call(function=add_product):
+    """Call a freshly decorated function, check its result, and say whether it was compiled."""
+    from ksieve.backends.cpu.compiled import cached_jit
+
+    compiled = cached_jit(function)
+    assert compiled(np.arange(100, dtype=np.int64), 3, 5) == 3 * 4950 + 5
+    (misses,) = (len(compiled.stats.cache_misses),)
+    assert misses + len(compiled.stats.cache_hits) == 1
+    return bool(misses)
+
+
+def files(folder):
+    return sorted(folder.iterdir())
+
+
+def test_code_is_kept_once_and_loaded_by_the_next(folder):
+    assert call() and not call()
+    assert [path.suffix for path in files(folder)] == [".code"]
+
+
+def test_what_a_function_closes_over_decides(folder):
+    def entry(source):
+        def same(x, y, total):
+            assert source
+            for i in range(x.size):
+                total += x[i] * y
+            return total
+
+        return same
+
+    assert call(entry("one")) and call(entry("two"))
+    assert not call(entry("one")) and not call(entry("two"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda p: p.write_bytes(b""),
+        lambda p: p.write_bytes(p.read_bytes()[:-100]),
+        lambda p: p.write_bytes(p.read_bytes()[:-2000] + b"\0" + p.read_bytes()[-1999:]),
+        lambda p: (p.unlink(), p.mkdir()),
+        lambda p: p.chmod(0o666),
+    ],
+    ids=["empty", "truncated", "one byte", "a directory", "others can write it"],
+)
+@posix
+def test_damaged_code_is_never_run_but_compiled_again(folder, caplog, damage):
+    assert call()
+    (entry,) = files(folder)
+    damage(entry)
+    assert call(), "damaged code was run"
+    assert not call()
+    assert sum("compiled again" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_code_that_this_numba_cannot_load_is_compiled_again(folder, caplog):
+    from ksieve.backends import code_cache
+
+    assert call()
+    store = code_cache.Store("cpu")
+    (entry,) = store.entries()
+    for content in (b"no pickle", b"N.", b"]."):
+        store.save(entry.facts, code_cache.Code(content))
+        assert call() and not call()
+
+
+def test_a_numba_that_does_not_fit_costs_the_cache_alone(folder, monkeypatch, caplog):
+    from ksieve.backends.cpu import compiled
+
+    monkeypatch.setattr(compiled, "_unfit", "no attribute '_Cache'")
+    function = compiled.cached_jit(add_product)
+    compiled.cached_jit(add_product)
+    assert function(np.arange(3), 1, 0) == 3
+    assert [r.getMessage() for r in caplog.records if "does not let ksieve keep" in r.getMessage()] != []
+    assert len(caplog.records) == 1 and not folder.exists()
+
+
+def test_a_full_disk_costs_one_warning(folder, caplog):
+    resource = pytest.importorskip("resource")
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        assert call() and call()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert files(folder) == []
+    assert sum("cannot be kept" in record.getMessage() for record in caplog.records) == 1
+    assert call() and not call()
+
+
+def test_an_interrupted_compilation_leaves_no_lock(folder, monkeypatch):
+    from ksieve.backends import code_cache
+    from ksieve.backends.cpu.compiled import cached_jit
+
+    monkeypatch.setattr(code_cache, "PATIENCE", 0.0)
+    function = cached_jit(add_product)
+    compile_function = function._compiler.compile
+
+    def interrupted(*_):
+        assert [path.suffix for path in files(folder)] == [".lock"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(function._compiler, "compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        function(np.arange(3), 1, 0)
+    assert files(folder) == []
+    monkeypatch.setattr(function._compiler, "compile", compile_function)
+    assert function(np.arange(3), 1, 0) == 3
+    assert not call()
+
+
+def test_a_compilation_is_announced_where_everybody_sees_it(folder, caplog):
+    with caplog.at_level(logging.INFO, logger="ksieve"):
+        call()
+        first, last = caplog.records
+        caplog.clear()
+        call()
+    assert first.levelno == logging.WARNING and first.getMessage().startswith("compiling the CPU kernels")
+    assert last.levelno == logging.INFO and last.getMessage().startswith("compiled the CPU kernels")
+    assert first.name.startswith("ksieve.") and last.name.startswith("ksieve.")
+    assert not caplog.records
+    assert not logging.getLogger("ksieve").handlers, "a handler would hide the message from scripts"
+
+
+def test_numba_with_jit_disabled_runs_python(tmp_path):
+    code = "from ksieve.backends.cpu.compiled import cached_jit; print(cached_jit(lambda x: x + 1)(2))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "3" and done.stderr == ""
+
+
+CALL = """
+import numpy as np, ksieve
+from ksieve.backends.cpu.kernels import select_rows
+x = np.arange(5000, dtype=np.float32)[None]
+assert sorted(ksieve.topk(x, k=3)[0]) == [4997, 4998, 4999]
+print(len(select_rows.stats.cache_hits), len(select_rows.stats.cache_misses))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_themselves_survive_one_flipped_byte(tmp_path):
+    """The first process compiles, the next loads, one whose file is damaged compiles again; each answers exactly."""
+    cache = tmp_path / "c"
+
+    def run():
+        done = subprocess.run(
+            [sys.executable, "-c", CALL], env=os.environ | {"KSIEVE_CACHE_DIR": str(cache)}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip(), done.stderr
+
+    answer, said = run()
+    assert answer == "0 1" and said.startswith("compiling the CPU kernels") and said.count("\n") == 1
+    (entry,) = [path for path in cache.rglob("*") if path.is_file()]
+    assert run() == ("1 0", "")
+    content = bytearray(entry.read_bytes())
+    content[len(content) // 2] ^= 16
+    entry.write_bytes(content)
+    answer, said = run()
+    assert answer == "0 1" and said.count("is damaged") == 1
+    assert run() == ("1 0", "")
+
+
+@pytest.mark.slow
+@posix
+def test_fuzz_of_damaged_machine_code(folder):
+    seed = 31
+    print("seed", seed)
+    rng = random.Random(seed)
+    call()
+    (entry,) = files(folder)
+    whole = entry.read_bytes()
+    for _ in range(150):
+        content = bytearray(whole)
+        match rng.randrange(4):
+            case 0:
+                content = content[: rng.randrange(len(content))]
+            case 1:
+                content += rng.randbytes(rng.randrange(1, 100))
+            case _:
+                for _ in range(rng.choice((1, 1, 1, 20))):
+                    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        entry.write_bytes(content)
+        assert call() == (content != whole)
+    assert not call()
