@@ -54,8 +54,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return at
 
 
+def _default_signals() -> None:
+    """Let signals that the caller of the tests ignores (``nohup``, a background job) reach the command."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def ksieve_command(folder: Path, *arguments: str, env: dict[str, str] | None = None, **options) -> subprocess.Popen:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"} | options
+    options.setdefault("preexec_fn", _default_signals)
     return subprocess.Popen([sys.executable, "-m", "ksieve", *arguments], cwd=folder, env=ENV | (env or {}), **options)
 
 

@@ -13,6 +13,7 @@ import pytest
 from cuda_fakes import FakeDriver, read_config
 from emulator import build
 from ksieve.backends import cuda
+from ksieve.backends.code_cache import Store
 from ksieve.backends.cuda import cache as kernels
 from ksieve.backends.cuda import call
 from ksieve.backends.cuda import compile as compiler
@@ -32,7 +33,8 @@ TOOLS = hashlib.sha256(repr((_texts, build.COMPILER)).encode()).hexdigest()[:16]
 def library_of(spec: KernelSpec) -> ctypes.CDLL:
     """A specialisation as a shared library; built once, and kept until `make clean`."""
     sources = compiler.shipped_sources()
-    target = LIBRARIES / f"{kernels.key_of(spec, sources)}-{TOOLS}.so"
+    name = Store("cuda").path(kernels.facts_of(spec, sources)).stem  # a hash of all that decides the kernel
+    target = LIBRARIES / f"{name}-{TOOLS}.so"
     if not target.exists():
         options = [f"--gpu-architecture={spec.arch.replace('sm_', 'compute_')}", f"-I{sources.directory}", "-std=c++17"]
         options += [f"-D{name}={value}" for name, value in spec.defines]

@@ -113,6 +113,7 @@ def judge(answers: Iterable[bool | None]) -> None:
     """Exit as the verdicts on answers demand: `Exit.REFUTED` if one is False, `Exit.ERROR` if one is missing (None)."""
     found = list(answers)
     if any(answer is False for answer in found):
+        terminal.complain("an answer is not exact: see above")
         raise typer.Exit(Exit.REFUTED)
     if any(answer is not True for answer in found):
         terminal.complain("an answer is missing: something failed, see above")
