@@ -7,6 +7,7 @@ import pytest
 
 import ksieve
 from ksieve import bands
+from ksieve.backends.cpu import runner as cpu
 
 HOST_BACKENDS = ("reference", "cpu")
 BACKENDS = (*HOST_BACKENDS, pytest.param("cuda", marks=pytest.mark.gpu))
@@ -56,6 +57,8 @@ def topk_on(backend, scores, lengths, k=None, *, out=None, num_rows=None, offset
 
 def model_arguments(plan):
     """What `reference.select` has to know of a plan for its statistics."""
+    if plan.family == "cpu":
+        return cpu.model_arguments(plan, plan.problem.width)
     studied = bands.studied(plan)
     return {"policy": plan.policy, "capacity": studied.capacity, "held": studied.held, "splits": studied.splits}
 

@@ -404,7 +404,9 @@ def test_cost_of_any_family(backend, shape):
         scores = scores_of(family, rows, width, k)
         plan = ksieve.plan(rows=rows, width=width, k=k, device="cuda" if backend == "cuda" else "cpu")
         _, stats = topk_on(backend, scores, None, plan=plan, return_stats=True)
-        traffic = check_traffic(stats, [width] * rows, plan.policy, splits=plan.splits, held=plan.held)
+        traffic = check_traffic(
+            stats, [width] * rows, plan.policy, splits=plan.splits, held=plan.held, family=plan.family
+        )
         assert traffic.ok, (family, str(traffic))
         assert (stats.scans <= 7).all(), family
         fits = (stats.route == Route.CERTIFIED) & (stats.frontier0 <= plan.capacity)
@@ -839,7 +841,8 @@ def test_what_options_cost(backend, call):
         most = max(most, int(more.max()))
         model.scans[:] = plainly.scans
         np.testing.assert_array_equal(model.raw, plainly.raw, err_msg=family)
-    assert most == (tie_break != "any")
+    # The CPU stores candidates by ascending position, and so needs no scan more for the lowest of equal scores.
+    assert most == (tie_break == "high" or (tie_break == "low" and plan.family != "cpu"))
 
 
 @cites("C45", "C29")

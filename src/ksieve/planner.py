@@ -11,6 +11,7 @@ from typing import Any
 
 from ksieve import arguments
 from ksieve.errors import ArgumentError
+from ksieve.guess import LARGEST_STRIDE, rank_of
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
 from ksieve.stats import html_table
@@ -48,7 +49,8 @@ class Plan:
     policy : SamplingPolicy or None
         How boundaries are proposed; None is the direct-exact route.
     capacity : int
-        Candidates each worker can hold; a frontier beyond it is scanned again, never spilled without bound.
+        Candidates each worker can hold, whatever the data. A frontier beyond it is scanned again on CUDA; on the CPU
+        the best of it are kept.
     held : int
         Rows up to this length stay on chip in the direct-exact route.
     splits : int
@@ -172,9 +174,22 @@ class Plan:
         return html_table(title, ["", ""], facts.items())
 
 
-def candidate_capacity(k: int) -> int:
-    """Candidates a CPU worker holds: 16384 (128 KiB of index and key pairs), or 4 k for larger k."""
-    return max(16_384, 4 * k)
+def least_capacity(k: int, policy: SamplingPolicy | None) -> int:
+    """Fewest candidates that a CPU worker stores of a long row: when half of them are dropped, k must stay, and room
+    for as many sampled scores as the policy ranks.
+    """
+    ranks = [] if policy is None else [policy.primary_rank(k), policy.rescue_rank(k) or 0]
+    return 2 * max([k, *ranks]) + 2
+
+
+def candidate_capacity(width: int, k: int, policy: SamplingPolicy | None) -> int:
+    """Candidates that a CPU worker stores: 4 k, or twice what a guess admits, or the row if it has no more scores.
+
+    The boundary of a policy admits 2,048 where k is small, twice of which is the least with one. Room beyond that would
+    not help ordinary rows, and is what others can make a worker fill.
+    """
+    guessed = LARGEST_STRIDE * rank_of(1 << 62, k, LARGEST_STRIDE, 0)
+    return min(max(4 * k, 2 * guessed, 4096 if policy else 0, least_capacity(k, policy)), width)
 
 
 def default_policy(width: int, k: int) -> SamplingPolicy | None:
@@ -274,7 +289,7 @@ def _choose_cpu(problem: Problem, device: DeviceInfo, family: str | None, policy
         device,
         "cpu",
         chosen,
-        candidate_capacity(problem.k),
+        candidate_capacity(problem.width, problem.k, chosen),
         threads=device.threads,
         reason=f"rows in parallel on {device.threads} threads; {why}",
     )

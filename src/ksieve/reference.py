@@ -10,10 +10,11 @@ Written for reading, never for speed. One row at a time, in the paper's notation
 Positions count from the start of a row's window, which may be all of the row; `ksieve.finish` turns them into what
 the options of a call ask for.
 
-Storage is part of the model. A backend holds at most `capacity` candidates; a frontier that does not fit is
+Storage is part of the model. A backend holds at most `capacity` candidates. On CUDA, a frontier that does not fit is
 not spilled but scanned again, one exact digit narrower (`Stats.scans` counts it), unless all of it is one
 value, which any `capacity` >= k stored members solve. With a tie-break not any members do: those that were not all
-stored are collected by one more scan.
+stored are collected by one more scan. The CPU backend keeps the best of what does not fit and guesses its cutoffs
+(`ksieve.guess`), so that it reads rows fewer times; `_kept_scans` counts them, and everything else is the same.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.guess import BLOCK, MOST_GUESSES, cutoff
 from ksieve.keys import BIN_CUTOFF_KEY, COARSE_BINS, NAN_KEY, coarse_bin, digit, order_key, widen
 from ksieve.options import PLAIN, Options, TieBreak
 from ksieve.policy import SamplingPolicy
@@ -103,6 +105,7 @@ def select(
     capacity: int = UNBOUNDED,
     held: int = 0,
     splits: int = 1,
+    seed: int | None = None,
     options: Options = PLAIN,
     starts: Any = None,
     ks: Any = None,
@@ -127,6 +130,9 @@ def select(
         Segments of the KV-split composition. The merged state, and so every number returned, is the same for
         any value, except that each further segment reads the view again, and that candidates which outgrow
         `capacity` together are scanned once more.
+    seed : int, optional
+        Counts the scans of the CPU backend under the guesses of this seed; `held` and `splits` do not concern it, and
+        `capacity` is at least `ksieve.planner.least_capacity` or the length of the longest row.
     options : Options
         Windows, `next_n` and the tie-break enter here, the rest in `ksieve.finish`.
     starts : array_like of int, shape (rows,), optional
@@ -150,7 +156,7 @@ def select(
         row = widen(matrix[r, begins[r] : begins[r] + valid[r]])
         chosen, trace = select_row(
             row, int(wanted[r]), row_id=r, policy=policy, capacity=capacity, held=held, splits=splits, max_k=k,
-            tie_break=options.tie_break,
+            tie_break=options.tie_break, seed=seed,
         )  # fmt: skip
         indices[r, : chosen.size] = chosen
         raw[r] = trace.columns()
@@ -168,6 +174,7 @@ def select_row(
     splits: int = 1,
     max_k: int | None = None,
     tie_break: TieBreak = "any",
+    seed: int | None = None,
 ) -> tuple[I64, RowTrace]:
     """Select the top k of one valid row; arguments as in `select`, `max_k` the k of its sample ranks."""
     trace = RowTrace(row_id, row.size)
@@ -177,7 +184,10 @@ def select_row(
     keys = order_key(row)
     boundaries = _propose(row, keys, max_k or k, policy, trace, splits)
     state = _certify(row, keys, k, boundaries, trace, held, splits, capacity)
-    return _refine(keys, k, state, capacity, tie_break, trace), trace
+    chosen = _refine(keys, k, state, capacity, tie_break, trace)
+    if seed is not None:
+        trace.scans = _kept_scans(keys, k, boundaries or [], capacity, tie_break, seed, row_id)
+    return chosen, trace
 
 
 # ---- phase 1: propose ------------------------------------------------------------------------------------
@@ -308,6 +318,45 @@ def _refine(keys: U32, k: int, state: _Certified, capacity: int, tie_break: TieB
         trace.scans += 1
     chosen.append(frontier[frontier.size - quota :] if tie_break == "high" else frontier[:quota])
     return np.concatenate(chosen)
+
+
+# ---- the CPU backend's reads -----------------------------------------------------------------------------
+
+
+def _kept_scans(
+    keys: U32, k: int, boundaries: list[_Boundary], capacity: int, tie_break: TieBreak, seed: int, row_id: int
+) -> int:
+    """Reads of a row by a backend that keeps the best candidates and guesses its cutoffs.
+
+    One for each boundary, but none for a rescue boundary that equals the primary one; one up to a guess where no
+    boundary admits k; one more for each guess that admits fewer than k by chance, which includes one that is made
+    because a boundary admits more than `capacity`; and one that finds the last of the scores equal to the k-th, where
+    half of `capacity` might not hold them and what is better.
+    """
+
+    def admitted(bound: int, end: int | None = None) -> int:
+        return int(np.count_nonzero(keys[:end] <= np.uint32(bound)))
+
+    def unlucky(bound: int) -> int:
+        """Guesses below `bound` that admit fewer than k, before one admits enough."""
+        for attempt in range(MOST_GUESSES):
+            guess = cutoff(keys, k, seed, row_id, attempt)
+            if guess is None or guess >= bound or admitted(guess) >= k:
+                return attempt
+        return MOST_GUESSES
+
+    scans, last_block = 0, (keys.size - 1) // BLOCK * BLOCK
+    for bound in dict.fromkeys(b.cutoff for b in boundaries):
+        scans += 1
+        if admitted(bound) >= k:
+            scans += unlucky(bound) if admitted(bound, last_block) > capacity else 0
+            break
+    else:
+        scans += 1 + unlucky(NAN_KEY)
+    worst = int(np.partition(keys, k - 1)[k - 1])
+    if tie_break == "high" and keys.size > capacity and admitted(worst) > max(k, capacity // 2):
+        scans += 1
+    return scans
 
 
 def _as_int32(value: int) -> int:

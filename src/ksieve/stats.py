@@ -22,11 +22,11 @@ class Route(IntEnum):
     RESCUED = 2
     """The primary boundary underfilled, the rescue band filled it: two scans."""
     RECOVERED = 3
-    """Underfilled with no rescue boundary: exact coarse recovery, three scans."""
+    """Underfilled with no rescue boundary: exact coarse recovery, three scans (two on the CPU)."""
     RECOVERED_AFTER_BAND = 4
-    """Underfilled even after the rescue band: exact coarse recovery, four scans."""
+    """Underfilled even after the rescue band: exact coarse recovery, four scans (three on the CPU)."""
     DIRECT = 5
-    """No usable view: exact coarse boundary from all scores, two scans (one when the row is held on chip)."""
+    """No usable view: exact coarse boundary from all scores, two scans (one on the CPU, or where rows stay on chip)."""
 
 
 STATS_COLUMNS = (
@@ -75,7 +75,7 @@ class Stats:
     committed0 : |E_0|, indices committed before refinement.
     committed1..committed3 : |R_0|..|R_2|, indices committed by each exact digit.
     filled : indices taken from the last frontier, once it fits the quota or holds one value.
-    scans : complete traversals of the valid row.
+    scans : complete traversals of the valid row that the selection made; those made for the statistics do not count.
     sampled : scores read by the view.
     """
 

@@ -2,7 +2,8 @@
 
 Source: the paper's table "Score-row traffic before frontier-only FP32 refinement" and its expected-traffic
 formula ``E[R_eq] = 1 + 1/s + p_band + 2 p_exact``, where R_eq is scores read from a row over its valid length.
-With P segments per row each rereads the view, so 1/s becomes P/s.
+With P segments per row each rereads the view, so 1/s becomes P/s. The CPU backend recovers with one scan instead of
+two, because it guesses a cutoff (`ksieve.guess`): 2 p_exact becomes p_exact.
 
 The formula holds row by row for every sampled route, so the mean over rows must equal the prediction made from
 the measured p_band and p_exact, but for two terms that `Traffic` reports apart: a view holds a whole number of
@@ -31,10 +32,17 @@ ROUTE_SCANS: dict[Route, int] = {
 }
 """Complete traversals of a row per route, before the view and before any rescan of an overfull frontier."""
 
-MAX_RESCANS = 3
-"""A frontier can overflow once per exact digit."""
+KEPT_SCANS: dict[Route, int] = ROUTE_SCANS | {
+    Route.RECOVERED: 2,
+    Route.RECOVERED_AFTER_BAND: 3,
+    Route.DIRECT: 1,
+}
+"""The same on the CPU backend; a rescue boundary that equals the primary one takes no scan there."""
 
-_SCANS = np.array([ROUTE_SCANS[route] for route in Route], dtype=np.int64)
+MAX_RESCANS = 3
+"""A frontier can overflow once per exact digit; the CPU backend makes three guesses."""
+
+_SCANS, _KEPT = (np.array([of[route] for route in Route], dtype=np.int64) for of in (ROUTE_SCANS, KEPT_SCANS))
 _SAMPLED_ROUTES = (Route.CERTIFIED, Route.RESCUED, Route.RECOVERED, Route.RECOVERED_AFTER_BAND)
 
 
@@ -53,13 +61,13 @@ def route_traffic(route: Route, stride: int, *, splits: int = 1) -> float:
     return ROUTE_SCANS[route] + view
 
 
-def expected_traffic(stride: int, p_band: float, p_exact: float, *, splits: int = 1) -> float:
+def expected_traffic(stride: int, p_band: float, p_exact: float, *, splits: int = 1, family: str = "") -> float:
     """Return E[R_eq] of the sampled route from the probabilities of a band scan and of exact recovery."""
-    return 1 + splits / stride + p_band + 2 * p_exact
+    return 1 + splits / stride + p_band + (1 if family == "cpu" else 2) * p_exact
 
 
 def expected_reads(
-    stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0
+    stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0, family: str = ""
 ) -> NDArray[np.int64]:
     """Scores each row should have read given its route, its view and its length, without rescans.
 
@@ -75,6 +83,8 @@ def expected_reads(
         Segments per row.
     held : int
         Rows of at most this length stay on chip in the direct-exact route and are read once.
+    family : str
+        Kernel family of the plan; "cpu" reads as `KEPT_SCANS` says.
 
     Returns
     -------
@@ -82,6 +92,8 @@ def expected_reads(
     """
     valid = _valid(stats, lengths)
     scans: NDArray[np.int64] = _SCANS[stats.route] - ((stats.route == Route.DIRECT) & (valid <= held))
+    if family == "cpu":
+        scans = _KEPT[stats.route] - ((stats.route == Route.RECOVERED_AFTER_BAND) & (stats.tau0 == stats.tau1))
     sampled = np.isin(stats.route, _SAMPLED_ROUTES)
     if policy is None:
         if sampled.any():
@@ -102,13 +114,14 @@ class Traffic:
     p_band, p_exact : float
         Shares of them that attempted the rescue band, and that ended in exact coarse recovery.
     predicted : float
-        ``1 + P/s + p_band + 2 p_exact``, in row scans.
+        ``1 + P/s + p_band + 2 p_exact``, or on the CPU ``1 + 1/s + p_band + p_exact``, in row scans.
     realised : float
         Mean over rows of scores read over valid length, rescans included.
     rounding : float
         Mean of view size over valid length, less P/s.
     rescans : float
-        Mean complete traversals per row caused by frontiers beyond the candidate storage.
+        Mean complete traversals per row caused by frontiers beyond the candidate storage, or on the CPU by guesses
+        that admitted too few and by tie-breaks.
     mismatched : tuple of int
         Rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3 rescans, or 4 of rows cut into
         segments.
@@ -141,13 +154,13 @@ class Traffic:
 
 
 def check_traffic(
-    stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0
+    stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0, family: str = ""
 ) -> Traffic:
     """Set the traffic that statistics report against the paper's table and formula.
 
     Parameters
     ----------
-    stats, lengths, policy, splits, held
+    stats, lengths, policy, splits, held, family
         As in `expected_reads`.
 
     Returns
@@ -157,7 +170,7 @@ def check_traffic(
     """
     valid = _valid(stats, lengths)
     reads = stats.score_reads(valid)
-    excess = reads - expected_reads(stats, valid, policy, splits=splits, held=held)
+    excess = reads - expected_reads(stats, valid, policy, splits=splits, held=held, family=family)
     rescans = np.where(valid > 0, excess // np.maximum(valid, 1), 0)
     most = MAX_RESCANS + (splits > 1)  # segments whose candidates do not fit together are scanned as a row
     explained = (excess == rescans * valid) & (rescans >= 0) & (rescans <= most)
@@ -173,7 +186,7 @@ def check_traffic(
         count,
         p_band,
         p_exact,
-        expected_traffic(policy.stride, p_band, p_exact, splits=splits),
+        expected_traffic(policy.stride, p_band, p_exact, splits=splits, family=family),
         float((reads[sampled] / length).mean()),
         float((stats.sampled[sampled] / length).mean()) - splits / policy.stride,
         float(rescans[sampled].mean()),

@@ -40,7 +40,7 @@ from ksieve.study.predict import (
 from ksieve.study.ranked import RankedRow, rank_rows
 from ksieve.study.rows import ROWS, eligible_rows, read_blocks
 from ksieve.study.run import check_device, suggested_k
-from ksieve.traffic import Traffic, check_traffic
+from ksieve.traffic import Traffic, check_traffic, expected_traffic
 from ksieve.workloads.capture import BLOCK_BYTES, Capture
 
 F64 = NDArray[np.float64]
@@ -173,11 +173,11 @@ def calibrate(
         q0, q1 = default.primary_rank(slots), default.rescue_rank(slots)
         ordinary = replace(predict(tried[-1], slots, model, sample, q0, q1), policy=default)
     stats, valid = _select_held_back(captures, parts, slots, chosen.policy, max_bytes, count)
-    traffic = check_traffic(stats, valid, chosen.policy)
+    traffic = check_traffic(stats, valid, chosen.policy, family="cpu")
     realised = {
         "p_band": traffic.p_band,
         "p_exact": traffic.p_exact,
-        "traffic": traffic.predicted,
+        "traffic": expected_traffic(chosen.policy.stride, traffic.p_band, traffic.p_exact),
         "admitted": float(np.minimum(stats.admitted0[stats.admitted0 >= 0], KEPT * slots + 1).mean() / slots)
         if (stats.admitted0 >= 0).any() else 0.0,
     }  # fmt: skip

@@ -19,13 +19,16 @@ from ksieve.stats import Route
 from ksieve.study.ranked import RankedRow
 from ksieve.study.tally import RankTally
 from ksieve.study.views import UNUSABLE, realised_ranks, statistics_sizes
-from ksieve.traffic import ROUTE_SCANS
+from ksieve.traffic import KEPT_SCANS, ROUTE_SCANS
 from ksieve.workloads.capture import Capture
 
 HOLDS = 0.05
 """Scans of a row beyond the first and the view, on average, up to which sampling holds: one row in twenty once more."""
 
 YES, NO = "yes", "no"
+
+_SEED = 0
+"""Of the CPU backend's guesses (`ksieve.guess`): which one matters to one row in hundreds of thousands."""
 
 
 def plans_of(capture: Capture, k: int, device: str | DeviceInfo = "cpu") -> list[Plan]:
@@ -82,13 +85,14 @@ class Judged:
     def add(self, row: RankedRow, row_id: int) -> None:
         """Add a row; `row_id` is its number in the capture, which decides what its view samples."""
         plan, policy, k = self.plan, self.plan.policy, self.plan.problem.k
-        _, trace = reference.select_row(
-            row.scores, k, row_id=row_id, policy=policy, capacity=plan.capacity, held=plan.held, splits=plan.splits
-        )
-        on_chip = row.length <= plan.held
+        on_cpu = plan.family == "cpu"
+        model: dict[str, Any] = {"seed": _SEED} if on_cpu else {"held": plan.held, "splits": plan.splits}
+        _, trace = reference.select_row(row.scores, k, row_id=row_id, policy=policy, capacity=plan.capacity, **model)
+        once = on_cpu or row.length <= plan.held
         self.rows += 1
         self.scans += trace.scans
-        self.rescans += trace.scans - ROUTE_SCANS[trace.route] + (trace.route == Route.DIRECT and on_chip)
+        least = KEPT_SCANS[trace.route] if on_cpu else ROUTE_SCANS[trace.route] - (trace.route == Route.DIRECT and once)
+        self.rescans += max(trace.scans - least, 0)
         self.view += trace.sampled / row.length
         if policy is None or self.tally is None:
             return
@@ -100,7 +104,7 @@ class Judged:
         self.tally.add(ranks[:, 0])
         self.phases += usable.size
         self.direct += int((~usable).sum())
-        self.scanned_twice += 0 if on_chip else int((~usable).sum())
+        self.scanned_twice += 0 if once else int((~usable).sum())
         short = (ranks < k) & usable[:, None]
         self.band += int(short[:, 0].sum()) if rescue is not None else 0
         self.recovered += int(short[:, -1].sum())
@@ -115,7 +119,7 @@ class Judged:
         band, recovered, direct, twice = (
             n / self.phases for n in (self.band, self.recovered, self.direct, self.scanned_twice)
         )
-        again = rescans + band + 2 * recovered + twice
+        again = rescans + band + (1 if self.plan.family == "cpu" else 2) * recovered + twice
         return found | {
             **self.tally.summary(),
             "p_band": band,

@@ -22,7 +22,7 @@ def verdict_sentence(results: Results) -> str:
     which = "these scores" if len(captures) == 1 else f"all {len(captures)} captures"
     if answer == YES:
         if names == "direct":
-            return f"{YES}: rows stay on chip, are read once, and nothing is sampled"
+            return f"{YES}: rows are read once, and nothing is sampled"
         return f"{YES}: sampling with {names} holds on {which}"
     failing = _joined(c["plan"]["name"] for c in captures if not c["plan"]["holds"])
     why = (

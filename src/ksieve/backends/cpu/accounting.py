@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ksieve.backends.cpu.lanes import (
-    ANY_TIES,
     BLOCK,
     INF_KEY,
     TILE,
@@ -85,35 +84,30 @@ def set_thresholds(thresholds: Any, taus: Any, worst: Word, bin_cutoffs: Any) ->
 
 
 @jit
-def fill_row(stats: Any, k: Int, capacity: Int, apart: Any, tie_break: Int, c: Any) -> None:
+def fill_row(stats: Any, k: Int, apart: Any, c: Any) -> None:
     """Fill the model's numbers of a row from the counts `c` of keys at most each of `set_thresholds`.
 
-    `apart` tells of each boundary whether scores equal to it are a set of their own.
+    `scans` and `sampled` are counted as they happen. `apart` tells of each boundary whether scores equal to it are a
+    set of their own.
     """
-    route, counted = stats[ROUTE], False
+    route = stats[ROUTE]
     low, high = c[4], c[5]
     if route in (CERTIFIED, RESCUED):
         attempt = np.int64(route == RESCUED)
         better = c[2 + attempt] if apart[attempt] else np.int64(0)
         low = np.int64(0) if better >= k else better
         high = better if better >= k else c[attempt]
-        counted = apart[attempt] != 0 and better < k
     if route != DIRECT:
         stats[ADMITTED] = c[0]
     if route in (RESCUED, RECOVERED_AFTER_BAND):
         stats[ADMITTED + 1] = c[1]
     stats[COMMITTED], stats[FRONTIER] = low, high - low
-    quota, ties = k - low, c[11] - c[10]
+    quota = k - low
     for j in range(3):
-        size = high - low
-        if size == quota:
+        if high - low == quota:
             break
-        if size > capacity and size > ties:
-            stats[SCANS] += 1
         inner, high = max(low, c[6 + 2 * j]), min(high, c[7 + 2 * j])
         stats[COMMITTED + j + 1], stats[FRONTIER + j + 1] = inner - low, high - inner
         quota -= inner - low
         low = inner
     stats[FILLED] = quota
-    if tie_break != ANY_TIES and (counted or high - low > max(capacity, quota)):
-        stats[SCANS] += 1

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import problem, reference
-from ksieve.backends.cpu.runner import run, run_finished, run_reference
+from ksieve.backends.cpu.runner import model_arguments, run, run_finished, run_reference
 from ksieve.errors import ArgumentError
 from ksieve.finish import Finish
 from ksieve.planner import Plan
@@ -87,8 +87,8 @@ def _with_options(
     finish.clear(live, rows)
     if model:
         local, every = reference.select(
-            matrix[:live], lengths, k, policy=plan.policy, capacity=plan.capacity, held=plan.held, options=options,
-            starts=None if starts is None else starts[:live], ks=None if ks is None else ks[:live],
+            matrix[:live], lengths, k, options=options, starts=None if starts is None else starts[:live],
+            ks=None if ks is None else ks[:live], **model_arguments(plan, width),
         )  # fmt: skip
         finish.write(0, live, local)
         stats = every if return_stats else None

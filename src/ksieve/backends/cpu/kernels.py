@@ -8,10 +8,14 @@ Steps of `select_rows`, per row of L > k valid scores:
    containment. Underfilled: the rescue cutoff, then every score.
 3. Refine (`kth`, `emit`): the exact k-th key of what is stored, then everything better and enough ties.
 
-Storage is bounded whatever the data. When it is full, a second view, jittered so that no period in the data can fool
-it, guesses a tighter cutoff; and where that is not enough, the k best are kept and only better scores pass from then
-on. So no frontier is ever scanned again here: a row is read at most once per proposal and once more, and
-`Stats.scans`, the model's count, bounds what this backend reads.
+Storage is bounded whatever the data. When it is full, a view drawn from the call's seed guesses a tighter cutoff
+(`ksieve.guess`); and where that is not enough, the best are kept and only better scores pass from then on. So no
+frontier is ever scanned again here. `Stats.scans` counts the reads of a row as they happen, and the model counts the
+same ones (`ksieve.reference`).
+
+Another thread may rewrite the scores during a call. What is read twice may then differ, so nothing that bounds a loop
+or an address may come from a second read: every selection works on keys that are stored once, and every slot is
+written from these.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve import keys
+from ksieve import guess, keys
 from ksieve import policy as policies
 from ksieve.backends.cpu.accounting import (
     ADMITTED,
@@ -62,10 +66,11 @@ from ksieve.backends.cpu.lanes import (
     tile_of,
     valid_mask,
 )
-from ksieve.backends.cpu.ranking import HIST_BINS, emit, emit_better, keep_best, kth
-from ksieve.backends.cpu.scratch import BATCH, Scratch
+from ksieve.backends.cpu.ranking import HIST_BINS, drop_ties, emit, keep_best, kth
+from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, Scratch
 from ksieve.backends.cpu.ties import emit_last_of_row, emit_last_stored
 from ksieve.backends.cpu.views import guess_cutoff, offset, sample_keys, view_size
+from ksieve.guess import MOST_GUESSES
 from ksieve.keys import NAN_KEY
 
 # ---- step 2: certify -------------------------------------------------------------------------------------
@@ -73,25 +78,30 @@ from ksieve.keys import NAN_KEY
 
 @jit
 def _tighten(
-    row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, count: Int, may_guess: bool, scratch: Any
+    row: Int, row_id: Int, length: Int, dtype: Int, cutoff: Word, k: Int, count: Int, seed: Int, scratch: Any
 ) -> tuple[Int, Word]:
-    """Make room among `count` stored candidates; return how many stay and the new, better cutoff."""
-    index, key = scratch.index, scratch.key
-    if may_guess:
-        guess = guess_cutoff(row, length, dtype, k, scratch)
-        if guess < cutoff:
-            cutoff = guess
+    """Make room among `count` stored candidates; return how many stay and the new, better cutoff.
+
+    `seed` is -1 where no cutoff is to be guessed.
+    """
+    index, key, half = scratch.index, scratch.key, (scratch.key.size - BLOCK) // 2
+    if seed >= 0:
+        tighter = guess_cutoff(row, row_id, length, dtype, k, 0, seed, scratch)
+        if tighter < cutoff:
+            cutoff = tighter
             kept = 0
             for i in range(count):
                 this = key[i]
                 index[kept] = index[i]
                 key[kept] = this
-                kept += this <= guess
+                kept += this <= tighter
+            scratch.work[0] += count
             count = kept
-    if 4 * count > 3 * (key.size - BLOCK):
-        worst = keep_best(index, key, count, k, scratch.spare, scratch.histogram)
-        count = k
-        cutoff = np.uint32(worst - np.uint32(1))
+    if count > half:
+        # Few scores are better than a guess. If more than half of the storage is full, most equal the cutoff.
+        count, cutoff = drop_ties(index, key, count, k, cutoff, scratch.work), np.uint32(cutoff - np.uint32(1))
+    if count > half:
+        count, cutoff = keep_best(index, key, count, k, half, scratch.spare, scratch.histogram, scratch.work)
     return count, cutoff
 
 
@@ -120,15 +130,17 @@ def _look_up(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) 
 
 
 @jit
-def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: bool, scratch: Any) -> tuple[Int, bool]:
+def _sieve(
+    row: Int, row_id: Int, length: Int, dtype: Int, cutoff: Word, k: Int, seed: Int, scratch: Any
+) -> tuple[Int, Word]:
     """Read the row once and store its scores whose key is at most `cutoff`.
 
-    Returns how many are stored and whether those are all of them. If they are not, they contain the k best of
-    the row, provided that k or more are stored.
+    Returns how many are stored, and the cutoff that the last ones passed. All scores up to it are among the stored
+    ones, and if it is not the given one, so are the k best of the row, provided that k or more are stored.
     """
     index, key = scratch.index, scratch.key
     slots = np.int64(index.ctypes.data)
-    count, keyed, complete = 0, 0, True
+    count, keyed = 0, 0
     room = index.size - BLOCK
     limit = raw_limit(cutoff)
     for first in range(0, length, TILE):
@@ -144,10 +156,11 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
             if count > room:
                 _look_up(tile, first, looked_up, count, index, key)
                 make_keys(keyed, count, key)
-                count, cutoff = _tighten(row, length, dtype, cutoff, k, count, may_guess, scratch)
-                looked_up, keyed, complete, may_guess = count, count, False, False
+                scratch.work[0] += count - keyed
+                count, cutoff = _tighten(row, row_id, length, dtype, cutoff, k, count, seed, scratch)
+                looked_up, keyed, seed = count, count, -1
                 if cutoff < np.uint32(INF_KEY):
-                    return count, complete  # k infinities are stored: nothing beats them
+                    return count, cutoff  # k infinities are stored: nothing beats them
                 limit = raw_limit(cutoff)
                 mask = block_mask(block, limit) & valid
             hits = bit_count(mask)
@@ -155,7 +168,8 @@ def _sieve(row: Int, length: Int, dtype: Int, cutoff: Word, k: Int, may_guess: b
             count += hits
         _look_up(tile, first, looked_up, count, index, key)
     make_keys(keyed, count, key)
-    return count, complete
+    scratch.work[0] += count - keyed
+    return count, cutoff
 
 
 # ---- one row, and the entry ------------------------------------------------------------------------------
@@ -193,11 +207,13 @@ def _propose(
     stats[SAMPLED] = sampled
     key, spare = scratch.key, scratch.spare
     # One more than the largest rank, so that a second score equal to a boundary is among them.
-    count = sample_keys(row, length, dtype, first, group, period, row_id, jitter, share, most + 1, key, spare, scratch)
+    count = sample_keys(
+        row, length, dtype, first, group, period, row_id, np.uint64(0), jitter, share, most + 1, key, spare, scratch
+    )
     proposals = 2 if rescue else 1
     for attempt in range(proposals):
         rank = rescue if attempt else primary
-        tau, _ = kth(key, count, rank, spare, scratch.histogram)
+        tau, _, _ = kth(key, count, rank, spare, scratch.histogram, scratch.work)
         stats[TAU + attempt] = np.int32(tau)
         apart[attempt] = 0
         if exact:
@@ -214,31 +230,101 @@ def _propose(
 
 
 @jit
+def _guessed(
+    row: Int,
+    row_id: Int,
+    length: Int,
+    dtype: Int,
+    k: Int,
+    bound: Word,
+    attempt: Int,
+    seed: Int,
+    stats: Any,
+    scratch: Any,
+) -> tuple[Int, Word]:
+    """Read the row up to a guess, up to a safer one if that admits too few, and at last up to `bound`.
+
+    Result as of `_sieve`.
+    """
+    while attempt < MOST_GUESSES:
+        tighter = guess_cutoff(row, row_id, length, dtype, k, attempt, seed, scratch)
+        if tighter >= bound:
+            break
+        stats[SCANS] += 1
+        stored, cutoff = _sieve(row, row_id, length, dtype, tighter, k, -1, scratch)
+        if stored >= k:
+            return stored, cutoff
+        attempt += 1
+    stats[SCANS] += 1
+    return _sieve(row, row_id, length, dtype, bound, k, -1, scratch)
+
+
+@jit
 def _certify(
-    row: Int, length: Int, dtype: Int, k: Int, held: Int, taus: Any, proposals: Int, stats: Any, scratch: Any
-) -> tuple[Int, bool]:
-    """Step 2: store at least the k best scores by the cheapest route that has them; result as of `_sieve`."""
+    row: Int,
+    row_id: Int,
+    length: Int,
+    dtype: Int,
+    k: Int,
+    taus: Any,
+    proposals: Int,
+    seed: Int,
+    stats: Any,
+    scratch: Any,
+) -> tuple[Int, Word, Word]:
+    """Step 2: store at least the k best scores by the cheapest route that has them.
+
+    Result as of `_sieve`, and the boundary: while the cutoff equals it, all scores up to it are stored.
+    """
     stats[ROUTE] = DIRECT if proposals == 0 else RECOVERED + proposals - 1
-    stats[SCANS] = 2 + proposals
-    if proposals == 0 and length <= held:
-        stats[SCANS] = 1
     for attempt in range(proposals):
         if attempt == 1 and taus[1] == taus[0]:
             continue  # the band is empty: what underfilled once does so again
-        stored, complete = _sieve(row, length, dtype, taus[attempt], k, True, scratch)
-        if stored < k and not complete:
-            stored, complete = _sieve(row, length, dtype, taus[attempt], k, False, scratch)
+        tau = taus[attempt]
+        stats[SCANS] += 1
+        stored, cutoff = _sieve(row, row_id, length, dtype, tau, k, seed, scratch)
+        if stored < k and cutoff != tau:
+            stored, cutoff = _guessed(row, row_id, length, dtype, k, tau, 1, seed, stats, scratch)
         if stored >= k:
             stats[ROUTE] = CERTIFIED + attempt
-            stats[SCANS] = 1 + attempt
-            return stored, complete
-    guess = guess_cutoff(row, length, dtype, k, scratch)
-    stored, complete = _sieve(row, length, dtype, guess, k, False, scratch)
-    if stored < k:
-        stored, complete = _sieve(row, length, dtype, np.uint32(NAN_KEY), k, False, scratch)
-    elif guess != np.uint32(NAN_KEY):
-        complete = False
-    return stored, complete
+            return stored, cutoff, tau
+    every = np.uint32(NAN_KEY)
+    stored, cutoff = _guessed(row, row_id, length, dtype, k, every, 0, seed, stats, scratch)
+    return stored, cutoff, every
+
+
+@jit
+def _emit(
+    row: Int,
+    length: Int,
+    dtype: Int,
+    slots: Int,
+    k: Int,
+    tie_break: Int,
+    worst: Word,
+    ties: Int,
+    equal: Int,
+    stored: Int,
+    cutoff: Word,
+    stats: Any,
+    scratch: Any,
+) -> None:
+    """Step 3: write the k best of what is stored, of the scores equal to the k-th key the first or the last.
+
+    The last may have been dropped only where more than half of the storage would be at or above the k-th key. The row
+    is then read from its end whether they were or not, so that the reads are the same under any guess.
+    """
+    emit(slots, k, scratch.index, scratch.key, stored, worst, ties)
+    scratch.work[0] += 2 * stored
+    if tie_break == HIGHEST_TIES:
+        room = scratch.key.size - BLOCK
+        all_stored = worst <= cutoff
+        if length > room and (not all_stored or k - ties + equal > max(k, room // 2)):
+            stats[SCANS] += 1
+            emit_last_of_row(row, length, dtype, slots, k, ties, worst, scratch.wide)
+        elif equal > ties:
+            emit_last_stored(slots, k, ties, scratch.index, scratch.key, stored, worst)
+            scratch.work[0] += stored
 
 
 def _entry(source: str) -> Any:
@@ -260,10 +346,10 @@ def _entry(source: str) -> Any:
         tie_break: Int,
         policy: tuple[int, ...],
         bin_cutoffs: Any,
-        capacity: Int,
-        held: Int,
         size: Int,
+        seed: Int,
         raw: Any,
+        work: Any,
     ) -> None:
         """Select rows [begin, end); the only compiled function that Python calls.
 
@@ -286,12 +372,15 @@ def _entry(source: str) -> Any:
             sampled scores per statistic, groups that a jittered view chooses from (1: none).
         bin_cutoffs : array of uint32, shape (2048,)
             `ksieve.keys.BIN_CUTOFF_KEY`.
-        capacity, held : int
-            Of the plan; they enter the statistics alone.
         size : int
             Candidates stored per worker: the largest length, or at least 2 k and twice the largest sample rank.
+        seed : int
+            Of the guesses (`ksieve.guess`), not negative; no answer depends on it.
         raw : array of int32, shape (rows, 16)
             Statistics; of shape (0, 16) when not asked for.
+        work : array of int64, shape (rows,)
+            How many scores were sampled, stored, or compared again after that, in each pass over them; of shape (0,)
+            when not asked for.
         """
         assert source  # closes over it
         scratch = Scratch(
@@ -301,6 +390,8 @@ def _entry(source: str) -> Any:
             np.empty(HIST_BINS, np.int32),
             np.empty(TILE, np.uint32),
             np.empty(max(BATCH, policy[1]), np.uint32),
+            np.empty(BATCH + GROUPS_AHEAD, np.int64),
+            np.zeros(1, np.int64),
         )
         taus, apart = np.zeros(2, np.uint32), np.zeros(2, np.int64)
         thresholds, counts = np.zeros(THRESHOLDS, np.uint32), np.zeros(THRESHOLDS, np.int64)
@@ -320,36 +411,34 @@ def _entry(source: str) -> Any:
             if length <= most or most == 0:
                 used = min(length, most)
                 stats[COMMITTED] = used
+                if work.size > 0:
+                    work[r] = 0
                 for i in range(k):
                     store_i32(slots + 4 * i, np.int32(i if i < used else -1))
                 continue
+            scratch.work[0] = 0
             proposals = _propose(row, r, length, dtype, policy, bin_cutoffs, taus, apart, stats, scratch)
-            stored, complete = _certify(row, length, dtype, most, held, taus, proposals, stats, scratch)
-            worst, ties = kth(scratch.key, stored, most, scratch.spare, scratch.histogram)
-            if tie_break != HIGHEST_TIES:
-                emit(slots, most, scratch.index, scratch.key, stored, worst, ties)
-            else:
-                emit_better(slots, scratch.index, scratch.key, stored, worst)
-                if complete:
-                    emit_last_stored(slots, most, ties, scratch.index, scratch.key, stored, worst)
-                else:
-                    emit_last_of_row(row, length, dtype, slots, most, ties, worst, scratch.wide)
+            stored, cutoff, bound = _certify(row, r, length, dtype, most, taus, proposals, seed, stats, scratch)
+            worst, ties, equal = kth(scratch.key, stored, most, scratch.spare, scratch.histogram, scratch.work)
+            _emit(row, length, dtype, slots, most, tie_break, worst, ties, equal, stored, cutoff, stats, scratch)
             for i in range(most, k):
                 store_i32(slots + 4 * i, np.int32(-1))
+            if work.size > 0:
+                work[r] = scratch.work[0]
             if wanted:
                 set_thresholds(thresholds, taus, worst, bin_cutoffs)
-                if complete:
+                if cutoff == bound:
                     count_stored(scratch.key, stored, thresholds, counts)
                 else:
                     count_row(row, length, dtype, thresholds, counts, scratch.wide)
-                fill_row(stats, most, capacity, apart, tie_break, counts)
+                fill_row(stats, most, apart, counts)
 
     return select_rows
 
 
 def source_digest() -> str:
     """Digest of all that is compiled into an entry: the disk cache by itself sees the entry's own bytecode alone."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(keys.__file__), Path(policies.__file__)]
+    files = [*sorted(Path(__file__).parent.glob("*.py")), *(Path(str(m.__file__)) for m in (guess, keys, policies))]
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 

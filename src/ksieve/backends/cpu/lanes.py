@@ -16,14 +16,12 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, types
 
+from ksieve.guess import BLOCK as BLOCK  # one bit each of a 64-bit mask
 from ksieve.keys import NAN_KEY
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 
 ANY_TIES, LOWEST_TIES, HIGHEST_TIES = 0, 1, 2
-
-BLOCK = 64
-"""Scores compared per branch: one bit each of a 64-bit mask."""
 
 TILE = 4096
 """Scores that are widened or copied at a time when they cannot be compared in place (16 KiB of L1 cache)."""

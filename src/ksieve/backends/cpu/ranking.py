@@ -12,57 +12,84 @@ HIST_BINS = 2048
 
 
 @jit
-def kth(keys: Any, count: Int, rank: Int, spare: Any, histogram: Any) -> tuple[Word, Int]:
-    """Return the rank-th smallest of ``keys[:count]`` and its rank among the keys equal to it, both from 1.
+def kth(keys: Any, count: Int, rank: Int, spare: Any, histogram: Any, work: Any) -> tuple[Word, Int, Int]:
+    """Return the rank-th smallest of ``keys[:count]``, its rank among the keys equal to it, and how many those are.
 
-    Each round spreads the range of the unresolved keys over the histogram and keeps one bin of it in `spare`;
-    `keys` is not changed.
+    Ranks count from 1, and `rank` is at most `count`. Each round spreads a range of keys over the histogram and goes on
+    with one bin of it, which is copied to `spare` if that leaves out half of the keys; `keys` is not changed. Keys of
+    32 bits take three rounds at the most.
     """
-    source = keys
+    source, outside, low, span = keys, False, np.uint32(0), np.uint32(0)
     while True:
-        low, high = np.uint32(0xFFFFFFFF), np.uint32(0)
-        for i in range(count):
-            low = min(low, source[i])
-            high = max(high, source[i])
-        if low == high:
-            return low, rank
+        if not outside:
+            low, high = np.uint32(0xFFFFFFFF), np.uint32(0)
+            for i in range(count):
+                low = min(low, source[i])
+                high = max(high, source[i])
+            work[0] += count
+            if low == high:
+                return low, rank, count
+            span = np.uint32(high - low)
         shift = np.uint32(0)
-        while np.uint32(np.uint32(high - low) >> shift) >= np.uint32(HIST_BINS):
+        while np.uint32(span >> shift) >= np.uint32(HIST_BINS):
             shift = np.uint32(shift + np.uint32(1))
-        histogram[: np.int64(np.uint32(high - low) >> shift) + 1] = 0
-        for i in range(count):
-            histogram[np.int64(np.uint32(source[i] - low) >> shift)] += 1
+        histogram[: np.int64(np.uint32(span >> shift)) + 1] = 0
+        if outside:
+            for i in range(count):
+                above = np.uint32(source[i] - low)
+                if above <= span:
+                    histogram[np.int64(np.uint32(above >> shift))] += 1
+        else:
+            for i in range(count):
+                histogram[np.int64(np.uint32(source[i] - low) >> shift)] += 1
+        work[0] += count
         boundary = 0
         while histogram[boundary] < rank:
             rank -= np.int64(histogram[boundary])
             boundary += 1
+        low = np.uint32(low + np.uint32(np.uint32(boundary) << shift))
+        inside = np.int64(histogram[boundary])
         if shift == np.uint32(0):
-            return np.uint32(low + np.uint32(boundary)), rank
-        kept = 0
-        for i in range(count):
-            key = source[i]
-            spare[kept] = key
-            kept += np.uint32(np.uint32(key - low) >> shift) == np.uint32(boundary)
-        source, count = spare, kept
+            return low, rank, inside
+        span = np.uint32(np.uint32(np.uint32(1) << shift) - np.uint32(1))
+        outside = 2 * inside > count
+        if not outside:
+            kept: Int = 0
+            for i in range(count):
+                key = source[i]
+                spare[kept] = key
+                kept += np.uint32(key - low) <= span
+            work[0] += count
+            source, count = spare, kept
 
 
 @jit
-def keep_best_keys(key: Any, size: Int, most: Int, spare: Any, histogram: Any) -> Word:
+def keep_best_keys(key: Any, size: Int, most: Int, spare: Any, histogram: Any, work: Any) -> Word:
     """Reduce `key` to its `most` best, in place; return the worst of them."""
-    worst, _ = kth(key, size, most, spare, histogram)
+    worst, _, _ = kth(key, size, most, spare, histogram, work)
     kept = 0
     for i in range(size):
         this = key[i]
         key[kept] = this
         kept += this < worst
+    work[0] += size
     key[kept:most] = worst
     return worst
 
 
 @jit
-def keep_best(index: Any, key: Any, count: Int, k: Int, spare: Any, histogram: Any) -> Any:
-    """Reduce the stored candidates to k best ones, in place; return the worst key kept."""
-    worst, ties = kth(key, count, k, spare, histogram)
+def keep_best(
+    index: Any, key: Any, count: Int, k: Int, most: Int, spare: Any, histogram: Any, work: Any
+) -> tuple[Int, Word]:
+    """Reduce the stored candidates to the k best and all that equal the worst of these, if `most` have room for them.
+
+    Else to k of them, the first of the equal ones. Returns how many stay, in place, and the worst key that has not
+    been dropped: scores that are read later need to be no worse.
+    """
+    worst, ties, equal = kth(key, count, k, spare, histogram, work)
+    cutoff = np.uint32(worst - np.uint32(1))
+    if k - ties + equal <= most:
+        ties, cutoff = equal, worst
     kept = 0
     for i in range(count):
         this = key[i]
@@ -71,7 +98,33 @@ def keep_best(index: Any, key: Any, count: Int, k: Int, spare: Any, histogram: A
         tie = np.int64(this == worst) & np.int64(ties > 0)
         ties -= tie
         kept += tie + (this < worst)
-    return worst
+    work[0] += count
+    return kept, cutoff
+
+
+@jit
+def drop_ties(index: Any, key: Any, count: Int, k: Int, cutoff: Word, work: Any) -> Int:
+    """Reduce the stored candidates to those better than the cutoff, and the first that equal it up to k in all.
+
+    All stay where fewer than k are as good as the cutoff: scores that are being rewritten can be worse than when they
+    passed it.
+    """
+    better, equal = 0, 0
+    for i in range(count):
+        better += key[i] < cutoff
+        equal += key[i] == cutoff
+    if better + equal < k:
+        return count
+    ties, kept = k - better, 0
+    for i in range(count):
+        this = key[i]
+        index[kept] = index[i]
+        key[kept] = this
+        tie = np.int64(this == cutoff) & np.int64(ties > 0)
+        ties -= tie
+        kept += tie + (this < cutoff)
+    work[0] += 2 * count
+    return kept
 
 
 @jit

@@ -17,8 +17,9 @@ from ksieve import reference
 from ksieve.array_info import dtype_name
 from ksieve.backends.cpu.sharing import Work, share
 from ksieve.finish import Finish
+from ksieve.guess import fresh_seed
 from ksieve.keys import BIN_CUTOFF_KEY
-from ksieve.planner import Plan
+from ksieve.planner import Plan, least_capacity
 from ksieve.policy import PEAK, SamplingPolicy
 from ksieve.stats import STATS_COLUMNS, Stats
 
@@ -61,13 +62,16 @@ def thread_count() -> int:
 
 
 def stored_candidates(plan: Plan, width: int) -> int:
-    """Candidates that one thread can store: what a row needs at most, else 4 k (`plan.capacity` permitting).
+    """Candidates that one thread stores in a call of that width: the plan's capacity, and no more than a row has.
 
-    At least twice k and the largest sample rank, so that keeping the best of a full store frees half of it.
+    At the least `planner.least_capacity`, whatever `dataclasses.replace` made of a plan.
     """
-    k = plan.problem.k
-    ranks = _policy_numbers(plan.policy, k)[3:5]
-    return min(max(min(plan.capacity, max(4096, 4 * k)), 2 * k, 2 * max(ranks) + 2), width)
+    return min(max(plan.capacity, least_capacity(plan.problem.k, plan.policy)), width)
+
+
+def model_arguments(plan: Plan, width: int) -> dict[str, Any]:
+    """What `reference.select` has to know of a plan to count as a call of that width does."""
+    return {"policy": plan.policy, "capacity": stored_candidates(plan, width), "seed": fresh_seed()}
 
 
 def scratch_bytes(plan: Plan) -> int:
@@ -107,6 +111,29 @@ def run(
     slots = _placed(out)
     _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, False)
     return Stats(raw) if return_stats else None
+
+
+def row_work(plan: Plan, scores: NDArray[Any], seed: int | None = None) -> NDArray[np.int64]:
+    """Scores that each row makes a thread sample, store and compare again, as `select_rows` counts them.
+
+    What a row costs beyond its reads, as a number that is the same in every run with the same seed.
+
+    Parameters
+    ----------
+    plan, scores
+        As of `run`.
+    seed : int, optional
+        Of the guesses; drawn as for a call when omitted.
+
+    Returns
+    -------
+    ndarray of int64, shape (rows,)
+    """
+    rows, width = scores.shape
+    work, out = np.zeros(rows, np.int64), np.empty((rows, plan.problem.k), np.int32)
+    select, _ = _selector(plan, scores, np.full(rows, width, np.int32), False, work=work, seed=seed)
+    select(0, rows, _address(out), out.strides[0])
+    return work
 
 
 def run_finished(
@@ -203,6 +230,8 @@ def _selector(
     return_stats: bool,
     begins: NDArray[np.int32] | None = None,
     ks: NDArray[np.int32] | None = None,
+    work: NDArray[np.int64] | None = None,
+    seed: int | None = None,
 ) -> tuple[_Select, NDArray[np.int32]]:
     """Kernel call with everything bound but its rows and the address and byte pitch of its slots; and the statistics
     that it fills.
@@ -213,7 +242,8 @@ def _selector(
     k = plan.problem.k
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     policy = _policy_numbers(plan.policy, k)
-    size = stored_candidates(plan, width)
+    size, drawn = stored_candidates(plan, width), fresh_seed() if seed is None else seed
+    counted = np.zeros(0, np.int64) if work is None else work
     matrix, starts, own = map(_placed, (scores, begins, ks))
     dtype = _DTYPES[dtype_name(scores.dtype)]
     tie_break = _TIE_BREAKS[plan.problem.options.tie_break]
@@ -221,7 +251,7 @@ def _selector(
     def select(begin: int, end: int, out: int, out_pitch: int) -> None:
         select_rows(
             matrix.address, matrix.pitch, dtype, lengths, begin, end, k, out, out_pitch, starts.address, own.address,
-            tie_break, policy, BIN_CUTOFF_KEY, plan.capacity, plan.held, size, raw,
+            tie_break, policy, BIN_CUTOFF_KEY, size, drawn, raw, counted,
         )  # fmt: skip
 
     return select, raw
@@ -235,9 +265,7 @@ def run_reference(
     return_stats: bool,
 ) -> Stats | None:
     """Same arguments and result as `run`, by the NumPy model."""
-    indices, stats = reference.select(
-        scores, lengths, plan.problem.k, policy=plan.policy, capacity=plan.capacity, held=plan.held
-    )
+    indices, stats = reference.select(scores, lengths, plan.problem.k, **model_arguments(plan, scores.shape[1]))
     out[...] = indices
     return stats if return_stats else None
 

@@ -23,12 +23,20 @@ class Scratch(NamedTuple):
     """uint32 (TILE,): float32 bits of a tile that cannot be read in place."""
     batch: Any
     """uint32 (at least BATCH,): sampled scores, before they are ranked; holds one group at the least."""
+    places: Any
+    """int64 (BATCH + GROUPS_AHEAD,): where the groups of a batch begin, and some of the next one."""
+    work: Any
+    """int64 (1,): scores sampled, stored, and compared again, so far of this row."""
 
 
 BATCH = 512
 """Scores of a view fetched at a time."""
 
 
+GROUPS_AHEAD = 16
+"""Sampled groups asked for in advance: as many cache misses as a core keeps under way."""
+
+
 def bytes_needed(size: int, group: int) -> int:
     """Bytes of the `Scratch` that `select_rows` makes."""
-    return 12 * (size + BLOCK) + 4 * (HIST_BINS + TILE + max(BATCH, group))
+    return 12 * (size + BLOCK) + 4 * (HIST_BINS + TILE + max(BATCH, group)) + 8 * (BATCH + GROUPS_AHEAD + 1)

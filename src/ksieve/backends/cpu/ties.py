@@ -38,7 +38,10 @@ def emit_last_stored(out: Int, k: Int, ties: Int, index: Any, key: Any, count: I
 
 @jit
 def emit_last_of_row(row: Int, length: Int, dtype: Int, out: Int, k: Int, ties: Int, worst: Word, wide: Any) -> None:
-    """The same from the row itself, read from its end until `ties` scores are found."""
+    """The same from the row itself, read from its end until `ties` scores are found.
+
+    The row may have changed since it was read before, and hold fewer. So all of its slots must be written already.
+    """
     limit = raw_limit(worst)
     has_better = worst > np.uint32(INF_KEY)
     better = raw_limit(np.uint32(worst - np.uint32(1))) if has_better else np.uint32(0)
@@ -55,8 +58,8 @@ def emit_last_of_row(row: Int, length: Int, dtype: Int, out: Int, k: Int, ties: 
                 if mask == 0:
                     break
                 if (mask >> np.uint64(bit)) & np.uint64(1):
-                    if slot == k:
-                        return
                     store_i32(out + 4 * slot, np.int32(begin + bit))
                     slot += 1
+                    if slot == k:
+                        return
                     mask &= ~(np.uint64(1) << np.uint64(bit))

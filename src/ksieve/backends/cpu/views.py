@@ -1,4 +1,4 @@
-"""Looking at a row before it is read: the policy's view, and a second one that no period in the data can fool."""
+"""Looking at a row before it is read: the policy's view, and that of a guess (`ksieve.guess`)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ from typing import Any
 
 import numpy as np
 
+from ksieve import guess
 from ksieve.backends.cpu.lanes import FLOAT32, Int, Word, jit, make_keys, prefetch, score_bits
 from ksieve.backends.cpu.ranking import keep_best_keys, kth
-from ksieve.backends.cpu.scratch import BATCH
+from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD
+from ksieve.guess import MOST_GUESSES
 from ksieve.keys import NAN_KEY
 from ksieve.policy import JITTER_MIX, JITTER_PERIOD, JITTER_ROW, JITTER_SHIFT
 
-GROUPS_AHEAD = 16
-"""Sampled groups asked for in advance: as many cache misses as a core keeps under way."""
+_stride_of, _rank_of = jit(guess.stride_of), jit(guess.rank_of)
+_GOLDEN, _MIX_1, _MIX_2 = np.uint64(guess.GOLDEN), np.uint64(guess.MIX_1), np.uint64(guess.MIX_2)
 
-GUESS_STRIDE = 64
-"""Largest stride of the second view."""
 
-GUESS_SAMPLES = 512
-"""Scores that the second view takes of a short row, at the least."""
+@jit
+def mixed(word: Word) -> Word:
+    """`ksieve.guess.mixed`."""
+    word = (word ^ (word >> np.uint64(30))) * _MIX_1
+    word = (word ^ (word >> np.uint64(27))) * _MIX_2
+    return word ^ (word >> np.uint64(31))
 
-GUESS_ROW = 0xFFFFFFFF
-"""Row whose jitter the second view has: one that does not exist, so that no row's own view repeats in it."""
+
+@jit
+def state_of(seed: Int, row_id: Int, attempt: Int) -> Word:
+    """`ksieve.guess.state_of`."""
+    number = np.uint64(row_id * MOST_GUESSES + attempt + 1)
+    return mixed(np.uint64(seed) + number * _GOLDEN) | np.uint64(1)
 
 
 @jit
@@ -31,6 +39,14 @@ def offset(row_id: Int, period: Int, stride: Int) -> Int:
     mixed = np.uint32(np.uint32(row_id) * np.uint32(JITTER_ROW) + np.uint32(period) * np.uint32(JITTER_PERIOD))
     mixed = np.uint32((mixed ^ (mixed >> np.uint32(JITTER_SHIFT))) * np.uint32(JITTER_MIX))
     return np.int64((np.uint64(mixed) * np.uint64(stride)) >> np.uint64(32))
+
+
+@jit
+def _group_of(row_id: Int, state: Word, number: Int, jitter: Int) -> Int:
+    """Which of `jitter` groups a period's sample is: by a guess's state, or where that is 0 as the policy has it."""
+    if state != np.uint64(0):
+        return np.int64(mixed(state + np.uint64(number) * _GOLDEN) & np.uint64(jitter - 1))
+    return offset(row_id, number, jitter)
 
 
 @jit
@@ -60,6 +76,7 @@ def sample_keys(
     group: Int,
     period: Int,
     row_id: Int,
+    state: Word,
     jitter: Int,
     share: Int,
     most: Int,
@@ -69,30 +86,34 @@ def sample_keys(
 ) -> Int:
     """Store the keys of a view, of a large one only its `most` best and some more; return how many.
 
-    In each period a group begins at `first`, or one of `jitter` groups behind it, by the hash of `row_id`. Each `share`
-    adjacent scores of a group stand for the best of them. Scores are fetched in batches, by a loop that
-    does nothing else, so that many cache misses are under way at a time.
+    In each period a group begins at `first`, or one of `jitter` groups behind it, by a guess's `state` or, where that
+    is 0, by the hash of `row_id`. Each `share` adjacent scores of a group stand for the best of them. Scores are
+    fetched in batches, by a loop that does nothing else, so that many cache misses are under way at a time.
     """
-    batch, itemsize = scratch.batch, 4 if dtype == FLOAT32 else 2
+    batch, places, itemsize = scratch.batch, scratch.places, 4 if dtype == FLOAT32 else 2
     count, size = 0, min(key.size, max(4 * most, 256))
     bound = np.uint32(NAN_KEY)
     groups = (length - first + period - 1) // period
     step = max(BATCH // group, 1)
     for begin in range(0, groups, step):
-        fetched = 0
-        for number in range(begin, min(begin + step, groups)):
-            start = first + number * period + offset(row_id, number, jitter) * group
-            ahead = number + GROUPS_AHEAD
-            prefetch(row + itemsize * (first + ahead * period + offset(row_id, ahead, jitter) * group))
+        fetched, taken = 0, min(step, groups - begin)
+        for j in range(taken + GROUPS_AHEAD):
+            number = begin + j
+            places[j] = first + number * period + _group_of(row_id, state, number, jitter) * group
+        for j in range(taken):
+            start = places[j]
+            prefetch(row + itemsize * places[j + GROUPS_AHEAD])
             for position in range(start, min(start + group, length)):
                 batch[fetched] = score_bits(row, position, dtype)
                 fetched += 1
         make_keys(0, fetched, batch)
+        scratch.work[0] += fetched
         if share > 1:
             fetched = _best_of_each(batch, fetched, share)
         for i in range(fetched):
             if count == size:
-                bound = np.uint32(keep_best_keys(key, size, most, spare, scratch.histogram) - np.uint32(1))
+                best = keep_best_keys(key, size, most, spare, scratch.histogram, scratch.work)
+                bound = np.uint32(best - np.uint32(1))
                 count = most
             key[count] = batch[i]
             count += batch[i] <= bound
@@ -100,21 +121,19 @@ def sample_keys(
 
 
 @jit
-def guess_cutoff(row: Int, length: Int, dtype: Int, k: Int, scratch: Any) -> Word:
-    """Key that admits little more than k scores in all probability, from a jittered view; `NAN_KEY` if none would.
+def guess_cutoff(row: Int, row_id: Int, length: Int, dtype: Int, k: Int, attempt: Int, seed: Int, scratch: Any) -> Word:
+    """`ksieve.guess.cutoff` of one attempt; `NAN_KEY` where every score is admitted.
 
-    With m = k / stride of the k best expected in the view, rank m + 4 sqrt(m) + 8 lies at least four standard
-    deviations above them. A row that is unlucky all the same is read once more.
+    Half of `spare` holds the sample: with a stride of 2 or more, its rank is below k + 32, and storage for fewer than
+    2 k holds the row, whose length the rank is at most three eighths of.
     """
-    stride = GUESS_STRIDE
-    while stride > 1 and stride * GUESS_SAMPLES > length:
-        stride //= 2
-    expected = k / stride
-    rank = np.int64(expected + 4 * np.sqrt(expected)) + 8
+    stride = _stride_of(length)
+    rank = _rank_of(length, k, stride, attempt)
     half = scratch.spare.size // 2
-    if rank * stride > length * 3 // 4 or 2 * rank > half:
+    if rank == 0 or rank >= half:
         return np.uint32(NAN_KEY)
     keys, rest = scratch.spare[:half], scratch.spare[half:]
-    count = sample_keys(row, length, dtype, 0, 1, stride, GUESS_ROW, stride, 1, rank, keys, rest, scratch)
-    guess, _ = kth(keys, count, rank, rest, scratch.histogram)
-    return guess
+    state = state_of(seed, row_id, attempt)
+    count = sample_keys(row, length, dtype, 0, 1, stride, row_id, state, stride, 1, rank, keys, rest, scratch)
+    cutoff, _, _ = kth(keys, count, rank, rest, scratch.histogram, scratch.work)
+    return cutoff

@@ -1,0 +1,94 @@
+"""Scores that another thread rewrites during the call: any index or -1 may come out, never anything else."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve.backends.cpu import lanes
+from ksieve.backends.cpu.ranking import drop_ties, emit, keep_best, kth
+from ksieve.backends.cpu.ties import emit_last_of_row
+from ksieve.keys import order_key
+
+RUBBISH = 0x7F7F7F7F
+
+
+def test_ties_that_are_gone_leave_the_slots_as_they_were() -> None:
+    """`emit_last_of_row` reads the row once more; of five equal scores one is left."""
+    row = np.full(200, -1, np.float32)
+    row[150] = 1
+    out = np.arange(10, dtype=np.int32)
+    wide = np.empty(lanes.TILE, np.uint32)
+    emit_last_of_row(row.ctypes.data, 200, lanes.FLOAT32, out.ctypes.data, 10, 5, order_key([1.0])[0], wide)
+    assert out.tolist() == [0, 1, 2, 3, 4, 150, 6, 7, 8, 9]
+
+
+def test_more_ties_than_before_stay_within_their_slots() -> None:
+    row = np.ones(200, np.float32)
+    out = np.full(12, -7, np.int32)
+    wide = np.empty(lanes.TILE, np.uint32)
+    emit_last_of_row(row.ctypes.data, 200, lanes.FLOAT32, out.ctypes.data, 10, 5, order_key([1.0])[0], wide)
+    assert out.tolist() == [-7] * 5 + [199, 198, 197, 196, 195] + [-7, -7]
+
+
+def test_keys_that_passed_a_cutoff_and_are_worse_now_lose_nothing() -> None:
+    """Of a store that looked full of good scores, few are: enough must stay for a selection."""
+    work, histogram, spare = np.zeros(1, np.int64), np.empty(2048, np.int32), np.empty(100, np.uint32)
+    for good in (0, 3, 9):
+        key = np.full(100, 5000, np.uint32)
+        key[:good] = 10
+        index = np.arange(100, dtype=np.int32)
+        assert drop_ties(index, key, 100, 10, np.uint32(100), work) == 100
+        stay, _ = keep_best(index, key, 100, 10, 50, spare, histogram, work)
+        assert 10 <= stay <= 50
+        out = np.full(10, RUBBISH, np.int32)
+        worst, ties, _ = kth(key, stay, 10, spare, histogram, work)
+        emit(out.ctypes.data, 10, index, key, stay, worst, ties)
+        assert sorted(out) == list(range(10))
+
+
+CALLS = [
+    {},
+    {"tie_break": "high"},
+    {"tie_break": "low", "sorted": True},
+    {"policy": "direct", "tie_break": "high"},
+    {"return_values": True, "sorted": True},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", CALLS, ids=str)
+def test_every_slot_holds_an_index_while_scores_change(options: dict) -> None:
+    rng = np.random.default_rng(7)
+    width, k = 40_000, 500
+    states = [
+        rng.standard_normal((8, width), dtype=np.float32),
+        np.where(rng.random((8, width)) < 0.4, np.float32(1), np.float32(0)),
+        np.sort(rng.random((8, width), dtype=np.float32), axis=1),
+        np.full((8, width), np.nan, np.float32),
+    ]
+    scores, stop = states[0].copy(), threading.Event()
+
+    def rewrite() -> None:
+        while not stop.is_set():
+            for state in states:
+                scores[:] = state
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        ends = time.monotonic() + 3
+        calls = 0
+        out = np.empty((8, k), np.int32)
+        while time.monotonic() < ends or calls < 20:
+            out[...] = RUBBISH
+            ksieve.topk(scores, k=k, out=out, **options)
+            assert ((out >= -1) & (out < width)).all(), np.unique(out[(out < -1) | (out >= width)])
+            calls += 1
+    finally:
+        stop.set()
+        writer.join()
