@@ -275,6 +275,14 @@ def _cpu_results(link: str, payload: dict[str, Any]) -> str:
             f"Of {len(families)} adversarial families, the slowest beside plain random rows of its shape is "
             f"`{worst['family']}` at {worst['rows']} x {worst['width']:,}: {worst['times_plain']:.2f} times as long."
         )
+    if results.get("aimed"):
+        work = max(case["times_random"] for case in results["aimed"])
+        longest = max(results["aimed"], key=lambda case: case["times_plain"])
+        parts.append(
+            f"Of the rows that a search aims at the CPU backend, the dearest stores and compares {work:.2f} times as "
+            f"many scores as a random row (the contract allows 6), and the slowest takes {longest['times_plain']:.2f} "
+            f"times as long ({longest['width']:,} scores, k = {longest['k']:,})."
+        )
     if "start" in results:
         start, scratch = results["start"], results["memory"]["scratch_bytes_per_thread"]
         parts.append(

@@ -18,7 +18,10 @@ SMALL = ((3, 4000),)
 
 
 def measure(**options):
-    return cpu.run(**{"shapes": SMALL, "k": 50, "rounds": 2, "adversarial": False, "starts": False} | options)
+    return cpu.run(
+        **{"shapes": SMALL, "k": 50, "rounds": 2, "adversarial": False, "searched": ((1024, 50),), "starts": False}
+        | options
+    )
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def test_progress_reaches_its_total():
     measure(
         sources=("endpoint", "random_normal"), adversarial=True, rounds=1, progress=lambda a, b: calls.append((a, b))
     )
-    total = 2 + len(cpu.ADVERSARIAL)
+    total = 2 + len(cpu.ADVERSARIAL) + 1
     assert calls == [(i + 1, total) for i in range(total)]
 
 
@@ -244,6 +247,7 @@ def test_tables_hold_every_case(monkeypatch):
         "3 x 4,000, top 50",
         "endpoint_structured",
         "stride_hole",
+        "1,024, top 50",
         "import ksieve",
         "0.10 s",
     ):

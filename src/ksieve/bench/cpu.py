@@ -1,7 +1,8 @@
 """The CPU backend beside other libraries: the same rows, one process, rotated rounds, every answer verified.
 
-Three parts: `_compare` times the contenders on rows like a user's, `_adversarial` sets families made to hurt
-beside plain random rows of the same shape, and `ksieve.bench.startup` measures what lies outside a call.
+Four parts: `_compare` times the contenders on rows like a user's, `_adversarial` sets families made to hurt
+beside plain random rows of the same shape, `_aimed` does so with rows that a search finds (`ksieve.bench.aimed`), and
+`ksieve.bench.startup` measures what lies outside a call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve.backends import cpu
-from ksieve.bench import record, startup
+from ksieve.bench import aimed, record, startup
 from ksieve.errors import ArgumentError, VerificationError
 from ksieve.keys import widen
 from ksieve.planner import Plan
@@ -67,6 +68,7 @@ def run(
     rounds: int = 9,
     *,
     adversarial: bool = True,
+    searched: Sequence[tuple[int, int]] = aimed.SHAPES,
     starts: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
@@ -83,7 +85,9 @@ def run(
     rounds : int
         Timed rounds; medians are reported.
     adversarial : bool
-        Also time every adversarial family beside plain random rows.
+        Also time every adversarial family beside plain random rows, and the rows of `searched`.
+    searched : sequence of (width, k)
+        Of the searches for the dearest row.
     starts : bool
         Also measure import, first call and memory in fresh processes.
     seed : int
@@ -109,7 +113,8 @@ def run(
         if rows < 1 or width < k:
             raise ArgumentError("shapes", f"{rows}x{width}", f"at least 1 row of at least k = {k} scores")
     families = [p.name for p in ADVERSARIAL] if adversarial else []
-    steps = _Steps(len(shapes) * (len(sources) + len(families)) + 3 * starts, progress)
+    searches = list(searched) if adversarial else []
+    steps = _Steps(len(shapes) * (len(sources) + len(families)) + len(searches) + 3 * starts, progress)
     loaded = {os.fspath(source): _check_source(source) for source in sources}
     compared, hurt = [], []
     for rows, width in shapes:
@@ -126,7 +131,11 @@ def run(
                     {"family": family, "rows": rows, "width": width} | _adversarial(scores, plain, plan, rounds)
                 )
                 steps.advance()
-    results: dict[str, Any] = {"compared": compared, "adversarial": hurt}
+    found = []
+    for width, ranks in searches:
+        found.append({"width": width, "k": ranks} | _aimed(width, ranks, rounds, seed))
+        steps.advance()
+    results: dict[str, Any] = {"compared": compared, "adversarial": hurt, "aimed": found}
     if starts:
         results["start"] = {"import_seconds": startup.import_seconds()}
         steps.advance()
@@ -225,6 +234,19 @@ def _adversarial(scores: F32, plain: F32, plan: Plan, rounds: int) -> dict[str, 
         "plain_median_seconds": medians["plain"],
         "times_plain": medians["family"] / medians["plain"],
         **_account(stats),
+    }
+
+
+def _aimed(width: int, k: int, rounds: int, seed: int) -> dict[str, Any]:
+    """Search for the dearest row of a width, and time it and a plain one in turns."""
+    plan = api.plan(rows=1, width=width, k=k)
+    found = aimed.search(plan, aimed.STEPS, seed)
+    plain = find_producer(BASELINE)(1, width, seed=seed, k=k)
+    return {
+        "work": found.work,
+        "random_work": found.random_work,
+        "times_random": found.times_random,
+        **_adversarial(found.row[None], plain, plan, rounds),
     }
 
 
@@ -357,6 +379,18 @@ def tables(payload: dict[str, Any]) -> Iterator[TableOfTexts]:
         if adversarial:
             columns = ("family", "ksieve", "of plain rows", "model scans", "routes")
             yield f"{title}: rows made to hurt", columns, adversarial
+    if results["aimed"]:
+        searched = [
+            (
+                f"{case['width']:,}, top {case['k']:,}",
+                f"{case['times_random']:.2f}x",
+                _milliseconds(case["median_seconds"]),
+                f"{case['times_plain']:.2f}x",
+            )
+            for case in results["aimed"]
+        ]
+        heads = ("row", "work of a random row's", "ksieve", "of a plain row")
+        yield "The dearest rows that a search finds, one at a time", heads, searched
     if "start" in results:
         start, memory = results["start"], results["memory"]
         grown = memory["resident_growth_bytes_per_thread"]
