@@ -1,4 +1,4 @@
-// A CUDA driver library without a GPU: it has the driver's names and signatures, keeps a context stack, hands out
+// A CUDA driver library without a GPU: it has the driver's names and signatures, keeps a current context, hands out
 // host memory, and prints each call that matters to stdout. STUB_* variables make it fail in chosen ways.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,8 +28,6 @@ typedef struct {
 } Params;
 
 static void* current;
-static void* stack[16];
-static int depth;
 
 static int option(const char* name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
 
@@ -51,8 +49,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = (void*)(0x7000ull + device), 0; }
 int cuCtxGetCurrent(void** context) { return *context = current, 0; }
-int cuCtxPushCurrent_v2(void* context) { return stack[depth++] = current, current = context, 0; }
-int cuCtxPopCurrent_v2(void** context) { return *context = current, current = stack[--depth], 0; }
+int cuCtxSetCurrent(void* context) { return current = context, 0; }
 int cuModuleLoadData(void** module, const char* image) {
   printf("load %.3s in %p\n", image + 1, current);
   *module = (void*)0x8000;

@@ -135,3 +135,40 @@ def test_failures_in_one_sentence(stub, environment, words):
 def test_a_device_that_is_not_there(stub):
     (line,) = stub("ksieve.plan(rows=1, width=9, k=1, device='cuda:2')")
     assert line == "refused: there is no device cuda:2: the driver sees 2 GPU(s), numbered from 0"
+
+
+def test_an_interrupt_leaves_the_callers_context_current(stub):
+    """Behind each of the calls that make another device's context current, or look for the one before."""
+    done = stub(
+        """
+from ksieve.backends.cuda import driver as cuda_driver
+driver = cuda_driver.get()
+plain, outer = driver._call, driver.context(0)
+driver._call("cuCtxSetCurrent", driver._api.CUcontext(outer))
+for interrupted in range(3):
+    calls = []
+    def call(name, *arguments):
+        found = plain(name, *arguments)
+        calls.append(name)
+        if len(calls) == interrupted + 1:
+            raise KeyboardInterrupt
+        return found
+    driver._call = call
+    try:
+        with driver.activated(0x7001):
+            print("inside", hex(int(plain("cuCtxGetCurrent"))))
+    except KeyboardInterrupt:
+        print("interrupted")
+    driver._call = plain
+    print(hex(int(driver._call("cuCtxGetCurrent"))))
+"""
+    )
+    assert done == [
+        "interrupted",
+        "0x7000",
+        "interrupted",
+        "0x7000",
+        "inside 0x7001",
+        "interrupted",
+        "0x7000",
+    ]

@@ -833,8 +833,10 @@ def test_environment_is_not_needed_to_describe_a_kernel():
 # ---- interrupts
 
 
-def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(driver, rows, monkeypatch):
-    """The next call on the stream before went to the interrupted call's stream."""
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("later", [7, 9])
+def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(driver, rows, monkeypatch, packed, later):
+    """The next call on the stream before went to the interrupted call's stream, or the other way round."""
     scores, lengths = rows
     out = out_array(8, 4)
 
@@ -849,15 +851,16 @@ def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(driver, rows, monke
 
         @staticmethod
         def pack_into(*args):
-            real.pack_into(*args)
+            if packed:
+                real.pack_into(*args)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "_STREAM", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         call_on(9)
     monkeypatch.setattr(launch, "_STREAM", real)
-    call_on(7)
-    assert driver.launches[-1]["stream"] == 7
+    call_on(later)
+    assert driver.launches[-1]["stream"] == later
 
 
 @pytest.mark.parametrize("stats", [False, True])

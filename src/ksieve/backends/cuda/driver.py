@@ -130,11 +130,12 @@ class Driver:
     @contextmanager
     def activated(self, context: int) -> Iterator[None]:
         """Make a context current for a block of calls, then restore what was current before."""
-        self._call("cuCtxPushCurrent", self._api.CUcontext(context))
-        try:
+        before = self._call("cuCtxGetCurrent")
+        try:  # an interrupt on either side of the next call leaves no foreign context current
+            self._call("cuCtxSetCurrent", self._api.CUcontext(context))
             yield
         finally:
-            self._call("cuCtxPopCurrent")
+            self._call("cuCtxSetCurrent", before)
 
     # ---- kernels -------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _PATCH = struct.Struct(PARAMS.format + "I")
 _PATCH_OPTIONS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + "I")
 _STREAM = struct.Struct("=Q")
+_UNKNOWN_STREAM = -1
 
 
 _TOO_FEW_RESIDENT = 720
@@ -173,9 +174,9 @@ class Launcher:
                     indices, out_pitch, stats, workspace, self._lists, primary, rescue, blocks,
                 )  # fmt: skip
             if stream != self._stream:
-                # In this order: an interrupt behind the packing would leave a stream there that nothing knows of.
-                self._stream = stream
+                self._stream = _UNKNOWN_STREAM  # until it is known again: an interrupt may come in between
                 _STREAM.pack_into(memory, self._stream_at, stream)
+                self._stream = stream
             # A default stream belongs to whatever context is current: another device's, or none in a new thread.
             if self._get_current(self._current_ref) == 0 and self._current.value == self.context:
                 code = self._enqueue(self._config, self._function, self._arguments, None)
