@@ -153,15 +153,6 @@ def test_a_compilation_is_announced_where_everybody_sees_it(folder, caplog):
     assert not logging.getLogger("ksieve").handlers, "a handler would hide the message from scripts"
 
 
-def test_numba_with_jit_disabled_runs_python(tmp_path):
-    code = "from ksieve.backends.cpu.compiled import cached_jit; print(cached_jit(lambda x: x + 1)(2))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert done.stdout.strip() == "3" and done.stderr == ""
-
-
 CALL = """
 import numpy as np, ksieve
 from ksieve.backends.cpu.kernels import select_rows

@@ -199,17 +199,19 @@ def test_matrices_without_elements(shape):
 
 # ---- refusals ----------------------------------------------------------------------------------------------
 
+COPY = ": np.ascontiguousarray(scores)"
+
 
 @pytest.mark.parametrize(
-    ("bad", "got"),
+    ("bad", "got", "remedy"),
     [
-        (lambda: scores(np.float64), "dtype float64"),
-        (lambda: scores(np.int32), "dtype int32"),
-        (lambda: scores(">f4"), "dtype >f4 (foreign byte order)"),
+        (lambda: scores(np.float64), "dtype float64", ": scores.astype(np.float32) rounds to one"),
+        (lambda: scores(np.int32), "dtype int32", ""),
+        (lambda: scores(">f4"), "dtype >f4 (foreign byte order)", ""),
     ],
 )
-def test_scores_of_a_wrong_dtype(bad, got):
-    refuse(f"scores: got {got}; takes dtype float32, float16, bfloat16", bad(), k=K)
+def test_scores_of_a_wrong_dtype(bad, got, remedy):
+    refuse(f"scores: got {got}; takes dtype float32, float16, bfloat16{remedy}", bad(), k=K)
 
 
 @pytest.mark.parametrize("shape", [(50,), (2, 5, 10), ()])
@@ -221,19 +223,19 @@ def test_scores_of_a_wrong_rank(shape):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (scores()[:, ::2], "scores: got last stride 2; takes last stride 1 (rows contiguous)"),
-        (scores()[:, ::-1], "scores: got last stride -1; takes last stride 1 (rows contiguous)"),
-        (scores().T, f"scores: got last stride {WIDTH}; takes last stride 1 (rows contiguous)"),
-        (scores()[::-1], f"scores: got row pitch -{WIDTH} for width {WIDTH}; takes row pitch of at least width"),
+        (scores()[:, ::2], f"scores: got last stride 2; takes last stride 1 (rows contiguous){COPY}"),
+        (scores()[:, ::-1], f"scores: got last stride -1; takes last stride 1 (rows contiguous){COPY}"),
+        (scores().T, f"scores: got last stride {WIDTH}; takes last stride 1 (rows contiguous){COPY}"),
+        (scores()[::-1], f"scores: got row pitch -{WIDTH} for width {WIDTH}; takes row pitch of at least width{COPY}"),
         (
             np.broadcast_to(scores()[:1], (ROWS, WIDTH)),
-            f"scores: got row pitch 0 for width {WIDTH}; takes row pitch of at least width",
+            f"scores: got row pitch 0 for width {WIDTH}; takes row pitch of at least width{COPY}",
         ),
         (
             np.lib.stride_tricks.sliding_window_view(scores()[0], 20),
-            "scores: got row pitch 1 for width 20; takes row pitch of at least width",
+            f"scores: got row pitch 1 for width 20; takes row pitch of at least width{COPY}",
         ),
-        ([[1.0, 2.0]], "scores: got list; takes a NumPy, PyTorch, CuPy or JAX array"),
+        ([[1.0, 2.0]], "scores: got list; takes a NumPy, PyTorch, CuPy or JAX array: np.array(scores) first"),
         (None, "scores: got NoneType; takes a NumPy, PyTorch, CuPy or JAX array"),
         (
             np.ma.masked_less(scores(), 0),
@@ -247,7 +249,7 @@ def test_scores_that_cannot_be_used(bad, message):
 
 
 def test_scores_too_wide_for_int32_indices():
-    with pytest.raises(ArgumentError, match=r"scores: got width 2147483648; takes width below 2\*\*31"):
+    with pytest.raises(ArgumentError, match=r"scores: got width 2147483648; takes at most 2147483647"):
         check_selection(FakeCuda((1, 1 << 31)), None, K)
 
 
@@ -289,15 +291,21 @@ def test_largest_k():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (lengths().astype(np.int64), "lengths: got dtype int64; takes dtype int32"),
-        (lengths().astype(np.uint32), "lengths: got dtype uint32; takes dtype int32"),
+        (lengths().astype(np.int64), "lengths: got dtype int64; takes dtype int32: lengths.astype(np.int32)"),
+        (lengths().astype(np.uint32), "lengths: got dtype uint32; takes dtype int32: lengths.astype(np.int32)"),
         (lengths().astype(np.float32), "lengths: got dtype float32; takes dtype int32"),
-        (lengths().astype(">i4"), "lengths: got dtype >i4 (foreign byte order); takes dtype int32"),
+        (
+            lengths().astype(">i4"),
+            "lengths: got dtype >i4 (foreign byte order); takes dtype int32: lengths.astype(np.int32)",
+        ),
         (lengths()[:3], "lengths: got shape (3,); takes shape (4,)"),
         (lengths()[:, None], "lengths: got shape (4, 1); takes shape (4,)"),
         (np.array(5, np.int32), "lengths: got shape (); takes shape (4,)"),
-        (np.zeros(8, np.int32)[::2], "lengths: got stride 2; takes a contiguous vector (stride 1)"),
-        ([50, 3, 0, 20], "lengths: got list; takes a NumPy, PyTorch, CuPy or JAX array"),
+        (
+            np.zeros(8, np.int32)[::2],
+            "lengths: got stride 2; takes a contiguous vector (stride 1): np.ascontiguousarray(lengths)",
+        ),
+        ([50, 3, 0, 20], "lengths: got list; takes a NumPy, PyTorch, CuPy or JAX array: np.array(lengths) first"),
         (FakeCuda((4,), "<i4"), "lengths: got device cuda:0; takes the scores' device, cpu"),
     ],
 )
@@ -313,7 +321,7 @@ def test_one_row_still_needs_a_vector_of_lengths():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (np.zeros(1, np.int64), "num_rows: got dtype int64; takes dtype int32"),
+        (np.zeros(1, np.int64), "num_rows: got dtype int64; takes dtype int32: num_rows.astype(np.int32)"),
         (np.zeros(2, np.int32), "num_rows: got shape (2,); takes shape (1,) or ()"),
         (3, "num_rows: got int; takes a NumPy, PyTorch, CuPy or JAX array"),
         (FakeCuda((1,), "<i4"), "num_rows: got device cuda:0; takes the scores' device, cpu"),
@@ -387,8 +395,17 @@ def test_torch_tensors_that_cannot_be_used():
         "scores: got a torch tensor of layout torch.sparse_coo; takes a dense (strided) tensor",
         torch.eye(4).to_sparse(), k=2,
     )  # fmt: skip
-    refuse("scores: got dtype float64; takes dtype float32, float16, bfloat16", torch.zeros((3, 4)).double(), k=2)
-    refuse("lengths: got dtype int64; takes dtype int32", torch.zeros((3, 4)), torch.tensor([1, 2, 3]), 2)
+    refuse(
+        "scores: got dtype float64; takes dtype float32, float16, bfloat16: scores.to(torch.float32) rounds to one",
+        torch.zeros((3, 4)).double(),
+        k=2,
+    )
+    refuse(
+        "lengths: got dtype int64; takes dtype int32: lengths.to(torch.int32)",
+        torch.zeros((3, 4)),
+        torch.tensor([1, 2, 3]),
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -396,7 +413,7 @@ def test_torch_tensors_that_cannot_be_used():
     [
         ({"backend": "gpu"}, "backend: got 'gpu'; takes 'auto', 'cpu', 'cuda' or 'reference'"),
         ({"backend": "cuda"}, "backend: got 'cuda'; takes 'auto', or a backend for scores on cpu"),
-        ({"workspace": np.zeros(8, np.uint8)}, "workspace: got ndarray; takes nothing on the CPU"),
+        ({"workspace": np.zeros(8, np.uint8)}, "workspace: got numpy.ndarray; takes nothing on the CPU"),
     ],
 )
 def test_call_options(options, message):

@@ -26,6 +26,7 @@ def test_names_are_pinned():
         "BackendError",
         "CaptureFormatError",
         "DeviceInfo",
+        "GradientWarning",
         "KsieveError",
         "Options",
         "Plan",

@@ -281,8 +281,15 @@ def test_memory_is_bounded():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scores": np.zeros((4, 9))}, "scores: got dtype float64; takes dtype float32, float16, bfloat16"),
-        ({"indices": np.zeros((4, 5), np.uint32)}, "indices: got dtype uint32; takes dtype int32 or int64"),
+        (
+            {"scores": np.zeros((4, 9))},
+            "scores: got dtype float64; takes dtype float32, float16, bfloat16: "
+            "scores.astype(np.float32) rounds to one",
+        ),
+        (
+            {"indices": np.zeros((4, 5), np.uint32)},
+            "indices: got dtype uint32; takes dtype int32 or int64: indices.astype(np.int64)",
+        ),
         ({"indices": np.zeros((4, 5), np.float32)}, "indices: got dtype float32; takes dtype int32 or int64"),
         (
             {"indices": np.zeros((3, 5), np.int32)},
@@ -298,7 +305,7 @@ def test_memory_is_bounded():
         ({"lengths": np.zeros(5, np.int32)}, "lengths: got shape (5,); takes shape (4,)"),
         ({"lengths": 7}, "lengths: got int; takes a NumPy, PyTorch, CuPy or JAX array"),
         ({"sentinel": 50}, "sentinel: got 50; takes an int that is no position, outside [0, 100)"),
-        ({"sentinel": None}, "sentinel: got None; takes an int"),
+        ({"sentinel": None}, "sentinel: got None; takes an int of 64 bits, such as -1"),
         ({"block_bytes": 0}, "block_bytes: got 0; takes an int of at least 1"),
     ],
 )

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, Unpack
 
-import numpy as np
-
 from ksieve import arguments, planner, problem
 from ksieve.arguments import Keywords
-from ksieve.errors import ArgumentError
-from ksieve.options import PLAIN, Options
+from ksieve.errors import ArgumentError, kind_of, shown
+from ksieve.options import PLAIN, Options, dtype_text
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.policy import SamplingPolicy, check_policy_kind
-from ksieve.problem import Device, Problem
+from ksieve.problem import Device, Extras, Problem
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 
@@ -24,6 +22,9 @@ Backend = Literal["auto", "cpu", "cuda", "reference"]
 # cost as much as the launch. Calls without a plan find theirs by what the plan was chosen from.
 _short_ways: dict[Any, Any] = {}
 _MOST_SHORT_WAYS = 4096
+
+_AUTO = "auto"
+_BACKENDS = (_AUTO, "cpu", "cuda", "reference")
 
 # Called with every checked call before it runs (`ksieve.record`), but for calls whose valid scores are no prefixes of
 # rows with a length each: starts, next_n. Replaced as a whole, so that threads may iterate.
@@ -97,7 +98,8 @@ def topk(
     offsets : array of int32, shape (rows,), optional
         Write ``i + offsets[row]`` in place of index i.
     return_values : bool
-        Also return the selected scores, bit for bit; -inf in unused slots.
+        Also return the selected scores, bit for bit; -inf in unused slots. No gradient flows through them: where one
+        is being recorded, `GradientWarning` says so once. ``scores.gather(1, indices.clamp(min=0).long())`` has one.
     values_out : array of the scores' dtype, shape (rows, k), optional
         Receives them.
     return_raw : bool
@@ -170,7 +172,14 @@ def topk_eager(
     keywords: Mapping[str, Any] | None = None,
 ) -> Any:
     """Run `topk` now, whether or not PyTorch is tracing: operators of a traced program call this."""
-    if _short_ways and not keywords and not observers and not return_stats and backend in ("auto", "cuda"):
+    # Compared by identity first: what is no string may have an == that gives an array.
+    if (
+        _short_ways
+        and not keywords
+        and not observers
+        and return_stats is False
+        and (backend is _AUTO or (backend.__class__ is str and backend == "cuda"))
+    ):
         if plan is None:
             short = _short_ways.get(choice_key(scores, k, policy))
         else:
@@ -180,14 +189,15 @@ def topk_eager(
             indices = short(scores, lengths, k, out, workspace, num_rows)
             if indices is not None:
                 return indices
-    if plan is not None and not isinstance(plan, Plan):
-        raise ArgumentError("plan", type(plan).__name__, "a Plan from ksieve.plan, or None")
+    check_plan_kind(plan)
+    if not isinstance(return_stats, bool):
+        raise ArgumentError("return_stats", shown(return_stats), "True or False")
+    if not isinstance(backend, str) or backend not in _BACKENDS:
+        raise ArgumentError("backend", shown(backend), "'auto', 'cpu', 'cuda' or 'reference'")
     given = plan is not None
     asked, info, extras = problem.check_selection(
         scores, lengths, k, out=out, num_rows=num_rows, keywords=keywords, planned=plan.problem if plan else None
     )
-    if backend not in ("auto", "cpu", "cuda", "reference"):
-        raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
     if plan is None:
@@ -195,9 +205,15 @@ def topk_eager(
         plan = choose(asked, policy)
     else:
         if policy is not None:
-            raise ArgumentError("policy", repr(policy), "nothing when plan is given: the plan holds one")
+            raise ArgumentError("policy", shown(policy), "nothing when plan is given: the plan holds one")
         planner.check_covers(plan, asked)
+    if workspace is not None and info.device.kind != "cuda":
+        raise ArgumentError("workspace", kind_of(workspace), "nothing on the CPU")
     plain = asked.options.plain
+    if info.library == "torch":
+        scores = problem.plain_tensor(scores)
+        if asked.options.values:
+            _check_gradients(scores, extras)
     lengths = extras.objects.get("lengths", lengths)
     for observe in observers:
         observe(asked, scores, lengths, num_rows, extras.objects.get("starts"))
@@ -215,8 +231,6 @@ def topk_eager(
                     _short_ways.clear()
                 _short_ways[key] = cuda.short_way(plan)
         return result
-    if workspace is not None:
-        raise ArgumentError("workspace", type(workspace).__name__, "nothing on the CPU")
     from ksieve.backends import cpu
 
     return cpu.call(
@@ -231,8 +245,8 @@ def plan(
     width: int,
     k: int,
     pitch: int | None = None,
-    dtype: str = "float32",
-    device: str | DeviceInfo = "cpu",
+    dtype: Any = "float32",
+    device: Any | DeviceInfo = "cpu",
     family: str | None = None,
     policy: SamplingPolicy | str | None = None,
     splits: int | None = None,
@@ -248,9 +262,9 @@ def plan(
         Slots per row.
     pitch : int, optional
         Scores from one row to the next; default `width`.
-    dtype : str
-        "float32", "float16" or "bfloat16".
-    device : str or DeviceInfo
+    dtype : str or dtype
+        "float32", "float16" or "bfloat16", or such a dtype of NumPy, PyTorch or JAX.
+    device : str, torch.device or DeviceInfo
         "cpu", "cuda", "cuda:1", or the facts of a device that need not be present.
     family : str, optional
         Force a kernel family.
@@ -271,30 +285,51 @@ def plan(
     ArgumentError
         If an argument is out of range or the family cannot run the shape.
     """
-    for name, value, least in (("rows", rows, 0), ("width", width, 0), ("pitch", pitch, width)):
-        if value is None and name == "pitch":
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ArgumentError(name, repr(value), f"an int of at least {least}")
-    if dtype not in problem.SCORE_DTYPES:
-        raise ArgumentError("dtype", repr(dtype), f"one of {list(problem.SCORE_DTYPES)}")
+    rows, width, pitch = problem.check_shape(rows, width, pitch)
+    name = dtype_text(dtype)
+    if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
+        raise ArgumentError("dtype", shown(name), f"one of {list(problem.SCORE_DTYPES)}")
     info = device if isinstance(device, DeviceInfo) else _device_info(_parse_device(device))
     asked = Problem(
-        int(rows),
-        int(width),
-        int(width if pitch is None else pitch),
+        rows,
+        width,
+        pitch,
         problem.check_k(k),
-        dtype,
+        name,
         Device(info.kind, info.index),
         problem.check_options(options, problem.check_k(k)),
     )
     return planner.choose(asked, info, family=family, policy=policy, splits=splits)
 
 
-def _parse_device(device: str) -> Device:
-    kind, _, index = str(device).partition(":")
+def _check_gradients(scores: Any, extras: Extras) -> None:
+    """Say that the values have no gradient, where one is being recorded."""
+    if not sys.modules["torch"].is_grad_enabled():
+        return
+    values = extras.objects.get("values_out")
+    if values is not None and problem.library_of(values) == "torch" and problem.plain_tensor(values).requires_grad:
+        raise ArgumentError("values_out", "a tensor that requires grad", "one that does not: values_out.detach()")
+    if scores.requires_grad:
+        arguments.warn_of_gradients()
+
+
+def check_plan_kind(plan: object) -> None:
+    """Refuse what is no plan.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if plan is not None and not isinstance(plan, Plan):
+        raise ArgumentError("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
+
+
+def _parse_device(device: Any) -> Device:
+    # A torch.device prints as its name.
+    text = str(device) if kind_of(device) == "torch.device" else device
+    kind, _, index = text.partition(":") if isinstance(text, str) else ("", "", "")
     if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and len(index) < 10)):
-        raise ArgumentError("device", repr(device), "'cpu', 'cuda' or 'cuda:<ordinal>'")
+        raise ArgumentError("device", shown(device), "'cpu', 'cuda' or 'cuda:<ordinal>'")
     return Device(kind, int(index or 0))
 
 
@@ -313,7 +348,7 @@ def choice_key(scores: Any, k: Any, policy: Any) -> Any:
     try:
         key = (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, type(k), policy)
         hash(key)
-    except (AttributeError, RuntimeError, TypeError):
+    except Exception:  # of a foreign class; the general way names what is wrong with the argument
         return None
     return key
 

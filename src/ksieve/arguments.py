@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, cast
 
-from ksieve.errors import ArgumentError
-from ksieve.options import PLAIN, IndexBase, IndexType, Options, Order, TieBreak, Transform, Windows
+from ksieve.errors import ArgumentError, GradientWarning, shown
+from ksieve.options import (
+    INDEX_DTYPES,
+    PLAIN,
+    IndexBase,
+    IndexType,
+    Options,
+    Order,
+    TieBreak,
+    Transform,
+    Windows,
+    dtype_text,
+)
 
 
 class Keywords(TypedDict, total=False):
@@ -56,6 +68,23 @@ _ASKED_BY = {
 """Arguments by which a call asks for an option that has another name."""
 
 
+_POSITIONAL = ("scores", "lengths", "k", "plan", "policy", "backend", "out", "workspace", "num_rows", "return_stats")
+
+_ROWS = "rows are the last axis of a matrix: scores.reshape(-1, n) for more axes, a contiguous scores.T for columns"
+_LARGEST = "it is always the largest scores: leave it out, or pass -scores for the smallest"
+_ELSEWHERE = {
+    "dim": _ROWS,
+    "axis": _ROWS,
+    "largest": _LARGEST,
+    "smallest": _LARGEST,
+    "descending": "sorted=True gives the best score first; for ascending order reverse its slots",
+    "stable": "sorted=True with tie_break='low' orders equal scores by index",
+    "dtype": "index_dtype= for that of the indices",
+    "stream": "the library's current stream is used: with torch.cuda.stream(...), or cupy's",
+}
+"""What to write in place of keyword arguments of other libraries' functions."""
+
+
 def written_out(function: Callable[..., Any]) -> inspect.Signature:
     """Signature of a function that takes `Keywords`, with each of them by name: what help and editors show."""
     signature = inspect.signature(function)
@@ -69,8 +98,16 @@ def written_out(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=[*own, *more])
 
 
+def remedy_of(name: str) -> str:
+    """Say what to write in place of a keyword argument that does not exist."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, (*_POSITIONAL, *NAMES), 1)
+    return _ELSEWHERE.get(name) or (f"did you mean {near[0]}?" if near else "see help(ksieve.topk)")
+
+
 def check_names(keywords: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that do not exist, as Python itself would.
+    """Refuse keyword arguments that do not exist, as Python itself would, and say what to write in their place.
 
     Raises
     ------
@@ -78,7 +115,23 @@ def check_names(keywords: Mapping[str, Any]) -> None:
     """
     for name in keywords:
         if name not in NAMES:
-            raise TypeError(f"topk() got an unexpected keyword argument {name!r}")
+            raise TypeError(f"topk() got an unexpected keyword argument {name!r}: {remedy_of(name)}")
+
+
+_warned = False
+
+
+def warn_of_gradients() -> None:
+    """Say once in a process that no gradient flows through the values of a selection."""
+    global _warned
+    if not _warned:
+        warnings.warn(
+            "ksieve.topk(..., return_values=True): no gradient flows through the values that it returns; for one, "
+            "gather them: scores.gather(1, indices.clamp(min=0).long()), or call it under torch.no_grad()",
+            GradientWarning,
+            stacklevel=5,
+        )
+        _warned = True
 
 
 def resolve(
@@ -108,12 +161,14 @@ def resolve(
         If arguments contradict each other; arrays are not looked at.
     """
     given = {name: value for name, value in keywords.items() if value is not None} if keywords else {}
+    if "index_dtype" in given:
+        given["index_dtype"] = dtype_text(given["index_dtype"])
     if not given and (planned is None or planned.plain) and not per_row_k and out_dtype in (None, "int32"):
         return PLAIN
     base = planned or PLAIN
     for name in _FLAGS:
         if not isinstance(given.get(name, False), bool):
-            raise ArgumentError(name, repr(given[name]), "True or False")
+            raise ArgumentError(name, shown(given[name]), "True or False")
     _refuse_contradictions(given, lengths)
     order, tie_break = _determined(given, base)
     windows: Windows = "none"
@@ -122,10 +177,11 @@ def resolve(
         windows = "lengths" if lengths else "ends" if "ends" in given else missing
     transform: Transform = "pages" if "page_table" in given else "offsets" if "offsets" in given else "none"
     index_dtype = given.get("index_dtype", base.index_dtype)
-    if out_dtype in ("int32", "int64"):
-        if given.get("index_dtype", out_dtype) != out_dtype:
-            raise ArgumentError("out", f"dtype {out_dtype}", f"dtype {given['index_dtype']}, the index_dtype")
-        index_dtype = out_dtype
+    if out_dtype in INDEX_DTYPES:
+        asked_dtype = given.get("index_dtype", out_dtype)
+        if isinstance(asked_dtype, str) and asked_dtype in INDEX_DTYPES and asked_dtype != out_dtype:
+            raise ArgumentError("out", f"dtype {out_dtype}", f"dtype {asked_dtype}, the index_dtype")
+        index_dtype = out_dtype if "index_dtype" not in given else index_dtype
     return Options(
         windows=windows,
         index_base=given.get("index_base", base.index_base),
@@ -159,16 +215,16 @@ def _refuse_contradictions(given: Mapping[str, Any], lengths: bool) -> None:
 def _determined(given: Mapping[str, Any], base: Options) -> tuple[Order, TieBreak]:
     """Order and tie-break; a call that has to be deterministic has one of each."""
     asked = given.get("sorted", False)
-    if not isinstance(asked, bool) and asked not in ("value", "index"):
-        raise ArgumentError("sorted", repr(asked), "False, True, 'value' or 'index'")
-    order: Order = "value" if asked is True else asked or base.order
+    if not isinstance(asked, bool) and (not isinstance(asked, str) or asked not in ("value", "index")):
+        raise ArgumentError("sorted", shown(asked), "False, True, 'value' or 'index'")
+    order: Order = "value" if asked is True else cast(Order, asked or base.order)
     tie_break: TieBreak = given.get("tie_break", base.tie_break)
     for name in ("deterministic", "batch_invariant"):
         if given.get(name):
-            if given.get("tie_break") == "any":
+            if isinstance(tie_break, str) and given.get("tie_break") == "any":
                 raise ArgumentError("tie_break", "'any'", f"'low' or 'high' with {name}")
             order = "index" if order == "any" else order
-            tie_break = "low" if tie_break == "any" else tie_break
+            tie_break = "low" if isinstance(tie_break, str) and tie_break == "any" else tie_break
     return order, tie_break
 
 

@@ -6,6 +6,11 @@ say and nothing else.
 
 from __future__ import annotations
 
+import reprlib
+
+_SHOWN = 80
+"""Most characters of a value in a message."""
+
 
 class KsieveError(Exception):
     """Base class of all errors raised by ksieve."""
@@ -28,7 +33,7 @@ class ArgumentError(KsieveError, ValueError):
         self.argument = argument
         self.got = got
         self.takes = takes
-        super().__init__(f"{argument}: got {got}; takes {takes}")
+        super().__init__(f"{argument}: got {got if isinstance(got, str) else shown(got)}; takes {takes}")
 
     def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, object, str]]:
         # Exception's default pickling would replay __init__ with the joined message alone.
@@ -53,3 +58,33 @@ class VerificationError(KsieveError):
     def __init__(self, message: str, verdict: object = None) -> None:
         self.verdict = verdict
         super().__init__(message)
+
+
+class GradientWarning(UserWarning):
+    """Scores that require grad were selected with their values, through which no gradient flows; said once."""
+
+
+def kind_of(value: object) -> str:
+    """Name the type of a value, as one would import it."""
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
+def shown(value: object) -> str:
+    """Say what was passed, in at most 80 characters of ASCII, whatever it is.
+
+    Python itself refuses to print ints of 4,300 digits and more, and an object's own ``repr`` may raise.
+    """
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an int of {value.bit_length()} bits"
+    try:
+        text = str(value) if isinstance(value, (int, float)) else _names.repr(value)
+        text = " ".join(text.split())
+        text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+    except Exception:
+        text = kind_of(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+_names = reprlib.Repr()
+_names.maxstring = _names.maxother = _SHOWN

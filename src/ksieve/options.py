@@ -7,9 +7,11 @@ every number that shapes the code, is here. So a plan knows its options, and two
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
-from ksieve.errors import ArgumentError
+import numpy as np
+
+from ksieve.errors import ArgumentError, kind_of, shown
 
 IndexBase = Literal["row", "start"]
 Windows = Literal["none", "lengths", "ends"]
@@ -21,14 +23,30 @@ IndexType = Literal["int32", "int64"]
 MAX_FINISHED_K = 16_384
 """Most slots per row with an order or a tie-break; the plain selection takes more."""
 
+INDEX_DTYPES = ("int32", "int64")
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "windows": ("none", "lengths", "ends"),
     "index_base": ("row", "start"),
     "transform": ("none", "pages", "offsets"),
     "order": ("any", "value", "index"),
     "tie_break": ("any", "low", "high"),
-    "index_dtype": ("int32", "int64"),
+    "index_dtype": INDEX_DTYPES,
 }
+
+
+def dtype_text(dtype: Any) -> Any:
+    """Name of a dtype given as one of NumPy, PyTorch or JAX; anything else, such as a name, as it is."""
+    if dtype is None or isinstance(dtype, str):
+        return dtype
+    if kind_of(dtype) == "torch.dtype":
+        return str(dtype).removeprefix("torch.")
+    # JAX's dtypes are classes with a NumPy dtype.
+    known = issubclass(dtype, (np.generic, int)) or hasattr(dtype, "dtype") if isinstance(dtype, type) else False
+    try:
+        return np.dtype(dtype).name if known or isinstance(dtype, np.dtype) else dtype
+    except Exception:
+        return dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +104,17 @@ class Options:
     overlap: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "index_dtype", dtype_text(self.index_dtype))
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ArgumentError(name, repr(getattr(self, name)), f"one of {', '.join(map(repr, choices))}")
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in choices:
+                raise ArgumentError(name, shown(value), f"one of {', '.join(map(repr, choices))}")
         for name in ("next_n", "page_size"):
             value = getattr(self, name)
+            if isinstance(value, np.integer):
+                object.__setattr__(self, name, value := int(value))
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(name, repr(value), "a positive int")
+                raise ArgumentError(name, shown(value), "a positive int")
         if self.page_size & (self.page_size - 1):
             raise ArgumentError("page_size", self.page_size, "a power of two")
         for name in ("next_n", "page_size"):
@@ -100,7 +122,7 @@ class Options:
                 raise ArgumentError(name, getattr(self, name), "less than 2**31")
         for name in ("per_row_k", "mapped", "raw", "values", "overlap"):
             if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(name, repr(getattr(self, name)), "True or False")
+                raise ArgumentError(name, shown(getattr(self, name)), "True or False")
 
     def __str__(self) -> str:
         changed = ((f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default)

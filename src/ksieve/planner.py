@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ksieve import arguments
-from ksieve.errors import ArgumentError
+from ksieve.errors import ArgumentError, shown
 from ksieve.guess import LARGEST_STRIDE, rank_of
 from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.problem import Problem
@@ -254,7 +254,7 @@ def choose(
     """
     if device.kind == "cpu":
         if splits is not None:
-            raise ArgumentError("splits", repr(splits), "nothing on a CPU device")
+            raise ArgumentError("splits", shown(splits), "nothing on a CPU device")
         return _choose_cpu(problem, device, family, policy)
     if device.kind == "cuda":
         from ksieve import planner_cuda
@@ -271,8 +271,8 @@ def shared_bytes(plan: Plan) -> int:
 
 
 def _choose_cpu(problem: Problem, device: DeviceInfo, family: str | None, policy: SamplingPolicy | str | None) -> Plan:
-    if family not in (None, "cpu"):
-        raise ArgumentError("family", repr(family), "'cpu' on a CPU device")
+    if family is not None and (not isinstance(family, str) or family != "cpu"):
+        raise ArgumentError("family", shown(family), "'cpu' on a CPU device")
     forced = policy is not None
     chosen = resolve_policy(policy) if forced else default_policy(problem.width, problem.k)
     why = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ksieve.errors import ArgumentError
+from ksieve.errors import ArgumentError, shown
 from ksieve.planner import DeviceInfo, Plan
 from ksieve.planner_storage import (
     CANDIDATE_BYTES,
@@ -78,15 +78,15 @@ def choose(
     kept: bool = True,
 ) -> Plan:
     """Choose a CUDA plan; see `planner.choose`."""
-    if family is not None and family not in GEOMETRY:
-        raise ArgumentError("family", repr(family), f"one of {list(GEOMETRY)} on a CUDA device")
+    if family is not None and (not isinstance(family, str) or family not in GEOMETRY):
+        raise ArgumentError("family", shown(family), f"one of {list(GEOMETRY)} on a CUDA device")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
     chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family, kept)
     if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
         raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
-    if splits is not None and (isinstance(splits, bool) or splits not in range(1, MAX_SPLITS + 1)):
-        raise ArgumentError("splits", repr(splits), f"an int from 1 to {MAX_SPLITS}")
+    if splits is not None and (type(splits) is not int or splits not in range(1, MAX_SPLITS + 1)):
+        raise ArgumentError("splits", shown(splits), f"an int from 1 to {MAX_SPLITS}")
     if family is None:
         family, reason = _choose_family(problem, device, chosen, kept)
         plan = _plan(problem, device, family, chosen, splits, reason)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ksieve import atomic
-from ksieve.errors import ArgumentError
+from ksieve.errors import ArgumentError, shown
 
 Boundary = Literal["coarse", "exact"]
 
@@ -112,43 +112,43 @@ class SamplingPolicy:
             self._number(name, (int, np.integer), "a positive power of two")
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
-                raise ArgumentError(f"policy.{name}", _shown(value), "a positive power of two")
+                raise ArgumentError(f"policy.{name}", shown(value), "a positive power of two")
         if self.stride * self.group > MAX_PERIOD:
-            got = f"{_shown(self.stride)} with groups of {_shown(self.group)}"
+            got = f"{shown(self.stride)} with groups of {shown(self.group)}"
             raise ArgumentError("policy.stride", got, f"stride times group of at most {MAX_PERIOD}")
         real = (int, float, np.integer, np.floating)
         self._number("margin", real, "a positive number")
         if not 0 < self.margin <= MAX_MARGIN:
             takes = "a positive number" if not self.margin > 0 else f"a positive number of at most {MAX_MARGIN}"
-            raise ArgumentError("policy.margin", _shown(self.margin), takes)
+            raise ArgumentError("policy.margin", shown(self.margin), takes)
         if self.rescue_margin is not None:
             takes = f"None or at least {self.margin}"
             self._number("rescue_margin", real, takes)
             if not self.margin <= self.rescue_margin <= MAX_MARGIN:
                 takes += f", and at most {MAX_MARGIN}" if self.rescue_margin > MAX_MARGIN else ""
-                raise ArgumentError("policy.rescue_margin", _shown(self.rescue_margin), takes)
+                raise ArgumentError("policy.rescue_margin", shown(self.rescue_margin), takes)
         for name in ("peaks", "jitter"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
-                raise ArgumentError(f"policy.{name}", _shown(getattr(self, name)), "True or False")
+                raise ArgumentError(f"policy.{name}", shown(getattr(self, name)), "True or False")
             object.__setattr__(self, name, bool(getattr(self, name)))
         if self.peaks and self.group % PEAK:
             raise ArgumentError("policy.group", self.group, f"a multiple of {PEAK} with peaks")
         self._number("sigmas", real, "a number of at least 0")
         if not 0 <= self.sigmas <= MAX_SIGMAS:
             takes = "a number of at least 0" + (f" and at most {MAX_SIGMAS}" if self.sigmas > MAX_SIGMAS else "")
-            raise ArgumentError("policy.sigmas", _shown(self.sigmas), takes)
+            raise ArgumentError("policy.sigmas", shown(self.sigmas), takes)
         if not isinstance(self.boundary, str) or self.boundary not in ("coarse", "exact"):
             raise ArgumentError("policy.boundary", str(self.boundary)[:80], "'coarse' or 'exact'")
         self._number("min_rank", (int, np.integer), "an int of at least 1")
         if not 1 <= self.min_rank <= MAX_RANK:
             takes = "an int of at least 1" + (f" and at most {MAX_RANK}" if self.min_rank > MAX_RANK else "")
-            raise ArgumentError("policy.min_rank", _shown(self.min_rank), takes)
+            raise ArgumentError("policy.min_rank", shown(self.min_rank), takes)
 
     def _number(self, name: str, kinds: tuple[type, ...], takes: str) -> None:
         """Refuse a field of another type, and keep NumPy's numbers as Python's, which a JSON file can hold."""
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ArgumentError(f"policy.{name}", _shown(value), takes)
+            raise ArgumentError(f"policy.{name}", shown(value), takes)
         if isinstance(value, np.generic):
             object.__setattr__(self, name, value.item())
 
@@ -309,14 +309,6 @@ POLICIES: dict[str, SamplingPolicy] = {
 """Policies that can be asked for by name."""
 
 
-def _shown(value: object) -> str:
-    """Say what was passed, in at most 80 characters; Python itself refuses to print ints of 4,300 digits and more."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an int of {value.bit_length()} bits"
-    text = str(value) if isinstance(value, (int, float)) else ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def check_policy_kind(policy: object) -> None:
     """Refuse what is neither a policy nor a name or file of one, before it is looked up among the plans made.
 
@@ -326,7 +318,7 @@ def check_policy_kind(policy: object) -> None:
     """
     if policy is not None and not isinstance(policy, (SamplingPolicy, str, os.PathLike)):
         takes = f"a SamplingPolicy or one of {['direct', *POLICIES]}, or a policy file ending in .json"
-        raise ArgumentError("policy", _shown(policy), takes)
+        raise ArgumentError("policy", shown(policy), takes)
 
 
 def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> SamplingPolicy | None:
@@ -339,9 +331,10 @@ def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> Sa
         return policy
     if isinstance(policy, os.PathLike) or (isinstance(policy, str) and policy.endswith(".json")):
         return SamplingPolicy.load(policy)
+    check_policy_kind(policy)
     if policy == "direct":
         return None
-    if isinstance(policy, str) and policy in POLICIES:
+    if policy in POLICIES:
         return POLICIES[policy]
     takes = f"a SamplingPolicy or one of {['direct', *POLICIES]}, or a policy file ending in .json"
-    raise ArgumentError("policy", repr(policy), takes)
+    raise ArgumentError("policy", shown(policy), takes)

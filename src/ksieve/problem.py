@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ksieve import arguments
-from ksieve.array_info import ArrayInfo, Device, as_numpy, inspect, library_of
-from ksieve.errors import ArgumentError
+from ksieve.array_info import ArrayInfo, Device, as_numpy, inspect, is_array, is_writable, library_of, plain_tensor
+from ksieve.errors import ArgumentError, kind_of, shown
 from ksieve.options import MAX_FINISHED_K, PLAIN, Options
 
 __all__ = [
@@ -31,9 +31,14 @@ __all__ = [
     "check_selection",
     "inspect",
     "library_of",
+    "plain_tensor",
 ]
 
 MAX_K = 1 << 20
+MAX_SIZE = (1 << 31) - 1
+"""Most rows, and most scores of a row: kernels count both in int32."""
+MAX_PITCH = 1 << 60
+"""Most scores from the first to the end of a matrix: their bytes, and sums of such, fit int64."""
 SCORE_DTYPES = ("float32", "float16", "bfloat16")
 """Score dtypes; an unsigned 16-bit NumPy array is read as bfloat16 bits."""
 
@@ -120,11 +125,11 @@ def check_selection(
         Names the argument, what it got and what it takes.
     """
     info = inspect(scores, "scores")
-    if k is None and isinstance(lengths, (int, np.integer)):
-        takes = f"an int32 array (did you mean k={lengths}? k is the third argument, or a keyword)"
-        raise ArgumentError("lengths", type(lengths).__name__, takes)
+    if k is None and isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool):
+        takes = f"an int32 array (did you mean k={shown(lengths)}? k is the third argument, or a keyword)"
+        raise ArgumentError("lengths", kind_of(lengths), takes)
     keywords = keywords or {}
-    ks = k if _is_vector(k) else None
+    ks = k if is_array(k) else None
     slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
     dtype = check_scores(info)
     rows, width = info.shape
@@ -188,16 +193,40 @@ def check_selection(
 def check_k(k: Any, name: str = "k") -> int:
     """Return k as an int in [1, 2**20]."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-        raise ArgumentError(name, f"{type(k).__name__} {k!r}", f"an int from 1 to {MAX_K}")
+        raise ArgumentError(name, f"{kind_of(k)} {shown(k)}", f"an int from 1 to {MAX_K}")
     if not 1 <= k <= MAX_K:
         raise ArgumentError(name, int(k), f"an int from 1 to {MAX_K}")
     return int(k)
 
 
+def check_size(value: Any, name: str, least: int = 0, most: int = MAX_SIZE, why: str = "counted in int32") -> int:
+    """Return a count of rows, scores or slots as an int in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ArgumentError(name, shown(value), f"an int of at least {least}")
+    if value > most:
+        raise ArgumentError(name, int(value), f"at most {most}: {why}")
+    return int(value)
+
+
+def check_shape(rows: Any, width: Any, pitch: Any = None) -> tuple[int, int, int]:
+    """Return rows, width and pitch (default: the width) of a score matrix as ints that kernels can count.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    rows = check_size(rows, "rows", why="kernels count rows in int32")
+    width = check_size(width, "width", why="kernels count scores in int32, as indices are")
+    pitch = width if pitch is None else check_size(pitch, "pitch", width, MAX_PITCH, "so that its bytes fit int64")
+    if rows * pitch > MAX_PITCH:
+        raise ArgumentError("pitch", pitch, f"at most {MAX_PITCH // rows} with {rows} rows: the bytes must fit int64")
+    return rows, width, pitch
+
+
 def check_options(options: Any, k: int) -> Options:
     """Check options that a plan is to have for k slots."""
     if not isinstance(options, Options):
-        raise ArgumentError("options", repr(options), "ksieve.Options(...)")
+        raise ArgumentError("options", shown(options), "ksieve.Options(...)")
     if k > MAX_FINISHED_K and (options.order != "any" or options.tie_break != "any"):
         raise ArgumentError("k", k, f"at most {MAX_FINISHED_K} with sorted, tie_break or deterministic")
     return options
@@ -207,17 +236,25 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     """Check a score matrix and return its canonical dtype name (uint16 reads as bfloat16)."""
     dtype = _canonical(info.dtype)
     if dtype not in SCORE_DTYPES:
-        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {', '.join(SCORE_DTYPES)}")
+        takes = f"dtype {', '.join(SCORE_DTYPES)}"
+        if info.dtype == "float64":
+            takes += f": {converted(info, name, 'float32')} rounds to one"
+        raise ArgumentError(name, f"dtype {info.dtype}", takes)
     if len(info.shape) != 2:
         raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (rows, width)")
     rows, width = info.shape
     # An array without elements has whatever strides its library likes (NumPy: zeros).
     if rows and width > 1 and info.strides[1] != 1:
-        raise ArgumentError(name, f"last stride {info.strides[1]}", "last stride 1 (rows contiguous)")
+        raise ArgumentError(
+            name, f"last stride {info.strides[1]}", f"last stride 1 (rows contiguous): {contiguous(info, name)}"
+        )
     if rows > 1 and width and info.strides[0] < width:
-        raise ArgumentError(name, f"row pitch {info.strides[0]} for width {width}", "row pitch of at least width")
-    if width >= 1 << 31:
-        raise ArgumentError(name, f"width {width}", "width below 2**31, so that indices fit int32")
+        takes = f"row pitch of at least width: {contiguous(info, name)}"
+        raise ArgumentError(name, f"row pitch {info.strides[0]} for width {width}", takes)
+    for what, size in (("width", width), ("rows", rows)):
+        if size > MAX_SIZE:
+            takes = f"at most {MAX_SIZE}, which kernels count in int32{', as indices are' if what == 'width' else ''}"
+            raise ArgumentError(name, f"{what} {size}", takes)
     _check_aligned(info, name)
     return dtype
 
@@ -226,27 +263,34 @@ def _canonical(dtype: str) -> str:
     return "bfloat16" if dtype == "uint16" else dtype
 
 
-def _is_vector(k: Any) -> bool:
-    """Whether k is an array of one k per row, in some library or another."""
-    if k is None or isinstance(k, (int, np.integer)):
-        return False
-    return bool(getattr(k, "shape", ())) and (
-        library_of(k) != "other" or hasattr(k, "__dlpack__") or hasattr(k, "__cuda_array_interface__")
-    )
+def converted(info: ArrayInfo, name: str, dtype: str) -> str:
+    """Write the call by which an array's own library makes a copy of another dtype."""
+    if info.library == "torch":
+        return f"{name}.to(torch.{dtype})"
+    module = {"cupy": "cupy", "jax": "jax.numpy"}.get(info.library, "np")
+    return f"{name}.astype({module}.{dtype})"
+
+
+def contiguous(info: ArrayInfo, name: str) -> str:
+    """Write the call by which an array's own library makes a contiguous copy."""
+    if info.library == "torch":
+        return f"{name}.contiguous()"
+    return f"{'cupy' if info.library == 'cupy' else 'np'}.ascontiguousarray({name})"
 
 
 def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
     """Slots of a row: k, or the largest k of an array, or the plan's."""
     name, given = ("max_k", max_k) if per_row else ("k", k)
     if max_k is not None and not per_row:
-        raise ArgumentError("max_k", repr(max_k), "nothing unless k is an array")
+        raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
     if given is None:
         if planned is None:
             raise ArgumentError(name, None, f"an int from 1 to {MAX_K}")
         return planned.k
-    if planned is not None and given != planned.k:
-        raise ArgumentError(name, given, f"{planned.k}, the plan's k, or nothing")
-    return check_k(given, name)
+    slots = check_k(given, name)
+    if planned is not None and slots != planned.k:
+        raise ArgumentError(name, slots, f"{planned.k}, the plan's k, or nothing")
+    return slots
 
 
 def _check_aligned(info: ArrayInfo, name: str) -> None:
@@ -262,13 +306,21 @@ def _check_device(info: ArrayInfo, name: str, device: Device) -> None:
         raise ArgumentError(name, f"device {info.device}", f"the scores' device, {device}")
 
 
-def _check_vector(info: ArrayInfo, name: str, shapes: tuple[tuple[int, ...], ...], device: Device) -> ArrayInfo:
+def _check_int32(info: ArrayInfo, name: str) -> None:
     if info.dtype != "int32":
-        raise ArgumentError(name, f"dtype {info.dtype}", "dtype int32")
+        whole = info.dtype.startswith(("int", "uint")) or "byte order" in info.dtype
+        remedy = f": {converted(info, name, 'int32')}" if whole else ""
+        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype int32{remedy}")
+
+
+def _check_vector(info: ArrayInfo, name: str, shapes: tuple[tuple[int, ...], ...], device: Device) -> ArrayInfo:
+    _check_int32(info, name)
     if info.shape not in shapes:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
     if info.shape and info.shape[0] > 1 and info.strides[0] != 1:
-        raise ArgumentError(name, f"stride {info.strides[0]}", "a contiguous vector (stride 1)")
+        raise ArgumentError(
+            name, f"stride {info.strides[0]}", f"a contiguous vector (stride 1): {contiguous(info, name)}"
+        )
     _check_device(info, name, device)
     _check_aligned(info, name)
     return info
@@ -276,17 +328,19 @@ def _check_vector(info: ArrayInfo, name: str, shapes: tuple[tuple[int, ...], ...
 
 def _check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
     name = "page_table"
-    if info.dtype != "int32":
-        raise ArgumentError(name, f"dtype {info.dtype}", "dtype int32")
+    _check_int32(info, name)
     if len(info.shape) != 2:
         raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (requests, max_pages)")
     requests, pages = info.shape
     if requests and pages > 1 and info.strides[1] != 1:
-        raise ArgumentError(name, f"last stride {info.strides[1]}", "last stride 1 (rows contiguous)")
+        raise ArgumentError(
+            name, f"last stride {info.strides[1]}", f"last stride 1 (rows contiguous): {contiguous(info, name)}"
+        )
     if requests > 1 and info.strides[0] < 0:
         raise ArgumentError(name, f"row pitch {info.strides[0]}", "a row pitch of at least 0")
-    if pages >= 1 << 31:
-        raise ArgumentError(name, f"{pages} pages", "fewer than 2**31 pages a request")
+    for what, size in (("requests", requests), ("pages a request", pages)):
+        if size > MAX_SIZE:
+            raise ArgumentError(name, f"{size} {what}", f"at most {MAX_SIZE}, which kernels count in int32")
     _check_device(info, name, device)
     _check_aligned(info, name)
     return info
@@ -309,5 +363,5 @@ def _check_output(
         begin, last = its.span
         if first < last and begin < end:
             raise ArgumentError(name, f"memory that overlaps {other}", "memory of its own")
-    if info.device.kind == "cpu" and not as_numpy(array).flags.writeable:
+    if not is_writable(array, info):
         raise ArgumentError(name, "a read-only array", "an array that can be written")

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ksieve import api, problem
 from ksieve.atomic import Draft, same_file
-from ksieve.errors import ArgumentError, BackendError
+from ksieve.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.keys import widen
 from ksieve.problem import Problem
 
@@ -75,6 +75,10 @@ class Recorder:
         max_bytes: int,
         metadata: Mapping[str, str] | None,
     ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError("path", kind_of(path), "the path of a file")
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise ArgumentError("metadata", kind_of(metadata), "a mapping of str to str, or None")
         self.path = Path(path)
         numbers = {"every": every, "calls": calls, "rows_per_call": rows_per_call, "max_bytes": max_bytes}
         for name, value in numbers.items():
@@ -82,7 +86,7 @@ class Recorder:
             if optional and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ArgumentError(name, repr(value), f"an int of at least 1{' or None' if optional else ''}")
+                raise ArgumentError(name, shown(value), f"an int of at least 1{' or None' if optional else ''}")
         # Made and removed at once: what can be wrong with the path is wrong with its draft.
         Draft(self.path, seekable=True).discard()
         for key in OWN_KEYS:

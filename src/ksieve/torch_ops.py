@@ -23,16 +23,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ksieve import api, arguments, problem
-from ksieve.errors import ArgumentError
+from ksieve.errors import ArgumentError, kind_of
 from ksieve.options import Options
-from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import SamplingPolicy
-from ksieve.problem import Device, Problem
+from ksieve.plan_text import decode_plan, encode_plan
+from ksieve.planner import Plan
 
 _MOST_CHOSEN = 4096
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -160,7 +159,8 @@ def _fake_topk_out(
     workspace: torch.Tensor | None,
 ) -> None:
     _check_fake(scores, lengths, k)
-    torch._check(out.dim() == 2 and out.dtype == torch.int32, lambda: "out: takes int32 of shape (rows, k)")
+    if out.dim() != 2 or out.dtype != torch.int32:
+        raise ArgumentError("out", f"{out.dtype} of {out.dim()} dimension(s)", "int32 of shape (rows, k)")
 
 
 def _fake_topk_options(
@@ -212,9 +212,15 @@ def _check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> N
         got = f"{scores.dtype} of {scores.dim()} dimension(s)"
         raise ArgumentError("scores", got, "a matrix of float32, float16 or bfloat16")
     if lengths is not None and (lengths.dim() != 1 or lengths.dtype != torch.int32):
-        raise ArgumentError("lengths", f"{lengths.dtype} of {lengths.dim()} dimension(s)", "an int32 vector")
+        got = f"{lengths.dtype} of {lengths.dim()} dimension(s)"
+        raise ArgumentError("lengths", got, "an int32 vector, such as lengths.to(torch.int32)")
     if isinstance(k, int):
         problem.check_k(k)
+
+
+def refuse(argument: str, got: object, takes: str) -> NoReturn:
+    """Raise `ArgumentError`: Dynamo, which would not trace its making, shows the message of what is called as it is."""
+    raise ArgumentError(argument, got, takes)
 
 
 def traced(
@@ -229,22 +235,32 @@ def traced(
     keywords: Mapping[str, Any],
 ) -> Any:
     """What `ksieve.topk` becomes in a traced program: one operator call."""
+    if plan is not None and not isinstance(plan, Plan):
+        refuse("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
+    for name, array in {"lengths": lengths, "out": out, "workspace": workspace, "num_rows": num_rows}.items():
+        _check_tensor(array, name)
+    for name in arguments.ARRAYS:
+        _check_tensor(keywords.get(name), name)
     ks = k if isinstance(k, torch.Tensor) else None
-    slots = keywords.get("max_k") if ks is not None else k
+    slots, most = (k, keywords.get("max_k")) if ks is None else (keywords.get("max_k"), None)
+    if most is not None:
+        refuse("max_k", kind_of(most), "nothing unless k is an array")
     if plan is not None:
         if slots is not None and slots != plan.problem.k:
-            raise ArgumentError("k" if ks is None else "max_k", slots, f"{plan.problem.k}, the plan's k, or nothing")
+            refuse("k" if ks is None else "max_k", slots, f"{plan.problem.k}, the plan's k, or nothing")
         slots = plan.problem.k
     if slots is None:
-        raise ArgumentError("k" if ks is None else "max_k", None, f"an int from 1 to {problem.MAX_K}")
-    if workspace is not None and not isinstance(workspace, torch.Tensor):
-        raise ArgumentError("workspace", type(workspace).__name__, "a torch tensor of bytes, while tracing")
+        refuse("k" if ks is None else "max_k", None, f"an int from 1 to {problem.MAX_K}")
+    if isinstance(slots, bool) or not isinstance(slots, int):
+        refuse("k" if ks is None else "max_k", kind_of(slots), f"an int from 1 to {problem.MAX_K}")
     text = None if plan is None else encode_plan(plan)
     arrays = {name: keywords.get(name) for name in arguments.ARRAYS}
     given = tuple(name for name in arguments.ARRAYS if arrays[name] is not None)
     scalars = tuple((name, keywords[name]) for name in keywords if name not in arguments.ARRAYS)
     dtype = None if out is None else str(out.dtype).removeprefix("torch.")
     options, index64, values, raw = encode_options(scalars, given, plan, ks is not None, lengths is not None, dtype)
+    if values and scores.requires_grad and torch.is_grad_enabled():
+        arguments.warn_of_gradients()
     shape = (scores.shape[0], slots)
     if options == "":
         lengths = arrays["ends"] if lengths is None else lengths
@@ -269,6 +285,11 @@ def traced(
     return answer if len(answer) > 1 else result
 
 
+def _check_tensor(array: Any, name: str) -> None:
+    if array is not None and not isinstance(array, torch.Tensor):
+        refuse(name, kind_of(array), "a torch tensor, while tracing")
+
+
 def check_traceable(*, policy: Any, backend: str, return_stats: bool) -> None:
     """Refuse options that have no place in a traced program.
 
@@ -276,17 +297,13 @@ def check_traceable(*, policy: Any, backend: str, return_stats: bool) -> None:
     ------
     ArgumentError
     """
-    if return_stats:
-        raise ArgumentError("return_stats", True, "False under torch.compile and torch.export: reading back breaks it")
+    if return_stats is not False:
+        refuse("return_stats", True, "False under torch.compile and torch.export: reading back breaks it")
     if policy is not None:
-        raise ArgumentError("policy", repr(policy), "nothing while tracing: pass plan=ksieve.plan(policy=...)")
-    if backend != "auto":
-        raise ArgumentError("backend", repr(backend), "'auto' while tracing")
-
-
-def encode_plan(plan: Plan) -> str:
-    """Write a plan as text, which is what an operator of a traced program can carry."""
-    return json.dumps(asdict(plan))
+        got = repr(policy) if isinstance(policy, str) else kind_of(policy)
+        refuse("policy", got, "nothing while tracing: pass plan=ksieve.plan(policy=...)")
+    if not isinstance(backend, str) or backend != "auto":
+        refuse("backend", repr(backend) if isinstance(backend, str) else kind_of(backend), "'auto' while tracing")
 
 
 def encode_options(
@@ -326,24 +343,6 @@ def decode_options(text: str) -> Options:
 # A traced program guards on the plan and the options it was given, so that the texts are constants of it.
 torch.compiler.assume_constant_result(encode_plan)
 torch.compiler.assume_constant_result(encode_options)
-
-
-@lru_cache(maxsize=4096)
-def decode_plan(text: str) -> Plan:
-    """Read a plan back; equal texts give the same object."""
-    return _plan_of(json.loads(text))
-
-
-def _plan_of(fields: dict[str, Any]) -> Plan:
-    asked = fields.pop("problem")
-    asked["device"], asked["options"] = Device(**asked["device"]), Options(**asked["options"])
-    device = fields.pop("device")
-    device["capability"] = tuple(device["capability"])
-    policy = fields.pop("policy")
-    return Plan(
-        problem=Problem(**asked),
-        device=DeviceInfo(**device),
-        policy=SamplingPolicy(**policy) if policy else None,
-        bands=tuple(map(_plan_of, fields.pop("bands"))),
-        **fields,
-    )
+torch.compiler.assume_constant_result(arguments.warn_of_gradients)
+torch.compiler.assume_constant_result(arguments.remedy_of)
+torch.compiler.assume_constant_result(refuse)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ksieve import problem
-from ksieve.errors import ArgumentError, BackendError
+from ksieve.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.keys import NAN_LEVEL, level, widen
 from ksieve.verdict import Finding, Reason, Verdict, explain
 
@@ -32,14 +32,17 @@ _PIECE = 1 << 16
 """Scores compared at a time in a wide row: 256 KiB, so that the three comparisons share one read."""
 
 
+_INDEX_DTYPES = ("int32", "int64")
+_INT64 = 1 << 63
+
 _BEST = (1 << 31) - 1
 """A level (`ksieve.keys.level`) that no score has."""
 
 
 def verify(
     scores: Any,
-    lengths: Any,
-    indices: Any,
+    lengths: Any = None,
+    indices: Any = None,
     *,
     k: int | None = None,
     sentinel: int = -1,
@@ -54,10 +57,10 @@ def verify(
         float32, float16 or bfloat16 (a NumPy uint16 array is read as bfloat16 bits) of NumPy, PyTorch, CuPy
         or JAX. Or a source such as a capture: an object with ``rows``, ``width`` and
         ``rows_block(begin, end)``, whose blocks are such arrays, so that the whole is never in memory.
-    lengths : array of integers, shape (rows,), or None
-        Valid prefix of each row, clamped to [0, width]; None means the source's own, or full rows.
+    lengths : array of integers, shape (rows,), optional
+        Valid prefix of each row, clamped to [0, width]; by default the source's own, or full rows.
     indices : array of int32 or int64, shape (rows, k)
-        The answer under test, of any library, in any order within a row.
+        The answer under test, of any library, in any order within a row. Required; the third argument, or a keyword.
     k : int, optional
         Expected number of slots; checked against `indices`.
     sentinel : int
@@ -85,20 +88,28 @@ def verify(
     CUDA scores are checked on their device; lengths and indices are moved there when they live elsewhere.
     Each score is read once, plus one small gather of the selected ones.
     """
-    is_source = hasattr(scores, "rows_block") and hasattr(scores, "width") and hasattr(scores, "rows")
+    if indices is None:
+        got = None if lengths is None else "a second argument alone, which is lengths"
+        raise ArgumentError("indices", got, "the answer under test: verify(scores, lengths, indices), lengths or None")
+    is_source = _is_source(scores)
     if is_source:
-        rows, width = int(scores.rows), int(scores.width)
+        rows, width, _ = problem.check_shape(scores.rows, scores.width)
         lengths = getattr(scores, "lengths", None) if lengths is None else lengths
         on_cuda = False
     else:
         info = problem.inspect(scores, "scores")
+        if info.dtype in _INDEX_DTYPES and _dtype_of(indices) in problem.SCORE_DTYPES:
+            takes = f"dtype {', '.join(problem.SCORE_DTYPES)} (are scores and indices swapped?)"
+            raise ArgumentError("scores", f"dtype {info.dtype}", takes)
         problem.check_scores(info)
         rows, width = info.shape
         on_cuda = info.device.kind == "cuda"
     if isinstance(block_bytes, bool) or not isinstance(block_bytes, (int, np.integer)) or block_bytes < 1:
-        raise ArgumentError("block_bytes", repr(block_bytes), "an int of at least 1")
-    if isinstance(sentinel, bool) or not isinstance(sentinel, (int, np.integer)):
-        raise ArgumentError("sentinel", repr(sentinel), "an int")
+        raise ArgumentError("block_bytes", shown(block_bytes), "an int of at least 1")
+    if isinstance(sentinel, bool) or not isinstance(sentinel, (int, np.integer)) or not -_INT64 <= sentinel < _INT64:
+        raise ArgumentError("sentinel", shown(sentinel), "an int of 64 bits, such as -1")
+    if progress is not None and not callable(progress):
+        raise ArgumentError("progress", kind_of(progress), "a function of the number of rows done, or None")
     if 0 <= sentinel < width:
         raise ArgumentError("sentinel", sentinel, f"an int that is no position, outside [0, {width})")
     slots = _check_indices(indices, rows, k)
@@ -111,10 +122,25 @@ def verify(
     return judged.verdict()
 
 
+def _is_source(scores: Any) -> bool:
+    try:
+        return all(hasattr(scores, name) for name in ("rows_block", "width", "rows")) and not isinstance(scores, type)
+    except Exception:  # of a foreign class; `inspect` says what is wrong with it
+        return False
+
+
+def _dtype_of(array: Any) -> str:
+    try:
+        return problem.inspect(array, "indices").dtype
+    except ArgumentError:
+        return ""
+
+
 def _check_indices(indices: Any, rows: int, k: int | None) -> int:
     info = problem.inspect(indices, "indices")
-    if info.dtype not in ("int32", "int64"):
-        raise ArgumentError("indices", f"dtype {info.dtype}", "dtype int32 or int64")
+    if info.dtype not in _INDEX_DTYPES:
+        remedy = f": {problem.converted(info, 'indices', 'int64')}" if info.dtype.startswith(("int", "uint")) else ""
+        raise ArgumentError("indices", f"dtype {info.dtype}", f"dtype int32 or int64{remedy}")
     if len(info.shape) != 2 or info.shape[0] != rows:
         raise ArgumentError("indices", f"shape {info.shape}", f"shape ({rows}, k), one row for each row of scores")
     slots = info.shape[1]

@@ -129,10 +129,27 @@ def load_array(path: Path, name: str | None, *, prefer: str) -> Any:
     CaptureFormatError, ArgumentError, BackendError
         The file is unreadable or holds no indices, or `name` does not say which of its arrays is meant.
     """
+    if name is None and _holds_scores(path):
+        raise CaptureFormatError(f"{path}: a capture of scores, not indices; {_SWAPPED}")
     array = load_imported(path, name, prefer=prefer)
     if array.dtype not in (np.int32, np.int64):
-        raise CaptureFormatError(f"{path}: an array of dtype {array.dtype}; takes dtype int32 or int64")
+        more = f"; {_SWAPPED}" if np.issubdtype(array.dtype, np.floating) else ""
+        raise CaptureFormatError(f"{path}: an array of dtype {array.dtype}; takes dtype int32 or int64{more}")
     return array
+
+
+_SWAPPED = "are the two files swapped? The capture comes first"
+
+
+def _holds_scores(path: Path) -> bool:
+    """Whether a file is a capture, and so not an answer to one."""
+    if path.suffix != ".safetensors":
+        return False
+    try:
+        with capture.open_capture(path):
+            return True
+    except (CaptureFormatError, OSError):
+        return False
 
 
 def _npy_header(file: BinaryIO, rows: int, columns: int) -> None:

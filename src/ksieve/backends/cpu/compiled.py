@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 
 from ksieve._version import __version__
 from ksieve.backends.code_cache import Code, Store, say_once
+from ksieve.backends.cpu.jit import numba
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def cached_jit(function: _F) -> _F:
                 cache.release()  # whatever ended the compilation, Ctrl-C too
 
         dispatcher._cache, dispatcher.compile = cache, compile_alone
-    elif _unfit is not None or hasattr(dispatcher, "py_func"):  # not with NUMBA_DISABLE_JIT, which compiles nothing
+    else:
         say_once(
             f"Numba {numba.__version__} does not let ksieve keep compiled CPU kernels ({_unfit or 'other dispatcher'})"
             "; each process compiles its own"

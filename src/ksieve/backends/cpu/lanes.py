@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import extending, types
 
+from ksieve.backends.cpu.jit import numba
 from ksieve.guess import BLOCK as BLOCK  # one bit each of a 64-bit mask
 from ksieve.keys import NAN_KEY
+
+extending, types = numba.extending, numba.types
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 

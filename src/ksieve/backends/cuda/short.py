@@ -39,12 +39,19 @@ def short_way(plan: Plan) -> ShortWay:
     def call(scores: Any, lengths: Any, k: Any, out: Any, workspace: Any, num_rows: Any) -> Any:
         if type(scores) is not tensor or (k is not None and k != slots) or scores.is_neg():
             return None
+        lengths_at = live_at = out_at = 0
         try:
-            # A sparse or wrapped tensor raises here; the general way names what is wrong with it.
+            # What is no tensor raises here, and a sparse or wrapped one; the general way names what is wrong with it.
             rows, width = scores.shape
             pitch, unit = scores.stride()
             scores_at = scores.data_ptr()
-        except (RuntimeError, ValueError):
+            if lengths is not None:
+                lengths_at = lengths.data_ptr()
+            if num_rows is not None:
+                live_at = num_rows.data_ptr()
+            if out is not None:
+                out_at = out.data_ptr()
+        except Exception:
             return None
         if (
             scores.dtype is not dtype
@@ -52,35 +59,33 @@ def short_way(plan: Plan) -> ShortWay:
             or not 0 < rows <= planned_rows
             or width > planned_width
             or (unit != 1 and width > 1)
+            or not scores_at
         ):
             return None
         if pitch < width:
             if rows > 1:
                 return None
             pitch = width
-        lengths_at = live_at = 0
-        if lengths is not None:
-            if (
-                type(lengths) is not tensor
-                or lengths.dtype is not int32
-                or lengths.is_neg()
-                or lengths.get_device() != index
-                or lengths.shape != (rows,)
-                or not lengths.is_contiguous()
-            ):
-                return None
-            lengths_at = lengths.data_ptr()
-        if num_rows is not None:
-            if (
-                type(num_rows) is not tensor
-                or num_rows.dtype is not int32
-                or num_rows.is_neg()
-                or num_rows.get_device() != index
-                or num_rows.numel() != 1
-                or num_rows.dim() > 1
-            ):
-                return None
-            live_at = num_rows.data_ptr()
+        if lengths is not None and (
+            type(lengths) is not tensor
+            or lengths.dtype is not int32
+            or lengths.is_neg()
+            or lengths.get_device() != index
+            or lengths.shape != (rows,)
+            or not lengths.is_contiguous()
+            or not lengths_at
+        ):
+            return None
+        if num_rows is not None and (
+            type(num_rows) is not tensor
+            or num_rows.dtype is not int32
+            or num_rows.is_neg()
+            or num_rows.get_device() != index
+            or num_rows.numel() != 1
+            or num_rows.dim() > 1
+            or not live_at
+        ):
+            return None
         if out is not None:
             if (
                 type(out) is not tensor
@@ -88,12 +93,12 @@ def short_way(plan: Plan) -> ShortWay:
                 or out.is_neg()
                 or out.get_device() != index
                 or out.shape != (rows, slots)
+                or not out_at
             ):
                 return None
             out_pitch, unit = out.stride()
             if (unit != 1 and slots > 1) or (out_pitch < slots and rows > 1):
                 return None
-            out_at = out.data_ptr()
             out_end = out_at + ((rows - 1) * out_pitch + slots) * 4
             if out_at < scores_at + ((rows - 1) * pitch + width) * itemsize and scores_at < out_end:
                 return None
@@ -105,10 +110,15 @@ def short_way(plan: Plan) -> ShortWay:
                 return None
             memory = workspace.pointer
         elif workspace is not None:
-            if type(workspace) is not tensor or workspace.get_device() != index or not workspace.is_contiguous():
+            if type(workspace) is not tensor or workspace.get_device() != index:
                 return None
-            memory = workspace.data_ptr()
-            if workspace.nbytes < needed or memory % ALIGNMENT:
+            try:
+                memory, usable = workspace.data_ptr(), workspace.is_contiguous()
+            except RuntimeError:
+                return None
+            if workspace.is_neg() or workspace.is_conj() or not usable:
+                return None
+            if workspace.nbytes < needed or memory % ALIGNMENT or not memory:
                 return None
             with activated(context):
                 fill_zero(memory, zeroed, stream)

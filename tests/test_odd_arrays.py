@@ -1,0 +1,146 @@
+"""Odd arrays in every array argument: an exact answer, or an error that names the argument; nothing raw or written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve.errors import ArgumentError
+
+torch = pytest.importorskip("torch")
+from odd import REFUSED, SAME  # noqa: E402
+
+ROWS, WIDTH, K = 4, 64, 8
+SCORES = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+GOOD = {
+    "scores": SCORES,
+    "lengths": np.full(ROWS, 50, np.int32),
+    "k": np.array([1, 2, 3, 8], np.int32),
+    "out": np.full((ROWS, K), -7, np.int32),
+    "num_rows": np.array([3], np.int32),
+    "starts": np.array([0, 1, 2, 3], np.int32),
+    "ends": np.full(ROWS, 50, np.int32),
+    "page_table": np.arange(ROWS * WIDTH, dtype=np.int32).reshape(ROWS, WIDTH),
+    "offsets": np.arange(ROWS, dtype=np.int32),
+    "row_to_request": np.arange(ROWS, dtype=np.int32)[::-1].copy(),
+    "values_out": np.full((ROWS, K), -7, np.float32),
+    "raw_out": np.full((ROWS, K), -7, np.int32),
+}
+OUTPUTS = ("out", "values_out", "raw_out")
+WHOLE = {"matrix", "function subclass", "parameter", "tensor of read-only", "numpy subclass", "read-only"}
+SINGLE = {"scalar array", "scalar tensor", "wide", "reversed", "broadcast", "expanded"}
+
+
+def call(name, value, library):
+    """Call with one argument replaced; the outputs given beside it are returned too."""
+    convert = (lambda x: torch.from_numpy(x.copy())) if library == "torch" else np.copy
+    given = {"scores": convert(SCORES), "k": K, "sorted": True}
+    if name == "row_to_request":
+        given["page_table"] = convert(GOOD["page_table"])
+    if name == "k":
+        given["max_k"] = K
+    beside = {o: convert(GOOD[o]) for o in OUTPUTS if o != name}
+    given |= {name: value}
+    return given, beside
+
+
+def takes(name, odd):
+    """Whether an argument takes an array of this kind."""
+    if name in OUTPUTS:
+        return odd in WHOLE - {"read-only"}
+    if name == "num_rows":
+        return odd in SINGLE | WHOLE - {"matrix"}
+    return odd in WHOLE and (odd != "matrix" or GOOD[name].ndim == 2)
+
+
+def plain(array):
+    return np.asarray(array.detach()) if isinstance(array, torch.Tensor) else np.asarray(array)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("name", GOOD)
+def test_an_odd_array_gives_the_exact_answer_or_is_named(name, library):
+    wrong = []
+    for odd, make in (SAME | REFUSED).items():
+        value = make(GOOD[name].copy())
+        given, beside = call(name, value, library)
+        try:
+            ksieve.topk(**given, **beside)
+        except ArgumentError as error:
+            untouched = all((plain(array) == -7).all() for array in beside.values())
+            if takes(name, odd) or error.argument not in (name, "max_k") or not untouched:
+                wrong.append((odd, "refused", str(error)))
+        except Exception as error:
+            wrong.append((odd, type(error).__name__, str(error)))
+        else:
+            given, wanted = call(name, GOOD[name].copy(), library)
+            ksieve.topk(**given, **wanted)
+            same = all(np.array_equal(plain(beside[o]), plain(wanted[o])) for o in beside)
+            if not takes(name, odd) or not same:
+                wrong.append((odd, "taken", same))
+    assert not wrong
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["scores", "lengths", "indices"])
+def test_verify_is_exact_on_odd_arrays_or_names_them(name, library):
+    indices = np.argsort(-SCORES, axis=1)[:, :K].astype(np.int32)
+    good = {"scores": SCORES, "lengths": np.full(ROWS, WIDTH, np.int32), "indices": indices}
+    wrong = []
+    for odd, make in (SAME | REFUSED).items():
+        given = {n: torch.from_numpy(x.copy()) if library == "torch" else x for n, x in good.items()}
+        given[name] = make(good[name].copy())
+        try:
+            verdict = ksieve.verify(**given)
+        except ArgumentError as error:
+            if error.argument != name:
+                wrong.append((odd, "refused", str(error)))
+        except Exception as error:
+            wrong.append((odd, type(error).__name__, str(error)))
+        else:
+            # Of other numbers than the answer's, such as reversed ones, a verdict is right in saying so.
+            if not verdict and odd in WHOLE:
+                wrong.append((odd, "judged", str(verdict)))
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("transform", ["vmap", "grad", "functionalize"])
+def test_tensors_inside_a_transform_are_named(name, transform):
+    tensor = torch.from_numpy(GOOD[name].copy())
+    if transform == "grad" and not tensor.is_floating_point():
+        pytest.skip("integers have no gradient")
+
+    given, beside = call(name, tensor, "torch")
+
+    def program(x):
+        with pytest.raises(ArgumentError, match=rf"^{name}: .*torch\.func"):
+            ksieve.topk(**(given | {name: x}), **beside)
+        return x.sum()
+
+    argument = torch.stack([tensor] * 2) if transform == "vmap" else tensor
+    getattr(torch.func, transform)(program)(argument)
+    assert all((array == -7).all() for array in beside.values())
+
+
+def test_more_rows_than_kernels_count_are_refused_before_memory_is_asked_for():
+    with pytest.raises(ArgumentError, match=r"^scores: got rows 8589934592; takes at most 2147483647.*int32"):
+        ksieve.topk(np.zeros((2**33, 0), np.float32), k=1)
+
+
+def test_a_read_only_cuda_array_is_no_output():
+    from ksieve.problem import inspect, is_writable
+
+    for flag in (False, True):
+        facts = {"shape": (4, 8), "typestr": "<i4", "data": (4096, flag), "version": 3}
+        array = type("Array", (), {"__cuda_array_interface__": facts})()
+        assert is_writable(array, inspect(array, "out")) is not flag
+
+
+def test_a_workspace_of_any_kind_is_refused_on_the_cpu():
+    for odd, make in (SAME | REFUSED).items():
+        value = make(np.zeros(8, np.int32))
+        with pytest.raises(ArgumentError, match=r"^workspace: .*nothing on the CPU"):
+            ksieve.topk(SCORES, k=K, workspace=value)
+        assert odd

@@ -1,0 +1,95 @@
+"""A plan read from the text of an exported program is one that the planner makes, whatever the text says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import ksieve
+from ksieve.devices import DEVICES
+from ksieve.errors import ArgumentError
+
+torch = pytest.importorskip("torch")
+from ksieve import torch_ops  # noqa: E402
+
+PLANS = {
+    "cpu": {"rows": 4, "width": 3000, "k": 64},
+    "cpu sampled": {"rows": 4, "width": 200_000, "k": 64, "policy": "paper-128"},
+    "cpu options": {"rows": 4, "width": 3000, "k": 64, "options": ksieve.Options(order="value", values=True)},
+    "bands": {"rows": 20_000, "width": 50_000, "k": 512, "device": DEVICES["h200"]},
+    "cluster": {"rows": 64, "width": 200_000, "k": 512, "device": DEVICES["h200"]},
+    "split": {
+        "rows": 2, "width": 2_000_000, "k": 2048, "device": DEVICES["h200"], "family": "split_sampled", "splits": 12,
+    },
+    "forced": {"rows": 300, "width": 90_000, "k": 512, "device": DEVICES["h100"], "family": "persistent_exact"},
+}  # fmt: skip
+DERIVED = (
+    "capacity", "held", "splits", "ctas", "threads", "ctas_per_sm", "shared_capacity", "stages", "beside", "columns",
+    "workspace_bytes", "workspace_zeroed", "lists_at",
+)  # fmt: skip
+ODD = [0, -1, 1, 2, 16_383, 2**20, 2**31, 2**62, 2**70, 1e18, 2.5, float("nan"), None, True, "x", [], {}]
+
+
+def leaves(value, path=()):
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from leaves(inner, (*path, key))
+
+
+def changed(text, path, value):
+    facts = json.loads(text)
+    at = facts
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return json.dumps(facts)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_comes_back_as_it_was(name):
+    plan = ksieve.plan(**PLANS[name])
+    assert torch_ops.decode_plan(torch_ops.encode_plan(plan)) == plan
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_numbers_that_the_planner_does_not_come_to_are_refused(name):
+    text = torch_ops.encode_plan(ksieve.plan(**PLANS[name]))
+    for field in DERIVED:
+        for value in (json.loads(text)[field] + 1, 2**31, 2**62, -1):
+            with pytest.raises(ArgumentError, match=r"^plan: got a text"):
+                torch_ops.decode_plan(changed(text, (field,), value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_a_damaged_text_is_refused_or_a_plan_that_the_planner_makes(name):
+    text = torch_ops.encode_plan(ksieve.plan(**PLANS[name]))
+    taken = set()
+    for path in leaves(json.loads(text)):
+        for value in ODD:
+            if changed(text, path, value) == changed(text, ("reason",), json.loads(text)["reason"]):
+                continue  # it is the value that stands there
+            try:
+                plan = torch_ops.decode_plan(changed(text, path, value))
+            except ArgumentError as error:
+                assert error.argument == "plan"
+            else:
+                taken.add(path[0])
+                assert isinstance(plan.problem.rows, int) and plan.problem.pitch >= plan.problem.width
+    assert taken <= {"problem", "device", "policy", "reason", "bands"}
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", "{}", "null", "[" * 10**5, '{"problem": ' + "9" * 5000 + "}", "5"])
+def test_what_is_no_plan_is_refused(text):
+    with pytest.raises(ArgumentError, match=r"^plan: got a text"):
+        torch_ops.decode_plan(text)
+
+
+def test_a_changed_plan_in_an_operator_call_is_refused_before_anything_is_written():
+    scores, out = torch.randn(4, 3000), torch.full((4, 64), -7, dtype=torch.int32)
+    text = changed(torch_ops.encode_plan(ksieve.plan(**PLANS["cpu"])), ("capacity",), 2**62)
+    with pytest.raises(ArgumentError, match=r"^plan: got a text with numbers"):
+        torch.ops.ksieve.topk_out(scores, None, None, 64, text, out=out, workspace=None)
+    assert (out == -7).all()

@@ -1,0 +1,141 @@
+"""Errors that people make: each says what to write instead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve.errors import ArgumentError
+
+SCORES = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+ANSWER = np.argsort(-SCORES, axis=1)[:, :8].astype(np.int32)
+
+
+def in_torch(array):
+    return pytest.importorskip("torch").from_numpy(array)
+
+
+@pytest.mark.parametrize(
+    ("library", "remedy"), [(np.asarray, r"lengths\.astype\(np\.int32\)"), (in_torch, r"lengths\.to\(torch\.int32\)")]
+)
+def test_int64_lengths_say_how_to_convert_them(library, remedy):
+    with pytest.raises(ArgumentError, match=rf"^lengths: got dtype int64; takes dtype int32: {remedy}$"):
+        ksieve.topk(library(SCORES), library(np.full(4, 9, np.int64)), k=3)
+
+
+@pytest.mark.parametrize(
+    ("library", "remedy"), [(np.asarray, r"np\.ascontiguousarray\(scores\)"), (in_torch, r"scores\.contiguous\(\)")]
+)
+def test_a_last_stride_other_than_one_says_how_to_make_it_one(library, remedy):
+    with pytest.raises(ArgumentError, match=rf"^scores: got last stride 2; takes last stride 1 .*: {remedy}$"):
+        ksieve.topk(library(SCORES)[:, ::2], k=3)
+
+
+def test_float64_scores_say_how_to_convert_them():
+    with pytest.raises(ArgumentError, match=r"^scores: got dtype float64; .*scores\.astype\(np\.float32\) rounds"):
+        ksieve.topk(SCORES.astype(np.float64), k=3)
+
+
+def test_lists_say_how_to_make_an_array_of_them():
+    with pytest.raises(ArgumentError, match=r"^lengths: got list; .*np\.array\(lengths\) first$"):
+        ksieve.topk(SCORES, [1, 2, 3, 4], k=3)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "remedy"),
+    [
+        ("largest", True, "leave it out, or pass -scores"),
+        ("largest", False, "pass -scores for the smallest"),
+        ("smallest", True, "pass -scores for the smallest"),
+        ("dim", -1, r"scores\.reshape\(-1, n\)"),
+        ("axis", 1, "rows are the last axis"),
+        ("descending", True, "sorted=True gives the best score first"),
+        ("dtype", "int64", "index_dtype="),
+        ("length", 3, r"did you mean lengths\?"),
+        ("return_value", True, r"did you mean return_values\?"),
+        ("zzz", 3, r"help\(ksieve\.topk\)"),
+    ],
+)
+def test_keywords_of_other_libraries_say_what_to_write(keyword, value, remedy):
+    with pytest.raises(TypeError, match=rf"^topk\(\) got an unexpected keyword argument '{keyword}': .*{remedy}"):
+        ksieve.topk(SCORES, k=3, **{keyword: value})
+
+
+def test_verify_takes_the_answer_as_a_keyword():
+    assert ksieve.verify(SCORES, indices=ANSWER)
+
+
+@pytest.mark.parametrize("given", [(), (ANSWER,)])
+def test_verify_without_an_answer_says_where_it_goes(given):
+    with pytest.raises(ArgumentError, match=r"^indices: got .*verify\(scores, lengths, indices\)"):
+        ksieve.verify(SCORES, *given)
+
+
+def test_verify_asks_whether_its_arrays_are_swapped():
+    with pytest.raises(ArgumentError, match=r"^scores: got dtype int32; .*are scores and indices swapped\?"):
+        ksieve.verify(ANSWER, None, SCORES)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_the_command_asks_whether_its_files_are_swapped(tmp_path, suffix):
+    np.save(tmp_path / "answer.npy", ANSWER)
+    scores = tmp_path / f"scores{suffix}"
+    if suffix == ".npy":
+        np.save(scores, SCORES)
+    else:
+        with ksieve.record(scores):
+            ksieve.topk(SCORES, k=8)
+    command = [sys.executable, "-m", "ksieve", "verify", str(tmp_path / "answer.npy"), str(scores)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2 and "swapped" in found.stderr, found.stderr
+
+
+class TestDtypesGivenAsDtypes:
+    """A dtype of NumPy, PyTorch or an extension of NumPy is as good as its name."""
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), "float32"])
+    def test_plan_takes_those_of_numpy(self, dtype):
+        assert ksieve.plan(rows=1, width=64, k=4, dtype=dtype) == ksieve.plan(rows=1, width=64, k=4)
+
+    @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+    def test_plan_takes_those_of_torch(self, name):
+        torch = pytest.importorskip("torch")
+        plan = ksieve.plan(rows=1, width=64, k=4, dtype=getattr(torch, name), device=torch.device("cpu"))
+        assert plan.problem.dtype == name
+
+    def test_plan_takes_bfloat16_of_an_extension(self):
+        extension = pytest.importorskip("ml_dtypes")
+        assert ksieve.plan(rows=1, width=64, k=4, dtype=extension.bfloat16).problem.dtype == "bfloat16"
+
+    def test_plan_names_one_that_it_cannot_take(self):
+        with pytest.raises(ArgumentError, match=r"^dtype: got 'float64'; takes one of"):
+            ksieve.plan(rows=1, width=64, k=4, dtype=np.float64)
+
+    @pytest.mark.parametrize("dtype", [np.int64, np.dtype("int64"), int])
+    def test_indices_in_those_of_numpy(self, dtype):
+        assert ksieve.topk(SCORES, k=3, index_dtype=dtype).dtype == np.int64
+        assert ksieve.Options(index_dtype=dtype) == ksieve.Options(index_dtype="int64")
+
+    def test_indices_in_those_of_torch(self):
+        torch = pytest.importorskip("torch")
+        assert ksieve.topk(in_torch(SCORES), k=3, index_dtype=torch.int64).dtype is torch.int64
+        out = torch.zeros((4, 3), dtype=torch.int32)
+        with pytest.raises(ArgumentError, match=r"^out: got dtype int32; takes dtype int64"):
+            ksieve.topk(in_torch(SCORES), k=3, index_dtype=torch.int64, out=out)
+        compiled = torch.compile(
+            lambda x: ksieve.topk(x, k=3, index_dtype=torch.int64), fullgraph=True, backend="aot_eager"
+        )
+        assert compiled(in_torch(SCORES)).dtype is torch.int64
+
+
+def test_types_are_named_as_one_imports_them():
+    with pytest.raises(ArgumentError, match=r"^scores: got int; takes"):
+        ksieve.topk(5, k=3)
+    with pytest.raises(ArgumentError, match=r"^plan: got numpy\.ndarray; takes"):
+        ksieve.topk(SCORES, k=3, plan=SCORES)
+    with pytest.raises(ArgumentError, match=r"^k: got numpy\.float64 2\.0; takes"):
+        ksieve.topk(SCORES, k=np.float64(2))
