@@ -448,7 +448,7 @@ def test_errors_name_the_argument_and_write_nothing(backend):
         "lengths": ({"lengths": np.zeros(6, np.int64)}, "dtype int64", "dtype int32"),
         "k": ({"k": 0}, "0", "an int from 1 to 1048576"),
         "policy": ({"policy": "fast"}, "'fast'", "a SamplingPolicy or one of"),
-        "workspace": ({"workspace": out}, "ndarray", "nothing on the CPU"),
+        "workspace": ({"workspace": out}, "numpy.ndarray", "nothing on the CPU"),
     }
     for name, (options, got, takes) in bad.items():
         with pytest.raises(ArgumentError) as error:

@@ -70,6 +70,13 @@ def test_right_answers_are_exact_and_wrong_ones_refuted(library, width, dtype):
     assert not ksieve.verify(scores, None, wrong)
 
 
+def test_a_verdict_names_subnormal_scores():
+    first = ksieve.verify(subnormals(10)[None], None, np.array([[0, 1, 2]], np.int32)).first
+    assert first is not None
+    assert first.worst == (0, 2.0**-149)
+    assert first.best_left == (9, 10 * 2.0**-149)
+
+
 def test_the_device_path_of_verify_takes_bits():
     from ksieve.verify import _TorchOps
 

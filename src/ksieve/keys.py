@@ -14,13 +14,14 @@ The CUDA mirror is ``kernels/keys.cuh``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 U32 = NDArray[np.uint32]
+_Key = TypeVar("_Key", np.int32, np.uint32)
 
 COARSE_BINS = 2048
 """Bins of the coarse key: 11 bits of the 16-bit projected key."""
@@ -35,9 +36,7 @@ NAN_KEY = 0xFFFFFFFF
 """Key shared by every NaN: the worst."""
 
 _FLIP32 = np.uint32(0x7FFFFFFF)
-_INFINITY_SHIFTED = np.uint32(0xFF000000)
-"""Bits of an infinity without their sign, shifted to the left by one: those of NaNs are larger."""
-_FLIP16 = np.uint16(0x7FFF)
+_FLIP16 = np.int16(0x7FFF)
 
 
 def widen(scores: Any) -> F32:
@@ -73,14 +72,10 @@ def order_key(scores: Any) -> U32:
         Same shape; ``a > b`` as scores if and only if ``key(a) < key(b)``.
     """
     bits = _bits(scores)
-    key = np.where(bits >> np.uint32(31) != 0, bits, bits ^ _FLIP32)
-    return np.where(bits << np.uint32(1) > _INFINITY_SHIFTED, np.uint32(NAN_KEY), key).astype(np.uint32)
-
-
-def _bits(scores: Any) -> U32:
-    """Float32 bits with one zero. Floats are never compared: a thread that flushes subnormals takes them for zero."""
-    bits = np.ascontiguousarray(np.asarray(scores, dtype=np.float32)).view(np.uint32)
-    return np.where(bits == np.uint32(1 << 31), np.uint32(0), bits).reshape(np.shape(scores))
+    size = bits & _SIZE
+    keys = (bits ^ (~(bits >> _SIGN) & _SIZE)).view(np.uint32)  # flips all but the sign where there is none
+    keys = np.where(size == 0, _FLIP32, keys)
+    return _with_nan(keys, size, NAN_KEY)
 
 
 NAN_LEVEL = -(1 << 31)
@@ -88,8 +83,27 @@ NAN_LEVEL = -(1 << 31)
 
 
 def level(scores: Any) -> NDArray[np.int32]:
-    """Return signed integers in the order of the scores: a better score has a larger one. `order_key`, turned round."""
-    return (order_key(scores) ^ _FLIP32).view(np.int32)
+    """Return integers in the order of the scores: the bits of a number without its sign, then negated if it has one."""
+    bits = _bits(scores)
+    size, sign = bits & _SIZE, bits >> _SIGN
+    return _with_nan((size ^ sign) - sign, size, NAN_LEVEL)
+
+
+_SIZE = np.int32(0x7FFFFFFF)
+"""Float32 bits without the sign."""
+_SIGN = np.int32(31)
+_INFINITY = np.int32(0x7F800000)
+
+
+def _bits(scores: Any) -> NDArray[np.int32]:
+    """Float32 bits. Floats are never compared: a thread that flushes subnormals takes them for zero."""
+    x = np.asarray(scores, dtype=np.float32)
+    return np.ascontiguousarray(x).view(np.int32).reshape(x.shape)
+
+
+def _with_nan(found: NDArray[_Key], size: NDArray[np.int32], value: int) -> NDArray[_Key]:
+    is_nan = size > _INFINITY
+    return np.where(is_nan, found.dtype.type(value), found) if np.any(is_nan) else found
 
 
 def score_of_key(keys: Any) -> F32:
@@ -101,11 +115,12 @@ def score_of_key(keys: Any) -> F32:
 
 def coarse_bin(scores: Any) -> NDArray[np.int32]:
     """Return the 11-bit coarse bin (0 best, 2047 worst) of each score's float16 projection."""
-    x = _bits(scores).view(np.float32)
+    bits = _bits(scores)
+    x = np.where(bits == NAN_LEVEL, np.int32(0), bits).view(np.float32)  # one zero
     with np.errstate(over="ignore", invalid="ignore"):
         half = x.astype(np.float16)  # keeps the sign of what it rounds to zero, in any flush-to-zero mode
-    bits = half.view(np.uint16)
-    key = np.where(bits >> np.uint16(15) != 0, bits, bits ^ _FLIP16)
+    bits16 = half.view(np.int16)
+    key = (bits16 ^ (~(bits16 >> np.int16(15)) & _FLIP16)).view(np.uint16)
     key = np.where(np.isnan(x), np.uint16(0xFFFF), key)
     return (key >> np.uint16(5)).astype(np.int32)
 

@@ -203,9 +203,17 @@ def explain(row_id: int, row: NDArray[np.float32], slots: NDArray[np.int64], sen
         reason,
         tuple(at),
         tuple(int(slots[s]) for s in at),
-        (int(slots[worst_slot]), float(row[slots[worst_slot]])) if worst_slot >= 0 else None,
-        (best, float(row[best])) if best >= 0 else None,
+        (int(slots[worst_slot]), _shown(row[slots[worst_slot]])) if worst_slot >= 0 else None,
+        (best, _shown(row[best])) if best >= 0 else None,
     )
+
+
+def _shown(score: np.float32) -> float:
+    """Convert a score; a subnormal through its bits, as a thread that flushes them would convert it to 0.0."""
+    bits = int(score.view(np.uint32))
+    if bits & 0x7F800000:
+        return float(score)
+    return (bits & 0x7FFFFF) * 2.0**-149 * (-1 if bits >> 31 else 1)
 
 
 def _count(number: int, noun: str) -> str:

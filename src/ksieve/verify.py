@@ -6,8 +6,9 @@ exact if and only if no unselected valid score is better than the worst selected
     valid scores better than the worst selected  ==  selected scores better than the worst selected
 
 so a row is read once, in pieces, compared with one number, and nothing is ranked. "Better" is the contract's
-order: NaN below -inf, ``-0.0`` equal to ``+0.0``. Scores are compared as integers made of their bits, since floats
-compare otherwise in a thread that flushes subnormals. The same steps run on NumPy arrays and on torch tensors.
+order: NaN below -inf, ``-0.0`` equal to ``+0.0``. The host compares integers made of the scores' bits, since floats
+compare otherwise in a thread that flushes subnormals; CUDA devices flush none. The same steps run on NumPy arrays and
+on torch tensors.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _PIECE = 1 << 16
 _INDEX_DTYPES = ("int32", "int64")
 _INT64 = 1 << 63
 
-_BEST = (1 << 31) - 1
-"""A level (`ksieve.keys.level`) that no score has."""
+_BEST = 0x7F800000
+"""The largest level (`ksieve.keys.level`): that of infinity."""
 
 
 def verify(
@@ -287,11 +288,26 @@ class _NumpyOps:
             step = min(_PIECE, elements)
             for r, length in enumerate(lengths):
                 for low in range(0, int(length), step):
-                    x = level(widen(scores[r, low : min(low + step, int(length))]))
-                    counts[0, r] += np.count_nonzero(x > worst[r])
-                    counts[1, r] += np.count_nonzero(x == worst[r])
-                    counts[2, r] += np.count_nonzero(x == NAN_LEVEL)
+                    counts[:, r] += _count_levels(widen(scores[r, low : min(low + step, int(length))]), int(worst[r]))
         return counts[0], counts[1], counts[2]
+
+
+def _count_levels(x: Any, worst: int) -> tuple[int, int, int]:
+    """Count the scores whose level is above `worst`, equal to it, and that of NaN, in three passes over the bits."""
+    if np.isnan(x.max()):  # a maximum propagates NaN
+        levels = level(x)
+        wanted = (levels > worst, levels == worst, levels == NAN_LEVEL)
+        return tuple(int(np.count_nonzero(mask)) for mask in wanted)  # type: ignore[return-value]
+    if worst == NAN_LEVEL:
+        return x.size, 0, 0
+    bits = x.view(np.uint32)
+    if worst >= 0:  # level and bits are the same number
+        better = np.count_nonzero(bits.view(np.int32) > worst)
+        equal = np.count_nonzero(bits == worst)
+        zeros = 0 if worst else np.count_nonzero(bits == np.uint32(1 << 31))
+        return int(better), int(equal + zeros), 0
+    limit = np.uint32((1 << 31) - worst)  # bits of a negative number grow as it falls
+    return int(np.count_nonzero(bits < limit)), int(np.count_nonzero(bits == limit)), 0
 
 
 class _TorchOps:
@@ -340,14 +356,13 @@ class _TorchOps:
         return self.level(self.xp.gather(scores, 1, indices))
 
     def level(self, scores: Any) -> Any:
-        """`ksieve.keys.level`. A bfloat16 is widened as bits; the subnormals of float16 are normal float32 numbers."""
+        """`ksieve.keys.level`, of few scores. A bfloat16 is widened as bits; float16 has no subnormals in float32."""
         if scores.dtype is self.xp.bfloat16:
             bits = scores.contiguous().view(self.xp.int16).int() << 16
         else:
             bits = scores.float().contiguous().view(self.xp.int32)
-        levels = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        levels = self.xp.where(bits == NAN_LEVEL, 0, levels)  # the bits of -0.0
-        return self.xp.where((bits & 0x7FFFFFFF) > 0x7F800000, NAN_LEVEL, levels)
+        size = bits & 0x7FFFFFFF
+        return self.xp.where(size > _BEST, NAN_LEVEL, self.xp.where(bits < 0, -size, size))
 
     def to_numpy(self, array: Any) -> Any:
         return problem.as_numpy(array.cpu())
@@ -356,13 +371,17 @@ class _TorchOps:
         """Count per row the valid scores whose level is above `worst`, equal to it, and that of NaN."""
         rows, width = scores.shape
         counts = [self.xp.zeros(rows, dtype=self.xp.int64, device=self.device) for _ in range(3)]
+        # The score of a level, to compare floats as they are stored: the device flushes no subnormals.
+        limit = self.xp.where(worst < 0, -worst | NAN_LEVEL, worst).view(self.xp.float32)[:, None]
         step = max(1, elements // max(rows, 1))
         for low in range(0, width, step):
-            x = self.level(scores[:, low : low + step])
+            x = scores[:, low : low + step].float()
             valid = low + self.arange(x.shape[1]) < lengths[:, None]
-            for j, mask in enumerate((x > worst[:, None], x == worst[:, None], x == NAN_LEVEL)):
+            for j, mask in enumerate((x > limit, x == limit, x != x)):
                 counts[j] += (mask & valid).sum(1)
-        return counts[0], counts[1], counts[2]
+        better, equal, nans = counts
+        is_nan = worst == NAN_LEVEL
+        return self.xp.where(is_nan, lengths - nans, better), self.xp.where(is_nan, nans, equal), nans
 
 
 def _as_torch(array: Any) -> Any:
