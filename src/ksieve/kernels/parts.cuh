@@ -58,7 +58,7 @@ struct Range {
 constexpr Range kNoRange = {kNanKey, 0, 0, 0};
 
 // Folds what the warps of this CTA found in their samples. For the first warp. Choosing among their ends takes it 0.1
-// us, which narrow rows of clusters do not get back (docs/tuning.md#25).
+// us, which rows of up to 131,072 scores in a cluster do not win back.
 template <bool kChooses> __device__ __forceinline__ Range own_range(const Sampled& warp) {
   SharedStorage& s = shared_storage();
   HeldRow& own = s.held[kOwn];
@@ -184,7 +184,9 @@ template <class Holders> __device__ __forceinline__ PartOf select_part(const Par
     const int ends = ends_of(row.length, slots_of(p, row), samplers_of(row.length));
     s.held[kOwn].last = static_cast<unsigned char>(ends);
   }
-  RankedSample ranked = {}; // in front of the barrier if samples come before a description is done: docs/tuning.md#27
+  // In front of the barrier only if samples arrive before the row is described. On a grid they arrive later, and
+  // ranking them here would delay the description: one row of 1,048,576 scores 8.50 us in place of 8.26.
+  RankedSample ranked = {};
   if (Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
   __syncthreads(); // the part is described, and storage is empty
   Holders::ready();
