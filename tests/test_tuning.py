@@ -1,8 +1,9 @@
-"""What the planner was tuned with: every number names a file of the repository, or owns up to having none."""
+"""Every number that the planner decides with names a decision record or a committed result, or says so."""
 
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -21,16 +22,62 @@ SOURCES |= {
 }
 
 
+def problem_of(source):
+    """What is wrong with a source: None if it names a decision record or a committed result, and such a file exists."""
+    if source.startswith(tuning.NOT_MEASURED):
+        return None if len(source) > len(tuning.NOT_MEASURED) + 10 else "no reason"
+    if not re.fullmatch(r"docs/decisions/\d{4}-[a-z0-9-]+\.md|benchmarks/results/[a-z0-9-]+\.json", source):
+        return "neither a decision record nor a result file"
+    return None if (ROOT / source).is_file() else "not there"
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_number_names_its_source(name):
-    source = SOURCES[name]
-    if source.startswith(tuning.NOT_MEASURED):
-        assert len(source) > len(tuning.NOT_MEASURED) + 10
-        return
-    path, _, section = source.partition("#")
-    assert (ROOT / path).is_file(), f"{name} names {path}, which is not there"
-    if section:
-        assert f"\n## {section}. " in (ROOT / path).read_text(encoding="utf-8"), f"{path} has no section {section}"
+    assert problem_of(SOURCES[name]) is None, f"{name}: {SOURCES[name]}"
+
+
+def test_a_source_that_proves_nothing_is_noticed():
+    for source in (
+        "docs/tuning.md#8",
+        "docs/notebook/08-more-ctas-per-row.md",
+        "docs/decisions/9999-none.md",
+        "docs/decisions/index.md",
+        "benchmarks/results/none.json",
+        tuning.NOT_MEASURED,
+        "",
+    ):
+        assert problem_of(source), source
+
+
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_record_fits_a_page_and_says_what_was_refused(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40
+    assert re.fullmatch(rf"# {int(path.name[:4])}\. .+", lines[0])
+    assert [line for line in lines if line.startswith("## ")] == [
+        "## Context",
+        "## Decision",
+        "## Numbers",
+        "## Refused",
+    ]
+    refused = lines[lines.index("## Refused") :]
+    assert sum(line.startswith("| ") for line in refused) >= 4, "a table of a heading, a rule and two alternatives"
+    assert any(line.startswith(("Revisit when", "Revisit with")) for line in refused)
+
+
+def test_no_code_points_into_the_notebook():
+    found = [
+        f"{path.relative_to(ROOT)}:{n}"
+        for folder in ("src", "scripts")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".py", ".cu", ".cuh", ".md", ".sh"}
+        for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"docs/notebook|tuning\.md", line)
+    ]
+    assert found == []
 
 
 def test_thresholds_are_numbers_that_know_more():

@@ -224,7 +224,7 @@ class SamplingPolicy:
         """Whether a view of `samples` statistics has the largest sample rank requested among its first two thirds.
 
         A boundary from further down admits most of a row: rows of 16,384 scores, whose lines-64 view has 64 statistics
-        for a rank of 61, took 29 us, and 12 with the two scans of the exact route (docs/tuning.md, section 18).
+        for a rank of 61, took 29 us, and 12 with the two scans of the exact route.
         """
         return 3 * (self.rescue_rank(k) or self.primary_rank(k)) <= 2 * samples
 
@@ -288,7 +288,8 @@ LINES_64 = SamplingPolicy(
     peaks=True,
     boundary="exact",
     jitter=True,
-    source="docs/tuning.md: whole 128-byte lines cost a quarter of the memory transactions of scattered samples",
+    source="docs/decisions/0003-lines-and-quads.md: whole 128-byte lines cost a quarter of the memory transactions of "
+    "scattered samples",
 )
 LINES_128 = replace(LINES_64, name="lines-128", stride=128)
 LINES_16 = replace(LINES_64, name="lines-16", stride=16)
@@ -300,7 +301,8 @@ QUADS_16 = SamplingPolicy(
     sigmas=3.5,
     boundary="exact",
     jitter=True,
-    source="docs/tuning.md: rows up to 64K need a denser view than lines, and its reads are cheap there",
+    source="docs/decisions/0003-lines-and-quads.md: rows up to 64K need a denser view than lines, and its reads are "
+    "cheap there",
 )
 
 POLICIES: dict[str, SamplingPolicy] = {

@@ -79,7 +79,7 @@ DEVICE_COSTS: dict[str, DeviceCost] = {
         single_ns=0.013,
         candidate_ns=0.0028,
         source="benchmarks/results/gpu-operator-k512, -k1024, -k2048 through fit_gpu_costs, shapes of 2,048 rows and "
-        "more; a lone score pulls a 64-byte burst, half a line (docs/tuning.md, section 6)",
+        "more; a lone score pulls a 64-byte burst, half a line (docs/decisions/0003-lines-and-quads.md)",
     ),
     "cpu": DeviceCost(
         "cpu",
