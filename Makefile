@@ -13,7 +13,7 @@ TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests $(wildcard scripts)
 KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/emulator/*.h)
 
-.PHONY: help demo test test-gpu test-emulated sanitize check format docs bench-cpu clean
+.PHONY: help demo test test-gpu test-emulated sanitize check format docs site bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -54,14 +54,17 @@ ifneq ($(KERNELS),)
 	$(BIN)/clang-format -i $(KERNELS)
 endif
 
-docs: $(TEST_STAMP)  ## regenerate docs/cli.md and every measured number in the docs
+docs: $(TEST_STAMP)  ## regenerate every measured number in README and docs/
 	$(BIN)/python scripts/generate_docs.py
+
+site: $(VENV)/.site-installed  ## build the documentation with search into docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 
 bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/results/ (minutes)
 	$(BIN)/ksieve bench cpu --out benchmarks/results
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info docs/_build docs/reference/generated
 
 # --- the virtual environment -----------------------------------------------------------------------------
 # Debian ships Python without ensurepip unless python3-venv is installed; any pip of the system can then put
@@ -79,6 +82,11 @@ $(BIN)/python:
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing ksieve and its base dependencies into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.site-installed: $(VENV)/.installed
+	@echo "installing what the site is built with into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 $(TEST_STAMP): $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""Write the generated parts of the documentation: the reference in docs/cli.md, and every measured number.
+"""Write every measured number of the documentation from result files; the site has the command reference from here.
 
 ``--check`` writes nothing and exits 1 naming what is out of date. The parts lie between marker comments, so that the
 prose around them stays hand-written.
@@ -39,7 +39,7 @@ def commands(group: Any, path: tuple[str, ...] = ("ksieve",)) -> Iterator[tuple[
 
 
 def cli_reference() -> str:
-    """Markdown reference of every command, argument and option."""
+    """Markdown reference of every command, argument and option; `docs/conf.py` writes it when the site is built."""
     from ksieve.cli import app
 
     return "\n\n".join(_describe(path, command) for path, command in commands(typer.main.get_command(app)))
@@ -93,7 +93,7 @@ def benchmark_section(results: Path) -> str:
 
 
 def benchmark_page(results: Path) -> str:
-    """Tables of docs/benchmarks.md: every result file of a folder with the command that reproduces it."""
+    """Tables of docs/reference/benchmarks.md: every result file of a folder with the command that reproduces it."""
     published = anchors.load(ROOT / anchors.FILE)
     left = {path: _payload(path) for path in sorted(results.glob("*.json"))}
 
@@ -101,7 +101,7 @@ def benchmark_page(results: Path) -> str:
         """Link, stem and payload of the files of a kind: endpoint-structured scores first, large k first."""
         found = [path for path in left if path.match(pattern)]
         found.sort(key=lambda p: (left[p]["settings"].get("scores", "endpoint"), -left[p]["settings"]["k"]))
-        return [(_link(path, "../"), path.stem, left.pop(path)) for path in found]
+        return [(_link(path, "../../"), path.stem, left.pop(path)) for path in found]
 
     parts: list[str] = []
     if operator := take("gpu-operator*-k*.json"):
@@ -119,35 +119,36 @@ def benchmark_page(results: Path) -> str:
         parts += ["## The planner's choices", *(pages.planner(*file) for file in planner)]
     cpu = [path for path in left if path.match("cpu-*.json")]
     if cpu:
-        parts += ["## CPU", *(_cpu_results(_link(path, "../"), left.pop(path)) for path in cpu)]
+        parts += ["## CPU", *(_cpu_results(_link(path, "../../"), left.pop(path)) for path in cpu)]
     sanitizers = results / "gpu-sanitizers.json"
     if suites := [path for path in left if path.match("gpu-suite*.json")]:
-        parts += ["## The GPU suite", *(_suite_results(_link(path, "../"), left.pop(path)) for path in suites)]
+        parts += ["## The GPU suite", *(_suite_results(_link(path, "../../"), left.pop(path)) for path in suites)]
     if sanitizers in left:
-        parts += ["## Sanitizers", _sanitizer_results(_link(sanitizers, "../"), left.pop(sanitizers))]
+        parts += ["## Sanitizers", _sanitizer_results(_link(sanitizers, "../../"), left.pop(sanitizers))]
     if left:
-        lines = [pages.other(_link(path, "../"), payload) for path, payload in left.items()]
+        lines = [pages.other(_link(path, "../../"), payload) for path, payload in left.items()]
         parts += ["## Other result files", "\n".join(lines)]
     return "\n\n".join(parts)
 
 
 def evidence_page(results: Path) -> str:
-    """Generated part of docs/evidence.md: every ablation, chain and replay of a folder."""
+    """Generated part of docs/guide/evidence.md: every ablation, chain and replay of a folder."""
     from ksieve.bench import evidence
 
     found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
-    return evidence.section([(_link(path, "../"), path.stem, p) for path, p in found if p["bench"] in evidence.BENCHES])
+    chosen = [(path, payload) for path, payload in found if payload["bench"] in evidence.BENCHES]
+    return evidence.section([(_link(path, "../../"), path.stem, payload) for path, payload in chosen])
 
 
 def study_page(results: Path) -> str:
-    """Generated part of docs/study.md: every study and calibration of a folder."""
+    """Generated part of docs/guide/study.md: every study and calibration of a folder."""
     from ksieve.study import pages as study
 
     sections = {"study": study.study_section, "calibrate": study.calibration_section}
     found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
     parts = []
     for bench, section in sections.items():
-        parts += [f"{section(p)}\n\n{_link(path, '../')}" for path, p in found if p["bench"] == bench]
+        parts += [f"{section(p)}\n\n{_link(path, '../../')}" for path, p in found if p["bench"] == bench]
     return "\n\n".join(parts)
 
 
@@ -199,8 +200,8 @@ def _gpu_summary(link: str, payload: dict[str, Any]) -> str:
             f"that read the same valid scores and do nothing else. The geometric mean is {own['geometric_mean']:.3f} "
             f"({pages.beside(own['geometric_mean'], pages.TARGET_MEAN)}), the least {own['least']:.3f} "
             f"({pages.beside(own['least'], pages.TARGET_LEAST)}). Every answer was verified. The numbers are those "
-            f"of {link}; [docs/benchmarks.md](docs/benchmarks.md) has times, other k, decode shapes, and what is "
-            "missing.",
+            f"of {link}; [the benchmarks](docs/reference/benchmarks.md) have times, other k, decode shapes, and what "
+            "is missing.",
             table,
             "To measure again, and to run the GPU suite, with a Python that has torch and the `cuda` extra:",
             pages.fenced("text", f"{pages.command(payload)}\nmake test-gpu PYTHON=python3"),
@@ -302,11 +303,10 @@ def main(arguments: list[str]) -> int:
     for figure in draw_figures(results, figures, check=check):
         stale.append(f"docs/figures/{figure}.svg")
     for page, name, body in (
-        ("docs/cli.md", "reference", cli_reference()),
         ("README.md", "benchmarks", benchmark_section(results)),
-        ("docs/benchmarks.md", "benchmarks", benchmark_page(results)),
-        ("docs/evidence.md", "results", evidence_page(results)),
-        ("docs/study.md", "results", study_page(results)),
+        ("docs/reference/benchmarks.md", "benchmarks", benchmark_page(results)),
+        ("docs/guide/evidence.md", "results", evidence_page(results)),
+        ("docs/guide/study.md", "results", study_page(results)),
     ):
         path = ROOT / page
         old = path.read_text(encoding="utf-8")

@@ -238,7 +238,7 @@ def test_no_rows():
 
 def test_the_page_of_integrations():
     """Its Python runs, its links lead somewhere, and it names every function and every argument of the adapters."""
-    page = ROOT / "docs" / "integrations.md"
+    page = ROOT / "docs" / "guide" / "integrations.md"
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         exec(compile(block, str(page), "exec"), {})

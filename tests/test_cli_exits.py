@@ -305,7 +305,7 @@ def test_metadata_never_replaces_a_fact(folder: Path) -> None:
 def test_the_table_of_exit_codes_is_documented() -> None:
     from ksieve.cli import exits
 
-    page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     for code, meaning in exits.EXIT_CODES.items():
         assert f"| {int(code)} | {meaning} |" in page
     assert set(exits.EXIT_CODES) == set(exits.Exit)

@@ -1,4 +1,4 @@
-"""One test or more for every line of docs/contract.md, each citing the line's number."""
+"""One test or more for every line of docs/reference/contract.md, each citing the line's number."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain(rows=6, width=500, seed=0):
 
 
 def test_every_line_is_cited_and_every_citation_is_a_line(root):
-    text = (root / "docs" / "contract.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "reference" / "contract.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\* \*\*(C\d+)\*\* ", text, flags=re.MULTILINE)
     assert lines == [f"C{n + 1}" for n in range(len(lines))], "numbers must be unique and in order"
     assert len(lines) > 30

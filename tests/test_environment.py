@@ -1,4 +1,4 @@
-"""docs/environment.md lists every environment variable that is read, and no variable of ours that is not."""
+"""docs/reference/environment.md lists every environment variable that is read, and no variable of ours that is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from conftest import ROOT
 
-PAGE = ROOT / "docs" / "environment.md"
+PAGE = ROOT / "docs" / "reference" / "environment.md"
 PASSED_ON = {"PATH", "PYTHONPATH", "CC"}
 """What tests read to start other programs."""
 

@@ -1,4 +1,4 @@
-"""docs/evidence.md: tables from payloads, with the paper's numbers beside ours; nothing inexact reaches the page."""
+"""docs/guide/evidence.md: tables from payloads beside the paper's numbers; nothing inexact reaches the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ksieve import replay
 from ksieve.bench import ablation, chain, evidence, pages, record
 
-PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "evidence.md"
 
 
 @pytest.fixture(scope="module")

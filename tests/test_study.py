@@ -316,12 +316,12 @@ def test_real_scores_show_what_their_description_says():
 
 def test_the_page_shows_figures_that_exist_and_are_small():
     root = Path(__file__).resolve().parent.parent
-    text = (root / "docs" / "study.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "guide" / "study.md").read_text(encoding="utf-8")
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
     assert sorted(Path(name).stem for name in shown) == sorted(f"study-{d.stem}" for d in FIGURES)
     result = json.loads((root / "benchmarks" / "results" / "study-k2048.json").read_text())
     for name in shown:
-        picture = root / "docs" / name
+        picture = root / "docs" / "guide" / name
         assert picture.stat().st_size < 200_000
         labels = "".join(ElementTree.parse(picture).getroot().itertext())
         if "ranks" not in name:  # captures are pooled there
@@ -331,7 +331,7 @@ def test_the_page_shows_figures_that_exist_and_are_small():
 def test_the_pages_example_runs(tmp_path):
     pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     root = Path(__file__).resolve().parent.parent
-    text = (root / "docs" / "study.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "guide" / "study.md").read_text(encoding="utf-8")
     example = next(
         block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "run import study" in block
     )

@@ -1,4 +1,4 @@
-"""docs/captures.md: its programs run, its tables are complete, its claims about the bundled capture hold."""
+"""docs/guide/captures.md: its programs run, its tables are complete, its claims about the bundled capture hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ksieve.stats import Route
 from ksieve.workloads import LENGTHS, PRODUCERS, open_capture
 
 ROOT = Path(__file__).parents[1]
-DOC = (ROOT / "docs" / "captures.md").read_text(encoding="utf-8")
+DOC = (ROOT / "docs" / "guide" / "captures.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "indexer_capture.safetensors"
 
 
@@ -24,7 +24,7 @@ def test_its_programs_write_readable_captures(tmp_path, monkeypatch, capsys):
     programs = re.findall(r"```python\n(.*?)```", DOC, flags=re.DOTALL)
     assert len(programs) == 2
     for program in programs:
-        exec(compile(program, "docs/captures.md", "exec"), {})
+        exec(compile(program, "docs/guide/captures.md", "exec"), {})
     assert capsys.readouterr().out.splitlines()[-1] == "2 (1, 100000) [90000]"
     with open_capture("four_rows.safetensors") as capture:
         assert (capture.rows, capture.width, capture.k, capture.kind) == (4, 5000, 512, "scores")

@@ -140,7 +140,7 @@ def topk(
     Notes
     -----
     NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Which of several scores tied at rank k are returned is
-    unspecified without `tie_break`. See docs/contract.md.
+    unspecified without `tie_break`. See docs/reference/contract.md.
     """
     if options:
         arguments.check_names(options)

@@ -71,9 +71,9 @@ class Stats:
     tau0, tau1 : primary and rescue boundary: coarse bin, or the bit pattern of the ordered key for an
         "exact" policy; -1 where no boundary was proposed.
     admitted0, admitted1 : C(tau0) and C(tau1), scores at or above each boundary; -1 where not counted.
-    frontier0..frontier3 : |Q_0|..|Q_3|, unresolved candidates before each exact digit and after the last.
-    committed0 : |E_0|, indices committed before refinement.
-    committed1..committed3 : |R_0|..|R_2|, indices committed by each exact digit.
+    frontier0..frontier3 : `|Q_0|` to `|Q_3|`, unresolved candidates before each exact digit and after the last.
+    committed0 : `|E_0|`, indices committed before refinement.
+    committed1..committed3 : `|R_0|` to `|R_2|`, indices committed by each exact digit.
     filled : indices taken from the last frontier, once it fits the quota or holds one value.
     scans : complete traversals of the valid row that the selection made; those made for the statistics do not count.
     sampled : scores read by the view.

@@ -1,4 +1,4 @@
-"""Result files of ablations, chains and replays as Markdown: the generated part of docs/evidence.md.
+"""Result files of ablations, chains and replays as Markdown: the generated part of docs/guide/evidence.md.
 
 Every number comes out of a payload, the paper's beside ours; an answer that was not exact stops the page.
 """
@@ -33,7 +33,7 @@ def section(files: Sequence[tuple[str, str, Payload]]) -> str:
             if payload["bench"] == bench:
                 parts += [f"### {stem}", f"{machine(payload)}; {link}:", fenced("text", pages.command(payload))]
                 parts += writers[bench](payload)
-                parts += [f"![{name.replace('-', ' ')}](figures/{name}.svg)" for name in plots.names(payload, stem)]
+                parts += [f"![{name.replace('-', ' ')}](../figures/{name}.svg)" for name in plots.names(payload, stem)]
     return "\n\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Result files of GPU benches as Markdown: the tables and figures of docs/benchmarks.md.
+"""Result files of GPU benches as Markdown: the tables and figures of docs/reference/benchmarks.md.
 
 Every number comes out of a payload; an answer that was not exact stops the page. Figures are referred to by the names
 that `plots.names` gives; who writes the page draws them.
@@ -109,8 +109,8 @@ def source(payload: Payload) -> str:
 
 
 def images(payload: Payload, stem: str) -> list[str]:
-    """Figures of a result, relative to docs/."""
-    return [f"![{name.replace('-', ' ')}](figures/{name}.svg)" for name in plots.names(payload, stem)]
+    """Figures of a result, relative to a folder of docs/."""
+    return [f"![{name.replace('-', ' ')}](../figures/{name}.svg)" for name in plots.names(payload, stem)]
 
 
 def operator_targets(payloads: Sequence[Payload]) -> str:

@@ -81,7 +81,7 @@ def study(
 
     Measures how much a wrong boundary costs, where sampled ranks fall in the complete row, where the top K lies, and
     what order statistics predict of it, over every phase of every view. Captures may be larger than memory. Writes
-    an HTML report, figures and a result file; see docs/study.md.
+    an HTML report, figures and a result file; see docs/guide/study.md.
     """
     from ksieve import figures as drawing
     from ksieve.study import run, words

@@ -1,4 +1,4 @@
-"""The measured tables of docs/study.md, written from result files alone."""
+"""The measured tables of docs/guide/study.md, written from result files alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""The documentation as a site: ``make site``. Everything it needs lies in the repository; nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import ksieve
+
+DOCS = Path(__file__).parent
+
+project = "ksieve"
+author = "the ksieve authors"
+copyright = "the ksieve authors"  # noqa: A001 - the name that Sphinx reads
+version = release = ksieve.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
+exclude_patterns = ["_build", "reference/generated/cli.md"]
+nitpicky = False
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+autosummary_generate = True
+autodoc_typehints = "none"  # types stand in the docstrings, with shapes and units
+autodoc_mock_imports = [] if importlib.util.find_spec("torch") else ["torch"]  # of the adapters
+default_role = "code"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"ksieve {version}"
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+
+def _write_cli_reference(_: Any) -> None:
+    """Write the reference of the command line from the command tree, for `reference/cli.md` to include."""
+    spec = importlib.util.spec_from_file_location("generate_docs", DOCS.parent / "scripts" / "generate_docs.py")
+    if spec is None or spec.loader is None:
+        raise RuntimeError("scripts/generate_docs.py cannot be loaded")
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    target = DOCS / "reference" / "generated" / "cli.md"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(generator.cli_reference() + "\n", encoding="utf-8")
+
+
+def setup(app: Any) -> None:
+    """Connect what the build generates."""
+    app.connect("builder-inited", _write_cli_reference, priority=100)

@@ -1,0 +1,53 @@
+"""Links between Markdown pages lead to files and headings that exist, as GitHub and the site both resolve them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "generated"} & set(path.parts)),
+    ROOT / "src" / "ksieve" / "kernels" / "README.md",
+]
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, by GitHub's rule: lower case, spaces to hyphens, other punctuation dropped."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        at = page.parent / path if path else page
+        if not at.exists() or (anchor and anchor not in anchors(at.read_text(encoding="utf-8"))):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    assert broken(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_link_that_leads_nowhere_is_noticed() -> None:
+    text = "# One two, three\n[a](none.md) [b](#one-two-three) [c](#four) `[d](x)` [e](README.md#two-commands)"
+    assert broken(ROOT / "x.md", text.replace("(#", "(README.md#")) == [
+        "none.md",
+        "README.md#one-two-three",
+        "README.md#four",
+    ]
+    assert anchors(text) == {"one-two-three"}
