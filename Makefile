@@ -13,7 +13,7 @@ TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests $(wildcard scripts)
 KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/emulator/*.h)
 
-.PHONY: help demo test test-gpu test-emulated sanitize check format docs site bench-cpu clean
+.PHONY: help demo test test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,6 +35,12 @@ PART   ?= -x -n 2
 test-emulated: $(TEST_STAMP)  ## run the GPU suite, or a PART of it, on the CPU as another DEVICE; needs the extras cuda, torch
 	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:tests \
 	  $(BIN)/python -m pytest -m gpu tests/gpu $(PART)
+
+# Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list.
+ONLY   ?=
+UPDATE ?=
+cubins: $(VENV)/.installed-cubins  ## compile the kernels without a GPU (minutes), compare with tests/data/cubins.json
+	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update)
 
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
@@ -87,6 +93,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.site-installed: $(VENV)/.installed
 	@echo "installing what the site is built with into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.installed-cubins: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,cuda]'
 	@touch $@
 
 $(TEST_STAMP): $(VENV)/.installed

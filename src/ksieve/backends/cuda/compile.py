@@ -119,6 +119,31 @@ def compile_kernel(spec: KernelSpec, sources: Sources) -> Cubin:
     BackendError
         If the compiler is missing, does not know the architecture, or rejects the source.
     """
+    return _compiled(spec, sources)[1]
+
+
+def compile_with_ptx(spec: KernelSpec, sources: Sources) -> tuple[Cubin, str]:
+    """Compile one specialisation, and return the PTX that its machine code was made from as well.
+
+    Raises
+    ------
+    BackendError
+        As `compile_kernel`.
+    """
+    from cuda.bindings import nvrtc
+
+    program, cubin = _compiled(spec, sources)
+    # cuda-core compiles anew for PTX, and asks the driver whether it can load that: NVRTC has it already.
+    code, size = nvrtc.nvrtcGetPTXSize(program.handle)
+    text = bytearray(size)
+    if not int(code):
+        (code,) = nvrtc.nvrtcGetPTX(program.handle, text)
+    if int(code):
+        raise BackendError(f"{compiler_version()} keeps no PTX of {describe(spec)} (error {int(code)})")
+    return cubin, text.decode().rstrip("\0")
+
+
+def _compiled(spec: KernelSpec, sources: Sources) -> tuple[Any, Cubin]:
     version = compiler_version()
     _check_architecture(spec.arch, version)
     program_type, options_type = _cuda_core()
@@ -138,7 +163,7 @@ def compile_kernel(spec: KernelSpec, sources: Sources) -> Cubin:
         raise
     except Exception as error:  # cuda-core has no exception of its own for a failed compilation
         raise BackendError(f"{version} could not compile {describe(spec)}:\n{_first_errors(str(error))}") from error
-    return Cubin(bytes(code), log.getvalue().replace("\0", ""))
+    return program, Cubin(bytes(code), log.getvalue().replace("\0", ""))
 
 
 def parse_resources(log: str) -> Resources:

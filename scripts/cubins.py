@@ -1,0 +1,264 @@
+"""Compile the kernels without a GPU and compare their machine code with a committed list: `make cubins`.
+
+A change that only renames or moves kernel text leaves every kernel of the list equal. One that changes some of them
+rewrites the list (``make cubins UPDATE=1``) in the same commit, and says why.
+
+The list, tests/data/cubins.json, has one line per specialisation. It names a specialisation by the planner problem that
+leads to it (architecture, rows, width, k, ...), so that it survives renames of files, functions and macros, and keeps
+two hashes of it: of the machine code with its resources, and of the PTX with all symbols renamed by first use. A kernel
+is equal if either agrees: ptxas lays functions out in the order of their names, so a renamed function moves machine
+code. ``serving`` marks what `ksieve build` compiles; the other problems reach the remaining paths of the kernel text.
+
+Code is compared with that of the same NVRTC alone, which the list names: another one compares nothing, says so and
+exits 0. The list lies with the tests, because it is what a check expects and not a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from canonical_ptx import canonical
+
+from ksieve import atomic
+from ksieve.backends.cuda import build
+from ksieve.backends.cuda import compile as compiler
+from ksieve.backends.cuda.spec import ARCHITECTURES, KernelSpec
+from ksieve.errors import KsieveError
+from ksieve.options import Options
+from ksieve.planner import Plan
+
+LIST = Path(__file__).parent.parent / "tests" / "data" / "cubins.json"
+PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "policy", "stats", "launch")
+"""Fields of a record that say which kernel is meant; those from ``dtype`` on are left out where they are plain.
+``launch`` counts the kernels of a problem that takes several."""
+FACTS = ("registers", "spills", "shared", "bytes")
+
+SAME, ORDER, CHANGED = "same machine code", "same PTX, functions in another order", "CHANGED"
+
+Record = dict[str, Any]
+
+
+def title(record: Record) -> str:
+    """One line that names a record."""
+    words = [f"{record['arch']} {record['rows']}x{record['width']} k={record['k']}", record.get("dtype", "float32")]
+    words += [f"{name}={value}" for name, value in record.get("options", {}).items()]
+    words += [record["policy"]] if "policy" in record else []
+    words += ["stats"] if record.get("stats") else []
+    return " ".join([*words, f"launch {record['launch']}"] if "launch" in record else words)
+
+
+def kernel_of(record: Record) -> tuple[KernelSpec, Plan]:
+    """Specialisation that the planner chooses for a record's problem, and its plan.
+
+    Raises
+    ------
+    KsieveError
+        If the planner refuses the problem.
+    LookupError
+        If the problem takes fewer launches than the record counts.
+    """
+    made = build.needed(
+        build.device_of_arch(record["arch"]),
+        rows=[record["rows"]], widths=[record["width"]], ranks=[record["k"]], dtypes=[record.get("dtype", "float32")],
+        policy=record.get("policy"), stats=record.get("stats", False), options=Options(**record.get("options", {})),
+    )  # fmt: skip
+    return list(made.items())[record.get("launch", 0)]
+
+
+def serving() -> dict[KernelSpec, Record]:
+    """Every kernel that `ksieve build` compiles, as records without hashes."""
+    found: dict[KernelSpec, Record] = {}
+    for arch in ARCHITECTURES:
+        device = build.device_of_arch(arch)
+        for rows in build.SERVING_ROWS:
+            for width in build.SERVING_WIDTHS:
+                for k in build.SERVING_RANKS:
+                    made = build.needed(device, rows=[rows], widths=[width], ranks=[k])
+                    for launch, spec in enumerate(made):
+                        record = {"arch": arch, "rows": rows, "width": width, "k": k}
+                        found.setdefault(spec, (record | {"launch": launch} if launch else record) | {"serving": True})
+    return found
+
+
+def digest(*parts: bytes | str) -> str:
+    """Hash of texts and bytes, 64 bits of it."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode()
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()[:16]
+
+
+def machine_code(cubin: bytes) -> tuple[int, list[bytes | str]]:
+    """Bytes of code, and what identifies it: code and constants, and how much memory the parameters take.
+
+    Raises
+    ------
+    ValueError
+        If a kernel has relocations: which function each one means would have to be compared as well.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    size, parts = 0, list[bytes | str]()
+    for section in ELFFile(io.BytesIO(cubin)).iter_sections():
+        name = section.name
+        if name.startswith((".rel.text", ".rela.text")) and section["sh_size"]:
+            raise ValueError(f"{name} is not empty")
+        if name.startswith(".text"):
+            size += section["sh_size"]
+            parts.append(section.data())
+        elif name.startswith(".nv.constant0"):  # the parameters
+            parts.append(str(section["sh_size"]))
+        elif name.startswith(".nv.constant") and not name.startswith(".nv.constant4"):
+            # Bank 4 holds the addresses of all variables, also of those without a use.
+            parts.append(section.data())
+    return size, parts
+
+
+def measured(spec: KernelSpec, plan: Plan) -> Record:
+    """Compile a kernel: its hashes, its resources, the compiler's version, and what keeps it from running as planned.
+
+    ``shared`` is the dynamic and static shared memory of a block in bytes, ``bytes`` the size of the machine code.
+    """
+    cubin, ptx = compiler.compile_with_ptx(spec, compiler.shipped_sources())
+    used, text = cubin.resources, canonical(ptx)
+    size, code = machine_code(cubin.code)
+    facts = {
+        "registers": used.registers,
+        "spills": used.spill_stores + used.spill_loads,
+        "shared": spec.shared_bytes + used.static_shared,
+        "bytes": size,
+    }
+    version = re.search(r"release [\d.]+, V([\d.]+)", ptx)
+    return facts | {
+        "code": digest(*code, text.launch, *text.data, repr(used), str(facts["shared"])),
+        "ptx": digest(text.text, str(facts["shared"])),
+        "compiler": version[1] if version else "unknown",
+        "faults": build.shortcomings(plan, spec, used),
+    }
+
+
+def verdict(record: Record, found: Record) -> str:
+    """How a compiled kernel compares with its record."""
+    if found["code"] == record["code"]:
+        return SAME
+    return ORDER if found["ptx"] == record["ptx"] else CHANGED
+
+
+def changes(record: Record, found: Record) -> str:
+    """What differs between a record and a compiled kernel, for a reader."""
+    if "code" not in record:
+        return "new"
+    facts = [f"{name} {record[name]} -> {found[name]}" for name in FACTS if record[name] != found[name]]
+    return ", ".join(facts) or "other instructions of the same size, with the same resources"
+
+
+def resolve(records: Iterable[Record]) -> tuple[dict[KernelSpec, tuple[Record, Plan]], list[str]]:
+    """Kernels of a list, each once, and what is wrong with the list itself."""
+    kernels: dict[KernelSpec, tuple[Record, Plan]] = {}
+    wrong = []
+    for record in records:
+        try:
+            spec, plan = kernel_of(record)
+        except (KsieveError, LookupError) as error:
+            wrong.append(f"{title(record)}: the planner has no such kernel ({error})")
+            continue
+        if spec in kernels:
+            wrong.append(f"{title(record)}: the same kernel as {title(kernels[spec][0])}")
+        kernels.setdefault(spec, (record, plan))
+    wanted = serving()
+    wrong += [f"{title(wanted[spec])}: served, and not in the list" for spec in wanted.keys() - kernels.keys()]
+    marked = {spec for spec, (record, _) in kernels.items() if record.get("serving")}
+    wrong += [f"{title(kernels[spec][0])}: no longer served" for spec in marked - wanted.keys()]
+    return kernels, sorted(wrong)
+
+
+def renewed(records: Iterable[Record]) -> list[Record]:
+    """Records of a new list: the serving set as it is now, and the other problems that still lead to other kernels."""
+    records, wanted, made = list(records), serving(), dict[KernelSpec, Record]()
+    for record in [*(r for r in records if r.get("serving")), *wanted.values(), *records]:
+        try:
+            spec, _ = kernel_of(record)
+        except (KsieveError, LookupError):
+            continue
+        if spec in wanted or not record.get("serving"):
+            made.setdefault(spec, record | ({"serving": True} if spec in wanted else {}))
+    order = {arch: n for n, arch in enumerate(ARCHITECTURES)}
+    return sorted(made.values(), key=lambda r: (order[r["arch"]], not r.get("serving"), r["rows"], r["width"], r["k"]))
+
+
+def write(path: Path, version: str, records: Sequence[Record]) -> None:
+    """Write a list, one line per kernel, so that a difference of two lists reads as one of kernels."""
+    fields = (*PROBLEM, "serving", *FACTS, "code", "ptx")
+    lines = ",\n".join(json.dumps({name: record[name] for name in fields if name in record}) for record in records)
+    atomic.write_text(path, f'{{"nvrtc": "{version}",\n"kernels": [\n{lines}\n]}}\n')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare the kernels with the list, or rewrite it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--update", action="store_true", help="rewrite the list")
+    parser.add_argument("--list", type=Path, default=LIST, help="the list (default: tests/data/cubins.json)")
+    parser.add_argument("--only", default="", help="compare only kernels whose line contains this, e.g. 'sm_90a 1x'")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per CPU)")
+    asked = parser.parse_args(argv)
+    if asked.update and asked.only:
+        parser.error("--update rewrites the whole list: leave out --only")
+    text = json.loads(asked.list.read_text(encoding="utf-8"))
+    records = renewed(text["kernels"]) if asked.update else text["kernels"]
+    kernels, wrong = resolve(records)
+    kernels = {spec: made for spec, made in kernels.items() if asked.only in title(made[0])}
+    if not kernels:
+        parser.error(f"no kernel's line contains {asked.only!r}")
+    first = next(iter(kernels))
+    version = measured(first, kernels[first][1])["compiler"]
+    if version != text["nvrtc"] and not asked.update:
+        print(f"cubins: not compared: the list is of NVRTC {text['nvrtc']}, and this is {version}")
+        return 0
+    print(f"cubins: compiling {len(kernels)} kernels with NVRTC {version}", flush=True)
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        found = dict(zip(kernels, pool.map(measured, kernels, [plan for _, plan in kernels.values()]), strict=True))
+    return report(kernels, found, wrong, asked.list if asked.update else None, version)
+
+
+def report(
+    kernels: dict[KernelSpec, tuple[Record, Plan]],
+    found: dict[KernelSpec, Record],
+    wrong: list[str],
+    target: Path | None,
+    version: str,
+) -> int:
+    """Print what became of every kernel; write a list if asked for, else return 1 if one changed."""
+    groups: dict[str, list[str]] = {SAME: [], ORDER: [], CHANGED: []}
+    for spec, (record, _) in kernels.items():
+        now = verdict(record, found[spec]) if "code" in record else CHANGED
+        groups[now].append(title(record) + (f": {changes(record, found[spec])}" if now == CHANGED else ""))
+        wrong += [f"{title(record)}: {fault}" for fault in found[spec]["faults"]]
+    for group, lines in groups.items():
+        print(f"{group:<38}{len(lines):>5}")
+        if group != SAME:
+            print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
+    print(*(f"wrong: {line}" for line in wrong), sep="\n", end="\n" if wrong else "")
+    if target is not None:
+        write(target, version, [record | found[spec] for spec, (record, _) in kernels.items()])
+        print(f"wrote {target}")
+        return 0
+    if groups[CHANGED] or wrong:
+        print("cubins: if this is meant, run `make cubins UPDATE=1` and say why in the commit")
+        return 1
+    print("cubins: equal")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
