@@ -141,6 +141,15 @@ def topk(
     -----
     NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Which of several scores tied at rank k are returned is
     unspecified without `tie_break`. See docs/reference/contract.md.
+
+    Examples
+    --------
+    >>> import numpy as np, ksieve
+    >>> scores = np.array([[5, 1, 7, 2], [4, 8, 6, 3]], dtype=np.float32)
+    >>> ksieve.topk(scores, k=2, sorted=True).tolist()
+    [[2, 0], [1, 2]]
+    >>> ksieve.topk(scores, np.array([4, 1], dtype=np.int32), k=2, sorted=True).tolist()
+    [[2, 0], [0, -1]]
     """
     if options:
         arguments.check_names(options)
@@ -284,6 +293,13 @@ def plan(
     ------
     ArgumentError
         If an argument is out of range or the family cannot run the shape.
+
+    Examples
+    --------
+    >>> import ksieve
+    >>> plan = ksieve.plan(rows=64, width=131_072, k=2048)
+    >>> plan.family, plan.workspace_bytes
+    ('cpu', 0)
     """
     rows, width, pitch = problem.check_shape(rows, width, pitch)
     name = dtype_text(dtype)

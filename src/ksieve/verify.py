@@ -88,6 +88,15 @@ def verify(
     -----
     CUDA scores are checked on their device; lengths and indices are moved there when they live elsewhere.
     Each score is read once, plus one small gather of the selected ones.
+
+    Examples
+    --------
+    >>> import numpy as np, ksieve
+    >>> scores = np.array([[5, 1, 7, 2]], dtype=np.float32)
+    >>> bool(ksieve.verify(scores, None, np.array([[2, 0]])))
+    True
+    >>> bool(ksieve.verify(scores, None, np.array([[2, 1]])))
+    False
     """
     if indices is None:
         got = None if lengths is None else "a second argument alone, which is lengths"

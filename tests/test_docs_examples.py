@@ -1,0 +1,50 @@
+"""Examples of the guide and of public docstrings are run; those that need a GPU are compiled."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import ksieve
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def failures(text: str, name: str, names: dict[str, object], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a text's examples; what doctest says of those that fail, else nothing."""
+    test = doctest.DocTestParser().get_doctest(text, names, name, name, 0)
+    assert test.examples, f"{name} has no examples"
+    doctest.DocTestRunner(verbose=False).run(test)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", [p for p in GUIDE if blocks(p, "pycon")], ids=lambda page: page.stem)
+def test_the_sessions_of_a_page_run_in_order(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures("\n".join(blocks(page, "pycon")), page.name, {}, capsys) == ""
+
+
+def test_quickstart_and_options_have_sessions() -> None:
+    assert {"quickstart", "options"} <= {page.stem for page in GUIDE if blocks(page, "pycon")}
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
+def test_every_python_block_is_python(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("name", ["topk", "plan", "verify"])
+def test_the_examples_of_a_docstring_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures(getattr(ksieve, name).__doc__, name, {}, capsys) == ""
+
+
+def test_an_example_that_is_wrong_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Expected:" in failures(">>> 1 + 1\n3\n", "wrong", {}, capsys)
