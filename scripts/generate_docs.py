@@ -15,8 +15,8 @@ from typing import Any
 
 import typer
 
-from ksieve import atomic
-from ksieve.bench import anchors, pages, plots
+from ksieve.core import atomic
+from ksieve.lab.bench import anchors, pages, plots
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,7 +40,7 @@ def commands(group: Any, path: tuple[str, ...] = ("ksieve",)) -> Iterator[tuple[
 
 def cli_reference() -> str:
     """Markdown reference of every command, argument and option; `docs/conf.py` writes it when the site is built."""
-    from ksieve.cli import app
+    from ksieve.lab.cli.app import app
 
     return "\n\n".join(_describe(path, command) for path, command in commands(typer.main.get_command(app)))
 
@@ -133,7 +133,7 @@ def benchmark_page(results: Path) -> str:
 
 def evidence_page(results: Path) -> str:
     """Generated part of docs/guide/evidence.md: every ablation, chain and replay of a folder."""
-    from ksieve.bench import evidence
+    from ksieve.lab.bench import evidence
 
     found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
     chosen = [(path, payload) for path, payload in found if payload["bench"] in evidence.BENCHES]
@@ -142,7 +142,7 @@ def evidence_page(results: Path) -> str:
 
 def study_page(results: Path) -> str:
     """Generated part of docs/guide/study.md: every study and calibration of a folder."""
-    from ksieve.study import pages as study
+    from ksieve.lab.study import pages as study
 
     sections = {"study": study.study_section, "calibrate": study.calibration_section}
     found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
@@ -174,7 +174,7 @@ def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
 
 
 def _payload(path: Path) -> dict[str, Any]:
-    from ksieve.bench.record import read_json
+    from ksieve.lab.bench.record import read_json
 
     payload: dict[str, Any] = read_json(path)
     return payload
@@ -240,7 +240,7 @@ def _sanitizer_results(link: str, payload: dict[str, Any]) -> str:
 
 
 def _cpu_results(link: str, payload: dict[str, Any]) -> str:
-    from ksieve.bench.cpu import ARGPARTITION, TORCH
+    from ksieve.lab.bench.cpu import ARGPARTITION, TORCH
 
     facts, settings, results = payload["environment"], payload["settings"], payload["results"]
     versions = ", ".join(f"{p} {facts['packages'][p]}" for p in ("numpy", "torch") if p in facts["packages"])

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from ksieve.workloads import open_capture, write_factors
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import write_factors
 
 KEYS = 54_272
 """Keys kept: 53 * 1024, so that int8 keys, scales and 128 queries stay under 4,000,000 bytes."""

@@ -6,9 +6,9 @@ import pytest
 
 import ksieve
 from ksieve import api
-from ksieve.bench import floor, gpu, record, timing
-from ksieve.devices import DEVICES
-from ksieve.planner import Plan
+from ksieve.lab.bench import floor, gpu, record, timing
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.plan import Plan
 
 H200 = DEVICES["h200"]
 FLOOR_US, OWN_US, OTHER_US = 10.0, 12.5, 20.0
@@ -74,6 +74,6 @@ def host(monkeypatch):
 def invoke(*arguments):
     from typer.testing import CliRunner
 
-    from ksieve.cli.app import app
+    from ksieve.lab.cli.app import app
 
     return CliRunner().invoke(app, ["bench", *map(str, arguments)], prog_name="ksieve")

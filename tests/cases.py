@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ksieve.policy import PAPER_64, PAPER_128, SamplingPolicy
+from ksieve.core.policy import PAPER_64, PAPER_128, SamplingPolicy
 
 Family = Callable[[np.random.Generator, int, int, int], np.ndarray]
 

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import torch
 
-from ksieve.chain.mqa_logits import Tile, mqa_logits
-from ksieve.workloads import factors
+from ksieve.captures import factors
+from ksieve.lab.chain.mqa_logits import Tile, mqa_logits
 
 UNTOUCHED = -77.0
 

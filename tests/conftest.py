@@ -19,7 +19,7 @@ else:
     settings.load_profile("ksieve")
 
 SEED = 0x1CEB00DA
-"""Of the CPU backend's guesses (`ksieve.guess`)."""
+"""Of the CPU backend's guesses (`ksieve.core.guess`)."""
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ksieve import reference
-from ksieve.backends.cuda import launch
-from ksieve.devices import DEVICES
-from ksieve.finish import Finish
-from ksieve.options import PLAIN
-from ksieve.planner import Plan
-from ksieve.policy import PAPER_64
-from ksieve.problem import Device, Problem
-from ksieve.windows import windows
+from ksieve.backends.cuda.runtime import launch
+from ksieve.core.options import PLAIN
+from ksieve.core.policy import PAPER_64
+from ksieve.core.problem import Device, Problem
+from ksieve.core.windows import windows
+from ksieve.model import reference
+from ksieve.model.epilogue import Finish
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.plan import Plan
 
 WORKSPACE, ZEROED = 4096, 512
 _ALIVE = []
@@ -60,7 +60,7 @@ def matrix(pointer, rows, width, pitch, dtype):
 
 
 class FakeDriver:
-    """The interface of `ksieve.backends.cuda.driver.Driver`; device 0 and 1 are H200s."""
+    """The interface of `ksieve.backends.cuda.runtime.driver.Driver`; device 0 and 1 are H200s."""
 
     def __init__(self):
         self.current = 1000

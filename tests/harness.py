@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import bands
 from ksieve.backends.cpu import runner as cpu
+from ksieve.planning import length_bins
 
 HOST_BACKENDS = ("reference", "cpu")
 BACKENDS = (*HOST_BACKENDS, pytest.param("cuda", marks=pytest.mark.gpu))
@@ -59,7 +59,7 @@ def model_arguments(plan):
     """What `reference.select` has to know of a plan for its statistics."""
     if plan.family == "cpu":
         return cpu.model_arguments(plan, plan.problem.width)
-    studied = bands.studied(plan)
+    studied = length_bins.studied(plan)
     return {"policy": plan.policy, "capacity": studied.capacity, "held": studied.held, "splits": studied.splits}
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.bench import ablation, plots, record
-from ksieve.bench.ablation import activation, phases, steps
-from ksieve.bench.ablation.paper import PAPER
-from ksieve.bench.machines import Cpu, machine_of, read_prefixes
-from ksieve.devices import DEVICES
-from ksieve.errors import ArgumentError, BackendError
-from ksieve.policy import PAPER_128
-from ksieve.stats import STATS_COLUMNS, Route, Stats
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.policy import PAPER_128
+from ksieve.core.stats import STATS_COLUMNS, Route, Stats
+from ksieve.lab.bench import ablation, plots, record
+from ksieve.lab.bench.ablation import activation, phases, steps
+from ksieve.lab.bench.ablation.paper import PAPER
+from ksieve.lab.bench.targets import Cpu, machine_of, read_prefixes
+from ksieve.planning.devices import DEVICES
 
 PAPER_TEXT = Path(__file__).parents[2] / "shared" / "paper" / "000_cc15b63c323d553e.txt"
 
@@ -165,7 +165,7 @@ def test_the_profiled_kernels_compile_as_the_shipped_ones_do(family, policy):
     """A kernel that was rewritten so that a stamp has no place fails here, not on a GPU."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
         pytest.skip("cuda-core is not installed")
-    from ksieve.backends.cuda.build import shortcomings
+    from ksieve.backends.cuda.jit.build import shortcomings
 
     plan = ksieve.plan(rows=4096, width=262_144, k=2048, device=DEVICES["h200"], family=family, policy=policy)
     spec, cubin = phases.compiled(plan)
@@ -199,10 +199,12 @@ def test_every_part_is_drawn(payload, tmp_path):
 
 def test_the_profiled_kernel_runs_in_place_of_the_statistics_one_and_leaves_no_trace(monkeypatch):
     from cuda_fakes import FakeArray, FakeDriver, make_plan
-    from ksieve.backends.cuda import cache, call, launch
-    from ksieve.backends.cuda import driver as cuda_driver
-    from ksieve.backends.cuda.compile import Cubin
-    from ksieve.backends.cuda.spec import kernel_spec
+    from ksieve.backends.cuda import call
+    from ksieve.backends.cuda.jit import cache
+    from ksieve.backends.cuda.jit.compile import Cubin
+    from ksieve.backends.cuda.jit.spec import kernel_spec
+    from ksieve.backends.cuda.runtime import driver as cuda_driver
+    from ksieve.backends.cuda.runtime import launch
 
     fake = FakeDriver()
     call.forget()

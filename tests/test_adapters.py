@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import adapter_calls as cases  # noqa: E402
 from ksieve.adapters import flashinfer, sglang, vllm  # noqa: E402
-from ksieve.errors import ArgumentError  # noqa: E402
+from ksieve.core.errors import ArgumentError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 GRID = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in cases.CASES for dtype in case.dtypes]

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksieve import atomic
-from ksieve.errors import ArgumentError
-from ksieve.replay import EXAMPLE
+from ksieve.core import atomic
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.traces.replay import EXAMPLE
 
 
 def names(folder: Path) -> list[str]:
@@ -72,7 +72,7 @@ def test_drafts_are_private_and_their_names_cannot_be_planted(tmp_path, monkeypa
 def test_the_end_of_the_process_removes_drafts_and_a_fork_does_not(tmp_path):
     code = """if True:
         import os, sys
-        from ksieve.atomic import Draft
+        from ksieve.core.atomic import Draft
         draft = Draft(sys.argv[1])
         if os.fork() == 0:
             sys.exit(0)
@@ -92,7 +92,9 @@ def test_pipes_and_descriptors_are_written_in_place(tmp_path):
     EXAMPLE.save(tmp_path / "pipe.json")
     reader.join(30)
     assert '"ksieve_trace"' in got[0]
-    code = "import sys; from ksieve.atomic import write_text; print('a'); write_text(sys.argv[1], 'b\\n'); print('c')"
+    code = (
+        "import sys; from ksieve.core.atomic import write_text; print('a'); write_text(sys.argv[1], 'b\\n'); print('c')"
+    )
     for name in ("/dev/stdout", "/dev/fd/1", f"{tmp_path}/link"):
         if not name.startswith("/dev"):
             Path(name).symlink_to("/dev/stdout")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from bench_host import FLOOR_US, H200, OTHER_US, OWN_US, host, invoke
-from ksieve.bench import gpu, hard, planner, plots, record, trace, worst
-from ksieve.bench.variants import PLANNED, Variant
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.bench import adversarial_gpu as hard
+from ksieve.lab.bench import gpu, planner, plots, record, trace, worst
+from ksieve.lab.bench.variants import PLANNED, Variant
 
 torch = pytest.importorskip("torch")
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.bench import cpu, record, startup
-from ksieve.errors import ArgumentError, CaptureFormatError, VerificationError
-from ksieve.workloads.writer import CaptureWriter
+from ksieve.captures.writer import CaptureWriter
+from ksieve.core.errors import ArgumentError, CaptureFormatError, VerificationError
+from ksieve.lab.bench import cpu, record, startup
 
 SMALL = ((3, 4000),)
 

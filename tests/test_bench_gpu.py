@@ -10,12 +10,12 @@ import pytest
 
 import ksieve
 from bench_host import invoke
-from ksieve import tuning
-from ksieve.bench import floor, gpu, record, timing
-from ksieve.bench.variants import variants_of
-from ksieve.cli import gpu as command
-from ksieve.devices import DEVICES
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.bench import floor, gpu, record, timing
+from ksieve.lab.bench.variants import variants_of
+from ksieve.lab.cli import gpu as command
+from ksieve.planning import shapes
+from ksieve.planning.devices import DEVICES
 
 H200 = DEVICES["h200"]
 
@@ -47,7 +47,7 @@ def test_variants_are_every_family_with_every_policy_then_the_list():
     assert (split.family, split.splits, split.ctas, split.policy.group) == ("split_sampled", 4, 64, 4)
     wide = found[5].plan(5000, 131_072, 512, "float32", H200)
     assert (found[5].name, wide.threads, wide.ctas_per_sm, wide.ctas) == ("wide", 1024, 1, H200.sm_count)
-    for policy, table in (("paper-64", tuning.GEOMETRY_ROOMY), ("lines-64", tuning.GEOMETRY)):
+    for policy, table in (("paper-64", shapes.GEOMETRY_ROOMY), ("lines-64", shapes.GEOMETRY)):
         plain = ksieve.plan(rows=5000, width=131_072, k=512, device=H200, family="persistent_sampled", policy=policy)
         assert plain.threads == table["persistent_sampled"].threads != wide.threads
     assert variants_of([], [], None) == []
@@ -134,7 +134,7 @@ def test_a_summary_never_averages_inexact_answers():
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_plain_reads_compile_without_spills(device):
-    compiler = pytest.importorskip("ksieve.backends.cuda.compile")
+    compiler = pytest.importorskip("ksieve.backends.cuda.jit.compile")
     pytest.importorskip("cuda.core")
     kernels = floor.available(device)
     assert (floor.BULK in {k.mode for k in kernels}) == (device.capability >= (9, 0))
@@ -150,7 +150,7 @@ def test_plain_reads_compile_without_spills(device):
 
 def test_endpoint_scores_are_where_they_should_be():
     torch = pytest.importorskip("torch")
-    from ksieve.bench import scores
+    from ksieve.lab.bench import scores
 
     for kind, rows, width, k in (("causal", 32, 65_536, 2048), ("ragged", 8, 16_384, 512)):
         lengths = scores.lengths_of(kind, rows, width, device="cpu")
@@ -237,7 +237,7 @@ def test_a_result_file_keeps_the_kind_of_its_scores():
 def test_without_a_gpu_the_remedy_is_named(monkeypatch):
     pytest.importorskip("torch")
     from conftest import cuda_devices
-    from ksieve.errors import BackendError
+    from ksieve.core.errors import BackendError
 
     if cuda_devices():
         pytest.skip("there is one")

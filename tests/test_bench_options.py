@@ -9,9 +9,9 @@ import pytest
 import ksieve
 from bench_host import OTHER_US, host, invoke
 from ksieve import api
-from ksieve.bench import options
-from ksieve.errors import ArgumentError
-from ksieve.options import PLAIN
+from ksieve.core.errors import ArgumentError
+from ksieve.core.options import PLAIN
+from ksieve.lab.bench import options
 
 torch = pytest.importorskip("torch")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench_host import ENVIRONMENT, host
-from ksieve.bench import anchors, gpu, pages, planner, record, trace, worst
+from ksieve.lab.bench import anchors, gpu, pages, planner, record, trace, worst
 
 torch = pytest.importorskip("torch")
 

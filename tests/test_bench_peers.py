@@ -10,8 +10,8 @@ import pytest
 
 import ksieve
 from bench_host import OTHER_US, host, invoke
-from ksieve.bench import gpu, peers
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.bench import gpu, peers
 
 torch = pytest.importorskip("torch")
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.errors import ArgumentError, CaptureFormatError
-from ksieve.policy import LINES_64, PAPER_128, QUADS_16
-from ksieve.stats import Route
+from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.policy import LINES_64, PAPER_128, QUADS_16
+from ksieve.core.stats import Route
 
 torch = pytest.importorskip("torch")
-from ksieve.bench import hard, scores  # noqa: E402
+from ksieve.lab.bench import adversarial_gpu as hard  # noqa: E402
+from ksieve.lab.bench import scores  # noqa: E402
 
 ROWS, WIDTH, K = 6, 8192, 256
 REAL = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "indexer_minilm_a.safetensors"
@@ -152,7 +153,7 @@ def test_factors_give_the_scores_of_the_capture(tmp_path):
     fill = scores.source_of(f"factors:{path}")
     matrix = torch.empty(5, 40)
     fill(matrix, None, 0)
-    from ksieve.workloads import open_capture
+    from ksieve.captures.format import open_capture
 
     with open_capture(path) as capture:
         assert np.allclose(matrix.numpy(), capture.rows_block(0, 5), rtol=1e-5, atol=1e-6)
@@ -171,7 +172,7 @@ def test_factors_give_the_scores_of_the_capture(tmp_path):
 
 def test_factors_are_asked_for(tmp_path):
     path = tmp_path / "scores.safetensors"
-    from ksieve.workloads import write_synthetic
+    from ksieve.lab.workloads import write_synthetic
 
     write_synthetic(path, "random_normal", 2, 16)
     with pytest.raises(CaptureFormatError, match="not an indexer's factors"):

@@ -10,18 +10,21 @@ import pytest
 from typer.testing import CliRunner
 
 import ksieve
-from ksieve import planner_storage, reference
-from ksieve.devices import DEVICES
-from ksieve.errors import ArgumentError
-from ksieve.policy import LINES_64, PAPER_64, SamplingPolicy
-from ksieve.stats import Route
-from ksieve.study import calibrate as calibration
-from ksieve.study import costs, predict, theory
-from ksieve.study.intervals import estimate_mean, estimate_rate, wilson
-from ksieve.study.measure import KEPT
-from ksieve.study.ranked import rank_rows
-from ksieve.traffic import check_traffic
-from ksieve.workloads import CaptureWriter, open_capture, write_synthetic
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import CaptureWriter
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import LINES_64, PAPER_64, SamplingPolicy
+from ksieve.core.stats import Route
+from ksieve.lab.study import calibrate as calibration
+from ksieve.lab.study import costs, predict, theory
+from ksieve.lab.study.intervals import estimate_mean, estimate_rate, wilson
+from ksieve.lab.study.measure import KEPT
+from ksieve.lab.study.ranked import rank_rows
+from ksieve.lab.traffic import check_traffic
+from ksieve.lab.workloads import write_synthetic
+from ksieve.model import reference
+from ksieve.planning import memory
+from ksieve.planning.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
@@ -262,7 +265,7 @@ def test_rows_unlike_the_calibrated_ones_refute_the_prediction(tmp_path):
 
 
 def test_the_command_writes_a_policy_that_plans_take(tmp_path, monkeypatch):
-    from ksieve.cli import app
+    from ksieve.lab.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     write_synthetic("a.safetensors", "random_normal", 64, 66_000, seed=2, k=256)
@@ -323,7 +326,7 @@ def test_half_as_wide_scores_cost_half_the_scan(tmp_path):
 def test_clumped_rows_that_overfill_the_plan_are_counted_and_avoided(tmp_path, monkeypatch):
     """Where neighbours are alike, lines admit more than a plan with little room holds, and quads are recommended."""
     for name, value in (("TAIL_SIGMAS", 12), ("PEAK", 1), ("SORTED_PERIODS", 0), ("SPILLED_STEP", 256)):
-        monkeypatch.setattr(planner_storage, name, value)
+        monkeypatch.setattr(memory, name, value)
     path, k = tmp_path / "a.safetensors", 2048
     write_synthetic(path, "smooth_structured", 24, 131_072, seed=5, k=k)
     with open_capture(path) as capture:

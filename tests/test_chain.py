@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksieve.bench import chain, floor, timing
-from ksieve.bench.timing import Timing
-from ksieve.chain import producers
-from ksieve.errors import ArgumentError, BackendError
-from ksieve.planner import CPU
-from ksieve.workloads import factors
+from ksieve.captures import factors
+from ksieve.core.device import CPU
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.lab.bench import chain, floor, timing
+from ksieve.lab.bench.timing import Timing
+from ksieve.lab.chain import producers
 
 torch = pytest.importorskip("torch")
 
@@ -150,7 +150,7 @@ def test_the_figure_is_drawn(on_the_host, monkeypatch, tmp_path):
 def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
-    from ksieve.cli import app
+    from ksieve.lab.cli.app import app
 
     monkeypatch.setattr(timing, "measure", fake_measure([]))
     payload = run_small()

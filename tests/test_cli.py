@@ -14,11 +14,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import ksieve
-from ksieve import cli, demo, stream
-from ksieve.bench.record import read_json
-from ksieve.devices import DEVICES
-from ksieve.stats import STATS_COLUMNS, Stats
-from ksieve.workloads import CaptureWriter, open_capture
+from ksieve.captures import stream
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import CaptureWriter
+from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.lab import demo
+from ksieve.lab.bench.record import read_json
+from ksieve.lab.cli import app as cli
+from ksieve.planning.devices import DEVICES
 
 WIDTH, K = 50_000, 64
 LENGTHS = np.array([50_000, 40_000, 30, 0, -5, 60_000, 64, 49_999], np.int32)
@@ -348,7 +351,7 @@ def test_demo_fails_when_the_answer_is_wrong(run: Run, capture: Path, monkeypatc
         indices[0, 0] = indices[0, 1]
         return answer
 
-    monkeypatch.setattr("ksieve.demo.api.topk", wrong)
+    monkeypatch.setattr("ksieve.lab.demo.api.topk", wrong)
     ran = run("demo", capture)
     assert ran.code == 1
     assert "NOT exact" in ran.out

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import ksieve
+from ksieve.captures.writer import CaptureWriter
 from ksieve.cli import terminal
-from ksieve.workloads import CaptureWriter
 
 ROWS, WIDTH, K = 6, 3000, 16
 HOSTILE = {"title": "é\x1b]0;owned\x07\x1b[31m[red]x[/] [/]\u202e\n", "file": "forged", "a\x1b[2J[b]": ":warning:"}
@@ -187,7 +187,7 @@ def test_whatever_is_raised_has_a_code_and_one_message(
     monkeypatch.setattr("ksieve.api.plan", fail)
     monkeypatch.setattr(sys, "argv", ["ksieve", "plan", "--rows", "1", "--width", "9", "--k", "1"])
     with pytest.raises(SystemExit) as ended:
-        from ksieve.cli import main
+        from ksieve.lab.cli.app import main
 
         main()
     text = capsys.readouterr()
@@ -216,7 +216,8 @@ def test_signals_unwind_the_command(tmp_path: Path) -> None:
 PAUSED = """
 import signal, sys
 from contextlib import contextmanager
-from ksieve.cli import main, terminal
+from ksieve.cli import terminal
+from ksieve.lab.cli.app import main
 
 @contextmanager
 def progress(*_, **__):

@@ -13,10 +13,10 @@ import pytest
 import typer
 
 import ksieve
-from ksieve import demo
-from ksieve.cli import app, main
-from ksieve.errors import BackendError
-from ksieve.workloads import CaptureWriter
+from ksieve.captures.writer import CaptureWriter
+from ksieve.core.errors import BackendError
+from ksieve.lab import demo
+from ksieve.lab.cli.app import app, main
 
 SEED, SECONDS = 30, 15
 VALUES = (

@@ -12,9 +12,9 @@ import pytest
 import typer
 
 import ksieve
-from ksieve import demo
-from ksieve.cli import app, main
-from ksieve.workloads import CaptureWriter
+from ksieve.captures.writer import CaptureWriter
+from ksieve.lab import demo
+from ksieve.lab.cli.app import app, main
 
 ROWS, WIDTH, K = 4, 40_000, 32
 

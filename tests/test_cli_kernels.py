@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from conftest import cuda_devices
 from ksieve.backends.code_cache import Store
-from ksieve.backends.cuda import compile as compiler
-from ksieve.cli import app
-from ksieve.errors import ArgumentError, BackendError
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.lab.cli.app import app
 
 pytest.importorskip("cuda.core")
 ROW_KERNEL = ("build", "--arch", "sm_90a", "--rows", "16", "--width", "3072", "--k", "512")

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.cli import files, main
-from ksieve.errors import ArgumentError
-from ksieve.workloads import CaptureWriter
+from ksieve.captures.writer import CaptureWriter
+from ksieve.cli import files
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.cli.app import main
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(ksieve.__file__).parents[1])}
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from ksieve.backends.cuda import cache
-from ksieve.backends.cuda import compile as compiler
-from ksieve.backends.cuda.compile import Cubin, Sources
-from ksieve.backends.cuda.spec import KernelSpec
-from ksieve.errors import BackendError
+from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.compile import Cubin, Sources
+from ksieve.backends.cuda.jit.spec import KernelSpec
+from ksieve.core.errors import BackendError
 
 SPEC = KernelSpec("dummy", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", 3)))
 OTHER = replace(SPEC, arch="sm_90a")

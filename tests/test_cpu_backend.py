@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from conftest import SEED
-from ksieve import guess
 from ksieve.backends import cpu
-from ksieve.keys import order_key
-from ksieve.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
-from ksieve.stats import STATS_COLUMNS, Route
+from ksieve.core import guess
+from ksieve.core.keys import order_key
+from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
+from ksieve.core.stats import STATS_COLUMNS, Route
 from oracle import assert_exact
 
 CAPACITIES = (1, 3000, 1 << 40)
@@ -481,7 +481,8 @@ def test_scratch_is_bounded(k):
 
 def test_scratch_bytes_count_what_is_allocated():
     from ksieve.backends.cpu import ranking, scratch
-    from ksieve.backends.cpu.lanes import BLOCK, TILE
+    from ksieve.backends.cpu.simd import TILE
+    from ksieve.core.guess import BLOCK
 
     size = 1000
     arrays = [np.empty(size + BLOCK, np.int32), *(np.empty(size + BLOCK, np.uint32) for _ in range(2))]
@@ -496,8 +497,8 @@ def test_scratch_bytes_count_what_is_allocated():
 
 
 def test_integer_keys_equal_the_specification():
-    from ksieve.backends.cpu.lanes import jit, raw_key, raw_limit
-    from ksieve.backends.cpu.lanes import order_key as compiled
+    from ksieve.backends.cpu.simd import jit, raw_key, raw_limit
+    from ksieve.backends.cpu.simd import order_key as compiled
 
     @jit
     def both(bits, keys, raws, limits):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.backends.cpu import lanes
+from ksieve.backends.cpu import simd
 from ksieve.backends.cpu.ranking import drop_ties, emit, keep_best, kth
 from ksieve.backends.cpu.ties import emit_last_of_row
-from ksieve.keys import order_key
+from ksieve.core.keys import order_key
 
 RUBBISH = 0x7F7F7F7F
 
@@ -22,16 +22,16 @@ def test_ties_that_are_gone_leave_the_slots_as_they_were() -> None:
     row = np.full(200, -1, np.float32)
     row[150] = 1
     out = np.arange(10, dtype=np.int32)
-    wide = np.empty(lanes.TILE, np.uint32)
-    emit_last_of_row(row.ctypes.data, 200, lanes.FLOAT32, out.ctypes.data, 10, 5, order_key([1.0])[0], wide)
+    wide = np.empty(simd.TILE, np.uint32)
+    emit_last_of_row(row.ctypes.data, 200, simd.FLOAT32, out.ctypes.data, 10, 5, order_key([1.0])[0], wide)
     assert out.tolist() == [0, 1, 2, 3, 4, 150, 6, 7, 8, 9]
 
 
 def test_more_ties_than_before_stay_within_their_slots() -> None:
     row = np.ones(200, np.float32)
     out = np.full(12, -7, np.int32)
-    wide = np.empty(lanes.TILE, np.uint32)
-    emit_last_of_row(row.ctypes.data, 200, lanes.FLOAT32, out.ctypes.data, 10, 5, order_key([1.0])[0], wide)
+    wide = np.empty(simd.TILE, np.uint32)
+    emit_last_of_row(row.ctypes.data, 200, simd.FLOAT32, out.ctypes.data, 10, 5, order_key([1.0])[0], wide)
     assert out.tolist() == [-7] * 5 + [199, 198, 197, 196, 195] + [-7, -7]
 
 

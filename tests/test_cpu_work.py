@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import guess
 from ksieve.backends.cpu import runner
-from ksieve.bench import aimed
+from ksieve.core import guess
+from ksieve.lab.bench import aimed
 
 MOST = 6
 """Times a random row's work that contract line C21 allows any row."""
@@ -77,19 +77,19 @@ def test_a_plan_says_what_is_stored() -> None:
 
 COUNTED = """
 import numpy as np
-from ksieve.backends.cpu import lanes
+from ksieve.backends.cpu import simd
 
 # Every read of a row goes through `tile_of`: here it counts the scores that it is asked for.
 counter = np.zeros(1, np.int32)
-address, plain = counter.ctypes.data, lanes.tile_of
+address, plain = counter.ctypes.data, simd.tile_of
 
-@lanes.jit
+@simd.jit
 def tile_of(row, first, last, dtype, wide):
     lanes_store(address, np.int32(lanes_load(address) + np.uint32(last - first)))
     return plain(row, first, last, dtype, wide)
 
 lanes_store, lanes_load = lanes.store_i32, lanes.load_u32
-lanes.tile_of = tile_of
+simd.tile_of = tile_of
 
 import ksieve
 from ksieve import guess

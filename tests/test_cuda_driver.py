@@ -12,8 +12,8 @@ import pytest
 
 import ksieve
 from conftest import cuda_devices
-from ksieve import planner
-from ksieve.devices import DEVICES
+from ksieve.planning import memory
+from ksieve.planning.devices import DEVICES
 
 pytest.importorskip("cuda.bindings")
 pytestmark = [
@@ -28,9 +28,9 @@ sys.path.insert(0, {tests!r})
 import numpy as np
 import ksieve
 from cuda_fakes import FakeArray
-from ksieve.backends.cuda import cache
-from ksieve.backends.cuda.compile import Cubin
-from ksieve.errors import BackendError
+from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit.compile import Cubin
+from ksieve.core.errors import BackendError
 cache.obtain = lambda spec: (Cubin(bytes([127]) + b"ELF", ""), True)
 
 def select(family, width=20_000, index=0, **options):
@@ -78,7 +78,7 @@ def test_device_facts(stub):
 def test_persistent_call(stub):
     lines = stub("select('persistent_sampled', 131_072)")
     plan = ksieve.plan(rows=3, width=131_072, k=512, device=DEVICES["h200"], family="persistent_sampled")
-    shared, ranks = planner.shared_bytes(plan), f"{plan.policy.primary_rank(512)},{plan.policy.rescue_rank(512) or 0}"
+    shared, ranks = memory.shared_bytes(plan), f"{plan.policy.primary_rank(512)},{plan.policy.rescue_rank(512) or 0}"
     assert lines[:4] == [
         "load ELF in 0x7000",
         "function ksieve_persistent",
@@ -141,7 +141,7 @@ def test_an_interrupt_leaves_the_callers_context_current(stub):
     """Behind each of the calls that make another device's context current, or look for the one before."""
     done = stub(
         """
-from ksieve.backends.cuda import driver as cuda_driver
+from ksieve.backends.cuda.runtime import driver as cuda_driver
 driver = cuda_driver.get()
 plain, outer = driver._call, driver.context(0)
 driver._call("cuCtxSetCurrent", driver._api.CUcontext(outer))

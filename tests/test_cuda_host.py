@@ -18,16 +18,21 @@ import cuda_fakes
 import ksieve
 from conftest import cuda_devices
 from cuda_fakes import WORKSPACE, ZEROED, FakeArray, FakeDriver, aligned_bytes, make_plan
-from ksieve import api, planner, problem
+from ksieve import dispatch
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store
-from ksieve.backends.cuda import arrays, cache, call, launch, spec
-from ksieve.backends.cuda import compile as compiler
-from ksieve.backends.cuda import driver as cuda_driver
-from ksieve.backends.cuda import workspace as workspaces
-from ksieve.backends.cuda.compile import Cubin, Sources
-from ksieve.devices import DEVICES
-from ksieve.errors import ArgumentError, BackendError, WorkspaceError
+from ksieve.backends.cuda import arrays, call
+from ksieve.backends.cuda.jit import cache, spec
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.compile import Cubin, Sources
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.runtime import launch
+from ksieve.backends.cuda.runtime import workspace as workspaces
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError, BackendError, WorkspaceError
+from ksieve.model import reference
+from ksieve.planning import memory
+from ksieve.planning.devices import DEVICES
 
 FAMILIES = [
     "persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact", "cooperative_exact",
@@ -43,14 +48,14 @@ def driver(monkeypatch):
     fake = FakeDriver()
     call.forget()
     monkeypatch.setattr(cuda_driver, "_instance", fake)
-    monkeypatch.setattr(api, "_short_ways", {})
+    monkeypatch.setattr(dispatch, "_short_ways", {})
     monkeypatch.setattr(cache, "obtain", lambda spec: (Cubin(b"code", ""), True))
-    monkeypatch.setattr(planner, "shared_bytes", lambda plan: 20_000, raising=False)
+    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 20_000)
     cuda.device_info.cache_clear()
     yield fake
     call.forget()
     cuda.device_info.cache_clear()
-    api._choose.cache_clear()
+    dispatch._choose.cache_clear()
 
 
 @pytest.fixture
@@ -281,7 +286,7 @@ def test_stats_come_from_their_own_specialisation(driver, rows):
         FakeArray(scores), FakeArray(lengths), plan=make_plan(), out=out, num_rows=live, return_stats=True
     )
     assert result is out and len(stats) == 6
-    want = ksieve.reference.select(scores[:6], lengths[:6], 4, policy=None)[1]
+    want = reference.select(scores[:6], lengths[:6], 4, policy=None)[1]
     np.testing.assert_array_equal(stats.raw, want.raw)
     assert 0 in driver.waits
     assert dict(spec.kernel_spec(make_plan(), stats=True).defines)["KSIEVE_STATS"] == 1
@@ -435,12 +440,12 @@ def plan(driver, monkeypatch):
     plan, allocate = make_plan(index=-1), workspaces.allocate
     monkeypatch.setattr(workspaces, "allocate", lambda plan, driver, library: allocate(plan, driver, "none"))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    api._short_ways[id(plan)] = cuda.short_way(plan)
+    dispatch._short_ways[id(plan)] = cuda.short_way(plan)
     return plan
 
 
 def shortly(plan, scores, lengths, k, out, workspace, num_rows):
-    return api._short_ways[id(plan)](scores, lengths, k, out, workspace, num_rows)
+    return dispatch._short_ways[id(plan)](scores, lengths, k, out, workspace, num_rows)
 
 
 def tensors(rows):
@@ -550,7 +555,7 @@ def test_short_way_refuses_only_what_the_general_check_judges(plan, rows):
 
 def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
     scores, lengths, out = tensors(rows)
-    api._short_ways[api.choice_key(scores, 4, None)] = api._short_ways[id(plan)]
+    dispatch._short_ways[dispatch.choice_key(scores, 4, None)] = dispatch._short_ways[id(plan)]
     with monkeypatch.context() as patch:
         patch.setattr(problem, "check_selection", lambda *a, **k: pytest.fail("went the general way"))
         assert ksieve.topk(scores, lengths, plan=plan, out=out) is out
@@ -580,7 +585,7 @@ def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
 )
 def test_another_call_does_not_take_the_short_way(driver, plan, rows, monkeypatch, options):
     scores, _, out = tensors(rows)
-    api._short_ways[api.choice_key(scores, 4, None)] = api._short_ways[id(plan)]
+    dispatch._short_ways[dispatch.choice_key(scores, 4, None)] = dispatch._short_ways[id(plan)]
 
     def general(*args, **options):
         raise KeyError("general")
@@ -711,9 +716,9 @@ def test_two_processes_build_the_same_kernels_at_once(nvrtc, sources, tmp_path):
     program = """
 import logging, sys
 from dataclasses import replace
-from ksieve.backends.cuda import cache
-from ksieve.backends.cuda.compile import Sources
-from ksieve.backends.cuda.spec import KernelSpec
+from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit.compile import Sources
+from ksieve.backends.cuda.jit.spec import KernelSpec
 from pathlib import Path
 logging.getLogger("ksieve").setLevel(logging.ERROR)
 sources, compiled = Sources.read(Path(sys.argv[1])), 0

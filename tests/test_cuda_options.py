@@ -10,14 +10,18 @@ import pytest
 import ksieve
 from cases import OPTION_CASES, build_call
 from cuda_fakes import FakeArray, FakeDriver, make_plan
-from ksieve import Options, api, planner, planner_storage
+from ksieve import Options, dispatch
 from ksieve.backends import cuda
-from ksieve.backends.cuda import cache, call, launch, spec
-from ksieve.backends.cuda import driver as cuda_driver
-from ksieve.backends.cuda.compile import Cubin
-from ksieve.devices import DEVICES
-from ksieve.errors import ArgumentError
-from ksieve.planner_storage import with_workspace
+from ksieve.backends.cuda import call
+from ksieve.backends.cuda.jit import cache, spec
+from ksieve.backends.cuda.jit.compile import Cubin
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.runtime import launch
+from ksieve.core.errors import ArgumentError
+from ksieve.planning import choose as planner
+from ksieve.planning import memory
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.memory import with_workspace
 from oracle import assert_served
 from test_options import options_of
 
@@ -30,15 +34,15 @@ def driver(monkeypatch):
     fake = FakeDriver()
     call.forget()
     monkeypatch.setattr(cuda_driver, "_instance", fake)
-    monkeypatch.setattr(api, "_short_ways", {})
+    monkeypatch.setattr(dispatch, "_short_ways", {})
     monkeypatch.setattr(cache, "obtain", lambda spec: (Cubin(b"code", ""), True))
     monkeypatch.setattr(planner, "shared_bytes", lambda plan: 20_000, raising=False)
-    monkeypatch.setattr(planner_storage, "shared_bytes", lambda plan: 200_000)
+    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 200_000)
     cuda.device_info.cache_clear()
     yield fake
     call.forget()
     cuda.device_info.cache_clear()
-    api._choose.cache_clear()
+    dispatch._choose.cache_clear()
 
 
 def plan_of(rows, width, k, options, family="persistent_exact"):
@@ -147,17 +151,17 @@ def test_slots_have_room_to_be_sorted_on_every_device(name, order):
         except ArgumentError:
             assert family == "cluster_exact"
             continue
-        needed = planner_storage.sort_bytes(plan.problem)
+        needed = memory.sort_bytes(plan.problem)
         assert needed >= max(k, 128) * (8 if order == "value" else 4)
-        on_chip = planner.shared_bytes(plan) - planner_storage.SCALAR_BYTES
-        slots = planner_storage.sort_slots(plan)
+        on_chip = memory.shared_bytes(plan) - memory.SCALAR_BYTES
+        slots = memory.sort_slots(plan)
         assert needed <= on_chip if slots == 0 else slots * 8 == needed
         assert dict(spec.kernel_spec(plan).defines).get("KSIEVE_SORT_SLOTS", 0) == slots
-        assert planner.shared_bytes(plan) <= device.shared_per_block
-        assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= device.shared_per_sm
+        assert memory.shared_bytes(plan) <= device.shared_per_block
+        assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= device.shared_per_sm
         if slots:
             workers = 8 if family == "split_sampled" else plan.ctas
-            assert plan.workspace_bytes >= planner_storage.HEADER_BYTES + workers * (plan.spill_capacity + slots) * 8
+            assert plan.workspace_bytes >= memory.HEADER_BYTES + workers * (plan.spill_capacity + slots) * 8
             assert device.shared_per_block < 128 * 1024, "a large block has room for 16,384 slots"
         # Storage that a caller shrinks moves the sort to the workspace, and makes room for it there.
         small = with_workspace(replace(plan, capacity=plan.capacity, shared_capacity=0))
@@ -166,7 +170,7 @@ def test_slots_have_room_to_be_sorted_on_every_device(name, order):
 
 def test_plain_plans_are_what_they_were():
     plain = ksieve.plan(rows=128, width=131_072, k=2048, device=H200)
-    assert planner_storage.sort_bytes(plain.problem) == planner_storage.sort_slots(plain) == 0
+    assert memory.sort_bytes(plain.problem) == memory.sort_slots(plain) == 0
     for options in (Options(overlap=True), Options(windows="ends"), Options(values=True), Options(tie_break="low")):
         made = ksieve.plan(rows=128, width=131_072, k=2048, device=H200, options=options)
         assert replace(made, problem=plain.problem) == plain
@@ -174,11 +178,11 @@ def test_plain_plans_are_what_they_were():
 
 def test_workspaces_of_other_layouts_are_not_shared(driver, monkeypatch):
     """A plan that sorts in its workspace must not write where another one counts."""
-    monkeypatch.setattr(planner_storage, "shared_bytes", lambda plan: 1000)
+    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 1000)
     held = call.implicit_workspaces
     sorting, plain = plan_of(4, 64, 4, Options(order="value")), make_plan(4, family="persistent_exact")
     first, second = held.get(sorting, 0, "none"), held.get(plain, 0, "none")
-    assert planner_storage.sort_slots(sorting) and first is not second
+    assert memory.sort_slots(sorting) and first is not second
     assert held.get(plain, 0, "none") is second
 
 

@@ -26,7 +26,7 @@ def generator() -> Any:
 def tree(generator: Any) -> list[tuple[tuple[str, ...], Any]]:
     import typer
 
-    from ksieve.cli import app
+    from ksieve.lab.cli.app import app
 
     return list(generator.commands(typer.main.get_command(app)))
 
@@ -56,7 +56,7 @@ def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ..
 
 
 def test_the_readme_quotes_result_files(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksieve.bench import cpu, record
+    from ksieve.lab.bench import cpu, record
 
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     assert generator.benchmark_section(tmp_path) == ""
@@ -71,7 +71,7 @@ def test_the_readme_quotes_result_files(generator: Any, tmp_path: Path, monkeypa
 
 
 def gpu_payload(k: int, exact: bool = True) -> dict[str, Any]:
-    from ksieve.bench import gpu
+    from ksieve.lab.bench import gpu
 
     shapes = []
     for rows, width, own in ((1, 4096, 8.0), (512, 4096, 12.5), (512, 8192, 20.0)):
@@ -97,7 +97,7 @@ def gpu_payload(k: int, exact: bool = True) -> dict[str, Any]:
 
 
 def test_gpu_tables_quote_result_files(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksieve.bench import record
+    from ksieve.lab.bench import record
 
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     assert generator.benchmark_page(tmp_path) == ""
@@ -124,7 +124,7 @@ def test_gpu_tables_quote_result_files(generator: Any, tmp_path: Path, monkeypat
 
 
 def test_an_inexact_answer_reaches_no_table(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksieve.bench import record
+    from ksieve.lab.bench import record
 
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     record.write_json(tmp_path / "gpu-operator-k2048.json", gpu_payload(2048, exact=False))

@@ -16,12 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import cuda_devices
-from ksieve import api, doctor, reference
-from ksieve.backends.cuda import driver as cuda_driver
-from ksieve.cli import app
-from ksieve.devices import DEVICES
+from ksieve import api, doctor
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.core.errors import BackendError
 from ksieve.doctor import Cache, Driver, Gpu, Report, SelfTest
-from ksieve.errors import BackendError
+from ksieve.lab.cli.app import app
+from ksieve.model import reference
+from ksieve.planning.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = Gpu("NVIDIA H200", (9, 0), 140 << 30)

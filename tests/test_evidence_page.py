@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ksieve import replay
-from ksieve.bench import ablation, chain, evidence, pages, record
+from ksieve.lab.bench import ablation, chain, evidence, pages, record
+from ksieve.lab.traces import replay
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "evidence.md"
 

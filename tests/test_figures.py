@@ -10,8 +10,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from ksieve import figures
-from ksieve.errors import BackendError
+from ksieve.core.errors import BackendError
+from ksieve.lab.report import figures
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 
@@ -86,7 +86,7 @@ def test_missing_matplotlib_names_the_extra(monkeypatch):
 
 
 def test_importing_figures_does_not_import_matplotlib():
-    code = "import sys, ksieve.figures; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, ksieve.lab.report.figures; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

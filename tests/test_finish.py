@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.finish import Finish
-from ksieve.options import Options
+from ksieve.core.options import Options
+from ksieve.model.epilogue import Finish
 
 RANGE = np.array([-(2**31), 2**31 - 1, -1, 0, 1, 1000], np.int32)
 

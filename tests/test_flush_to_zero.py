@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import keys
-from ksieve.policy import SamplingPolicy
-from ksieve.study.ranked import RankedRow
+from ksieve.core import keys
+from ksieve.core.policy import SamplingPolicy
+from ksieve.lab.study.ranked import RankedRow
 
 torch = pytest.importorskip("torch")
 
@@ -78,7 +78,7 @@ def test_a_verdict_names_subnormal_scores():
 
 
 def test_the_device_path_of_verify_takes_bits():
-    from ksieve.verify import _TorchOps
+    from ksieve.checking.verify import _TorchOps
 
     bits = np.array([0, 1 << 31, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFC00000, 0x7F7FFFFF], np.uint32)
     x = torch.from_numpy(bits.view(np.int32)[None].copy()).view(torch.float32)

@@ -15,7 +15,8 @@ import pytest
 import ksieve
 from cases import DTYPES, FAMILIES, POLICIES, scores_of
 from harness import model_arguments
-from ksieve import Route, reference
+from ksieve import Route
+from ksieve.model import reference
 from oracle import assert_exact, clamp
 
 SEED = int(os.environ.get("KSIEVE_FUZZ_SEED", "1"))

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import ksieve
-from ksieve import arguments
+from ksieve.core import arguments
 
 torch = pytest.importorskip("torch")
 

@@ -15,8 +15,8 @@ import pytest
 
 import ksieve
 from harness import ROOMY, SAMPLERS, sampled_at
-from ksieve.keys import order_key, score_of_key
-from ksieve.workloads.producers import PRODUCERS
+from ksieve.core.keys import order_key, score_of_key
+from ksieve.lab.workloads.producers import PRODUCERS
 
 KERNELS = Path(ksieve.__file__).parent / "kernels"
 

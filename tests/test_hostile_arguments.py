@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.errors import ArgumentError
-from ksieve.policy import SamplingPolicy
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import SamplingPolicy
 
 HOSTILE = [
     {"min_rank": 2**62},
@@ -112,7 +112,7 @@ def test_jax_never_narrows_int64(monkeypatch):
     import sys
     import types
 
-    from ksieve import problem
+    from ksieve.core import problem
 
     jax = types.SimpleNamespace(config=types.SimpleNamespace(jax_enable_x64=False))
     monkeypatch.setitem(sys.modules, "jax", jax)

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksieve import stream, verify
-from ksieve.errors import CaptureFormatError, KsieveError
-from ksieve.workloads.capture import open_capture
-from ksieve.workloads.writer import CaptureWriter, write_factors
+from ksieve import verify
+from ksieve.captures import stream
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import CaptureWriter, write_factors
+from ksieve.core.errors import CaptureFormatError, KsieveError
 
 BIG = 1 << 62
 
@@ -90,13 +91,13 @@ def test_a_hostile_capture_takes_bounded_memory(tmp_path, name):
     path = write(tmp_path / "a.safetensors", header, size=size)
     code = """if True:
         import resource, sys
-        import ksieve.workloads.capture, safetensors
-        from ksieve.errors import CaptureFormatError
+        import ksieve.captures.format, safetensors
+        from ksieve.core.errors import CaptureFormatError
         base = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         # Sparse files are mapped by the safetensors library, which reads none of their pages.
         resource.setrlimit(resource.RLIMIT_AS, (base + int(sys.argv[2]), -1))
         try:
-            ksieve.workloads.capture.open_capture(sys.argv[1])
+            ksieve.captures.format.open_capture(sys.argv[1])
         except CaptureFormatError:
             sys.exit(7)
     """

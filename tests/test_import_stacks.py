@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ksieve.cli.app import main
-from ksieve.errors import ArgumentError, CaptureFormatError, KsieveError
-from ksieve.workloads import import_scores, open_capture
+from ksieve.captures.format import open_capture
+from ksieve.captures.importers import import_scores
+from ksieve.core.errors import ArgumentError, CaptureFormatError, KsieveError
+from ksieve.lab.cli.app import main
 
 STACK = np.random.default_rng(3).standard_normal((2, 3, 5, 8)).astype(np.float32)
 LENGTHS = np.arange(30).reshape(2, 3, 5) % 9
@@ -137,7 +138,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
 
 
 def test_safetensors_dtypes(tmp_path):
-    from ksieve.workloads.numbers import narrow
+    from ksieve.captures.numbers import narrow
 
     bits = narrow(STACK[0, 0], "bfloat16")
     header = {"x": {"dtype": "BF16", "shape": [5, 8], "data_offsets": [0, 80]}}

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksieve.backends.cuda import spec
-from ksieve.keys import order_key
+from ksieve.backends.cuda.jit import spec
+from ksieve.core.keys import order_key
 
 HOST = """
 #include <cmath>

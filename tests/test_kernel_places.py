@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ksieve.backends.cuda import spec
-from ksieve.planner_storage import BATCH
+from ksieve.backends.cuda.jit import spec
+from ksieve.planning.memory import BATCH
 
 HOST = """
 #include <cstdio>

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from ksieve import keys
-from ksieve.backends.cuda import spec
+from ksieve.backends.cuda.jit import spec
+from ksieve.core import keys
 
 SOURCE = (spec.SOURCES / "registers.cuh").read_text(encoding="utf-8")
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import policy as policies
-from ksieve.backends.cuda import spec
-from ksieve.devices import DEVICES
-from ksieve.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
+from ksieve.backends.cuda.jit import spec
+from ksieve.core import policy as policies
+from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
+from ksieve.planning.devices import DEVICES
 
 REGULAR = replace(LINES_64, name="regular-lines", jitter=False)
 PAPER_JITTER = replace(PAPER_128, name="paper-jitter", jitter=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from ksieve import policy, tuning
-from ksieve.backends.cuda import build, cache, spec
-from ksieve.backends.cuda import compile as compiler
-from ksieve.errors import ArgumentError, BackendError
-from ksieve.options import PLAIN, Options
-from ksieve.planner import Plan
-from ksieve.policy import SamplingPolicy
+from ksieve.backends.cuda.jit import build, cache, spec
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.core import policy
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.options import PLAIN, Options
+from ksieve.core.policy import SamplingPolicy
+from ksieve.planning import shapes
+from ksieve.planning.plan import Plan
 
 pytest.importorskip("cuda.core")
 
@@ -26,7 +27,7 @@ SHAPES = {
 }
 """A shape (rows, width) that suits each family."""
 
-BANDED = (tuning.BANDED_ROWS, tuning.WIDEST_BANDED)
+BANDED = (shapes.BANDED_ROWS, shapes.WIDEST_BANDED)
 """Rows that are dealt to several launches: what deals them, one for each band, and one for the rest."""
 
 SHORT = {"persistent_sampled": (4096, 16_384)}
@@ -92,23 +93,23 @@ def cases():
             yield family, arch, {"shape": shape}
         for asked in OPTIONS.values():
             yield family, "sm_90a", {"shape": shape, "asked": asked}
-    for family in tuning.GEOMETRY_ALONE:
+    for family in shapes.GEOMETRY_ALONE:
         for asked in (PLAIN, *OPTIONS.values()):
             yield family, "sm_90a", {"shape": ALONE, "asked": asked}
         yield family, "sm_100a", {"shape": ALONE}
         yield family, "sm_90a", {"shape": ALONE, "stats": True}
         yield family, "sm_90a", {"shape": ALONE, "k": 16_384}
-    for held in tuning.GEOMETRY_HELD["cooperative_exact"]:
+    for held in shapes.GEOMETRY_HELD["cooperative_exact"]:
         for asked in (PLAIN, *(asked for asked in OPTIONS.values() if together(asked, held))):
             yield "cooperative_exact", "sm_90a", {"shape": (held.most_rows, held.held), "asked": asked}
     for family in ("row_exact", "cluster_exact"):
-        shapes = tuning.GEOMETRY_HELD[family]
-        reached = next(s for s in shapes if SHAPES[family][1] <= s.held and not s.registers)  # with all options: SHAPES
-        for held in shapes:
+        table = shapes.GEOMETRY_HELD[family]
+        reached = next(s for s in table if SHAPES[family][1] <= s.held and not s.registers)  # with all options: SHAPES
+        for held in table:
             asked_of = [asked for asked in (PLAIN, *OPTIONS.values()) if not held.registers or unordered(asked)]
             for asked in asked_of if held is not reached else ():
-                yield family, "sm_90a", {"shape": (rows_for(held, shapes), held.held), "asked": asked}
-    for part in range(tuning.MOST_BANDS + 2):
+                yield family, "sm_90a", {"shape": (rows_for(held, table), held.held), "asked": asked}
+    for part in range(shapes.MOST_BANDS + 2):
         for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
             yield "banded", "sm_90a", {"part": part, "asked": asked}
     yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}

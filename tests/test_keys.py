@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksieve import keys
+from ksieve.core import keys
 
 F32_MAX = np.float32(np.finfo(np.float32).max)
 SPECIALS = np.array(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
 
 torch = pytest.importorskip("torch")
 from odd import REFUSED, SAME  # noqa: E402
@@ -130,7 +130,7 @@ def test_more_rows_than_kernels_count_are_refused_before_memory_is_asked_for():
 
 
 def test_a_read_only_cuda_array_is_no_output():
-    from ksieve.problem import inspect, is_writable
+    from ksieve.core.problem import inspect, is_writable
 
     for flag in (False, True):
         facts = {"shape": (4, 8), "typestr": "<i4", "data": (4096, flag), "version": 3}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.devices import DEVICES
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
+from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
 from odd import SCALARS, Unfriendly  # noqa: E402

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import ArgumentError, Options, arguments
-from ksieve.options import MAX_FINISHED_K, PLAIN
+from ksieve import ArgumentError, Options
+from ksieve.core import arguments
+from ksieve.core.options import MAX_FINISHED_K, PLAIN
 
 ROWS, WIDTH, K = 6, 50, 5
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksieve.errors import ArgumentError
-from ksieve.workloads import import_scores
-from ksieve.workloads.producers import write_synthetic
+from ksieve.captures.importers import import_scores
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.workloads.producers import write_synthetic
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_an_output_that_is_an_input_is_refused(folder, command, capsys, monkeypatch):
-    from ksieve.cli.app import main
+    from ksieve.lab.cli.app import main
 
     before = (folder / "s.safetensors").read_bytes()
     listed = sorted(folder.rglob("*"))

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import ksieve
-from ksieve.devices import DEVICES
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
+from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
 from ksieve import torch_ops  # noqa: E402

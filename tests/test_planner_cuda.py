@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 import ksieve
-from ksieve import api, planner, planner_cuda, planner_storage, tuning
-from ksieve import bands as bands_of
-from ksieve.devices import DEVICES
-from ksieve.errors import ArgumentError
-from ksieve.options import Options
-from ksieve.tuning import (
+from ksieve import dispatch
+from ksieve.core.errors import ArgumentError
+from ksieve.core.options import Options
+from ksieve.planning import choose as planner
+from ksieve.planning import cuda as planner_cuda
+from ksieve.planning import length_bins, memory, shapes
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.shapes import (
     BAND,
     BANDED_ROWS,
     GEOMETRY_HELD,
@@ -45,16 +47,16 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
     plan = ksieve.plan(rows=BANDED_ROWS, width=width, k=2048, device=H200)
     assert plan.family == family and [band.held for band in plan.bands] == [BAND * (i + 1) for i in range(bands)]
     assert not ksieve.plan(rows=BANDED_ROWS - 1, width=width, k=2048, device=H200).bands
-    parts = bands_of.launches(plan)
+    parts = length_bins.launches(plan)
     if not bands:
         assert parts == (plan,) and plan.band is None
         return
     assert [part.band for part in parts] == [bands, *range(bands), bands]
     assert (parts[0].family, parts[0].ctas, parts[-1]) == ("deal", bands + 1, plan)
-    assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % planner_storage.HEADER_BYTES == 0
-    room = max(planner_storage.with_workspace(bands_of.studied(part)).workspace_bytes for part in parts[1:])
+    assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % memory.HEADER_BYTES == 0
+    room = max(memory.with_workspace(length_bins.studied(part)).workspace_bytes for part in parts[1:])
     assert plan.lists_at >= max(room, plan.workspace_zeroed)
-    assert plan.workspace_bytes == plan.lists_at + planner_storage.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
+    assert plan.workspace_bytes == plan.lists_at + memory.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
     assert all(f"up to {band.held}" in str(plan) for band in plan.bands)
 
 
@@ -163,8 +165,8 @@ def test_shared_memory_fits_every_device(name, family):
         return
     for k in (16, 2048):
         plan = ksieve.plan(rows=4, width=24_576, k=k, device=device, family=family)
-        assert plan.capacity >= k and planner.shared_bytes(plan) <= device.shared_per_block
-        assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= device.shared_per_sm
+        assert plan.capacity >= k and memory.shared_bytes(plan) <= device.shared_per_block
+        assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= device.shared_per_sm
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_shared_memory_fits_every_device(name, family):
 def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
     plan = ksieve.plan(rows=rows, width=width, k=512, dtype=dtype, device=H200, family=family)
     assert (plan.threads, plan.ctas_per_sm, plan.held) == shape
-    assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= H200.shared_per_sm
+    assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
 
 
 @pytest.mark.parametrize(
@@ -246,7 +248,7 @@ def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
 def test_few_short_rows_stay_in_registers(rows, width, k, options, registers):
     plan = ksieve.plan(rows=rows, width=width, k=k, device=H200, family="row_exact", options=options)
     assert plan.registers == registers
-    assert not bands_of.studied(plan).registers, "statistics are of the paper's digits"
+    assert not length_bins.studied(plan).registers, "statistics are of the paper's digits"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -258,21 +260,21 @@ def test_rings_hold_a_row(family, width, dtype):
     holders = plan.splits if family == "cluster_exact" else 1
     if plan.held:
         vectors = plan.stages + plan.beside
-        assert vectors * plan.threads * 16 * holders == plan.held * planner_storage.ITEM_BYTES[dtype]
+        assert vectors * plan.threads * 16 * holders == plan.held * memory.ITEM_BYTES[dtype]
         assert plan.held // (plan.threads * holders) <= 128, "two steps share a register"
-        studied = bands_of.studied(plan)
+        studied = length_bins.studied(plan)
         assert (studied.stages, studied.beside, studied.bands) == (vectors, 0, ())
-        assert planner.shared_bytes(studied) <= H200.shared_per_block
-    assert plan.stages % planner_storage.BATCH == 0
+        assert memory.shared_bytes(studied) <= H200.shared_per_block
+    assert plan.stages % memory.BATCH == 0
 
 
 @pytest.mark.parametrize(("family", "width"), [("row_exact", 65_536), ("cluster_exact", 1_048_576)])
 def test_parts_that_no_ring_holds_whole_are_streamed_for_statistics_and_ties(family, width):
     plan = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family)
     assert (plan.held, plan.beside) == (width, 8)
-    studied = bands_of.studied(plan)
-    assert (studied.held, studied.stages, studied.beside) == (0, tuning.STAGES, 0)
-    assert studied.capacity >= 2048 and planner.shared_bytes(studied) <= H200.shared_per_block
+    studied = length_bins.studied(plan)
+    assert (studied.held, studied.stages, studied.beside) == (0, shapes.STAGES, 0)
+    assert studied.capacity >= 2048 and memory.shared_bytes(studied) <= H200.shared_per_block
     tied = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family, options=Options(tie_break="low"))
     assert tied.held < width and tied.beside == 0
 
@@ -293,8 +295,8 @@ def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
     options = Options(tie_break=tie_break)
     plan = ksieve.plan(rows=8192, width=width, k=k, device=H200, family="row_exact", options=options)
     assert (plan.threads, plan.ctas_per_sm, plan.beside) == shape
-    in_histogram = planner_storage.HISTOGRAM_BYTES // 4
-    assert in_histogram + 2 * plan.shared_capacity >= k + planner_storage.POSITIONS_BESIDE
+    in_histogram = memory.HISTOGRAM_BYTES // 4
+    assert in_histogram + 2 * plan.shared_capacity >= k + memory.POSITIONS_BESIDE
 
 
 @pytest.mark.parametrize(("rows", "width"), [(48, 65_536), (28, 131_072), (10, 262_144), (6, 524_288)])
@@ -303,13 +305,13 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     overlap = Options(overlap=True)  # or some would be held together without being a cluster
     plan = ksieve.plan(rows=rows, width=width, k=2048, device=H200, options=overlap)
     assert (plan.family, plan.held) == ("cluster_exact", width)
-    assert planner_storage.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + planner_storage.POSITIONS_BESIDE
-    assert plan.ctas_per_sm * (planner.shared_bytes(plan) + 1024) <= H200.shared_per_sm
+    assert memory.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + memory.POSITIONS_BESIDE
+    assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
     more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200, options=overlap)
     assert (more.family, more.splits) != (plan.family, plan.splits), "they would not all run at once"
-    studied = bands_of.studied(plan)
+    studied = length_bins.studied(plan)
     assert studied.capacity == studied.shared_capacity >= max(2048, plan.capacity)
-    assert planner.shared_bytes(studied) <= H200.shared_per_block
+    assert memory.shared_bytes(studied) <= H200.shared_per_block
     low = Options(tie_break="low")
     for family in (None, "cluster_exact"):
         chosen = ksieve.plan(rows=rows, width=width, k=2048, device=H200, family=family, options=low)
@@ -334,7 +336,7 @@ def test_rows_that_are_mostly_selected_whole_have_a_cta_each(rows, width, ctas):
     assert ksieve.plan(rows=rows, width=width, k=2048, device=H200).ctas == ctas
 
 
-COOPERATIVE = tuning.GEOMETRY_HELD["cooperative_exact"]
+COOPERATIVE = shapes.GEOMETRY_HELD["cooperative_exact"]
 
 
 @pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.most_rows}x{s.held}" for s in COOPERATIVE])
@@ -347,7 +349,7 @@ def test_ctas_that_wait_for_each_other_are_all_resident(shape):
     assert ksieve.plan(rows=shape.most_rows, width=shape.held, k=2048, device=fewer).family != "cooperative_exact"
     turns = ksieve.plan(rows=1000, width=shape.held, k=2048, device=H200, family="cooperative_exact")
     assert turns.ctas <= H200.sm_count and turns.ctas % turns.splits == 0, "rows are held in turn"
-    studied = bands_of.studied(plan)
+    studied = length_bins.studied(plan)
     assert studied.family == "cluster_exact" and studied.capacity >= 2048
 
 
@@ -379,18 +381,18 @@ def test_parts_that_need_all_registers_are_not_finished():
 
 
 def test_clusters_of_sixteen_need_room_side_by_side():
-    fewer = replace(H200, sm_count=tuning.WIDE_CLUSTERS - 1)
+    fewer = replace(H200, sm_count=shapes.WIDE_CLUSTERS - 1)
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=H200).splits == 16
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer).splits == 4
     assert ksieve.plan(rows=5, width=1_048_576, k=2048, device=fewer).family == "split_sampled"
-    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="cluster_exact").splits == tuning.CLUSTER
+    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="cluster_exact").splits == shapes.CLUSTER
 
 
 def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):
-    for table in tuning.GEOMETRIES:
+    for table in shapes.GEOMETRIES:
         if "cluster_exact" in table:
             monkeypatch.setitem(table, "cluster_exact", replace(table["cluster_exact"], held=4096))
-    monkeypatch.setitem(tuning.GEOMETRY_HELD, "cluster_exact", ())
+    monkeypatch.setitem(shapes.GEOMETRY_HELD, "cluster_exact", ())
     assert ksieve.plan(rows=1, width=4096, k=512, device=H200, family="cluster_exact").held == 4096
     with pytest.raises(ArgumentError, match=r"geometry: got held=4096; takes 0, or at least the width of 4097"):
         ksieve.plan(rows=1, width=4097, k=512, device=H200, family="cluster_exact")
@@ -409,11 +411,11 @@ def test_narrow_columns_have_a_place_for_every_score_of_a_thread(threads):
     vectors = -(-(widest + 7) // (threads * 8))  # of 8 scores, in a row that starts up to 7 of them late
     assert vectors * 8 <= 1 << 16
     assert not _narrow(widest + 1, threads)
-    assert planner_storage.entry_bytes("split_sampled", 4096, threads) == planner_storage.CANDIDATE_BYTES
+    assert memory.entry_bytes("split_sampled", 4096, threads) == memory.CANDIDATE_BYTES
 
 
 def _narrow(width, threads):
-    return planner_storage.entry_bytes("persistent_sampled", width, threads) == planner_storage.NARROW_BYTES
+    return memory.entry_bytes("persistent_sampled", width, threads) == memory.NARROW_BYTES
 
 
 def test_splits_are_forced_or_refused():
@@ -444,4 +446,4 @@ def test_a_workspace_is_not_zeroed_for_what_another_family_does_without(rows, wi
     asked = ksieve.plan(rows=rows, width=width, k=2048, device=H200).problem
     assert planner.choose(asked, H200).family == kept
     assert planner.choose(asked, H200, kept=False).family == other
-    assert api._choose(asked, H200, None).family == other, "which is what a call without a plan takes"
+    assert dispatch._choose(asked, H200, None).family == other, "which is what a call without a plan takes"

@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 
 import ksieve
 from cases import POLICIES
-from ksieve.errors import ArgumentError
-from ksieve.policy import LINES_64, LINES_128, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy, resolve_policy
-from ksieve.policy import POLICIES as NAMED
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import (
+    LINES_64,
+    LINES_128,
+    PAPER_64,
+    PAPER_128,
+    PEAK,
+    QUADS_16,
+    SamplingPolicy,
+    resolve_policy,
+)
+from ksieve.core.policy import POLICIES as NAMED
 
 
 @st.composite

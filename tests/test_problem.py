@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import problem
-from ksieve.errors import ArgumentError, KsieveError
-from ksieve.problem import NO_EXTRAS, ArrayInfo, Device, check_selection, inspect
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError, KsieveError
+from ksieve.core.problem import NO_EXTRAS, ArrayInfo, Device, check_selection, inspect
 
 ROWS, WIDTH, K = 4, 50, 5
 
@@ -122,7 +122,7 @@ def test_dlpack_byte_offset():
     """Producers may point before the array and give the distance; none of those installed here does."""
     import ctypes
 
-    from ksieve.dlpack import _DLTensor
+    from ksieve.core.dlpack import _DLTensor
 
     shape = (ctypes.c_int64 * 2)(3, 8)
     tensor = _DLTensor(0x7000, 2, 0, 2, 2, 32, 1, shape, None, 0x60)
@@ -421,7 +421,7 @@ def test_call_options(options, message):
 
 
 def test_policy_by_a_wrong_name():
-    names = ["direct", *ksieve.policy.POLICIES]
+    names = ["direct", *ksieve.core.policy.POLICIES]
     message = f"policy: got 'fast'; takes a SamplingPolicy or one of {names}, or a policy file ending in .json"
     refuse(message, scores(), k=K, policy="fast")
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import api, problem
-from ksieve.errors import ArgumentError, BackendError
-from ksieve.workloads.capture import open_capture
+from ksieve import api, dispatch
+from ksieve.captures.format import open_capture
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError, BackendError
 
 
 def rows(count, width, seed=0):
@@ -38,7 +39,7 @@ def test_a_recording_holds_the_scores_lengths_and_k_of_its_calls(tmp_path):
     assert not found[3, 300:].any()
     assert np.array_equal(found[5:], second)
     assert list(tmp_path.iterdir()) == [path]
-    assert api.observers == ()
+    assert dispatch.observers == ()
 
 
 def test_what_is_kept_is_chosen_and_bounded(tmp_path):
@@ -191,7 +192,7 @@ def test_the_fast_way_of_repeated_calls_is_not_taken_while_recording(tmp_path, m
     """A prepared call site never sees the call: it must wait until the recording is over."""
     scores = rows(2, 30)
     plan = ksieve.plan(rows=2, width=30, k=3)
-    monkeypatch.setitem(api._short_ways, id(plan), lambda *arguments: "short")
+    monkeypatch.setitem(dispatch._short_ways, id(plan), lambda *arguments: "short")
     assert api.topk(scores, plan=plan) == "short"
     with ksieve.record(tmp_path / "x") as recorder:
         assert ksieve.topk(scores, plan=plan).shape == (2, 3)
@@ -214,7 +215,7 @@ def test_inside_a_compiled_function_a_recording_breaks_the_graph_or_is_refused(t
     assert torch.compile(select, backend="eager")(scores).shape == (3, 4)
     with open_capture(path) as capture:
         assert np.array_equal(capture.rows_block(0, 3), scores.numpy())
-    assert api.observers == ()
+    assert dispatch.observers == ()
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(tmp_path, full_disk)
 def test_an_error_of_the_recorder_in_a_thread_does_not_reach_the_call(tmp_path, monkeypatch):
     import threading
 
-    from ksieve import recorder as module
+    from ksieve.captures import recorder as module
 
     scores, found = rows(4, 1000), []
 
@@ -352,4 +353,4 @@ def test_two_recordings_of_one_path_are_refused(tmp_path):
         assert outer.kept == 1
         with open_capture(path) as capture:
             assert json.loads(capture.metadata["calls"]) == [[2, 30, 3]]
-    assert api.observers == ()
+    assert dispatch.observers == ()

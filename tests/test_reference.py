@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, scores_of
-from ksieve import keys, reference
-from ksieve.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
-from ksieve.stats import STATS_COLUMNS, Route, Stats
+from ksieve.core import keys
+from ksieve.core.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
+from ksieve.core.stats import STATS_COLUMNS, Route, Stats
+from ksieve.model import reference
 from oracle import assert_exact, clamp, ranks
 
 EXACT = SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
 
 SCORES = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
 ANSWER = np.argsort(-SCORES, axis=1)[:, :8].astype(np.int32)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import replay
-from ksieve.bench import machines, plots, record
-from ksieve.errors import ArgumentError, CaptureFormatError
-from ksieve.workloads.producers import write_synthetic
-from ksieve.workloads.traces import Invocation, invocations
+from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.lab.bench import plots, record
+from ksieve.lab.bench import targets as machines
+from ksieve.lab.traces import replay
+from ksieve.lab.traces.serving import Invocation, invocations
+from ksieve.lab.workloads.producers import write_synthetic
 
 SMALL = replay.Trace.of_requests(
     "small", [{"prompt": 500, "step_tokens": 200, "budget_bytes": 4 * 500 * 80, "decode_steps": 3, "batch": 2}], k=32
@@ -149,7 +150,7 @@ def test_the_example_is_small_and_the_figure_is_drawn(tmp_path):
 def test_the_commands_say_what_they_did(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from ksieve.cli import app
+    from ksieve.lab.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     run = CliRunner().invoke
@@ -175,7 +176,7 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch):
 def test_the_ablation_command_prints_the_papers_findings(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from ksieve.cli import app
+    from ksieve.lab.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     words = (

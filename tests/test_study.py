@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ksieve.errors import ArgumentError, BackendError
-from ksieve.study import measure, pages, run
-from ksieve.study.draw import FIGURES, draw_policies
-from ksieve.study.rows import eligible_rows, read_blocks
-from ksieve.study.tally import MOST, RankTally, rank_text
-from ksieve.study.views import UNUSABLE
-from ksieve.workloads import CaptureWriter, open_capture, write_synthetic
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import CaptureWriter
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.lab.study import measure, pages, run
+from ksieve.lab.study.draw import FIGURES, draw_policies
+from ksieve.lab.study.rows import eligible_rows, read_blocks
+from ksieve.lab.study.tally import MOST, RankTally, rank_text
+from ksieve.lab.study.views import UNUSABLE
+from ksieve.lab.workloads import write_synthetic
 
 REAL = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
 
@@ -69,8 +71,8 @@ def test_a_descending_row_by_hand(tmp_path):
 
 
 def test_policies_are_measured_as_the_model_runs_them(tmp_path):
-    from ksieve import reference
-    from ksieve.policy import POLICIES
+    from ksieve.core.policy import POLICIES
+    from ksieve.model import reference
 
     k, rows = 512, 128
     scores = np.random.default_rng(2).standard_normal((rows, 40_000)).astype(np.float32)
@@ -212,7 +214,7 @@ def test_rows_of_few_scores_are_studied_without_a_word(tmp_path):
 def written(tmp_path_factory):
     """Study two captures from the command line, as a user does."""
     pytest.importorskip("matplotlib", reason="the plot extra is not installed")
-    from ksieve.cli import app
+    from ksieve.lab.cli.app import app
 
     folder = tmp_path_factory.mktemp("study")
     write_synthetic(folder / "even.safetensors", "random_normal", 8, 32_768, k=2048)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ksieve.study import theory
+from ksieve.lab.study import theory
 
 
 @pytest.mark.parametrize(("length", "samples"), [(5, 1), (6, 3), (7, 7), (8, 5), (9, 4)])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ksieve.cli import app
-from ksieve.workloads import CaptureWriter
+from ksieve.captures.writer import CaptureWriter
+from ksieve.lab.cli.app import app
 
 K, ROWS, WIDTH = 512, 20, 40_000
 """Wide enough for the CPU's plan to sample, with the paper's policy."""
@@ -137,7 +137,7 @@ def test_the_papers_column_appears_at_its_own_k_alone(studied, tmp_path):
 
 def test_no_policy_holds_where_rows_are_scanned_twice():
     """No view of rows like these is large enough, and no backend keeps them: a CUDA plan of k = 16,384."""
-    from ksieve.study import verdict, words
+    from ksieve.lab.study import verdict, words
 
     own = {"name": "direct", "holds": False}
     none = [{"name": name, "holds": False} for name in ("paper-64", "lines-64")]
@@ -172,7 +172,7 @@ def test_the_report_has_contents_the_policies_and_its_command(studied):
 
 @pytest.mark.parametrize("width", [160, 80, 60, 40])
 def test_narrow_terminals_show_every_number(studied, monkeypatch, tmp_path, width):
-    from ksieve.study import words
+    from ksieve.lab.study import words
 
     path = capture_of(tmp_path / "normal.safetensors", NORMAL)
     other = capture_of(tmp_path / "a_capture_of_another_layer.safetensors", SCORES["plateau"])
@@ -193,9 +193,10 @@ def test_narrow_terminals_show_every_number(studied, monkeypatch, tmp_path, widt
 @pytest.mark.parametrize("name", ["paper-64", "paper-128", "lines-64", "quads-16"])
 def test_expected_scans_are_the_means_of_the_model(tmp_path, name):
     """Rows that are alike, one of every phase: what is expected of a row is the mean of what the model counts."""
-    from ksieve import api, reference
-    from ksieve.study.ranked import rank_rows
-    from ksieve.study.verdict import _SEED, Judged
+    from ksieve import api
+    from ksieve.lab.study.ranked import rank_rows
+    from ksieve.lab.study.verdict import _SEED, Judged
+    from ksieve.model import reference
 
     plan = api.plan(rows=1, width=WIDTH, k=K, policy=name)
     assert plan.policy is not None
@@ -234,9 +235,10 @@ def test_calibrate_says_first_whether_its_prediction_came_true(tmp_path):
 @pytest.mark.slow
 def test_every_hostile_family_gets_a_verdict_in_numbers(tmp_path):
     """Families made to hurt selections, at a k of few scores and one of many: no crash, and no number that is none."""
-    from ksieve.study import run, words
-    from ksieve.workloads import open_capture, write_synthetic
-    from ksieve.workloads.adversarial import ADVERSARIAL
+    from ksieve.captures.format import open_capture
+    from ksieve.lab.study import run, words
+    from ksieve.lab.workloads import write_synthetic
+    from ksieve.lab.workloads.adversarial import ADVERSARIAL
 
     for name in (producer.name for producer in ADVERSARIAL):
         for k, lengths in ((16, "ragged"), (2048, "full")):

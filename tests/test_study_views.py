@@ -8,12 +8,12 @@ import types
 import numpy as np
 import pytest
 
-from ksieve import reference
-from ksieve.errors import BackendError
-from ksieve.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
-from ksieve.policy import PAPER_128, QUADS_16, SamplingPolicy
-from ksieve.study import ranked, views
-from ksieve.study.views import UNUSABLE, realised_ranks, regular_view
+from ksieve.core.errors import BackendError
+from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
+from ksieve.core.policy import PAPER_128, QUADS_16, SamplingPolicy
+from ksieve.lab.study import ranked, views
+from ksieve.lab.study.views import UNUSABLE, realised_ranks, regular_view
+from ksieve.model import reference
 
 
 def rows_of(name: str, length: int = 1000) -> np.ndarray:

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
 from ksieve import torch_ops  # noqa: E402
-from ksieve.devices import DEVICES  # noqa: E402
-from ksieve.errors import ArgumentError  # noqa: E402
+from ksieve.core.errors import ArgumentError  # noqa: E402
+from ksieve.planning.devices import DEVICES  # noqa: E402
 
 K = 8
 

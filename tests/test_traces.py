@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksieve.errors import ArgumentError
-from ksieve.workloads import traces
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.traces import serving as traces
 
 
 @pytest.mark.parametrize(("name", "steps", "count"), [("245K", 4, 26), ("430K", 7, 71)])

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import FAMILIES, POLICIES, TINY, scores_of
-from ksieve import reference
-from ksieve.errors import ArgumentError
-from ksieve.policy import PAPER_128, SamplingPolicy
-from ksieve.stats import STATS_COLUMNS, Route, Stats
-from ksieve.traffic import ROUTE_SCANS, check_traffic, expected_reads, expected_traffic, route_traffic
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import PAPER_128, SamplingPolicy
+from ksieve.core.stats import STATS_COLUMNS, Route, Stats
+from ksieve.lab.traffic import ROUTE_SCANS, check_traffic, expected_reads, expected_traffic, route_traffic
+from ksieve.model import reference
 
 
 @pytest.mark.parametrize(

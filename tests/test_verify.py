@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from cases import CASES, FAMILIES, WIDE_CASES, build, lengths_of, scores_of
 from ksieve import ArgumentError, KsieveError, VerificationError, verify
-from ksieve.verdict import Reason
+from ksieve.checking.verdict import Reason
 from oracle import clamp, exact_rows, first_k
 
-ENGINE = sys.modules["ksieve.verify"]
+ENGINE = sys.modules["ksieve.checking.verify"]
 
 
 def on_torch(scores, lengths, indices, block_bytes=1 << 20):

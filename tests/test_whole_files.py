@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksieve import figures
-from ksieve.bench import record
-from ksieve.errors import ArgumentError
-from ksieve.policy import LINES_64
-from ksieve.replay import EXAMPLE
-from ksieve.workloads.capture import open_capture
-from ksieve.workloads.writer import CaptureWriter, write_factors
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import CaptureWriter, write_factors
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import LINES_64
+from ksieve.lab.bench import record
+from ksieve.lab.report import figures
+from ksieve.lab.traces.replay import EXAMPLE
 
 
 def names(folder: Path) -> list[str]:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from ksieve.errors import ArgumentError, CaptureFormatError
-from ksieve.workloads import CaptureWriter, open_capture, write_factors, write_synthetic
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import CaptureWriter, write_factors
+from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.lab.workloads import write_synthetic
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 

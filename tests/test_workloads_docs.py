@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksieve import reference
-from ksieve.policy import POLICIES
-from ksieve.stats import Route
-from ksieve.workloads import LENGTHS, PRODUCERS, open_capture
+from ksieve.captures.format import open_capture
+from ksieve.core.policy import POLICIES
+from ksieve.core.stats import Route
+from ksieve.lab.workloads import LENGTHS, PRODUCERS
+from ksieve.model import reference
 
 ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs" / "guide" / "captures.md").read_text(encoding="utf-8")

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from ksieve.errors import ArgumentError, CaptureFormatError
-from ksieve.workloads import factors, open_capture, write_factors
+from ksieve.captures import factors
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import write_factors
+from ksieve.core.errors import ArgumentError, CaptureFormatError
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ksieve.errors import ArgumentError, BackendError, CaptureFormatError
-from ksieve.workloads import import_scores, open_capture
-from ksieve.workloads.importers import load_array
-from ksieve.workloads.numbers import narrow
+from ksieve.captures.format import open_capture
+from ksieve.captures.importers import import_scores, load_array
+from ksieve.captures.numbers import narrow
+from ksieve.core.errors import ArgumentError, BackendError, CaptureFormatError
 
 SCORES = np.random.default_rng(0).standard_normal((7, 30)).astype(np.float32)
 LENGTHS = np.array([0, 30, -2, 5, 31, 6, 7])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ksieve.workloads import LENGTHS
+from ksieve.lab.workloads import LENGTHS
 
 INT32 = np.iinfo(np.int32)
 

@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ksieve import reference
-from ksieve.errors import ArgumentError
-from ksieve.keys import coarse_bin, order_key
-from ksieve.planner import default_policy
-from ksieve.policy import PAPER_64, QUADS_16
-from ksieve.stats import Route
-from ksieve.workloads import LENGTHS, PRODUCERS, find_producer, open_capture, write_synthetic
-from ksieve.workloads.numbers import narrow
+from ksieve.captures.format import open_capture
+from ksieve.captures.numbers import narrow
+from ksieve.core.errors import ArgumentError
+from ksieve.core.keys import coarse_bin, order_key
+from ksieve.core.policy import PAPER_64, QUADS_16
+from ksieve.core.stats import Route
+from ksieve.lab.workloads import LENGTHS, PRODUCERS, find_producer, write_synthetic
+from ksieve.model import reference
+from ksieve.planning.cpu import default_policy
 
 K, WIDTH = 2048, 131_072
 EVERY = pytest.mark.parametrize("name", PRODUCERS)

@@ -1,8 +1,13 @@
 """Exact Top-K selection over long, ragged score rows, at the speed of one read."""
 
+from ksieve import _aliases
 from ksieve._version import __version__
 from ksieve.api import plan, topk
-from ksieve.errors import (
+from ksieve.captures.recorder import record
+from ksieve.checking.verdict import Verdict
+from ksieve.checking.verify import verify
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import (
     ArgumentError,
     BackendError,
     CaptureFormatError,
@@ -11,13 +16,10 @@ from ksieve.errors import (
     VerificationError,
     WorkspaceError,
 )
-from ksieve.options import Options
-from ksieve.planner import DeviceInfo, Plan
-from ksieve.policy import SamplingPolicy
-from ksieve.recorder import record
-from ksieve.stats import Route, Stats
-from ksieve.verdict import Verdict
-from ksieve.verify import verify
+from ksieve.core.options import Options
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.stats import Route, Stats
+from ksieve.planning.plan import Plan
 
 __all__ = [
     "ArgumentError",
@@ -40,3 +42,5 @@ __all__ = [
     "topk",
     "verify",
 ]
+
+_aliases.install()

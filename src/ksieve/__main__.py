@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line; a broken installation and an early Ctrl-C do not exit with 1, which means "refuted"."""
     try:
-        from ksieve.cli import main as run
+        from ksieve.lab.cli.app import main as run
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

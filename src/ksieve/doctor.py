@@ -27,8 +27,8 @@ from ksieve import api
 from ksieve._version import __version__
 from ksieve.backends import code_cache
 from ksieve.backends.cpu import thread_count
-from ksieve.errors import BackendError, KsieveError
-from ksieve.verify import verify
+from ksieve.checking.verify import verify
+from ksieve.core.errors import BackendError, KsieveError
 
 PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
 """Distributions that decide what runs, in the order they are listed."""
@@ -298,7 +298,7 @@ def _gpus(library: Any, count: int) -> Iterator[Gpu]:
 
 
 def _nvrtc() -> str | None:
-    from ksieve.backends.cuda import compile as compiler
+    from ksieve.backends.cuda.jit import compile as compiler
 
     try:
         return compiler.compiler_version().removeprefix("nvrtc ")
@@ -371,7 +371,7 @@ def _select(scores: NDArray[Any], lengths: NDArray[np.int32], k: int, backend: A
 
 def _select_on_gpu(scores: NDArray[Any], lengths: NDArray[np.int32], k: int) -> NDArray[np.int32]:
     """Select on device 0 with nothing but the driver: no array library has to be installed."""
-    from ksieve.backends.cuda import driver as cuda_driver
+    from ksieve.backends.cuda.runtime import driver as cuda_driver
 
     driver = cuda_driver.get()
     driver.device_info(0)

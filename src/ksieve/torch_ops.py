@@ -27,11 +27,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from ksieve import api, arguments, problem
-from ksieve.errors import ArgumentError, kind_of
-from ksieve.options import Options
-from ksieve.plan_text import decode_plan, encode_plan
-from ksieve.planner import Plan
+from ksieve import dispatch
+from ksieve.core import arguments, problem
+from ksieve.core.errors import ArgumentError, kind_of
+from ksieve.core.options import Options
+from ksieve.planning.plan import Plan
+from ksieve.planning.plan_text import decode_plan, encode_plan
 
 _MOST_CHOSEN = 4096
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -77,7 +78,7 @@ def _topk_out(
         made = made or _choose(scores, k)
         if made.workspace_bytes:
             workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
-    api.topk_eager(scores, lengths, k, made, out=out, workspace=workspace, num_rows=num_rows)
+    dispatch.topk_eager(scores, lengths, k, made, out=out, workspace=workspace, num_rows=num_rows)
 
 
 def _topk_options(
@@ -115,10 +116,10 @@ def _topk_options(
             checked, _, _ = problem.check_selection(
                 scores, lengths, slots, out=out, num_rows=num_rows, keywords=keywords
             )
-            made = api.choose(checked)
+            made = dispatch.choose(checked)
         if made.workspace_bytes:
             workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
-    api.topk_eager(
+    dispatch.topk_eager(
         scores, lengths, slots, made, out=out, workspace=workspace, num_rows=num_rows, keywords=keywords
     )  # fmt: skip
 
@@ -133,13 +134,13 @@ _chosen: dict[Any, Plan] = {}
 
 def _choose(scores: torch.Tensor, k: int) -> Plan:
     """Plan of a call that brings none, recalled by what it was chosen from."""
-    key = api.choice_key(scores, k, None)
+    key = dispatch.choice_key(scores, k, None)
     plan = _chosen.get(key)
     if plan is None:
         asked, _, _ = problem.check_selection(scores, None, k)
         if len(_chosen) >= _MOST_CHOSEN:
             _chosen.clear()
-        plan = _chosen[key] = api.choose(asked)
+        plan = _chosen[key] = dispatch.choose(asked)
     return plan
 
 
@@ -325,7 +326,7 @@ def encode_options(
     plan : Plan or None
         Whose options the call takes where it leaves them open.
     per_row_k, lengths, out_dtype
-        As of `ksieve.arguments.resolve`.
+        As of `ksieve.core.arguments.resolve`.
     """
     keywords = dict(scalars) | dict.fromkeys(arrays, True)
     planned = plan.problem.options if plan is not None else None

@@ -1,4 +1,4 @@
-"""A CUDA driver whose kernels run on the CPU: `ksieve.backends.cuda.driver.Driver`, as far as launches need it."""
+"""A CUDA driver whose kernels run on the CPU, as far as launches need it (`ksieve.backends.cuda.runtime.driver`)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cuda_fakes import FakeDriver, read_config
 from emulator import build
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store
-from ksieve.backends.cuda import cache as kernels
 from ksieve.backends.cuda import call
-from ksieve.backends.cuda import compile as compiler
-from ksieve.backends.cuda import driver as cuda_driver
-from ksieve.backends.cuda.compile import Cubin
-from ksieve.backends.cuda.spec import KernelSpec
-from ksieve.devices import DEVICES
-from ksieve.planner import DeviceInfo
+from ksieve.backends.cuda.jit import cache as kernels
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.compile import Cubin
+from ksieve.backends.cuda.jit.spec import KernelSpec
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.core.device import DeviceInfo
+from ksieve.planning.devices import DEVICES
 
 LIBRARIES = build.MACHINE.parents[1] / "out" / "emulated"
 _texts = [path.read_text(encoding="utf-8") for path in sorted(build.MACHINE.iterdir()) if path.suffix in (".h", ".py")]

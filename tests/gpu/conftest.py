@@ -109,7 +109,7 @@ def write_summary(*, finished: bool) -> Path | None:
     folder = os.environ.get("KSIEVE_RESULTS_DIR")
     if folder is None and (HOST or not finished or not _tally.cases):
         return None
-    from ksieve.bench import record
+    from ksieve.lab.bench import record
 
     _tally.written = time.perf_counter()
     results = {

@@ -19,11 +19,11 @@ import harness
 import ksieve
 from gpu import DRY, EMULATED, HOST, judge
 from gpu.variants import Variant
-from ksieve import reference
-from ksieve.devices import DEVICES
-from ksieve.keys import widen
-from ksieve.planner import Plan
-from ksieve.stats import STATS_COLUMNS
+from ksieve.core.keys import widen
+from ksieve.core.stats import STATS_COLUMNS
+from ksieve.model import reference
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.plan import Plan
 
 DEVICE = "cpu" if HOST else "cuda"
 PLAN_DEVICE = DEVICES["h200"] if DRY else "cuda"

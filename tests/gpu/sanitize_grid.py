@@ -26,8 +26,8 @@ import oracle
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, VARIANTS, banded, crowded, possible, precompile, small_storage
-from ksieve.bench import record
-from ksieve.tuning import MANY_SHORT
+from ksieve.lab.bench import record
+from ksieve.planning.shapes import MANY_SHORT
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding
@@ -151,7 +151,7 @@ def run(name, plan, stats):
 def read_plainly() -> int:
     """Every plain-read kernel of the benchmark."""
     from ksieve.backends import cuda
-    from ksieve.bench import floor
+    from ksieve.lab.bench import floor
 
     device = cuda.device_info(0)
     scores = torch.from_numpy(np.ones((3, 20_000), np.float32)).cuda()

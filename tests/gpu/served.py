@@ -16,9 +16,10 @@ import harness
 import ksieve
 from gpu import judge, runner
 from gpu.variants import Variant
-from ksieve import arguments, reference
-from ksieve.options import Options
-from ksieve.planner import Plan
+from ksieve.core import arguments
+from ksieve.core.options import Options
+from ksieve.model import reference
+from ksieve.planning.plan import Plan
 
 GUARD = 64
 POISON = 0x7F

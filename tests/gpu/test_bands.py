@@ -9,8 +9,8 @@ import torch
 import ksieve
 from gpu import judge, material, runner, served
 from gpu.variants import banded
-from ksieve.options import PLAIN, Options
-from ksieve.tuning import BAND, MOST_BANDS
+from ksieve.core.options import PLAIN, Options
+from ksieve.planning.shapes import BAND, MOST_BANDS
 
 pytestmark = pytest.mark.gpu
 

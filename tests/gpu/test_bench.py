@@ -7,7 +7,8 @@ import math
 import pytest
 
 from gpu import runner
-from ksieve.bench import gpu, hard, planner, scores, trace, worst
+from ksieve.lab.bench import adversarial_gpu as hard
+from ksieve.lab.bench import gpu, planner, scores, trace, worst
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 

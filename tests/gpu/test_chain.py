@@ -25,8 +25,8 @@ def test_the_kernel_computes_the_formula():
 
 
 def test_the_same_factors_give_the_same_bits():
-    from ksieve.chain import producers
-    from ksieve.workloads.lengths import LENGTHS
+    from ksieve.lab.chain import producers
+    from ksieve.lab.workloads.lengths import LENGTHS
 
     produce = producers.load("triton")
     made = producers.make_queries(producers.make_keys(50_000), LENGTHS["causal"](300, 50_000))
@@ -37,7 +37,7 @@ def test_the_same_factors_give_the_same_bits():
 
 
 def test_a_small_chain_is_exact_for_every_selector():
-    from ksieve.bench import chain
+    from ksieve.lab.bench import chain
 
     payload = chain.run(
         ["30000"],

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.errors import BackendError
-from ksieve.workloads.capture import open_capture
+from ksieve.captures.format import open_capture
+from ksieve.core.errors import BackendError
 
 torch = pytest.importorskip("torch")
 
@@ -55,7 +55,7 @@ def test_a_graph_is_not_captured_inside_a_recording(tmp_path):
 
 
 def test_a_trace_is_replayed_beside_the_floor():
-    from ksieve import replay
+    from ksieve.lab.traces import replay
 
     trace = replay.Trace.of_requests(
         "small", [{"prompt": 20_000, "step_tokens": 9000, "budget_bytes": 4 * 20_000 * 4000, "decode_steps": 2}], k=512
@@ -68,8 +68,8 @@ def test_a_trace_is_replayed_beside_the_floor():
 
 
 def test_the_ablations_run_and_every_answer_is_exact():
-    from ksieve.bench import ablation
-    from ksieve.bench.ablation.phases import PHASES
+    from ksieve.lab.bench import ablation
+    from ksieve.lab.bench.ablation.phases import PHASES
 
     payload = ablation.run(
         requests=["70000"], backend="cuda", step_tokens=4500, budget_bytes=4 * 70_000 * 1600, widths=(16_384, 65_536),

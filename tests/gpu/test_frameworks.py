@@ -9,7 +9,7 @@ import torch
 import ksieve
 import oracle
 from gpu import runner
-from ksieve.errors import KsieveError
+from ksieve.core.errors import KsieveError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 

@@ -8,7 +8,7 @@ import torch
 import ksieve
 from gpu import judge, material, runner
 from gpu.variants import ALL, VARIANTS, possible, small_storage
-from ksieve.errors import BackendError, WorkspaceError
+from ksieve.core.errors import BackendError, WorkspaceError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 

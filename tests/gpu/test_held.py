@@ -18,8 +18,8 @@ import torch
 from gpu import material, runner, served
 from gpu.variants import ALL, possible
 from harness import sampled_at, samplers
-from ksieve.planner_storage import with_workspace
-from ksieve.tuning import GEOMETRY_HELD
+from ksieve.planning.memory import with_workspace
+from ksieve.planning.shapes import GEOMETRY_HELD
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ksieve
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

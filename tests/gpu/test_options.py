@@ -20,7 +20,7 @@ from gpu import material, runner, served
 from gpu.served import Served, right_answer, same_bytes
 from gpu.variants import ALL, VARIANTS, small_storage
 from harness import to_cuda
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
 
 pytestmark = pytest.mark.gpu
 

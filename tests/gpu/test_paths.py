@@ -10,10 +10,10 @@ import torch
 
 from gpu import material, runner
 from gpu.variants import MANY, VARIANTS, Variant, crowded, small_storage
-from ksieve.backends.cuda import spec
-from ksieve.planner_storage import BATCH
-from ksieve.policy import QUADS_16, SamplingPolicy
-from ksieve.tuning import MANY_SHORT
+from ksieve.backends.cuda.jit import spec
+from ksieve.core.policy import QUADS_16, SamplingPolicy
+from ksieve.planning.memory import BATCH
+from ksieve.planning.shapes import MANY_SHORT
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,9 @@ import torch
 
 from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, possible, small_storage
-from ksieve.policy import QUADS_16, SamplingPolicy
-from ksieve.stats import Route
-from ksieve.workloads.producers import PRODUCERS
+from ksieve.core.policy import QUADS_16, SamplingPolicy
+from ksieve.core.stats import Route
+from ksieve.lab.workloads.producers import PRODUCERS
 
 pytestmark = pytest.mark.gpu
 

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ksieve
-from ksieve.backends.cuda.spec import KernelSpec
-from ksieve.bands import launches
-from ksieve.errors import ArgumentError
-from ksieve.options import PLAIN, Options
-from ksieve.planner import DeviceInfo, Plan
-from ksieve.planner_storage import with_workspace
-from ksieve.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
-from ksieve.tuning import BANDED_ROWS
+from ksieve.backends.cuda.jit.spec import KernelSpec
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.core.options import PLAIN, Options
+from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
+from ksieve.planning.length_bins import launches
+from ksieve.planning.memory import with_workspace
+from ksieve.planning.plan import Plan
+from ksieve.planning.shapes import BANDED_ROWS
 
 EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
 EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")
@@ -133,7 +134,7 @@ def precompile(plans: Iterable[tuple[Plan, bool]]) -> int:
 
     In processes: NVRTC holds a lock of its own, so that threads compile one after another.
     """
-    from ksieve.backends.cuda.spec import kernel_spec
+    from ksieve.backends.cuda.jit.spec import kernel_spec
 
     specs = {kernel_spec(part, stats=stats) for plan, stats in plans for part in launches(plan)}
     workers = min(len(os.sched_getaffinity(0)), -(-len(specs) // 2))
@@ -144,6 +145,6 @@ def precompile(plans: Iterable[tuple[Plan, bool]]) -> int:
 
 
 def _compile(spec: KernelSpec) -> bool:
-    from ksieve.backends.cuda import cache
+    from ksieve.backends.cuda.jit import cache
 
     return cache.obtain(spec)[1]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ksieve import api
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
 
 _TIE_BREAKS = (None, "low", "high")
 """By FlashInfer's numbers: none, smaller indices, larger indices."""

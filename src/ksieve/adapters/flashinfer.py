@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ksieve.adapters._select import require, select, tie_break_of
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
 
 __all__ = ["top_k", "top_k_page_table_transform", "top_k_ragged_transform", "top_k_varlen", "topk"]
 

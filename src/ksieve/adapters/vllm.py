@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ksieve.adapters._select import first, select
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
 
 __all__ = ["cooperative_topk", "persistent_topk", "top_k_per_row_decode", "top_k_per_row_prefill"]
 

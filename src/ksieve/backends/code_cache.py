@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ksieve.errors import BackendError
+from ksieve.core.errors import BackendError
 
 KINDS = ("cpu", "cuda")
 """Directories of the cache."""

@@ -1,5 +1,1 @@
-"""The `ksieve` command line. Thin: it parses, calls and prints; everything it says is computed elsewhere."""
-
-from ksieve.cli.app import app, main
-
-__all__ = ["app", "main"]
+"""Commands of the library. Thin: they parse, call and print; everything they say is computed elsewhere."""

@@ -1,4 +1,4 @@
-"""`ksieve synth`, `info` and `import`: making and describing captures."""
+"""`ksieve info` and `import`: making and describing captures."""
 
 from __future__ import annotations
 
@@ -8,74 +8,18 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from ksieve.captures.format import Capture
+from ksieve.captures.importers import CAUSAL, import_scores
+from ksieve.captures.sources import SUFFIXES
 from ksieve.cli import files, terminal
-from ksieve.cli.options import OUT_RULE, CapturePath, Dtype, choice, count, flag, words
-from ksieve.errors import ArgumentError
-from ksieve.workloads.capture import Capture
-from ksieve.workloads.importers import CAUSAL, import_scores
-from ksieve.workloads.lengths import LENGTHS
-from ksieve.workloads.producers import PRODUCERS, write_synthetic
-from ksieve.workloads.sources import SUFFIXES
+from ksieve.cli.options import OUT_RULE, CapturePath, Dtype, choice, count, flag
+from ksieve.core.errors import ArgumentError
 
 Target = Annotated[str, typer.Argument(metavar="OUT", help=f"Capture to write (.safetensors). {OUT_RULE}")]
 SuggestedK = Annotated[
     int | None,
     count("--k", "K", "The K that the capture is meant for; stored with it."),
 ]
-
-
-def _print_producers(wanted: bool) -> None:
-    if wanted:
-        for title, entries in (("producers", PRODUCERS), ("lengths", LENGTHS)):
-            terminal.say(title, style="bold")
-            terminal.facts(((entry.name, entry.description) for entry in entries.values()), indent=2)
-        raise typer.Exit
-
-
-def synth(
-    producer: Annotated[
-        str,
-        typer.Argument(
-            metavar="PRODUCER", autocompletion=words(*PRODUCERS), help="Family of scores; --list describes them."
-        ),
-    ],
-    out: Target,
-    rows: Annotated[int, count("--rows", "M", "Rows of the score matrix.")],
-    width: Annotated[int, count("--width", "N", "Scores per row.")],
-    lengths: Annotated[
-        str,
-        typer.Option(
-            "--lengths",
-            metavar="|".join(LENGTHS),
-            autocompletion=words(*LENGTHS),
-            help="Valid lengths; --list describes the kinds.",
-        ),
-    ] = "full",
-    dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; narrower ones are rounded.")] = Dtype.float32,
-    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed: the same one gives the same file.")] = 0,
-    k: Annotated[
-        int,
-        count("--k", "K", "The K that the capture is meant for; stored with it."),
-    ] = 2048,
-    _list: Annotated[
-        bool, flag("--list", "List producers and kinds of lengths, and exit.", callback=_print_producers, is_eager=True)
-    ] = False,
-) -> None:
-    """Make a capture of synthetic scores, block by block."""
-    path = files.target("OUT", out, f"{producer}-{rows}x{width}.safetensors", (".safetensors",))
-    with terminal.progress("writing", rows) as update:
-        write_synthetic(
-            path,
-            producer,
-            rows,
-            width,
-            lengths=lengths,
-            dtype=dtype.value,
-            seed=seed,
-            k=k,
-            progress=update,
-        )
-    describe(path)
 
 
 def describe(path: Path) -> None:

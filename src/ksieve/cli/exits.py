@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import typer
 
 from ksieve.cli import terminal
-from ksieve.errors import KsieveError
+from ksieve.core.errors import KsieveError
 
 
 class Exit(IntEnum):

@@ -12,15 +12,15 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.atomic import replacing, same_file
-from ksieve.errors import ArgumentError, CaptureFormatError
-from ksieve.problem import check_k
-from ksieve.stats import STATS_COLUMNS, Stats
-from ksieve.workloads import capture
-from ksieve.workloads.capture import Capture
-from ksieve.workloads.importers import load_array as load_imported
-from ksieve.workloads.sources import FOREIGN_SUFFIXES
-from ksieve.workloads.tensorfile import TensorInfo, write_header
+from ksieve.captures import format as capture
+from ksieve.captures.format import Capture
+from ksieve.captures.importers import load_array as load_imported
+from ksieve.captures.sources import FOREIGN_SUFFIXES
+from ksieve.captures.tensorfile import TensorInfo, write_header
+from ksieve.core.atomic import replacing, same_file
+from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.problem import check_k
+from ksieve.core.stats import STATS_COLUMNS, Stats
 
 INDEX_SUFFIXES = (".npy", ".safetensors")
 

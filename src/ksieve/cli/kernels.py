@@ -10,11 +10,12 @@ import typer
 
 from ksieve.cli import terminal
 from ksieve.cli.options import Dtype, PolicyName, choice, count, flag
-from ksieve.errors import ArgumentError, BackendError
-from ksieve.planner import DeviceInfo, Plan
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from ksieve.backends.cuda.spec import KernelSpec
+    from ksieve.backends.cuda.jit.spec import KernelSpec
 
 
 def build(
@@ -54,8 +55,8 @@ def build(
 
     Needs NVRTC (pip install 'ksieve[cuda]'), and no GPU when --arch is given.
     """
-    from ksieve.backends.cuda import build as planning
-    from ksieve.backends.cuda import cache
+    from ksieve.backends.cuda.jit import build as planning
+    from ksieve.backends.cuda.jit import cache
 
     for name, values in (("k", k), ("width", width), ("rows", rows)):
         for value in values or ():

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve.policy import POLICIES
-from ksieve.sizes import parse_count
+from ksieve.core.policy import POLICIES
+from ksieve.core.sizes import parse_count
 
 
 class Backend(StrEnum):
@@ -54,7 +54,7 @@ def output(text: str, *names: str, metavar: str = "FILE") -> Any:
 
 
 def count(name: str, metavar: str, text: str, *, minimum: int | None = None) -> Any:
-    """Option that takes a count, also as 64k or 1M: see `ksieve.sizes`."""
+    """Option that takes a count, also as 64k or 1M: see `ksieve.core.sizes`."""
 
     def parse(value: str) -> int:
         try:

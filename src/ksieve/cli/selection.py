@@ -10,7 +10,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from ksieve import api, stream
+from ksieve import api
+from ksieve.captures import stream
+from ksieve.captures.format import Capture
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
 from ksieve.cli.options import (
@@ -26,11 +28,10 @@ from ksieve.cli.options import (
     output,
     words,
 )
-from ksieve.devices import DEVICES, resolve_device
-from ksieve.errors import ArgumentError
-from ksieve.problem import MAX_K, check_k
-from ksieve.stats import Stats
-from ksieve.workloads.capture import Capture
+from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import MAX_K, check_k
+from ksieve.core.stats import Stats
+from ksieve.planning.devices import DEVICES, resolve_device
 
 
 def select(
@@ -151,7 +152,7 @@ def verify(
 
     Every row is checked, none is sampled. Exit code 0: exact. 1: refuted, and the first offending row is explained.
     """
-    from ksieve.verify import verify as check
+    from ksieve.checking.verify import verify as check
 
     answer = files.load_array(indices, name, prefer="indices")
     with files.open_capture(capture) as source, terminal.progress("verifying", source.rows) as update:

@@ -1,7 +1,7 @@
 """How the command line talks: results on stdout, progress and errors on stderr, colour only on a terminal.
 
 Names, metadata and file names come from files of others: every text goes through
-`ksieve.text.printable`, here `safe`, and none is read as markup.
+`ksieve.core.text.printable`, here `safe`, and none is read as markup.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ksieve.text import printable as safe
+from ksieve.core.text import plain
+from ksieve.core.text import printable as safe
 
 UNBOUNDED = 1_000_000
 """Columns that any table fits in: a width to measure it with."""
@@ -76,8 +77,6 @@ def say(text: object = "", *, style: str | None = None) -> None:
 
 def print_json(facts: Any) -> None:
     """Print the facts of a command as one JSON object on stdout: NaN and infinities are null."""
-    from ksieve.bench.record import plain
-
     # Characters beyond ASCII are escaped: any locale can print them, and no terminal is steered by them.
     _Console(highlight=False, soft_wrap=True).out(json.dumps(plain(facts), indent=1, allow_nan=False), highlight=False)
 

@@ -1,6 +1,37 @@
 """CPU backend: Numba kernels over rows, spread over threads; and the NumPy model behind the same call."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from ksieve.backends.cpu.call import call
 from ksieve.backends.cpu.runner import run, run_reference, scratch_bytes, stored_candidates, thread_count
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.planning.plan import Plan
 
-__all__ = ["call", "run", "run_reference", "scratch_bytes", "stored_candidates", "thread_count"]
+__all__ = [
+    "call",
+    "device_info",
+    "make_workspace",
+    "prepare",
+    "run",
+    "run_reference",
+    "scratch_bytes",
+    "stored_candidates",
+    "thread_count",
+]
+
+
+def device_info(index: int = 0) -> DeviceInfo:
+    """Facts of this machine's CPU, of which `index` counts one."""
+    return DeviceInfo("cpu", threads=thread_count())
+
+
+def prepare(plan: Plan) -> None:
+    """Do nothing: Numba compiles on the first call, once per machine."""
+
+
+def make_workspace(plan: Plan, buffer: Any = None) -> Any:
+    """Refuse: see `Plan.workspace`."""
+    raise ArgumentError("plan", f"a plan for {plan.problem.device}", "a plan for a CUDA device: no other needs one")

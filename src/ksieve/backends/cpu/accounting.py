@@ -1,4 +1,4 @@
-"""The model's numbers of a row, counted after the fact: see `ksieve.stats`.
+"""The model's numbers of a row, counted after the fact: see `ksieve.core.stats`.
 
 The kernels keep no digit histograms, because a bounded store with a rising cutoff needs none. Every set of the
 model is a contiguous range of ordered keys that the k-th key determines, so each of its sizes is a difference of
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.backends.cpu.lanes import (
-    BLOCK,
+from ksieve.backends.cpu.simd import (
     INF_KEY,
     TILE,
     Int,
@@ -24,8 +23,9 @@ from ksieve.backends.cpu.lanes import (
     tile_of,
     valid_mask,
 )
-from ksieve.keys import DIGIT_SHIFTS
-from ksieve.stats import STATS_COLUMNS, Route
+from ksieve.core.guess import BLOCK
+from ksieve.core.keys import DIGIT_SHIFTS
+from ksieve.core.stats import STATS_COLUMNS, Route
 
 # Routes and columns as plain ints, which Numba freezes into the machine code.
 CERTIFIED, RESCUED = int(Route.CERTIFIED), int(Route.RESCUED)

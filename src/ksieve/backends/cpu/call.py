@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import problem, reference
 from ksieve.backends.cpu.runner import model_arguments, run, run_finished, run_reference
-from ksieve.errors import ArgumentError
-from ksieve.finish import Finish
-from ksieve.planner import Plan
-from ksieve.problem import Extras
-from ksieve.windows import windows
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import Extras
+from ksieve.core.windows import windows
+from ksieve.model import reference
+from ksieve.model.epilogue import Finish
+from ksieve.planning.plan import Plan
 
 
 def call(

@@ -1,4 +1,4 @@
-"""What is written of selected rows: order, index base, transform, values; the compiled form of `ksieve.finish`.
+"""What is written of selected rows: order, index base, transform, values; the compiled form of `ksieve.model.epilogue`.
 
 Called by the thread that selected the rows, without the GIL, while their slots are in its cache. Scores are moved and
 compared as integers, so that a flush-to-zero mode of the thread changes nothing.
@@ -12,7 +12,7 @@ import numpy as np
 
 from ksieve.backends.cpu.compiled import cached_jit
 from ksieve.backends.cpu.kernels import source_digest
-from ksieve.backends.cpu.lanes import (
+from ksieve.backends.cpu.simd import (
     BFLOAT16,
     FLOAT32,
     Int,

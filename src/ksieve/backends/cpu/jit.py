@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ksieve.errors import BackendError, shown
+from ksieve.core.errors import BackendError, shown
 
 __all__ = ["numba"]
 

@@ -9,9 +9,9 @@ Steps of `select_rows`, per row of L > k valid scores:
 3. Refine (`kth`, `emit`): the exact k-th key of what is stored, then everything better and enough ties.
 
 Storage is bounded whatever the data. When it is full, a view drawn from the call's seed guesses a tighter cutoff
-(`ksieve.guess`); and where that is not enough, the best are kept and only better scores pass from then on. So no
+(`ksieve.core.guess`); and where that is not enough, the best are kept and only better scores pass from then on. So no
 frontier is ever scanned again here. `Stats.scans` counts the reads of a row as they happen, and the model counts the
-same ones (`ksieve.reference`).
+same ones (`ksieve.model.reference`).
 
 Another thread may rewrite the scores during a call. What is read twice may then differ, so nothing that bounds a loop
 or an address may come from a second read: every selection works on keys that are stored once, and every slot is
@@ -26,8 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from ksieve import guess, keys
-from ksieve import policy as policies
 from ksieve.backends.cpu.accounting import (
     ADMITTED,
     CERTIFIED,
@@ -46,8 +44,9 @@ from ksieve.backends.cpu.accounting import (
     set_thresholds,
 )
 from ksieve.backends.cpu.compiled import cached_jit
-from ksieve.backends.cpu.lanes import (
-    BLOCK,
+from ksieve.backends.cpu.ranking import HIST_BINS, drop_ties, emit, keep_best, kth
+from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, Scratch
+from ksieve.backends.cpu.simd import (
     FLOAT32,
     HIGHEST_TIES,
     INF_KEY,
@@ -66,12 +65,12 @@ from ksieve.backends.cpu.lanes import (
     tile_of,
     valid_mask,
 )
-from ksieve.backends.cpu.ranking import HIST_BINS, drop_ties, emit, keep_best, kth
-from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, Scratch
 from ksieve.backends.cpu.ties import emit_last_of_row, emit_last_stored
 from ksieve.backends.cpu.views import guess_cutoff, offset, sample_keys, view_size
-from ksieve.guess import MOST_GUESSES
-from ksieve.keys import NAN_KEY
+from ksieve.core import guess, keys
+from ksieve.core import policy as policies
+from ksieve.core.guess import BLOCK, MOST_GUESSES
+from ksieve.core.keys import NAN_KEY
 
 # ---- step 2: certify -------------------------------------------------------------------------------------
 
@@ -371,11 +370,11 @@ def _entry(source: str) -> Any:
             stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact boundary,
             sampled scores per statistic, groups that a jittered view chooses from (1: none).
         bin_cutoffs : array of uint32, shape (2048,)
-            `ksieve.keys.BIN_CUTOFF_KEY`.
+            `ksieve.core.keys.BIN_CUTOFF_KEY`.
         size : int
             Candidates stored per worker: the largest length, or at least 2 k and twice the largest sample rank.
         seed : int
-            Of the guesses (`ksieve.guess`), not negative; no answer depends on it.
+            Of the guesses (`ksieve.core.guess`), not negative; no answer depends on it.
         raw : array of int32, shape (rows, 16)
             Statistics; of shape (0, 16) when not asked for.
         work : array of int64, shape (rows,)

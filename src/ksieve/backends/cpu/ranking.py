@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.backends.cpu.lanes import Int, Word, jit, store_i32
+from ksieve.backends.cpu.simd import Int, Word, jit, store_i32
 
 HIST_BINS = 2048
 

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import reference
-from ksieve.array_info import dtype_name
 from ksieve.backends.cpu.sharing import Work, share
-from ksieve.finish import Finish
-from ksieve.guess import fresh_seed
-from ksieve.keys import BIN_CUTOFF_KEY
-from ksieve.planner import Plan, least_capacity
-from ksieve.policy import PEAK, SamplingPolicy
-from ksieve.stats import STATS_COLUMNS, Stats
+from ksieve.core.arrays import dtype_name
+from ksieve.core.guess import fresh_seed
+from ksieve.core.keys import BIN_CUTOFF_KEY
+from ksieve.core.policy import PEAK, SamplingPolicy
+from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.model import reference
+from ksieve.model.epilogue import Finish
+from ksieve.planning.cpu import least_capacity
+from ksieve.planning.plan import Plan
 
 INLINE_SCORES = 1 << 16
 """Matrices up to this size run on the calling thread: waking another costs more than it saves."""
@@ -152,7 +153,7 @@ def run_finished(
     plan, scores, return_stats
         As of `run`.
     begins, lengths : ndarray of int64, shape (rows,)
-        Of the windows (`ksieve.windows`).
+        Of the windows (`ksieve.core.windows`).
     ks : ndarray of int32, shape (rows,), or None
         Each row's k, clamped.
     finish : Finish

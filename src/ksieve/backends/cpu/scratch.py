@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ksieve.backends.cpu.lanes import BLOCK, TILE
 from ksieve.backends.cpu.ranking import HIST_BINS
+from ksieve.backends.cpu.simd import TILE
+from ksieve.core.guess import BLOCK
 
 
 class Scratch(NamedTuple):

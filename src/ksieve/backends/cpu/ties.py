@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.backends.cpu.lanes import (
-    BLOCK,
+from ksieve.backends.cpu.simd import (
     INF_KEY,
     TILE,
     Int,
@@ -23,6 +22,7 @@ from ksieve.backends.cpu.lanes import (
     tile_of,
     valid_mask,
 )
+from ksieve.core.guess import BLOCK
 
 
 @jit

@@ -1,4 +1,4 @@
-"""Looking at a row before it is read: the policy's view, and that of a guess (`ksieve.guess`)."""
+"""Looking at a row before it is read: the policy's view, and that of a guess (`ksieve.core.guess`)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ksieve import guess
-from ksieve.backends.cpu.lanes import FLOAT32, Int, Word, jit, make_keys, prefetch, score_bits
 from ksieve.backends.cpu.ranking import keep_best_keys, kth
 from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD
-from ksieve.guess import MOST_GUESSES
-from ksieve.keys import NAN_KEY
-from ksieve.policy import JITTER_MIX, JITTER_PERIOD, JITTER_ROW, JITTER_SHIFT
+from ksieve.backends.cpu.simd import FLOAT32, Int, Word, jit, make_keys, prefetch, score_bits
+from ksieve.core import guess
+from ksieve.core.guess import MOST_GUESSES
+from ksieve.core.keys import NAN_KEY
+from ksieve.core.policy import JITTER_MIX, JITTER_PERIOD, JITTER_ROW, JITTER_SHIFT
 
 _stride_of, _rank_of = jit(guess.stride_of), jit(guess.rank_of)
 _GOLDEN, _MIX_1, _MIX_2 = np.uint64(guess.GOLDEN), np.uint64(guess.MIX_1), np.uint64(guess.MIX_2)
@@ -20,7 +20,7 @@ _GOLDEN, _MIX_1, _MIX_2 = np.uint64(guess.GOLDEN), np.uint64(guess.MIX_1), np.ui
 
 @jit
 def mixed(word: Word) -> Word:
-    """`ksieve.guess.mixed`."""
+    """`ksieve.core.guess.mixed`."""
     word = (word ^ (word >> np.uint64(30))) * _MIX_1
     word = (word ^ (word >> np.uint64(27))) * _MIX_2
     return word ^ (word >> np.uint64(31))
@@ -28,7 +28,7 @@ def mixed(word: Word) -> Word:
 
 @jit
 def state_of(seed: Int, row_id: Int, attempt: Int) -> Word:
-    """`ksieve.guess.state_of`."""
+    """`ksieve.core.guess.state_of`."""
     number = np.uint64(row_id * MOST_GUESSES + attempt + 1)
     return mixed(np.uint64(seed) + number * _GOLDEN) | np.uint64(1)
 
@@ -122,7 +122,7 @@ def sample_keys(
 
 @jit
 def guess_cutoff(row: Int, row_id: Int, length: Int, dtype: Int, k: Int, attempt: Int, seed: Int, scratch: Any) -> Word:
-    """`ksieve.guess.cutoff` of one attempt; `NAN_KEY` where every score is admitted.
+    """`ksieve.core.guess.cutoff` of one attempt; `NAN_KEY` where every score is admitted.
 
     Half of `spare` holds the sample: with a stride of 2 or more, its rank is below k + 32, and storage for fewer than
     2 k holds the row, whose length the rank is at most three eighths of.

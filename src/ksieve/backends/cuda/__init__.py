@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ksieve.backends.cuda import arrays, launch
-from ksieve.backends.cuda import driver as _driver
-from ksieve.backends.cuda import workspace as _workspace
+from ksieve.backends.cuda import arrays
 from ksieve.backends.cuda.call import run
-from ksieve.backends.cuda.short import short_way
-from ksieve.backends.cuda.workspace import Workspace
-from ksieve.planner import DeviceInfo, Plan
+from ksieve.backends.cuda.fast_path import short_way
+from ksieve.backends.cuda.runtime import driver as _driver
+from ksieve.backends.cuda.runtime import launch
+from ksieve.backends.cuda.runtime import workspace as _workspace
+from ksieve.backends.cuda.runtime.workspace import Workspace
+from ksieve.core.device import DeviceInfo
+from ksieve.planning.plan import Plan
 
 __all__ = ["Workspace", "device_info", "make_workspace", "prepare", "run", "short_way"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ksieve.errors import ArgumentError
+from ksieve.core.errors import ArgumentError
 
 LEGACY_DEFAULT_STREAM = 0
 

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ksieve import problem
-from ksieve.backends.cuda import arrays, launch
-from ksieve.backends.cuda import driver as cuda_driver
-from ksieve.backends.cuda import workspace as workspaces
-from ksieve.backends.cuda.launch import WARM_UP
-from ksieve.backends.cuda.serving import outputs, packed
-from ksieve.backends.cuda.workspace import Workspace
-from ksieve.errors import BackendError
-from ksieve.planner import Plan
-from ksieve.problem import NO_EXTRAS, Extras
-from ksieve.stats import STATS_COLUMNS, Stats
+from ksieve.backends.cuda import arrays
+from ksieve.backends.cuda.option_args import outputs, packed
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.runtime import launch
+from ksieve.backends.cuda.runtime import workspace as workspaces
+from ksieve.backends.cuda.runtime.launch import WARM_UP
+from ksieve.backends.cuda.runtime.workspace import Workspace
+from ksieve.core import problem
+from ksieve.core.errors import BackendError
+from ksieve.core.problem import NO_EXTRAS, Extras
+from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.planning.plan import Plan
 
 implicit_workspaces = workspaces.Cache()
 

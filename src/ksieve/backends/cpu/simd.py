@@ -1,0 +1,280 @@
+"""What the kernels are made of: loads, stores and bit masks at addresses, and scores as integers.
+
+Rows are read through addresses, so that one compiled kernel serves every pitch, alignment and dtype. Scores are
+never compared as floats: `raw_key` numbers all 2**32 bit patterns from +inf (0) down to -inf and then the NaNs, and
+one unsigned comparison is exact for infinities, subnormals and NaN under any flush-to-zero mode of the calling
+thread. Only ``-0.0``, one place below ``+0.0``, needs care, in `raw_limit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from llvmlite import ir
+
+from ksieve.backends.cpu.jit import numba
+from ksieve.core.guess import BLOCK  # one bit each of a 64-bit mask
+from ksieve.core.keys import NAN_KEY
+
+extending, types = numba.extending, numba.types
+
+FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
+
+ANY_TIES, LOWEST_TIES, HIGHEST_TIES = 0, 1, 2
+
+TILE = 4096
+"""Scores that are widened or copied at a time when they cannot be compared in place (16 KiB of L1 cache)."""
+
+AHEAD = 4096
+"""Bytes that a scan asks for in advance: the processor's own prefetcher stops at every 4 KiB page."""
+
+LINE = 64
+"""Bytes that a prefetch brings into the cache."""
+
+INF_KEY = 0x007FFFFF
+"""Ordered key of +inf, the best there is."""
+
+_ZERO_KEY = 0x7FFFFFFF
+_WORST_RAW = 0xFF000001  # raw key of -inf; larger ones are NaN
+
+Int = Any
+"""A 64-bit integer. Numba types the kernels; NumPy's annotations would describe other promotion rules."""
+
+Word = Any
+"""An unsigned 32-bit integer, or a 64-bit mask."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_intrinsic = cast("Callable[[Callable[..., Any]], Callable[..., Any]]", extending.intrinsic)
+
+
+def jit(function: _F) -> _F:
+    """Compile without the GIL, when first called."""
+    return cast(_F, numba.njit(nogil=True)(function))
+
+
+# ---- LLVM building blocks --------------------------------------------------------------------------------
+
+
+def _lanes(builder: Any, address: Any, lane_type: Any, count: Int) -> Any:
+    pointer = builder.inttoptr(address, ir.VectorType(lane_type, count).as_pointer())
+    return builder.load(pointer, align=1)
+
+
+def _splat(value: int, count: Int) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(32), count), [value] * count)
+
+
+@_intrinsic
+def block_mask(typing: Any, address: Any, limit: Word) -> Any:
+    """Bit i of the result: whether score i of the 64 float32 at `address` has a raw key of at most `limit`.
+
+    Written in IR because the loop vectoriser does not turn 64 comparisons into one mask; LLVM lowers it to
+    4 AVX-512 or 8 AVX2 compares.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        i32 = ir.IntType(32)
+        bits = _lanes(builder, args[0], i32, BLOCK)
+        sign = builder.ashr(bits, _splat(31, BLOCK))
+        flip = builder.and_(builder.xor(sign, _splat(0xFFFFFFFF, BLOCK)), _splat(0x7FFFFFFF, BLOCK))
+        raw = builder.sub(builder.xor(bits, flip), _splat(INF_KEY, BLOCK))
+        single = builder.insert_element(ir.Constant(raw.type, ir.Undefined), args[1], ir.Constant(i32, 0))
+        limits = builder.shuffle_vector(single, single, _splat(0, BLOCK))
+        return builder.bitcast(builder.icmp_unsigned("<=", raw, limits), ir.IntType(64))
+
+    return types.uint64(types.int64, types.uint32), codegen
+
+
+@_intrinsic
+def load_u32(typing: Any, address: Any) -> Any:
+    """Load 32 bits from any address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer()), align=1)
+
+    return types.uint32(types.int64), codegen
+
+
+@_intrinsic
+def load_u16(typing: Any, address: Any) -> Any:
+    """Load 16 bits from any address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(16).as_pointer()), align=1)
+
+    return types.uint16(types.int64), codegen
+
+
+@_intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Ask for a cache line; any address will do, mapped or not."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        shape = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        instruction = builder.module.declare_intrinsic("llvm.prefetch", [pointer], shape)
+        read, keep_close, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
+        builder.call(instruction, [builder.inttoptr(args[0], pointer), read, keep_close, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@_intrinsic
+def _spread_block(typing: Any, source: Any, target: Any) -> Any:
+    """Store 64 16-bit words from one address as 32-bit words at another."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        i32 = ir.VectorType(ir.IntType(32), BLOCK)
+        words = builder.zext(_lanes(builder, args[0], ir.IntType(16), BLOCK), i32)
+        builder.store(words, builder.inttoptr(args[1], i32.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@_intrinsic
+def store_i32(typing: Any, address: Any, value: Any) -> Any:
+    """Store 32 bits to any address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(32).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int32), codegen
+
+
+@_intrinsic
+def store_u16(typing: Any, address: Any, value: Any) -> Any:
+    """Store 16 bits to any address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(16).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint16), codegen
+
+
+@_intrinsic
+def lowest_bit(typing: Any, mask: Word) -> Any:
+    """Position of the lowest set bit; 64 for an empty mask."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), codegen
+
+
+@_intrinsic
+def bit_count(typing: Any, mask: Word) -> Any:
+    """Number of set bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
+
+
+# ---- scores and keys -------------------------------------------------------------------------------------
+
+
+@jit
+def _widen(narrow: Word, dtype: Int) -> Word:
+    """Float32 bits of a 16-bit float, by steps that no flush-to-zero mode disturbs."""
+    if dtype == BFLOAT16:
+        return np.uint32(narrow << np.uint32(16))
+    sign = np.uint32((narrow & np.uint32(0x8000)) << np.uint32(16))
+    magnitude = narrow & np.uint32(0x7FFF)
+    normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + np.uint32(112 << 23))
+    subnormal = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24)).view(np.uint32)
+    special = np.uint32(np.uint32(magnitude << np.uint32(13)) | np.uint32(0x7F800000))
+    wide = subnormal if magnitude < np.uint32(0x400) else normal
+    wide = special if magnitude >= np.uint32(0x7C00) else wide
+    return np.uint32(sign | wide)
+
+
+@jit
+def score_bits(row: Int, position: Int, dtype: Int) -> Word:
+    """Float32 bits of one score of the row at address `row`."""
+    if dtype == FLOAT32:
+        return load_u32(row + 4 * position)
+    return _widen(np.uint32(load_u16(row + 2 * position)), dtype)
+
+
+@jit
+def prefetch_block(address: Int, itemsize: Int) -> None:
+    """Ask for the block of scores that lies `AHEAD` of an address."""
+    for line in range(0, BLOCK * itemsize, LINE):
+        prefetch(address + AHEAD + line)
+
+
+@jit
+def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Int:
+    """Address of scores [first, last) as float32, readable in whole blocks.
+
+    `wide` receives what must be widened, and a last tile behind which the caller's memory may end.
+    """
+    count, target = last - first, np.int64(wide.ctypes.data)
+    if dtype == FLOAT32:
+        if count % BLOCK == 0:
+            return row + 4 * first
+        for i in range(count):
+            wide[i] = load_u32(row + 4 * (first + i))
+        return target
+    source = row + 2 * first
+    whole = count // BLOCK * BLOCK
+    for i in range(0, whole, BLOCK):
+        prefetch_block(source + 2 * i, 2)
+        _spread_block(source + 2 * i, target + 4 * i)
+    for i in range(whole, count):
+        wide[i] = load_u16(source + 2 * i)
+    if dtype == BFLOAT16:
+        for i in range(count):
+            wide[i] = _widen(wide[i], BFLOAT16)
+    else:
+        for i in range(count):
+            wide[i] = _widen(wide[i], FLOAT16)
+    return target
+
+
+@jit
+def raw_key(bits: Word) -> Any:
+    """Rank of a float32 bit pattern counted from +inf: descending, -0.0 just below +0.0, then the NaNs."""
+    sign = np.uint32(np.int32(bits) >> np.int32(31))  # all ones below zero
+    return np.uint32((bits ^ (~sign & np.uint32(0x7FFFFFFF))) - np.uint32(INF_KEY))
+
+
+@jit
+def valid_mask(count: Int) -> Any:
+    """Mask of the first `count` scores of a block."""
+    return np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(max(0, BLOCK - count))
+
+
+@jit
+def order_key(bits: Word) -> Any:
+    """`ksieve.core.keys.order_key` of float32 bits."""
+    raw = raw_key(bits)
+    key = np.uint32(raw + np.uint32(INF_KEY))
+    key = np.uint32(_ZERO_KEY) if bits == np.uint32(0x80000000) else key
+    return np.uint32(NAN_KEY) if raw > np.uint32(_WORST_RAW) else key
+
+
+@jit
+def raw_limit(key: Any) -> Any:
+    """Largest raw key of the scores whose ordered key is at most `key` (at least +inf's)."""
+    if key == np.uint32(NAN_KEY):
+        return np.uint32(NAN_KEY)
+    # Both zeros share an ordered key but are neighbours as raw keys.
+    below_zero = np.uint32(1) if key == np.uint32(_ZERO_KEY) else np.uint32(0)
+    # No score has an ordered key between -inf's and the NaNs', but the NaNs' raw keys lie there.
+    return min(np.uint32(np.uint32(key - np.uint32(INF_KEY)) + below_zero), np.uint32(_WORST_RAW))
+
+
+@jit
+def make_keys(begin: Int, end: Int, key: Any) -> None:
+    """Turn looked-up scores into ordered keys; many at a time, because short loops do not vectorise."""
+    for j in range(begin, end):
+        key[j] = order_key(key[j])

@@ -1,0 +1,1 @@
+"""From a plan to machine code: specialisation, NVRTC, cache."""

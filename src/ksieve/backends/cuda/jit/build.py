@@ -1,0 +1,94 @@
+"""Filling the cache ahead of time: which kernels a set of shapes needs, and what the compiler made of each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from ksieve.backends.cuda.jit.compile import Resources
+from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, kernel_spec
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.core.options import PLAIN, Options
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.problem import Device, Problem
+from ksieve.planning import choose as planner
+from ksieve.planning import length_bins
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.plan import Plan
+
+SERVING_RANKS = (512, 1024, 2048)
+SERVING_WIDTHS = (4096, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
+SERVING_ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
+
+_REGISTERS_PER_SM = 65_536
+_RESERVED_SHARED = 1024
+"""Shared memory that the system takes from every resident block, compute capability 8.0 and later."""
+
+
+def device_of_arch(arch: str) -> DeviceInfo:
+    """Known device that an architecture's plans are made for.
+
+    Raises
+    ------
+    ArgumentError
+        If no device of `DEVICES` has that architecture.
+    """
+    # The last one of the table: of two chips with one architecture, the one with more memory traffic to save.
+    known = {architecture(device.capability): device for device in DEVICES.values()}
+    if arch not in known:
+        raise ArgumentError("arch", repr(arch), f"one of {', '.join(known)}")
+    return known[arch]
+
+
+def needed(
+    device: DeviceInfo,
+    *,
+    rows: Sequence[int] = SERVING_ROWS,
+    widths: Sequence[int] = SERVING_WIDTHS,
+    ranks: Sequence[int] = SERVING_RANKS,
+    dtypes: Iterable[str] = ("float32",),
+    families: Iterable[str | None] = (None,),
+    policy: SamplingPolicy | str | None = None,
+    stats: bool = False,
+    options: Options = PLAIN,
+) -> dict[KernelSpec, Plan]:
+    """Distinct specialisations that the planner's choices for all these shapes need, each with one of its plans.
+
+    Shapes share most of their kernels: rows, width and k are run-time parameters of one. Calls without a plan take
+    other kernels for a few shapes (`planner.choose`, `kept`); those are compiled when they first run.
+
+    Raises
+    ------
+    ArgumentError
+        If a shape is out of range, or a forced family cannot run it.
+    """
+    found: dict[KernelSpec, Plan] = {}
+    for m, width, k, dtype, family in itertools.product(rows, widths, ranks, dtypes, families):
+        asked = Problem(m, width, width, k, dtype, Device(device.kind, device.index), options)
+        plan = planner.choose(asked, device, family=family, policy=policy)
+        for part in (plan,) if stats else length_bins.launches(plan):
+            found.setdefault(kernel_spec(part, stats=stats), part)
+    return found
+
+
+def shortcomings(plan: Plan, spec: KernelSpec, used: Resources) -> list[str]:
+    """What keeps a compiled kernel from running as its plan says; nothing when it is as it should be.
+
+    Residency is what the kernel was compiled for: with statistics, which cost registers, that is one block.
+    """
+    device, found = plan.device, []
+    blocks = dict(spec.defines)["KSIEVE_CTAS_PER_SM"]
+    if used.spill_stores or used.spill_loads:
+        found.append(f"spills {used.spill_stores} bytes to and {used.spill_loads} from local memory")
+    # Registers are given to warps in units of eight per thread.
+    registers = -(-used.registers // 8) * 8 * plan.threads * blocks
+    if registers > _REGISTERS_PER_SM:
+        found.append(f"{used.registers} registers leave no room for {blocks} blocks of {plan.threads}")
+    block = spec.shared_bytes + used.static_shared
+    if block > device.shared_per_block:
+        found.append(f"{block} bytes of shared memory exceed the {device.shared_per_block} of a block")
+    resident = (block + _RESERVED_SHARED) * blocks
+    if resident > device.shared_per_sm:
+        found.append(f"{blocks} blocks need {resident} of {device.shared_per_sm} bytes of shared memory")
+    return found

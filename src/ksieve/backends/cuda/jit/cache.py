@@ -1,0 +1,60 @@
+"""Compiled CUDA kernels on disk: what decides a cubin, and its entry in `ksieve.backends.code_cache`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ksieve._version import __version__
+from ksieve.backends.code_cache import Code, Store, cache_dir
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.compile import Cubin, Sources
+from ksieve.backends.cuda.jit.spec import KernelSpec, describe
+
+__all__ = ["cache_dir", "facts_of", "obtain"]
+
+_log = logging.getLogger(__name__)
+
+
+def facts_of(spec: KernelSpec, sources: Sources) -> dict[str, Any]:
+    """Everything that decides the machine code of a specialisation; an entry is taken only if all of it agrees."""
+    return {
+        "kernel": spec.stem,
+        "arch": spec.arch,
+        "defines": dict(spec.defines),
+        "compiler": compiler.compiler_version(),
+        "ksieve": __version__,
+        "sources": sources.digest,
+    }
+
+
+def obtain(
+    spec: KernelSpec, sources: Sources | None = None, directory: Path | None = None, *, required: bool = False
+) -> tuple[Cubin, bool]:
+    """Return a compiled kernel and whether it had to be compiled now.
+
+    Parameters
+    ----------
+    spec : KernelSpec
+    sources : Sources, optional
+        Those of the package when omitted.
+    directory : Path, optional
+        `ksieve.backends.code_cache.cache_dir` when omitted.
+    required : bool
+        Fail where the kernel cannot be kept, in place of a warning and a compilation per process.
+
+    Raises
+    ------
+    BackendError
+        If compilation is needed and fails, or the kernel was `required` to be kept and cannot be.
+    """
+    sources = sources or compiler.shipped_sources()
+
+    def make() -> Code:
+        _log.info("compiling %s", describe(spec))
+        cubin = compiler.compile_kernel(spec, sources)
+        return Code(cubin.code, cubin.log)
+
+    found, compiled = Store("cuda", directory).obtain(facts_of(spec, sources), make, required=required)
+    return Cubin(found.code, found.report), compiled

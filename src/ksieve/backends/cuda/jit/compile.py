@@ -1,0 +1,224 @@
+"""NVRTC through cuda-core: a `KernelSpec` and a source directory become a cubin. Needs no GPU and no driver."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import threading
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ksieve.backends.cuda.jit.spec import SOURCES, KernelSpec, describe
+from ksieve.backends.cuda.runtime.driver import INSTALL, missing_package
+from ksieve.core.errors import BackendError
+
+_NO_NVRTC = f"NVRTC, CUDA's run-time compiler, was not found: {INSTALL}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What ptxas reports of one kernel; sizes in bytes.
+
+    Attributes
+    ----------
+    registers : per thread.
+    stack, spill_stores, spill_loads : per thread, in local memory.
+    static_shared : per block, on top of the dynamic shared memory of the launch.
+    """
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    static_shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """Machine code of one specialisation, and the compiler's report of it."""
+
+    code: bytes
+    log: str
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, stack, spills and static shared memory, read from the report."""
+        return parse_resources(self.log)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The CUDA sources of a directory, read once: their texts and a hash over all of them.
+
+    A change of any file counts as a change of every kernel: include graphs are not worth following.
+    """
+
+    directory: Path
+    texts: tuple[tuple[str, str], ...]
+    digest: str
+
+    @classmethod
+    def read(cls, directory: Path = SOURCES) -> Sources:
+        """Read every ``.cu`` and ``.cuh`` file of a directory.
+
+        Raises
+        ------
+        BackendError
+            If there is none: the installation is incomplete.
+        """
+        paths = sorted(p for p in directory.glob("*.cu*") if p.suffix in (".cu", ".cuh"))
+        if not paths:
+            raise BackendError(f"no CUDA sources in {directory}: the installation is incomplete, reinstall ksieve")
+        texts = tuple((path.name, path.read_text(encoding="utf-8")) for path in paths)
+        return cls(directory, texts, hashlib.sha256(repr(texts).encode()).hexdigest())
+
+    def text(self, name: str) -> str:
+        """Text of one file."""
+        try:
+            return dict(self.texts)[name]
+        except KeyError:
+            raise BackendError(f"{name} is missing from {self.directory}: reinstall ksieve") from None
+
+
+@cache
+def shipped_sources() -> Sources:
+    """Sources shipped with the package, read once per process."""
+    return Sources.read()
+
+
+@cache
+def compiler_version() -> str:
+    """NVRTC's version, such as "nvrtc 13.0".
+
+    Raises
+    ------
+    BackendError
+        If the bindings or NVRTC itself are missing.
+    """
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise missing_package(error) from None
+    try:
+        code, major, minor = nvrtc.nvrtcVersion()
+    except (RuntimeError, OSError, ImportError):
+        raise BackendError(_NO_NVRTC) from None
+    if int(code):
+        raise BackendError(f"NVRTC does not start (error {int(code)}): {INSTALL}")
+    return f"nvrtc {major}.{minor}"
+
+
+def compile_kernel(spec: KernelSpec, sources: Sources) -> Cubin:
+    """Compile one specialisation.
+
+    Raises
+    ------
+    BackendError
+        If the compiler is missing, does not know the architecture, or rejects the source.
+    """
+    return _compiled(spec, sources)[1]
+
+
+def compile_with_ptx(spec: KernelSpec, sources: Sources) -> tuple[Cubin, str]:
+    """Compile one specialisation, and return the PTX that its machine code was made from as well.
+
+    Raises
+    ------
+    BackendError
+        As `compile_kernel`.
+    """
+    from cuda.bindings import nvrtc
+
+    program, cubin = _compiled(spec, sources)
+    # cuda-core compiles anew for PTX, and asks the driver whether it can load that: NVRTC has it already.
+    code, size = nvrtc.nvrtcGetPTXSize(program.handle)
+    text = bytearray(size)
+    if not int(code):
+        (code,) = nvrtc.nvrtcGetPTX(program.handle, text)
+    if int(code):
+        raise BackendError(f"{compiler_version()} keeps no PTX of {describe(spec)} (error {int(code)})")
+    return cubin, text.decode().rstrip("\0")
+
+
+def _compiled(spec: KernelSpec, sources: Sources) -> tuple[Any, Cubin]:
+    version = compiler_version()
+    _check_architecture(spec.arch, version)
+    program_type, options_type = _cuda_core()
+    options = options_type(
+        name=f"{spec.stem}.cu",
+        arch=spec.arch,
+        std="c++17",
+        include_path=str(sources.directory),
+        define_macro=[(name, str(value)) for name, value in spec.defines],
+        ptxas_options="-v",
+    )
+    log = io.StringIO()
+    try:
+        program = program_type(sources.text(f"{spec.stem}.cu"), "c++", options=options)
+        code = program.compile("cubin", logs=log).code
+    except BackendError:
+        raise
+    except Exception as error:  # cuda-core has no exception of its own for a failed compilation
+        raise BackendError(f"{version} could not compile {describe(spec)}:\n{_first_errors(str(error))}") from error
+    return program, Cubin(bytes(code), log.getvalue().replace("\0", ""))
+
+
+def parse_resources(log: str) -> Resources:
+    """Read ptxas's verbose report (``-v``) of a program with one kernel.
+
+    Raises
+    ------
+    ValueError
+        If the report does not describe exactly one kernel.
+    """
+    used = re.findall(r"Used (\d+) registers(.*)", log)
+    frame = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    if len(used) != 1 or not frame:
+        raise ValueError(f"not the ptxas report of one kernel: {log!r}")
+    shared = re.search(r"(\d+) bytes smem", used[0][1])
+    # Functions that were not inlined have frames of their own; what spills anywhere spills.
+    stack, stores, loads = (max(int(f[i]) for f in frame) for i in range(3))
+    return Resources(int(used[0][0]), stack, stores, loads, int(shared[1]) if shared else 0)
+
+
+_importing = threading.Lock()
+"""Threads that meet in the first import of cuda-core may find it half done, and take it for missing."""
+
+
+def _cuda_core() -> tuple[Any, Any]:
+    try:
+        with _importing:
+            try:
+                from cuda.core import Program, ProgramOptions
+            except ImportError:
+                # Before cuda-core 0.5 the same classes lived here.
+                from cuda.core.experimental import Program, ProgramOptions
+    except ImportError as error:
+        raise missing_package(error) from None
+    return Program, ProgramOptions
+
+
+@cache
+def _supported_architectures() -> tuple[int, ...]:
+    from cuda.bindings import nvrtc
+
+    code, count = nvrtc.nvrtcGetNumSupportedArchs()
+    code, archs = nvrtc.nvrtcGetSupportedArchs() if not int(code) and count else (code, [])
+    return tuple(int(a) for a in archs)
+
+
+def _check_architecture(arch: str, version: str) -> None:
+    number = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    supported = _supported_architectures()
+    if number is None or (supported and int(number[1]) not in supported):
+        names = ", ".join(f"sm_{a}" for a in supported)
+        raise BackendError(f"{version} cannot compile for {arch}, only for {names}: upgrade nvidia-cuda-nvrtc")
+
+
+def _first_errors(text: str, limit: int = 8) -> str:
+    """First lines that name an error; all of a text that names none, shortened."""
+    lines = [line for line in text.splitlines() if re.search(r"\berror\b", line)] or text.splitlines()
+    return "\n".join(lines[:limit])

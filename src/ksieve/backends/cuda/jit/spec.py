@@ -1,0 +1,146 @@
+"""From a plan to the kernel that runs it: source file, entry, architecture and defines. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksieve.core.errors import ArgumentError
+from ksieve.planning import length_bins, memory
+from ksieve.planning.plan import Plan
+
+SOURCES = Path(__file__).parents[3] / "kernels"
+"""Directory of the CUDA sources shipped with the package."""
+
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+"""Architectures that every kernel is compiled for in the tests; any newer one is compiled natively too."""
+
+STEMS = {
+    "persistent_sampled": "persistent",
+    "persistent_exact": "persistent",
+    "split_sampled": "split",
+    "row_exact": "row",
+    "cluster_exact": "cluster",
+    "cooperative_exact": "cooperative",
+    "deal": "deal",
+}
+"""Source file of each kernel family, and of what deals rows to several; its entry is ``ksieve_<stem>``."""
+
+DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""Values of KSIEVE_DTYPE."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One specialisation of one kernel; everything that decides its machine code but the compiler itself.
+
+    Attributes
+    ----------
+    stem : str
+        Source file without ``.cu``.
+    arch : str
+        Real architecture, such as "sm_90a".
+    defines : tuple of (name, value)
+        Preprocessor definitions, in a fixed order.
+    """
+
+    stem: str
+    arch: str
+    defines: tuple[tuple[str, int], ...]
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel function."""
+        return f"ksieve_{self.stem}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a launch."""
+        return dict(self.defines)["KSIEVE_SHARED_BYTES"]
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """Architecture compiled for a compute capability; from 9.0 on with its architecture-specific features."""
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> KernelSpec:
+    """Specialisation that runs a plan's own launch; with statistics it is the only one.
+
+    Raises
+    ------
+    ArgumentError
+        If the plan is not one of the CUDA families.
+    """
+    if plan.family not in STEMS:
+        raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")
+    if stats:
+        plan = length_bins.studied(plan)
+    policy = plan.policy
+    defines = {
+        "KSIEVE_THREADS": plan.threads,
+        # Statistics are for study: their extra registers must not become spills.
+        "KSIEVE_CTAS_PER_SM": 1 if stats else plan.ctas_per_sm,
+        "KSIEVE_STAGES": plan.stages,
+        "KSIEVE_BATCHES": memory.batches(plan.stages),
+        "KSIEVE_STRIDE": policy.stride if policy else 0,
+        "KSIEVE_GROUP": policy.group if policy else 1,
+        "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
+        "KSIEVE_JITTER": int(policy is not None and policy.jitter),
+        "KSIEVE_PEAKS": int(policy is not None and policy.peaks),
+        "KSIEVE_EXACT_BOUNDARY": int(policy is not None and policy.boundary == "exact"),
+        "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
+        "KSIEVE_COLUMNS": plan.columns,
+        "KSIEVE_NARROW": int(memory.entry_bytes(plan.family, plan.problem.width, plan.threads) == memory.NARROW_BYTES),
+        "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
+        "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
+        "KSIEVE_HELD": plan.held,
+        "KSIEVE_STATS": int(stats),
+        "KSIEVE_DTYPE": DTYPES[plan.problem.dtype],
+        "KSIEVE_SHARED_BYTES": memory.shared_bytes(plan),
+        **_option_defines(plan),
+        **({"KSIEVE_BESIDE": plan.beside} if plan.beside else {}),
+        **({"KSIEVE_REGISTERS": 1} if plan.registers else {}),
+        **({"KSIEVE_MEETING_BYTES": memory.meeting_bytes(plan.splits)} if cooperative(plan) else {}),
+        **({"KSIEVE_DEALT": 1, "KSIEVE_BAND": plan.band} if plan.band is not None else {}),
+    }
+    return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
+
+
+def _option_defines(plan: Plan) -> dict[str, int]:
+    """Defines of kernels/options.cuh: only those that are not zero, so that a plain plan's kernel stays what it is.
+
+    What costs nothing per score is decided at run time, so that few kernels serve all combinations.
+    """
+    options = plan.problem.options
+    found = {
+        "KSIEVE_WINDOWS": int(options.windows != "none" or options.next_n > 1 or options.per_row_k),
+        "KSIEVE_FINISH": int(options.rewritten),
+        "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
+        "KSIEVE_TIES": int(options.tie_break != "any"),
+        "KSIEVE_OVERLAP": int(overlaps(plan)),
+        "KSIEVE_SORT_SLOTS": memory.sort_slots(plan),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def overlaps(plan: Plan) -> bool:
+    """Whether a plan's kernel may be launched while the previous one drains, and lets the next one."""
+    return (plan.problem.options.overlap or plan.band is not None) and plan.device.capability >= (9, 0)
+
+
+def cooperative(plan: Plan) -> bool:
+    """Whether the thread blocks of a plan's kernel wait for each other, so that all of them have to be resident."""
+    return plan.family == "cooperative_exact"
+
+
+def extended(plan: Plan) -> bool:
+    """Whether a plan's kernel takes the pointers and numbers of its options."""
+    return any(f"KSIEVE_{name}" in _option_defines(plan) for name in ("WINDOWS", "FINISH", "TIES"))
+
+
+def describe(spec: KernelSpec) -> str:
+    """One line for messages and tables: the file, the architecture and the defines that differ from zero."""
+    shown = " ".join(f"{name.removeprefix('KSIEVE_').lower()}={value}" for name, value in spec.defines if value)
+    return f"{spec.stem}.cu for {spec.arch} ({shown})"

@@ -1,0 +1,1 @@
+"""What runs machine code: the driver, launches and workspaces."""

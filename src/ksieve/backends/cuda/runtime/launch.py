@@ -1,0 +1,211 @@
+"""Launching: one prepared call site per plan, of which a call patches pointers, row count and stream."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+
+from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit.spec import KernelSpec, cooperative, extended, kernel_spec, overlaps
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.runtime.driver import Driver
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.planning import cuda as planner_cuda
+from ksieve.planning import length_bins
+from ksieve.planning.plan import Plan
+
+PARAMS = struct.Struct("=3Qq4iQq2Qq2i")
+"""`Params` of kernels/params.cuh: scores, lengths, num_rows (addresses), pitch (elements); rows, width, k, splits;
+indices (address), out_pitch (elements); stats, workspace (addresses), lists (bytes); primary_rank, rescue_rank."""
+
+OPTIONS = struct.Struct("=7Q3q6i")
+"""`Options` of kernels/options.cuh, behind `Params` where a plan has any: starts, row_k, page_table, request_of,
+offsets, values, raw (addresses); page_pitch, values_pitch, raw_pitch (elements); next_n, requests, max_pages,
+page_shift, flags, and a reserved zero."""
+
+# One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
+# dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
+# Params; and up to two CUlaunchAttributes (id, padding, 64-byte value).
+_CONFIG = struct.Struct("=7I4xQQI4x")
+_ATTRIBUTE = struct.Struct("=I4x3I52x")
+_STREAM_IN_CONFIG = 32
+_COOPERATIVE = 2
+_CLUSTER_DIMENSION = 4
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_PATCH = struct.Struct(PARAMS.format + "I")
+_PATCH_OPTIONS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + "I")
+_STREAM = struct.Struct("=Q")
+_UNKNOWN_STREAM = -1
+
+
+_TOO_FEW_RESIDENT = 720
+_REMEDIES = {
+    _TOO_FEW_RESIDENT: "; its thread blocks wait for each other, and this process may use fewer multiprocessors than "
+    "the device has (MPS, a green context): pass a plan with family='cluster_exact' or 'split_sampled'",
+}
+"""What to do about a driver's error, by its code (CUresult)."""
+
+_functions: dict[tuple[int, KernelSpec], int] = {}
+_loading = threading.Lock()
+
+WARM_UP = (
+    "warm up first: call once with the same plan outside the capture, or plan.prepare() (`ksieve build` alone fills "
+    "the disk cache, but a kernel also has to be loaded)"
+)
+
+
+def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int) -> int:
+    """Load a kernel on a device, compiling it when no cache has it; the device's context is current.
+
+    Raises
+    ------
+    BackendError
+        If `stream` is being captured and the kernel is not loaded yet, or compilation fails.
+    """
+    function = _functions.get((index, spec))
+    if function is not None:
+        return function
+    if driver.is_capturing(stream):
+        raise BackendError(f"a kernel has to be compiled or loaded while a stream is being captured: {WARM_UP}")
+    with _loading:
+        if (index, spec) not in _functions:
+            cubin, _ = cache.obtain(spec)
+            _functions[index, spec] = driver.load(
+                cubin.code, spec.entry, spec.shared_bytes, clusters=spec.stem == "cluster"
+            )
+    return _functions[index, spec]
+
+
+def _check_device(plan: Plan, present: DeviceInfo) -> None:
+    """Refuse a plan made from another GPU's facts: its code or its shared memory may not fit this one."""
+    made = plan.device
+    if (made.capability, made.shared_per_block) != (present.capability, present.shared_per_block):
+        raise ArgumentError("plan", f"one made for {made.name}", f"one for cuda:{present.index}, {present.name}")
+
+
+class Launcher:
+    """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
+
+    def __init__(self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None) -> None:
+        self.plan = plan = length_bins.studied(plan) if stats else plan
+        self.driver = driver = driver or cuda_driver.get()
+        index = plan.problem.device.index
+        _check_device(plan, driver.device_info(index))
+        self.context = driver.context(index)
+        spec = kernel_spec(plan, stats=stats)
+        with driver.activated(self.context):
+            function = function_of(spec, index, driver, stream)
+        self._k = plan.problem.k
+        self._ranks = planner_cuda.sample_ranks(plan)
+        self._splits = plan.splits
+        self._lists = plan.lists_at
+        self._most = max(plan.ctas, 1)
+        self._lock = threading.Lock()
+        attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "cluster_exact" else []
+        if cooperative(plan):
+            attributes.append((_COOPERATIVE, 1, 0, 0))
+        self._before = tuple(Launcher(other, stats, stream, driver) for other in length_bins.launches(plan)[:-1])
+        if overlaps(plan) and (plan.family != "deal" or plan.problem.options.overlap):
+            attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
+        self.extended = extended(plan)
+        config_at = PARAMS.size + (OPTIONS.size if self.extended else 0)
+        arguments_at = config_at + _CONFIG.size
+        attributes_at = arguments_at + 8
+        self._memory = (ctypes.c_uint64 * ((attributes_at + len(attributes) * _ATTRIBUTE.size) // 8))()
+        base = ctypes.addressof(self._memory)
+        _CONFIG.pack_into(
+            self._memory, config_at, 1, 1, 1, plan.threads, 1, 1, spec.shared_bytes, 0, base + attributes_at,
+            len(attributes),
+        )  # fmt: skip
+        _STREAM.pack_into(self._memory, arguments_at, base)
+        for number, attribute in enumerate(attributes):
+            _ATTRIBUTE.pack_into(self._memory, attributes_at + number * _ATTRIBUTE.size, *attribute)
+        self._stream = 0
+        self._stream_at = config_at + _STREAM_IN_CONFIG
+        self._config = ctypes.c_void_p(base + config_at)
+        self._function = ctypes.c_void_p(function)
+        self._arguments = ctypes.c_void_p(base + arguments_at)
+        self._current = ctypes.c_void_p()
+        self._current_ref = ctypes.byref(self._current)
+        self._enqueue = driver.launch
+        self._get_current = driver.get_current
+
+    def launch(
+        self,
+        scores: int,
+        lengths: int,
+        num_rows: int,
+        indices: int,
+        stats: int,
+        workspace: int,
+        pitch: int,
+        out_pitch: int,
+        rows: int,
+        width: int,
+        stream: int,
+        options: tuple[int, ...] = (),
+    ) -> None:
+        """Enqueue the plan's kernels on a stream of its device; addresses are 0 where an argument is absent.
+
+        `options` are the fields of `OPTIONS`, if the plan's kernel takes them (`extended`).
+
+        Raises
+        ------
+        BackendError
+            If the driver refuses the launch, or reports an error of earlier work.
+        """
+        for other in self._before:
+            other.launch(
+                scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch, rows, width, stream, options
+            )
+        primary, rescue = self._ranks
+        blocks = min(rows * self._splits, self._most)
+        memory = self._memory
+        # The driver copies Params before it returns, so that one block of memory serves every call.
+        with self._lock:
+            if options:
+                _PATCH_OPTIONS.pack_into(
+                    memory, 0, scores, lengths, num_rows, pitch, rows, width, self._k, self._splits,
+                    indices, out_pitch, stats, workspace, self._lists, primary, rescue, *options, blocks,
+                )  # fmt: skip
+            else:
+                _PATCH.pack_into(
+                    memory, 0, scores, lengths, num_rows, pitch, rows, width, self._k, self._splits,
+                    indices, out_pitch, stats, workspace, self._lists, primary, rescue, blocks,
+                )  # fmt: skip
+            if stream != self._stream:
+                self._stream = _UNKNOWN_STREAM  # until it is known again: an interrupt may come in between
+                _STREAM.pack_into(memory, self._stream_at, stream)
+                self._stream = stream
+            # A default stream belongs to whatever context is current: another device's, or none in a new thread.
+            if self._get_current(self._current_ref) == 0 and self._current.value == self.context:
+                code = self._enqueue(self._config, self._function, self._arguments, None)
+            else:
+                with self.driver.activated(self.context):
+                    code = self._enqueue(self._config, self._function, self._arguments, None)
+        if code:
+            raise BackendError(
+                f"CUDA error at the launch of {self.plan.family}, possibly of earlier work on this device: "
+                f"{self.driver.error_text(code)}{_REMEDIES.get(code, '')}"
+            )
+
+
+_launchers: dict[tuple[Plan, bool], Launcher] = {}
+
+
+def launcher_of(plan: Plan, *, stats: bool, stream: int) -> Launcher:
+    """Return the prepared launcher of a plan, made on first use; equal plans share one."""
+    launcher = _launchers.get((plan, stats))
+    if launcher is None:
+        if len(_launchers) >= 4096:
+            _launchers.clear()
+        launcher = _launchers[plan, stats] = Launcher(plan, stats, stream)
+    return launcher
+
+
+def forget() -> None:
+    """Drop every launcher and loaded function, as in a new process; for tests."""
+    _launchers.clear()
+    _functions.clear()

@@ -1,1 +1,0 @@
-"""Measurements: each module has a ``run`` that returns a payload for `ksieve.bench.record.write_json`."""

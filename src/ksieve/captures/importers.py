@@ -1,0 +1,210 @@
+"""Score matrices saved by NumPy, PyTorch or safetensors, copied into captures block by block.
+
+`ksieve.captures.sources` finds and reads them; a matrix may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ksieve.captures.format import BLOCK_BYTES, Array, Progress, rows_per_block
+from ksieve.captures.numbers import narrow
+from ksieve.captures.sources import TAKES, Source, open_source
+from ksieve.captures.tensorfile import FREE_ROWS, MAX_SIZE
+from ksieve.captures.writer import CaptureWriter
+from ksieve.core import problem
+from ksieve.core.atomic import same_file
+from ksieve.core.errors import ArgumentError, CaptureFormatError
+
+CAUSAL = "causal"
+"""As `lengths`: those of a causal window."""
+
+
+def import_scores(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    lengths: Any = None,
+    lengths_name: str | None = None,
+    index: Sequence[int] | None = None,
+    flatten: bool = False,
+    dtype: str | None = None,
+    k: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+    max_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Copy a score matrix into a capture.
+
+    Parameters
+    ----------
+    source : path
+        ``.npy``, ``.npz``, ``.safetensors``, or a torch file (``.pt``, ``.pth``) of a tensor or a dict of tensors.
+    target : path
+        The capture to write.
+    name : str, optional
+        Which of several arrays holds the scores. Default: the one named "scores", or the only one.
+    lengths : "causal", path, or array of int, shape (rows,), optional
+        Valid lengths: an array, or a file of any of the source's types; of a stack also one of its leading shape and
+        rows. "causal": row r of R sees ``width - R + 1 + r`` scores, in each matrix of a stack. Default: the array
+        named "lengths" in the source itself, if there is one; else every row is valid throughout.
+    lengths_name : str, optional
+        Which array of the lengths file (or of the source, when `lengths` is omitted) holds the lengths.
+    index : sequence of int, optional
+        Which matrix of a stack to take: one index for every dimension before the last two.
+    flatten : bool
+        Take all matrices of a stack, one after the other.
+    dtype : {"float32", "float16", "bfloat16"}, optional
+        Round the scores to this dtype, to nearest even. Default: keep them; float64 scores need it.
+    k : int, optional
+        The K that the capture is meant for.
+    metadata : mapping of str to str, optional
+        Stored with the capture; "source", the file's name, is added when absent.
+    max_bytes : int
+        Bound on the bytes of scores held at a time.
+    progress : callable, optional
+        Called as ``progress(rows done, rows in all)``.
+
+    Raises
+    ------
+    CaptureFormatError
+        The file is absent, damaged or no matrix of scores; names the file and the problem.
+    ArgumentError
+        `name`, `lengths` or `dtype` does not fit what the file holds.
+    BackendError
+        A torch file, and PyTorch is not installed.
+    """
+    path = Path(source)
+    if same_file(path, target):
+        raise ArgumentError("target", repr(str(target)), "another file than the source")
+    if isinstance(lengths, (str, os.PathLike)) and lengths != CAUSAL and same_file(lengths, target):
+        raise ArgumentError("target", repr(str(target)), "another file than that of the lengths")
+    with open_source(path, name, prefer="scores") as matrix:
+        kept = _score_dtype(path, matrix, dtype)
+        first, rows = _rows_of(path, matrix, index, flatten)
+        width = matrix.shape[-1]
+        for count, what in ((rows, "rows"), (width, "scores a row")):
+            if count > (MAX_SIZE if width and rows else FREE_ROWS):
+                raise CaptureFormatError(f"{path}: {count:,} {what} in an array of shape {matrix.shape}")
+        valid = _find_lengths(path, matrix, lengths, lengths_name, index, rows)
+        facts = {"source": path.name} | dict(metadata or {})
+        # Eight bytes per score: the source may be float64.
+        step = rows_per_block(2 * width, "float32", max_bytes)
+        with CaptureWriter(target, rows, width, kept, k=k, metadata=facts) as writer:
+            matrix.skip(first)
+            for begin in range(0, rows, step):
+                end = min(begin + step, rows)
+                block = matrix.next_rows(end - begin)
+                if dtype is not None:
+                    block = narrow(block, dtype)
+                writer.write(block, None if valid is None else valid[begin:end])
+                if progress is not None:
+                    progress(end, rows)
+
+
+def load_array(source: str | os.PathLike[str], name: str | None = None, *, prefer: str) -> Array:
+    """Read one array, such as lengths or indices, from a file of any importable type.
+
+    Parameters
+    ----------
+    source : path
+    name : str, optional
+        Which array of an ``.npz`` or dict of tensors. Default: the one named `prefer`, or the only one.
+    prefer : str
+
+    Returns
+    -------
+    ndarray
+        Contiguous; of a ``.npy`` or torch file a read-only or copy-on-write map of the file where it can be.
+
+    Raises
+    ------
+    CaptureFormatError, ArgumentError, BackendError
+        As `import_scores`.
+    """
+    with open_source(Path(source), name, prefer=prefer) as found:
+        if not found.shape:
+            raise CaptureFormatError(f"{source}: holds a single number; takes an array")
+        return found.whole()
+
+
+def _score_dtype(path: Path, matrix: Source, asked: str | None) -> str:
+    if len(matrix.shape) < 2:
+        raise CaptureFormatError(f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width)")
+    if asked is not None and asked not in problem.SCORE_DTYPES:
+        raise ArgumentError("dtype", repr(asked), f"one of {list(problem.SCORE_DTYPES)}")
+    if matrix.dtype in problem.SCORE_DTYPES:
+        return asked or matrix.dtype
+    if matrix.dtype == "float64" and asked is not None:
+        return asked
+    raise CaptureFormatError(f"{path}: scores of dtype {matrix.dtype}; takes {TAKES}")
+
+
+def _rows_of(path: Path, matrix: Source, index: Sequence[int] | None, flatten: bool) -> tuple[int, int]:
+    """First row to take of a stack's rows, and how many."""
+    lead, rows = matrix.shape[:-2], matrix.shape[-2]
+    ranges = ", ".join(f"0 to {size - 1}" for size in lead)
+    if flatten and index is not None:
+        raise ArgumentError("flatten", "True, with an index", "one of the two")
+    if flatten:
+        return 0, math.prod(matrix.shape[:-1])
+    if index is None:
+        if lead:
+            raise CaptureFormatError(
+                f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width), or of a stack: an "
+                f"index ({ranges}) for one matrix, or flatten for all"
+            )
+        return 0, rows
+    wanted = tuple(index)
+    fits = len(wanted) == len(lead) and all(
+        isinstance(i, (int, np.integer)) and not isinstance(i, bool) and 0 <= i < size
+        for i, size in zip(wanted, lead, strict=False)
+    )
+    if not fits or not lead:
+        takes = f"{len(lead)} of them, {ranges}" if lead else "none"
+        raise ArgumentError("index", wanted, f"{takes}: {path} holds an array of shape {matrix.shape}")
+    return int(np.ravel_multi_index(wanted, lead)) * rows, rows
+
+
+def _find_lengths(
+    path: Path, matrix: Source, lengths: Any, lengths_name: str | None, index: Sequence[int] | None, rows: int
+) -> Array | None:
+    """Turn the `lengths` argument into int32 lengths of the rows taken; None when there are none."""
+    stack = matrix.shape[:-1]
+    where = "lengths"
+    if isinstance(lengths, str) and lengths == CAUSAL:
+        if lengths_name is not None:
+            raise ArgumentError("lengths_name", repr(lengths_name), "nothing: the lengths are causal")
+        return _causal(path, matrix.shape, rows)
+    if isinstance(lengths, (str, os.PathLike)):
+        where = f"lengths in {lengths}"
+        lengths = load_array(lengths, lengths_name, prefer="lengths")
+    elif lengths is None:
+        if lengths_name is None and "lengths" not in matrix.names:
+            return None
+        where = f"lengths in {path}"
+        lengths = load_array(path, lengths_name, prefer="lengths")
+    found = np.asarray(problem.as_numpy(lengths))
+    if found.dtype.kind in "iu" and len(stack) > 1 and found.shape == stack:
+        found = found.reshape(-1) if index is None else found[tuple(index)]
+    if found.dtype.kind not in "iu" or found.shape != (rows,):
+        raise ArgumentError(where, f"dtype {found.dtype}, shape {found.shape}", f"integers of shape ({rows},)")
+    # A length beyond int32 means the same as the largest int32: longer than any row.
+    valid: Array = np.clip(found, -(1 << 31), (1 << 31) - 1).astype(np.int32)
+    return valid
+
+
+def _causal(path: Path, shape: tuple[int, ...], rows: int) -> Array:
+    queries, width = shape[-2:]
+    if queries > width:
+        raise ArgumentError(
+            "lengths", "'causal'", f"lengths: {path} has {queries} rows of {width} scores, which is no causal window"
+        )
+    return (np.arange(rows, dtype=np.int64) % max(queries, 1) + 1 + width - queries).astype(np.int32)

@@ -1,0 +1,45 @@
+"""Rounding of scores to narrower dtypes; `ksieve.core.keys.widen` is the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError
+from ksieve.core.keys import widen
+
+Array = np.ndarray[Any, Any]
+
+
+def narrow(scores: Array, dtype: str) -> Array:
+    """Round scores to a score dtype, to nearest even; overflow gives infinity, NaN stays NaN.
+
+    Parameters
+    ----------
+    scores : ndarray of float64, float32, float16, or uint16 (bfloat16 bits)
+    dtype : {"float32", "float16", "bfloat16"}
+
+    Returns
+    -------
+    ndarray
+        Same shape; uint16 bits for bfloat16. float64 goes to bfloat16 through float32.
+
+    Raises
+    ------
+    ArgumentError
+        If `dtype` is none of the three.
+    """
+    if dtype not in problem.SCORE_DTYPES:
+        raise ArgumentError("dtype", repr(dtype), f"one of {list(problem.SCORE_DTYPES)}")
+    x = widen(scores) if scores.dtype == np.uint16 else scores
+    with np.errstate(over="ignore"):
+        if dtype != "bfloat16":
+            return x.astype(dtype, copy=False)
+        single = np.ascontiguousarray(x, dtype=np.float32)
+    bits = single.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    # Rounding up could carry a NaN's payload into the sign; a NaN keeps its sign and becomes quiet.
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(single), quiet, rounded).astype(np.uint16)

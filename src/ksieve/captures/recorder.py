@@ -1,0 +1,405 @@
+"""`ksieve.record`: the scores of live `ksieve.topk` calls, written as a capture that every other tool reads.
+
+Rows go to a file without a name in the target's folder as they come, their valid scores alone; when the recording ends
+they become one capture, as wide as its widest row. So memory is bounded by one block of rows, and disk by `max_bytes`.
+
+A recording does not disturb the calls it observes. What could go wrong with the target or the metadata is checked when
+it is made and entered. If a call cannot be recorded (a full disk, memory), one warning says so, the recording stops,
+and the calls recorded whole before it are written when the block ends.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import dispatch
+from ksieve.core import problem
+from ksieve.core.atomic import Draft, same_file
+from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
+from ksieve.core.keys import widen
+from ksieve.core.problem import Problem
+
+MAX_BYTES = 1 << 30
+"""Default bound on the score matrix of a recording."""
+
+CALLS_KEY = "calls"
+"""Metadata key of a recording: JSON list of [rows, width, k] per call, in order; rows are those kept."""
+
+OWN_KEYS = (CALLS_KEY, "calls_seen", "calls_kept")
+"""Metadata keys that a recording sets itself."""
+
+_COPY_BYTES = 256 << 20
+_CALL_BYTES, _OWN_BYTES = 40, 4096
+"""Most bytes of a call in the header, ``[rows,width,k],``, and of everything else that a recording adds to it."""
+
+_observers_lock = threading.Lock()
+_STORAGE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+
+class Recorder:
+    """A recording in progress; made by `record`, used in a ``with`` block.
+
+    Attributes
+    ----------
+    path : Path
+    seen, kept : int
+        Calls observed, and those of which rows were written.
+    rows : int
+        Rows written.
+    full : bool
+        Whether `max_bytes` or `calls` has been reached: later calls pass by unrecorded.
+    error : Exception or None
+        Why the recording stopped early: what a call could not be recorded for.
+    """
+
+    _shielded = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int,
+        calls: int | None,
+        rows_per_call: int | None,
+        max_bytes: int,
+        metadata: Mapping[str, str] | None,
+    ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError("path", kind_of(path), "the path of a file")
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise ArgumentError("metadata", kind_of(metadata), "a mapping of str to str, or None")
+        self.path = Path(path)
+        numbers = {"every": every, "calls": calls, "rows_per_call": rows_per_call, "max_bytes": max_bytes}
+        for name, value in numbers.items():
+            optional = name in ("calls", "rows_per_call")
+            if optional and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ArgumentError(name, shown(value), f"an int of at least 1{' or None' if optional else ''}")
+        # Made and removed at once: what can be wrong with the path is wrong with its draft.
+        Draft(self.path, seekable=True).discard()
+        for key in OWN_KEYS:
+            if key in (metadata or {}):
+                raise ArgumentError("metadata", f"the key {key!r}", "any key but the recording's own")
+        from ksieve.captures.tensorfile import METADATA_BYTES
+        from ksieve.captures.writer import check_metadata
+
+        used = check_metadata("scores", None, {"title": ""} | dict(metadata or {}))
+        self._every, self._most, self._rows_per_call, self._max_bytes = every, calls, rows_per_call, int(max_bytes)
+        self._metadata = dict(metadata or {})
+        self.seen = self.kept = self.rows = 0
+        self.full = False
+        self._width = 0
+        self._dtype: str | None = None
+        self.error: Exception | None = None
+        self._calls: list[list[int]] = []
+        # Bytes of the header that the list of calls may take: each is text of at most _CALL_BYTES.
+        self._room = (METADATA_BYTES - used - _OWN_BYTES) // _CALL_BYTES
+        if self._room < 1:
+            raise ArgumentError(
+                "metadata", f"{used:,} bytes of text", f"at most {METADATA_BYTES - 2 * _OWN_BYTES:,} bytes"
+            )
+        self._lengths: list[NDArray[np.int32]] = []
+        self._dtypes: list[str] = []  # of each call in the draft
+        self._lock = threading.Lock()
+        self._draft: Any = None
+        self._whole = 0  # bytes of the draft that whole calls take
+        self._over = False
+
+    # ---- the recording
+
+    def __enter__(self) -> Self:
+        if self._draft is not None:
+            raise ArgumentError("recorder", "one that has been used", "a new ksieve.record(...)")
+        # Without a name, so that nothing can be left of it; unbuffered, so that a full disk shows in the call at once.
+        draft = tempfile.TemporaryFile(dir=self.path.absolute().parent, buffering=0)
+        with _observers_lock:
+            for other in dispatch.observers:
+                if isinstance(other, Recorder) and same_file(other.path, self.path):
+                    draft.close()
+                    raise ArgumentError(
+                        "path", f"{str(self.path)!r}, which a recording is being made to", "its own path"
+                    )
+            self._draft = draft
+            dispatch.observers = (*dispatch.observers, self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _observers_lock:
+            dispatch.observers = tuple(o for o in dispatch.observers if o is not self)
+        with self._lock:
+            self._over = True
+            try:
+                if self.rows:
+                    self._finish()
+            except (OSError, MemoryError) as failure:
+                # Of no concern to the block, whose results may be all that matters.
+                warnings.warn(f"the recording is lost: {_words(failure, self.path)}", RuntimeWarning, stacklevel=2)
+                return
+            finally:
+                self._draft.close()
+        if not self.rows and kind is None and self.error is None:
+            warnings.warn(
+                f"nothing was recorded, {self.path} is not written: {self.seen} calls of ksieve.topk were seen "
+                "(replays of a CUDA graph are not calls)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def __call__(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any, starts: Any = None) -> None:
+        """Observe one checked call, before it runs: the arrays are read, never changed."""
+        _refuse_capture(asked)
+        with self._lock:
+            if self._over:  # a thread's call that began before the end
+                return
+            try:
+                self._observe(asked, scores, lengths, num_rows, starts)
+            except Exception as failure:
+                self.full, self.error = True, failure
+                warnings.warn(
+                    f"recording stops after {self.kept} calls: {_words(failure, self.path)}; calls of ksieve.topk go "
+                    "on, and what was recorded is written at the end",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _observe(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any, starts: Any) -> None:
+        self.seen += 1
+        if self.full or (self.seen - 1) % self._every or not asked.rows or not asked.width:
+            return
+        live = asked.rows if num_rows is None else int(np.clip(_host(num_rows).reshape(()), 0, asked.rows))
+        chosen = _spread(live, self._rows_per_call)
+        begin, valid = (
+            array[:live]
+            for array in _windows(
+                asked, None if lengths is None else _host(lengths), None if starts is None else _host(starts)
+            )
+        )
+        room = self._max_bytes // (_itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
+        if room < chosen.size:
+            self.full = True
+            chosen = chosen[: max(room, 0)]
+        if not chosen.size:
+            return
+        try:
+            self._keep(asked, scores, begin[chosen], valid[chosen], chosen)
+        except BaseException:
+            # A part of a call is of no use.
+            for kept in (self._calls, self._lengths, self._dtypes):
+                del kept[self.kept :]
+            self._draft.truncate(self._whole)
+            self._draft.seek(self._whole)
+            raise
+        self.full |= self.kept in (self._most, self._room)
+
+    def _keep(
+        self, asked: Problem, scores: Any, start: NDArray[np.int32], valid: NDArray[np.int32], chosen: NDArray[np.int64]
+    ) -> None:
+        step = max(1, _COPY_BYTES // (_itemsize(asked.dtype) * asked.width))
+        for first in range(0, chosen.size, step):
+            part = slice(first, first + step)
+            for row, begin, length in zip(_rows(scores, chosen[part]), start[part], valid[part], strict=True):
+                self._write(np.ascontiguousarray(row[begin : begin + length]).view(np.uint8).data)
+        self._dtype = self._wider(asked.dtype)
+        self._width = max(self._width, asked.width)
+        self._dtypes.append(asked.dtype)
+        self._lengths.append(valid)
+        self._calls.append([int(chosen.size), asked.width, asked.k])
+        self.rows, self.kept, self._whole = self.rows + int(chosen.size), self.kept + 1, self._draft.tell()
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            data = data[self._draft.write(data) :]
+
+    def _wider(self, dtype: str) -> str:
+        # Calls of different dtypes share a matrix only as float32, which holds all of them exactly.
+        return dtype if self._dtype in (None, dtype) else "float32"
+
+    def _finish(self) -> None:
+        """Write the capture from the draft."""
+        from ksieve.captures.format import BLOCK_BYTES, rows_per_block
+        from ksieve.captures.writer import CaptureWriter
+
+        assert self._dtype is not None
+        ks = {k for _, _, k in self._calls}
+        facts = {"title": "recorded calls of ksieve.topk"} | self._metadata
+        facts[CALLS_KEY] = json.dumps(self._calls, separators=(",", ":"))
+        facts |= {"calls_seen": str(self.seen), "calls_kept": str(self.kept)}
+        step = rows_per_block(self._width, self._dtype, BLOCK_BYTES)
+        self._draft.seek(0)
+        k = ks.pop() if len(ks) == 1 else None
+        with (
+            io.BufferedReader(self._draft) as stream,
+            CaptureWriter(self.path, self.rows, self._width, self._dtype, k=k, metadata=facts) as writer,
+        ):
+            for dtype, valid in zip(self._dtypes, self._lengths, strict=True):
+                for r in range(0, valid.size, step):
+                    part = valid[r : r + step]
+                    block = np.zeros((part.size, self._width), _STORAGE[self._dtype])
+                    for row, length in zip(block, part, strict=True):
+                        stored = np.frombuffer(stream.read(int(length) * _itemsize(dtype)), _STORAGE[dtype])
+                        row[:length] = stored if dtype == self._dtype else widen(stored)
+                    writer.write(block, part)
+
+
+def record(
+    path: str | os.PathLike[str],
+    *,
+    every: int = 1,
+    calls: int | None = None,
+    rows_per_call: int | None = None,
+    max_bytes: int = MAX_BYTES,
+    metadata: Mapping[str, str] | None = None,
+) -> Recorder:
+    """Record the scores of every `ksieve.topk` call inside a ``with`` block into a capture.
+
+    Results do not change, and a call that cannot be recorded, for want of disk or memory, is made all the same: one
+    warning says so, and the recording stops. While a recording is on, every thread's calls are recorded, each copies
+    its rows to the host first, and the fast way of repeated calls is not taken: record to study, not to measure.
+
+    Parameters
+    ----------
+    path : path
+        Of the capture (safetensors); replaced, if it exists, when the block ends. Its folder must exist.
+    every : int
+        Keep one call in this many.
+    calls : int, optional
+        Keep at most this many calls.
+    rows_per_call : int, optional
+        Keep at most this many rows of a call, spread evenly from its first row on.
+    max_bytes : int
+        Bound on the score matrix written; what would exceed it is left out. As much again is used on disk until the
+        block ends. Rows narrower than the widest are padded with zeros past their length.
+    metadata : mapping of str to str, optional
+        What the scores are: model, layer, prompt, licence.
+
+    Returns
+    -------
+    Recorder
+        A context manager; ``seen``, ``kept``, ``rows`` and ``full`` say what it did.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument cannot be used; on entering, if another recording is being made to the same file.
+    OSError
+        If the folder, or an existing file at `path`, may not be written.
+    BackendError
+        In a call whose stream is being captured into a CUDA graph, or on entering under ``torch.compile``.
+
+    Notes
+    -----
+    Where rows come from survives as metadata: ``calls`` lists rows, width and k of every kept call in order, which is
+    what ``ksieve replay`` follows. Of a row with a window, the scores inside it are recorded, from the window's start.
+    If the block ends with an exception, what was recorded before it is still written. If there is no room on disk for
+    the capture then, a warning says so, and an existing file at `path` stays as it was.
+
+    Examples
+    --------
+    >>> with ksieve.record("scores.safetensors", rows_per_call=64, metadata={"model": "mine"}):
+    ...     model.generate(prompt)
+    """
+    if _traced():
+        raise BackendError("ksieve.record cannot be entered under torch.compile: enter it around the compiled call")
+    _shield()
+    return Recorder(path, every, calls, rows_per_call, max_bytes, metadata)
+
+
+def _windows(asked: Problem, lengths: Any, starts: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where each row's valid scores begin and how many there are: the contract's clamps, on the host."""
+    options = asked.options
+    rows = np.arange(asked.rows)
+    # Of several rows of one request, each sees one score more than the row before it.
+    hidden = options.next_n - 1 - rows % options.next_n
+    begin = np.zeros(asked.rows, np.int64) if starts is None else np.clip(starts.astype(np.int64), 0, asked.width)
+    if lengths is None:
+        end = asked.width - hidden
+    else:
+        end = lengths.astype(np.int64)[rows // options.next_n] - hidden
+        if options.windows != "ends":
+            end = begin + np.maximum(end, 0)
+    end = np.clip(end, begin, asked.width)
+    return begin.astype(np.int32), (end - begin).astype(np.int32)
+
+
+def _words(error: Exception, path: Path) -> str:
+    said = str(error) or type(error).__name__
+    return said if str(path) in said else f"{path}: {said}"
+
+
+def _itemsize(dtype: str) -> int:
+    return int(np.dtype(_STORAGE[dtype]).itemsize)
+
+
+def _spread(rows: int, most: int | None) -> NDArray[np.int64]:
+    """At most `most` of `rows` row numbers, evenly apart, the first always among them."""
+    count = rows if most is None else min(rows, most)
+    return np.arange(count, dtype=np.int64) * rows // max(count, 1)
+
+
+def _shield() -> None:
+    """Keep Dynamo, where it is in use, from tracing a recorder that a function it compiles breaks its graph for."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or Recorder._shielded:
+        return
+    for name in ("__init__", "__enter__", "__exit__", "__call__"):
+        setattr(Recorder, name, dynamo.disable(getattr(Recorder, name)))
+    Recorder._shielded = True
+
+
+def _traced() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
+def _refuse_capture(asked: Problem) -> None:
+    torch = sys.modules.get("torch")
+    if asked.device.kind != "cuda" or torch is None or not torch.cuda.is_available():
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise BackendError(
+            "ksieve.record copies scores to the host, which a stream that is being captured forbids: capture the graph "
+            "outside the recording (its replays are not recorded either), or record without graphs"
+        )
+
+
+def _rows(scores: Any, chosen: NDArray[np.int64]) -> np.ndarray[Any, Any]:
+    """Copy rows of any library's matrix to the host; bfloat16 comes as uint16 bits."""
+    consecutive = chosen.size == chosen[-1] - chosen[0] + 1
+    picked: Any = slice(int(chosen[0]), int(chosen[-1]) + 1) if consecutive else chosen
+    if not consecutive and problem.library_of(scores) == "torch":
+        import torch
+
+        picked = torch.from_numpy(chosen).to(scores.device)
+    return _host(scores[picked])
+
+
+def _host(array: Any) -> np.ndarray[Any, Any]:
+    library = problem.library_of(array)
+    if library == "other" and problem.inspect(array, "array").device.kind == "cuda":
+        try:
+            import torch
+        except ImportError:
+            raise BackendError("ksieve.record copies CUDA arrays of this library with PyTorch: install torch") from None
+        library, array = "torch", torch.from_dlpack(array)
+    if library == "torch":
+        array = array.detach().cpu()
+    elif library == "cupy":
+        array = array.get()
+    elif library == "jax":
+        array = np.asarray(array)
+    return problem.as_numpy(array)

@@ -1,0 +1,165 @@
+"""Selection over a source of scores that need not fit in memory: block by block, through `ksieve.topk`."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import api
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.dispatch import Backend
+from ksieve.planning.plan import Plan
+
+BLOCK_BYTES = 256 << 20
+"""Default bound on the score bytes held at a time."""
+
+Sink = Callable[[int, NDArray[np.int32]], None]
+"""Receives the first row number and the indices of each block."""
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """What a streamed selection did.
+
+    Attributes
+    ----------
+    plan : Plan
+        Plan of one block; every block but the last has `plan.problem.rows` rows.
+    stats : Stats or None
+        Statistics of all rows, when asked for.
+    read_seconds, select_seconds : float
+        Wall time spent fetching blocks from the source, and inside the selection calls.
+    """
+
+    plan: Plan
+    stats: Stats | None
+    read_seconds: float
+    select_seconds: float
+
+
+def choose_backend() -> Literal["cpu", "cuda"]:
+    """Pick "cuda" where a driver and PyTorch with a GPU are present, else "cpu"; cheap without a driver."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "cpu"
+    if importlib.util.find_spec("torch") is None:
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def select(
+    source: Any,
+    k: int,
+    sink: Sink,
+    *,
+    backend: Backend = "auto",
+    policy: SamplingPolicy | str | None = None,
+    return_stats: bool = False,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int], None] | None = None,
+) -> StreamResult:
+    """Select the top k of every row of a source and hand the indices on, block by block.
+
+    Parameters
+    ----------
+    source : object
+        Has ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``, whose blocks are host arrays; such as
+        a capture.
+    k : int
+    sink : callable
+        Called as ``sink(first_row, indices)`` with int32 indices of shape (block rows, k).
+    backend : {"auto", "cpu", "cuda", "reference"}
+        "auto" is `choose_backend`.
+    policy : SamplingPolicy or str, optional
+    return_stats : bool
+        Also gather the statistics. Sampling phases follow the row number within a block.
+    block_bytes : int
+        Bound on the score bytes held at a time; at least one row is.
+    progress : callable, optional
+        Called with the number of rows done: 0 once the kernels are ready, then after every block.
+
+    Raises
+    ------
+    ArgumentError, BackendError
+        As `ksieve.topk`.
+    """
+    if backend not in ("auto", "cpu", "cuda", "reference"):
+        raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
+    chosen = choose_backend() if backend == "auto" else backend
+    to_device, to_host = _movers(chosen)
+    rows, width, step = int(source.rows), int(source.width), block_rows(source, block_bytes)
+    raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
+    plan: Plan | None = None
+    read_seconds = select_seconds = 0.0
+    for begin in range(0, max(rows, 1), step):
+        end = min(begin + step, rows)
+        start = time.perf_counter()
+        host = source.rows_block(begin, end)
+        scores = to_device(host)
+        lengths = to_device(np.ascontiguousarray(source.lengths[begin:end], dtype=np.int32))
+        read_seconds += time.perf_counter() - start
+        if plan is None:
+            asked, info, _ = problem.check_selection(scores, lengths, k)
+            plan = api.plan(
+                rows=asked.rows, width=width, k=k, pitch=asked.pitch, dtype=asked.dtype, device=str(info.device),
+                policy=policy,
+            )  # fmt: skip
+            _warm_up(plan, scores, lengths, chosen, return_stats)
+            if progress is not None:
+                progress(0)
+        start = time.perf_counter()
+        # Copying a device's answer back is part of the time: it is what waits for the device.
+        answer = api.topk(scores, lengths, plan=plan, backend=chosen, return_stats=return_stats)
+        indices = to_host(answer[0] if return_stats else answer)
+        select_seconds += time.perf_counter() - start
+        if return_stats:
+            raw[begin:end] = answer[1].raw
+        sink(begin, indices)
+        if progress is not None:
+            progress(end)
+    assert plan is not None
+    return StreamResult(plan, Stats(raw) if return_stats else None, read_seconds, select_seconds)
+
+
+def block_rows(source: Any, block_bytes: int = BLOCK_BYTES) -> int:
+    """Rows of a block: as many float32 rows as `block_bytes` holds, whole sampling periods if it can be."""
+    step = max(1, block_bytes // max(4 * int(source.width), 1))
+    period = 128
+    return step if step < period else step // period * period
+
+
+def _warm_up(plan: Plan, scores: Any, lengths: Any, backend: Backend, return_stats: bool) -> None:
+    """Compile for the first block's types on its first row, so that the measured time is of selection alone."""
+    if backend != "reference" and scores.shape[0]:
+        api.topk(scores[:1], lengths[:1], plan=plan, backend=backend, return_stats=return_stats)
+
+
+def _movers(backend: str) -> tuple[Callable[[Any], Any], Callable[[Any], NDArray[np.int32]]]:
+    """Functions that bring a host array to the backend's device, and its indices back."""
+    if backend != "cuda":
+        return (lambda array: array), (lambda indices: np.asarray(indices))
+    try:
+        import torch
+    except ImportError:
+        raise BackendError("the cuda backend moves captures to the GPU with PyTorch: pip install torch") from None
+    if not torch.cuda.is_available():
+        raise BackendError("the cuda backend needs a CUDA GPU, and PyTorch sees none; use the cpu backend")
+
+    def to_device(array: Any) -> Any:
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        return (host.view(torch.bfloat16) if host.dtype is torch.uint16 else host).cuda()
+
+    return to_device, lambda indices: np.asarray(indices.cpu())

@@ -1,0 +1,1 @@
+"""Verification of any answer, and what it says."""

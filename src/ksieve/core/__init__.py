@@ -1,0 +1,1 @@
+"""What every other part of the library stands on: scores, keys, options, problems, errors. It imports none of them."""

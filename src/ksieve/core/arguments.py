@@ -1,0 +1,238 @@
+"""The keyword arguments by which a call asks for options, and the `Options` that they and a plan come to."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict, cast
+
+from ksieve.core.errors import ArgumentError, GradientWarning, shown
+from ksieve.core.options import (
+    INDEX_DTYPES,
+    PLAIN,
+    IndexBase,
+    IndexType,
+    Options,
+    Order,
+    TieBreak,
+    Transform,
+    Windows,
+    dtype_text,
+)
+
+
+class Keywords(TypedDict, total=False):
+    """Optional keyword arguments of `ksieve.topk`; None, or False for a flag, is the same as leaving one out."""
+
+    starts: Any
+    ends: Any
+    index_base: IndexBase | None
+    next_n: int | None
+    max_k: int | None
+    page_table: Any
+    page_size: int | None
+    row_to_request: Any
+    offsets: Any
+    return_values: bool
+    values_out: Any
+    return_raw: bool
+    raw_out: Any
+    index_dtype: IndexType | None
+    sorted: bool | Literal["value", "index"] | None
+    tie_break: TieBreak | None
+    deterministic: bool
+    batch_invariant: bool
+    overlap: bool
+
+
+NAMES = tuple(Keywords.__annotations__)
+"""Names of the keyword arguments, in the order in which they are documented."""
+
+ARRAYS = ("starts", "ends", "page_table", "row_to_request", "offsets", "values_out", "raw_out")
+"""Of them, those that are arrays."""
+
+_FLAGS = ("return_values", "return_raw", "deterministic", "batch_invariant", "overlap")
+
+_DEFAULTS: dict[str, Any] = dict.fromkeys((*_FLAGS, "sorted"), False)
+
+_ASKED_BY = {
+    "windows": "starts",
+    "per_row_k": "an array k",
+    "transform": "page_table or offsets",
+    "mapped": "row_to_request",
+    "raw": "return_raw",
+    "values": "return_values",
+    "order": "sorted",
+}
+"""Arguments by which a call asks for an option that has another name."""
+
+
+_POSITIONAL = ("scores", "lengths", "k", "plan", "policy", "backend", "out", "workspace", "num_rows", "return_stats")
+
+_ROWS = "rows are the last axis of a matrix: scores.reshape(-1, n) for more axes, a contiguous scores.T for columns"
+_LARGEST = "it is always the largest scores: leave it out, or pass -scores for the smallest"
+_ELSEWHERE = {
+    "dim": _ROWS,
+    "axis": _ROWS,
+    "largest": _LARGEST,
+    "smallest": _LARGEST,
+    "descending": "sorted=True gives the best score first; for ascending order reverse its slots",
+    "stable": "sorted=True with tie_break='low' orders equal scores by index",
+    "dtype": "index_dtype= for that of the indices",
+    "stream": "the library's current stream is used: with torch.cuda.stream(...), or cupy's",
+}
+"""What to write in place of keyword arguments of other libraries' functions."""
+
+
+def written_out(function: Callable[..., Any]) -> inspect.Signature:
+    """Signature of a function that takes `Keywords`, with each of them by name: what help and editors show."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name), annotation=kind.__forward_arg__
+        )
+        for name, kind in Keywords.__annotations__.items()
+    ]
+    return signature.replace(parameters=[*own, *more])
+
+
+def remedy_of(name: str) -> str:
+    """Say what to write in place of a keyword argument that does not exist."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, (*_POSITIONAL, *NAMES), 1)
+    return _ELSEWHERE.get(name) or (f"did you mean {near[0]}?" if near else "see help(ksieve.topk)")
+
+
+def check_names(keywords: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that do not exist, as Python itself would, and say what to write in their place.
+
+    Raises
+    ------
+    TypeError
+    """
+    for name in keywords:
+        if name not in NAMES:
+            raise TypeError(f"topk() got an unexpected keyword argument {name!r}: {remedy_of(name)}")
+
+
+_warned = False
+
+
+def warn_of_gradients() -> None:
+    """Say once in a process that no gradient flows through the values of a selection."""
+    global _warned
+    if not _warned:
+        warnings.warn(
+            "ksieve.topk(..., return_values=True): no gradient flows through the values that it returns; for one, "
+            "gather them: scores.gather(1, indices.clamp(min=0).long()), or call it under torch.no_grad()",
+            GradientWarning,
+            stacklevel=5,
+        )
+        _warned = True
+
+
+def resolve(
+    keywords: Mapping[str, Any],
+    planned: Options | None,
+    *,
+    per_row_k: bool = False,
+    lengths: bool = False,
+    out_dtype: str | None = None,
+) -> Options:
+    """Say which options a call asks for.
+
+    Parameters
+    ----------
+    keywords : mapping
+        As `Keywords`.
+    planned : Options or None
+        Of the call's plan, if it has one: what the call leaves open is as planned.
+    per_row_k, lengths : bool
+        Whether k is an array, and whether there are lengths.
+    out_dtype : str or None
+        Dtype of `out`, when one is given.
+
+    Raises
+    ------
+    ArgumentError
+        If arguments contradict each other; arrays are not looked at.
+    """
+    given = {name: value for name, value in keywords.items() if value is not None} if keywords else {}
+    if "index_dtype" in given:
+        given["index_dtype"] = dtype_text(given["index_dtype"])
+    if not given and (planned is None or planned.plain) and not per_row_k and out_dtype in (None, "int32"):
+        return PLAIN
+    base = planned or PLAIN
+    for name in _FLAGS:
+        if not isinstance(given.get(name, False), bool):
+            raise ArgumentError(name, shown(given[name]), "True or False")
+    _refuse_contradictions(given, lengths)
+    order, tie_break = _determined(given, base)
+    windows: Windows = "none"
+    if "starts" in given:
+        missing: Windows = base.windows if base.windows != "none" else "ends"
+        windows = "lengths" if lengths else "ends" if "ends" in given else missing
+    transform: Transform = "pages" if "page_table" in given else "offsets" if "offsets" in given else "none"
+    index_dtype = given.get("index_dtype", base.index_dtype)
+    if out_dtype in INDEX_DTYPES:
+        asked_dtype = given.get("index_dtype", out_dtype)
+        if isinstance(asked_dtype, str) and asked_dtype in INDEX_DTYPES and asked_dtype != out_dtype:
+            raise ArgumentError("out", f"dtype {out_dtype}", f"dtype {asked_dtype}, the index_dtype")
+        index_dtype = out_dtype if "index_dtype" not in given else index_dtype
+    return Options(
+        windows=windows,
+        index_base=given.get("index_base", base.index_base),
+        next_n=given.get("next_n", base.next_n),
+        per_row_k=per_row_k,
+        transform=transform,
+        page_size=given.get("page_size", base.page_size),
+        mapped="row_to_request" in given,
+        raw="raw_out" in given or given.get("return_raw", base.raw),
+        values="values_out" in given or given.get("return_values", base.values),
+        index_dtype=cast(IndexType, index_dtype),
+        order=order,
+        tie_break=tie_break,
+        overlap=given.get("overlap", base.overlap),
+    )
+
+
+def _refuse_contradictions(given: Mapping[str, Any], lengths: bool) -> None:
+    if lengths and "ends" in given:
+        raise ArgumentError("ends", "an array beside lengths", "either lengths or ends")
+    if "page_table" in given and "offsets" in given:
+        raise ArgumentError("offsets", "an array beside page_table", "either page_table or offsets")
+    for name in ("page_size", "row_to_request"):
+        if name in given and "page_table" not in given:
+            raise ArgumentError(name, "a value without page_table", "nothing without page_table")
+    for flag, name in (("return_values", "values_out"), ("return_raw", "raw_out")):
+        if given.get(flag) is False and name in given:
+            raise ArgumentError(name, f"an array with {flag}=False", f"nothing, or {flag}=True")
+
+
+def _determined(given: Mapping[str, Any], base: Options) -> tuple[Order, TieBreak]:
+    """Order and tie-break; a call that has to be deterministic has one of each."""
+    asked = given.get("sorted", False)
+    if not isinstance(asked, bool) and (not isinstance(asked, str) or asked not in ("value", "index")):
+        raise ArgumentError("sorted", shown(asked), "False, True, 'value' or 'index'")
+    order: Order = "value" if asked is True else cast(Order, asked or base.order)
+    tie_break: TieBreak = given.get("tie_break", base.tie_break)
+    for name in ("deterministic", "batch_invariant"):
+        if given.get(name):
+            if isinstance(tie_break, str) and given.get("tie_break") == "any":
+                raise ArgumentError("tie_break", "'any'", f"'low' or 'high' with {name}")
+            order = "index" if order == "any" else order
+            tie_break = "low" if isinstance(tie_break, str) and tie_break == "any" else tie_break
+    return order, tie_break
+
+
+def difference(asked: Options, planned: Options) -> tuple[str, str] | None:
+    """Say in words how the options of a call differ from its plan's: what it has, what the plan says; None if equal."""
+    for name in Options.__dataclass_fields__:
+        mine, theirs = getattr(asked, name), getattr(planned, name)
+        if mine != theirs:
+            by = f" ({_ASKED_BY[name]})" if name in _ASKED_BY else ""
+            return f"a call with {name} {mine!r}{by}", f"{name} {theirs!r}, which the plan was made for"
+    return None

@@ -1,0 +1,245 @@
+"""What is known on the host of an array of any library: where it lives, its shape, strides and dtype.
+
+No array library is imported: an array is recognised by what it is, and read through the attributes, the CUDA array
+interface or the DLPack protocol that it offers.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ksieve.core import dlpack
+from ksieve.core.errors import ArgumentError, KsieveError, kind_of, shown
+
+TAKES = "a NumPy, PyTorch, CuPy or JAX array"
+
+_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where an array lives: kind "cpu" or "cuda", and the ordinal."""
+
+    kind: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """Host-known facts of one array. `strides` count elements; `pointer` is an address on `device`."""
+
+    library: str
+    device: Device
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First byte and one past the last byte that indexing can touch (non-negative strides)."""
+        if 0 in self.shape:
+            return self.pointer, self.pointer
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return self.pointer, self.pointer + (last + 1) * self.itemsize
+
+
+def library_of(array: Any) -> str:
+    """Name the array library of an object: numpy, torch, cupy, jax, or other."""
+    return _library_of(type(array))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _library_of(kind: type) -> str:
+    root = _root(kind)
+    if root == "other":
+        # An array class of the caller's own, derived from one of these libraries.
+        root = next((_root(base) for base in kind.__mro__ if base.__name__ in ("ndarray", "Tensor")), root)
+    return root
+
+
+def _root(kind: type) -> str:
+    root = str(kind.__module__).partition(".")[0]
+    return {"jaxlib": "jax"}.get(root, root) if root in ("numpy", "torch", "cupy", "jax", "jaxlib") else "other"
+
+
+def inspect(array: Any, name: str) -> ArrayInfo:
+    """Describe an array of any supported library.
+
+    Raises
+    ------
+    ArgumentError
+        If the object is no array, lives on a device that ksieve does not know, or has no memory that holds the numbers
+        it shows.
+    """
+    try:
+        return _described(array, name)
+    except KsieveError:
+        raise
+    except Exception as error:
+        # Whatever a foreign class raises when it is asked for its shape or its address.
+        said = (str(error).splitlines() or [""])[0]
+        got = f"{kind_of(array)}, which cannot be read ({type(error).__name__}: {shown(said)})"
+        raise ArgumentError(name, got, TAKES) from error
+
+
+def _described(array: Any, name: str) -> ArrayInfo:
+    library = library_of(array)
+    if isinstance(array, np.ndarray):
+        if hasattr(array, "mask"):
+            raise ArgumentError(name, "a masked array, whose mask would be ignored", "a plain array")
+        return _from_numpy(as_numpy(array), library)
+    if library == "torch" and isinstance(array, sys.modules["torch"].Tensor):
+        return _from_torch(array, name)
+    if isinstance(array, type):
+        raise ArgumentError(name, f"the class {array.__qualname__}", TAKES)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _from_cuda_interface(array, library, name)
+    if hasattr(array, "__dlpack__"):
+        kind, index = array.__dlpack_device__()
+        if int(kind) in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
+            return _from_numpy(as_numpy(array), library)
+        if int(kind) == _DLPACK_CUDA:
+            return ArrayInfo(library, Device("cuda", int(index)), *dlpack.describe(array))
+        raise ArgumentError(name, f"an array on DLPack device {int(kind)}:{index}", "an array on cpu or cuda")
+    takes = f"{TAKES}: np.array({name}) first" if isinstance(array, (list, tuple)) else TAKES
+    raise ArgumentError(name, kind_of(array), takes)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of one dimension or more, in some library or another."""
+    if value is None or isinstance(value, (int, np.integer)):
+        return False
+    try:
+        library = library_of(value)
+        if library == "torch":
+            # Asking a nested or wrapped tensor for its shape may raise: `inspect` says what is wrong with it.
+            tensor = sys.modules["torch"].Tensor
+            return isinstance(value, tensor) and (type(value) is not tensor or value.is_nested or value.dim() > 0)
+        shape = np.ndarray.view(value, np.ndarray).shape if isinstance(value, np.ndarray) else value.shape
+        foreign = hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+        return bool(shape) and not isinstance(value, type) and (library != "other" or foreign)
+    except Exception:
+        return False
+
+
+def is_writable(array: Any, info: ArrayInfo) -> bool:
+    """Whether an array lets itself be written; PyTorch's always do."""
+    if info.device.kind == "cpu":
+        return bool(as_numpy(array).flags.writeable)
+    if info.library == "torch" or not hasattr(array, "__cuda_array_interface__"):
+        return True
+    return not array.__cuda_array_interface__["data"][1]
+
+
+def as_numpy(array: Any) -> np.ndarray[Any, Any]:
+    """View a host array of any supported library as a plain NumPy array, without copying.
+
+    bfloat16 comes as uint16 bits, and a matrix or another subclass as what it is derived from.
+    """
+    library = library_of(array)
+    if library == "torch":
+        array = plain_tensor(array).detach()
+        if str(array.dtype) == "torch.bfloat16":
+            import torch
+
+            return np.asarray(array.view(torch.int16).numpy()).view(np.uint16)
+        return np.asarray(array.numpy())
+    view = array if isinstance(array, np.ndarray) else _from_dlpack_or_buffer(array)
+    view = view if type(view) is np.ndarray else np.ndarray.view(view, np.ndarray)
+    return view.view(np.uint16) if dtype_name(view.dtype) == "bfloat16" else view
+
+
+@lru_cache(maxsize=256)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Name of a NumPy dtype; NumPy itself derives it anew, in Python, every time it is asked."""
+    return dtype.name if dtype.isnative else f"{dtype} (foreign byte order)"
+
+
+def plain_tensor(tensor: Any) -> Any:
+    """View a subclass of a tensor, such as a parameter, as a tensor, whose methods are PyTorch's own."""
+    torch = sys.modules["torch"]
+    if type(tensor) is torch.Tensor:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _from_torch(tensor: Any, name: str) -> ArrayInfo:
+    torch = sys.modules["torch"]
+    kind = type(tensor)
+    if kind is not torch.Tensor:
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            got = f"{kind_of(tensor)}, a tensor whose numbers are made by its class (__torch_dispatch__)"
+            raise ArgumentError(name, got, "a plain tensor, such as the one that it wraps")
+        if hasattr(kind, "materialize"):
+            raise ArgumentError(name, f"{kind_of(tensor)}, which has no shape yet", "a tensor with numbers")
+        tensor = plain_tensor(tensor)
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ArgumentError(name, f"a torch tensor on {tensor.device}", "a tensor on cpu or cuda")
+    if str(tensor.layout) != "torch.strided" or tensor.is_nested:
+        layout = "nested rows" if tensor.is_nested else f"layout {tensor.layout}"
+        raise ArgumentError(name, f"a torch tensor of {layout}", "a dense (strided) tensor")
+    if tensor.is_neg() or tensor.is_conj():
+        got = "a lazy view (its memory holds other numbers than it shows, as in z.conj().imag)"
+        raise ArgumentError(name, got, "a tensor with numbers of its own: .resolve_neg().resolve_conj() first")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        got = "a tensor inside torch.func (vmap, grad, functionalize), which has no memory of its own"
+        raise ArgumentError(name, got, "a plain tensor: call ksieve outside the transform, on the whole batch")
+    device = Device(tensor.device.type, tensor.device.index or 0)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape, strides, itemsize = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
+    info = ArrayInfo("torch", device, tensor.data_ptr(), shape, strides, dtype, itemsize)
+    storage = tensor.untyped_storage()
+    base, size = storage.data_ptr(), storage.nbytes()
+    first, end = info.span
+    if first < end and not (base and base <= first and end <= base + size):
+        got = f"a tensor of {end - first} bytes whose storage has {size if base else 'none'}"
+        raise ArgumentError(name, got, "a tensor with memory: .clone() of what was freed, resized or never allocated")
+    return info
+
+
+def _from_numpy(array: np.ndarray[Any, Any], library: str) -> ArrayInfo:
+    itemsize = array.dtype.itemsize
+    strides = _in_elements(array.strides, itemsize)
+    pointer = array.__array_interface__["data"][0]
+    dtype = dtype_name(array.dtype)
+    return ArrayInfo(library, Device("cpu"), pointer, array.shape, strides, dtype, itemsize)
+
+
+def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
+    facts = array.__cuda_array_interface__
+    if facts.get("mask") is not None:
+        raise ArgumentError(name, "a masked array, whose mask would be ignored", "a plain array")
+    dtype = np.dtype(facts["typestr"])
+    shape = tuple(int(n) for n in facts["shape"])
+    steps = facts.get("strides")
+    strides = dlpack.contiguous_strides(shape) if steps is None else _in_elements(steps, dtype.itemsize)
+    type_name = dtype.name
+    if type_name.startswith("void") or str(getattr(array, "dtype", "")) == "bfloat16":
+        type_name = str(getattr(array, "dtype", type_name))
+    index = 0
+    if hasattr(array, "__dlpack_device__"):
+        index = int(array.__dlpack_device__()[1])
+    return ArrayInfo(library, Device("cuda", index), int(facts["data"][0]), shape, strides, type_name, dtype.itemsize)
+
+
+def _in_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...]:
+    # A stride that is no multiple of the item cannot be expressed in elements; -1 is refused as non-unit.
+    return tuple(int(s) // itemsize if itemsize and s % itemsize == 0 else -1 for s in byte_strides)
+
+
+def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return np.asarray(array)

@@ -1,0 +1,280 @@
+"""Files that take their name only when they are whole: the one way in which ksieve writes a file.
+
+A file is written as a draft, under a random name in the folder of its target, and renamed onto the target when it is
+complete and on disk. Whatever ends the writing before that (an error, Ctrl-C, a full disk, the end of the process)
+removes the draft and leaves an existing target as it was. What a reader finds under the name is therefore either the
+old file or the new one.
+
+- A symbolic link as the target is followed: the file that it points to is replaced, and the link stays.
+- An existing file keeps its mode, and its owner where the process may set it. A new file gets what the umask leaves of
+  0666. A file that may not be written is refused, although a rename would succeed.
+- Pipes, devices and the process's own descriptors (``/dev/stdout``, ``/dev/fd/3``) are written directly: they have no
+  contents to protect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import secrets
+import stat
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from ksieve.core.errors import ArgumentError
+
+_LINKS = 40
+"""Symbolic links that are followed, as Linux does."""
+
+
+class Draft:
+    """A file that is being written; `publish` gives it its name, `discard` removes it.
+
+    Prefer `replacing`. This class is for writers that stay open across calls. A draft that is neither published nor
+    discarded is removed when it is collected or when the interpreter exits.
+
+    Parameters
+    ----------
+    path : path
+        The target. Its folder must exist.
+    seekable : bool
+        Refuse pipes and other targets that can only be appended to.
+
+    Attributes
+    ----------
+    path : Path
+        The target, as given.
+    file : binary file
+        What is written to. Its errors name the target.
+
+    Raises
+    ------
+    ArgumentError
+        If `path` is a folder, or its folder does not exist.
+    OSError
+        If the folder or an existing target may not be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, seekable: bool = False) -> None:
+        self.path = Path(path)
+        found = _look(self.path)
+        self._place: Path | None = None
+        if (found is not None and not stat.S_ISREG(found.st_mode)) or _descriptor(self.path) is not None:
+            ordered = found is not None and stat.S_ISFIFO(found.st_mode)  # opening one would wait for a reader
+            handle = -1 if seekable and ordered else _open_in_place(self.path)
+            if seekable and (ordered or not _can_seek(handle)):
+                if handle >= 0:
+                    os.close(handle)
+                raise ArgumentError(
+                    "path", f"{str(path)!r}, a pipe or device", "a regular file: it is not written in order"
+                )
+        else:
+            handle = self._open_draft(found)
+        self.file = cast(BinaryIO, io.BufferedWriter(_Raw(handle, str(self.path))))
+
+    def _open_draft(self, found: os.stat_result | None) -> int:
+        place = Path(os.path.realpath(self.path))
+        if place.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self.path))
+        if not place.parent.is_dir():
+            raise ArgumentError("path", repr(str(self.path)), "a path in a folder that exists")
+        if found is not None:
+            # Raises if the file is write-protected, as writing in place would.
+            os.close(os.open(self.path, os.O_WRONLY))
+        # Not made of the target's name, which may be as long as a name can be.
+        self._place, self._draft = place, place.with_name(f".ksieve-{secrets.token_hex(12)}.part")
+        # Before the file exists, so that an interrupt between the two leaves nothing.
+        self._remove = weakref.finalize(self, _remove, self._draft, os.getpid())
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            handle = os.open(self._draft, flags, 0o666 if found is None else 0o600)
+        except OSError as error:
+            raise _about(error, self.path) from error
+        if found is not None and hasattr(os, "fchown"):
+            try:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(handle, found.st_uid, found.st_gid)
+                os.fchmod(handle, stat.S_IMODE(found.st_mode) & 0o777)
+            except BaseException:
+                os.close(handle)
+                self._remove()
+                raise
+        return handle
+
+    def publish(self) -> None:
+        """Bring the file to disk and give it its name. On an error the draft is removed."""
+        try:
+            self.file.flush()
+            if self._place is None:
+                self.file.close()
+                return
+            try:
+                _sync(self.file.fileno())
+                self.file.close()
+                self._draft.replace(self._place)
+            except OSError as error:
+                raise _about(error, self.path) from error
+            self._remove.detach()
+            _sync_folder(self._place.parent)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Close the file and remove the draft; without effect once published."""
+        try:
+            # Closing writes what is buffered, which fails on a full disk.
+            with contextlib.suppress(OSError, ValueError):
+                self.file.close()
+        finally:
+            if self._place is not None:
+                self._remove()
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, seekable: bool = False) -> Iterator[BinaryIO]:
+    """Write a file in a ``with`` block: it appears whole when the block ends without an error, else not at all.
+
+    Parameters
+    ----------
+    path : path
+        Replaced, if it exists; its folder must exist.
+    seekable : bool
+        Refuse pipes and other targets that can only be appended to.
+
+    Yields
+    ------
+    binary file
+
+    Raises
+    ------
+    ArgumentError, OSError
+        As `Draft`; OSError also if the disk is full. Errors name `path`.
+    """
+    draft = Draft(path, seekable=seekable)
+    try:
+        yield draft.file
+    except BaseException:
+        draft.discard()
+        raise
+    draft.publish()
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a whole file, or leave what is there; as `replacing`."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a whole text file in UTF-8, or leave what is there; as `replacing`.
+
+    Bytes of file names that the locale could not decode become characters again, or escapes where they are no UTF-8.
+    """
+    write_bytes(path, text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").encode("utf-8"))
+
+
+def same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths name one file, through whatever links; also of files that do not exist yet."""
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+class _Raw(io.FileIO):
+    """A descriptor whose write errors name the target, where the system names no file."""
+
+    def __init__(self, handle: int, target: str) -> None:
+        super().__init__(handle, "w")
+        self._target = target
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = self._target
+            raise
+
+
+def _look(path: Path) -> os.stat_result | None:
+    """Status of an existing target; None where a new file can be made. Raises for what cannot become a file."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise ArgumentError("path", repr(str(path)), f"a path that the system accepts ({error})") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise ArgumentError("path", f"{str(path)!r}, a folder", "the name of a file")
+    return found
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of the process's own descriptor that a path such as /dev/stdout leads to, else None."""
+    current = path.absolute()
+    for _ in range(_LINKS):
+        folder = Path(os.path.realpath(current.parent))
+        if current.name.isdecimal() and re.fullmatch(rf"/proc/{os.getpid()}/(task/\d+/)?fd", str(folder)):
+            return int(current.name)
+        if not current.is_symlink():
+            return None
+        current = folder / current.readlink()
+    return None
+
+
+def _open_in_place(path: Path) -> int:
+    number = _descriptor(path)
+    if number is None:
+        return os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
+    # What was printed to the same descriptor comes first; a duplicate shares its position.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stream.fileno() == number:
+                stream.flush()
+    return os.dup(number)
+
+
+def _can_seek(handle: int) -> bool:
+    try:
+        os.lseek(handle, 0, os.SEEK_CUR)
+    except OSError:
+        return False
+    return True
+
+
+def _about(error: OSError, path: Path) -> OSError:
+    """The same error, about the target instead of the draft."""
+    return OSError(error.errno, error.strerror or str(error), str(path))
+
+
+def _remove(draft: Path, process: int) -> None:
+    # A forked child that exits must not remove its parent's draft.
+    if os.getpid() == process:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def _sync(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such call
+            raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a rename to disk, where the system can open folders."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,152 @@
+"""What a call asks for around the plain selection: host-known facts, each compiled in only when used.
+
+The arrays that go with them (starts, page table, ...) are arguments of `ksieve.topk`; whether they are given, and
+every number that shapes the code, is here. So a plan knows its options, and two calls with equal options share kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from ksieve.core.errors import ArgumentError, kind_of, shown
+
+IndexBase = Literal["row", "start"]
+Windows = Literal["none", "lengths", "ends"]
+Transform = Literal["none", "pages", "offsets"]
+Order = Literal["any", "value", "index"]
+TieBreak = Literal["any", "low", "high"]
+IndexType = Literal["int32", "int64"]
+
+MAX_FINISHED_K = 16_384
+"""Most slots per row with an order or a tie-break; the plain selection takes more."""
+
+INDEX_DTYPES = ("int32", "int64")
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "windows": ("none", "lengths", "ends"),
+    "index_base": ("row", "start"),
+    "transform": ("none", "pages", "offsets"),
+    "order": ("any", "value", "index"),
+    "tie_break": ("any", "low", "high"),
+    "index_dtype": INDEX_DTYPES,
+}
+
+
+def dtype_text(dtype: Any) -> Any:
+    """Name of a dtype given as one of NumPy, PyTorch or JAX; anything else, such as a name, as it is."""
+    if dtype is None or isinstance(dtype, str):
+        return dtype
+    if kind_of(dtype) == "torch.dtype":
+        return str(dtype).removeprefix("torch.")
+    # JAX's dtypes are classes with a NumPy dtype.
+    known = issubclass(dtype, (np.generic, int)) or hasattr(dtype, "dtype") if isinstance(dtype, type) else False
+    try:
+        return np.dtype(dtype).name if known or isinstance(dtype, np.dtype) else dtype
+    except Exception:
+        return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a selection.
+
+    Attributes
+    ----------
+    windows : {"none", "lengths", "ends"}
+        Where a row's valid scores lie. "none": [0, length). "lengths": [start, start + length). "ends": [start, end).
+        All of it is clamped to [0, width].
+    index_base : {"row", "start"}
+        Whether an index counts from the start of the row, so that ``scores[r, i]`` is the score, or from the start of
+        its window.
+    next_n : int
+        Consecutive rows that share one entry of the lengths (or ends): row r belongs to request ``r // next_n`` and
+        sees ``length[r // next_n] - next_n + 1 + r % next_n`` of it, as in multi-token prediction.
+    per_row_k : bool
+        Each row has its own k, at most the plan's; slots past it are unused.
+    transform : {"none", "pages", "offsets"}
+        What is written in place of an index i. "pages": ``table[request, i // page_size] * page_size + i % page_size``;
+        "offsets": ``i + offset[row]``.
+    page_size : int
+        A power of two.
+    mapped : bool
+        The page table's request of a row comes from an array; otherwise it is ``row // next_n``.
+    raw : bool
+        Also write the indices as they were before the transform.
+    values : bool
+        Also write the scores selected.
+    index_dtype : {"int32", "int64"}
+        Of every index written.
+    order : {"any", "value", "index"}
+        Order of a row's slots: unspecified; best score first, equal scores by index; or by index. Unused slots come
+        last.
+    tie_break : {"any", "low", "high"}
+        Which of the scores equal to the worst selected one are selected. Also orders equal scores of order "value".
+    overlap : bool
+        Launch while the previous kernel of the stream drains (programmatic dependent launch, compute capability 9.0
+        and later); the inputs are waited for before they are read. Ignored on the CPU.
+    """
+
+    windows: Windows = "none"
+    index_base: IndexBase = "row"
+    next_n: int = 1
+    per_row_k: bool = False
+    transform: Transform = "none"
+    page_size: int = 1
+    mapped: bool = False
+    raw: bool = False
+    values: bool = False
+    index_dtype: IndexType = "int32"
+    order: Order = "any"
+    tie_break: TieBreak = "any"
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index_dtype", dtype_text(self.index_dtype))
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in choices:
+                raise ArgumentError(name, shown(value), f"one of {', '.join(map(repr, choices))}")
+        for name in ("next_n", "page_size"):
+            value = getattr(self, name)
+            if isinstance(value, np.integer):
+                object.__setattr__(self, name, value := int(value))
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(name, shown(value), "a positive int")
+        if self.page_size & (self.page_size - 1):
+            raise ArgumentError("page_size", self.page_size, "a power of two")
+        for name in ("next_n", "page_size"):
+            if getattr(self, name) >= 1 << 31:
+                raise ArgumentError(name, getattr(self, name), "less than 2**31")
+        for name in ("per_row_k", "mapped", "raw", "values", "overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(name, shown(getattr(self, name)), "True or False")
+
+    def __str__(self) -> str:
+        changed = ((f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default)
+        return ", ".join(f"{name}={value!r}" for name, value in changed) or "plain"
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for; cheap where it is so, since every call wants to know."""
+        return self is PLAIN or self == PLAIN
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same row always gives the same bytes, whatever the batch, the plan or the run."""
+        return self.order != "any" and self.tie_break != "any"
+
+    @property
+    def finished(self) -> bool:
+        """Whether a row's slots need a pass after the selection: an order, another form, or more than indices."""
+        return self.order != "any" or self.values or self.raw or self.transform != "none"
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether that pass, or 64-bit slots, make something else of the positions that a selection writes."""
+        return self.finished or self.index_dtype == "int64"
+
+
+PLAIN = Options()

@@ -1,0 +1,342 @@
+"""Sampling policies: how a row's boundary is proposed. Data, read by the model and by every backend.
+
+A policy may change how much work is done; it can never change which indices are exact, because the complete
+scan certifies every proposal (paper, lemma "Validated Top-K Containment").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ksieve.core import atomic
+from ksieve.core.errors import ArgumentError, shown
+
+Boundary = Literal["coarse", "exact"]
+
+
+POLICY_VERSION = 1
+"""Version of the policy file format, stored under "ksieve_policy"."""
+
+MAX_PERIOD = 1 << 20
+"""Most scores from one sampled group to the next: kernels count positions in 32 bits and look one period past a row,
+whose width is at most 2**31 - 2**20 there."""
+
+MAX_MARGIN = 1 << 20
+"""Largest margin: of the least k, 1, that is a rank of 2**20."""
+
+MAX_SIGMAS = 64
+"""Most standard deviations: beyond 38, the chance to underfill is less than any float64."""
+
+MAX_RANK = 1 << 28
+"""Largest sample rank requested, so that three times a rank fits 32 bits; a larger one is no use to any row."""
+
+PEAK = 4
+"""Adjacent scores that one peak stands for: one 16-byte load of float32."""
+
+JITTER_ROW, JITTER_PERIOD, JITTER_MIX = 0xC2B2AE35, 0x85EBCA6B, 0x9E3779B1
+JITTER_SHIFT = 13
+"""Constants of the jitter's hash, `SamplingPolicy.offsets`: odd ones of MurmurHash3 and of the golden ratio. With this
+shift, differences between neighbouring periods and rows, and drifts over them, are spread as by chance. Mirrored in
+kernels/params.cuh.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPolicy:
+    """How phase 1 looks at a row and which sample ranks it turns into boundaries.
+
+    One aligned group of `group` adjacent scores is sampled in each *period* of `stride` groups. Position ``i`` of row
+    ``r`` is sampled when ``(i // group) % stride == offsets(r, i // (stride * group))``. Without `jitter` that is the
+    row's phase in every period; ``group=1`` is then the paper's regular view.
+
+    Attributes
+    ----------
+    name : str
+        What plans and result files print.
+    stride : int
+        One score in `stride` is sampled; a power of two.
+    margin : float
+        Requested complete-row rank of the primary boundary, in units of k (the paper's rho).
+    rescue_margin : float or None
+        The same for the rescue boundary; None sends every underfilled row to exact recovery.
+    group : int
+        Adjacent scores per sampled group; a power of two. Four floats fill one 16-byte load.
+    sigmas : float
+        Requests at least ``k / stride``, the samples expected among the top k, plus this many standard deviations
+        of their number, which is about Poisson's: ``z * sqrt(k / stride) + (z * z - 1) / 6``, whose last term is
+        the skew (Cornish and Fisher). Without it a small expectation underfills ten times as often. Makes one
+        policy fit every k.
+    peaks : bool
+        Whether each `PEAK` adjacent sampled scores stand for their best one alone: a quarter of the statistics to
+        rank, and clumped scores count once. `group` must then be a multiple of `PEAK`.
+    boundary : {"coarse", "exact"}
+        Whether a sample rank is turned into its coarse bin (inclusive) or into the sampled score itself. An exact
+        boundary that the view saw more than once is taken for a plateau: scores equal to it are counted apart and
+        never stored.
+    min_rank : int
+        Least sample rank ever requested: below it a view is too noisy, whatever k is.
+    source : str
+        Where the constants come from.
+    jitter : bool
+        Whether each period takes a group of its own, by a hash of row and period. No period in the scores can then
+        hide them from the view, or show it nothing else.
+    """
+
+    name: str
+    stride: int
+    margin: float = 1.5
+    rescue_margin: float | None = None
+    group: int = 1
+    sigmas: float = 0.0
+    peaks: bool = False
+    boundary: Boundary = "coarse"
+    min_rank: int = 16
+    source: str = ""
+    jitter: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("name", "source"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable() or len(value) > 1000:
+                raise ArgumentError(f"policy.{name}", ascii(value)[:80], "a printable str of at most 1000 characters")
+        for name in ("stride", "group"):
+            self._number(name, (int, np.integer), "a positive power of two")
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise ArgumentError(f"policy.{name}", shown(value), "a positive power of two")
+        if self.stride * self.group > MAX_PERIOD:
+            got = f"{shown(self.stride)} with groups of {shown(self.group)}"
+            raise ArgumentError("policy.stride", got, f"stride times group of at most {MAX_PERIOD}")
+        real = (int, float, np.integer, np.floating)
+        self._number("margin", real, "a positive number")
+        if not 0 < self.margin <= MAX_MARGIN:
+            takes = "a positive number" if not self.margin > 0 else f"a positive number of at most {MAX_MARGIN}"
+            raise ArgumentError("policy.margin", shown(self.margin), takes)
+        if self.rescue_margin is not None:
+            takes = f"None or at least {self.margin}"
+            self._number("rescue_margin", real, takes)
+            if not self.margin <= self.rescue_margin <= MAX_MARGIN:
+                takes += f", and at most {MAX_MARGIN}" if self.rescue_margin > MAX_MARGIN else ""
+                raise ArgumentError("policy.rescue_margin", shown(self.rescue_margin), takes)
+        for name in ("peaks", "jitter"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise ArgumentError(f"policy.{name}", shown(getattr(self, name)), "True or False")
+            object.__setattr__(self, name, bool(getattr(self, name)))
+        if self.peaks and self.group % PEAK:
+            raise ArgumentError("policy.group", self.group, f"a multiple of {PEAK} with peaks")
+        self._number("sigmas", real, "a number of at least 0")
+        if not 0 <= self.sigmas <= MAX_SIGMAS:
+            takes = "a number of at least 0" + (f" and at most {MAX_SIGMAS}" if self.sigmas > MAX_SIGMAS else "")
+            raise ArgumentError("policy.sigmas", shown(self.sigmas), takes)
+        if not isinstance(self.boundary, str) or self.boundary not in ("coarse", "exact"):
+            raise ArgumentError("policy.boundary", str(self.boundary)[:80], "'coarse' or 'exact'")
+        self._number("min_rank", (int, np.integer), "an int of at least 1")
+        if not 1 <= self.min_rank <= MAX_RANK:
+            takes = "an int of at least 1" + (f" and at most {MAX_RANK}" if self.min_rank > MAX_RANK else "")
+            raise ArgumentError("policy.min_rank", shown(self.min_rank), takes)
+
+    def _number(self, name: str, kinds: tuple[type, ...], takes: str) -> None:
+        """Refuse a field of another type, and keep NumPy's numbers as Python's, which a JSON file can hold."""
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ArgumentError(f"policy.{name}", shown(value), takes)
+        if isinstance(value, np.generic):
+            object.__setattr__(self, name, value.item())
+
+    def primary_rank(self, k: int) -> int:
+        """Sample rank of the primary boundary: the most that `margin`, `sigmas` and `min_rank` ask for."""
+        expected = k / self.stride
+        skew = max(self.sigmas * self.sigmas - 1, 0) / 6
+        spread = math.ceil(expected + self.sigmas * math.sqrt(expected) + skew)
+        rank = max(math.ceil(self.margin * k / self.stride), spread if self.sigmas else 0, self.min_rank)
+        return min(rank, MAX_RANK)
+
+    def rescue_rank(self, k: int) -> int | None:
+        """Sample rank of the rescue boundary, at least 4 above the primary's; None when disabled."""
+        if self.rescue_margin is None:
+            return None
+        return max(min(math.ceil(self.rescue_margin * k / self.stride), MAX_RANK), self.primary_rank(k) + 4)
+
+    def phase(self, row: int) -> int:
+        """Group that every period of `row` samples without jitter: a fixed permutation, so `stride` rows use each once.
+
+        Multiplication by an odd number near ``stride / golden ratio`` spreads neighbouring rows far apart and
+        needs no table on the device.
+        """
+        return (row * self.phase_multiplier) % self.stride
+
+    @property
+    def phase_multiplier(self) -> int:
+        """Odd multiplier of `phase`; exported so that kernels use the same one."""
+        return round(self.stride * 0.6180339887) | 1
+
+    def offsets(self, row: int, periods: ArrayLike) -> NDArray[np.int64]:
+        """Group, from 0 to `stride` - 1, that `row` samples in each of these periods.
+
+        Parameters
+        ----------
+        row : int
+        periods : array_like of int
+            Numbers of periods, from 0. The row's last one may be cut off by its end.
+        """
+        numbers = np.asarray(periods)
+        if not self.jitter:
+            return np.full(numbers.shape, self.phase(row), dtype=np.int64)
+        low = np.uint64(0xFFFFFFFF)  # 32-bit arithmetic that wraps, in 64 bits
+        mixed = (np.uint64(row * JITTER_ROW & 0xFFFFFFFF) + numbers.astype(np.uint64) * np.uint64(JITTER_PERIOD)) & low
+        mixed = (mixed ^ mixed >> np.uint64(JITTER_SHIFT)) * np.uint64(JITTER_MIX) & low
+        return (mixed * np.uint64(self.stride) >> np.uint64(32)).astype(np.int64)
+
+    def view(self, row: int, length: int) -> NDArray[np.int64]:
+        """Sampled positions of a row with `length` valid scores, ascending."""
+        return self.positions(self.offsets(row, np.arange(-(-length // (self.stride * self.group)))), length)
+
+    def view_of_phase(self, phase: int, length: int) -> NDArray[np.int64]:
+        """Positions of one regular class, whatever the `jitter`: group `phase`, from 0 to `stride` - 1, of each period.
+
+        Without jitter, this is what rows of that phase sample.
+        """
+        return self.positions(np.full(-(-length // (self.stride * self.group)), phase), length)
+
+    def positions(self, offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Positions, ascending, of the first `length` that lie in the given group of each period."""
+        groups = np.arange(offsets.size) * self.stride + offsets
+        found: NDArray[np.int64] = (groups[:, None] * self.group + np.arange(self.group)).ravel()
+        return found[found < length]
+
+    def statistics(self, view_keys: NDArray[Any]) -> NDArray[Any]:
+        """Ordered keys, or coarse bins, that are ranked: those of a view's scores, or of each group's best."""
+        if not self.peaks:
+            return view_keys
+        starts = np.arange(0, view_keys.size, PEAK)
+        return np.minimum.reduceat(view_keys, starts) if view_keys.size else view_keys
+
+    def usable(self, samples: int, k: int) -> bool:
+        """Whether a view of `samples` statistics has the largest sample rank requested among its first two thirds.
+
+        A boundary from further down admits most of a row: rows of 16,384 scores, whose lines-64 view has 64 statistics
+        for a rank of 61, took 29 us, and 12 with the two scans of the exact route.
+        """
+        return 3 * (self.rescue_rank(k) or self.primary_rank(k)) <= 2 * samples
+
+    def save(self, path: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the policy as a JSON file that `load`, ``ksieve.plan`` and ``ksieve.topk`` take.
+
+        Parameters
+        ----------
+        path : path
+            Ends in ``.json``, which is how a plan tells a file from a name.
+        extra : mapping, optional
+            Further JSON-able entries beside the policy, for readers: how it was found.
+        """
+        target = Path(path)
+        if target.suffix != ".json":
+            raise ArgumentError("path", str(target), "a file name ending in .json")
+        content = {"ksieve_policy": POLICY_VERSION, "policy": asdict(self), **(extra or {})}
+        atomic.write_text(target, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a policy file.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such file, it is no policy file of this version, or a field is unknown or out of range.
+        """
+        takes = "a policy file, as SamplingPolicy.save and `ksieve calibrate` write it"
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ArgumentError("policy", f"{str(path)!r}, which does not exist", takes) from None
+        except (ValueError, OSError, RecursionError) as error:
+            raise ArgumentError("policy", f"{str(path)!r} ({error})", takes) from error
+        if not isinstance(content, dict) or not isinstance(content.get("policy"), dict):
+            raise ArgumentError("policy", f"{str(path)!r}, JSON of another kind", takes)
+        if content.get("ksieve_policy") != POLICY_VERSION:
+            version = content.get("ksieve_policy")
+            raise ArgumentError("policy", f"{str(path)!r} of version {version!r}", f"version {POLICY_VERSION}")
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(set(content["policy"]) - set(names))
+        if unknown or not {"name", "stride"} <= set(content["policy"]):
+            raise ArgumentError("policy", f"{str(path)!r} with fields {sorted(content['policy'])}", f"some of {names}")
+        try:
+            return cls(**content["policy"])
+        except ArgumentError as error:
+            raise ArgumentError(error.argument, f"{error.got} in {str(path)!r}", error.takes) from None
+
+
+PAPER_64 = SamplingPolicy("paper-64", 64, source="paper, Phase 1 on-chip localization: standard policy")
+PAPER_128 = SamplingPolicy(
+    "paper-128", 128, rescue_margin=1.75, source="paper, conditional rescue: 1.5K primary, 1.75K rescue"
+)
+LINES_64 = SamplingPolicy(
+    "lines-64",
+    64,
+    margin=1.0,
+    group=32,
+    sigmas=4.5,
+    peaks=True,
+    boundary="exact",
+    jitter=True,
+    source="docs/decisions/0003-lines-and-quads.md: whole 128-byte lines cost a quarter of the memory transactions of "
+    "scattered samples",
+)
+LINES_128 = replace(LINES_64, name="lines-128", stride=128)
+LINES_16 = replace(LINES_64, name="lines-16", stride=16)
+QUADS_16 = SamplingPolicy(
+    "quads-16",
+    16,
+    margin=1.0,
+    group=4,
+    sigmas=3.5,
+    boundary="exact",
+    jitter=True,
+    source="docs/decisions/0003-lines-and-quads.md: rows up to 64K need a denser view than lines, and its reads are "
+    "cheap there",
+)
+
+POLICIES: dict[str, SamplingPolicy] = {
+    p.name: p for p in (PAPER_64, PAPER_128, LINES_16, LINES_64, LINES_128, QUADS_16)
+}
+"""Policies that can be asked for by name."""
+
+
+def check_policy_kind(policy: object) -> None:
+    """Refuse what is neither a policy nor a name or file of one, before it is looked up among the plans made.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if policy is not None and not isinstance(policy, (SamplingPolicy, str, os.PathLike)):
+        takes = f"a SamplingPolicy or one of {['direct', *POLICIES]}, or a policy file ending in .json"
+        raise ArgumentError("policy", shown(policy), takes)
+
+
+def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> SamplingPolicy | None:
+    """Turn a policy, its name, a policy file (.json) or ``"direct"`` (no sampling) into a policy or None.
+
+    A file is read when a plan is made from it, and plans are kept: within a process, a file that has changed is taken
+    up by `SamplingPolicy.load`, not by giving its path again.
+    """
+    if policy is None or isinstance(policy, SamplingPolicy):
+        return policy
+    if isinstance(policy, os.PathLike) or (isinstance(policy, str) and policy.endswith(".json")):
+        return SamplingPolicy.load(policy)
+    check_policy_kind(policy)
+    if policy == "direct":
+        return None
+    if policy in POLICIES:
+        return POLICIES[policy]
+    takes = f"a SamplingPolicy or one of {['direct', *POLICIES]}, or a policy file ending in .json"
+    raise ArgumentError("policy", shown(policy), takes)

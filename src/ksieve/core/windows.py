@@ -1,0 +1,42 @@
+"""Where the valid scores of each row lie: the one place that says what lengths, starts, ends and `next_n` mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core.options import Options
+
+I64 = NDArray[np.int64]
+
+
+def windows(options: Options, rows: int, width: int, *, lengths: Any = None, starts: Any = None) -> tuple[I64, I64]:
+    """Return the first position and the number of valid scores of every row's window.
+
+    Parameters
+    ----------
+    options : Options
+        Its `windows` and `next_n`.
+    rows, width : int
+        Of the score matrix; rows is a multiple of next_n.
+    lengths : array_like of int, shape (rows // next_n,), optional
+        Lengths, or with windows "ends" the exclusive ends. Default: every window ends with the row.
+    starts : array_like of int, shape (rows,), optional
+
+    Returns
+    -------
+    begin, length : ndarray of int64, shape (rows,)
+        ``0 <= begin <= begin + length <= width``.
+    """
+    row = np.arange(rows, dtype=np.int64)
+    later = options.next_n - 1 - row % options.next_n
+    begin = np.zeros(rows, np.int64) if starts is None else np.clip(np.asarray(starts, np.int64), 0, width)
+    if lengths is None:
+        end = width - later
+    else:
+        end = np.asarray(lengths, np.int64)[row // options.next_n] - later
+        if options.windows != "ends":
+            end = begin + np.maximum(end, 0)
+    return begin, np.minimum(np.maximum(end, begin), width) - begin

@@ -1,0 +1,415 @@
+"""Score production and selection in one CUDA graph, over the terminal scheduler step of long requests.
+
+The step's invocations run in order, as a framework issues them, into one score buffer of the framework's budget. A
+chain is timed beside its score production alone; what the chain takes longer is the selection's share. Both are
+graphs of the same process, replayed in rotated rounds. Afterwards the scores of every invocation are produced once
+more and its answer is verified against them: production is deterministic.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ksieve import api
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.core.sizes import parse_count
+from ksieve.lab.bench import floor, peers, record, timing
+from ksieve.lab.bench.gpu import MEMORY, PITCH_BYTES, require_device
+from ksieve.lab.bench.timing import Contender, Timing
+from ksieve.lab.chain import producers
+from ksieve.lab.chain.producers import Factors, Produce
+from ksieve.lab.report import figures
+from ksieve.lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
+
+PAPER = {
+    "245K": {
+        "select_ms": {"SGLang V2": 27.41, "HPC-Ops": 18.15},
+        "chain_ms": {"SGLang V2": 339.99, "HPC-Ops": 330.84},
+    },
+    "430K": {
+        "select_ms": {"SGLang V2": 38.01, "HPC-Ops": 24.06},
+        "chain_ms": {"SGLang V2": 488.01, "HPC-Ops": 474.70},
+    },
+}
+"""Milliseconds of the terminal step on an H20 with DeepGEMM's producer: paper, "Score-and-select integration"."""
+
+OURS = "ksieve"
+DEVICE = "cuda"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One invocation of the chain: its factors, and where its scores and its answer go."""
+
+    factors: Factors
+    scores: Any
+
+    @property
+    def lengths(self) -> Any:
+        """Valid scores per row: int32 on the device."""
+        return self.factors.lengths
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A selection for every stage.
+
+    Attributes
+    ----------
+    name : str
+    run : callable
+        ``run(i)`` selects from stage `i`'s scores.
+    exact : callable
+        ``exact(i)`` judges what it left behind, while the scores of stage `i` are in the buffer.
+    poison : callable
+        ``poison(i)`` overwrites its output.
+    masked : bool
+        Whether it needs -inf past every length.
+    """
+
+    name: str
+    run: Callable[[int], None]
+    exact: Callable[[int], bool]
+    poison: Callable[[int], None]
+    masked: bool = False
+
+
+def terminal_step(prompt: int, *, step_tokens: int = STEP_TOKENS, budget_bytes: int = BUDGET_BYTES) -> list[Invocation]:
+    """Invocations of the last scheduler step of a prefill."""
+    made = invocations(prompt, step_tokens=step_tokens, budget_bytes=budget_bytes)
+    return [i for i in made if i.step == made[-1].step] if made else []
+
+
+def run(
+    requests: Sequence[str | int] = ("245K", "430K"),
+    k: int = 2048,
+    *,
+    heads: int = producers.HEADS,
+    dim: int = producers.DIM,
+    producer: str = "triton",
+    others: Sequence[str] | None = None,
+    step_tokens: int = STEP_TOKENS,
+    budget_bytes: int = BUDGET_BYTES,
+    rounds: int = 7,
+    slow_rounds: int = 3,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measure the chain of every request.
+
+    Parameters
+    ----------
+    requests : sequence of str or int
+        "245K", "430K", or prompt tokens.
+    k : int
+    heads, dim : int
+        Of the indexer.
+    producer : str
+        A name of `ksieve.lab.chain.producers.PRODUCERS`.
+    others : sequence of str, optional
+        Names of `ksieve.lab.bench.peers`; None means all that are installed, an empty one none.
+    step_tokens, budget_bytes : int
+        The scheduler's: query tokens per step, bytes of a score matrix.
+    rounds, slow_rounds : int
+        Timed rounds, and those of ``torch.topk``.
+    seed : int
+    progress : callable, optional
+        Called as ``progress(requests done, requests in all)``.
+
+    Returns
+    -------
+    dict
+        For `ksieve.lab.bench.record.write_json`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument cannot be used.
+    BackendError
+        Without a GPU, PyTorch or the producer.
+    """
+    prompts = [(str(r), prompt_of(r)) for r in requests]
+    device = require_device()
+    produce = producers.load(producer)
+    results = []
+    for done, (name, prompt) in enumerate(prompts):
+        if progress is not None:
+            progress(done, len(prompts))
+        calls = terminal_step(prompt, step_tokens=step_tokens, budget_bytes=budget_bytes)
+        results.append(
+            {"request": name, "prompt": prompt}
+            | _request(calls, k, heads, dim, produce, others, rounds, slow_rounds, seed, device)
+        )
+    if progress is not None:
+        progress(len(prompts), len(prompts))
+    settings = {
+        "requests": [name for name, _ in prompts], "k": k, "heads": heads, "dim": dim, "producer": producer,
+        "step_tokens": step_tokens, "budget_bytes": budget_bytes, "rounds": rounds, "seed": seed,
+    }  # fmt: skip
+    return record.payload("chain", settings, {"requests": results, "paper": PAPER}, gpu=True)
+
+
+def prompt_of(request: str | int) -> int:
+    """Prompt tokens of a request: a name of the paper's, or a number.
+
+    Raises
+    ------
+    ArgumentError
+        If it is neither.
+    """
+    text = str(request).strip()
+    if text.upper() in PAPER_REQUESTS:
+        return PAPER_REQUESTS[text.upper()]
+    try:
+        return parse_count(text, minimum=1)
+    except ValueError:
+        takes = f"{', '.join(PAPER_REQUESTS)} or a number of prompt tokens"
+        raise ArgumentError("requests", repr(request), takes) from None
+
+
+def _request(
+    calls: Sequence[Invocation],
+    k: int,
+    heads: int,
+    dim: int,
+    produce: Produce,
+    others: Sequence[str] | None,
+    rounds: int,
+    slow_rounds: int,
+    seed: int,
+    device: DeviceInfo,
+) -> dict[str, Any]:
+    import torch
+
+    width = max(c.width for c in calls)
+    pitch = -(-width * 4 // PITCH_BYTES) * PITCH_BYTES // 4
+    most = max(c.rows for c in calls)
+    facts: dict[str, Any] = {"width": width, "calls": [[c.rows, c.width] for c in calls]}
+    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
+    needed = most * pitch * 4 + sum(c.rows for c in calls) * (heads * dim + 3 * 4 * k)
+    if needed > free:
+        return facts | {"skipped": f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB may be used"}
+    buffer = torch.empty(most, pitch, dtype=torch.float32, device=DEVICE)
+    keys = producers.make_keys(width, dim, seed=seed, device=DEVICE)
+    stages = []
+    for number, call in enumerate(calls):
+        factors = producers.make_queries(keys, call.lengths(), heads, seed=seed + number, device=DEVICE)
+        stages.append(Stage(factors, buffer[: call.rows, :width]))
+    selectors, skipped = _selectors(stages, k, others)
+    timings = _measure(stages, produce, selectors, rounds, slow_rounds, device)
+    read_bytes = sum(c.valid_scores for c in calls) * 4
+    operations = sum(stage.factors.operations for stage in stages)
+    return facts | summarise(timings, selectors, read_bytes, operations) | {"skipped_peers": skipped}
+
+
+def _selectors(stages: Sequence[Stage], k: int, others: Sequence[str] | None) -> tuple[list[Selector], dict[str, str]]:
+    """Ours, then every peer that can do all stages."""
+    found = [_ours(stages, k)]
+    loaded, skipped = peers.available(others)
+    for peer, module in loaded:
+        try:
+            found.append(_peer(peer, module, stages, k))
+        except peers.UnsupportedError as error:
+            skipped[peer.name] = str(error)
+    return found, skipped
+
+
+def _ours(stages: Sequence[Stage], k: int) -> Selector:
+    import torch
+
+    from ksieve.checking.verify import verify
+
+    outs = [torch.empty(len(s.lengths), k, dtype=torch.int32, device=s.lengths.device) for s in stages]
+    plans: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def select(i: int) -> None:
+        scores = stages[i].scores
+        if scores.shape not in plans:
+            plan = api.plan(
+                rows=scores.shape[0], width=scores.shape[1], k=k, pitch=scores.stride(0), device=str(scores.device)
+            )
+            plans[scores.shape] = (plan, plan.workspace() if scores.is_cuda else None)
+        plan, workspace = plans[scores.shape]
+        api.topk(scores, stages[i].lengths, plan=plan, out=outs[i], workspace=workspace)
+
+    return Selector(
+        OURS,
+        select,
+        lambda i: verify(stages[i].scores, stages[i].lengths, outs[i], block_bytes=peers.VERIFY_BYTES).ok,
+        lambda i: outs[i].fill_(peers.POISON),
+    )
+
+
+def _peer(peer: peers.Peer, module: Any, stages: Sequence[Stage], k: int) -> Selector:
+    # One task per stage: stages differ in rows and lengths.
+    tasks = [peers.Task([s.scores], s.lengths, k) for s in stages]
+    prepared = [peer.prepare(module, task) for task in tasks]
+
+    def exact(i: int) -> bool:
+        from ksieve.checking.verify import verify
+
+        calls = prepared[i]
+        try:
+            # Scores past a length are -inf for a selector that knows none, so that only valid ones may be chosen.
+            found = calls.indices(0)
+            return verify(
+                stages[i].scores, stages[i].lengths, found, k=k, sentinel=calls.sentinel,
+                block_bytes=peers.VERIFY_BYTES,
+            ).ok  # fmt: skip
+        except ArgumentError:
+            return False
+
+    return Selector(
+        peer.name,
+        lambda i: prepared[i].run(0),
+        exact,
+        lambda i: prepared[i].indices(0).fill_(peers.POISON),
+        masked=not all(c.prefix for c in prepared),
+    )
+
+
+def _measure(
+    stages: Sequence[Stage],
+    produce: Produce,
+    selectors: Sequence[Selector],
+    rounds: int,
+    slow_rounds: int,
+    device: DeviceInfo,
+) -> list[Timing]:
+    """Time the reads, the score production with and without masks, and every chain."""
+
+    def scores_alone(masked: bool) -> Callable[[int], None]:
+        def enqueue(_: int) -> None:
+            for stage in stages:
+                _place(produce(stage.factors, stage.scores, masked), stage)
+
+        return enqueue
+
+    def chain(selector: Selector) -> Callable[[int], None]:
+        def enqueue(_: int) -> None:
+            for i, stage in enumerate(stages):
+                _place(produce(stage.factors, stage.scores, selector.masked), stage)
+                selector.run(i)
+
+        return enqueue
+
+    def judge(selector: Selector) -> Callable[[int], bool]:
+        def check(_: int) -> bool:
+            good = True
+            for i, stage in enumerate(stages):
+                _place(produce(stage.factors, stage.scores, selector.masked), stage)
+                good &= selector.exact(i)
+            return good
+
+        return check
+
+    def poison(selector: Selector) -> Callable[[int], None]:
+        def overwrite(_: int) -> None:
+            for i in range(len(stages)):
+                selector.poison(i)
+
+        return overwrite
+
+    def read(readers: list[floor.Reader]) -> Callable[[int], None]:
+        def enqueue(_: int) -> None:
+            for reader in readers:
+                reader()
+
+        return enqueue
+
+    contenders = []
+    for kernel in floor.available(device):
+        readers = [floor.Reader(kernel, s.scores, s.lengths, device) for s in stages]
+        contenders.append(Contender(f"read {kernel.name}", read(readers)))
+    contenders.append(Contender("scores", scores_alone(False)))
+    if any(s.masked for s in selectors):
+        contenders.append(Contender("masked scores", scores_alone(True), rounds=slow_rounds))
+    for s in selectors:
+        slow = slow_rounds if s.masked else None
+        contenders.append(Contender(s.name, chain(s), judge(s), poison(s), slow))
+    return timing.measure(contenders, 1, 1 << 40, rounds=rounds, most_replays=1)
+
+
+def _place(scores: Any, stage: Stage) -> None:
+    """Bring scores of a producer with memory of its own to where the selectors look: part of producing them."""
+    if scores.data_ptr() != stage.scores.data_ptr():
+        stage.scores.copy_(scores)
+
+
+def summarise(
+    timings: Sequence[Timing], selectors: Sequence[Selector], read_bytes: int, operations: int
+) -> dict[str, Any]:
+    """Turn clock readings into milliseconds: the floor, score production, and per selector the chain and its share."""
+    by_name = {t.name: t for t in timings}
+    reads = [t for t in timings if t.name.startswith("read ") and t.rounds]
+    least = min(reads, key=lambda t: t.median, default=Timing("none"))
+    scores = by_name["scores"]
+    facts: dict[str, Any] = {
+        "read_bytes": read_bytes,
+        "floor_ms": least.median / 1e3,
+        "floor_kernel": least.name.removeprefix("read "),
+        "scores": scores.facts() | {"ms": scores.median / 1e3, "teraflops": operations / scores.median / 1e6},
+        "selectors": {},
+    }
+    for selector in selectors:
+        timed = by_name[selector.name]
+        alone = by_name["masked scores"] if selector.masked else scores
+        entry = timed.facts()
+        if timed.rounds and alone.rounds:
+            # Round by round: both sides of the difference saw the same clocks.
+            select = statistics.median(a - b for a, b in zip(timed.rounds, alone.rounds, strict=False)) / 1e3
+            entry |= {
+                "chain_ms": timed.median / 1e3,
+                "select_ms": select,
+                "select_share": select / (timed.median / 1e3),
+                "of_floor": least.median / 1e3 / select,
+            }
+        facts["selectors"][selector.name] = entry
+    return facts
+
+
+def names(payload: dict[str, Any], stem: str) -> list[str]:
+    """Name the figure that `draw` makes, without suffix."""
+    return [stem]
+
+
+def draw(payload: dict[str, Any], stem: str | os.PathLike[str]) -> list[Path]:
+    """Draw a payload of `run`: chains on the left, what selection adds on the right; returns the files written."""
+    measured = [r for r in payload["results"]["requests"] if "selectors" in r]
+    names = list(dict.fromkeys(n for r in measured for n, s in r["selectors"].items() if "chain_ms" in s))
+    bars = [(r, n) for r in measured for n in names if "chain_ms" in r["selectors"].get(n, {})]
+    labels = [f"{r['request']}  {n}" for r, n in bars]
+    places = list(range(len(bars)))
+    with figures.canvas(1, 2, size=(9.5, 1.4 + 0.34 * max(len(bars), 2)), sharey=True) as (fig, axes):
+        select = [r["selectors"][n]["select_ms"] for r, n in bars]
+        scores = [r["selectors"][n]["chain_ms"] - ms for (r, n), ms in zip(bars, select, strict=True)]
+        axes[0].barh(places, scores, color=figures.PALETTE["sky"], label="score production")
+        axes[0].barh(places, select, left=scores, color=figures.PALETTE["vermillion"], label="selection")
+        axes[0].set_xlabel("milliseconds of the terminal step")
+        axes[0].set_title("Score and select, one CUDA graph")
+        axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
+        ours = [figures.PALETTE["blue" if n == OURS else "orange"] for _, n in bars]
+        axes[1].barh(places, select, color=ours)
+        for place, ms, (r, n) in zip(places, select, bars, strict=True):
+            share = r["selectors"][n]["select_share"]
+            axes[1].text(ms, place, f"  {ms:.1f} ms, {share:.1%} of the chain", va="center", fontsize=8)
+        for r in measured:
+            rows = [p for p, (other, _) in zip(places, bars, strict=True) if other is r]
+            if rows:
+                axes[1].plot([r["floor_ms"]] * 2, [rows[0] - 0.45, rows[-1] + 0.45], color=figures.INK, linewidth=1.5,
+                             label="one plain read of the scores" if r is measured[0] else None)  # fmt: skip
+        axes[1].set_xlim(0, max(select, default=1) * 1.75)
+        axes[1].set_xlabel("milliseconds that selection adds")
+        axes[1].set_title("Selection")
+        axes[1].legend(loc="lower center", bbox_to_anchor=(0.5, 1.08))
+        axes[0].set_yticks(places, labels)
+        axes[0].invert_yaxis()
+        for each in axes:
+            each.grid(False, axis="y")
+    return figures.save(fig, stem)

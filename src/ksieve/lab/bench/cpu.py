@@ -1,0 +1,419 @@
+"""The CPU backend beside other libraries: the same rows, one process, rotated rounds, every answer verified.
+
+Four parts: `_compare` times the contenders on rows like a user's, `_adversarial` sets families made to hurt
+beside plain random rows of the same shape, `_aimed` does so with rows that a search finds
+(`ksieve.lab.bench.aimed`), and `ksieve.lab.bench.startup` measures what lies outside a call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import api
+from ksieve.backends import cpu
+from ksieve.captures.format import open_capture
+from ksieve.checking.verify import verify
+from ksieve.core.errors import ArgumentError, VerificationError
+from ksieve.core.keys import widen
+from ksieve.core.stats import Route, Stats
+from ksieve.lab.bench import aimed, record, startup
+from ksieve.lab.workloads.adversarial import ADVERSARIAL
+from ksieve.lab.workloads.producers import find_producer
+from ksieve.planning.plan import Plan
+
+F32 = NDArray[np.float32]
+Progress = Callable[[int, int], None]
+
+SHAPES = ((64, 131_072), (16, 1_048_576))
+"""Rows and width of the default measurement."""
+
+ENDPOINT = "endpoint"
+"""Source name: the endpoint-structured producer."""
+
+BASELINE = "random_normal"
+"""Producer of the plain rows that adversarial ones are compared with."""
+
+FLOOR = "numpy max(axis=1)"
+TORCH = "torch.topk(sorted=False)"
+ARGPARTITION = "numpy.argpartition"
+
+POISON = -(1 << 30)
+"""Written into every output before it is filled again: an answer left over from the round before would not verify."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to read the rows; its answer is verified against them if `judged`."""
+
+    name: str
+    run: Callable[[], Any]
+    poison: Callable[[], None] = lambda: None
+    judged: bool = True
+
+
+def run(
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    sources: Sequence[str | os.PathLike[str]] = (ENDPOINT,),
+    k: int = 2048,
+    rounds: int = 9,
+    *,
+    adversarial: bool = True,
+    searched: Sequence[tuple[int, int]] = aimed.SHAPES,
+    starts: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure the CPU backend.
+
+    Parameters
+    ----------
+    shapes : sequence of (rows, width)
+    sources : sequence of str or path
+        "endpoint", another producer's name, or the path of a capture. A capture wider than the shape is cut;
+        a narrower one has its rows joined end to end until they are wide enough.
+    k : int
+    rounds : int
+        Timed rounds; medians are reported.
+    adversarial : bool
+        Also time every adversarial family beside plain random rows, and the rows of `searched`.
+    searched : sequence of (width, k)
+        Of the searches for the dearest row.
+    starts : bool
+        Also measure import, first call and memory in fresh processes.
+    seed : int
+        Of the producers.
+    progress : callable, optional
+        Called as ``progress(steps done, steps in all)``.
+
+    Returns
+    -------
+    dict
+        For `ksieve.lab.bench.record.write_json`; `tables` lists what it says.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument cannot be used; nothing has been measured then.
+    VerificationError
+        If ksieve gave an inexact answer; another library's is recorded.
+    """
+    if rounds < 1:
+        raise ArgumentError("rounds", rounds, "an int of at least 1")
+    for rows, width in shapes:
+        if rows < 1 or width < k:
+            raise ArgumentError("shapes", f"{rows}x{width}", f"at least 1 row of at least k = {k} scores")
+    families = [p.name for p in ADVERSARIAL] if adversarial else []
+    searches = list(searched) if adversarial else []
+    steps = _Steps(len(shapes) * (len(sources) + len(families)) + len(searches) + 3 * starts, progress)
+    loaded = {os.fspath(source): _check_source(source) for source in sources}
+    compared, hurt = [], []
+    for rows, width in shapes:
+        plan = api.plan(rows=rows, width=width, k=k)
+        for load in loaded.values():
+            what, scores = load(rows, width, k, seed)
+            compared.append({"source": what, "rows": rows, "width": width} | _compare(scores, plan, rounds))
+            steps.advance()
+        if families:
+            plain = find_producer(BASELINE)(rows, width, seed=seed, k=k)
+            for family in families:
+                scores = find_producer(family)(rows, width, seed=seed, k=k)
+                hurt.append(
+                    {"family": family, "rows": rows, "width": width} | _adversarial(scores, plain, plan, rounds)
+                )
+                steps.advance()
+    found = []
+    for width, ranks in searches:
+        found.append({"width": width, "k": ranks} | _aimed(width, ranks, rounds, seed))
+        steps.advance()
+    results: dict[str, Any] = {"compared": compared, "adversarial": hurt, "aimed": found}
+    if starts:
+        results["start"] = {"import_seconds": startup.import_seconds()}
+        steps.advance()
+        compiling, cached = startup.first_call_seconds()
+        results["start"] |= {"first_call_compiling_seconds": compiling, "first_call_cached_seconds": cached}
+        steps.advance()
+        results["memory"] = _memory(k, [BASELINE, *families])
+        steps.advance()
+    settings = {
+        "shapes": shapes,
+        "sources": [Path(name).name for name in loaded],
+        "k": k,
+        "rounds": rounds,
+        "seed": seed,
+        "threads": cpu.thread_count(),
+    }
+    return record.payload("cpu", settings, results)
+
+
+def result_name(payload: dict[str, Any]) -> str:
+    """File name of a payload, the same on every run of the same kind of machine."""
+    return f"cpu-{payload['settings']['threads']}-threads.json"
+
+
+# ---- rows ------------------------------------------------------------------------------------------------
+
+Load = Callable[[int, int, int, int], tuple[str, F32]]
+
+
+def _check_source(source: str | os.PathLike[str]) -> Load:
+    """Turn a source into a function that makes its rows; errors come now, not after minutes of measuring."""
+    name = os.fspath(source)
+    if not Path(name).exists():
+        try:
+            producer = find_producer("endpoint_structured" if name == ENDPOINT else name)
+        except ArgumentError:
+            raise ArgumentError(
+                "sources", repr(name), f"{ENDPOINT!r}, a producer's name or the path of a capture"
+            ) from None
+        return lambda rows, width, k, seed: (producer.name, producer(rows, width, seed=seed, k=k))
+    open_capture(name).close()
+    return lambda rows, width, k, seed: _capture_rows(name, rows, width)
+
+
+def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
+    """Rows spread evenly over a capture, their valid scores alone; neighbours joined where one is too short."""
+    with open_capture(path) as capture:
+        valid = np.clip(capture.lengths.astype(np.int64), 0, capture.width)
+        pieces = -(-width // max(int(valid.min()), 1)) if capture.rows else 1
+        if capture.rows < rows * pieces:
+            raise ArgumentError(
+                "sources", f"{capture.rows} rows in {Path(path).name}", f"{rows * pieces} rows to make {rows} x {width}"
+            )
+        matrix = np.empty((rows, width), np.float32)
+        for r in range(rows):
+            first = r * capture.rows // rows
+            done = 0
+            for piece in range(first, first + pieces):
+                if done == width:
+                    break
+                scores = widen(capture.rows_block(piece, piece + 1))[0, : min(valid[piece], width - done)]
+                matrix[r, done : done + scores.size] = scores
+                done += scores.size
+        what = Path(path).name if pieces == 1 else f"{Path(path).name}, {pieces} rows joined"
+    return what, matrix
+
+
+# ---- timing ----------------------------------------------------------------------------------------------
+
+
+def _compare(scores: F32, plan: Plan, rounds: int) -> dict[str, Any]:
+    """Time every contender on the same rows; the ratios are of medians."""
+    seconds, exact = _rotate(_contenders(scores, plan), scores, plan, rounds)
+    _, stats = api.topk(scores, plan=plan, return_stats=True)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    own = medians["ksieve"]
+    return {
+        "seconds": seconds,
+        "median_seconds": medians,
+        "exact": exact,
+        "times_faster_than": {name: medians[name] / own for name in (TORCH, ARGPARTITION) if name in medians},
+        "rate_of_max": medians[FLOOR] / own,
+        "scores_per_second": scores.size / own,
+        **_account(stats),
+    }
+
+
+def _adversarial(scores: F32, plain: F32, plan: Plan, rounds: int) -> dict[str, Any]:
+    """Time one family and plain rows in turns, so that both see the same machine."""
+    contenders = [_ksieve(scores, plan, "family"), replace(_ksieve(plain, plan, "plain"), judged=False)]
+    seconds, _ = _rotate(contenders, scores, plan, rounds)
+    _, stats = api.topk(scores, plan=plan, return_stats=True)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "median_seconds": medians["family"],
+        "plain_median_seconds": medians["plain"],
+        "times_plain": medians["family"] / medians["plain"],
+        **_account(stats),
+    }
+
+
+def _aimed(width: int, k: int, rounds: int, seed: int) -> dict[str, Any]:
+    """Search for the dearest row of a width, and time it and a plain one in turns."""
+    plan = api.plan(rows=1, width=width, k=k)
+    found = aimed.search(plan, aimed.STEPS, seed)
+    plain = find_producer(BASELINE)(1, width, seed=seed, k=k)
+    return {
+        "work": found.work,
+        "random_work": found.random_work,
+        "times_random": found.times_random,
+        **_adversarial(found.row[None], plain, plan, rounds),
+    }
+
+
+def _rotate(
+    contenders: Sequence[Contender], scores: F32, plan: Plan, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, bool]]:
+    """Run every contender once per round, starting with another one each round; an untimed round comes first.
+
+    Answers are verified outside the clock, in every round.
+
+    Returns
+    -------
+    seconds : dict of list of float
+        By contender, in order of the rounds.
+    exact : dict of bool
+        By judged contender: whether all its answers were exact.
+    """
+    seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
+    exact = {c.name: True for c in contenders if c.judged}
+    for turn in range(-1, rounds):
+        for position in range(len(contenders)):
+            contender = contenders[(position + turn) % len(contenders)]
+            contender.poison()
+            start = time.perf_counter()
+            answer = contender.run()
+            elapsed = time.perf_counter() - start
+            if turn >= 0:
+                seconds[contender.name].append(elapsed)
+            if contender.judged:
+                verdict = verify(scores, None, answer, k=plan.problem.k)
+                exact[contender.name] &= verdict.ok
+                if contender is contenders[0] and not verdict.ok:
+                    raise VerificationError(f"ksieve on {scores.shape[0]} x {scores.shape[1]}: {verdict}", verdict)
+    return seconds, exact
+
+
+def _contenders(scores: F32, plan: Plan) -> list[Contender]:
+    k, width = plan.problem.k, scores.shape[1]
+    found = [
+        _ksieve(scores, plan, "ksieve"),
+        Contender(ARGPARTITION, lambda: np.argpartition(scores, width - k, axis=1)[:, width - k :]),
+        Contender(FLOOR, lambda: scores.max(axis=1), judged=False),
+    ]
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        rows = torch.from_numpy(scores)
+        values, indices = torch.empty(scores.shape[0], k), torch.empty(scores.shape[0], k, dtype=torch.int64)
+
+        def select() -> Any:
+            torch.topk(rows, k, dim=1, sorted=False, out=(values, indices))
+            return indices.numpy()
+
+        found.append(Contender(TORCH, select, lambda: _fill(indices.numpy())))
+    return found
+
+
+def _ksieve(scores: F32, plan: Plan, name: str) -> Contender:
+    out = np.empty((scores.shape[0], plan.problem.k), np.int32)
+    return Contender(name, lambda: api.topk(scores, plan=plan, out=out), lambda: _fill(out))
+
+
+def _fill(out: NDArray[Any]) -> None:
+    out[...] = POISON
+
+
+def _account(stats: Stats) -> dict[str, Any]:
+    """Routes and model traffic of a call."""
+    return {
+        "routes": {route.name.lower(): count for route, count in stats.route_counts().items()},
+        "scans_mean": float(stats.scans.mean()),
+        "admitted_mean": float(stats.admitted0.mean()) if (stats.route != Route.DIRECT).any() else None,
+    }
+
+
+def _memory(k: int, producers: list[str]) -> dict[str, Any]:
+    threads = cpu.thread_count()
+    extra = startup.extra_bytes(threads, k, producers)
+    return {
+        "threads": threads,
+        "scratch_bytes_per_thread": cpu.scratch_bytes(api.plan(rows=1, width=SHAPES[-1][1], k=k)),
+        "resident_growth_bytes_per_thread": None if extra is None else extra / threads,
+    }
+
+
+class _Steps:
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------
+
+
+TableOfTexts = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, column names and rows."""
+
+
+def tables(payload: dict[str, Any]) -> Iterator[TableOfTexts]:
+    """Write a payload of `run` as tables for people; those without rows are left out."""
+    results, settings = payload["results"], payload["settings"]
+    for rows, width in settings["shapes"]:
+        title = f"{rows:,} x {width:,}, top {settings['k']:,}, {settings['threads']} threads"
+        compared = [
+            (
+                case["source"],
+                _milliseconds(case["median_seconds"]["ksieve"]),
+                *(_faster(case, name) for name in (TORCH, ARGPARTITION)),
+                f"{case['rate_of_max']:.2f}x",
+            )
+            for case in _of_shape(results["compared"], rows, width)
+        ]
+        if compared:
+            columns = ("rows", "ksieve", "torch.topk", "argpartition", "max")
+            yield f"{title}: times faster than others", columns, compared
+        adversarial = [
+            (
+                case["family"],
+                _milliseconds(case["median_seconds"]),
+                f"{case['times_plain']:.2f}x",
+                f"{case['scans_mean']:.1f}",
+                ", ".join(f"{count} {route}" for route, count in case["routes"].items()),
+            )
+            for case in _of_shape(results["adversarial"], rows, width)
+        ]
+        if adversarial:
+            columns = ("family", "ksieve", "of plain rows", "model scans", "routes")
+            yield f"{title}: rows made to hurt", columns, adversarial
+    if results["aimed"]:
+        searched = [
+            (
+                f"{case['width']:,}, top {case['k']:,}",
+                f"{case['times_random']:.2f}x",
+                _milliseconds(case["median_seconds"]),
+                f"{case['times_plain']:.2f}x",
+            )
+            for case in results["aimed"]
+        ]
+        heads = ("row", "work of a random row's", "ksieve", "of a plain row")
+        yield "The dearest rows that a search finds, one at a time", heads, searched
+    if "start" in results:
+        start, memory = results["start"], results["memory"]
+        grown = memory["resident_growth_bytes_per_thread"]
+        costs = [
+            ("import ksieve", f"{start['import_seconds']:.2f} s"),
+            ("first call, compiling", f"{start['first_call_compiling_seconds']:.1f} s"),
+            ("first call, from the disk cache", f"{start['first_call_cached_seconds']:.2f} s"),
+            ("scratch per thread", f"{memory['scratch_bytes_per_thread'] / 1024:.0f} KiB"),
+        ]
+        if grown is not None:
+            costs.append(("resident growth per thread", f"{grown / 1024:.0f} KiB"))
+        yield "Outside a call", ("what", "cost"), costs
+
+
+def _of_shape(cases: list[dict[str, Any]], rows: int, width: int) -> list[dict[str, Any]]:
+    return [case for case in cases if (case["rows"], case["width"]) == (rows, width)]
+
+
+def _faster(case: dict[str, Any], name: str) -> str:
+    if name not in case["times_faster_than"]:
+        return "absent"
+    return f"{case['times_faster_than'][name]:.1f}x" + ("" if case["exact"][name] else ", inexact")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,142 @@
+"""The plain-read floor: the best of several kernels that read the valid scores and do nothing with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ksieve.backends.cuda.jit.spec import KernelSpec, architecture
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.runtime import launch
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.bench.timing import Contender
+
+PER_ROW, DEALT, BULK = 0, 1, 2
+"""Modes of kernels/floor.cu."""
+
+
+@dataclass(frozen=True)
+class ReadKernel:
+    """One specialisation of kernels/floor.cu.
+
+    Attributes
+    ----------
+    name : str
+    mode : int
+        `PER_ROW`, `DEALT` or `BULK`.
+    threads : int
+    unroll : int
+        16-byte loads in flight per thread, or shared buffers of a CTA (`BULK`).
+    chunk : int
+        Bytes dealt at a time.
+    ctas_per_sm : int
+        Resident CTAs per multiprocessor; unused by `PER_ROW`.
+    """
+
+    name: str
+    mode: int
+    threads: int
+    unroll: int
+    chunk: int = 16_384
+    ctas_per_sm: int = 0
+
+    def spec(self, device: DeviceInfo) -> KernelSpec:
+        """What to compile for a device."""
+        defines = {
+            "KSIEVE_MODE": self.mode,
+            "KSIEVE_THREADS": self.threads,
+            "KSIEVE_UNROLL": self.unroll,
+            "KSIEVE_CHUNK": self.chunk,
+            "KSIEVE_SHARED_BYTES": self.unroll * self.chunk if self.mode == BULK else 0,
+        }
+        return KernelSpec("floor", architecture(device.capability), tuple(defines.items()))
+
+
+KERNELS = (
+    ReadKernel("row, 512 x 8", PER_ROW, 512, 8),
+    ReadKernel("row, 1024 x 4", PER_ROW, 1024, 4),
+    ReadKernel("dealt, 256 x 8", DEALT, 256, 8, 256 * 8 * 16, 8),
+    ReadKernel("dealt, 512 x 4", DEALT, 512, 4, 512 * 4 * 16, 4),
+    ReadKernel("dealt, 1024 x 2", DEALT, 1024, 2, 1024 * 2 * 16, 2),
+    ReadKernel("dealt, 256 x 2", DEALT, 256, 2, 256 * 2 * 16, 8),
+    ReadKernel("bulk, 6 x 32K", BULK, 32, 6, 32_768, 1),
+    ReadKernel("bulk, 6 x 16K", BULK, 32, 6, 16_384, 2),
+    ReadKernel("bulk, 8 x 8K", BULK, 32, 8, 8192, 3),
+    ReadKernel("bulk, 8 x 4K", BULK, 32, 8, 4096, 6),
+)
+"""Kernels whose best time is the floor: whole rows, dealt chunks and bulk copies, from few large to many small."""
+
+
+def available(device: DeviceInfo) -> list[ReadKernel]:
+    """Kernels that a device can run."""
+    return [k for k in KERNELS if k.mode != BULK or device.capability >= (9, 0)]
+
+
+class Reader:
+    """A read kernel ready to be launched on a matrix, on the current stream."""
+
+    def __init__(self, kernel: ReadKernel, scores: Any, lengths: Any, device: DeviceInfo) -> None:
+        import ctypes
+
+        rows, width = scores.shape
+        pitch = scores.stride(0) * scores.element_size()
+        if scores.data_ptr() % 16 or (pitch % 16 and rows > 1):
+            got = f"address 0x{scores.data_ptr():x} and a pitch of {pitch} bytes"
+            raise ArgumentError("scores", got, "rows that start at multiples of 16 bytes")
+        self._driver = driver = cuda_driver.get()
+        index = scores.device.index
+        spec = kernel.spec(device)
+        self._context = driver.context(index)
+        with driver.activated(self._context):
+            self._function = launch.function_of(spec, index, driver, _stream())
+        chunks = rows * -(-width * scores.element_size() // kernel.chunk)
+        blocks = rows if kernel.mode == PER_ROW else min(chunks, device.sm_count * kernel.ctas_per_sm)
+        self._config = (blocks, kernel.threads, spec.shared_bytes)
+        self._sink = scores.new_zeros(1)
+        self._alive = (scores, lengths)
+
+        class Params(ctypes.Structure):
+            _fields_ = (
+                ("scores", ctypes.c_uint64), ("lengths", ctypes.c_uint64), ("sink", ctypes.c_uint64),
+                ("pitch", ctypes.c_int64), ("width", ctypes.c_int64),
+                ("item", ctypes.c_int32), ("rows", ctypes.c_int32),
+            )  # fmt: skip
+
+        self._params = Params(
+            scores.data_ptr(), lengths.data_ptr() if lengths is not None else 0, self._sink.data_ptr(),
+            pitch, width, scores.element_size(), rows,
+        )  # fmt: skip
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
+        self._arguments_at = ctypes.addressof(self._arguments)
+
+    def __call__(self) -> None:
+        """Enqueue the read."""
+        from cuda.bindings import driver as api
+
+        blocks, threads, shared = self._config
+        with self._driver.activated(self._context):
+            (code,) = api.cuLaunchKernel(
+                self._function, blocks, 1, 1, threads, 1, 1, shared, api.CUstream(_stream()), self._arguments_at, 0
+            )
+        self._driver.check(code, "launching a plain read")
+
+
+def _read(readers: list[Reader], i: int) -> None:
+    readers[i]()
+
+
+def _stream() -> int:
+    import torch
+
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def contenders(matrices: list[Any], lengths: Any, device: DeviceInfo) -> list[Contender]:
+    """One contender per read kernel over the same input sets."""
+    found = []
+    for kernel in available(device):
+        readers = [Reader(kernel, scores, lengths, device) for scores in matrices]
+        found.append(Contender(kernel.name, partial(_read, readers)))
+    return found

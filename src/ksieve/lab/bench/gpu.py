@@ -1,0 +1,425 @@
+"""Selection on a GPU against the plain-read floor and other libraries, on the same tensors in the same process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ksieve import api
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.lab.bench import floor, peers, record, scores, timing
+from ksieve.lab.bench.peers import POISON, VERIFY_BYTES, Task
+from ksieve.lab.bench.timing import Contender, Timing
+from ksieve.lab.bench.variants import PLANNED, Variant
+from ksieve.planning.plan import Plan
+
+OPERATOR = tuple((m, n) for n in (131_072, 262_144, 524_288, 1_048_576) for m in (512, 1024, 2048, 4096, 8192))
+DECODE = tuple(
+    (m, n)
+    for n in (8192, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
+    for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+)
+SHORT = tuple(
+    (m, n)
+    for n in (
+        2049, 4096, 8192, 16_384, 16_900, 17_408, 20_480, 24_576,
+        25_600, 32_768, 33_000, 40_960, 45_056, 49_152, 65_536,
+    )
+    for m in (64, 256, 1024, 2048, 4096, 8192)
+)  # fmt: skip
+QUICK = ((512, 131_072), (2048, 262_144), (64, 262_144), (1024, 16_384), (4, 65_536))
+SHAPES: dict[str, tuple[tuple[tuple[int, int], ...], str]] = {
+    "operator": (OPERATOR, "causal"),
+    "decode": (DECODE, "ragged"),
+    "short": (SHORT, "ragged"),
+    "quick": (QUICK, "causal"),
+}
+"""Named shape lists, each with the lengths it is measured with: the paper's operator matrix, decode batches, rows
+from just above the usual k to 64K."""
+
+MEMORY = 0.75
+"""Share of the free device memory that inputs may take."""
+
+PITCH_BYTES = 1024
+"""Rows start at multiples of this: what the most demanding peer asks for, and what score producers allocate."""
+
+Tell = Callable[[dict[str, Any]], None]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is measured of every case.
+
+    Attributes
+    ----------
+    k : int
+        0 measures plain reads alone.
+    dtype : str
+    variants : sequence of Variant
+        Plans to time.
+    loaded : sequence of (Peer, module)
+        Other libraries, from `peers.available`.
+    rounds : int
+        Timed rounds.
+    torch_rounds : int
+        The same of ``torch.topk``, which is slow; 0 leaves it out.
+    reads : bool
+        Whether plain reads are timed too.
+    judged : int or None
+        Input sets whose answers are verified, of every variant but the planner's; None means all.
+    """
+
+    k: int
+    dtype: str = "float32"
+    variants: Sequence[Variant] = (PLANNED,)
+    loaded: Sequence[tuple[peers.Peer, Any]] = field(default=())
+    rounds: int = 7
+    torch_rounds: int = 3
+    reads: bool = True
+    judged: int | None = None
+
+
+def run(
+    shapes: Sequence[tuple[int, int]] = OPERATOR,
+    k: int = 2048,
+    *,
+    lengths: str = "causal",
+    dtype: str = "float32",
+    source: str = "endpoint",
+    variants: Sequence[Variant] = (),
+    peer_names: Iterable[str] | None = None,
+    rounds: int = 7,
+    torch_rounds: int = 3,
+    seed: int = 0,
+    name: str = "gpu",
+    progress: Progress | None = None,
+    each: Tell | None = None,
+) -> dict[str, Any]:
+    """Measure the planner's choice, the variants asked for, and other libraries.
+
+    Parameters
+    ----------
+    shapes : sequence of (rows, width)
+    k : int
+    lengths : str
+        A name of `ksieve.lab.workloads.lengths.LENGTHS`, or a number that all rows have.
+    dtype : str
+    source : str
+        Of the scores: "endpoint", "normal" or "factors:PATH".
+    variants : sequence of Variant
+        Timed beside the planner's choice.
+    peer_names : iterable of str, optional
+        Other libraries; None means every one that is installed.
+    rounds, torch_rounds : int
+        Timed rounds; of ``torch.topk``, which reads whole rows, fewer (0 leaves it out).
+    seed : int
+    name : str
+        Of the bench, for the result file.
+    progress : callable, optional
+        Called as ``progress(shapes done, shapes in all)``.
+    each : callable, optional
+        Called with the results of every shape as it is done.
+
+    Returns
+    -------
+    dict
+        For `ksieve.lab.bench.record.write_json`; a shape that does not fit into memory is listed with the reason.
+
+    Raises
+    ------
+    BackendError
+        Without PyTorch or a GPU.
+    """
+    device = require_device()
+    fill = scores.source_of(source)
+    loaded, skipped = peers.available(peer_names)
+    ask = Ask(k, dtype, [PLANNED, *variants], loaded, rounds, torch_rounds)
+    results = over(shapes, lambda shape: measure_shape(shape, lengths, fill, seed, ask, device), progress, each)
+    settings = {
+        "shapes": list(shapes), "k": k, "lengths": lengths, "dtype": dtype, "scores": source_name(source),
+        "rounds": rounds, "seed": seed,
+    }  # fmt: skip
+    found = {"shapes": results, **summary(results), "peers_skipped": skipped}
+    return record.payload(name, settings, found, gpu=True)
+
+
+def run_floor(
+    shapes: Sequence[tuple[int, int]],
+    *,
+    lengths: str = "causal",
+    dtype: str = "float32",
+    rounds: int = 7,
+    seed: int = 0,
+    progress: Progress | None = None,
+    each: Tell | None = None,
+) -> dict[str, Any]:
+    """Measure every plain-read kernel over the valid prefixes alone; arguments as in `run`."""
+    device, ask = require_device(), Ask(0, dtype, (), rounds=rounds, torch_rounds=0)
+    fill = scores.endpoint_structured
+    results = over(shapes, lambda shape: measure_shape(shape, lengths, fill, seed, ask, device), progress, each)
+    settings = {"shapes": list(shapes), "lengths": lengths, "dtype": dtype, "rounds": rounds, "seed": seed}
+    return record.payload("floor", settings, {"shapes": results}, gpu=True)
+
+
+def over(
+    cases: Sequence[Any], measure: Callable[[Any], dict[str, Any]], progress: Progress | None, each: Tell | None
+) -> list[dict[str, Any]]:
+    """Measure cases in turn, telling how far it is and what came out."""
+    results = []
+    for done, case in enumerate(cases):
+        if progress is not None:
+            progress(done, len(cases))
+        results.append(measure(case))
+        if each is not None:
+            each(results[-1])
+    if progress is not None:
+        progress(len(cases), len(cases))
+    return results
+
+
+def source_name(source: str) -> str:
+    """Source of scores as a result file names it: without folders."""
+    kind, colon, path = source.partition(":")
+    return f"{kind}{colon}{Path(path).name}" if colon else kind
+
+
+def require_device() -> DeviceInfo:
+    """Facts of PyTorch's current GPU.
+
+    Raises
+    ------
+    BackendError
+        If there is none, or no PyTorch that could use it.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise BackendError("the GPU benches make their inputs with PyTorch: install torch") from None
+    from ksieve.backends import cuda
+
+    if not torch.cuda.is_available():
+        cuda.device_info(0)  # says what is missing
+        raise BackendError("this PyTorch has no CUDA support: install a CUDA build of torch")
+    return cuda.device_info(torch.cuda.current_device())
+
+
+def pitch_of(width: int, itemsize: int) -> int:
+    """Scores from one row to the next in a bench's matrices."""
+    return -(-width * itemsize // PITCH_BYTES) * PITCH_BYTES // itemsize
+
+
+def allocate(rows: int, width: int, dtype: str, most: int | None = None, valid: int | None = None) -> list[Any] | str:
+    """Make the input sets of a shape, unfilled; or say why there is no room.
+
+    Parameters
+    ----------
+    rows, width : int
+    dtype : str
+    most : int, optional
+        Bound on the sets, for inputs that cost much to make.
+    valid : int, optional
+        Scores of a set that are read: short rows of a wide matrix take more sets to leave L2 behind.
+    """
+    import torch
+
+    torch.cuda.empty_cache()
+    element = getattr(torch, dtype)
+    pitch = pitch_of(width, element.itemsize)
+    set_bytes = rows * pitch * element.itemsize
+    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
+    if set_bytes > free:
+        return f"{set_bytes / 1e9:.1f} GB of scores, {free / 1e9:.1f} GB may be used"
+    read = None if valid is None else valid * element.itemsize
+    sets = timing.input_sets(set_bytes, torch.cuda.get_device_properties().L2_cache_size, free, read)
+    sets = min(sets, most or sets)
+    return [aligned(rows, pitch, element, "cuda")[:, :width] for _ in range(sets)]
+
+
+def aligned(rows: int, pitch: int, element: Any, device: str) -> Any:
+    """Make a matrix (rows, pitch) that starts at a multiple of `PITCH_BYTES`; PyTorch's own start at one of 512."""
+    import torch
+
+    flat = torch.empty(rows * pitch + PITCH_BYTES // element.itemsize, dtype=element, device=device)
+    start = -flat.data_ptr() % PITCH_BYTES // element.itemsize
+    return flat[start : start + rows * pitch].view(rows, pitch)
+
+
+def valid_scores(lengths: Any, width: int) -> int:
+    """How many scores of a matrix are valid; negative lengths and those beyond the width as a selection takes them."""
+    return int(lengths.long().clamp(0, width).sum())
+
+
+def measure_shape(
+    shape: tuple[int, int], lengths_kind: str, fill: scores.Fill, seed: int, ask: Ask, device: DeviceInfo
+) -> dict[str, Any]:
+    """Measure one shape on scores and lengths made here."""
+    rows, width = shape
+    facts: dict[str, Any] = {"rows": rows, "width": width}
+    lengths = scores.lengths_of(lengths_kind, rows, width, seed, "cpu")
+    matrices = allocate(rows, width, ask.dtype, valid=valid_scores(lengths, width))
+    if isinstance(matrices, str):
+        return facts | {"skipped": matrices}
+    lengths = lengths.to(matrices[0].device)
+    for number, matrix in enumerate(matrices):
+        fill(matrix, lengths, seed + number)
+    return facts | measure(Task(matrices, lengths, ask.k), ask, device)
+
+
+def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
+    """Time plain reads, plans and peers on one task, in rotated rounds.
+
+    Returns
+    -------
+    dict
+        ``floor_us`` and how it was read, every plain read, and of every selector its times, whether its answers were
+        exact, and the floor divided by its median; ``fastest`` is the fastest exact one.
+    """
+    contenders = floor.contenders(list(task.matrices), task.lengths, device) if ask.reads else []
+    reads = len(contenders)
+    plans: dict[str, Plan | str] = {}
+    for variant in ask.variants:
+        try:
+            plans[variant.name] = plan = variant.plan(task.rows, task.width, task.k, ask.dtype, device)
+        except ArgumentError as error:
+            plans[variant.name] = str(error)
+        else:
+            contenders.append(_selector(variant, plan, task, ask))
+    refused: dict[str, str] = {}
+    for peer, module in ask.loaded:
+        slow = peer.name == "torch.topk"
+        if slow and not ask.torch_rounds:
+            continue
+        try:
+            contenders.append(peers.contender(peer, module, task, ask.torch_rounds if slow else None))
+        except peers.UnsupportedError as error:
+            refused[peer.name] = str(error)
+    matrix = task.matrices[0]
+    read_bytes = valid_scores(task.lengths, task.width) * matrix.element_size()
+    set_bytes = task.rows * matrix.stride(0) * matrix.element_size()
+    times = timing.measure(contenders, len(task.matrices), set_bytes, rounds=ask.rounds)
+    facts: dict[str, Any] = {"input_sets": len(task.matrices), "read_bytes": read_bytes}
+    least = min((t for t in times[:reads] if t.rounds), key=lambda t: t.median, default=Timing("none"))
+    if ask.reads:
+        facts |= {
+            "floor_us": least.median,
+            "floor_kernel": least.name,
+            "floor_terabytes_per_second": read_bytes / least.median / 1e6,
+            "reads": {t.name: _without_rounds(t.facts()) for t in times[:reads]},
+        }
+    selectors = {
+        t.name: t.facts() | ({"of_floor": least.median / t.median} if ask.reads else {}) for t in times[reads:]
+    }
+    for name, made in plans.items():
+        selectors[name] = (
+            {"error": made, "exact": None} if isinstance(made, str) else selectors[name] | plan_facts(made)
+        )
+    selectors |= {name: {"unsupported": reason, "exact": None} for name, reason in refused.items()}
+    for name in [peer.name for peer, _ in ask.loaded if peer.name in selectors]:
+        selectors[name]["peer"] = True
+    return facts | {"selectors": selectors, "fastest": fastest(selectors)}
+
+
+def _without_rounds(facts: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if key not in ("rounds_us", "exact")}
+
+
+def compact(facts: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a case what a large result file need not hold: single rounds, every plain read, plans in full."""
+    kept = (
+        "median_us",
+        "min_us",
+        "spread",
+        "exact",
+        "error",
+        "unsupported",
+        "of_floor",
+        "peer",
+        "family",
+        "policy",
+        "splits",
+    )
+    slim = {key: value for key, value in facts.items() if key != "reads"}
+    if "selectors" in facts:
+        slim["selectors"] = {
+            name: {key: one[key] for key in kept if key in one} for name, one in facts["selectors"].items()
+        }
+    return slim
+
+
+def fastest(
+    selectors: Mapping[str, Mapping[str, Any]], among: Callable[[Mapping[str, Any]], bool] | None = None
+) -> str | None:
+    """Name of the fastest selector whose answers were exact, of those that `among` holds for; None without any."""
+    exact = {
+        name: facts["median_us"]
+        for name, facts in selectors.items()
+        if facts.get("exact") is True and "median_us" in facts and (among is None or among(facts))
+    }
+    return min(exact, key=lambda name: exact[name]) if exact else None
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """Fields of a plan that explain its time."""
+    names = ("family", "capacity", "shared_capacity", "splits", "ctas", "threads", "ctas_per_sm", "workspace_bytes")
+    policy = plan.policy.name if plan.policy else "direct"
+    return {name: getattr(plan, name) for name in names} | {"policy": policy, "reason": plan.reason}
+
+
+def _selector(variant: Variant, plan: Plan, task: Task, ask: Ask) -> Contender:
+    from ksieve.checking.verify import verify
+
+    outs = [task.empty() for _ in task.matrices]
+    held: list[Any] = []
+    judged = len(outs) if ask.judged is None or variant is PLANNED else ask.judged
+
+    def select(i: int) -> None:
+        if not held:
+            held.append(plan.workspace())
+        api.topk(task.matrices[i], task.lengths, plan=plan, out=outs[i], workspace=held[0])
+
+    def check(i: int) -> bool:
+        return i >= judged or verify(task.matrices[i], task.lengths, outs[i], block_bytes=VERIFY_BYTES).ok
+
+    return Contender(variant.name, select, check, lambda i: outs[i].fill_(POISON))
+
+
+def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the shapes say together.
+
+    Returns
+    -------
+    dict
+        ``of_floor``: geometric mean and least fraction of the floor per selector, over the shapes it was exact on.
+        ``over_best_peer``: how many times as fast as the fastest exact peer the planner's choice is, over the shapes
+        with both; None without peers. ``inexact``: shapes with a wrong answer per selector.
+    """
+    by_name: dict[str, list[float]] = {}
+    inexact: dict[str, int] = {}
+    over_peer: list[float] = []
+    for shape in results:
+        selectors = shape.get("selectors", {})
+        for name, facts in selectors.items():
+            if facts.get("exact") is False:
+                inexact[name] = inexact.get(name, 0) + 1
+            elif "of_floor" in facts and math.isfinite(facts["of_floor"]):
+                by_name.setdefault(name, []).append(facts["of_floor"])
+        best = fastest(selectors, lambda facts: bool(facts.get("peer")))
+        own = selectors.get(PLANNED.name, {})
+        if best is not None and own.get("exact") is True:
+            over_peer.append(selectors[best]["median_us"] / own["median_us"])
+    return {
+        "of_floor": {name: mean_of(shares) for name, shares in by_name.items()},
+        "over_best_peer": mean_of(over_peer) if over_peer else None,
+        "inexact": inexact,
+    }
+
+
+def mean_of(values: Sequence[float]) -> dict[str, Any]:
+    """Geometric mean and least of positive numbers, and how many there are."""
+    mean = math.exp(sum(map(math.log, values)) / len(values))
+    return {"geometric_mean": mean, "least": min(values), "shapes": len(values)}

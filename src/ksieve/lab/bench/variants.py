@@ -1,0 +1,110 @@
+"""Plans to time beside the planner's own choice: forced families, policies, splits, and other launch shapes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ksieve import api
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.text import parse_json
+from ksieve.planning import shapes
+from ksieve.planning.memory import with_workspace
+from ksieve.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan to time beside the planner's own choice: forced family and policy, and fields of the plan replaced."""
+
+    name: str
+    family: str | None = None
+    policy: SamplingPolicy | str | None = None
+    geometry: tuple[tuple[str, int], ...] = ()
+    changes: tuple[tuple[str, int], ...] = field(default=())
+
+    def plan(self, rows: int, width: int, k: int, dtype: str, device: DeviceInfo) -> Plan:
+        """Make the plan; `geometry` fields (threads, ctas_per_sm, held) re-derive the storage, `changes` do not."""
+        asked: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "device": device}
+        with _geometry(self.family, dict(self.geometry)):
+            plan = api.plan(**asked, family=self.family, policy=self.policy)
+        changes: dict[str, Any] = dict(self.changes)
+        if "splits" in changes and plan.family == "split_sampled":
+            changes.setdefault("ctas", rows * changes["splits"])
+        return with_workspace(replace(plan, **changes)) if changes else plan
+
+
+PLANNED = Variant("ksieve")
+
+
+@contextmanager
+def _geometry(family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
+    """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
+    tables = [t for t in shapes.GEOMETRIES if family in t]
+    if not changes or family is None:
+        yield
+        return
+    kept = [table[family] for table in tables]
+    held = shapes.GEOMETRY_HELD.get(family)
+    for table in tables:
+        table[family] = replace(table[family], **changes)
+    if held is not None:
+        shapes.GEOMETRY_HELD[family] = tuple(replace(shape, **changes) for shape in held)
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, kept, strict=True):
+            table[family] = before
+        if held is not None:
+            shapes.GEOMETRY_HELD[family] = held
+
+
+def variants_of(families: Sequence[str | None], policies: Sequence[str | None], text: str | None) -> list[Variant]:
+    """Variants asked for: every family with every policy, then those of a JSON list.
+
+    An object of the list may hold ``name``, ``family``, ``policy`` (a name, or an object of `SamplingPolicy` fields),
+    ``threads``, ``ctas_per_sm`` and ``held`` (storage is derived anew), and any other number of a `Plan`.
+
+    Raises
+    ------
+    ArgumentError
+        If the JSON is none, or names what does not exist.
+    """
+    found = []
+    if families or policies:
+        for family, policy in itertools.product(families or [None], policies or [None]):
+            found.append(Variant(" ".join(filter(None, (family, policy))), family, policy))
+    if text is None:
+        return found
+    try:
+        listed = parse_json(text)
+    except ValueError as error:
+        raise ArgumentError("--variants", repr(text[:80]), f"a JSON list of objects ({error})") from None
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise ArgumentError("--variants", repr(text[:80]), "a JSON list of objects")
+    return found + [_variant(dict(item)) for item in listed]
+
+
+def _variant(item: dict[str, Any]) -> Variant:
+    shown = json.dumps(item, separators=(",", ":")).replace('"', "")
+    name, family, policy = item.pop("name", shown), item.pop("family", None), item.pop("policy", None)
+    if isinstance(policy, dict):
+        try:
+            named: dict[str, Any] = {"name": "forced"} | policy
+            policy = SamplingPolicy(**named)
+        except TypeError as error:
+            raise ArgumentError("--variants", f"policy {policy}", f"fields of SamplingPolicy ({error})") from None
+    geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "held") if key in item}
+    if geometry and family not in shapes.GEOMETRY:
+        raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(shapes.GEOMETRY)}")
+    known = {f.name for f in fields(Plan)}
+    for key, value in item.items():
+        if key not in known or not isinstance(value, int):
+            raise ArgumentError("--variants", f"{key}: {value!r}", f"a number of a plan, one of {sorted(known)}")
+    return Variant(name, family, policy, tuple(geometry.items()), tuple(item.items()))

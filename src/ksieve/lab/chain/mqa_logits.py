@@ -1,0 +1,170 @@
+"""fp8 multi-query logits, the score producer of a lightning indexer, as a Triton kernel.
+
+    score[t, s] = key_scale[s] * sum over heads h of weight[t, h] * max(0, q[t, h, :] . k[s, :])
+
+One program owns a few queries and a stretch of keys. Its queries, all heads of them, stay in shared memory; key tiles
+stream past. Keys are the rows and (query, head) pairs the columns of each matrix product, so that the sum over heads
+runs along a row: on tensor cores a row's columns lie in four lanes of one warp, and the sum costs two shuffles.
+Tiles past the last key that any of the program's queries may see are skipped; scores past a query's own length are
+not written. (Same orientation as DeepGEMM's fp8_mqa_logits, described in its sources; nothing is taken from it.)
+
+Triton is imported when this module is; nothing else in ksieve imports it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ksieve.core.errors import ArgumentError
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _mqa_logits(  # type: ignore[no-untyped-def]
+    q_ptr, k_ptr, weight_ptr, scale_ptr, length_ptr, score_ptr,
+    queries, keys, score_pitch, stretch,
+    HEADS: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    SCALED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    # Neighbouring programs share a stretch of keys, so that its tiles come from L2.
+    group = tl.program_id(0)
+    begin = tl.program_id(1) * stretch
+    t = group * QUERIES + tl.arange(0, QUERIES)
+    live = t < queries
+    length = tl.load(length_ptr + t, mask=live, other=0)
+    length = tl.minimum(tl.maximum(length, 0), keys)
+    end = tl.minimum(begin + stretch, keys)
+    if not MASKED:
+        end = tl.minimum(end, tl.max(length, axis=0))
+    if begin < end:
+        column = tl.arange(0, QUERIES * HEADS)
+        head_live = group * QUERIES + column // HEADS < queries
+        first_head = group.to(tl.int64) * (QUERIES * HEADS)
+        d = tl.arange(0, DIM)
+        q_at = (first_head + column)[None, :] * DIM + d[:, None]
+        q = tl.load(q_ptr + q_at, mask=head_live[None, :], other=0.0)
+        weight = tl.load(weight_ptr + first_head + column, mask=head_live, other=0.0)
+        row_at = t.to(tl.int64) * score_pitch
+        for first in tl.range(begin, end, KEYS, num_stages=STAGES):
+            s = first + tl.arange(0, KEYS)
+            k = tl.load(k_ptr + s.to(tl.int64)[:, None] * DIM + d[None, :], mask=(s < keys)[:, None], other=0.0)
+            dots = tl.dot(k, q, out_dtype=tl.float32)
+            parts = tl.maximum(dots, 0.0) * weight[None, :]
+            score = tl.sum(tl.reshape(parts, (KEYS, QUERIES, HEADS)), axis=2)
+            if SCALED:
+                score *= tl.load(scale_ptr + s, mask=s < keys, other=0.0)[:, None]
+            seen = s[:, None] < length[None, :]
+            if MASKED:
+                score = tl.where(seen, score, float("-inf"))
+                seen = (s < keys)[:, None] & live[None, :]
+            tl.store(score_ptr + row_at[None, :] + s[:, None], score, mask=seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Shape of the kernel's work: data, so that a bench can sweep it.
+
+    Attributes
+    ----------
+    queries : int
+        Queries per program; times heads, the columns of a matrix product.
+    keys : int
+        Keys per tile, the rows of a matrix product; a multiple of 64.
+    warps, stages : int
+        Warps per program, key tiles in flight.
+    stretch : int
+        Keys per program, a multiple of `keys`; 0: all of them.
+    """
+
+    queries: int = 2
+    keys: int = 64
+    warps: int = 4
+    stages: int = 4
+    stretch: int = 0
+
+
+TILE = Tile()
+"""What the kernel uses when nobody says otherwise. At 64 heads of 128 dimensions four programs fit a multiprocessor of
+an H100 or H200, so that one's head sums run while another's products do."""
+
+
+def mqa_logits(
+    q: Any,
+    keys: Any,
+    weights: Any,
+    lengths: Any,
+    *,
+    key_scale: Any = None,
+    out: Any = None,
+    masked: bool = False,
+    tile: Tile = TILE,
+) -> Any:
+    """Score every key for every query; enqueued on the current stream, capturable.
+
+    Parameters
+    ----------
+    q : torch.Tensor of float8_e4m3fn, shape (queries, heads, dim), contiguous
+        Heads and dim are powers of two; dim at least 32.
+    keys : torch.Tensor of float8_e4m3fn, shape (keys, dim), contiguous
+        One key per position, shared by all heads.
+    weights : torch.Tensor of float32, shape (queries, heads), contiguous
+    lengths : torch.Tensor of int32, shape (queries,)
+        Keys that each query sees, from position 0; clamped to [0, keys] on the device.
+    key_scale : torch.Tensor of float32, shape (keys,), optional
+        Default: 1.
+    out : torch.Tensor of float32, shape (queries, keys), last stride 1, optional
+        What lies past a query's length is not written.
+    masked : bool
+        Write -inf past every query's length, for selectors that know no lengths.
+    tile : Tile
+
+    Returns
+    -------
+    torch.Tensor
+        `out`, or a new matrix with rows that start at multiples of 16 bytes.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    queries, heads, dim = _check(q, "q", torch.float8_e4m3fn, (None, None, None), q.device)
+    (count, _) = _check(keys, "keys", torch.float8_e4m3fn, (None, dim), q.device)
+    _check(weights, "weights", torch.float32, (queries, heads), q.device)
+    _check(lengths, "lengths", torch.int32, (queries,), q.device)
+    if key_scale is not None:
+        _check(key_scale, "key_scale", torch.float32, (count,), q.device)
+    for name, value, least in (("heads", heads, 1), ("dim", dim, 32)):
+        if value < least or value & (value - 1):
+            raise ArgumentError("q", f"{name} {value}", f"{name} a power of two of at least {least}")
+    if count >= 1 << 31:
+        raise ArgumentError("keys", f"{count} keys", "fewer than 2**31")
+    if out is None:
+        out = torch.empty(queries, -(-count // 4) * 4, dtype=torch.float32, device=q.device)[:, :count]
+    if out.shape != (queries, count) or out.dtype != torch.float32 or out.device != q.device or out.stride(1) != 1:
+        got = f"{out.dtype} of shape {tuple(out.shape)} and strides {out.stride()} on {out.device}"
+        raise ArgumentError("out", got, f"float32 of shape ({queries}, {count}), last stride 1, on {q.device}")
+    if queries and count:
+        stretch = tile.stretch or -(-count // tile.keys) * tile.keys
+        grid = (triton.cdiv(queries, tile.queries), triton.cdiv(count, stretch))
+        _mqa_logits[grid](
+            q, keys, weights, key_scale, lengths, out, queries, count, out.stride(0), stretch,
+            HEADS=heads, DIM=dim, QUERIES=tile.queries, KEYS=tile.keys, STAGES=tile.stages,
+            SCALED=key_scale is not None, MASKED=masked, num_warps=tile.warps,
+        )  # fmt: skip
+    return out
+
+
+def _check(array: Any, name: str, dtype: Any, shape: tuple[int | None, ...], device: Any) -> tuple[int, ...]:
+    got = tuple(array.shape)
+    fits = len(got) == len(shape) and all(want in (None, have) for want, have in zip(shape, got, strict=True))
+    if array.dtype != dtype or not fits or not array.is_contiguous() or array.device != device:
+        words = ", ".join("any" if want is None else str(want) for want in shape)
+        contiguous = "" if array.is_contiguous() else ", not contiguous"
+        raise ArgumentError(
+            name, f"{array.dtype} of shape {got} on {array.device}{contiguous}", f"{dtype} ({words}) on {device}"
+        )
+    return got

@@ -1,0 +1,1 @@
+"""The `ksieve` command line: commands of the laboratory beside those of the library."""

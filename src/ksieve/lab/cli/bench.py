@@ -1,0 +1,246 @@
+"""`ksieve bench` of traces, the worst case, and the planner's choices; and figures from result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ksieve.cli import exits, terminal
+from ksieve.cli.options import count
+from ksieve.core.errors import ArgumentError
+from ksieve.core.sizes import parse_count
+from ksieve.lab.cli import gpu
+from ksieve.lab.cli.gpu import Figures, K, Out, Peers, Rounds, Scores, Seed, TorchRounds
+
+
+def bench_trace(
+    prompts: Annotated[
+        str,
+        typer.Option(
+            "--prompts",
+            metavar="LIST",
+            help="Prompt tokens, separated by commas; 245K and 430K are the paper's requests.",
+        ),
+    ] = "245K,430K",
+    k: K = 2048,
+    step_tokens: Annotated[int, count("--step-tokens", "INT", "Query tokens of a scheduler step.")] = 65_536,
+    budget_bytes: Annotated[
+        int,
+        count("--budget-bytes", "INT", "Most bytes of an invocation's score matrix."),
+    ] = 6_300_000_000,
+    decode_steps: Annotated[int, count("--decode-steps", "INT", "Tokens decoded after the prompt.")] = 0,
+    batch: Annotated[int, count("--batch", "INT", "Requests of this length.")] = 1,
+    scores: Scores = "endpoint",
+    peers: Peers = "all",
+    rounds: Rounds = 5,
+    torch_rounds: TorchRounds = 0,
+    seed: Seed = 0,
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Time every selection that serving a long prompt takes, and sum them.
+
+    A prompt is cut into scheduler steps, and each step into invocations whose score matrix fits a budget, with causal
+    lengths, as vLLM does. The sum is compared with the floors' sum over the same rows.
+    """
+    from ksieve.lab.bench import trace
+
+    asked = {text: _tokens(text) for text in gpu.listed_of(prompts)}
+    if not asked:
+        raise ArgumentError("--prompts", repr(prompts), "at least one number of tokens")
+    tail = f"-{scores.partition(':')[0]}" if scores != "endpoint" else ""
+    path = gpu.target(out, f"gpu-trace{tail}-k{k}", scores)
+    gpu.ready(figures)
+    with terminal.progress("measuring", unit="invocations", waiting="starting the GPU") as update:
+        payload = trace.run(
+            asked, k, step_tokens=step_tokens, budget_bytes=budget_bytes, decode_steps=decode_steps, batch=batch,
+            source=scores, peer_names=gpu.peers_of(peers), rounds=rounds, torch_rounds=torch_rounds, seed=seed,
+            progress=update, each=gpu.teller(),
+        )  # fmt: skip
+    results = payload["results"]
+    gpu.head(payload)
+    rows = []
+    for name, found in results["traces"].items():
+        line = [name, str(len(found["invocations"]))]
+        if "skipped" in found:
+            rows.append([*line, "", "", f"{found['skipped']} invocations do not fit", ""])
+            continue
+        line.append(f"{found['floor_us'] / 1e3:.2f}")
+        for selector, facts in found["selectors"].items():
+            rows.append([*line, selector, *_sum(facts)])
+            line = ["", "", ""]
+    terminal.table(["request", "invocations", "floor, ms", "selector", "sum, ms", "of floor"], rows)
+    terminal.say()
+    terminal.say(f"milliseconds over all invocations, each the median of {rounds} rounds")
+    cases = [case for found in results["traces"].values() for case in found["invocations"]]
+    gpu.remarks(cases)
+    gpu.skipped(results)
+    gpu.finish(path, payload, figures)
+    _judge(cases)
+
+
+def _tokens(text: str) -> int:
+    from ksieve.lab.traces.serving import PAPER_REQUESTS
+
+    if text in PAPER_REQUESTS:
+        return PAPER_REQUESTS[text]
+    try:
+        return parse_count(text, minimum=1)
+    except ValueError:
+        takes = f"{', '.join(PAPER_REQUESTS)} or a number of tokens"
+        raise ArgumentError("--prompts", repr(text), takes) from None
+
+
+def _sum(facts: dict[str, Any]) -> list[str]:
+    if "total_us" in facts:
+        return [f"{facts['total_us'] / 1e3:.2f}", f"{facts['of_floor']:.3f}"]
+    return [f"{facts['inexact']} inexact" if facts["inexact"] else f"{facts['failed']} failed", ""]
+
+
+def bench_worst(
+    shapes: Annotated[
+        str, typer.Option("--shapes", metavar="LIST", help="rows x width such as 1024x262144, separated by commas.")
+    ] = "",
+    inputs: Annotated[
+        str, typer.Option("--inputs", metavar="LIST", help="Families of scores, separated by commas. Default: all.")
+    ] = "",
+    k: K = 2048,
+    peers: Peers = "all",
+    rounds: Rounds = 5,
+    torch_rounds: TorchRounds = 0,
+    seed: Seed = 0,
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Time adversarial rows against the plain-read floor of their shape.
+
+    Ties and plateaus, rows inside one float16 value, sorted and periodic rows in every phase, subnormals, infinities
+    and NaN, made on the GPU. Periodic rows have the period of the planner's view; others aim at the very positions
+    that it samples.
+    """
+    from ksieve.lab.bench import adversarial_gpu as hard
+    from ksieve.lab.bench import worst
+
+    for name in gpu.listed_of(inputs):
+        if name not in hard.FAMILIES:
+            raise ArgumentError("--inputs", repr(name), f"names of {', '.join(hard.FAMILIES)}")
+    listed = gpu.shapes_of(shapes, None)[0] if shapes else list(worst.SHAPES)
+    path = gpu.target(out, f"gpu-worst-k{k}")
+    gpu.ready(figures)
+    with terminal.progress("measuring", unit="cases", waiting="starting the GPU") as update:
+        payload = worst.run(
+            listed, k, families=gpu.listed_of(inputs) or None, peer_names=gpu.peers_of(peers), rounds=rounds,
+            torch_rounds=torch_rounds, seed=seed, progress=update, each=gpu.teller(),
+        )  # fmt: skip
+    results = payload["results"]
+    gpu.head(payload)
+    names = list(dict.fromkeys(name for by_name in results["worst"].values() for name in by_name))
+    ratios = {(c["family"], gpu.shape_name(c)): c for c in results["cases"]}
+    shapes_named = [f"{m} x {n}" for m, n in listed]
+    others = [name for name in names if name != "ksieve"]
+    rows = []
+    for family, by_name in results["worst"].items():
+        cells = [_ratio(ratios[family, shape]) for shape in shapes_named]
+        rows.append([family, *cells, *(f"{by_name[n]['ratio']:.2f}" if n in by_name else "" for n in others)])
+    terminal.table(["scores", *shapes_named, *(f"{n}, worst" for n in others)], rows)
+    terminal.say()
+    own = {family: found["ksieve"]["ratio"] for family, found in results["worst"].items() if "ksieve" in found}
+    if own:
+        family = max(own, key=lambda f: own[f])
+        terminal.say(f"worst of ksieve: {family}, {own[family]:.2f} times the floor")
+    terminal.say(f"times over the floor of the same rows, medians of {rounds} rounds; lower is better")
+    gpu.remarks(results["cases"])
+    gpu.skipped(results)
+    gpu.finish(path, payload, figures)
+    _judge(results["cases"])
+
+
+def _ratio(case: dict[str, Any]) -> str:
+    facts = case.get("selectors", {}).get("ksieve", {})
+    if "skipped" in case or not facts.get("of_floor"):
+        return "skipped" if "skipped" in case else "failed"
+    return f"{1 / facts['of_floor']:.2f}" + (" INEXACT" if facts.get("exact") is False else "")
+
+
+def _judge(cases: list[dict[str, Any]]) -> None:
+    """Exit with another code than 0 if an answer of ours was wrong or missing."""
+    exits.judge(case["selectors"]["ksieve"].get("exact") for case in cases if "skipped" not in case)
+
+
+def bench_planner(
+    shapes: Annotated[
+        str,
+        typer.Option(
+            "--shapes",
+            metavar="LIST",
+            help="rows x width, separated by commas. Default: 81 shapes from 1x4096 to 4096x1048576.",
+        ),
+    ] = "",
+    k: K = 2048,
+    scores: Scores = "endpoint",
+    rounds: Rounds = 7,
+    seed: Seed = 0,
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Time every kernel family, policy and split count against the planner's choice.
+
+    The result file is what the planner's thresholds are held to.
+    """
+    from ksieve.lab.bench import planner
+
+    listed = gpu.shapes_of(shapes, None)[0] if shapes else list(planner.GRID)
+    path = gpu.target(out, f"gpu-planner-k{k}", scores)
+    gpu.ready(figures)
+    with terminal.progress("measuring", len(listed), unit="shapes", waiting="starting the GPU") as update:
+        payload = planner.run(
+            listed, k, source=scores, rounds=rounds, seed=seed, progress=update, each=gpu.teller()
+        )  # fmt: skip
+    results = payload["results"]
+    gpu.head(payload)
+    rows = []
+    for shape in gpu.measured(results):
+        own, best = shape["selectors"][shape["choice"]], shape["fastest"]
+        known = best is not None and own.get("exact") is True
+        share = f"{planner.share_of_best(shape, shape['choice']):.3f}" if known else ""
+        fastest = "the choice" if best == shape["choice"] else best or ""
+        time = gpu.microseconds(shape["selectors"][best]) if best else ""
+        rows.append([gpu.shape_name(shape), shape["choice"], gpu.microseconds(own), fastest, time, share])
+    terminal.table(["rows x width", "choice", "us", "fastest", "us", "of the fastest"], rows)
+    terminal.say()
+    found = results["of_best"]
+    if found["shapes"]:
+        terminal.say(
+            f"the planner's choice reaches {found['geometric_mean']:.3f} of the fastest plan (geometric mean), at "
+            f"least {found['least']:.3f}; {len(found['worse_than_5_percent'])} of {found['shapes']} shapes lose more "
+            "than 5 %"
+        )
+    gpu.remarks(results["shapes"])
+    gpu.finish(path, payload, figures)
+
+
+def bench_plot(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result files of GPU benches.")],
+    folder: Annotated[
+        Path, typer.Option("--figures", metavar="DIR", help="Folder to draw into, as PNG and SVG.")
+    ] = Path("figures"),
+) -> None:
+    """Draw result files: latency over rows, fractions of the floor, decode curves, worst cases, traces.
+
+    A figure is named after its file.
+    """
+    from ksieve.lab.bench import plots, record
+
+    gpu.ready(folder)
+    for path in results:
+        try:
+            payload = record.read_json(path)
+        except ValueError as error:
+            raise ArgumentError("RESULT", str(path), f"a result file ({error})") from None
+        drawn = plots.draw(payload, folder, path.stem)
+        if not drawn:
+            terminal.note(f"{path}: nothing to draw in a result of bench {payload['bench']}")
+        for file in drawn:
+            terminal.say(f"drawn: {file}")

@@ -1,0 +1,82 @@
+"""`ksieve bench chain`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ksieve.cli import exits, terminal
+from ksieve.lab.cli import gpu
+from ksieve.lab.cli.gpu import Figures, K, Out, Peers, Rounds, Seed
+
+
+def bench_chain(
+    requests: Annotated[
+        str,
+        typer.Option("--requests", metavar="LIST", help="245K, 430K or prompt tokens, separated by commas."),
+    ] = "245K,430K",
+    k: K = 2048,
+    heads: Annotated[int, typer.Option("--heads", metavar="INT", help="Heads of the indexer.")] = 64,
+    dim: Annotated[int, typer.Option("--dim", metavar="INT", help="Dimensions per head.")] = 128,
+    producer: Annotated[
+        str,
+        typer.Option("--producer", metavar="NAME", help="triton (ours), or deep_gemm where it is installed."),
+    ] = "triton",
+    peers: Peers = "all",
+    rounds: Rounds = 7,
+    seed: Seed = 0,
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Time an indexer's fp8 score production and the selection after it, in one CUDA graph.
+
+    The last scheduler step of a long request runs call by call in order; every answer is verified. What the chain takes
+    longer than its score production alone is the selection's share.
+    """
+    from ksieve.lab.bench import chain
+
+    wanted = gpu.listed_of(requests)
+    path = gpu.target(out, "gpu-chain")
+    gpu.ready(figures)
+    with terminal.progress("measuring", len(wanted), unit="requests", waiting="starting the GPU") as update:
+        payload = chain.run(
+            wanted, k, heads=heads, dim=dim, producer=producer, others=gpu.peers_of(peers), rounds=rounds, seed=seed,
+            progress=update,
+        )  # fmt: skip
+    exact = [
+        _print(request, payload["results"]["paper"].get(request["request"].upper()))
+        for request in payload["results"]["requests"]
+    ]
+    gpu.finish(path, payload, figures)
+    exits.judge(exact)
+
+
+def _print(request: dict[str, Any], paper: dict[str, Any] | None) -> bool | None:
+    """Print one request; return whether our answer was exact, None where it is missing."""
+    terminal.say(f"{request['request']}: {len(request['calls'])} calls of the last step, {request['width']:,} wide")
+    if "skipped" in request:
+        terminal.say(f"  skipped: {request['skipped']}")
+        return True
+    scores = request["scores"]
+    terminal.say(
+        f"  scores {scores['ms']:.1f} ms ({scores['teraflops']:.0f} TFLOP/s), plain read {request['floor_ms']:.2f} ms"
+    )
+    rows = []
+    for name, facts in request["selectors"].items():
+        if "chain_ms" not in facts:
+            rows.append((name, "failed", facts.get("error") or "", "", "", ""))
+            continue
+        rows.append((
+            name, f"{facts['chain_ms']:.2f}", f"{facts['select_ms']:.2f}", f"{facts['select_share']:.1%}",
+            f"{facts['of_floor']:.2f}", {True: "yes", False: "NO", None: ""}[facts["exact"]],
+        ))  # fmt: skip
+    terminal.table(("selector", "chain ms", "selection ms", "share", "of floor", "exact"), rows)
+    if paper:
+        select = ", ".join(f"{name} {ms} ms" for name, ms in paper["select_ms"].items())
+        terminal.note(f"the paper, on an H20 with DeepGEMM: selection {select}")
+    for name, reason in request["skipped_peers"].items():
+        terminal.note(f"{name}: {reason}")
+    terminal.say()
+    exact: bool | None = request["selectors"]["ksieve"].get("exact")
+    return exact

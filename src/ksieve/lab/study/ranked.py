@@ -1,0 +1,143 @@
+"""Rows in rank order: the best scores of a row with their positions, and exact counts over all of it.
+
+Everything a study asks of a row concerns its upper tail, so only the best `keep` scores are ordered; whatever falls
+behind them is counted over the complete row. Ties count at their worst: the rank of a value is how many scores are
+at least as good, which is what an inclusive boundary there would admit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core.errors import BackendError
+from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key, score_of_key, widen
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+
+DEVICES = ("cpu", "cuda")
+
+
+class RankedRow:
+    """One valid row, its upper tail in order.
+
+    Attributes
+    ----------
+    scores : ndarray of float32, shape (length,)
+        The complete valid row.
+    order : ndarray of int64, shape (kept,)
+        Positions of the best scores, best first; ties in any order.
+    keys : ndarray of uint32, shape (kept,)
+        Their ordered keys, ascending.
+    ranks : ndarray of int64, shape (kept,)
+        Their ranks from 1; equal scores share the largest.
+    """
+
+    def __init__(self, scores: F32, order: I64) -> None:
+        self.scores = scores
+        self.order = order
+        self.keys: U32 = order_key(scores[order])
+        self.ranks: I64 = np.searchsorted(self.keys, self.keys, side="right").astype(np.int64)
+        if order.size < scores.size and order.size:
+            # The last kept value may have equals beyond the kept ones.
+            tied = self.ranks == order.size
+            self.ranks[tied] = self._count_row(self.keys[-1:])[0]
+
+    @property
+    def length(self) -> int:
+        """Valid scores."""
+        return self.scores.size
+
+    def count_keys(self, cutoffs: Any) -> I64:
+        """How many scores of the row have an ordered key of at most each cutoff (uint32)."""
+        wanted = np.asarray(cutoffs, dtype=np.uint32)
+        counts = np.searchsorted(self.keys, wanted, side="right").astype(np.int64)
+        if self.order.size < self.length:
+            beyond = wanted >= self.keys[-1]
+            counts[beyond] = self._count_row(wanted[beyond])
+        return counts
+
+    def count_at_least(self, thresholds: Any) -> I64:
+        """How many scores are at or above each threshold (float64, finite)."""
+        wanted = np.asarray(thresholds, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            rounded = wanted.astype(np.float32)
+        # The least float32 at or above the threshold admits exactly the same float32 scores.
+        rounded = np.where(rounded < wanted, np.nextafter(rounded, np.float32(np.inf)), rounded).astype(np.float32)
+        return self.count_keys(order_key(rounded))
+
+    def coarse_ranks(self) -> I64:
+        """Scores that the coarse bin of each kept score admits: at least its rank."""
+        bins = coarse_bin(score_of_key(self.keys))
+        _, first, back = np.unique(bins, return_index=True, return_inverse=True)
+        return self.count_keys(BIN_CUTOFF_KEY[bins[first]])[back]
+
+    def _count_row(self, cutoffs: U32) -> I64:
+        keys = order_key(self.scores)
+        counts = [np.count_nonzero(keys <= cutoff) for cutoff in cutoffs]
+        return np.array(counts, dtype=np.int64)
+
+
+def rank_rows(scores: Any, lengths: I64, keep: int, device: str = "cpu") -> Iterator[RankedRow]:
+    """Order the upper tail of every row of a block.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (rows, width)
+        As a capture gives them.
+    lengths : ndarray of int, shape (rows,)
+        Valid lengths, already clamped to [0, width].
+    keep : int
+        How many of the best scores to order.
+    device : {"cpu", "cuda"}
+        Where they are found. The rows come out the same but for the order of ties.
+    """
+    matrix = widen(scores)
+    if device == "cuda":
+        yield from _rank_on_cuda(matrix, lengths, keep)
+        return
+    for row, length in zip(matrix, lengths, strict=True):
+        valid = row[:length]
+        keys = order_key(valid)
+        if keep < valid.size:
+            best = np.argpartition(keys, keep - 1)[:keep]
+            order = best[np.argsort(keys[best], kind="stable")]
+        else:
+            order = np.argsort(keys, kind="stable")
+        yield RankedRow(valid, order.astype(np.int64, copy=False))
+
+
+def _rank_on_cuda(matrix: F32, lengths: I64, keep: int) -> Iterator[RankedRow]:
+    torch = require_cuda()
+    values = torch.from_numpy(np.ascontiguousarray(matrix)).cuda()
+    valid = torch.from_numpy(np.ascontiguousarray(lengths, dtype=np.int64)).cuda()
+    # Below every valid score, NaN included: torch ranks NaN first, ksieve last.
+    comparable = torch.where(torch.isnan(values), float("-inf"), values)
+    columns = torch.arange(matrix.shape[1], device=values.device)
+    comparable = torch.where(columns < valid[:, None], comparable, float("-inf"))
+    best = torch.topk(comparable, min(keep, matrix.shape[1]), dim=1, sorted=True).indices.cpu().numpy()
+    for row, length, found in zip(matrix, lengths, best, strict=True):
+        # -inf, NaN and the padding tie on the device: what is valid is told apart here, where keys decide.
+        order = found[found < length]
+        kept = row[order]
+        if order.size < min(keep, int(length)) or (order.size and not kept.min() > -np.inf):
+            order = np.argsort(order_key(row[:length]), kind="stable")[:keep]
+        else:
+            order = order[np.argsort(order_key(kept), kind="stable")]
+        yield RankedRow(row[:length], order.astype(np.int64))
+
+
+def require_cuda() -> Any:
+    """Return torch where it sees a CUDA GPU, else raise `BackendError`, which names the remedy."""
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendError("--device cuda ranks rows with PyTorch: pip install torch, or use --device cpu") from error
+    if not torch.cuda.is_available():
+        raise BackendError("--device cuda needs a CUDA GPU, and PyTorch sees none; use --device cpu")
+    return torch

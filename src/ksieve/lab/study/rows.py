@@ -1,0 +1,73 @@
+"""Which rows of a capture are looked at, and reading them a block at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.captures.format import BLOCK_BYTES, Capture, rows_per_block
+from ksieve.core.errors import ArgumentError
+
+I64 = NDArray[np.int64]
+
+LEAST_LENGTH = 4
+"""Rows of at least this many k scores are eligible, so that every one has an upper tail of several k (paper)."""
+
+ROWS = 4096
+"""Rows taken of a capture unless told otherwise, at equal spacing among the eligible ones (paper)."""
+
+
+class RowBlock(NamedTuple):
+    """Some rows of a capture: their numbers, scores and clamped lengths."""
+
+    rows: I64
+    scores: Any
+    lengths: I64
+
+
+def valid_lengths(capture: Capture) -> I64:
+    """Lengths as the contract reads them: clamped to [0, width]."""
+    return np.clip(capture.lengths.astype(np.int64), 0, capture.width)
+
+
+def eligible_rows(capture: Capture, k: int, most: int | None = ROWS) -> I64:
+    """Numbers of the rows to study, ascending.
+
+    Parameters
+    ----------
+    capture : Capture
+    k : int
+    most : int or None
+        At most this many, at equal spacing; None takes all.
+
+    Raises
+    ------
+    ArgumentError
+        If no row is long enough.
+    """
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ArgumentError("rows", repr(most), "an int of at least 1")
+    lengths = valid_lengths(capture)
+    eligible = np.flatnonzero(lengths >= LEAST_LENGTH * k)
+    if not eligible.size:
+        longest = int(lengths.max()) if lengths.size else 0
+        takes = f"a k of at most {longest // LEAST_LENGTH}: only rows of {LEAST_LENGTH} k scores show an upper tail"
+        raise ArgumentError("k", f"{k} for {capture.path.name}, whose longest row has {longest:,} scores", takes)
+    if most is None or eligible.size <= most:
+        return eligible
+    return eligible[np.round(np.linspace(0, eligible.size - 1, most)).astype(np.int64)]
+
+
+def read_blocks(capture: Capture, rows: I64, max_bytes: int = BLOCK_BYTES) -> Iterator[RowBlock]:
+    """Read chosen rows in blocks of at most `max_bytes` of scores, at least one row each."""
+    lengths = valid_lengths(capture)
+    step = rows_per_block(capture.width, capture.dtype, max_bytes)
+    for begin in range(0, rows.size, step):
+        block = rows[begin : begin + step]
+        first, last = int(block[0]), int(block[-1])
+        whole = last - first + 1 == block.size
+        scores = capture.rows_block(first, last + 1) if whole else capture.rows_at([int(r) for r in block])
+        yield RowBlock(block, scores, lengths[block])

@@ -1,0 +1,166 @@
+"""A whole study: captures in; result file, figures and report out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ksieve.captures.format import BLOCK_BYTES, Capture
+from ksieve.core import atomic
+from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import check_k
+from ksieve.lab.bench import record
+from ksieve.lab.study.compare import compare
+from ksieve.lab.study.measure import pooled_ranks, study_capture
+from ksieve.lab.study.ranked import DEVICES, require_cuda
+from ksieve.lab.study.rows import ROWS, eligible_rows
+from ksieve.lab.study.verdict import overall
+from ksieve.planning.devices import resolve_device
+
+
+def suggested_k(captures: Sequence[Capture], k: int | None) -> int:
+    """Return `k`, or the one that the captures agree on.
+
+    Raises
+    ------
+    ArgumentError
+        If `k` is None and the captures suggest none, or different ones.
+    """
+    if k is not None:
+        return check_k(k)
+    suggested = {capture.k for capture in captures}
+    if len(suggested) != 1 or None in suggested:
+        got = "none" if suggested == {None} else f"none, and captures that suggest {sorted(map(str, suggested))}"
+        raise ArgumentError("k", got, "an int, as these captures do not agree on one")
+    return check_k(suggested.pop())
+
+
+def check_device(device: str) -> str:
+    """Refuse a device that rows cannot be ranked on, before anything is read."""
+    if device not in DEVICES:
+        raise ArgumentError("device", repr(device), "'cpu' or 'cuda'")
+    if device == "cuda":
+        require_cuda()
+    return device
+
+
+def study(
+    captures: Sequence[Capture],
+    k: int | None = None,
+    *,
+    rows: int | None = ROWS,
+    device: str = "cpu",
+    plan_for: str | None = None,
+    max_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measure captures and return the payload of a result file.
+
+    Parameters
+    ----------
+    captures : sequence of Capture
+    k : int, optional
+        What the captures suggest when omitted.
+    rows : int or None
+        At most this many rows of each capture, at equal spacing among the eligible ones; None takes all.
+    device : {"cpu", "cuda"}
+        Where rows are ranked.
+    plan_for : str, optional
+        Device whose plan is judged, as `ksieve.plan` takes it or a name such as "h200"; `device` when omitted.
+    max_bytes : int
+        Bound on the bytes of scores held at a time.
+    progress : callable, optional
+        Called as ``progress(rows done, rows in all)``.
+
+    Raises
+    ------
+    ArgumentError
+        Before anything is measured.
+    """
+    if not captures:
+        raise ArgumentError("captures", "none", "at least one capture")
+    slots = suggested_k(captures, k)
+    check_device(device)
+    target = resolve_device(plan_for or device)
+    numbers = [eligible_rows(capture, slots, rows).size for capture in captures]
+    total, done = sum(numbers), 0
+    studies = []
+    for capture, number in zip(captures, numbers, strict=True):
+
+        def report(rows_done: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + rows_done, total)
+
+        studies.append(
+            study_capture(
+                capture, slots, rows=rows, device=device, plan_for=target, max_bytes=max_bytes, progress=report
+            )
+        )
+        done += number
+    found = [s.results() for s in studies]
+    results: dict[str, Any] = {
+        "verdict": overall(found),
+        "k": slots,
+        "captures": found,
+        "pooled": pooled_ranks(studies),
+    }
+    results["comparison"] = [line.plain() for line in compare(results)]
+    settings = {
+        "captures": [capture.path.name for capture in captures],
+        "k": slots,
+        "rows": rows,
+        "device": device,
+        "plan_for": plan_for or device,
+    }
+    return record.payload("study", settings, results, gpu=device == "cuda")
+
+
+def targets(folder: Path, *, result: Path | None = None, figures: Path | None = None) -> list[Path]:
+    """List the files that `write` writes: the report, the result file, then the figures."""
+    from ksieve.lab.study.draw import FIGURES
+
+    stems = [(figures or folder / "figures") / f"study-{entry.stem}" for entry in FIGURES]
+    drawn = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg")]
+    return [folder / "report.html", result or folder / "study.json", *drawn]
+
+
+def write(
+    payload: dict[str, Any], folder: Path, *, result: Path | None = None, figures: Path | None = None
+) -> list[Path]:
+    """Write everything a study gives: ``study.json``, ``report.html`` and figures as PNG and SVG.
+
+    Parameters
+    ----------
+    payload : dict
+        From `study`, or read back from a result file.
+    folder : Path
+        Made as needed.
+    result : Path, optional
+        Result file instead of ``folder/study.json``.
+    figures : Path, optional
+        Folder of the figures instead of ``folder/figures``.
+
+    Returns
+    -------
+    list of Path
+        Files written, the report first.
+    """
+    from ksieve.lab.report import figures as drawing
+    from ksieve.lab.study.draw import FIGURES
+    from ksieve.lab.study.report import report
+
+    drawing.require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    page, facts, *_ = targets(folder, result=result, figures=figures)
+    written = [record.write_json(facts.absolute(), payload)]
+    results = payload["results"]
+    shown = results | {
+        "captures": [c | {"name": drawing.plain_text(c["name"])} for c in results["captures"]],
+    }
+    drawn = {}
+    for entry in FIGURES:
+        drawn[entry.stem] = figure = entry.draw(shown)
+        written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}")
+    atomic.write_text(page, report(payload, drawn))
+    return [page, *written]

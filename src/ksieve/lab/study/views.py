@@ -1,0 +1,125 @@
+"""What every phase of a sampled view would have proposed for a row, all phases at once.
+
+A view is a `SamplingPolicy`, here without its margins: `stride`, `group`, `peaks` and `boundary` say which scores
+stand for the row, a sample rank is asked for separately. The paper's regular views are policies of group 1.
+
+A jittered view has a group of its own in every period, by a hash of the row number. Its *phases* are the same hash
+turned by 0 to `stride` - 1 groups: phase 0 is what that row number samples, all of them partition the row, and each is
+as likely as any other to be what some row samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
+from ksieve.core.policy import PEAK, SamplingPolicy
+from ksieve.lab.study.ranked import RankedRow
+
+I64 = NDArray[np.int64]
+
+UNUSABLE = -1
+"""In place of a rank: the phase has fewer statistics than the sample rank asked for."""
+
+
+def regular_view(stride: int) -> SamplingPolicy:
+    """The paper's view that reads one score in `stride`."""
+    return SamplingPolicy(f"1/{stride}", stride, boundary="exact", min_rank=1)
+
+
+def phases_of(positions: I64, view: SamplingPolicy, row_id: int = 0) -> I64:
+    """Phase of a view that samples each position; `row_id` decides the hash of a jittered one."""
+    groups = positions // view.group
+    return (groups - _turned(view, 0, row_id, groups // view.stride)) % view.stride
+
+
+def sampled_by_phase(view: SamplingPolicy, phase: int, length: int, row_id: int = 0) -> I64:
+    """Positions, ascending, that a phase of a view samples in a row of `length` scores."""
+    return view.positions(_turned(view, phase, row_id, np.arange(-(-length // (view.stride * view.group)))), length)
+
+
+def _turned(view: SamplingPolicy, phase: Any, row_id: int, periods: I64) -> I64:
+    """Group that a phase samples in each period; arguments broadcast."""
+    first: I64 = view.offsets(row_id, periods) if view.jitter else np.zeros_like(periods)
+    return np.asarray((first + phase) % view.stride, dtype=np.int64)
+
+
+def realised_ranks(
+    row: RankedRow, view: SamplingPolicy, sample_ranks: Sequence[int], *, beyond: bool = True, row_id: int = 0
+) -> I64:
+    """Complete-row ranks of the boundaries that each phase would propose: J_a(q), or the admitted C(tau).
+
+    Parameters
+    ----------
+    row : RankedRow
+    view : SamplingPolicy
+        With a "coarse" boundary, the rank is that of the sampled score's whole bin, as admitted.
+    sample_ranks : sequence of int
+        q, from 1.
+    beyond : bool
+        Whether a boundary behind the row's kept scores is looked up in the complete row. Otherwise it is given as
+        the first rank not kept, which is enough where all that counts is that it lies far down.
+    row_id : int
+        Row number whose hash a jittered view has; a regular one has the same phases in every row.
+
+    Returns
+    -------
+    ndarray of int64, shape (view.stride, len(sample_ranks))
+        Ties count at their worst; `UNUSABLE` where the view is too small.
+    """
+    wanted = np.asarray(sample_ranks, dtype=np.int64)
+    order = row.order
+    ranks = row.coarse_ranks() if view.boundary == "coarse" else row.ranks
+    if view.peaks:
+        first = _first_of_each(order // PEAK)
+        order, ranks = order[first], ranks[first]
+    phases = phases_of(order, view, row_id).astype(np.uint16 if view.stride <= 1 << 16 else np.int64)
+    by_phase = np.argsort(phases, kind="stable")
+    counts = np.bincount(phases, minlength=view.stride)
+    at = (np.cumsum(counts) - counts)[:, None] + wanted - 1
+    found = wanted <= counts[:, None]
+    padded = np.append(ranks[by_phase], UNUSABLE)
+    out: I64 = np.where(found, padded[np.where(found, at, -1)], row.order.size + 1)
+    if row.order.size == row.length:
+        out[~found] = UNUSABLE
+    elif beyond:
+        for phase in np.flatnonzero(~found.all(axis=1)):
+            missing = ~found[phase]
+            out[phase, missing] = _from_whole_row(row, view, int(phase), wanted[missing], row_id)
+    else:
+        sizes = statistics_sizes(row.length, view, row_id)
+        out[wanted > sizes[:, None]] = UNUSABLE
+    return out
+
+
+def statistics_sizes(length: int, view: SamplingPolicy, row_id: int = 0) -> I64:
+    """Number of statistics that each phase of a view ranks in a row of `length` scores."""
+    whole, rest = divmod(length, view.stride * view.group)
+    taken = _turned(view, np.arange(view.stride, dtype=np.int64), row_id, np.array(whole))
+    last = np.clip(rest - taken * view.group, 0, view.group)
+    if view.peaks:
+        return whole * (view.group // PEAK) + -(-last // PEAK)
+    return whole * view.group + last
+
+
+def _first_of_each(labels: I64) -> I64:
+    """Indices of the first appearance of every label, ascending."""
+    _, first = np.unique(labels, return_index=True)
+    first.sort()
+    return first
+
+
+def _from_whole_row(row: RankedRow, view: SamplingPolicy, phase: int, wanted: I64, row_id: int) -> I64:
+    """One phase's boundaries, straight from the definition."""
+    sampled = row.scores[sampled_by_phase(view, phase, row.length, row_id)]
+    coarse = view.boundary == "coarse"
+    statistics: NDArray[Any] = np.sort(view.statistics(coarse_bin(sampled) if coarse else order_key(sampled)))
+    out = np.full(wanted.size, UNUSABLE, dtype=np.int64)
+    usable = wanted <= statistics.size
+    boundary = statistics[wanted[usable] - 1]
+    out[usable] = row.count_keys(BIN_CUTOFF_KEY[boundary] if coarse else boundary)
+    return out

@@ -1,0 +1,1 @@
+"""Serving traces: what they consist of, and their replay."""

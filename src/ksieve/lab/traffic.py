@@ -1,0 +1,203 @@
+"""Score-row traffic: what each route should read, set against what statistics say it read.
+
+Source: the paper's table "Score-row traffic before frontier-only FP32 refinement" and its expected-traffic
+formula ``E[R_eq] = 1 + 1/s + p_band + 2 p_exact``, where R_eq is scores read from a row over its valid length.
+With P segments per row each rereads the view, so 1/s becomes P/s. The CPU backend recovers with one scan instead of
+two, because it guesses a cutoff (`ksieve.core.guess`): 2 p_exact becomes p_exact.
+
+The formula holds row by row for every sampled route, so the mean over rows must equal the prediction made from
+the measured p_band and p_exact, but for two terms that `Traffic` reports apart: a view holds a whole number of
+scores (`rounding`), and a frontier beyond a backend's candidate storage is scanned again (`rescans`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.stats import Route, Stats
+
+ROUTE_SCANS: dict[Route, int] = {
+    Route.SHORT: 0,
+    Route.CERTIFIED: 1,
+    Route.RESCUED: 2,
+    Route.RECOVERED: 3,
+    Route.RECOVERED_AFTER_BAND: 4,
+    Route.DIRECT: 2,
+}
+"""Complete traversals of a row per route, before the view and before any rescan of an overfull frontier."""
+
+KEPT_SCANS: dict[Route, int] = ROUTE_SCANS | {
+    Route.RECOVERED: 2,
+    Route.RECOVERED_AFTER_BAND: 3,
+    Route.DIRECT: 1,
+}
+"""The same on the CPU backend; a rescue boundary that equals the primary one takes no scan there."""
+
+MAX_RESCANS = 3
+"""A frontier can overflow once per exact digit; the CPU backend makes three guesses."""
+
+_SCANS, _KEPT = (np.array([of[route] for route in Route], dtype=np.int64) for of in (ROUTE_SCANS, KEPT_SCANS))
+_SAMPLED_ROUTES = (Route.CERTIFIED, Route.RESCUED, Route.RECOVERED, Route.RECOVERED_AFTER_BAND)
+
+
+def route_traffic(route: Route, stride: int, *, splits: int = 1) -> float:
+    """Return a route's row of the paper's table: score reads over the valid length.
+
+    Parameters
+    ----------
+    route : Route
+    stride : int
+        One score in `stride` is sampled.
+    splits : int
+        Segments per row, each of which reads the view.
+    """
+    view = splits / stride if route in _SAMPLED_ROUTES else 0.0
+    return ROUTE_SCANS[route] + view
+
+
+def expected_traffic(stride: int, p_band: float, p_exact: float, *, splits: int = 1, family: str = "") -> float:
+    """Return E[R_eq] of the sampled route from the probabilities of a band scan and of exact recovery."""
+    return 1 + splits / stride + p_band + (1 if family == "cpu" else 2) * p_exact
+
+
+def expected_reads(
+    stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0, family: str = ""
+) -> NDArray[np.int64]:
+    """Scores each row should have read given its route, its view and its length, without rescans.
+
+    Parameters
+    ----------
+    stats : Stats
+        Of one call.
+    lengths : array_like of int, shape (rows,)
+        Valid lengths, already clamped to the width.
+    policy : SamplingPolicy or None
+        The policy that made the statistics.
+    splits : int
+        Segments per row.
+    held : int
+        Rows of at most this length stay on chip in the direct-exact route and are read once.
+    family : str
+        Kernel family of the plan; "cpu" reads as `KEPT_SCANS` says.
+
+    Returns
+    -------
+    ndarray of int64, shape (rows,)
+    """
+    valid = _valid(stats, lengths)
+    scans: NDArray[np.int64] = _SCANS[stats.route] - ((stats.route == Route.DIRECT) & (valid <= held))
+    if family == "cpu":
+        scans = _KEPT[stats.route] - ((stats.route == Route.RECOVERED_AFTER_BAND) & (stats.tau0 == stats.tau1))
+    sampled = np.isin(stats.route, _SAMPLED_ROUTES)
+    if policy is None:
+        if sampled.any():
+            raise ArgumentError("policy", None, f"the policy of row {int(np.argmax(sampled))}, which was sampled")
+        return scans * valid
+    view = [policy.view(int(r), int(valid[r])).size * splits if sampled[r] else 0 for r in range(len(stats))]
+    return np.array(view, dtype=np.int64) + scans * valid
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Traffic of the sampled rows of a call, and whether the paper's accounting explains every row.
+
+    Attributes
+    ----------
+    rows : int
+        Rows that took a sampled route; the figures below are over these alone.
+    p_band, p_exact : float
+        Shares of them that attempted the rescue band, and that ended in exact coarse recovery.
+    predicted : float
+        ``1 + P/s + p_band + 2 p_exact``, or on the CPU ``1 + 1/s + p_band + p_exact``, in row scans.
+    realised : float
+        Mean over rows of scores read over valid length, rescans included.
+    rounding : float
+        Mean of view size over valid length, less P/s.
+    rescans : float
+        Mean complete traversals per row caused by frontiers beyond the candidate storage, or on the CPU by guesses
+        that admitted too few and by tie-breaks.
+    mismatched : tuple of int
+        Rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3 rescans, or 4 of rows cut into
+        segments.
+    """
+
+    rows: int
+    p_band: float
+    p_exact: float
+    predicted: float
+    realised: float
+    rounding: float
+    rescans: float
+    mismatched: tuple[int, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every row's reads are explained by its route."""
+        return not self.mismatched
+
+    def __str__(self) -> str:
+        lines = [
+            f"traffic over {self.rows} sampled rows, in row scans",
+            f"  p_band {self.p_band:.4g}, p_exact {self.p_exact:.4g}",
+            f"  predicted {self.predicted:.4f}, realised {self.realised:.4f} "
+            f"(view rounding {self.rounding:+.4f}, rescans {self.rescans:+.4f})",
+        ]
+        if self.mismatched:
+            lines.append(f"  NOT explained by the route: {len(self.mismatched)} rows, first {self.mismatched[0]}")
+        return "\n".join(lines)
+
+
+def check_traffic(
+    stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0, family: str = ""
+) -> Traffic:
+    """Set the traffic that statistics report against the paper's table and formula.
+
+    Parameters
+    ----------
+    stats, lengths, policy, splits, held, family
+        As in `expected_reads`.
+
+    Returns
+    -------
+    Traffic
+        ``realised == predicted + rounding + rescans`` but for floating-point error, whenever it is ``ok``.
+    """
+    valid = _valid(stats, lengths)
+    reads = stats.score_reads(valid)
+    excess = reads - expected_reads(stats, valid, policy, splits=splits, held=held, family=family)
+    rescans = np.where(valid > 0, excess // np.maximum(valid, 1), 0)
+    most = MAX_RESCANS + (splits > 1)  # segments whose candidates do not fit together are scanned as a row
+    explained = (excess == rescans * valid) & (rescans >= 0) & (rescans <= most)
+    mismatched = tuple(int(r) for r in np.flatnonzero(~explained))
+    sampled = np.isin(stats.route, _SAMPLED_ROUTES)
+    count = int(sampled.sum())
+    if policy is None or not count:
+        return Traffic(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, mismatched)
+    route, length = stats.route[sampled], valid[sampled]
+    p_band = float(np.isin(route, (Route.RESCUED, Route.RECOVERED_AFTER_BAND)).mean())
+    p_exact = float(np.isin(route, (Route.RECOVERED, Route.RECOVERED_AFTER_BAND)).mean())
+    return Traffic(
+        count,
+        p_band,
+        p_exact,
+        expected_traffic(policy.stride, p_band, p_exact, splits=splits, family=family),
+        float((reads[sampled] / length).mean()),
+        float((stats.sampled[sampled] / length).mean()) - splits / policy.stride,
+        float(rescans[sampled].mean()),
+        mismatched,
+    )
+
+
+def _valid(stats: Stats, lengths: Any) -> NDArray[np.int64]:
+    valid = np.asarray(lengths, dtype=np.int64)
+    if valid.shape != (len(stats),):
+        raise ArgumentError("lengths", f"shape {valid.shape}", f"shape ({len(stats)},), one length per row of stats")
+    if valid.size and valid.min() < 0:
+        raise ArgumentError("lengths", int(valid.min()), "lengths clamped to [0, width]")
+    return valid

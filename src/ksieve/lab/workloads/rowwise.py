@@ -1,0 +1,74 @@
+"""What a producer of synthetic scores is, and how one is made from a function of one row.
+
+Every producer is ``f(rows, width, *, seed=0, first_row=0, k=2048, **options) -> float32 (rows, width)``. Row r is
+a function of ``(seed, first_row + r)``, the width and the options alone, so a matrix can be made in blocks.
+`k` is the K that families with a boundary of their own (plateaus, ties) are aimed at. Any shape works,
+down to zero rows or scores; a family that cannot show its point in so few scores shows what it can.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core.errors import ArgumentError
+
+F32 = NDArray[np.float32]
+
+
+def row_generator(seed: int, row: int) -> np.random.Generator:
+    """Random generator of one row: a Philox stream keyed by (seed, row)."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, row], dtype=np.uint64)))
+
+
+def by_rows(make_row: Callable[..., Any]) -> Callable[..., F32]:
+    """Turn ``make_row(rng, width, row, k, **options) -> (width,)`` into a producer of matrices."""
+    signature = inspect.signature(make_row)
+    own = [name for name, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+
+    def produce(rows: int, width: int, *, seed: int = 0, first_row: int = 0, k: int = 2048, **options: Any) -> F32:
+        for name, value in (("rows", rows), ("width", width), ("seed", seed), ("first_row", first_row), ("k", k)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 1 << 63:
+                raise ArgumentError(name, repr(value), "an int from 0 to 2**63 - 1")
+        for name in options.keys() - set(own):
+            raise ArgumentError("options", name, " or ".join(own) if own else "nothing for this producer")
+        out = np.empty((rows, width), dtype=np.float32)
+        for r in range(rows):
+            out[r] = make_row(row_generator(seed, first_row + r), int(width), first_row + r, int(k), **options)
+        return out
+
+    produce.__doc__ = make_row.__doc__
+    produce.__name__ = make_row.__name__.lstrip("_")
+    return produce
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A named family of synthetic scores.
+
+    Attributes
+    ----------
+    name : str
+    description : str
+        One line for listings.
+    make : callable
+        ``make(rows, width, *, seed=0, first_row=0, k=2048, **options)``.
+    adversarial : bool
+        Meant to break a selector rather than to look like one's input.
+    """
+
+    name: str
+    description: str
+    make: Callable[..., F32]
+    adversarial: bool = False
+
+    def __call__(
+        self, rows: int, width: int, *, seed: int = 0, first_row: int = 0, k: int = 2048, **options: Any
+    ) -> F32:
+        """Make the scores of rows ``first_row`` to ``first_row + rows``: float32 of shape (rows, width)."""
+        return self.make(rows, width, seed=seed, first_row=first_row, k=k, **options)

@@ -1,0 +1,1 @@
+"""The NumPy model of the selection: what every backend has to equal."""

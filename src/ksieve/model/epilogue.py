@@ -1,0 +1,119 @@
+"""What is written of a selection on the host: order, index base, transform, values. The model of all backends.
+
+`ksieve.backends.cpu.finishing` is its compiled form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core.keys import order_key, widen
+from ksieve.core.options import Options
+
+I64 = NDArray[np.int64]
+
+SLOTS_AT_A_TIME = 1 << 16
+"""Slots finished together: their temporaries fit a core's cache, and are bounded for any number of rows."""
+
+_UNUSED = np.uint64(0xFFFFFFFFFFFFFFFF)
+"""Sort key of an unused slot: behind every score's, whose index is at most `_LAST_INDEX`."""
+
+_LAST_INDEX = 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Turns window-local positions into what the options ask for.
+
+    Attributes
+    ----------
+    options : Options
+    scores : ndarray, shape (rows, width)
+        bfloat16 as uint16 bits.
+    begin : ndarray of int64, shape (rows,)
+        First position of each window.
+    out, raw : ndarray of the options' index dtype, shape (rows, k)
+        `raw` is None when not asked for.
+    values : ndarray of the scores' dtype, shape (rows, k), or None
+    page_table : ndarray of int32, shape (requests, max_pages), or None
+    row_to_request, offsets : ndarray of int32, shape (rows,), or None
+    """
+
+    options: Options
+    scores: NDArray[Any]
+    begin: I64
+    out: NDArray[Any]
+    raw: NDArray[Any] | None = None
+    values: NDArray[Any] | None = None
+    page_table: NDArray[np.int32] | None = None
+    row_to_request: NDArray[np.int32] | None = None
+    offsets: NDArray[np.int32] | None = None
+
+    def write(self, first: int, last: int, local: NDArray[np.int32]) -> None:
+        """Write rows [first, last), given their positions within the windows in any order, -1 in unused slots."""
+        step = max(1, SLOTS_AT_A_TIME // max(local.shape[1], 1))
+        for begin in range(first, last, step):
+            end = min(begin + step, last)
+            self._write(slice(begin, end), local[begin - first : end - first].astype(np.int64))
+
+    def clear(self, first: int, last: int) -> None:
+        """Fill rows [first, last) as rows without valid scores."""
+        self.write(first, last, np.broadcast_to(np.int32(-1), (last - first, self.out.shape[1])))
+
+    def _write(self, rows: slice, local: I64) -> None:
+        begin = self.begin[rows, None]
+        local = self._ordered(rows, local)
+        used = local >= 0
+        if self.values is not None:
+            self.values[rows] = np.where(used, self._scores(rows, local), _least(self.scores.dtype))
+        index = local + (begin if self.options.index_base == "row" else 0)
+        if self.raw is not None:
+            self.raw[rows] = np.where(used, index, -1)
+        self.out[rows] = np.where(used, self._transformed(rows, index), -1)
+
+    def _scores(self, rows: slice, local: I64) -> NDArray[Any]:
+        """Scores at local positions; some score or other in unused slots."""
+        if not self.scores.shape[1]:
+            return np.zeros(local.shape, self.scores.dtype)
+        position = np.maximum(local, 0) + self.begin[rows, None]
+        return np.take_along_axis(self.scores[rows], np.minimum(position, self.scores.shape[1] - 1), axis=1)
+
+    def _ordered(self, rows: slice, local: I64) -> I64:
+        """Slots in the order asked for, unused ones last."""
+        if self.options.order == "any":
+            return local
+        # An index of 32 bits behind a key of 32 bits: one sort of integers orders by both.
+        flip = np.uint64(_LAST_INDEX if self.options.tie_break == "high" and self.options.order == "value" else 0)
+        sortable = (local.astype(np.uint64) & np.uint64(0xFFFFFFFF)) ^ flip
+        if self.options.order == "value":
+            sortable |= order_key(widen(self._scores(rows, local))).astype(np.uint64) << np.uint64(32)
+        ordered = np.sort(np.where(local >= 0, sortable, _UNUSED), axis=1)
+        index = ((ordered & np.uint64(0xFFFFFFFF)) ^ flip).astype(np.int64)
+        return np.where(ordered == _UNUSED, np.int64(-1), index)
+
+    def _transformed(self, rows: slice, index: I64) -> I64:
+        """Indices of used slots after the transform; -1 where the page table has no entry."""
+        if self.offsets is not None:
+            return index + self.offsets[rows, None].astype(np.int64)
+        if self.page_table is None:
+            return index
+        requests, pages = self.page_table.shape
+        if self.row_to_request is not None:
+            request = self.row_to_request[rows].astype(np.int64)
+        else:
+            request = np.arange(rows.start, rows.stop, dtype=np.int64) // self.options.next_n
+        page, within = index // self.options.page_size, index % self.options.page_size
+        known = (page >= 0) & (page < pages) & ((request >= 0) & (request < requests))[:, None]
+        if not known.any():
+            return np.full(index.shape, -1, np.int64)
+        entry = self.page_table[np.clip(request, 0, requests - 1)[:, None], np.clip(page, 0, pages - 1)]
+        return np.where(known, entry.astype(np.int64) * self.options.page_size + within, -1)
+
+
+def _least(dtype: np.dtype[Any]) -> Any:
+    """-inf of a score dtype; unsigned 16-bit integers hold bfloat16 bits."""
+    return dtype.type(0xFF80) if dtype == np.uint16 else dtype.type(-np.inf)

@@ -1,0 +1,363 @@
+"""NumPy model of the algorithm: the truth that every backend's indices, routes and counts must equal.
+
+Written for reading, never for speed. One row at a time, in the paper's notation:
+
+1. Propose (`_propose`): a sampled view gives a primary and a rescue boundary.
+2. Certify (`_certify`): one scan counts C(tau0); an underfilled row tries the rescue band, then exact
+   coarse recovery. Every route ends in the same state (E_0, Q_0, k_0).
+3. Refine (`_refine`): three exact digits; better groups are committed, the boundary group is kept.
+
+Positions count from the start of a row's window, which may be all of the row; `ksieve.model.epilogue` turns them into
+what the options of a call ask for.
+
+Storage is part of the model. A backend holds at most `capacity` candidates. On CUDA, a frontier that does not fit is
+not spilled but scanned again, one exact digit narrower (`Stats.scans` counts it), unless all of it is one
+value, which any `capacity` >= k stored members solve. With a tie-break not any members do: those that were not all
+stored are collected by one more scan. The CPU backend keeps the best of what does not fit and guesses its cutoffs
+(`ksieve.core.guess`), so that it reads rows fewer times; `_kept_scans` counts them, and everything else is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core.guess import BLOCK, MOST_GUESSES, cutoff
+from ksieve.core.keys import BIN_CUTOFF_KEY, COARSE_BINS, NAN_KEY, coarse_bin, digit, order_key, widen
+from ksieve.core.options import PLAIN, Options, TieBreak
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.stats import STATS_COLUMNS, Route, Stats
+from ksieve.core.windows import windows
+
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+
+UNBOUNDED = 1 << 62
+"""Candidate capacity of a model with unlimited storage: the paper's own accounting."""
+
+
+@dataclass
+class RowTrace:
+    """Everything that happened to one row; `Stats` columns plus the boundaries and sets themselves."""
+
+    row: int
+    length: int
+    route: Route = Route.SHORT
+    tau: tuple[int, int] = (-1, -1)
+    admitted: tuple[int, int] = (-1, -1)
+    frontier: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    committed: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    filled: int = 0
+    scans: int = 0
+    sampled: int = 0
+
+    @property
+    def score_reads(self) -> int:
+        """Scores read before frontier-only refinement."""
+        return self.sampled + self.scans * self.length
+
+    def columns(self) -> list[int]:
+        """Values in the order of `STATS_COLUMNS`."""
+        return [
+            int(self.route),
+            *(_as_int32(t) for t in self.tau),
+            *self.admitted,
+            *self.frontier,
+            *self.committed,
+            self.filled,
+            self.scans,
+            self.sampled,
+        ]
+
+
+@dataclass
+class _Boundary:
+    """A proposed cutoff (inclusive ordered key). `apart`: an exact one that the view saw more than once, or NaN, so
+    that many scores may equal it; they are counted, not stored.
+    """
+
+    cutoff: int
+    apart: bool
+
+
+@dataclass
+class _Certified:
+    """The interface between validation and refinement: (E_0, Q_0); k_0 follows as k - |E_0|.
+
+    `counted`: the frontier was counted, not stored.
+    """
+
+    committed: I64
+    frontier: I64
+    counted: bool = False
+
+
+def select(
+    scores: Any,
+    lengths: Any,
+    k: int,
+    *,
+    policy: SamplingPolicy | None,
+    capacity: int = UNBOUNDED,
+    held: int = 0,
+    splits: int = 1,
+    seed: int | None = None,
+    options: Options = PLAIN,
+    starts: Any = None,
+    ks: Any = None,
+) -> tuple[NDArray[np.int32], Stats]:
+    """Select the top k of every row exactly, with a full account of how.
+
+    Parameters
+    ----------
+    scores : array_like, shape (rows, width)
+        float32, or a narrower float that widens exactly; uint16 is read as bfloat16 bits.
+    lengths : array_like of int, shape (rows // next_n,), or None
+        Valid prefix of each row, clamped to [0, width]; or what `options` make of it (`ksieve.core.windows`).
+    k : int
+        Slots per row, and the k of the sample ranks of every row.
+    policy : SamplingPolicy or None
+        None takes the direct-exact route on every row.
+    capacity : int
+        Candidates a backend can hold per row, at least k; see the module docstring.
+    held : int
+        Rows of at most this length stay on chip in the direct-exact route, which then scans once.
+    splits : int
+        Segments of the KV-split composition. The merged state, and so every number returned, is the same for
+        any value, except that each further segment reads the view again, and that candidates which outgrow
+        `capacity` together are scanned once more.
+    seed : int, optional
+        Counts the scans of the CPU backend under the guesses of this seed; `held` and `splits` do not concern it, and
+        `capacity` is at least `ksieve.planning.plan.least_capacity` or the length of the longest row.
+    options : Options
+        Windows, `next_n` and the tie-break enter here, the rest in `ksieve.model.epilogue`.
+    starts : array_like of int, shape (rows,), optional
+        Where each window begins.
+    ks : array_like of int, shape (rows,), optional
+        Each row's own k, clamped to [0, k].
+
+    Returns
+    -------
+    indices : ndarray of int32, shape (rows, k)
+        Positions in the window, best groups first; -1 in unused slots.
+    stats : Stats
+    """
+    matrix = np.asarray(scores)
+    rows, width = matrix.shape
+    begins, valid = windows(options, rows, width, lengths=lengths, starts=starts)
+    wanted = np.full(rows, k) if ks is None else np.clip(np.asarray(ks, np.int64), 0, k)
+    indices = np.full((rows, k), -1, dtype=np.int32)
+    raw = np.zeros((rows, len(STATS_COLUMNS)), dtype=np.int32)
+    for r in range(rows):
+        row = widen(matrix[r, begins[r] : begins[r] + valid[r]])
+        chosen, trace = select_row(
+            row, int(wanted[r]), row_id=r, policy=policy, capacity=capacity, held=held, splits=splits, max_k=k,
+            tie_break=options.tie_break, seed=seed,
+        )  # fmt: skip
+        indices[r, : chosen.size] = chosen
+        raw[r] = trace.columns()
+    return indices, Stats(raw)
+
+
+def select_row(
+    row: NDArray[np.float32],
+    k: int,
+    *,
+    row_id: int = 0,
+    policy: SamplingPolicy | None,
+    capacity: int = UNBOUNDED,
+    held: int = 0,
+    splits: int = 1,
+    max_k: int | None = None,
+    tie_break: TieBreak = "any",
+    seed: int | None = None,
+) -> tuple[I64, RowTrace]:
+    """Select the top k of one valid row; arguments as in `select`, `max_k` the k of its sample ranks."""
+    trace = RowTrace(row_id, row.size)
+    if row.size <= k or k == 0:
+        trace.committed[0] = min(row.size, k)
+        return np.arange(trace.committed[0], dtype=np.int64), trace
+    keys = order_key(row)
+    boundaries = _propose(row, keys, max_k or k, policy, trace, splits)
+    state = _certify(row, keys, k, boundaries, trace, held, splits, capacity)
+    chosen = _refine(keys, k, state, capacity, tie_break, trace)
+    if seed is not None:
+        trace.scans = _kept_scans(keys, k, boundaries or [], capacity, tie_break, seed, row_id)
+    return chosen, trace
+
+
+# ---- phase 1: propose ------------------------------------------------------------------------------------
+
+
+def _propose(
+    row: NDArray[np.float32],
+    keys: U32,
+    k: int,
+    policy: SamplingPolicy | None,
+    trace: RowTrace,
+    splits: int,
+) -> list[_Boundary] | None:
+    """Turn the sampled view into the primary and the rescue boundary; None sends the row direct."""
+    if policy is None:
+        return None
+    view = policy.view(trace.row, row.size)
+    statistics = policy.statistics(coarse_bin(row[view]) if policy.boundary == "coarse" else keys[view])
+    if not policy.usable(statistics.size, k):
+        return None
+    trace.sampled = view.size * splits
+    ordered = np.sort(statistics)
+    primary, rescue = policy.primary_rank(k), policy.rescue_rank(k)
+    taus = [int(ordered[rank - 1]) for rank in (primary, rescue) if rank]
+    trace.tau = (taus[0], taus[1] if rescue else -1)
+    if policy.boundary == "coarse":
+        return [_Boundary(int(BIN_CUTOFF_KEY[tau]), False) for tau in taus]
+    return [_Boundary(tau, tau == NAN_KEY or int(np.count_nonzero(ordered == tau)) > 1) for tau in taus]
+
+
+# ---- phase 2: certify ------------------------------------------------------------------------------------
+
+
+def _certify(
+    row: NDArray[np.float32],
+    keys: U32,
+    k: int,
+    boundaries: list[_Boundary] | None,
+    trace: RowTrace,
+    held: int,
+    splits: int,
+    capacity: int,
+) -> _Certified:
+    """Scan until a state with at least k admitted scores exists, by the cheapest route that has one.
+
+    Segments whose candidates do not fit together are scanned once more, as the whole row.
+    """
+    if boundaries is None:
+        trace.route = Route.DIRECT
+        trace.scans = 1 if row.size <= held else 2
+        return _exact_coarse(row, k, trace)
+    counts = [-1, -1]
+    for attempt, boundary in enumerate(boundaries):
+        trace.scans += 1
+        admitted = _admit(keys, boundary.cutoff, splits)
+        counts[attempt] = admitted.size
+        trace.admitted = (counts[0], counts[1])
+        if admitted.size >= k:
+            trace.route = Route.RESCUED if attempt else Route.CERTIFIED
+            state = _whole(admitted, trace)
+            if boundary.apart:
+                state = _divide_ties(keys, admitted, boundary.cutoff, k, trace)
+            if splits > 1 and attempt == 0 and not state.counted and state.frontier.size > capacity:
+                trace.scans += 1
+            return state
+    trace.scans += 2
+    trace.route = Route.RECOVERED_AFTER_BAND if len(boundaries) == 2 else Route.RECOVERED
+    return _exact_coarse(row, k, trace)
+
+
+def _admit(keys: U32, cutoff: int, splits: int) -> I64:
+    """A(tau), gathered segment by segment: the KV-split composition is a plain disjoint union."""
+    bounds = np.linspace(0, keys.size, splits + 1).astype(np.int64)
+    parts = [begin + np.flatnonzero(keys[begin:end] <= np.uint32(cutoff)) for begin, end in itertools.pairwise(bounds)]
+    return np.concatenate(parts)
+
+
+def _whole(admitted: I64, trace: RowTrace) -> _Certified:
+    trace.frontier[0] = admitted.size
+    return _Certified(np.empty(0, np.int64), admitted)
+
+
+def _divide_ties(keys: U32, admitted: I64, cutoff: int, k: int, trace: RowTrace) -> _Certified:
+    """Three-way test of an exact boundary: scores strictly better first, ties at it only if needed."""
+    tie = keys[admitted] == np.uint32(cutoff)
+    better, ties = admitted[~tie], admitted[tie]
+    if better.size >= k:
+        return _whole(better, trace)
+    trace.committed[0], trace.frontier[0] = better.size, ties.size
+    return _Certified(better, ties, counted=True)
+
+
+def _exact_coarse(row: NDArray[np.float32], k: int, trace: RowTrace) -> _Certified:
+    """Coarse boundary of the complete row: better bins committed, the boundary bin is the frontier."""
+    bins = coarse_bin(row)
+    prefix = np.cumsum(np.bincount(bins, minlength=COARSE_BINS))
+    boundary = int(np.searchsorted(prefix, k))
+    committed, frontier = np.flatnonzero(bins < boundary), np.flatnonzero(bins == boundary)
+    trace.committed[0], trace.frontier[0] = committed.size, frontier.size
+    return _Certified(committed, frontier)
+
+
+# ---- phase 3: refine -------------------------------------------------------------------------------------
+
+
+def _refine(keys: U32, k: int, state: _Certified, capacity: int, tie_break: TieBreak, trace: RowTrace) -> I64:
+    """Commit better digit groups, keep the boundary group, fill the last slots from equal keys.
+
+    Every set here is in index order, so that a tie-break is a matter of which end the last slots are filled from.
+    """
+    chosen, frontier = [state.committed], state.frontier
+    quota = k - state.committed.size
+    for j in range(3):
+        if frontier.size == quota:
+            break
+        if frontier.size > capacity and np.unique(keys[frontier]).size > 1:
+            trace.scans += 1
+        digits = digit(keys[frontier], j)
+        boundary = int(np.searchsorted(np.cumsum(np.bincount(digits)), quota))
+        better = frontier[digits < boundary]
+        chosen.append(better)
+        quota -= better.size
+        frontier = frontier[digits == boundary]
+        trace.committed[j + 1] = better.size
+        trace.frontier[j + 1] = frontier.size
+    trace.filled = quota
+    if tie_break != "any" and (state.counted or frontier.size > max(capacity, quota)):
+        trace.scans += 1
+    chosen.append(frontier[frontier.size - quota :] if tie_break == "high" else frontier[:quota])
+    return np.concatenate(chosen)
+
+
+# ---- the CPU backend's reads -----------------------------------------------------------------------------
+
+
+def _kept_scans(
+    keys: U32, k: int, boundaries: list[_Boundary], capacity: int, tie_break: TieBreak, seed: int, row_id: int
+) -> int:
+    """Reads of a row by a backend that keeps the best candidates and guesses its cutoffs.
+
+    One for each boundary, but none for a rescue boundary that equals the primary one; one up to a guess where no
+    boundary admits k; one more for each guess that admits fewer than k by chance, which includes one that is made
+    because a boundary admits more than `capacity`; and one that finds the last of the scores equal to the k-th, where
+    half of `capacity` might not hold them and what is better.
+    """
+
+    def admitted(bound: int, end: int | None = None) -> int:
+        return int(np.count_nonzero(keys[:end] <= np.uint32(bound)))
+
+    def unlucky(bound: int) -> int:
+        """Guesses below `bound` that admit fewer than k, before one admits enough."""
+        for attempt in range(MOST_GUESSES):
+            guess = cutoff(keys, k, seed, row_id, attempt)
+            if guess is None or guess >= bound or admitted(guess) >= k:
+                return attempt
+        return MOST_GUESSES
+
+    scans, last_block = 0, (keys.size - 1) // BLOCK * BLOCK
+    for bound in dict.fromkeys(b.cutoff for b in boundaries):
+        scans += 1
+        if admitted(bound) >= k:
+            scans += unlucky(bound) if admitted(bound, last_block) > capacity else 0
+            break
+    else:
+        scans += 1 + unlucky(NAN_KEY)
+    worst = int(np.partition(keys, k - 1)[k - 1])
+    if tie_break == "high" and keys.size > capacity and admitted(worst) > max(k, capacity // 2):
+        scans += 1
+    return scans
+
+
+def _as_int32(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value

@@ -1,0 +1,1 @@
+"""From host-known facts to a plan: pure arithmetic, no device."""

@@ -1,0 +1,72 @@
+"""The planner: from host-known facts to a `Plan`, with a reason in words.
+
+Nothing here touches a device. The same facts always give the same plan.
+"""
+
+from __future__ import annotations
+
+from ksieve.core import arguments
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.problem import Problem
+from ksieve.planning import cpu, cuda
+from ksieve.planning.plan import Plan
+
+
+def check_covers(plan: Plan, asked: Problem) -> None:
+    """Refuse a call that the plan was not made for: it may bring less than planned, never more.
+
+    Raises
+    ------
+    ArgumentError
+        Names the plan's limit that the call exceeds.
+    """
+    made = plan.problem
+    for name in ("rows", "width"):
+        if getattr(asked, name) > getattr(made, name):
+            raise ArgumentError("plan", f"{name} {getattr(asked, name)}", f"at most the planned {getattr(made, name)}")
+    for name in ("dtype", "device"):
+        if getattr(asked, name) != getattr(made, name):
+            raise ArgumentError("plan", f"scores of {name} {getattr(asked, name)}", f"{name} {getattr(made, name)}")
+    if asked.options is not made.options and (differing := arguments.difference(asked.options, made.options)):
+        raise ArgumentError("plan", *differing)
+
+
+def choose(
+    problem: Problem,
+    device: DeviceInfo,
+    *,
+    family: str | None = None,
+    policy: SamplingPolicy | str | None = None,
+    splits: int | None = None,
+    kept: bool = True,
+) -> Plan:
+    """Choose a plan for a problem on a device.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : DeviceInfo
+    family : str, optional
+        Force a kernel family instead of choosing one.
+    policy : SamplingPolicy or str, optional
+        Force a sampling policy; ``"direct"`` forces the direct-exact route.
+    splits : int, optional
+        CUDA family "split_sampled" only: force the CTAs per row.
+    kept : bool
+        Whether calls bring a workspace that stays what the call before left, as one made by `Plan.workspace` does.
+        Others may have it zeroed each time, such as in a captured graph.
+
+    Raises
+    ------
+    ArgumentError
+        If the forced family does not exist on the device or cannot run the shape.
+    """
+    if device.kind == "cpu":
+        if splits is not None:
+            raise ArgumentError("splits", shown(splits), "nothing on a CPU device")
+        return cpu.choose(problem, device, family, policy)
+    if device.kind == "cuda":
+        return cuda.choose(problem, device, family, policy, splits, kept)
+    raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")

@@ -1,0 +1,65 @@
+"""Plans for the CPU: the sampling policy of a width, and how many candidates a worker stores."""
+
+from __future__ import annotations
+
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.guess import LARGEST_STRIDE, rank_of
+from ksieve.core.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
+from ksieve.core.problem import Problem
+from ksieve.planning.plan import Plan
+
+
+def least_capacity(k: int, policy: SamplingPolicy | None) -> int:
+    """Fewest candidates that a CPU worker stores of a long row: when half of them are dropped, k must stay, and room
+    for as many sampled scores as the policy ranks.
+    """
+    ranks = [] if policy is None else [policy.primary_rank(k), policy.rescue_rank(k) or 0]
+    return 2 * max([k, *ranks]) + 2
+
+
+def candidate_capacity(width: int, k: int, policy: SamplingPolicy | None) -> int:
+    """Candidates that a CPU worker stores: 4 k, or twice what a guess admits, or the row if it has no more scores.
+
+    The boundary of a policy admits 2,048 where k is small, twice of which is the least with one. Room beyond that would
+    not help ordinary rows, and is what others can make a worker fill.
+    """
+    guessed = LARGEST_STRIDE * rank_of(1 << 62, k, LARGEST_STRIDE, 0)
+    return min(max(4 * k, 2 * guessed, 4096 if policy else 0, least_capacity(k, policy)), width)
+
+
+def default_policy(width: int, k: int) -> SamplingPolicy | None:
+    """Sampling policy of a row width: none where phase 1 cannot pay for itself.
+
+    The paper's crossover (section "Sampled-Path Ablations"): exact localization wins up to 24K, results are
+    mixed to 56K, both sampled policies win from 64K.
+    """
+    if width < 32_768 or 8 * k > width:
+        return None
+    return PAPER_64 if width < 131_072 else PAPER_128
+
+
+def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: SamplingPolicy | str | None) -> Plan:
+    """Choose a CPU plan; see `ksieve.planning.choose.choose`."""
+    if family is not None and (not isinstance(family, str) or family != "cpu"):
+        raise ArgumentError("family", shown(family), "'cpu' on a CPU device")
+    forced = policy is not None
+    chosen = resolve_policy(policy) if forced else default_policy(problem.width, problem.k)
+    why = (
+        "policy forced by the caller"
+        if forced
+        else (
+            f"width {problem.width} is wide enough for a sampled boundary"
+            if chosen
+            else f"width {problem.width} is too short for a sampled boundary at k={problem.k}"
+        )
+    )
+    return Plan(
+        problem,
+        device,
+        "cpu",
+        chosen,
+        candidate_capacity(problem.width, problem.k, chosen),
+        threads=device.threads,
+        reason=f"rows in parallel on {device.threads} threads; {why}",
+    )

@@ -1,0 +1,254 @@
+"""Memory of CUDA plans: what a CTA has on chip, how many candidates that leaves room for, and the workspace.
+
+Pure arithmetic. Each number names the source whose structs it mirrors, and the kernels check the sums when they are
+compiled. `planner_cuda` decides what is planned.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ksieve.core.device import DeviceInfo
+from ksieve.core.policy import PEAK, SamplingPolicy
+from ksieve.core.problem import Problem
+from ksieve.planning.plan import Plan
+from ksieve.planning.shapes import COLUMN_SIGMAS, EXACT_CAPACITY, SORTED_PERIODS, TAIL_SIGMAS, Geometry
+
+HEADER_BYTES = 256
+"""Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
+
+HISTOGRAM_BYTES = 8192
+"""Shared memory of a CTA's histogram; where rows are held, their output positions come in its place."""
+
+BATCH = 2
+"""Vectors of 16 bytes that a thread looks at together."""
+
+STATE_ROWS = 1024
+"""Rows that room for states is made for at a time, so that plans for different batches can share a workspace."""
+
+ROW_STATE_BYTES = 32
+"""Workspace of a split row besides its candidates (kernels/workspace.cuh, RowState)."""
+
+CANDIDATE_BYTES = 8
+"""One candidate: ordered key and index."""
+
+NARROW_BYTES = 6
+"""One in a column where a place among the scores that a thread reads, in 16 bits, tells the index."""
+
+HEIGHT_BYTES = 4
+"""Shared memory per thread besides its column and its places in the ring: the height of the column, if it has one."""
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a score."""
+
+SHARED_LIST = 256
+"""Candidates that outgrow their columns for which shared memory is kept."""
+
+MAX_COLUMNS = 32
+"""A column's candidates are bits of a word when they are written out (kernels/refine.cuh)."""
+
+RESERVED_SHARED = 1024
+"""Shared memory that CUDA keeps for itself per resident CTA."""
+
+SCALAR_BYTES = 1056
+"""Shared memory behind the candidates and heights; slots are sorted in what lies before them (kernels/finish.cuh)."""
+
+DESCRIBED_BYTES = 12 * 96
+"""And that of families that hold rows: they describe more of them ahead (kernels/storage.cuh, kHeldRows)."""
+
+SAMPLE_BYTES = 2
+"""And for each of their threads, what it samples."""
+
+SORT_CHUNK = 128
+"""Fewest elements of a sort (kernels/finish.cuh)."""
+
+POSITIONS_BESIDE = 8
+"""Output positions of a held row that have room of their own beside those of its slots (kernels/heldrow.cuh, holds)."""
+
+SPILLED_STEP = 7168
+"""Candidates that room for them is a multiple of where some may spill: plans for several k then share a kernel."""
+
+STORED_STEP = 256
+"""Bytes that room for candidates is a multiple of where rows are held."""
+
+FEWEST = 32
+"""Unresolved candidates that are ranked at once (kernels/params.cuh, kFewest)."""
+
+OWNER_BYTES = 16 + 8 * FEWEST
+"""What such CTAs count together on rare routes (kernels/meeting.cuh, Owner)."""
+
+BARRIERS = 24
+"""And at most so many barriers of theirs (kernels/meeting.cuh, kBarriers)."""
+
+SHARED_ROWS = ("cluster_exact", "cooperative_exact")
+"""Families whose CTAs share a row, and hold it if it fits."""
+
+DEALT_BYTES = 8
+"""A row in the list of one launch: its number and its length (kernels/dealt.cuh)."""
+
+
+def room_of(geometry: Geometry, device: DeviceInfo, dtype: str) -> int:
+    """Bytes of shared memory for the candidates of a CTA that has no columns."""
+    room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
+    ring = 16 * ring_stages(geometry, dtype) * geometry.threads
+    return room - HISTOGRAM_BYTES - ring - bytes_behind(geometry.held, geometry.threads, 0)
+
+
+def held_positions(room: int) -> int:
+    """Slots of a row that is held, of which room for candidates leaves room for the positions."""
+    return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - POSITIONS_BESIDE
+
+
+def sort_bytes(problem: Problem) -> int:
+    """Memory that the slots of a row are sorted in: keys and positions for an order by value, or positions alone."""
+    if problem.options.order == "any":
+        return 0
+    elements = max(1 << (problem.k - 1).bit_length(), SORT_CHUNK)
+    return elements * (8 if problem.options.order == "value" else 4)
+
+
+def sort_slots(plan: Plan) -> int:
+    """8-byte places of the workspace that each worker sorts in; 0 where its shared memory is large enough."""
+    needed = sort_bytes(plan.problem)
+    return 0 if needed <= shared_bytes(plan) - bytes_behind(plan.held, plan.threads, plan.columns) else needed // 8
+
+
+def bytes_behind(held: int, threads: int, columns: int) -> int:
+    """Shared memory behind the candidates: heights of columns and scalars."""
+    of_rows = DESCRIBED_BYTES + SAMPLE_BYTES * threads if held else 0
+    return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + of_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Candidates that a CTA holds: in a column of shared memory for each thread, and in a list behind them."""
+
+    columns: int
+    shared: int
+    spill: int
+
+
+def fewest_stored(problem: Problem) -> int:
+    """Candidates that a family which does not sample stores, unless it holds its rows."""
+    return _round_up(max(problem.k, EXACT_CAPACITY), 256)
+
+
+def tied(problem: Problem) -> bool:
+    """Whether it matters which of equal scores are taken: then candidates are stored in any case."""
+    return problem.options.tie_break != "any"
+
+
+def storage_of(
+    problem: Problem, device: DeviceInfo, geometry: Geometry, family: str, policy: SamplingPolicy | None
+) -> Storage:
+    """Room for the candidates of a row.
+
+    The list takes all of them if need be: of periodic scores, one thread may meet them all. It has room for k, and for
+    an admitted tail `TAIL_SIGMAS` standard deviations above its mean (paper, equation "exchangeable": variance of the
+    realised rank is about the requested rank times the stride). Four covered exchangeable rows, but clumped ones
+    overflowed and were scanned again, at twice the latency of a small call. Of a sorted row, every score that peaks
+    stand for reaches the boundary with them.
+    """
+    wanted = problem.k
+    if policy is not None:
+        mean = policy.primary_rank(problem.k) * policy.stride
+        if policy.rescue_margin is not None:
+            mean = (policy.rescue_rank(problem.k) or 0) * policy.stride
+        wanted = max(wanted, math.ceil(mean + TAIL_SIGMAS * math.sqrt(mean * policy.stride)))
+        if policy.peaks:
+            wanted = max(wanted, PEAK * mean + SORTED_PERIODS * policy.stride * policy.group)
+        if policy.boundary == "exact":
+            wanted = max(wanted, statistics_bound(problem.width, policy))  # statistics are ranked in place
+    else:
+        wanted = fewest_stored(problem)
+    wanted = _round_up(wanted, 256)
+    room = room_of(geometry, device, problem.dtype)
+    ring = 16 * ring_stages(geometry, problem.dtype)
+    columns = 0
+    if policy is not None:
+        share = mean / geometry.threads
+        columns = math.ceil(share + COLUMN_SIGMAS * math.sqrt(share))
+        entry = entry_bytes(family, problem.width, geometry.threads)
+        room -= bytes_behind(0, geometry.threads, 1) - bytes_behind(0, geometry.threads, 0)  # heights of columns
+        columns = min(columns, MAX_COLUMNS, (room - SHARED_LIST * CANDIDATE_BYTES) // (entry * geometry.threads))
+        room -= columns * entry * geometry.threads
+        ring += columns * entry
+    sortable = HISTOGRAM_BYTES + ring * geometry.threads
+    if 0 < sort_bytes(problem) - sortable <= room:
+        # Candidates make room to sort in.
+        wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
+    step = STORED_STEP if geometry.held else 256 * CANDIDATE_BYTES  # rows that are held leave no more room
+    shared = min(wanted, room // step * step // CANDIDATE_BYTES)
+    held = family in SHARED_ROWS and geometry.held > 0 and not tied(problem)
+    if held and held_positions(room) >= problem.k:
+        wanted = shared  # all of its rows are held, and no candidate is stored
+    if policy is not None and wanted > shared:
+        wanted = _round_up(wanted, SPILLED_STEP)
+    return Storage(columns, shared, wanted - shared)
+
+
+def entry_bytes(family: str, width: int, threads: int) -> int:
+    """Bytes of a column's entry. Segments that are joined mix the scores of many threads: those keep whole indices."""
+    narrow = family == "persistent_sampled" and width <= (1 << 16) * (threads - 1)
+    return NARROW_BYTES if narrow else CANDIDATE_BYTES
+
+
+def ring_stages(geometry: Geometry, dtype: str) -> int:
+    """Stages of a CTA's ring of loads (kernels/row.cuh): what a row that is held fills, or those of the geometry."""
+    if not geometry.held:
+        return geometry.stages
+    return geometry.held // geometry.holders * ITEM_BYTES[dtype] // (16 * geometry.threads) - geometry.beside
+
+
+def batches(stages: int) -> int:
+    """Batches that a turn of the ring is loaded in: of `BATCH` vectors, or where their number is odd of one."""
+    return stages if stages % BATCH else stages // BATCH
+
+
+def statistics_bound(width: int, policy: SamplingPolicy) -> int:
+    """Most statistics that a view of a row of `width` scores can have."""
+    scores = math.ceil(width / (policy.stride * policy.group)) * policy.group
+    return math.ceil(scores / PEAK) if policy.peaks else scores
+
+
+def with_workspace(plan: Plan) -> Plan:
+    """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
+    spill, sort = plan.spill_capacity, sort_slots(plan)
+    if plan.family == "split_sampled":
+        states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
+        lists = plan.problem.rows * (plan.capacity + plan.splits * spill + sort) * CANDIDATE_BYTES
+        return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states, lists_at=states)
+    if plan.family == "cooperative_exact":
+        together = plan.ctas // plan.splits
+        turns = 1 if plan.problem.rows <= together else 2
+        size = HEADER_BYTES + turns * together * meeting_bytes(plan.splits)
+        return replace(plan, workspace_bytes=size, workspace_zeroed=size)
+    queue = plan.family.startswith("persistent")
+    size = HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES if queue or spill or sort else 0
+    plan = replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
+    if not plan.bands:
+        return plan
+    # Launches come one after another and share what precedes their lists.
+    lists = _round_up(max(size, *(with_workspace(band).workspace_bytes for band in plan.bands)), HEADER_BYTES)
+    bands = tuple(replace(band, lists_at=lists) for band in plan.bands)
+    size = lists + HEADER_BYTES + plan.problem.rows * (len(bands) + 1) * DEALT_BYTES
+    return replace(plan, workspace_bytes=size, lists_at=lists, bands=bands)
+
+
+def meeting_bytes(holders: int) -> int:
+    """Workspace of a row that several CTAs hold, by which they tell each other (kernels/meeting.cuh, Meeting)."""
+    counts, told = 2 * HISTOGRAM_BYTES, holders * (16 + 8 * FEWEST)
+    return _round_up(counts + told + 4 * holders * holders + OWNER_BYTES + 4 * (BARRIERS + 4), 16)
+
+
+def shared_bytes(plan: Plan) -> int:
+    """Dynamic shared memory of a plan's kernel."""
+    column = plan.columns * entry_bytes(plan.family, plan.problem.width, plan.threads)
+    threads = (16 * plan.stages + column) * plan.threads
+    behind = bytes_behind(plan.held, plan.threads, plan.columns)
+    return HISTOGRAM_BYTES + threads + plan.shared_capacity * CANDIDATE_BYTES + behind
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

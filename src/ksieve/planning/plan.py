@@ -1,0 +1,150 @@
+"""`Plan`: everything fixed before a run, as data.
+
+A plan holds no device resource. It can be made before a CUDA graph is captured, compared, printed and tested on a
+machine without a GPU; what it can do with a device goes through `ksieve.core.registry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ksieve.core import registry
+from ksieve.core.device import DeviceInfo
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.problem import Problem
+from ksieve.core.stats import html_table
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything fixed before a run: family, geometry, sampling policy, storage, and why.
+
+    Attributes
+    ----------
+    problem : Problem
+        Shape the plan was made for. `rows` is a capacity: fewer live rows may be run.
+    device : DeviceInfo
+    family : str
+        Kernel family: "cpu" or one of the CUDA families.
+    policy : SamplingPolicy or None
+        How boundaries are proposed; None is the direct-exact route.
+    capacity : int
+        Candidates each worker can hold, whatever the data. A frontier beyond it is scanned again on CUDA; on the CPU
+        the best of it are kept.
+    held : int
+        Rows up to this length stay on chip in the direct-exact route.
+    splits : int
+        Workers per row.
+    ctas : int
+        Thread blocks launched (CUDA) or 0.
+    threads : int
+        Threads per block (CUDA) or worker threads (CPU).
+    ctas_per_sm : int
+        Blocks meant to be resident on one multiprocessor (CUDA): the register budget follows from it.
+    shared_capacity : int
+        Of `capacity`, the candidates held in shared memory (CUDA); the rest is bounded global spill.
+    stages : int
+        Loads of 16 bytes that each thread keeps in flight (CUDA).
+    beside : int
+        Further ones that a row which stays on chip needs (CUDA).
+    registers : bool
+        Whether the scores of such a row stay in registers (CUDA).
+    columns : int
+        Further candidates that each thread holds in shared memory for itself (CUDA).
+    workspace_bytes : int
+        Bytes a caller-owned workspace needs; fixed by the plan, never by the data.
+    workspace_zeroed : int
+        Leading bytes of it that must be zero before the first use; kernels leave them zero.
+    lists_at : int
+        Offset in the workspace, in bytes, of the lists that several thread blocks or launches share (CUDA).
+    bands : tuple of Plan
+        Launches in front of this plan's own, each for the rows that are no longer than what it keeps on chip, shorter
+        ones first; empty if one launch serves all rows (CUDA). Not used with statistics.
+    band : int or None
+        Which of the launches that rows are dealt to by their length this plan is: the last has the rows that are too
+        long for the others. None if rows are not dealt (CUDA).
+    reason : str
+        Why this family and these numbers, in words.
+    """
+
+    problem: Problem
+    device: DeviceInfo
+    family: str
+    policy: SamplingPolicy | None
+    capacity: int
+    held: int = 0
+    splits: int = 1
+    ctas: int = 0
+    threads: int = 0
+    ctas_per_sm: int = 0
+    shared_capacity: int = 0
+    stages: int = 0
+    beside: int = 0
+    registers: bool = False
+    columns: int = 0
+    workspace_bytes: int = 0
+    workspace_zeroed: int = 0
+    lists_at: int = 0
+    bands: tuple[Plan, ...] = field(default=(), hash=False)  # calls look plans up, and the rest tells them apart
+    band: int | None = None
+    reason: str = ""
+
+    @property
+    def spill_capacity(self) -> int:
+        """Candidates per worker that live in the global workspace, past the shared array (CUDA)."""
+        return self.capacity - self.shared_capacity
+
+    def workspace(self, buffer: Any = None) -> Any:
+        """Make the workspace that calls with this plan use on CUDA.
+
+        Parameters
+        ----------
+        buffer : array of bytes, optional
+            The caller's own device memory: at least `workspace_bytes`, 256-byte aligned, alive as long as the
+            workspace is used. Allocated when omitted.
+
+        Returns
+        -------
+        Workspace
+            Zeroed where it has to be, on any stream. It serves one call at a time: make one per stream.
+
+        Raises
+        ------
+        ArgumentError
+            If the plan is not for a CUDA device.
+        WorkspaceError
+            If `buffer` is too small, misaligned or elsewhere.
+        """
+        return registry.backend(self.problem.device.kind).make_workspace(self, buffer)
+
+    def prepare(self) -> Plan:
+        """Compile and load what the plan needs on CUDA, so that its first call may be inside a graph capture.
+
+        Returns the plan itself. A CPU plan needs no preparation.
+        """
+        registry.backend(self.problem.device.kind).prepare(self)
+        return self
+
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        """Title, and what there is to say below it."""
+        p = self.problem
+        title = f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}"
+        return title, {
+            "policy": self.policy.name if self.policy else "direct",
+            **({} if p.options.plain else {"options": str(p.options)}),
+            "capacity": f"{self.capacity} candidates per worker",
+            "geometry": f"{self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
+            **{f"up to {b.held}": f"{b.family}, {b.ctas} blocks x {b.threads} threads" for b in self.bands},
+            "workspace": f"{self.workspace_bytes} bytes",
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        title, facts = self._facts()
+        room = max(10, *map(len, facts))
+        return "\n".join([title, *(f"  {name:<{room}} {fact}" for name, fact in facts.items())])
+
+    def _repr_html_(self) -> str:
+        title, facts = self._facts()
+        return html_table(title, ["", ""], facts.items())

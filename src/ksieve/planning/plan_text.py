@@ -1,0 +1,121 @@
+"""A plan as text, which is what an operator of a traced or exported PyTorch program can carry; and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any
+
+from ksieve.core import problem
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError, KsieveError, kind_of, shown
+from ksieve.core.options import Options
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.problem import Device, Problem
+from ksieve.planning import choose as planner
+from ksieve.planning.plan import Plan
+
+_TAKES = "the text of a plan of this version of ksieve: export the program again"
+
+_MOST: dict[str, int] = {
+    "index": 1 << 16,
+    "sm_count": 1 << 16,
+    "shared_per_sm": 1 << 30,
+    "shared_per_block": 1 << 30,
+    "l2_bytes": 1 << 40,
+    "threads": 1 << 12,
+}
+"""Largest facts of a device that are believed: above those of any that exists, and far below what overflows."""
+
+
+def encode_plan(plan: Plan) -> str:
+    """Write a plan as text."""
+    return json.dumps(asdict(plan))
+
+
+@lru_cache(maxsize=4096)
+def decode_plan(text: str) -> Plan:
+    """Read a plan back; equal texts give the same object.
+
+    The text may come from a file, and its numbers place every write of a kernel. So the plan is made again from its
+    problem and device, and taken only if the planner comes to the same numbers.
+
+    Raises
+    ------
+    ArgumentError
+        If the text is no plan, or none that the planner makes.
+    """
+    try:
+        plan = _plan_of(json.loads(text))
+        _check(plan)
+    except KsieveError as error:
+        raise ArgumentError("plan", f"a text in which {error}", _TAKES) from None
+    except Exception as error:
+        said = shown((str(error).splitlines() or [""])[0])
+        raise ArgumentError("plan", f"a text that is no plan ({type(error).__name__}: {said})", _TAKES) from None
+    numbers = _numbers(plan)
+    if all(numbers != _numbers(made) for made in _made(plan)):
+        raise ArgumentError("plan", "a text with numbers that the planner does not come to", _TAKES)
+    return plan
+
+
+def _plan_of(fields: dict[str, Any]) -> Plan:
+    asked = fields.pop("problem")
+    asked["device"], asked["options"] = Device(**asked["device"]), Options(**asked["options"])
+    device = fields.pop("device")
+    device["capability"] = tuple(device["capability"])
+    policy = fields.pop("policy")
+    return Plan(
+        problem=Problem(**asked),
+        device=DeviceInfo(**device),
+        policy=SamplingPolicy(**policy) if policy else None,
+        bands=tuple(map(_plan_of, fields.pop("bands"))),
+        **fields,
+    )
+
+
+def _check(plan: Plan) -> None:
+    """Refuse a problem or a device of which the planner could not make a plan."""
+    asked, device = plan.problem, plan.device
+    rows, width, _ = problem.check_shape(asked.rows, asked.width)
+    problem.check_size(asked.pitch, "pitch", width, problem.MAX_PITCH)
+    problem.check_shape(rows, width, asked.pitch)
+    problem.check_options(asked.options, problem.check_k(asked.k))
+    if asked.dtype not in problem.SCORE_DTYPES:
+        raise ArgumentError("dtype", shown(asked.dtype), f"one of {list(problem.SCORE_DTYPES)}")
+    if not isinstance(device.name, str) or not isinstance(plan.reason, str):
+        raise ArgumentError("device.name", kind_of(device.name), "a name")
+    if asked.device != Device(device.kind, device.index):
+        raise ArgumentError("device", shown(asked.device), f"that of its facts, {shown(device.kind)}")
+    major, minor = device.capability
+    for name, value in {"capability": major, "capability.minor": minor}.items():
+        problem.check_size(value, f"device.{name}", most=99, why="no device has more")
+    for name, most in _MOST.items():
+        least = {"index": -1, "threads": 1}.get(name, 0)
+        problem.check_size(getattr(device, name), f"device.{name}", least, most, "no device has more")
+
+
+def _made(plan: Plan) -> Iterator[Plan]:
+    """Make the plans that the planner comes to for a plan's problem, by itself or forced as the plan may have been."""
+    splits = (None, plan.splits) if plan.family == "split_sampled" else (None,)
+    for family in (None, plan.family):
+        for policy in (None, plan.policy or "direct"):
+            for kept in (True, False):
+                for per_row in splits:
+                    try:
+                        yield planner.choose(
+                            plan.problem, plan.device, family=family, policy=policy, splits=per_row, kept=kept
+                        )
+                    except KsieveError:
+                        continue
+
+
+def _numbers(plan: Plan) -> str:
+    """What a plan fixes, without the words about it; as text, in which True is not 1."""
+    return encode_plan(_wordless(plan))
+
+
+def _wordless(plan: Plan) -> Plan:
+    return replace(plan, reason="", bands=tuple(map(_wordless, plan.bands)))

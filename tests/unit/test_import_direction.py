@@ -1,0 +1,38 @@
+"""Imports point one way: a wing of the library imports itself and the wings before it, wherever the import stands."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import ksieve
+
+PACKAGE = Path(ksieve.__file__).parent
+WINGS = (
+    "_version", "_aliases", "core", "model", "checking", "planning", "backends", "dispatch", "torch_ops", "api",
+    "captures", "", "adapters", "doctor", "cli", "lab", "__main__",
+)  # fmt: skip
+FILES = {
+    ".".join(["ksieve", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def imports_of(module):
+    for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in FILES else node.module for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+GRAPH = {module: {name for name in imports_of(module) if name in FILES} for module in FILES}
+
+
+def test_every_wing_imports_itself_and_the_wings_before_it():
+    floor = {module: WINGS.index([*module.split("."), ""][1]) for module in FILES}
+    assert [(m, i) for m, imported in GRAPH.items() for i in imported if floor[i] > floor[m]] == []
+
+
+def test_there_is_no_circle():
+    TopologicalSorter(GRAPH).prepare()
