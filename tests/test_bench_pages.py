@@ -60,7 +60,7 @@ def test_every_kind_of_result_has_its_section(generator, results):
         assert f"## {title} on a GPU" in page
     assert "## The planner's choices" in page
     for path in results.glob("*.json"):
-        assert f"](../benchmarks/results/{path.name})" in page, path.name
+        assert f"](../../benchmarks/results/{path.name})" in page, path.name
     assert "| 600 x 4,096 | 10.0 (" in page and "| 12.5 | 0.800 |" in page
     assert page.index("k = 64, endpoint-structured scores") < page.index("k = 64, normal scores")
     assert "| tiny | 4 | 0.04 | ksieve | 0.05 | 0.800 | target 0.9: missed |" in page
@@ -158,7 +158,7 @@ def test_figures_follow_their_result_files(generator, results, tmp_path):
     assert {path.stem for path in folder.iterdir()} == set(stale), "names are those of the figures drawn"
     page = generator.benchmark_page(results)
     for name in stale:
-        assert (folder / f"{name}.svg").exists() and f"](figures/{name}.svg)" in page
+        assert (folder / f"{name}.svg").exists() and f"](../figures/{name}.svg)" in page
     assert generator.draw_figures(results, folder, check=True) == []
     path = results / "gpu-worst-k64.json"
     path.write_text(path.read_text().replace("all_nan", "two_values"))

@@ -20,7 +20,7 @@ from ksieve.planning.plan import Plan
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 
-# Short ways of plans that have run on CUDA with PyTorch tensors (backends/cuda/short.py), by the plan's id, which
+# Short ways of plans that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py), by the plan's id, which
 # the entry's own reference to the plan keeps from being reused: hashing a plan's fifty fields on every call would
 # cost as much as the launch. Calls without a plan find theirs by what the plan was chosen from.
 _short_ways: dict[Any, Any] = {}
