@@ -29,13 +29,13 @@ from typing import Any
 
 from canonical_ptx import canonical
 
-from ksieve import atomic
-from ksieve.backends.cuda import build
-from ksieve.backends.cuda import compile as compiler
-from ksieve.backends.cuda.spec import ARCHITECTURES, KernelSpec
-from ksieve.errors import KsieveError
-from ksieve.options import Options
-from ksieve.planner import Plan
+from ksieve.backends.cuda.jit import build
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.spec import ARCHITECTURES, KernelSpec
+from ksieve.core import atomic
+from ksieve.core.errors import KsieveError
+from ksieve.core.options import Options
+from ksieve.planning.plan import Plan
 
 LIST = Path(__file__).parent.parent / "tests" / "data" / "cubins.json"
 PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "policy", "stats", "launch")

@@ -10,9 +10,9 @@ import re
 import pytest
 
 from conftest import ROOT
-from ksieve.backends.cuda import compile as compiler
-from ksieve.backends.cuda.spec import KernelSpec
-from ksieve.errors import BackendError
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.spec import KernelSpec
+from ksieve.core.errors import BackendError
 from test_kernels_compile import cases, specialisation
 
 PTX = """//
