@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,23 @@ def between_markers(text: str, name: str, body: str) -> str:
     if not (found_begin and found_end):
         raise SystemExit(f"markers {begin} and {end} are missing")
     return f"{head}{begin}\n{body.strip()}\n{end}{tail}" if body.strip() else f"{head}{begin}\n{end}{tail}"
+
+
+def wrapped(body: str) -> str:
+    """Fold prose and list items of more than 120 columns; tables, headings and code stay as they are."""
+    lines: list[str] = []
+    code = False
+    for line in body.split("\n"):
+        code ^= line.startswith("```")
+        if code or len(line) <= 120 or line.startswith(("|", "#", "![", "<")):
+            lines.append(line)
+        else:
+            indent = "  " if line.startswith("* ") else ""
+            lines += textwrap.wrap(line, 120, subsequent_indent=indent, **_WHOLE_WORDS)
+    return "\n".join(lines)
+
+
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def commands(group: Any, path: tuple[str, ...] = ("ksieve",)) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -186,7 +204,7 @@ def _link(path: Path, up: str = "") -> str:
 
 
 def _cpu_parts(results: Path, up: str = "") -> list[str]:
-    return [_cpu_results(_link(path, up), _payload(path)) for path in sorted(results.glob("cpu-*.json"))]
+    return [_cpu_results(_link(path, up), _payload(path), brief=True) for path in sorted(results.glob("cpu-*.json"))]
 
 
 def _gpu_summary(link: str, payload: dict[str, Any]) -> str:
@@ -239,7 +257,7 @@ def _sanitizer_results(link: str, payload: dict[str, Any]) -> str:
     )
 
 
-def _cpu_results(link: str, payload: dict[str, Any]) -> str:
+def _cpu_results(link: str, payload: dict[str, Any], *, brief: bool = False) -> str:
     from ksieve.lab.bench.cpu import ARGPARTITION, TORCH
 
     facts, settings, results = payload["environment"], payload["settings"], payload["results"]
@@ -269,6 +287,8 @@ def _cpu_results(link: str, payload: dict[str, Any]) -> str:
     )
     parts.append(pages.table(columns, rows))
     parts.append('"Of max rate" is the rate of reading scores relative to `numpy.max(axis=1)` over the same rows.')
+    if brief:
+        return "\n\n".join(parts)
     if results["adversarial"]:
         worst = max(results["adversarial"], key=lambda case: case["times_plain"])
         families = {case["family"] for case in results["adversarial"]}
@@ -310,7 +330,7 @@ def main(arguments: list[str]) -> int:
     ):
         path = ROOT / page
         old = path.read_text(encoding="utf-8")
-        new = between_markers(old, name, body)
+        new = between_markers(old, name, wrapped(body))
         if new != old:
             stale.append(page)
             if not check:
