@@ -51,3 +51,23 @@ def test_a_link_that_leads_nowhere_is_noticed() -> None:
         "README.md#four",
     ]
     assert anchors(text) == {"one-two-three"}
+
+
+def unknown_paths(text: str) -> list[str]:
+    """Paths in code spans, such as `planning/cuda.py` or `tests/gpu/`, that are neither in the package nor the root."""
+    named = re.findall(r"`([\w.]+(?:/[\w.*]*)+|\w+\.py)`", text)
+    folders = (ROOT, ROOT / "src" / "ksieve", *(path for path in (ROOT / "src" / "ksieve").iterdir() if path.is_dir()))
+    return [name for name in named if not any(list(folder.glob(name.rstrip("/"))) for folder in folders)]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "internals").glob("*.md")), ids=lambda page: page.stem)
+def test_the_files_that_internals_name_exist(page: Path) -> None:
+    assert unknown_paths(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_file_that_is_gone_is_noticed() -> None:
+    assert unknown_paths("`planning/cuda.py` `planning/gone.py` `kernels/` `gone/` `a/b`") == [
+        "planning/gone.py",
+        "gone/",
+        "a/b",
+    ]
