@@ -64,7 +64,7 @@ docs: $(TEST_STAMP)  ## regenerate every measured number in README and docs/
 	$(BIN)/python scripts/generate_docs.py
 
 site: $(VENV)/.site-installed  ## build the documentation with search into docs/_build/html; warnings are errors
-	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
 
 bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/results/ (minutes)
 	$(BIN)/ksieve bench cpu --out benchmarks/results

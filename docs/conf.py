@@ -16,8 +16,8 @@ copyright = "the ksieve authors"  # noqa: A001 - the name that Sphinx reads
 version = release = ksieve.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
-exclude_patterns = ["_build", "reference/generated/cli.md"]
-nitpicky = False
+exclude_patterns = ["_build", "_templates", "reference/generated/cli.md"]
+templates_path = ["_templates"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
