@@ -53,6 +53,19 @@ def test_a_link_that_leads_nowhere_is_noticed() -> None:
     assert anchors(text) == {"one-two-three"}
 
 
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if ROOT / "docs" in p.parents and p.parent.name != "notebook"], ids=lambda page: page.stem
+)
+def test_the_paper_is_cited_where_it_is_first_named(page: Path) -> None:
+    text = without_code(page.read_text(encoding="utf-8"))
+    named = re.search(r"\bthe paper\b", text, flags=re.IGNORECASE)
+    if named:
+        before = " ".join(text[: named.end() + 250].split())
+        assert "Siran Liu" in before
+        assert "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention" in before
+        assert "https://github.com/Tencent/hpc-ops" in before
+
+
 def unknown_paths(text: str) -> list[str]:
     """Paths in code spans, such as `planning/cuda.py` or `tests/gpu/`, that are neither in the package nor the root."""
     named = re.findall(r"`([\w.]+(?:/[\w.*]*)+|\w+\.py)`", text)
