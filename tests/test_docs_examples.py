@@ -48,3 +48,9 @@ def test_the_examples_of_a_docstring_run(name: str, capsys: pytest.CaptureFixtur
 
 def test_an_example_that_is_wrong_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Expected:" in failures(">>> 1 + 1\n3\n", "wrong", {}, capsys)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^   ([\w.]+)$", page, flags=re.MULTILINE))
+    assert set(ksieve.__all__) - {"__version__"} <= listed
