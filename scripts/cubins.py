@@ -99,13 +99,10 @@ def digest(*parts: bytes | str) -> str:
     return total.hexdigest()[:16]
 
 
-def machine_code(cubin: bytes) -> tuple[int, list[bytes | str]]:
+def machine_code(cubin: bytes, ptx: str) -> tuple[int, list[bytes | str]]:
     """Bytes of code, and what identifies it: code and constants, and how much memory the parameters take.
 
-    Raises
-    ------
-    ValueError
-        If a kernel has relocations: which function each one means would have to be compared as well.
+    Where calls are resolved by the loader, the code does not say which function they mean: the PTX then counts as well.
     """
     from elftools.elf.elffile import ELFFile
 
@@ -113,7 +110,7 @@ def machine_code(cubin: bytes) -> tuple[int, list[bytes | str]]:
     for section in ELFFile(io.BytesIO(cubin)).iter_sections():
         name = section.name
         if name.startswith((".rel.text", ".rela.text")) and section["sh_size"]:
-            raise ValueError(f"{name} is not empty")
+            parts.append(ptx)
         if name.startswith(".text"):
             size += section["sh_size"]
             parts.append(section.data())
@@ -132,7 +129,7 @@ def measured(spec: KernelSpec, plan: Plan) -> Record:
     """
     cubin, ptx = compiler.compile_with_ptx(spec, compiler.shipped_sources())
     used, text = cubin.resources, canonical(ptx)
-    size, code = machine_code(cubin.code)
+    size, code = machine_code(cubin.code, text.text)
     facts = {
         "registers": used.registers,
         "spills": used.spill_stores + used.spill_loads,
@@ -221,14 +218,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not kernels:
         parser.error(f"no kernel's line contains {asked.only!r}")
     first = next(iter(kernels))
-    version = measured(first, kernels[first][1])["compiler"]
-    if version != text["nvrtc"] and not asked.update:
-        print(f"cubins: not compared: the list is of NVRTC {text['nvrtc']}, and this is {version}")
-        return 0
-    print(f"cubins: compiling {len(kernels)} kernels with NVRTC {version}", flush=True)
-    with ProcessPoolExecutor(asked.jobs) as pool:
-        found = dict(zip(kernels, pool.map(measured, kernels, [plan for _, plan in kernels.values()]), strict=True))
+    try:
+        version = measured(first, kernels[first][1])["compiler"]
+        if version != text["nvrtc"] and not asked.update:
+            print(f"cubins: not compared: the list is of NVRTC {text['nvrtc']}, and this is {version}")
+            return 0
+        print(f"cubins: compiling {len(kernels)} kernels with NVRTC {version}", flush=True)
+        found = compiled({spec: plan for spec, (_, plan) in kernels.items()}, asked.jobs)
+    except KsieveError as error:
+        print(f"cubins: {error}", file=sys.stderr)
+        return 1
     return report(kernels, found, wrong, asked.list if asked.update else None, version)
+
+
+def compiled(plans: dict[KernelSpec, Plan], jobs: int) -> dict[KernelSpec, Record]:
+    """Compile kernels in several processes; a terminal is told how many are done.
+
+    Raises
+    ------
+    BackendError
+        If one of them does not compile; the others are not waited for.
+    """
+    found = {}
+    with ProcessPoolExecutor(jobs) as pool:
+        try:
+            for spec, record in zip(plans, pool.map(measured, plans, plans.values()), strict=True):
+                found[spec] = record
+                if sys.stderr.isatty():
+                    print(f"\r{len(found)} of {len(plans)}", end="\r", file=sys.stderr, flush=True)
+        except KsieveError:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return found
 
 
 def report(
