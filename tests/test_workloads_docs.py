@@ -1,4 +1,4 @@
-"""docs/guide/captures.md: its programs run, its tables are complete, its claims about the bundled capture hold."""
+"""The pages on captures: their programs run, its tables are complete, its claims about the bundled capture hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ksieve.lab.workloads import LENGTHS, PRODUCERS
 from ksieve.model import reference
 
 ROOT = Path(__file__).parents[1]
-DOC = (ROOT / "docs" / "guide" / "captures.md").read_text(encoding="utf-8")
+DOC = "".join(
+    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("guide/captures.md", "reference/capture-format.md")
+)
 EXAMPLE = ROOT / "examples" / "indexer_capture.safetensors"
 
 
