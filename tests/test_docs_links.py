@@ -66,6 +66,28 @@ def test_the_paper_is_cited_where_it_is_first_named(page: Path) -> None:
         assert "https://github.com/Tencent/hpc-ops" in before
 
 
+def ragged_tables(text: str) -> list[str]:
+    """Rows of tables with another number of cells than their heading; a bar inside a cell has to be escaped."""
+    found, cells = [], 0
+    for line in re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL).splitlines():
+        here = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if here and cells and here != cells:
+            found.append(line)
+        cells = (cells or here) if here else 0
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_tables_have_as_many_cells_in_every_row(page: Path) -> None:
+    assert ragged_tables(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_ragged_table_is_noticed() -> None:
+    table = "| a | b |\n| --- | --- |\n| x \\| y | z |\n"
+    assert ragged_tables(table) == []
+    assert ragged_tables(table + "| `a | b` | c |\n\n| one |\n") == ["| `a | b` | c |"]
+
+
 def unknown_paths(text: str) -> list[str]:
     """Paths in code spans, such as `planning/cuda.py` or `tests/gpu/`, that are neither in the package nor the root."""
     named = re.findall(r"`([\w.]+(?:/[\w.*]*)+|\w+\.py)`", text)

@@ -36,7 +36,7 @@ class Exit(IntEnum):
 EXIT_CODES: dict[Exit, str] = {
     Exit.DONE: "done; where answers were checked, every one is exact",
     Exit.REFUTED: "an answer was checked and is not exact (`verify`, and what `doctor`, `demo`, `replay` and `bench` "
-    "check of their own); nothing else ends so",
+    "check of their own); nothing else exits with 1",
     Exit.ERROR: "the command could not run, or not to its end: one message on stderr names the argument, file or "
     "package, and the remedy",
     Exit.INTERNAL: "a fault of ksieve itself: please report it; `KSIEVE_DEBUG=1` or `ksieve --debug` shows the "
