@@ -106,3 +106,12 @@ def test_a_file_that_is_gone_is_noticed() -> None:
         "gone/",
         "a/b",
     ]
+
+
+def test_the_pages_that_code_names_exist() -> None:
+    sources = [
+        p for folder in ("src", "scripts") for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".cu", ".cuh"}
+    ]
+    named = {name for path in sources for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
