@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ksieve
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
 
 
