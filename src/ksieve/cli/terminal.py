@@ -249,7 +249,9 @@ def progress(
         Called as ``update(done)`` or ``update(done, total)``, counts from the start.
     """
     console = stderr()
-    shown = console.is_terminal and not mode.quiet
+    if mode.quiet or not console.is_terminal:
+        yield lambda *_: None  # no disabled bar: rich before 14.3 ends one with an empty line
+        return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -258,7 +260,7 @@ def progress(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(safe(waiting or description), total=total)
 
         def update(done: int, of: int | None = total) -> None:
