@@ -13,7 +13,7 @@ TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests $(wildcard scripts)
 KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/emulator/*.h)
 
-.PHONY: help demo test test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
+.PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -24,6 +24,13 @@ demo: $(VENV)/.installed  ## install with base dependencies, select from the bun
 
 test: $(TEST_STAMP)  ## install the test dependencies, run the whole CPU suite
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
+
+# An environment of its own, 5 GB while it exists: the wheels of PyTorch's lowest version on PyPI bring CUDA along.
+test-floors: $(VENV)-floors/.installed  ## run a selection of tests with the lowest versions that pyproject.toml admits
+	$(VENV)-floors/bin/python -c 'import cuda.core, filelock, matplotlib, numba, platformdirs, rich, safetensors, torch, typer'
+	$(VENV)-floors/bin/python -m pytest -m "not gpu and not slow" $$($(VENV)-floors/bin/python scripts/floors.py tests) $(PYTEST)
+	$(VENV)-floors/bin/python -c 'from cuda.bindings import nvrtc; nvrtc.nvrtcVersion(); import sys, pytest; sys.exit(pytest.main())' \
+	  -m "not gpu and not slow" $$($(VENV)-floors/bin/python scripts/floors.py cuda)
 
 # Uses the caller's Python as it is (it needs torch, numpy, cuda-core and pytest) and downloads nothing.
 test-gpu:  ## run the GPU suite with $(PYTHON)
@@ -70,7 +77,7 @@ bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/result
 	$(BIN)/ksieve bench cpu --out benchmarks/results
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info docs/_build docs/reference/generated
+	rm -rf $(VENV) $(VENV)-floors build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info docs/_build docs/reference/generated
 
 # --- the virtual environment -----------------------------------------------------------------------------
 # Debian ships Python without ensurepip unless python3-venv is installed; any pip of the system can then put
@@ -88,6 +95,14 @@ $(BIN)/python:
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing ksieve and its base dependencies into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)-floors/.installed: pyproject.toml scripts/floors.py
+	@$(MAKE) --no-print-directory VENV=$(VENV)-floors $(VENV)-floors/bin/python
+	@echo "installing the lowest versions into $(VENV)-floors"
+	@$(VENV)-floors/bin/python scripts/floors.py requirements >$(VENV)-floors/constraints.txt
+	@$(VENV)-floors/bin/python -m pip install --quiet --no-cache-dir --constraint $(VENV)-floors/constraints.txt \
+	  --editable '.[cuda,torch,plot]' pytest pytest-xdist hypothesis ml_dtypes
 	@touch $@
 
 $(VENV)/.site-installed: $(VENV)/.installed

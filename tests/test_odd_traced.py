@@ -53,6 +53,10 @@ def test_an_odd_argument_is_named_while_tracing(name):
             program(scores)
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10),
+    reason="Dynamo replaces the message of the error by its own",
+)
 @pytest.mark.parametrize("keyword", ["largest", "lenths"])
 def test_an_unknown_keyword_says_what_to_write_while_tracing(keyword):
     program = torch.compile(lambda x: ksieve.topk(x, k=8, **{keyword: True}), fullgraph=True, backend="aot_eager")
