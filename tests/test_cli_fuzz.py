@@ -76,8 +76,9 @@ def test_no_command_line_ends_with_1_or_in_an_internal_error(
         raise BackendError("not measured here")
 
     # What takes minutes or needs a GPU: its arguments are parsed, and its run is refused.
-    for name in ("bench.cpu.run", "bench.ablation.run", "bench.chain.run", "replay.run", "backends.cuda.build.needed"):
+    for name in ("lab.bench.cpu.run", "lab.bench.ablation.run", "lab.bench.chain.run", "lab.traces.replay.run"):
         monkeypatch.setattr(f"ksieve.{name}", refuse)
+    monkeypatch.setattr("ksieve.backends.cuda.jit.build.needed", refuse)
 
     rng, listed = random.Random(SEED), commands(typer.main.get_command(app))
     start, lines, codes = time.monotonic(), 0, set()

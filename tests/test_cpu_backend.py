@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from conftest import SEED
-from ksieve.backends import cpu
+from ksieve.backends.cpu import runner as cpu
 from ksieve.core import guess
 from ksieve.core.keys import order_key
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy

@@ -28,7 +28,7 @@ from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime import workspace as workspaces
-from ksieve.core import problem
+from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, BackendError, WorkspaceError
 from ksieve.model import reference
 from ksieve.planning import memory
@@ -550,14 +550,14 @@ def test_short_way_refuses_only_what_the_general_check_judges(plan, rows):
         {"num_rows": torch.ones((1, 1), dtype=torch.int32)},
     ):
         with pytest.raises(ArgumentError, match=next(iter(bad))):
-            problem.check_selection(scores, bad.get("lengths"), 4, out=bad.get("out"), num_rows=bad.get("num_rows"))
+            calls.parse(scores, bad.get("lengths"), 4, out=bad.get("out"), num_rows=bad.get("num_rows"))
 
 
 def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
     scores, lengths, out = tensors(rows)
     dispatch._short_ways[dispatch.choice_key(scores, 4, None)] = dispatch._short_ways[id(plan)]
     with monkeypatch.context() as patch:
-        patch.setattr(problem, "check_selection", lambda *a, **k: pytest.fail("went the general way"))
+        patch.setattr(calls, "parse", lambda *a, **k: pytest.fail("went the general way"))
         assert ksieve.topk(scores, lengths, plan=plan, out=out) is out
         assert chosen_sets(out.numpy()) == expected(*rows, 4)
         out[:] = -99
@@ -590,7 +590,7 @@ def test_another_call_does_not_take_the_short_way(driver, plan, rows, monkeypatc
     def general(*args, **options):
         raise KeyError("general")
 
-    monkeypatch.setattr(problem, "check_selection", general)
+    monkeypatch.setattr(calls, "parse", general)
     call_options = {"k": 4, "out": out, **options}
     call_options["scores"] = {"sliced": scores[:, :63], "list": [1]}.get(options.get("scores"), scores)
     if "plan" in options:
@@ -846,7 +846,7 @@ def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(driver, rows, monke
     out = out_array(8, 4)
 
     def call_on(stream):
-        cuda.run(make_plan(), FakeArray(scores, stream=stream), FakeArray(lengths), out=out)
+        cuda.run(make_plan(), calls.parse(FakeArray(scores, stream=stream), FakeArray(lengths), 4, out=out))
 
     call_on(7)
     real = launch._STREAM
@@ -890,8 +890,6 @@ def test_an_interrupt_behind_the_launch_waits_where_nothing_else_does(driver, ro
     workspace = workspaces.make(plan, None, 0, "none")
     driver.waits.clear()
     with pytest.raises(KeyboardInterrupt):
-        cuda.run(
-            plan, kind(scores), kind(lengths), out=kind(np.full((8, 4), -99, np.int32)), workspace=workspace,
-            return_stats=stats,
-        )  # fmt: skip
+        asked = calls.parse(kind(scores), kind(lengths), 4, out=kind(np.full((8, 4), -99, np.int32)))
+        cuda.run(plan, asked, workspace=workspace, return_stats=stats)
     assert len(driver.launches) == 1 and driver.waits == [0]

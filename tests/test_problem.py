@@ -7,8 +7,9 @@ import pytest
 
 import ksieve
 from ksieve.core import problem
+from ksieve.core.call import parse
 from ksieve.core.errors import ArgumentError, KsieveError
-from ksieve.core.problem import NO_EXTRAS, ArrayInfo, Device, check_selection, inspect
+from ksieve.core.problem import ArrayInfo, Device, inspect
 
 ROWS, WIDTH, K = 4, 50, 5
 
@@ -85,7 +86,7 @@ def test_memory_mapped_and_subclassed_arrays(tmp_path):
     class Labelled(np.ndarray):
         pass
 
-    assert check_selection(scores().view(Labelled), None, K)[0].dtype == "float32"
+    assert parse(scores().view(Labelled), None, K).problem.dtype == "float32"
 
 
 def test_cuda_array_interface_description():
@@ -94,13 +95,13 @@ def test_cuda_array_interface_description():
     pitched = inspect(FakeCuda((3, 8), "<f4", strides=(48, 4)), "scores")
     assert pitched.strides == (12, 1)
     assert str(pitched.device) == "cuda:0"
-    asked, _, _ = check_selection(FakeCuda((3, 8), strides=(48, 4)), FakeCuda((3,), "<i4"), 2)
+    asked = parse(FakeCuda((3, 8), strides=(48, 4)), FakeCuda((3,), "<i4"), 2).problem
     assert (asked.rows, asked.width, asked.pitch, asked.device.kind) == (3, 8, 12, "cuda")
 
 
 def test_cuda_interface_with_a_stride_between_elements_is_refused():
     with pytest.raises(ArgumentError, match=r"scores: got row pitch -1"):
-        check_selection(FakeCuda((3, 8), "<f4", strides=(50, 4)), None, 2)
+        parse(FakeCuda((3, 8), "<f4", strides=(50, 4)), None, 2)
 
 
 def test_dlpack_on_the_host():
@@ -175,18 +176,20 @@ def test_torch_description_and_results():
 def test_ml_dtypes_bfloat16():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     x = scores().astype(ml_dtypes.bfloat16)
-    assert check_selection(x, None, K)[0].dtype == "bfloat16"
+    assert parse(x, None, K).problem.dtype == "bfloat16"
     np.testing.assert_array_equal(ksieve.topk(x, k=K), ksieve.topk(x.view(np.uint16), k=K))
 
 
 def test_problem_of_a_call():
     x = np.zeros((ROWS, WIDTH + 3), dtype=np.float32)[:, :WIDTH]
-    asked, info, extras = check_selection(x, lengths(), np.int64(K))
+    call = parse(x, lengths(), np.int64(K))
+    asked = call.problem
     assert (asked.rows, asked.width, asked.pitch, asked.k, asked.dtype) == (ROWS, WIDTH, WIDTH + 3, K, "float32")
-    assert info.pointer == x.ctypes.data and extras is NO_EXTRAS and type(asked.k) is int
-    assert check_selection(x[:1], None, K)[0].pitch >= WIDTH
-    assert check_selection(np.zeros((0, 7), dtype=np.float32), None, K)[0].rows == 0
-    assert check_selection(np.zeros((3, 0), dtype=np.float32), None, K)[0].width == 0
+    assert call.scores.pointer == x.ctypes.data and set(call.arrays) == {"scores", "lengths"}
+    assert call.address("out") == 0 and type(asked.k) is int
+    assert parse(x[:1], None, K).problem.pitch >= WIDTH
+    assert parse(np.zeros((0, 7), dtype=np.float32), None, K).problem.rows == 0
+    assert parse(np.zeros((3, 0), dtype=np.float32), None, K).problem.width == 0
 
 
 @pytest.mark.parametrize("shape", [(0, 7), (3, 0), (0, 0)])
@@ -250,18 +253,18 @@ def test_scores_that_cannot_be_used(bad, message):
 
 def test_scores_too_wide_for_int32_indices():
     with pytest.raises(ArgumentError, match=r"scores: got width 2147483648; takes at most 2147483647"):
-        check_selection(FakeCuda((1, 1 << 31)), None, K)
+        parse(FakeCuda((1, 1 << 31)), None, K)
 
 
 def test_gpu_arrays_between_elements_are_refused():
     args = {"scores": FakeCuda((4, 8), "<f2"), "lengths": FakeCuda((4,), "<i4"), "out": FakeCuda((4, 2), "<i4")}
-    check_selection(args["scores"], args["lengths"], 2, out=FakeCuda((4, 2), "<i4", pointer=0x1000))
+    parse(args["scores"], args["lengths"], 2, out=FakeCuda((4, 2), "<i4", pointer=0x1000))
     for name, size in (("scores", 2), ("lengths", 4), ("out", 4)):
         x = args[name].__cuda_array_interface__
         odd = FakeCuda(x["shape"], x["typestr"], pointer=0x1001)
         chosen = {**args, "out": FakeCuda((4, 2), "<i4", pointer=0x2000), name: odd}
         with pytest.raises(ArgumentError) as error:
-            check_selection(chosen["scores"], chosen["lengths"], 2, out=chosen["out"])
+            parse(chosen["scores"], chosen["lengths"], 2, out=chosen["out"])
         assert str(error.value) == f"{name}: got address 0x1001; takes an address that is a multiple of {size} bytes"
 
 

@@ -10,7 +10,7 @@ import pytest
 import ksieve
 from ksieve import api, dispatch
 from ksieve.captures.format import open_capture
-from ksieve.core import problem
+from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, BackendError
 
 
@@ -87,8 +87,7 @@ def test_of_a_window_what_lies_inside_it_is_recorded(tmp_path, keywords, want):
     arrays = {n: np.array(v, np.int32) if isinstance(v, list) else v for n, v in keywords.items()}
     scores = rows(4, 50)
     with ksieve.record(tmp_path / "x") as recorder:
-        asked, _, extras = problem.check_selection(scores, arrays.pop("lengths", None), 3, keywords=arrays)
-        recorder(asked, scores, extras.objects.get("lengths"), None, extras.objects.get("starts"))
+        recorder(calls.parse(scores, arrays.pop("lengths", None), 3, keywords=arrays))
     with open_capture(tmp_path / "x") as capture:
         found = capture.rows_block(0, 4)
         assert capture.lengths.tolist() == [length for _, length in want]
@@ -184,8 +183,7 @@ def test_a_capturing_stream_is_refused(tmp_path, monkeypatch):
         ksieve.record(tmp_path / "x") as recorder,
         pytest.raises(BackendError, match="outside the recording"),
     ):
-        asked, _, _ = problem.check_selection(FakeArray(rows(2, 30)), None, 3)
-        recorder(asked, None, None, None)
+        recorder(calls.parse(FakeArray(rows(2, 30)), None, 3))
 
 
 def test_the_fast_way_of_repeated_calls_is_not_taken_while_recording(tmp_path, monkeypatch):
@@ -334,10 +332,10 @@ def test_an_interrupt_leaves_whole_calls(tmp_path, monkeypatch):
 
 def test_a_call_that_outlasts_the_recording_is_not_disturbed(tmp_path):
     scores = rows(2, 30)
-    asked, _, _ = problem.check_selection(scores, None, 3)
+    call = calls.parse(scores, None, 3)
     with ksieve.record(tmp_path / "x") as recorder:
-        recorder(asked, scores, None, None)
-    recorder(asked, scores, None, None)
+        recorder(call)
+    recorder(call)
     assert recorder.kept == 1
 
 

@@ -11,10 +11,12 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from ksieve.core import arguments, problem, registry
+from ksieve.core import call as calls
+from ksieve.core.call import Call
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.policy import SamplingPolicy, check_policy_kind
-from ksieve.core.problem import Device, Extras, Problem
+from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
 from ksieve.planning.plan import Plan
 
@@ -71,9 +73,10 @@ def topk_eager(
     if not isinstance(backend, str) or backend not in _BACKENDS:
         raise ArgumentError("backend", shown(backend), "'auto', 'cpu', 'cuda' or 'reference'")
     given = plan is not None
-    asked, info, extras = problem.check_selection(
+    call = calls.parse(
         scores, lengths, k, out=out, num_rows=num_rows, keywords=keywords, planned=plan.problem if plan else None
     )
+    asked, info = call.problem, call.scores
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
     if plan is None:
@@ -85,22 +88,15 @@ def topk_eager(
         planner.check_covers(plan, asked)
     if workspace is not None and info.device.kind != "cuda":
         raise ArgumentError("workspace", kind_of(workspace), "nothing on the CPU")
-    plain = asked.options.plain
-    if info.library == "torch":
-        scores = problem.plain_tensor(scores)
-        if asked.options.values:
-            _check_gradients(scores, extras)
-    lengths = extras.objects.get("lengths", lengths)
+    if info.library == "torch" and asked.options.values:
+        _check_gradients(call)
     for observe in observers:
-        observe(asked, scores, lengths, num_rows, extras.objects.get("starts"))
+        observe(call)
     if info.device.kind == "cuda":
         from ksieve.backends import cuda
 
-        more = {} if plain else {"extras": extras}
-        result = cuda.run(
-            plan, scores, lengths, out=out, workspace=workspace, num_rows=num_rows, return_stats=return_stats, **more
-        )
-        if info.library == "torch" and asked.rows and not return_stats and plain and not keywords:
+        result = cuda.run(plan, call, workspace=workspace, return_stats=return_stats)
+        if info.library == "torch" and asked.rows and not return_stats and asked.options.plain and not keywords:
             key = id(plan) if given else choice_key(scores, k, policy)
             if key is not None and key not in _short_ways:
                 if len(_short_ways) >= _MOST_SHORT_WAYS:
@@ -109,20 +105,17 @@ def topk_eager(
         return result
     from ksieve.backends import cpu
 
-    return cpu.call(
-        plan, scores, lengths, out=out, num_rows=num_rows, return_stats=return_stats, extras=extras,
-        model=backend == "reference",
-    )  # fmt: skip
+    return cpu.run(plan, call, return_stats=return_stats, model=backend == "reference")
 
 
-def _check_gradients(scores: Any, extras: Extras) -> None:
+def _check_gradients(call: Call) -> None:
     """Say that the values have no gradient, where one is being recorded."""
     if not sys.modules["torch"].is_grad_enabled():
         return
-    values = extras.objects.get("values_out")
+    values = call.arrays.get("values_out")
     if values is not None and problem.library_of(values) == "torch" and problem.plain_tensor(values).requires_grad:
         raise ArgumentError("values_out", "a tensor that requires grad", "one that does not: values_out.detach()")
-    if scores.requires_grad:
+    if call.arrays["scores"].requires_grad:
         arguments.warn_of_gradients()
 
 

@@ -29,6 +29,7 @@ import torch
 
 from ksieve import dispatch
 from ksieve.core import arguments, problem
+from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, kind_of
 from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
@@ -113,10 +114,8 @@ def _topk_options(
     made = decode_plan(plan) if plan is not None else None
     if scores.is_cuda and workspace is None:
         if made is None:
-            checked, _, _ = problem.check_selection(
-                scores, lengths, slots, out=out, num_rows=num_rows, keywords=keywords
-            )
-            made = dispatch.choose(checked)
+            call = calls.parse(scores, lengths, slots, out=out, num_rows=num_rows, keywords=keywords)
+            made = dispatch.choose(call.problem)
         if made.workspace_bytes:
             workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
     dispatch.topk_eager(
@@ -137,7 +136,7 @@ def _choose(scores: torch.Tensor, k: int) -> Plan:
     key = dispatch.choice_key(scores, k, None)
     plan = _chosen.get(key)
     if plan is None:
-        asked, _, _ = problem.check_selection(scores, None, k)
+        asked = calls.parse(scores, None, k).problem
         if len(_chosen) >= _MOST_CHOSEN:
             _chosen.clear()
         plan = _chosen[key] = dispatch.choose(asked)

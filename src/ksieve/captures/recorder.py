@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from ksieve import dispatch
 from ksieve.core import problem
 from ksieve.core.atomic import Draft, same_file
+from ksieve.core.call import Call
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.keys import widen
 from ksieve.core.problem import Problem
@@ -160,14 +161,14 @@ class Recorder:
                 stacklevel=2,
             )
 
-    def __call__(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any, starts: Any = None) -> None:
+    def __call__(self, call: Call) -> None:
         """Observe one checked call, before it runs: the arrays are read, never changed."""
-        _refuse_capture(asked)
+        _refuse_capture(call.problem)
         with self._lock:
             if self._over:  # a thread's call that began before the end
                 return
             try:
-                self._observe(asked, scores, lengths, num_rows, starts)
+                self._observe(call)
             except Exception as failure:
                 self.full, self.error = True, failure
                 warnings.warn(
@@ -177,7 +178,9 @@ class Recorder:
                     stacklevel=2,
                 )
 
-    def _observe(self, asked: Problem, scores: Any, lengths: Any, num_rows: Any, starts: Any) -> None:
+    def _observe(self, call: Call) -> None:
+        asked, scores = call.problem, call.arrays["scores"]
+        lengths, starts, num_rows = (call.arrays.get(name) for name in ("lengths", "starts", "num_rows"))
         self.seen += 1
         if self.full or (self.seen - 1) % self._every or not asked.rows or not asked.width:
             return

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api
-from ksieve.core import problem
+from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
@@ -112,9 +112,9 @@ def select(
         lengths = to_device(np.ascontiguousarray(source.lengths[begin:end], dtype=np.int32))
         read_seconds += time.perf_counter() - start
         if plan is None:
-            asked, info, _ = problem.check_selection(scores, lengths, k)
+            asked = calls.parse(scores, lengths, k).problem
             plan = api.plan(
-                rows=asked.rows, width=width, k=k, pitch=asked.pitch, dtype=asked.dtype, device=str(info.device),
+                rows=asked.rows, width=width, k=k, pitch=asked.pitch, dtype=asked.dtype, device=str(asked.device),
                 policy=policy,
             )  # fmt: skip
             _warm_up(plan, scores, lengths, chosen, return_stats)

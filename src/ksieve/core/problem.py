@@ -6,29 +6,25 @@ Everything that can be wrong with an argument is found here, before any kernel i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ksieve.core import arguments
-from ksieve.core.arrays import ArrayInfo, Device, as_numpy, inspect, is_array, is_writable, library_of, plain_tensor
+from ksieve.core.arrays import ArrayInfo, Device, as_numpy, inspect, is_writable, library_of, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.options import MAX_FINISHED_K, PLAIN, Options
 
 __all__ = [
     "MAX_K",
-    "NO_EXTRAS",
     "SCORE_DTYPES",
     "ArrayInfo",
     "Device",
-    "Extras",
     "Problem",
     "as_numpy",
     "check_k",
     "check_options",
     "check_scores",
-    "check_selection",
     "inspect",
     "library_of",
     "plain_tensor",
@@ -54,140 +50,6 @@ class Problem:
     dtype: str
     device: Device
     options: Options = PLAIN
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """The checked arrays that a call's options bring, None where there is none; all on the scores' device.
-
-    Attributes
-    ----------
-    starts, ks, row_to_request, offsets : ArrayInfo or None
-        int32, shape (rows,), contiguous. `ks` is an array k.
-    lengths : ArrayInfo or None
-        int32, shape (rows // next_n,): the lengths, or the ends if `Options.windows` is "ends" or there are no starts.
-    page_table : ArrayInfo or None
-        int32, shape (requests, max_pages), last stride 1, any row pitch.
-    values_out : ArrayInfo or None
-        The scores' dtype, shape (rows, k); None also when values are wanted in a new array.
-    raw_out : ArrayInfo or None
-        The dtype of the indices, shape (rows, k); None also when raw indices are wanted in a new array.
-    objects : mapping
-        The arrays themselves, by the names above.
-    """
-
-    starts: ArrayInfo | None = None
-    lengths: ArrayInfo | None = None
-    ks: ArrayInfo | None = None
-    page_table: ArrayInfo | None = None
-    row_to_request: ArrayInfo | None = None
-    offsets: ArrayInfo | None = None
-    values_out: ArrayInfo | None = None
-    raw_out: ArrayInfo | None = None
-    objects: Mapping[str, Any] = field(default_factory=dict)
-
-
-NO_EXTRAS = Extras()
-
-
-def check_selection(
-    scores: Any,
-    lengths: Any,
-    k: Any,
-    *,
-    out: Any = None,
-    num_rows: Any = None,
-    keywords: Mapping[str, Any] | None = None,
-    planned: Problem | None = None,
-) -> tuple[Problem, ArrayInfo, Extras]:
-    """Check the arguments of one selection.
-
-    Parameters
-    ----------
-    scores, lengths, k, out, num_rows
-        As given to `ksieve.topk`.
-    keywords : mapping, optional
-        Its arguments that ask for options (`ksieve.core.arguments.Keywords`).
-    planned : Problem, optional
-        Of the call's plan: the call takes its k, and such options as it leaves open, from there.
-
-    Returns
-    -------
-    Problem
-    ArrayInfo
-        Of the scores.
-    Extras
-        `NO_EXTRAS` of a call with plain options.
-
-    Raises
-    ------
-    ArgumentError
-        Names the argument, what it got and what it takes.
-    """
-    info = inspect(scores, "scores")
-    if k is None and isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool):
-        takes = f"an int32 array (did you mean k={shown(lengths)}? k is the third argument, or a keyword)"
-        raise ArgumentError("lengths", kind_of(lengths), takes)
-    keywords = keywords or {}
-    ks = k if is_array(k) else None
-    slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
-    dtype = check_scores(info)
-    rows, width = info.shape
-    out_info = None if out is None else inspect(out, "out")
-    options = arguments.resolve(
-        keywords,
-        planned.options if planned else None,
-        per_row_k=ks is not None,
-        lengths=lengths is not None,
-        out_dtype=out_info.dtype if out_info else None,
-    )
-    check_options(options, slots)
-    if rows % options.next_n:
-        raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
-    inputs: dict[str, ArrayInfo] = {"scores": info}
-
-    def vector(name: str, array: Any, *shapes: tuple[int, ...]) -> ArrayInfo | None:
-        if array is None:
-            return None
-        inputs[name] = _check_vector(inspect(array, name), name, shapes, info.device)
-        return inputs[name]
-
-    ends = keywords.get("ends")
-    valid = vector("lengths", lengths, (rows // options.next_n,)) or vector("ends", ends, (rows // options.next_n,))
-    vector("num_rows", num_rows, (1,), ())
-    extras = NO_EXTRAS
-    if not options.plain or ends is not None:
-        table = keywords.get("page_table")
-        if table is not None:
-            inputs["page_table"] = _check_table(inspect(table, "page_table"), info.device)
-        outputs = {name: keywords.get(name) for name in ("values_out", "raw_out")}
-        described = {name: inspect(array, name) for name, array in outputs.items() if array is not None}
-        extras = Extras(
-            starts=vector("starts", keywords.get("starts"), (rows,)),
-            lengths=valid,
-            ks=vector("k", ks, (rows,)),
-            page_table=inputs.get("page_table"),
-            row_to_request=vector("row_to_request", keywords.get("row_to_request"), (rows,)),
-            offsets=vector("offsets", keywords.get("offsets"), (rows,)),
-            objects={
-                **{name: array for name in arguments.ARRAYS if (array := keywords.get(name)) is not None},
-                **({} if ks is None else {"ks": ks}),
-                **({} if valid is None else {"lengths": ends if lengths is None else lengths}),
-            },
-            **described,
-        )
-    else:
-        outputs, described = {}, {}
-    shape = (rows, slots)
-    if out_info is not None:
-        _check_output("out", out, out_info, options.index_dtype, shape, inputs)
-        inputs["out"] = out_info
-    for name, dtype_taken in (("values_out", info.dtype), ("raw_out", options.index_dtype)):
-        if name in described:
-            _check_output(name, outputs[name], described[name], dtype_taken, shape, inputs)
-            inputs[name] = described[name]
-    pitch = max(width, info.strides[0])
-    return Problem(rows, width, pitch, slots, dtype, info.device, options), info, extras
 
 
 def check_k(k: Any, name: str = "k") -> int:
@@ -234,7 +96,7 @@ def check_options(options: Any, k: int) -> Options:
 
 def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     """Check a score matrix and return its canonical dtype name (uint16 reads as bfloat16)."""
-    dtype = _canonical(info.dtype)
+    dtype = canonical(info.dtype)
     if dtype not in SCORE_DTYPES:
         takes = f"dtype {', '.join(SCORE_DTYPES)}"
         if info.dtype == "float64":
@@ -259,7 +121,7 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     return dtype
 
 
-def _canonical(dtype: str) -> str:
+def canonical(dtype: str) -> str:
     return "bfloat16" if dtype == "uint16" else dtype
 
 
@@ -276,21 +138,6 @@ def contiguous(info: ArrayInfo, name: str) -> str:
     if info.library == "torch":
         return f"{name}.contiguous()"
     return f"{'cupy' if info.library == 'cupy' else 'np'}.ascontiguousarray({name})"
-
-
-def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
-    """Slots of a row: k, or the largest k of an array, or the plan's."""
-    name, given = ("max_k", max_k) if per_row else ("k", k)
-    if max_k is not None and not per_row:
-        raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
-    if given is None:
-        if planned is None:
-            raise ArgumentError(name, None, f"an int from 1 to {MAX_K}")
-        return planned.k
-    slots = check_k(given, name)
-    if planned is not None and slots != planned.k:
-        raise ArgumentError(name, slots, f"{planned.k}, the plan's k, or nothing")
-    return slots
 
 
 def _check_aligned(info: ArrayInfo, name: str) -> None:
@@ -313,7 +160,7 @@ def _check_int32(info: ArrayInfo, name: str) -> None:
         raise ArgumentError(name, f"dtype {info.dtype}", f"dtype int32{remedy}")
 
 
-def _check_vector(info: ArrayInfo, name: str, shapes: tuple[tuple[int, ...], ...], device: Device) -> ArrayInfo:
+def check_vector(info: ArrayInfo, name: str, shapes: tuple[tuple[int, ...], ...], device: Device) -> ArrayInfo:
     _check_int32(info, name)
     if info.shape not in shapes:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
@@ -326,7 +173,7 @@ def _check_vector(info: ArrayInfo, name: str, shapes: tuple[tuple[int, ...], ...
     return info
 
 
-def _check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
+def check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
     name = "page_table"
     _check_int32(info, name)
     if len(info.shape) != 2:
@@ -346,10 +193,10 @@ def _check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
     return info
 
 
-def _check_output(
+def check_output(
     name: str, array: Any, info: ArrayInfo, dtype: str, shape: tuple[int, int], others: Mapping[str, ArrayInfo]
 ) -> None:
-    if _canonical(info.dtype) != _canonical(dtype):
+    if canonical(info.dtype) != canonical(dtype):
         raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {dtype}")
     if info.shape != shape:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}")

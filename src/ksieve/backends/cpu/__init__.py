@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.backends.cpu.call import call
-from ksieve.backends.cpu.runner import run, run_reference, scratch_bytes, stored_candidates, thread_count
+from ksieve.backends.cpu.call import run
+from ksieve.backends.cpu.runner import run_reference, scratch_bytes, stored_candidates, thread_count
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
 
 __all__ = [
-    "call",
     "device_info",
     "make_workspace",
     "prepare",

@@ -7,81 +7,56 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.backends.cpu.runner import model_arguments, run, run_finished, run_reference
+from ksieve.backends.cpu.runner import model_arguments, run_finished, run_reference
+from ksieve.backends.cpu.runner import run as run_rows
 from ksieve.core import problem
+from ksieve.core.call import Call
 from ksieve.core.errors import ArgumentError
-from ksieve.core.problem import Extras
 from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
 from ksieve.planning.plan import Plan
 
 
-def call(
-    plan: Plan,
-    scores: Any,
-    lengths: Any,
-    *,
-    out: Any,
-    num_rows: Any,
-    return_stats: bool,
-    extras: Extras,
-    model: bool,
-) -> Any:
-    """Select every row of arguments that are checked and covered by the plan; `model` uses the NumPy model.
+def run(plan: Plan, call: Call, *, return_stats: bool = False, model: bool = False) -> Any:
+    """Select every row of a call that the plan covers; `model` uses the NumPy model.
 
     Returns
     -------
     indices, or the tuple of what was asked for : see `ksieve.topk`
     """
-    matrix = problem.as_numpy(scores)
-    rows = matrix.shape[0]
-    live = rows if num_rows is None else int(np.clip(problem.as_numpy(num_rows).reshape(()), 0, rows))
-    if plan.problem.options.plain:
-        return _plain(plan, scores, matrix, lengths, out, live, return_stats, model)
-    return _with_options(plan, scores, matrix, out, live, return_stats, extras, model)
+    given = {name: problem.as_numpy(array) for name, array in call.arrays.items()}
+    rows = call.problem.rows
+    live = int(np.clip(given["num_rows"].reshape(()), 0, rows)) if "num_rows" in given else rows
+    serve = _plain if plan.problem.options.plain else _with_options
+    return serve(plan, call, given, live, return_stats, model)
 
 
-def _plain(
-    plan: Plan,
-    scores: Any,
-    matrix: NDArray[Any],
-    lengths: Any,
-    out: Any,
-    live: int,
-    return_stats: bool,
-    model: bool,
-) -> Any:
+def _plain(plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool) -> Any:
+    matrix = given["scores"]
     rows, width = matrix.shape
-    valid = np.full(rows, width, np.int32) if lengths is None else problem.as_numpy(lengths)
-    result = np.empty((rows, plan.problem.k), np.int32) if out is None else problem.as_numpy(out)
+    valid = given["lengths"] if "lengths" in given else np.full(rows, width, np.int32)
+    result = given["out"] if "out" in given else np.empty((rows, plan.problem.k), np.int32)
     result[live:] = -1
-    select = run_reference if model else run
+    select = run_reference if model else run_rows
     stats = select(plan, matrix[:live], valid[:live], result[:live], return_stats)
-    indices = out if out is not None else _like(result, scores)
+    indices = call.arrays["out"] if "out" in given else _like(result, call.arrays["scores"])
     return (indices, stats) if return_stats else indices
 
 
 def _with_options(
-    plan: Plan,
-    scores: Any,
-    matrix: NDArray[Any],
-    out: Any,
-    live: int,
-    return_stats: bool,
-    extras: Extras,
-    model: bool,
+    plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool
 ) -> Any:
     options, k = plan.problem.options, plan.problem.k
+    scores, matrix = call.arrays["scores"], given["scores"]
     (rows, width), shape = matrix.shape, (matrix.shape[0], k)
-    given = {name: problem.as_numpy(array) for name, array in extras.objects.items()}
-    lengths, starts, ks = (given.get(name) for name in ("lengths", "starts", "ks"))
+    lengths, starts, ks = (given.get(name) for name in ("lengths", "starts", "k"))
     index = np.dtype(options.index_dtype)
-    if index == np.int64 and problem.library_of(scores) == "jax" and (out is None or options.raw):
+    if index == np.int64 and call.scores.library == "jax" and ("out" not in given or options.raw):
         _check_jax_int64()
     raw = given.get("raw_out", np.empty(shape, index) if options.raw else None)
     values = given.get("values_out", np.empty(shape, matrix.dtype) if options.values else None)
-    result = np.empty(shape, index) if out is None else problem.as_numpy(out)
+    result = given["out"] if "out" in given else np.empty(shape, index)
     begins, valid = windows(options, rows, width, lengths=lengths, starts=starts)
     tables = {name: given.get(name) for name in ("page_table", "row_to_request", "offsets")}
     finish = Finish(options, matrix, begins, result, raw, values, **tables)
@@ -96,11 +71,11 @@ def _with_options(
     else:
         own = None if ks is None else np.clip(ks[:live], 0, k).astype(np.int32)
         stats = run_finished(plan, matrix[:live], begins[:live], valid[:live], own, finish, return_stats)
-    answer = [out if out is not None else _like(result, scores)]
+    answer = [call.arrays["out"] if "out" in given else _like(result, scores)]
     if options.values:
-        answer.append(extras.objects["values_out"] if "values_out" in given else _like(values, scores, scores))
+        answer.append(call.arrays["values_out"] if "values_out" in given else _like(values, scores, scores))
     if options.raw:
-        answer.append(extras.objects["raw_out"] if "raw_out" in given else _like(raw, scores))
+        answer.append(call.arrays["raw_out"] if "raw_out" in given else _like(raw, scores))
     if return_stats:
         answer.append(stats)
     return tuple(answer) if len(answer) > 1 else answer[0]

@@ -15,8 +15,8 @@ from ksieve.backends.cuda.runtime import workspace as workspaces
 from ksieve.backends.cuda.runtime.launch import WARM_UP
 from ksieve.backends.cuda.runtime.workspace import Workspace
 from ksieve.core import problem
+from ksieve.core.call import Call
 from ksieve.core.errors import BackendError
-from ksieve.core.problem import NO_EXTRAS, Extras
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.planning.plan import Plan
 
@@ -25,18 +25,12 @@ implicit_workspaces = workspaces.Cache()
 
 def run(
     plan: Plan,
-    scores: Any,
-    lengths: Any,
+    call: Call,
     *,
-    out: Any = None,
     workspace: Any = None,
-    num_rows: Any = None,
     return_stats: bool = False,
-    extras: Extras = NO_EXTRAS,
 ) -> Any:
-    """Enqueue one selection on the scores' current stream; arguments are checked and covered by the plan.
-
-    `extras` are the checked arrays of the plan's options.
+    """Enqueue one selection on the scores' current stream; the call is covered by the plan.
 
     Returns
     -------
@@ -54,7 +48,7 @@ def run(
     BackendError
         If the kernel is not available, or cannot become so during a stream capture.
     """
-    info = problem.inspect(scores, "scores")
+    info, scores, out = call.scores, call.arrays["scores"], call.arrays.get("out")
     (rows, width), k, index = info.shape, plan.problem.k, plan.problem.device.index
     driver = cuda_driver.get()
     if isinstance(workspace, Workspace):
@@ -63,18 +57,15 @@ def run(
         workspaces.pointer_of(plan, workspace)
     options = plan.problem.options
     result = arrays.new(info.library, (rows, k), options.index_dtype, index) if out is None else out
-    more = outputs(plan, extras, info, (rows, k), index)
+    more = outputs(plan, call)
     results = (result, *more.values())
     if not rows:
         return _answer(results, Stats(np.zeros((0, len(STATS_COLUMNS)), np.int32)) if return_stats else None)
-    target = problem.inspect(result, "out")
+    target = problem.inspect(result, "out") if out is None else call.described["out"]
     stream = arrays.current_stream(info.library, scores, index)
     # One row has no next one: whatever pitch its array reports must not be mistaken for a short one.
     pitch, out_pitch = max(info.strides[0], width), max(target.strides[0], k)
-    lengths_at = problem.inspect(lengths, "lengths").pointer if lengths is not None else 0
-    if extras.lengths is not None:
-        lengths_at = extras.lengths.pointer
-    live_at = problem.inspect(num_rows, "num_rows").pointer if num_rows is not None else 0
+    lengths_at, live_at = call.address("lengths"), call.address("num_rows")
     launcher = launch.launcher_of(plan, stats=return_stats, stream=stream)
     stats_memory = None
     with driver.activated(launcher.context):
@@ -90,7 +81,7 @@ def run(
         try:
             launcher.launch(
                 info.pointer, lengths_at, live_at, target.pointer, stats_memory.pointer if stats_memory else 0, memory,
-                pitch, out_pitch, rows, width, stream, packed(plan, extras, more) if launcher.extended else (),
+                pitch, out_pitch, rows, width, stream, packed(plan, call, more) if launcher.extended else (),
             )  # fmt: skip
         finally:
             code = driver.wait(handle) if waits else 0

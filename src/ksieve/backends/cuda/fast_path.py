@@ -1,6 +1,6 @@
 """The short way: a plan that has run, called again with PyTorch tensors, costs little more than reading them.
 
-It repeats the checks of `problem.check_selection` in the form that is cheapest for tensors, and never reports an
+It repeats the checks of `ksieve.core.call.parse` in the form that is cheapest for tensors, and never reports an
 error: whatever it does not recognise as right is left to the general way, which says what is wrong.
 """
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from ksieve.backends.cuda import arrays
 from ksieve.core import problem
-from ksieve.core.problem import ArrayInfo, Extras
+from ksieve.core.call import Call
 from ksieve.planning.plan import Plan
 
 _ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED = 1, 2, 4, 8, 16
 """`OptionFlags` of kernels/options.cuh."""
 
 
-def outputs(plan: Plan, extras: Extras, scores: ArrayInfo, shape: tuple[int, int], index: int) -> dict[str, Any]:
+def outputs(plan: Plan, call: Call) -> dict[str, Any]:
     """Arrays to fill beside the indices, by name and in the order of the answer: the caller's, or new ones.
 
     Raises
@@ -21,31 +21,31 @@ def outputs(plan: Plan, extras: Extras, scores: ArrayInfo, shape: tuple[int, int
     ArgumentError
         If a new array is needed and cannot be made.
     """
-    options = plan.problem.options
+    options, scores = plan.problem.options, call.scores
+    shape, index = (call.problem.rows, plan.problem.k), plan.problem.device.index
     found: dict[str, Any] = {}
     for name, wanted, dtype in (("values", options.values, scores.dtype), ("raw", options.raw, options.index_dtype)):
         if wanted:
-            given = extras.objects.get(f"{name}_out")
+            given = call.arrays.get(f"{name}_out")
             found[name] = arrays.new(scores.library, shape, dtype, index, f"{name}_out") if given is None else given
     return found
 
 
-def packed(plan: Plan, extras: Extras, filled: dict[str, Any]) -> tuple[int, ...]:
+def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
     """Fields of `launch.OPTIONS`; `filled` as `outputs` returns it."""
     options, k = plan.problem.options, plan.problem.k
-    addresses = [
-        array.pointer if array is not None else 0
-        for array in (extras.starts, extras.ks, extras.page_table, extras.row_to_request, extras.offsets)
-    ]
+    addresses = [call.address(name) for name in ("starts", "k", "page_table", "row_to_request", "offsets")]
     pitches = []
     for name in ("values", "raw"):
-        info = problem.inspect(filled[name], f"{name}_out") if name in filled else None
+        info = call.described.get(f"{name}_out")
+        if info is None and name in filled:
+            info = problem.inspect(filled[name], f"{name}_out")
         addresses.append(info.pointer if info is not None else 0)
         # One row has no next one: whatever pitch its array reports must not be mistaken for a short one.
         pitches.append(max(info.strides[0], k) if info is not None else 0)
     requests, pages, table_pitch = 0, 0, 0
-    if extras.page_table is not None:
-        (requests, pages), (table_pitch, _) = extras.page_table.shape, extras.page_table.strides
+    if table := call.described.get("page_table"):
+        (requests, pages), (table_pitch, _) = table.shape, table.strides
     flags = (
         (_ENDS if options.windows == "ends" else 0)
         | (_ABSOLUTE if options.index_base == "row" else 0)

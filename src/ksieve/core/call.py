@@ -1,0 +1,157 @@
+"""A call, parsed once: what every argument of a selection is, and the arrays themselves.
+
+`parse` looks at each array once. Whatever runs the call reads addresses, shapes and strides from the `Call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ksieve.core import arguments
+from ksieve.core.arrays import ArrayInfo, inspect, is_array, plain_tensor
+from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.problem import (
+    MAX_K,
+    Problem,
+    check_k,
+    check_options,
+    check_output,
+    check_scores,
+    check_table,
+    check_vector,
+)
+
+_VECTORS = ("starts", "row_to_request", "offsets")
+_OUTPUTS = ("values_out", "raw_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One checked call.
+
+    Attributes
+    ----------
+    problem : Problem
+    described : mapping of str to ArrayInfo
+        What each array of the call is, by the name of its argument, on the scores' device; those that were not given
+        have no entry. Of "ends" the name is "lengths": `Options.windows` tells them apart. "k" is an array k.
+    arrays : mapping of str to array
+        The arrays themselves, by the same names.
+    """
+
+    problem: Problem
+    described: Mapping[str, ArrayInfo]
+    arrays: Mapping[str, Any]
+
+    @property
+    def scores(self) -> ArrayInfo:
+        """What the scores are."""
+        return self.described["scores"]
+
+    def address(self, name: str) -> int:
+        """Address of an array; 0 if it was not given."""
+        info = self.described.get(name)
+        return info.pointer if info is not None else 0
+
+
+def parse(
+    scores: Any,
+    lengths: Any,
+    k: Any,
+    *,
+    out: Any = None,
+    num_rows: Any = None,
+    keywords: Mapping[str, Any] | None = None,
+    planned: Problem | None = None,
+) -> Call:
+    """Check the arguments of one selection.
+
+    Parameters
+    ----------
+    scores, lengths, k, out, num_rows
+        As given to `ksieve.topk`.
+    keywords : mapping, optional
+        Its arguments that ask for options (`ksieve.core.arguments.Keywords`).
+    planned : Problem, optional
+        Of the call's plan: the call takes its k, and such options as it leaves open, from there.
+
+    Returns
+    -------
+    Call
+
+    Raises
+    ------
+    ArgumentError
+        Names the argument, what it got and what it takes.
+    """
+    info = inspect(scores, "scores")
+    if k is None and isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool):
+        takes = f"an int32 array (did you mean k={shown(lengths)}? k is the third argument, or a keyword)"
+        raise ArgumentError("lengths", kind_of(lengths), takes)
+    keywords = keywords or {}
+    ks = k if is_array(k) else None
+    slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
+    dtype = check_scores(info)
+    rows, width = info.shape
+    out_info = None if out is None else inspect(out, "out")
+    options = arguments.resolve(
+        keywords,
+        planned.options if planned else None,
+        per_row_k=ks is not None,
+        lengths=lengths is not None,
+        out_dtype=out_info.dtype if out_info else None,
+    )
+    check_options(options, slots)
+    if rows % options.next_n:
+        raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
+    described: dict[str, ArrayInfo] = {"scores": info}
+    arrays: dict[str, Any] = {"scores": plain_tensor(scores) if info.library == "torch" else scores}
+
+    def take(name: str, array: Any, info: ArrayInfo) -> None:
+        described[name], arrays[name] = info, array
+
+    def vector(name: str, array: Any, *shapes: tuple[int, ...], said: str | None = None) -> None:
+        if array is not None:
+            take(name, array, check_vector(inspect(array, said or name), said or name, shapes, scores_device))
+
+    scores_device = info.device
+    valid = (rows // options.next_n,)
+    vector("lengths", lengths, valid)
+    if lengths is None:
+        vector("lengths", keywords.get("ends"), valid, said="ends")
+    vector("num_rows", num_rows, (1,), ())
+    table = keywords.get("page_table")
+    if table is not None:
+        take("page_table", table, check_table(inspect(table, "page_table"), scores_device))
+    outputs = {name: keywords[name] for name in _OUTPUTS if keywords.get(name) is not None}
+    its = {name: inspect(array, name) for name, array in outputs.items()}
+    vector("k", ks, (rows,))
+    for name in _VECTORS:
+        vector(name, keywords.get(name), (rows,))
+    dtypes = {"out": options.index_dtype, "values_out": info.dtype, "raw_out": options.index_dtype}
+    if out_info is not None:
+        outputs, its = {"out": out} | outputs, {"out": out_info} | its
+    for name, array in outputs.items():
+        check_output(name, array, its[name], dtypes[name], (rows, slots), described)
+        take(name, array, its[name])
+    pitch = max(width, info.strides[0])
+    return Call(Problem(rows, width, pitch, slots, dtype, info.device, options), described, arrays)
+
+
+def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
+    """Slots of a row: k, or the largest k of an array, or the plan's."""
+    name, given = ("max_k", max_k) if per_row else ("k", k)
+    if max_k is not None and not per_row:
+        raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
+    if given is None:
+        if planned is None:
+            raise ArgumentError(name, None, f"an int from 1 to {MAX_K}")
+        return planned.k
+    slots = check_k(given, name)
+    if planned is not None and slots != planned.k:
+        raise ArgumentError(name, slots, f"{planned.k}, the plan's k, or nothing")
+    return slots
