@@ -10,7 +10,7 @@ PYTEST ?= -n 2 --dist worksteal
 BIN  := $(VENV)/bin
 comma := ,
 TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
-SOURCES := src tests $(wildcard scripts)
+SOURCES := src tests $(wildcard scripts) docs/conf.py
 KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/emulator/*.h)
 
 .PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
