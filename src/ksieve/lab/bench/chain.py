@@ -390,7 +390,7 @@ def draw(payload: dict[str, Any], stem: str | os.PathLike[str]) -> list[Path]:
         select = [r["selectors"][n]["select_ms"] for r, n in bars]
         scores = [r["selectors"][n]["chain_ms"] - ms for (r, n), ms in zip(bars, select, strict=True)]
         axes[0].barh(places, scores, color=figures.PALETTE["sky"], label="score production")
-        axes[0].barh(places, select, left=scores, color=figures.PALETTE["vermillion"], label="selection")
+        axes[0].barh(places, select, left=scores, color=figures.PALETTE["vermilion"], label="selection")
         axes[0].set_xlabel("milliseconds of the terminal step")
         axes[0].set_title("Score and select, one CUDA graph")
         axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)

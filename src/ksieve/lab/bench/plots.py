@@ -231,7 +231,7 @@ def _worst(payload: Mapping[str, Any]) -> Any:
             look = figures.series(index) | {"linestyle": "none"}
             axes.plot([x for x, _ in known], [y for _, y in known], label=name, **look)
         axes.axvline(
-            WORST_TARGET, color=figures.PALETTE["vermillion"], linewidth=1.2, label=f"{WORST_TARGET}, the target"
+            WORST_TARGET, color=figures.PALETTE["vermilion"], linewidth=1.2, label=f"{WORST_TARGET}, the target"
         )
         axes.axvline(1, color=figures.MUTED, linewidth=1.0, label=FLOOR)
         axes.set_yticks(range(len(families)), [family.replace("_", " ") for family in families])

@@ -40,7 +40,7 @@ PALETTE = {
     "blue": "#0072b2",
     "orange": "#e69f00",
     "green": "#009e73",
-    "vermillion": "#d55e00",
+    "vermilion": "#d55e00",
     "purple": "#cc79a7",
     "sky": "#56b4e9",
 }
@@ -51,7 +51,7 @@ _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.
 
 _DARK = {
     "ink": "#e6e9ed", "muted": "#a3acb7", "grid": "#3a414a", "card": "#16191d", "blue": "#4aa8e8", "orange": "#f0b429",
-    "green": "#2fc79a", "vermillion": "#f47b3c", "purple": "#dd9cbf", "sky": "#8accf2",
+    "green": "#2fc79a", "vermilion": "#f47b3c", "purple": "#dd9cbf", "sky": "#8accf2",
 }  # fmt: skip
 _LIGHT = {"ink": INK, "muted": MUTED, "grid": GRID, "card": CARD, **PALETTE}
 

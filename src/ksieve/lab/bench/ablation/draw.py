@@ -128,7 +128,7 @@ def _proposal(payload: dict[str, Any], stem: Path) -> list[Path]:
     bars = [(r, how, name) for r, p in split.items() for how in ("alone", "together") for name in p[how]]
     with figures.canvas(1, 2, size=(10, 1.7 + 0.27 * max(len(bars), 8)), width_ratios=(1.6, 1)) as (fig, axes):
         left = [0.0] * len(bars)
-        colours = ("vermillion", "sky", "purple", "green")
+        colours = ("vermilion", "sky", "purple", "green")
         for phase, colour in zip(PHASES, colours, strict=True):
             widths = [split[r][how][name]["row_us"][phase] for r, how, name in bars]
             axes[0].barh(range(len(bars)), widths, left=left, color=figures.PALETTE[colour], label=phase)
