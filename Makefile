@@ -52,10 +52,11 @@ cubins: $(VENV)/.installed-cubins  ## compile the kernels without a GPU (minutes
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
 
-check: $(TEST_STAMP)  ## lint, formatting, types
+check: $(TEST_STAMP)  ## lint, formatting, spelling, types
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/codespell
 ifneq ($(KERNELS),)
 	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
 endif
