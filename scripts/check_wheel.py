@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "src" / "ksieve"
-SHIPPED = ("*.py", "py.typed", "*.cu", "*.cuh")
+SHIPPED = ("*.py", "py.typed", "*.cu", "*.cuh", "*.json")
 
 
 def main(wheel: str) -> int:

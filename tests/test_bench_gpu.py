@@ -47,7 +47,8 @@ def test_variants_are_every_family_with_every_policy_then_the_list():
     assert (split.family, split.splits, split.ctas, split.policy.group) == ("split_sampled", 4, 64, 4)
     wide = found[5].plan(5000, 131_072, 512, "float32", H200)
     assert (found[5].name, wide.threads, wide.ctas_per_sm, wide.ctas) == ("wide", 1024, 1, H200.sm_count)
-    for policy, table in (("paper-64", shapes.GEOMETRY_ROOMY), ("lines-64", shapes.GEOMETRY)):
+    hopper = shapes.of_class("hopper")
+    for policy, table in (("paper-64", hopper.roomy), ("lines-64", hopper.usual)):
         plain = ksieve.plan(rows=5000, width=131_072, k=512, device=H200, family="persistent_sampled", policy=policy)
         assert plain.threads == table["persistent_sampled"].threads != wide.threads
     assert variants_of([], [], None) == []

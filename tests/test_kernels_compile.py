@@ -13,8 +13,9 @@ from ksieve.core import policy
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
-from ksieve.planning import shapes
 from ksieve.planning.plan import Plan
+from ksieve.planning.shapes import of_class
+from ksieve.planning.thresholds import BANDED_ROWS, MOST_BANDS, WIDEST_BANDED
 
 pytest.importorskip("cuda.core")
 
@@ -27,7 +28,8 @@ SHAPES = {
 }
 """A shape (rows, width) that suits each family."""
 
-BANDED = (shapes.BANDED_ROWS, shapes.WIDEST_BANDED)
+BANDED = (BANDED_ROWS, WIDEST_BANDED)
+HOPPER = of_class("hopper")
 """Rows that are dealt to several launches: what deals them, one for each band, and one for the rest."""
 
 SHORT = {"persistent_sampled": (4096, 16_384)}
@@ -93,23 +95,23 @@ def cases():
             yield family, arch, {"shape": shape}
         for asked in OPTIONS.values():
             yield family, "sm_90a", {"shape": shape, "asked": asked}
-    for family in shapes.GEOMETRY_ALONE:
+    for family in HOPPER.alone:
         for asked in (PLAIN, *OPTIONS.values()):
             yield family, "sm_90a", {"shape": ALONE, "asked": asked}
         yield family, "sm_100a", {"shape": ALONE}
         yield family, "sm_90a", {"shape": ALONE, "stats": True}
         yield family, "sm_90a", {"shape": ALONE, "k": 16_384}
-    for held in shapes.GEOMETRY_HELD["cooperative_exact"]:
+    for held in HOPPER.resident["cooperative_exact"]:
         for asked in (PLAIN, *(asked for asked in OPTIONS.values() if together(asked, held))):
             yield "cooperative_exact", "sm_90a", {"shape": (held.most_rows, held.held), "asked": asked}
     for family in ("row_exact", "cluster_exact"):
-        table = shapes.GEOMETRY_HELD[family]
+        table = HOPPER.resident[family]
         reached = next(s for s in table if SHAPES[family][1] <= s.held and not s.registers)  # with all options: SHAPES
         for held in table:
             asked_of = [asked for asked in (PLAIN, *OPTIONS.values()) if not held.registers or unordered(asked)]
             for asked in asked_of if held is not reached else ():
                 yield family, "sm_90a", {"shape": (rows_for(held, table), held.held), "asked": asked}
-    for part in range(shapes.MOST_BANDS + 2):
+    for part in range(MOST_BANDS + 2):
         for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
             yield "banded", "sm_90a", {"part": part, "asked": asked}
     yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}

@@ -12,12 +12,11 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.planning import choose as planner
 from ksieve.planning import cuda as planner_cuda
-from ksieve.planning import length_bins, memory, shapes
+from ksieve.planning import length_bins, memory, shapes, thresholds
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.shapes import (
+from ksieve.planning.thresholds import (
     BAND,
     BANDED_ROWS,
-    GEOMETRY_HELD,
     HELD_RANK,
     MANY_SHORT,
     SHORTEST_CLUSTERED,
@@ -27,7 +26,8 @@ from ksieve.planning.shapes import (
 )
 
 H200 = DEVICES["h200"]
-HELD = GEOMETRY_HELD["row_exact"][-1].held
+RESIDENT = shapes.of_class("hopper").resident
+HELD = RESIDENT["row_exact"][-1].held
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
 
 
@@ -336,7 +336,7 @@ def test_rows_that_are_mostly_selected_whole_have_a_cta_each(rows, width, ctas):
     assert ksieve.plan(rows=rows, width=width, k=2048, device=H200).ctas == ctas
 
 
-COOPERATIVE = shapes.GEOMETRY_HELD["cooperative_exact"]
+COOPERATIVE = RESIDENT["cooperative_exact"]
 
 
 @pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.most_rows}x{s.held}" for s in COOPERATIVE])
@@ -381,18 +381,20 @@ def test_parts_that_need_all_registers_are_not_finished():
 
 
 def test_clusters_of_sixteen_need_room_side_by_side():
-    fewer = replace(H200, sm_count=shapes.WIDE_CLUSTERS - 1)
+    fewer = replace(H200, sm_count=thresholds.WIDE_CLUSTERS - 1)
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=H200).splits == 16
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer).splits == 4
     assert ksieve.plan(rows=5, width=1_048_576, k=2048, device=fewer).family == "split_sampled"
-    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="cluster_exact").splits == shapes.CLUSTER
+    assert (
+        ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="cluster_exact").splits == thresholds.CLUSTER
+    )
 
 
 def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):
-    for table in shapes.GEOMETRIES:
+    for table in shapes.of_class("hopper").tables():
         if "cluster_exact" in table:
             monkeypatch.setitem(table, "cluster_exact", replace(table["cluster_exact"], held=4096))
-    monkeypatch.setitem(shapes.GEOMETRY_HELD, "cluster_exact", ())
+    monkeypatch.setitem(RESIDENT, "cluster_exact", ())
     assert ksieve.plan(rows=1, width=4096, k=512, device=H200, family="cluster_exact").held == 4096
     with pytest.raises(ArgumentError, match=r"geometry: got held=4096; takes 0, or at least the width of 4097"):
         ksieve.plan(rows=1, width=4097, k=512, device=H200, family="cluster_exact")

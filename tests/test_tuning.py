@@ -10,22 +10,28 @@ import pytest
 
 import ksieve
 from ksieve.lab.bench import planner, record
-from ksieve.planning import shapes
+from ksieve.planning import shapes, thresholds
 from ksieve.planning.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {name: value.source for name, value in shapes.thresholds().items()} | {
-    f"{family} {n}": shape.source for n, table in enumerate(shapes.GEOMETRIES) for family, shape in table.items()
+SOURCES = {name: value.source for name, value in thresholds.thresholds().items()} | {
+    f"{found.name} {family} {n}": shape.source
+    for found in map(shapes.of_class, shapes.CLASSES)
+    for n, table in enumerate(found.tables())
+    for family, shape in table.items()
 }
 SOURCES |= {
-    f"{f} of {s.held}, {s.most_rows} rows": s.source for f, shapes in shapes.GEOMETRY_HELD.items() for s in shapes
+    f"{found.name} {family} of {shape.held}, {shape.most_rows} rows": shape.source
+    for found in map(shapes.of_class, shapes.CLASSES)
+    for family, resident in found.resident.items()
+    for shape in resident
 }
 
 
 def problem_of(source):
     """What is wrong with a source: None if it names a decision record or a committed result, and such a file exists."""
-    if source.startswith(shapes.NOT_MEASURED):
-        return None if len(source) > len(shapes.NOT_MEASURED) + 10 else "no reason"
+    if source.startswith(thresholds.NOT_MEASURED):
+        return None if len(source) > len(thresholds.NOT_MEASURED) + 10 else "no reason"
     if not re.fullmatch(r"docs/decisions/\d{4}-[a-z0-9-]+\.md|benchmarks/results/[a-z0-9-]+\.json", source):
         return "neither a decision record nor a result file"
     return None if (ROOT / source).is_file() else "not there"
@@ -43,7 +49,7 @@ def test_a_source_that_proves_nothing_is_noticed():
         "docs/decisions/9999-none.md",
         "docs/decisions/index.md",
         "benchmarks/results/none.json",
-        shapes.NOT_MEASURED,
+        thresholds.NOT_MEASURED,
         "",
     ):
         assert problem_of(source), source
@@ -81,10 +87,13 @@ def test_no_code_points_into_the_notebook():
 
 
 def test_thresholds_are_numbers_that_know_more():
-    found = shapes.thresholds()
+    found = thresholds.thresholds()
     assert {"SHORTEST_SAMPLED", "SPLIT_IN_TWO", "SEGMENT"} <= set(found)
     assert found["SEGMENT"] * 2 == 4096 and all(t.meaning for t in found.values())
-    assert (copy.deepcopy(shapes.SEGMENT), copy.deepcopy(shapes.SEGMENT).source) == (2048, shapes.SEGMENT.source)
+    assert (copy.deepcopy(thresholds.SEGMENT), copy.deepcopy(thresholds.SEGMENT).source) == (
+        2048,
+        thresholds.SEGMENT.source,
+    )
 
 
 GRID = ROOT / "benchmarks" / "results" / "gpu-planner-k2048.json"

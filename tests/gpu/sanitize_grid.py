@@ -27,7 +27,7 @@ from gpu import material, runner, served
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.lab.bench import record
-from ksieve.planning.shapes import MANY_SHORT
+from ksieve.planning.thresholds import MANY_SHORT
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding

@@ -10,7 +10,7 @@ import ksieve
 from gpu import judge, material, runner, served
 from gpu.variants import banded
 from ksieve.core.options import PLAIN, Options
-from ksieve.planning.shapes import BAND, MOST_BANDS
+from ksieve.planning.thresholds import BAND, MOST_BANDS
 
 pytestmark = pytest.mark.gpu
 

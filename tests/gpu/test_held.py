@@ -19,12 +19,13 @@ from gpu import material, runner, served
 from gpu.variants import ALL, possible
 from harness import sampled_at, samplers
 from ksieve.planning.memory import with_workspace
-from ksieve.planning.shapes import GEOMETRY_HELD
+from ksieve.planning.shapes import of_class
 
 pytestmark = pytest.mark.gpu
 
 K = 700
-SHAPES = [(family, shape) for family, shapes in GEOMETRY_HELD.items() for shape in shapes]
+RESIDENT = of_class("hopper").resident
+SHAPES = [(family, shape) for family, shapes in RESIDENT.items() for shape in shapes]
 IDS = [f"{f}-{s.held}-{s.holders}x{s.threads}x{s.ctas_per_sm}{'-registers' * s.registers}" for f, s in SHAPES]
 NAMES = {"row_exact": "row", "cluster_exact": "cluster", "cooperative_exact": "cooperative"}
 
@@ -32,12 +33,12 @@ NAMES = {"row_exact": "row", "cluster_exact": "cluster", "cooperative_exact": "c
 @contextlib.contextmanager
 def alone(family, shape):
     """Plan with one launch shape, whatever the number of rows."""
-    shapes = GEOMETRY_HELD[family]
-    GEOMETRY_HELD[family] = (dataclasses.replace(shape, fewest_rows=0, most_rows=0),)
+    shapes = RESIDENT[family]
+    RESIDENT[family] = (dataclasses.replace(shape, fewest_rows=0, most_rows=0),)
     try:
         yield
     finally:
-        GEOMETRY_HELD[family] = shapes
+        RESIDENT[family] = shapes
 
 
 def plan_of(family, shape, rows, k=K, **changes):
@@ -312,7 +313,7 @@ def test_bins_as_full_as_are_ranked(shape, tally):
 
 def test_shapes_are_those_of_the_planner():
     for family, shape in SHAPES:
-        same = [s for s in GEOMETRY_HELD[family] if s.held == shape.held]
+        same = [s for s in RESIDENT[family] if s.held == shape.held]
         rows = shape.most_rows or max(shape.fewest_rows, max(s.most_rows for s in same) + 1)
         if family == "row_exact" and same[0] is not shape and same[0].fewest_rows:
             rows = same[0].fewest_rows - 1  # from there on it is another one's

@@ -13,7 +13,7 @@ from gpu.variants import MANY, VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda.jit import spec
 from ksieve.core.policy import QUADS_16, SamplingPolicy
 from ksieve.planning.memory import BATCH
-from ksieve.planning.shapes import MANY_SHORT
+from ksieve.planning.thresholds import MANY_SHORT
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
 from ksieve.planning.length_bins import launches
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
-from ksieve.planning.shapes import BANDED_ROWS
+from ksieve.planning.thresholds import BANDED_ROWS
 
 EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
 EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")

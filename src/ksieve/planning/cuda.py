@@ -1,8 +1,8 @@
 """Plans for CUDA devices: which kernel family owns which rows, and in which launch shape.
 
-Pure arithmetic on host-known facts; the numbers that were tuned are in `ksieve.planning.shapes`, what needs how much
-memory in `ksieve.planning.memory`. The families and what they assume are described at the top of their sources in
-`ksieve/kernels`.
+Pure arithmetic on host-known facts; the numbers that were tuned are in `ksieve.planning.thresholds` and
+`ksieve.planning.shapes`, what needs how much memory in `ksieve.planning.memory`. The families and what they assume are
+described at the top of their sources in `ksieve/kernels`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
+from ksieve.planning import shapes
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
     RESERVED_SHARED,
@@ -28,7 +29,8 @@ from ksieve.planning.memory import (
     with_workspace,
 )
 from ksieve.planning.plan import Plan
-from ksieve.planning.shapes import (
+from ksieve.planning.shapes import Geometry
+from ksieve.planning.thresholds import (
     BAND,
     BANDED_ROWS,
     CLUSTER,
@@ -36,13 +38,6 @@ from ksieve.planning.shapes import (
     CROWDED_RATIO,
     DENSE_LINES,
     FEWEST_SPLITS,
-    GEOMETRY,
-    GEOMETRY_ALONE,
-    GEOMETRY_BEFORE_HOPPER,
-    GEOMETRY_HELD,
-    GEOMETRY_ROOMY,
-    GEOMETRY_SHORT,
-    GEOMETRY_SMALL,
     HELD_RANK,
     LINES_RANK,
     MANY_SHORT,
@@ -60,7 +55,6 @@ from ksieve.planning.shapes import (
     WHOLE_WAVES,
     WIDE_CLUSTERS,
     WIDEST_BANDED,
-    Geometry,
 )
 
 MAX_WIDTH = (1 << 31) - (1 << 20)
@@ -79,8 +73,8 @@ def choose(
     kept: bool = True,
 ) -> Plan:
     """Choose a CUDA plan; see `planner.choose`."""
-    if family is not None and (not isinstance(family, str) or family not in GEOMETRY):
-        raise ArgumentError("family", shown(family), f"one of {list(GEOMETRY)} on a CUDA device")
+    if family is not None and (not isinstance(family, str) or family not in shapes.families()):
+        raise ArgumentError("family", shown(family), f"one of {list(shapes.families())} on a CUDA device")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
     chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family, kept)
@@ -103,12 +97,10 @@ def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometr
     ArgumentError
         If the device cannot run the family.
     """
-    table = GEOMETRY if device.capability >= (9, 0) else GEOMETRY_BEFORE_HOPPER
-    if device.shared_per_sm < 160 * 1024:
-        table = GEOMETRY_SMALL
-    if family not in table or (family in SHARED_ROWS and device.capability < (9, 0)):
+    found = shapes.of(device)
+    if family not in found.usual or (family in SHARED_ROWS and device.capability < (9, 0)):
         raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
-    return GEOMETRY_ROOMY[family] if roomy and family in GEOMETRY_ROOMY else table[family]
+    return found.roomy[family] if roomy and family in found.roomy else found.usual[family]
 
 
 def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
@@ -120,11 +112,12 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     """Launch shape of a family for a problem: fewer resident CTAs where only so its slots can be sorted on chip."""
     roomy = _roomy(problem, policy)
     geometry = geometry_of(device, family, roomy)
-    if geometry is GEOMETRY[family] and _many_short(problem, device, family):
-        geometry = GEOMETRY_SHORT[family]
-    elif geometry is GEOMETRY[family] and family in GEOMETRY_ALONE and problem.rows <= device.sm_count:
-        geometry = GEOMETRY_ALONE[family]
-    elif family in GEOMETRY_HELD and device.capability == (9, 0) and not roomy:
+    found = shapes.of(device)
+    if geometry is found.usual[family] and _many_short(problem, device, family):
+        geometry = found.short[family]
+    elif geometry is found.usual[family] and family in found.alone and problem.rows <= device.sm_count:
+        geometry = found.alone[family]
+    elif family in found.resident and not roomy:
         geometry = _held_geometry(problem, device, family) or geometry
     needed = bytes_behind(geometry.held, geometry.threads, 1) + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
@@ -158,7 +151,7 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
         stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
         return problem.width <= geometry.held and stored <= room_of(geometry, device, problem.dtype)
 
-    fitting = [g for g in GEOMETRY_HELD[family] if possible(g)]
+    fitting = [g for g in shapes.of(device).resident[family] if possible(g)]
     same = [g for g in fitting if g.held == fitting[0].held]
     found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
     if found is None:
@@ -189,9 +182,10 @@ def _gathered(problem: Problem, device: DeviceInfo, geometry: Geometry) -> bool:
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
     """Whether a problem is one for many small CTAs: its rows are many and short."""
-    if family not in GEOMETRY_SHORT or geometry_of(device, family, problem.dtype != "float32") is not GEOMETRY[family]:
+    found = shapes.of(device)
+    if family not in found.short or geometry_of(device, family, problem.dtype != "float32") is not found.usual[family]:
         return False
-    return problem.rows >= MANY_SHORT and problem.width <= GEOMETRY_SHORT[family].widest
+    return problem.rows >= MANY_SHORT and problem.width <= found.short[family].widest
 
 
 def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, kept: bool) -> SamplingPolicy | None:

@@ -13,7 +13,8 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.problem import Problem
 from ksieve.planning.plan import Plan
-from ksieve.planning.shapes import COLUMN_SIGMAS, EXACT_CAPACITY, SORTED_PERIODS, TAIL_SIGMAS, Geometry
+from ksieve.planning.shapes import Geometry
+from ksieve.planning.thresholds import COLUMN_SIGMAS, EXACT_CAPACITY, SORTED_PERIODS, TAIL_SIGMAS
 
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""

@@ -13,7 +13,7 @@ from ksieve.lab.bench import gpu, record, scores
 from ksieve.lab.bench.gpu import Ask, Progress, Tell
 from ksieve.lab.bench.variants import PLANNED, Variant
 from ksieve.planning import cuda as planner_cuda
-from ksieve.planning import shapes
+from ksieve.planning import shapes, thresholds
 from ksieve.planning.memory import SHARED_ROWS
 from ksieve.planning.plan import Plan
 
@@ -52,7 +52,7 @@ def alternatives(rows: int, width: int, k: int, dtype: str, device: DeviceInfo) 
         Named by its `key`.
     """
     seen = {key(PLANNED.plan(rows, width, k, dtype, device))}
-    for family in shapes.GEOMETRY:
+    for family in shapes.families():
         sampled = family in planner_cuda.SAMPLED
         for policy in [name for name in POLICIES if name not in PAPER] if sampled else [None]:
             for splits in _splits(rows, width, device) if family == "split_sampled" else [None]:
@@ -71,8 +71,8 @@ def alternatives(rows: int, width: int, k: int, dtype: str, device: DeviceInfo) 
 
 
 def _splits(rows: int, width: int, device: DeviceInfo) -> list[int]:
-    slots = device.sm_count * shapes.GEOMETRY["split_sampled"].ctas_per_sm
-    return [s for s in sorted(shapes.SPLITS) if rows * s <= WAVES * slots and width >= s * SHORTEST_SEGMENT]
+    slots = device.sm_count * shapes.of(device).usual["split_sampled"].ctas_per_sm
+    return [s for s in sorted(thresholds.SPLITS) if rows * s <= WAVES * slots and width >= s * SHORTEST_SEGMENT]
 
 
 def _sensible(plan: Plan) -> bool:

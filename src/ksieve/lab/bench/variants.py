@@ -46,23 +46,25 @@ PLANNED = Variant("ksieve")
 @contextmanager
 def _geometry(family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
     """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
-    tables = [t for t in shapes.GEOMETRIES if family in t]
+    classes = [shapes.of_class(name) for name in shapes.CLASSES]
+    tables = [t for found in classes for t in found.tables() if family in t]
+    resident = [found.resident for found in classes if family in found.resident]
     if not changes or family is None:
         yield
         return
     kept = [table[family] for table in tables]
-    held = shapes.GEOMETRY_HELD.get(family)
+    kept_resident = [table[family] for table in resident]
     for table in tables:
         table[family] = replace(table[family], **changes)
-    if held is not None:
-        shapes.GEOMETRY_HELD[family] = tuple(replace(shape, **changes) for shape in held)
+    for listed in resident:
+        listed[family] = tuple(replace(shape, **changes) for shape in listed[family])
     try:
         yield
     finally:
         for table, before in zip(tables, kept, strict=True):
             table[family] = before
-        if held is not None:
-            shapes.GEOMETRY_HELD[family] = held
+        for listed, kept_shapes in zip(resident, kept_resident, strict=True):
+            listed[family] = kept_shapes
 
 
 def variants_of(families: Sequence[str | None], policies: Sequence[str | None], text: str | None) -> list[Variant]:
@@ -101,8 +103,8 @@ def _variant(item: dict[str, Any]) -> Variant:
         except TypeError as error:
             raise ArgumentError("--variants", f"policy {policy}", f"fields of SamplingPolicy ({error})") from None
     geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "held") if key in item}
-    if geometry and family not in shapes.GEOMETRY:
-        raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(shapes.GEOMETRY)}")
+    if geometry and family not in shapes.families():
+        raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(shapes.families())}")
     known = {f.name for f in fields(Plan)}
     for key, value in item.items():
         if key not in known or not isinstance(value, int):

@@ -1,0 +1,145 @@
+"""What the CUDA planner decides with: switch widths and split thresholds, each with its source.
+
+A source is the decision record (``docs/decisions/``) or the committed result file (``benchmarks/results/``) that gives
+a number and its measurement, relative to the repository root, or ``"not measured: "`` and what was reasoned instead.
+``ksieve bench planner`` times every alternative to the planner's choices over a grid; a test holds the choices to its
+result.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+NOT_MEASURED = "not measured: "
+
+
+class Threshold(int):
+    """An integer that decisions compare with.
+
+    Attributes
+    ----------
+    meaning : str
+        What is decided by it, and its unit.
+    source : str
+        Where the number comes from.
+    """
+
+    meaning: str
+    source: str
+
+    def __new__(cls, value: int, meaning: str = "", source: str = "") -> Self:
+        """Make a threshold: an int that knows where it comes from."""
+        made = super().__new__(cls, value)
+        made.meaning, made.source = meaning, source
+        return made
+
+
+_SAMPLE = "docs/decisions/0002-one-read-with-a-sample.md"
+_VIEWS = "docs/decisions/0003-lines-and-quads.md"
+_RESIDENT = "docs/decisions/0005-resident-rows.md"
+_CLUSTERS = "docs/decisions/0006-clusters.md"
+_REGISTER_ROWS = "docs/decisions/0008-rows-in-registers.md"
+_SPLIT = "docs/decisions/0009-split-rows.md"
+_LENGTH_BINS = "docs/decisions/0010-length-bins.md"
+_STREAM = "docs/decisions/0011-streaming-shapes.md"
+_STORAGE = "docs/decisions/0012-candidate-storage.md"
+_GRID_OF_PLANS = "benchmarks/results/gpu-planner-k2048.json"
+
+SHORTEST_SAMPLED = Threshold(
+    4096, "narrower rows, in scores, are never sampled: their view would be too small", _SAMPLE
+)
+LINES_RANK = Threshold(
+    1024,
+    "rows of at least 64 times this many scores, and 64 times k, are sampled by one line in 64",
+    _VIEWS,
+)
+DENSE_LINES = Threshold(
+    32,
+    "shorter rows of at least this many times as many by one in 16; still shorter ones in quads",
+    _VIEWS,
+)
+SPARSE_LINES = Threshold(
+    786_432,
+    "from this width, in scores, one line in 128 is sampled in place of one in 64: between 524,288, where what more is "
+    "admitted costs what a sparser view saves, and 1,048,576",
+    _VIEWS,
+)
+SPARSE_ROWS = Threshold(
+    132,
+    "rows up to which it holds: of more, less is gained than scores with more clumps may lose",
+    _VIEWS,
+)
+SAMPLED_RATIO = Threshold(2, "rows of fewer than this many times k scores are not sampled", _GRID_OF_PLANS)
+CROWDED_RATIO = Threshold(
+    4,
+    "the same from `CROWDED` rows on: sampling saves latency, then no more",
+    _GRID_OF_PLANS,
+)
+CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", _GRID_OF_PLANS)
+SPLIT_IN_TWO = Threshold(
+    1_048_576,
+    "from this width, in scores, two CTAs per row pay: 64 rows of 524,288 lose 2 %, of 262,144 5 %",
+    _GRID_OF_PLANS,
+)
+SPLIT_IN_FOUR = Threshold(
+    262_144,
+    "from this width, in scores, four CTAs per row pay; narrower rows need `FEWEST_SPLITS`",
+    _GRID_OF_PLANS,
+)
+FEWEST_SPLITS = Threshold(
+    8,
+    "CTAs per row that pay at any width: merging costs what a shorter scan saves",
+    _GRID_OF_PLANS,
+)
+SEGMENT = Threshold(2048, "fewest scores worth a CTA of their own in the split family", _GRID_OF_PLANS)
+SPLITS = (64, 32, 16, 8, 4, 2)
+"""CTAs per row that are tried, largest first; docs/decisions/0009-split-rows.md."""
+
+MANY_SHORT = Threshold(512, "rows from which `Shapes.short` holds", _STREAM)
+BANDED_ROWS = Threshold(16_384, "rows from which short ones are dealt to launches of their own", _LENGTH_BINS)
+WIDEST_BANDED = Threshold(
+    65_536, "of matrices no wider than this, in scores: wider ones hardly have such rows", _LENGTH_BINS
+)
+BAND = Threshold(8192, "scores by which rows of one of these launches are longer than those before", _LENGTH_BINS)
+MOST_BANDS = Threshold(4, "of which there are so many, and one more for all longer rows", _LENGTH_BINS)
+CLUSTER = Threshold(
+    8,
+    "CTAs of a cluster that does not hold its row",
+    NOT_MEASURED + "the largest size that every device with clusters can launch",
+)
+WIDE_CLUSTERS = Threshold(
+    132,
+    "multiprocessors from which a device surely has sixteen side by side, as clusters of more than 8 CTAs may take",
+    _CLUSTERS,
+)
+SHORTEST_CLUSTERED = Threshold(12_288, "wider rows, in scores, are shared by a cluster while they are few", _CLUSTERS)
+HELD_RANK = Threshold(
+    1024,
+    "slots beyond which wide rows are held however many they are: streamed, fewer slots have fewer candidates",
+    _RESIDENT,
+)
+WHOLE_QUARTERS = Threshold(
+    3,
+    "quarters of the width, of which k is that much or more where most short rows are selected whole",
+    _REGISTER_ROWS,
+)
+WHOLE_WAVES = Threshold(
+    8, "rows for each CTA that fits, up to which each has its own then: they end as soon as begun", _REGISTER_ROWS
+)
+TAIL_SIGMAS = Threshold(
+    28, "standard deviations above the mean of the admitted tail that storage is given for", _STORAGE
+)
+SORTED_PERIODS = Threshold(
+    2, "periods of a view by which a sorted row's boundary can lie lower than its rank says", _STORAGE
+)
+COLUMN_SIGMAS = Threshold(
+    6, "standard deviations above its mean share of the tail that a thread's column is given for", _STORAGE
+)
+EXACT_CAPACITY = Threshold(
+    4096, "fewest candidates stored by families that do not sample", NOT_MEASURED + "32 KiB, which every device has"
+)
+
+
+def thresholds() -> dict[str, Threshold]:
+    """Every threshold by name."""
+    return {name: value for name, value in globals().items() if isinstance(value, Threshold)}
