@@ -11,7 +11,7 @@ BIN  := $(VENV)/bin
 comma := ,
 TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests $(wildcard scripts) docs/conf.py
-KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/emulator/*.h)
+KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/support/emulator/*.h)
 
 .PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
 .DEFAULT_GOAL := help
@@ -34,13 +34,13 @@ test-floors: $(VENV)-floors/.installed  ## run a selection of tests with the low
 
 # Uses the caller's Python as it is (it needs torch, numpy, cuda-core and pytest) and downloads nothing.
 test-gpu:  ## run the GPU suite with $(PYTHON)
-	PYTHONPATH=src:tests $(PYTHON) -m pytest -m gpu tests/gpu tests/test_contract.py tests/test_options.py
+	PYTHONPATH=src:tests:tests/support $(PYTHON) -m pytest -m gpu tests/gpu tests/contract/test_contract.py tests/contract/test_options.py
 
-# No GPU: the kernels' PTX runs on the CPU (tests/emulator). `make test-emulated DEVICE=a100 PART="-k few_candidates"`
+# No GPU: the kernels' PTX runs on the CPU (tests/support/emulator). `make test-emulated DEVICE=a100 PART="-k few_candidates"`
 DEVICE ?= h200
 PART   ?= -x -n 2
 test-emulated: $(TEST_STAMP)  ## run the GPU suite, or a PART of it, on the CPU as another DEVICE; needs the extras cuda, torch
-	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:tests \
+	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:tests:tests/support \
 	  $(BIN)/python -m pytest -m gpu tests/gpu $(PART)
 
 # Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list.

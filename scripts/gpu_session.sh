@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.." || exit 2
 OUT=${OUT:-out}
 PYTHON=${PYTHON:-python3}
 mkdir -p "$OUT"
-export PYTHONPATH=src:tests PYTHONUNBUFFERED=1 KSIEVE_RESULTS_DIR=${KSIEVE_RESULTS_DIR:-$OUT}
+export PYTHONPATH=src:tests:tests/support PYTHONUNBUFFERED=1 KSIEVE_RESULTS_DIR=${KSIEVE_RESULTS_DIR:-$OUT}
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
 failed=()
 
@@ -41,7 +41,7 @@ quick() {
 suite() {
   local part=${1:-} log=$OUT/suite${1:+-$1}.log
   shift
-  [ $# -gt 0 ] || set -- tests/gpu tests/test_contract.py tests/test_options.py
+  [ $# -gt 0 ] || set -- tests/gpu tests/contract/test_contract.py tests/contract/test_options.py
   KSIEVE_SUITE_PART=$part timeout -k 10 "${SUITE_SECONDS:-560}" $PYTHON -m pytest -m gpu "$@" -q --durations=15 ${PYTEST:-} \
     2>&1 | tee "$log"
   return "${PIPESTATUS[0]}"
@@ -55,7 +55,7 @@ suite-held() { suite held $held_files -k "$large"; }
 suite-held-others() { suite held-others $held_files -k "not ($large)"; }
 suite-held-row() { suite held-row $held_files -k "not cluster_exact and not cooperative_exact"; }
 suite-kernels() { suite kernels $kernel_files; }
-suite-contract() { suite contract tests/gpu/test_host_cost.py tests/test_contract.py tests/test_options.py; }
+suite-contract() { suite contract tests/gpu/test_host_cost.py tests/contract/test_contract.py tests/contract/test_options.py; }
 pairs='every_pair or narrow_scores'
 suite-pairs() { suite pairs tests/gpu/test_options.py -k "$pairs"; }
 suite-options() { suite options tests/gpu/test_options.py -k "not ($pairs)"; }
@@ -66,7 +66,7 @@ suite-serving() {
 
 options() {
   local rc=0
-  SUITE_SECONDS=${OPTIONS_SECONDS:-420} suite options tests/gpu/test_options.py tests/test_options.py || rc=1
+  SUITE_SECONDS=${OPTIONS_SECONDS:-420} suite options tests/gpu/test_options.py tests/contract/test_options.py || rc=1
   timeout -k 10 "${BENCH_SECONDS:-150}" $PYTHON -m ksieve bench options --out "$OUT" ${ARGS:-} 2>&1 | tee "$OUT/options-cost.log"
   return $((rc | PIPESTATUS[0]))
 }

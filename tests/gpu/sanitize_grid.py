@@ -1,6 +1,7 @@
 """A reduced grid that reaches every kernel and route, to be run under compute-sanitizer.
 
-``PYTHONPATH=src:tests compute-sanitizer --tool memcheck python3 -m gpu.sanitize_grid``, or `make sanitize`.
+``PYTHONPATH=src:tests:tests/support compute-sanitizer --tool memcheck python3 -m gpu.sanitize_grid``, or
+`make sanitize`.
 ``--compile`` only fills the kernel cache, which is better done outside the sanitizer. Answers are judged on the host,
 so that no other kernel than ksieve's has to be instrumented; every array is an allocation of its own, so that an
 access one element outside it is one.
@@ -19,10 +20,10 @@ from pathlib import Path
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import numpy as np
+import oracle
 import torch
 
 import ksieve
-import oracle
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, VARIANTS, banded, crowded, possible, precompile, small_storage

@@ -6,13 +6,13 @@ import importlib.util
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
+import adapter_calls as cases
 import numpy as np
 import pytest
 import torch
 
-import adapter_calls as cases
+from conftest import ROOT
 from gpu import runner
 from ksieve.adapters import flashinfer, sglang, vllm
 
@@ -132,7 +132,7 @@ def test_one_row_of_a_server_s_shape():
 
 
 def test_the_example_runs(capsys):
-    path = Path(__file__).resolve().parents[2] / "examples" / "serving_graph.py"
+    path = ROOT / "examples" / "serving_graph.py"
     spec = importlib.util.spec_from_file_location("serving_graph", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

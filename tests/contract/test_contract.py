@@ -1,0 +1,887 @@
+"""One test or more for every line of docs/reference/contract.md, each citing the line's number."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
+from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
+from oracle import assert_exact, assert_served, clamp, first_k, ranks
+
+import ksieve
+from conftest import ROOT
+from ksieve import ArgumentError, KsieveError, Route
+from ksieve.core.policy import POLICIES as NAMED
+from ksieve.lab.traffic import check_traffic
+from ksieve.model import reference
+
+CITED: dict[str, list[str]] = {}
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def cites(*ids):
+    """Mark a test as the proof of contract lines."""
+
+    def note(test):
+        for line in ids:
+            CITED.setdefault(line, []).append(test.__name__)
+        return test
+
+    return note
+
+
+def plain(rows=6, width=500, seed=0):
+    return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+
+
+def test_every_line_is_cited_and_every_citation_is_a_line(root):
+    text = (root / "docs" / "reference" / "contract.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\* \*\*(C\d+)\*\* ", text, flags=re.MULTILINE)
+    assert lines == [f"C{n + 1}" for n in range(len(lines))], "numbers must be unique and in order"
+    assert len(lines) > 30
+    assert set(CITED) == set(lines), f"untested: {set(lines) - set(CITED)}; unwritten: {set(CITED) - set(lines)}"
+    mentioned = set(re.findall(r"\bC\d+\b", text))
+    assert mentioned <= set(lines)
+
+
+# ---- the answer --------------------------------------------------------------------------------------------
+
+
+@cites("C1", "C2", "C4", "C6", "C15")
+@every_backend
+@pytest.mark.parametrize("case", CASES + WIDE_CASES, ids=str)
+def test_case_table(case, backend):
+    inputs = build(case)
+    found = topk_on(backend, inputs.scores, inputs.lengths, case.k, offset=inputs.offset)
+    assert found.dtype == np.int32 and found.shape == (case.rows, case.k)
+    assert_exact(inputs.scores, inputs.lengths, case.k, found)
+    assert ksieve.verify(inputs.scores, inputs.lengths, found, k=case.k)
+
+
+@cites("C1", "C2")
+@every_backend
+@pytest.mark.parametrize("family", ["normal", "few_values", "some_nan"])
+def test_lengths_around_k(backend, family):
+    k = 64
+    lengths = np.array([0, 1, k - 1, k, k + 1, 2 * k, 500], dtype=np.int32)
+    scores = scores_of(family, len(lengths), 500, k)
+    found = topk_on(backend, scores, lengths, k)
+    assert_exact(scores, lengths, k, found)
+    for row, length in zip(found, lengths, strict=True):
+        if length <= k:
+            assert sorted(row[:length]) == list(range(length)) and (row[length:] == -1).all()
+
+
+@cites("C3", "C20")
+@every_backend
+def test_every_slot_is_written(backend):
+    scores, lengths = plain(9), lengths_of("edges", 9, 500, 40)
+    out = np.full((9, 40), 123_456_789, dtype=np.int32)
+    topk_on(backend, scores, lengths, 40, out=out)
+    assert_exact(scores, lengths, 40, out)
+    pitched = np.full((9, 64), 123_456_789, dtype=np.int32)
+    if backend != "cuda":
+        assert topk_on(backend, scores, lengths, 40, out=pitched[:, :40]).base is pitched
+        assert_exact(scores, lengths, 40, pitched[:, :40])
+        assert (pitched[:, 40:] == 123_456_789).all()
+
+
+@cites("C4")
+@every_backend
+def test_no_index_is_out_of_range_whatever_the_bits(backend):
+    rng = np.random.default_rng(4)
+    scores = rng.integers(0, 1 << 32, (40, 300), dtype=np.uint32).view(np.float32)
+    lengths = rng.integers(-(1 << 31), 1 << 31, 40).astype(np.int32)
+    lengths[::2] %= 320
+    found = topk_on(backend, scores, lengths, 70)
+    valid = clamp(lengths, 40, 300)
+    assert ((found >= -1) & (found < np.maximum(valid, 0)[:, None])).all()
+
+
+@cites("C5")
+@every_backend
+def test_selected_scores_are_unique_as_a_multiset(backend):
+    scores = scores_of("few_values", 20, 400, 50)
+    found = topk_on(backend, scores, None, 50)
+    best = np.sort(ranks(scores), axis=1)[:, ::-1][:, :50]
+    chosen = np.sort(np.take_along_axis(ranks(scores), found.astype(np.int64), axis=1), axis=1)[:, ::-1]
+    np.testing.assert_array_equal(chosen, best)
+
+
+@cites("C6", "C18")
+@every_backend
+@pytest.mark.parametrize("policy", [None, "direct", "paper-64", "paper-128"])
+def test_a_hundred_thousand_copies_at_the_boundary(backend, policy):
+    rng = np.random.default_rng(6)
+    row = np.full(140_001, 0.25, dtype=np.float32)
+    row[rng.choice(row.size, 20_000, replace=False)] = -1.0
+    row[rng.choice(row.size, 1000, replace=False)] = 2.0
+    scores = np.stack([row, -row, np.zeros_like(row), np.full_like(row, np.nan)])
+    assert_exact(scores, None, 2048, topk_on(backend, scores, None, 2048, policy=policy))
+
+
+@cites("C7")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name if p else "direct")
+def test_any_policy_is_exact(backend, policy):
+    for family in FAMILIES:
+        scores, lengths = scores_of(family, 5, 600, 40), lengths_of("ragged", 5, 600, 40)
+        assert_exact(scores, lengths, 40, topk_on(backend, scores, lengths, 40, policy=policy or "direct"))
+
+
+@cites("C7")
+@every_backend
+@pytest.mark.parametrize("policy", ["direct", *NAMED])
+def test_any_named_policy_is_exact_on_any_backend(backend, policy):
+    for family in ("normal", "sampled_high", "sampled_low", "relu_plateau", "one_coarse_bin"):
+        scores = scores_of(family, 3, 40_000, 2048)
+        assert_exact(scores, None, 2048, topk_on(backend, scores, None, 2048, policy=policy))
+
+
+# ---- lengths and live rows ---------------------------------------------------------------------------------
+
+
+@cites("C8")
+@every_backend
+def test_lengths_are_clamped(backend):
+    scores = plain(7)
+    wild = np.array([-1, -(1 << 31), 501, (1 << 31) - 1, 0, 500, 499], dtype=np.int32)
+    found = topk_on(backend, scores, wild, 20)
+    assert_exact(scores, [0, 0, 500, 500, 0, 500, 499], 20, found)
+    assert (found[:2] == -1).all()
+
+
+@cites("C9")
+@every_backend
+@pytest.mark.parametrize(("asked", "live"), [(0, 0), (4, 4), (6, 6), (7, 6), (-3, 0), ((1 << 31) - 1, 6)])
+def test_live_rows(backend, asked, live):
+    scores, out = plain(), np.full((6, 20), 77, dtype=np.int32)
+    scores[live:] = np.nan
+    lengths = np.full(6, 500, dtype=np.int32)
+    lengths[live:] = -5
+    found = topk_on(backend, scores, lengths, 20, out=out, num_rows=np.array([asked], dtype=np.int32))
+    assert_exact(scores[:live], None, 20, found[:live])
+    assert (found[live:] == -1).all() and (out == found).all()
+
+
+@cites("C9")
+@every_backend
+def test_no_lengths_means_full_rows(backend):
+    scores = plain()
+    assert_exact(scores, [500] * 6, 20, topk_on(backend, scores, None, 20))
+
+
+# ---- the order of scores -----------------------------------------------------------------------------------
+
+
+@cites("C10")
+@every_backend
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF])
+def test_nan_is_last(backend, bits):
+    scores = np.full((2, 300), -np.inf, dtype=np.float32)
+    scores.view(np.uint32)[:, ::2] = bits
+    found = topk_on(backend, scores, None, 150)
+    assert (found % 2 == 1).all()
+    found = topk_on(backend, scores, None, 151)
+    assert ((found % 2 == 0).sum(axis=1) == 1).all()
+    assert_exact(scores, None, 151, found)
+
+
+@cites("C11")
+@every_backend
+def test_zeros_are_equal(backend):
+    """Neither zero is preferred over a better score, and together they are one plateau."""
+    scores = np.where(np.arange(400) % 3 == 0, -0.0, 0.0).astype(np.float32)[None].repeat(2, axis=0)
+    scores[0, 7], scores[1, 7] = 1e-45, -1e-45
+    found = topk_on(backend, scores, None, 399)
+    assert 7 in found[0] and 7 not in found[1]
+    assert ksieve.verify(scores[:, :6], None, np.array([[0], [1]]))
+    assert ksieve.verify(scores[:, :6], None, np.array([[1], [0]]))
+
+
+@cites("C12")
+@every_backend
+def test_infinities_and_subnormals_are_numbers(backend):
+    ladder = np.array(
+        [np.inf, 3.4e38, 1.0, 1.2e-38, 3e-45, 1.4e-45, 0, -1.4e-45, -3e-45, -1.2e-38, -1, -3.4e38, -np.inf]
+    )
+    scores = np.random.default_rng(0).permutation(ladder).astype(np.float32)[None]
+    for k in range(1, ladder.size):
+        found = topk_on(backend, scores, None, k)
+        assert sorted(scores[0, found[0]], reverse=True) == ladder[:k].astype(np.float32).tolist()
+
+
+@cites("C13")
+@every_backend
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bit_scores_are_compared_exactly(backend, dtype):
+    for family in FAMILIES:
+        scores = scores_of(family, 3, 700, 33, dtype)
+        assert_exact(scores, None, 33, topk_on(backend, scores, None, 33))
+    every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    every = np.random.default_rng(1).permutation(every)[None]
+    every = every.view(np.float16) if dtype == "float16" else every
+    for k in (1, 1000, 40_000):
+        assert_exact(every, None, k, topk_on(backend, every, None, k))
+
+
+@cites("C14")
+@every_backend
+@pytest.mark.parametrize("family", ["one_coarse_bin", "last_digit", "half_overflow", "half_midpoint", "subnormal"])
+def test_projection_never_decides(backend, family):
+    for rows, width, k in ((4, 1000, 100), (2, 70_000, 512), (1, 140_000, 2048)):
+        scores = scores_of(family, rows, width, k)
+        assert_exact(scores, None, k, topk_on(backend, scores, None, k))
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+@cites("C15")
+@every_backend
+@pytest.mark.parametrize("width", [1, 3, 127, 1025, 33_333])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_any_pitch_width_and_base(backend, width, dtype):
+    dense = scores_of("normal", 3, width, 10, dtype)
+    for offset in range(4):
+        for gap in (0, 1, 3):
+            held = np.zeros(offset + 3 * (width + gap), dtype=dense.dtype)
+            scores = held[offset:].reshape(3, width + gap)[:, :width]
+            scores[...] = dense
+            assert_exact(dense, None, 10, topk_on(backend, scores, None, 10, offset=offset))
+
+
+@cites("C15")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+def test_host_arrays_may_start_at_any_byte(backend, dtype):
+    dense = scores_of("normal", 3, 40_000, 500, {4: "float32"}.get(np.dtype(dtype).itemsize, "bfloat16")).view(dtype)
+    odd = np.frombuffer(b"\0" + dense.tobytes(), dtype=dtype, offset=1).reshape(dense.shape)
+    assert not odd.flags.aligned
+    assert_exact(dense, None, 500, topk_on(backend, odd, None, 500))
+
+
+@cites("C16")
+@every_backend
+@pytest.mark.parametrize("garbage", [np.inf, np.nan, 1e30])
+def test_what_is_not_valid_does_not_matter(backend, garbage):
+    held = np.full((5, 40_010), garbage, dtype=np.float32)
+    lengths = np.array([40_000, 39_999, 17, 33_333, 0], dtype=np.int32)
+    for row, length in zip(held, lengths, strict=True):
+        row[:length] = np.random.default_rng(length).standard_normal(length)
+    scores = held[:, :40_000]
+    live = np.array([4], dtype=np.int32)
+    found = topk_on(backend, scores, lengths, 512, num_rows=live)
+    assert_exact(scores[:4], lengths[:4], 512, found[:4])
+
+
+@cites("C17")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_inputs_are_not_written(backend):
+    scores, lengths, live = plain(), lengths_of("edges", 6, 500, 20), np.array([5], dtype=np.int32)
+    for array in (scores, lengths, live):
+        array.flags.writeable = False  # writing would raise or crash; the copies catch a kernel that does neither
+    before = [a.copy() for a in (scores, lengths, live)]
+    topk_on(backend, scores, lengths, 20, num_rows=live)
+    for array, copy in zip((scores, lengths, live), before, strict=True):
+        assert array.tobytes() == copy.tobytes()
+
+
+@cites("C17")
+@pytest.mark.gpu
+def test_inputs_are_not_written_on_cuda():
+    scores, lengths = plain(), lengths_of("edges", 6, 500, 20)
+    device = to_cuda(scores), to_cuda(lengths)
+    ksieve.topk(*device, 20)
+    assert device[0].cpu().numpy().tobytes() == scores.tobytes()
+    assert device[1].cpu().numpy().tobytes() == lengths.tobytes()
+
+
+MEMORY_PROBE = """
+import json, re, sys
+from pathlib import Path
+import numpy as np
+import ksieve
+from cases import scores_of
+
+def resident(field):
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
+
+def grown(call):
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = resident("VmRSS")
+    call()
+    return resident("VmHWM") - before
+
+rows, width, k = 2, 2_000_000, 2048
+plan = ksieve.plan(rows=rows, width=width, k=k)
+out = np.zeros((rows, k), dtype=np.int32)
+ksieve.topk(np.zeros((2, 50_000), dtype=np.float32), k=100)
+peaks = {"a held frontier": grown(lambda: np.ones(width, dtype=np.int32))}
+for family in sys.argv[1:]:
+    scores = scores_of(family, rows, width, k)
+    peaks[family] = grown(lambda: ksieve.topk(scores, plan=plan, out=out))
+    assert ksieve.verify(scores, None, out), family
+print(json.dumps([plan.device.threads, peaks]))
+"""
+
+
+@cites("C18")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from /proc")
+def test_memory_of_the_cpu_backend_is_bounded_by_the_plan():
+    """256 KiB a thread at k <= 2048: for random rows, and for frontiers of millions that nothing could hold.
+
+    Tracing cannot see what compiled code allocates, so a process reads its own peak; glibc is told to give
+    every buffer its own pages, or memory freed earlier would hide what is allocated.
+    """
+    families = ("normal", "all_equal", "one_coarse_bin", "relu_plateau", "sampled_low")
+    folder = ROOT / "tests" / "support"
+    settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "PYTHONPATH": str(folder)}
+    result = subprocess.run(
+        [sys.executable, "-c", MEMORY_PROBE, *families],
+        env={**os.environ, **settings}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    threads, peaks = json.loads(result.stdout)
+    if peaks.pop("a held frontier") < 6 << 20:
+        pytest.skip("this system's peak-memory counter does not follow allocations")
+    # A mebibyte over the promise for what Python and the kernel's page accounting themselves add.
+    assert max(peaks.values()) <= threads * 256 * 1024 + (1 << 20), peaks
+
+
+@cites("C19")
+@every_backend
+@pytest.mark.parametrize(
+    ("rows", "width", "k"), [(0, 100, 5), (3, 0, 5), (0, 0, 1), (5, 1, 1), (3, 100, 1), (2, 10, 500), (2, 1, 1 << 20)]
+)
+def test_extreme_shapes(backend, rows, width, k):
+    scores = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
+    found = topk_on(backend, scores, None, k)
+    assert found.shape == (rows, k)
+    assert_exact(scores, None, k, found)
+
+
+@cites("C19")
+@every_backend
+@pytest.mark.slow
+def test_largest_k_on_a_longer_row(backend):
+    k = 1 << 20
+    scores = scores_of("normal", 1, k + 100_001, k)
+    assert_exact(scores, None, k, topk_on(backend, scores, None, k))
+
+
+@cites("C20")
+def test_results_belong_to_the_callers_library():
+    torch = pytest.importorskip("torch")
+    scores = torch.from_numpy(plain())
+    found = ksieve.topk(scores, k=20)
+    assert isinstance(found, torch.Tensor) and found.dtype == torch.int32 and found.device == scores.device
+    out = torch.empty((6, 20), dtype=torch.int32)
+    assert ksieve.topk(scores, k=20, out=out) is out and torch.equal(out, found)
+    assert type(ksieve.topk(plain(), k=20)) is np.ndarray
+
+
+# ---- cost --------------------------------------------------------------------------------------------------
+
+
+@cites("C21", "C22")
+@every_backend
+@pytest.mark.parametrize("shape", [(3, 3001, 100), (3, 40_000, 2048), (2, 131_072, 2048)], ids=str)
+def test_cost_of_any_family(backend, shape):
+    rows, width, k = shape
+    for family in FAMILIES:
+        scores = scores_of(family, rows, width, k)
+        plan = ksieve.plan(rows=rows, width=width, k=k, device="cuda" if backend == "cuda" else "cpu")
+        _, stats = topk_on(backend, scores, None, plan=plan, return_stats=True)
+        traffic = check_traffic(
+            stats, [width] * rows, plan.policy, splits=plan.splits, held=plan.held, family=plan.family
+        )
+        assert traffic.ok, (family, str(traffic))
+        assert (stats.scans <= 7).all(), family
+        fits = (stats.route == Route.CERTIFIED) & (stats.frontier0 <= plan.capacity)
+        assert (stats.scans[fits] == 1).all(), family
+
+
+@cites("C23")
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name if p else "direct")
+@pytest.mark.parametrize("case", [c for c in CASES if c.width < 10_000][::3], ids=str)
+def test_statistics_are_the_models(case, policy):
+    inputs = build(case)
+    given = inputs.scores, inputs.lengths
+    _, model = topk_on("reference", *given, case.k, policy=policy or "direct", return_stats=True)
+    _, found = topk_on("cpu", *given, case.k, policy=policy or "direct", return_stats=True)
+    np.testing.assert_array_equal(found.raw, model.raw)
+
+
+@cites("C23")
+@every_backend
+@pytest.mark.parametrize("case", WIDE_CASES[::2], ids=str)
+def test_statistics_are_the_models_on_wide_rows(case, backend):
+    inputs = build(case)
+    device = "cuda" if backend == "cuda" else "cpu"
+    plan = ksieve.plan(rows=case.rows, width=case.width, k=case.k, pitch=inputs.pitch, dtype=case.dtype, device=device)
+    lengths = clamp(inputs.lengths, case.rows, case.width)
+    _, model = reference.select(inputs.scores, lengths, case.k, **model_arguments(plan))
+    _, found = topk_on(backend, inputs.scores, inputs.lengths, plan=plan, offset=inputs.offset, return_stats=True)
+    np.testing.assert_array_equal(found.raw, model.raw)
+
+
+# ---- errors ------------------------------------------------------------------------------------------------
+
+
+@cites("C24", "C25")
+@pytest.mark.parametrize("backend", ["auto", *HOST_BACKENDS])
+def test_errors_name_the_argument_and_write_nothing(backend):
+    out = np.full((6, 20), 7, dtype=np.int32)
+    bad = {
+        "lengths": ({"lengths": np.zeros(6, np.int64)}, "dtype int64", "dtype int32"),
+        "k": ({"k": 0}, "0", "an int from 1 to 1048576"),
+        "policy": ({"policy": "fast"}, "'fast'", "a SamplingPolicy or one of"),
+        "workspace": ({"workspace": out}, "numpy.ndarray", "nothing on the CPU"),
+    }
+    for name, (options, got, takes) in bad.items():
+        with pytest.raises(ArgumentError) as error:
+            ksieve.topk(plain(), backend=backend, out=out, **{"k": 20, **options})
+        assert isinstance(error.value, ValueError) and isinstance(error.value, KsieveError)
+        assert str(error.value).startswith(f"{name}: got {got}; takes {takes}")
+    assert (out == 7).all()
+
+
+@cites("C25")
+@pytest.mark.gpu
+def test_errors_on_cuda_write_nothing():
+    torch = pytest.importorskip("torch")
+    scores, out = to_cuda(plain()), torch.full((6, 20), 7, dtype=torch.int32, device="cuda")
+    for options in ({"lengths": torch.zeros(6, dtype=torch.int64, device="cuda")}, {"policy": "fast"}, {"k": 0}):
+        with pytest.raises(ArgumentError):
+            ksieve.topk(scores, out=out, **{"k": 20, **options})
+    assert bool((out == 7).all())
+
+
+@cites("C26")
+def test_out_must_be_memory_of_its_own():
+    held = np.zeros((6, 500), dtype=np.float32)
+    frozen = np.zeros((6, 20), dtype=np.int32)
+    frozen.flags.writeable = False
+    for out, why in (
+        (held.view(np.int32)[:, :20], "overlaps scores"),
+        (frozen, "read-only"),
+        (np.lib.stride_tricks.as_strided(np.zeros(200, np.int32), (6, 20), (40, 4)), "do not overlap"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^out: .*{why}"):
+            ksieve.topk(held, k=20, out=out)
+
+
+@cites("C27")
+def test_arrays_that_could_be_misread_are_refused():
+    torch = pytest.importorskip("torch")
+    x = plain()
+    for scores in (np.ma.masked_less(x, 0), x.astype(">f4"), x[:, ::2], x.T, torch.from_numpy(x).to_sparse()):
+        with pytest.raises(ArgumentError, match=r"^scores: "):
+            ksieve.topk(scores, k=20)
+
+
+@cites("C27")
+@pytest.mark.gpu
+def test_devices_may_not_mix():
+    with pytest.raises(ArgumentError, match=r"^lengths: got device cpu; takes the scores' device, cuda:0"):
+        ksieve.topk(to_cuda(plain()), np.zeros(6, dtype=np.int32), 20)
+    with pytest.raises(ArgumentError, match=r"^lengths: got device cuda:0; takes the scores' device, cpu"):
+        ksieve.topk(plain(), to_cuda(np.zeros(6, dtype=np.int32)), 20)
+
+
+# ---- plans -------------------------------------------------------------------------------------------------
+
+
+@cites("C28")
+def test_equal_facts_give_equal_plans():
+    facts = {"rows": 512, "width": 131_072, "k": 2048, "pitch": 131_080, "dtype": "bfloat16"}
+    one, two = ksieve.plan(**facts), ksieve.plan(**facts)
+    assert one == two and hash(one) == hash(two) and str(one) == str(two) and one.reason
+    with pytest.raises(AttributeError):
+        one.capacity = 5
+
+
+@cites("C29")
+@every_backend
+def test_a_plan_serves_smaller_calls_and_refuses_larger_ones(backend):
+    device = "cuda" if backend == "cuda" else "cpu"
+    plan = ksieve.plan(rows=8, width=40_000, k=512, device=device)
+    for rows, width in ((8, 40_000), (3, 40_000), (8, 700), (1, 1), (0, 10)):
+        scores = plain(rows, width)
+        assert_exact(scores, None, 512, topk_on(backend, scores, None, plan=plan))
+    for scores, why in (
+        (plain(9, 100), "rows 9"),
+        (plain(1, 40_001), "width 40001"),
+        (plain(2, 100).astype(np.float16), "dtype float16"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^plan: got .*{why}"):
+            topk_on(backend, scores, None, plan=plan)
+
+
+@cites("C30")
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(16, 8192, 512), (64, 131_072, 2048), (2, 524_288, 2048)], ids=str)
+def test_a_planned_call_is_captured_and_replayed(shape):
+    torch = pytest.importorskip("torch")
+    rows, width, k = shape
+    plan = ksieve.plan(rows=rows, width=width, k=k, device="cuda")
+    workspace = plan.workspace()
+    scores, lengths = to_cuda(plain(rows, width)), torch.full((rows,), width, dtype=torch.int32, device="cuda")
+    live = torch.tensor([rows], dtype=torch.int32, device="cuda")
+    out = torch.empty((rows, k), dtype=torch.int32, device="cuda")
+
+    def call():
+        ksieve.topk(scores, lengths, plan=plan, workspace=workspace, out=out, num_rows=live)
+
+    def allocations():
+        return torch.cuda.memory_stats()["allocation.all.allocated"]
+
+    call()
+    before = allocations()
+    call()
+    assert allocations() == before
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for seed in range(3):
+        fresh = plain(rows, width, seed=seed + 1)
+        ragged = lengths_of("ragged", rows, width, k, seed=seed)
+        count = rows - seed
+        scores.copy_(torch.from_numpy(fresh))
+        lengths.copy_(torch.from_numpy(ragged))
+        live.fill_(count)
+        out.fill_(99)
+        graph.replay()
+        found = out.cpu().numpy()
+        assert_exact(fresh[:count], ragged[:count], k, found[:count])
+        assert (found[count:] == -1).all()
+
+
+@cites("C31")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_threads_may_call_at_once(backend):
+    inputs = [scores_of(f, 4, 40_000, 512) for f in ("normal", "relu_plateau", "sampled_high", "one_coarse_bin")]
+    start = threading.Barrier(len(inputs))
+
+    def call(scores):
+        start.wait()
+        return [topk_on(backend, scores, None, 512) for _ in range(2)]
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        for scores, found in zip(inputs, pool.map(call, inputs), strict=True):
+            for indices in found:
+                assert_exact(scores, None, 512, indices)
+
+
+# ---- verification ------------------------------------------------------------------------------------------
+
+
+@cites("C32")
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("sentinel", [-1, 2**31 - 1])
+def test_verify_accepts_exactly_the_exact_answers(dtype, sentinel):
+    """All 216 triples of the sentinel and five positions, at every length, against the definition itself."""
+    scores = np.array([[1.0, 3.0, 3.0, 2.0, 9.0]], dtype=np.float32)
+    for length in (0, 1, 2, 3, 4):
+        for code in range(216):
+            answer = [sentinel if p == 5 else p for p in (code // 36, code // 6 % 6, code % 6)]
+            needed = min(length, 3)
+            real = answer[:needed]
+            right = all(p == sentinel for p in answer[needed:]) and all(0 <= p < length for p in real)
+            right = right and len(set(real)) == needed
+            if right:
+                best = sorted(scores[0, :length].tolist(), reverse=True)[:needed]
+                right = sorted((float(scores[0, p]) for p in real), reverse=True) == best
+            verdict = ksieve.verify(scores, np.array([length]), np.array([answer], dtype=dtype), sentinel=sentinel)
+            assert verdict.ok == right, (length, answer)
+
+
+@cites("C32")
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_verify_on_the_device_agrees_with_the_host(dtype):
+    for family in FAMILIES:
+        scores = scores_of(family, 9, 3001, 64, dtype)
+        lengths = lengths_of("edges", 9, 3001, 64)
+        answer = first_k(scores, lengths, 64)
+        answer[4, 3] = answer[4, 2]
+        device = to_cuda(scores), to_cuda(lengths), to_cuda(answer)
+        for given in (lengths, device[1]):
+            for block_bytes in (10_000, 1 << 26):
+                found = ksieve.verify(device[0], given, device[2], block_bytes=block_bytes)
+                expected = ksieve.verify(scores, lengths, answer)
+                assert str(found) == str(expected), family
+                np.testing.assert_array_equal(found.reasons, expected.reasons)
+        assert str(ksieve.verify(device[0], None, answer)) == str(ksieve.verify(scores, None, answer))
+
+
+@cites("C33")
+def test_a_refutation_says_where_and_why():
+    scores = plain(40)
+    answer = first_k(scores, None, 20)
+    left = int(np.argsort(-scores[31])[20])
+    answer[31, 7], out = left, int(answer[31, 7])
+    verdict = ksieve.verify(scores, None, answer)
+    assert verdict.rows == 40 and verdict.failed_rows.tolist() == [31]
+    first = verdict.first
+    assert (first.row, first.slots, first.positions) == (31, (7,), (left,))
+    assert first.worst == (left, float(scores[31, left])) and first.best_left == (out, float(scores[31, out]))
+    assert (verdict.nan_scores, verdict.tied_rows) == (0, 0)
+
+
+@cites("C34")
+def test_verify_never_holds_a_source_whole():
+    class Rows:
+        rows, width, largest = 300, 20_000, 0
+
+        def rows_block(self, begin, end):
+            Rows.largest = max(Rows.largest, end - begin)
+            return np.stack([np.roll(np.arange(20_000, dtype=np.float32), r) for r in range(begin, end)])
+
+    answer = np.stack([(np.arange(19_990, 20_000) + r) % 20_000 for r in range(300)])
+    tracemalloc.start()
+    try:
+        assert ksieve.verify(Rows(), None, answer, block_bytes=400_000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert Rows.largest == 5 and peak < 4_000_000  # the matrix is 24 MB
+
+
+# ---- options -----------------------------------------------------------------------------------------------
+
+
+def served(backend, scores, k, call, **more):
+    answer = serve_on(backend, scores, k, call, **more)
+    stats = answer.pop("stats", None)
+    assert_served(scores, k, call, answer)
+    return answer if stats is None else (answer, stats)
+
+
+EDGES = np.array([-(2**31), -1, 0, 1, 99, 100, 101, 2**31 - 1], np.int64)
+
+
+@cites("C35")
+@every_backend
+@pytest.mark.parametrize("base", ["row", "start"])
+def test_windows(backend, base):
+    starts, bounds = (a.ravel().astype(np.int32) for a in np.meshgrid(EDGES, EDGES))
+    scores = plain(starts.size, 100)
+    for call in ({"lengths": bounds}, {"ends": bounds}, {}):
+        served(backend, scores, 20, {"starts": starts, "index_base": base, **call})
+
+
+@cites("C35", "C15")
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_window_is_a_row(backend, dtype):
+    """The same statistics and scores as of the window alone, at any alignment, whatever lies outside."""
+    scores = scores_of("normal", 8, 9000, 300, dtype)
+    starts = np.arange(8, dtype=np.int32)
+    ends = starts + np.int32(8500)
+    windows = np.stack([row[s : s + 8500] for row, s in zip(scores, starts, strict=True)])
+    for row, s in zip(scores, starts, strict=True):
+        row[:s] = row[s + 8500 :] = 0x7F80 if dtype == "bfloat16" else np.inf
+    call = {"starts": starts, "ends": ends, "index_base": "start", "deterministic": True, "return_values": True}
+    found = serve_on(backend, scores, 300, call, policy="paper-64", return_stats=True)
+    alone = serve_on(
+        backend, windows, 300, {"deterministic": True, "return_values": True}, policy="paper-64", return_stats=True
+    )
+    np.testing.assert_array_equal(found["indices"], alone["indices"])
+    assert found["values"].tobytes() == alone["values"].tobytes()
+    np.testing.assert_array_equal(found["stats"].raw, alone["stats"].raw)
+
+
+@cites("C36")
+@every_backend
+@pytest.mark.parametrize("next_n", [1, 2, 5])
+def test_rows_of_a_request(backend, next_n):
+    bounds = EDGES.astype(np.int32)
+    scores = plain(bounds.size * next_n, 100)
+    for call in ({"lengths": bounds}, {"ends": bounds}, {"starts": np.full(len(scores), 7, np.int32)}, {}):
+        for live in (len(scores), len(scores) - 1, 0):
+            served(backend, scores, 20, {"next_n": next_n, "live": live, **call})
+
+
+@cites("C37")
+@every_backend
+def test_each_row_has_its_k(backend):
+    ks = np.array([0, 1, 19, 20, 21, -5, -(2**31), 2**31 - 1], np.int32)
+    answer, stats = served(backend, plain(8), 20, {"ks": ks}, return_stats=True)
+    assert (answer["indices"][[0, 5, 6]] == -1).all()
+    assert (stats.scans[[0, 5, 6]] == 0).all() and (stats.sampled[[0, 5, 6]] == 0).all()
+
+
+@cites("C38", "C39")
+@every_backend
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+def test_transforms(backend, index_dtype):
+    rng = np.random.default_rng(8)
+    scores, lengths = plain(6), np.array([500, 499, 10, 0, -1, 501], np.int32)
+    pitched = rng.integers(-(2**31), 2**31, (6, 40)).astype(np.int32)
+    tables = {"page_table": pitched[:, :32], "page_size": 16}
+    for more in (
+        {"offsets": rng.integers(-(2**31), 2**31, 6).astype(np.int32)},
+        tables,
+        {**tables, "page_table": pitched[:4, :20]},
+        {**tables, "row_to_request": np.array([5, 0, 6, -1, 2**31 - 1, 3], np.int32)},
+        {"page_table": rng.permutation(500).astype(np.int32)[None], "row_to_request": np.zeros(6, np.int32)},
+    ):
+        call = {"lengths": lengths, "index_dtype": index_dtype, "return_raw": True, **more}
+        answer = served(backend, scores, 20, call)
+        plainly = topk_on(backend, scores, lengths, 20, sorted="index")
+        np.testing.assert_array_equal(np.sort(answer["raw"]), np.sort(plainly))
+
+
+@cites("C40")
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_the_scores_bits(backend, dtype):
+    for family in ("random_bits", "signed_zero", "subnormal", "some_nan"):
+        scores = scores_of(family, 5, 400, 30, dtype)
+        answer = served(
+            backend, scores, 30, {"return_values": True, "lengths": np.array([400, 31, 30, 5, 0], np.int32)}
+        )
+        chosen = np.take_along_axis(scores, np.maximum(answer["indices"], 0).astype(np.int64), axis=1)
+        used, bits = answer["indices"] >= 0, f"u{scores.itemsize}"
+        np.testing.assert_array_equal(answer["values"].view(bits)[used], chosen.view(bits)[used])
+
+
+@cites("C41")
+@every_backend
+@pytest.mark.parametrize("order", [True, "value", "index"])
+def test_slots_in_order(backend, order):
+    for family in ("few_values", "some_nan", "signed_zero", "infinities", "normal"):
+        scores = scores_of(family, 6, 400, 60)
+        for tie_break in (None, "low", "high"):
+            call = {"sorted": order, "tie_break": tie_break, "return_values": True}
+            served(backend, scores, 60, {**call, "lengths": np.array([400, 61, 60, 59, 0, 400], np.int32)})
+
+
+@cites("C42")
+@every_backend
+@pytest.mark.parametrize("tie_break", ["low", "high"])
+@pytest.mark.parametrize("policy", ["direct", *NAMED])
+def test_ties_go_to_one_end(backend, tie_break, policy):
+    for family in ("all_equal", "relu_plateau", "few_values", "boundary_plateau", "all_nan"):
+        for shape in ((3, 300, 40), (2, 120_000, 2048)):
+            rows, width, k = shape
+            scores = scores_of(family, rows, width, k)
+            served(backend, scores, k, {"tie_break": tie_break, "sorted": "index"}, policy=policy)
+
+
+@cites("C43")
+@every_backend
+def test_the_same_bytes_in_any_batch_under_any_plan(backend):
+    row = scores_of("relu_plateau", 1, 70_000, 2048)
+    call = {"sorted": True, "batch_invariant": True, "return_values": True}
+    first = None
+    for rows in (1, 2, 3, 17):
+        for policy in ("direct", "paper-64", "quads-16"):
+            scores = scores_of("normal", rows, 70_000, 2048)
+            scores[-1] = row
+            answer = serve_on(backend, scores, 2048, call, policy=policy)
+            found = answer["indices"][-1].tobytes() + answer["values"][-1].tobytes()
+            first = first or found
+            assert found == first, (rows, policy)
+
+
+@cites("C43")
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_same_bytes_with_any_number_of_threads(threads):
+    scores = scores_of("few_values", 200, 3000, 70)
+    options = ksieve.Options(order="index", tie_break="high", values=True)
+    plan = ksieve.plan(rows=200, width=3000, k=70, options=options)
+    want = ksieve.topk(scores, plan=replace(plan, threads=1))
+    for _ in range(5):
+        found = ksieve.topk(scores, plan=replace(plan, threads=threads))
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(found, want, strict=True))
+
+
+@cites("C44", "C23")
+@every_backend
+@pytest.mark.parametrize(
+    "call",
+    [{"sorted": True, "return_values": True, "index_dtype": "int64"}, {"tie_break": "high"}, {"deterministic": True}],
+    ids=lambda call: "-".join(call),
+)
+def test_what_options_cost(backend, call):
+    """The statistics are the model's, and the model's are those of the plain call, but for one scan of a tie-break."""
+    order = {"sorted": "value", "deterministic": "index"}.get(next(iter(call)), "any")
+    tie_break = {"tie_break": "high", "deterministic": "low"}.get(next(iter(call)), "any")
+    values = "return_values" in call
+    options = ksieve.Options(
+        order=order, tie_break=tie_break, values=values, index_dtype="int64" if values else "int32"
+    )
+    device = "cuda" if backend == "cuda" else "cpu"
+    plan = ksieve.plan(rows=3, width=40_000, k=2048, device=device, options=options)
+    own = model_arguments(plan)
+    most = 0
+    for family in FAMILIES:
+        scores = scores_of(family, 3, 40_000, 2048)
+        found = serve_on(backend, scores, 2048, call, plan=plan, return_stats=True)["stats"]
+        _, model = reference.select(scores, None, 2048, options=options, **own)
+        _, plainly = reference.select(scores, None, 2048, **own)
+        np.testing.assert_array_equal(found.raw, model.raw, err_msg=family)
+        more = model.scans - plainly.scans
+        assert ((more == 0) | (more == 1)).all() and (tie_break != "any" or not more.any()), family
+        most = max(most, int(more.max()))
+        model.scans[:] = plainly.scans
+        np.testing.assert_array_equal(model.raw, plainly.raw, err_msg=family)
+    # The CPU stores candidates by ascending position, and so needs no scan more for the lowest of equal scores.
+    assert most == (tie_break == "high" or (tie_break == "low" and plan.family != "cpu"))
+
+
+@cites("C45", "C29")
+@every_backend
+def test_a_plan_has_options(backend):
+    device = "cuda" if backend == "cuda" else "cpu"
+    options = ksieve.Options(windows="lengths", order="value", values=True, index_dtype="int64", index_base="start")
+    plan = ksieve.plan(rows=8, width=500, k=20, device=device, options=options)
+    assert plan == ksieve.plan(rows=8, width=500, k=20, device=device, options=options) and "order='value'" in str(plan)
+    scores, starts, lengths = plain(), np.arange(6, dtype=np.int32), np.full(6, 400, np.int32)
+    indices, values = topk_on(backend, scores, lengths, plan=plan, starts=starts)
+    call = {"starts": starts, "lengths": lengths, "sorted": True, "index_base": "start", "index_dtype": "int64"}
+    assert_served(scores, 20, call, {"indices": indices, "values": values})
+    for more, name in (
+        ({"starts": None}, "windows"), ({"sorted": "index"}, "order"), ({"tie_break": "low"}, "tie_break"),
+        ({"index_dtype": "int32"}, "index_dtype"), ({"offsets": starts}, "transform"), ({"return_raw": True}, "raw"),
+        ({"next_n": 2, "lengths": lengths[:3]}, "next_n"), ({"return_values": False}, "values"),
+    ):  # fmt: skip
+        asked = {"starts": starts, "lengths": lengths, **more}
+        with pytest.raises(ArgumentError, match=rf"^plan: got a call with {name} "):
+            topk_on(backend, scores, asked.pop("lengths"), plan=plan, **asked)
+
+
+@cites("C24", "C25", "C26")
+@pytest.mark.parametrize("backend", ["auto", *HOST_BACKENDS])
+def test_outputs_are_memory_of_their_own(backend):
+    held = np.zeros((6, 500), dtype=np.float32)
+    slots = held.view(np.int32)[:, :20]
+    fresh, before = np.full((6, 40), 7, np.int32), held.copy()
+    for outputs, message in (
+        ({"raw_out": slots}, "raw_out: got memory that overlaps scores"),
+        ({"values_out": held[:, :20]}, "values_out: got memory that overlaps scores"),
+        ({"out": fresh[:, :20], "raw_out": fresh[:, 19:39]}, "raw_out: got memory that overlaps out"),
+        ({"raw_out": fresh[:, :20], "starts": fresh[0, :6]}, "raw_out: got memory that overlaps starts"),
+        ({"raw_out": fresh[:, :20].astype(np.int64)}, "raw_out: got dtype int64; takes dtype int32"),
+        ({"values_out": held[:, :20].astype(np.float16)}, "values_out: got dtype float16; takes dtype float32"),
+    ):
+        with pytest.raises(ArgumentError, match="^" + re.escape(message)):
+            ksieve.topk(held, k=20, backend=backend, **outputs)
+    assert (fresh == 7).all() and (held == before).all()

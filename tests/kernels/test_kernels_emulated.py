@@ -1,0 +1,52 @@
+"""The kernels themselves, without a GPU: parts of the GPU suite on the emulator, on this and other architectures.
+
+`make test-emulated` runs any part, or all of it, which takes hours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from emulator import build
+
+from conftest import ROOT
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
+
+PARTS = [
+    # what finds no storage, of every kind of boundary and owner: counts and routes equal to the model's
+    ("h200", "exact", "few_candidates and (persistent-64 or persistent-lines or persistent-peaks)", 3),
+    ("h200", "exact", "few_candidates and (split-4 or split-8-tied or cluster)", 3),
+    # rows on chip: ordinary ones and those that samples, steps or registers do not decide
+    ("h200", "held", "registers_hold and (row_exact-12288 or row_exact-16384)", 6),
+    ("h200", "held", "registers_hold and (row_exact-32768 or cluster_exact-16384-4)", 4),
+    ("h200", "held", "how_often and (row_exact-32768 or row_exact-49152 or cluster_exact-65536-8)", 3),
+    ("h200", "held", "subnormals and (cooperative_exact-262144 or cluster_exact-65536-16)", 2),
+    ("h200", "options", "windows_start and (persistent-peaks-float32 or cluster-float16 or row-bfloat16)", 3),
+    ("h200", "bands", "without_a_row", 4),
+    # architectures that kernels are compiled for and that have never been at hand
+    ("a100", "exact", "few_candidates and (row or persistent-peaks or split-8-tied)", 3),
+    ("l40s", "exact", "few_candidates and (row or persistent-lines)", 2),
+    ("b200", "exact", "few_candidates and (row or persistent-peaks or cluster)", 3),
+    ("rtx5090", "exact", "few_candidates and (persistent-lines or split-8-tied)", 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "part", "chosen", "least"), PARTS)
+def test_parts_of_the_gpu_suite(device, part, chosen, least):
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", f"tests/gpu/test_{part}.py", "-q", "-k", chosen]
+    paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
+    asked = {"KSIEVE_GPU_EMULATED": "1", "KSIEVE_EMULATED_DEVICE": device}
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "-p", "no:xdist"], cwd=ROOT, env=os.environ | paths | asked,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) >= least, done.stdout[-2000:]

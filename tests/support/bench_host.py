@@ -1,0 +1,94 @@
+"""The GPU benches on the host: real scores, real selections on the CPU and real verdicts, a clock that is made up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve import api
+from ksieve.lab.bench import floor, gpu, record, timing
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.plan import Plan
+
+H200 = DEVICES["h200"]
+FLOOR_US, OWN_US, OTHER_US = 10.0, 12.5, 20.0
+ENVIRONMENT = {
+    "command": "__main__.py bench gpu", "date": "2026-01-02T03:04:05Z", "commit": "0123456789abcdef",
+    "gpu": {"devices": [{"name": "NVIDIA H200", "driver_version": "1.2"}]},
+    "packages": {"nvidia-cuda-nvrtc": "13.0", "torch": "2.11"},
+}  # fmt: skip
+
+
+def clock(name):
+    """Microseconds of a contender: names tell reads, the planner's choice, and everybody else apart."""
+    return {"read a": FLOOR_US, "read b": 11.0, "ksieve": OWN_US}.get(name, OTHER_US)
+
+
+def measure(contenders, sets, set_bytes, *, rounds=7, **_):
+    found = []
+    for contender in contenders:
+        result = timing.Timing(contender.name)
+        found.append(result)
+        try:
+            for i in range(sets):
+                if contender.poison is not None:
+                    contender.run(i)  # peers allocate in their first run
+                    contender.poison(i)
+                contender.run(i)
+            if contender.check is not None:
+                result.exact = all(contender.check(i) for i in range(sets))
+        except Exception as error:
+            result.error = f"{type(error).__name__}: {error}"
+            continue
+        result.rounds = [clock(contender.name)] * min(rounds, contender.rounds or rounds)
+    return found
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Let every GPU bench run here, on small shapes; yields the plans that were run."""
+    torch = pytest.importorskip("torch")
+    ran = []
+
+    def topk(scores, lengths, *, plan, out, workspace):
+        ran.append(plan)
+        assert scores.shape == (plan.problem.rows, plan.problem.width) and workspace == "workspace"
+        return ksieve.topk(scores, lengths, plan.problem.k, out=out)
+
+    def allocate(rows, width, dtype, most=None, valid=None):
+        element = getattr(torch, dtype)
+        pitch = gpu.pitch_of(width, element.itemsize)
+        return [gpu.aligned(rows, pitch, element, "cpu").fill_(7.0)[:, :width] for _ in range(2)]
+
+    reads = [timing.Contender("read a", lambda i: None), timing.Contender("read b", lambda i: None)]
+    monkeypatch.setattr(gpu, "require_device", lambda: H200)
+    monkeypatch.setattr(gpu, "allocate", allocate)
+    monkeypatch.setattr(floor, "contenders", lambda *_: list(reads))
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(api, "topk", topk)
+    monkeypatch.setattr(Plan, "workspace", lambda self: "workspace")
+    monkeypatch.setattr(record, "environment", lambda *, gpu: dict(ENVIRONMENT))
+    return ran
+
+
+def invoke(*arguments):
+    from typer.testing import CliRunner
+
+    from ksieve.lab.cli.app import app
+
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], prog_name="ksieve")
+
+
+def factor_file(path, queries=5, keys=40, heads=2):
+    from safetensors.numpy import save_file
+
+    draw = np.random.default_rng(0)
+    tensors = {
+        "k": draw.integers(-127, 128, (keys, 16)).astype(np.int8),
+        "k_scale": draw.random(keys, dtype=np.float32) / 127,
+        "q": draw.standard_normal((queries, heads, 16)).astype(np.float16),
+        "w": draw.random((queries, heads), dtype=np.float32),
+    }
+    save_file(tensors, path)
+    return tensors

@@ -1,0 +1,578 @@
+"""The CPU backend against the sorting oracle (indices) and the NumPy model (every statistics column)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import assert_exact
+
+import ksieve
+from conftest import SEED
+from ksieve.backends.cpu import runner as cpu
+from ksieve.core import guess
+from ksieve.core.keys import order_key
+from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
+from ksieve.core.stats import STATS_COLUMNS, Route
+
+CAPACITIES = (1, 3000, 1 << 40)
+"""Candidates of the model: as few as allowed (k), a few, all. `make_plan` raises them to k."""
+
+CANARY = -7
+
+
+def make_plan(scores, k, policy, capacity=16_384, held=0, threads=1):
+    dtype = {"uint16": "bfloat16"}.get(scores.dtype.name, scores.dtype.name)
+    plan = ksieve.plan(
+        rows=scores.shape[0],
+        width=scores.shape[1],
+        k=k,
+        dtype=dtype,
+        policy="direct" if policy is None else policy,
+        device=ksieve.DeviceInfo("cpu", threads=threads),
+    )
+    return dataclasses.replace(plan, capacity=max(capacity, k), held=held)
+
+
+def select(run, plan, scores, lengths, return_stats=True, pad=3):
+    """Run a backend into a poisoned output with `pad` guard columns; return indices and raw statistics."""
+    rows, k = scores.shape[0], plan.problem.k
+    buffer = np.full((rows, k + pad), CANARY, np.int32)
+    lengths = np.full(rows, scores.shape[1], np.int32) if lengths is None else lengths
+    stats = run(plan, scores, lengths, buffer[:, :k], return_stats)
+    assert (buffer[:, k:] == CANARY).all(), "wrote past the end of a row of out"
+    assert (stats is None) == (not return_stats)
+    return buffer[:, :k], None if stats is None else stats.raw
+
+
+def check(scores, lengths, k, policy, capacity=16_384, held=0):
+    """Exact, and equal to the model in every column; return the statistics."""
+    plan = make_plan(scores, k, policy, capacity, held)
+    indices, raw = select(cpu.run, plan, scores, lengths)
+    assert_exact(scores, lengths, k, indices)
+    _, expected = select(cpu.run_reference, plan, scores, lengths)
+    wrong = np.argwhere(raw != expected)
+    assert wrong.size == 0, [(int(r), STATS_COLUMNS[c], int(raw[r, c]), int(expected[r, c])) for r, c in wrong[:5]]
+    silent, none = select(cpu.run, plan, scores, lengths, return_stats=False)
+    assert none is None
+    np.testing.assert_array_equal(silent, indices)
+    return ksieve.Stats(raw)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_table(case):
+    """Every family, shape, layout and dtype of the table, under every policy."""
+    inputs = build(case)
+    for i, policy in enumerate(POLICIES):
+        capacity, held = CAPACITIES[i % 3], (0, 3000)[i % 2]
+        check(inputs.scores, inputs.lengths, inputs.k, policy, capacity, held)
+
+
+@pytest.mark.parametrize("case", WIDE_CASES, ids=str)
+def test_wide_table(case):
+    inputs = build(case)
+    for policy in (PAPER_64, PAPER_128, None):
+        check(inputs.scores, inputs.lengths, inputs.k, policy)
+
+
+@st.composite
+def problems(draw):
+    rows, width = draw(st.integers(0, 4)), draw(st.integers(1, 3000))
+    k = draw(st.integers(1, min(width + 3, 600)))
+    family, dtype = draw(st.sampled_from(sorted(FAMILIES))), draw(st.sampled_from(DTYPES))
+    dense = scores_of(family, rows, width, k, dtype, draw(st.integers(0, 1 << 20)))
+    pitched = np.full((rows, width + draw(st.integers(0, 70))), 0, dense.dtype)
+    pitched[:, :width] = dense
+    lengths = lengths_of(draw(st.sampled_from(("none", "full", "ragged", "edges", "short"))), rows, width, k)
+    group = draw(st.sampled_from((1, 2, 4, 8)))
+    policy = draw(
+        st.none()
+        | st.builds(
+            SamplingPolicy,
+            name=st.just("drawn"),
+            stride=st.sampled_from((1, 2, 4, 16, 64)),
+            margin=st.sampled_from((0.3, 1.0, 1.5)),
+            rescue_margin=st.none() | st.sampled_from((1.5, 1.75, 4.0)),
+            group=st.just(group),
+            peaks=st.booleans() if group % PEAK == 0 else st.just(False),
+            boundary=st.sampled_from(("coarse", "exact")),
+            min_rank=st.sampled_from((1, 2, 16)),
+            jitter=st.booleans(),
+        )
+    )
+    capacity, held = draw(st.sampled_from((k, 2 * k + 1, 1 << 40))), draw(st.sampled_from((0, 1000)))
+    return pitched[:, :width], lengths, k, policy, capacity, held
+
+
+@settings(max_examples=400)
+@given(problems())
+def test_property(problem):
+    check(*problem)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_random_rows():
+    """Every row judged by the sorting oracle, a sample of them compared with the model in every column."""
+    rng = np.random.default_rng(9)
+    done = 0
+    while done < 100_000:
+        rows, width = 2000, int(rng.integers(1, 400))
+        k = int(rng.integers(1, width + 2))
+        dtype = str(rng.choice(DTYPES))
+        x = np.concatenate([scores_of(str(f), rows // 4, width, k, dtype, done) for f in rng.choice(list(FAMILIES), 4)])
+        lengths = rng.integers(-2, width + 3, rows).astype(np.int32)
+        policy = POLICIES[rng.integers(len(POLICIES))]
+        plan = make_plan(x, k, policy, int(rng.choice(CAPACITIES)), threads=2)
+        indices, raw = select(cpu.run, plan, x, lengths)
+        assert_exact(x, lengths, k, indices)
+        # The view depends on the row number, so the model must see the same rows: a prefix.
+        _, expected = select(cpu.run_reference, plan, x[:40], lengths[:40])
+        np.testing.assert_array_equal(raw[:40], expected)
+        done += rows
+
+
+# ---- every route and every inner path, forced ------------------------------------------------------------
+
+
+def row_with(width, sampled_value, other_value, policy, seed=0):
+    """One row (row 0): a normal row shifted by one value where the view looks and by another elsewhere."""
+    x = np.random.default_rng(seed).standard_normal((1, width), dtype=np.float32) * np.float32(0.01)
+    shift = np.full(width, other_value, np.float32)
+    shift[policy.view(0, width)] = sampled_value
+    return x + shift
+
+
+UNDERFILL = SamplingPolicy("underfill", 4, margin=0.5, min_rank=1)
+BAND = dataclasses.replace(UNDERFILL, rescue_margin=3.0)
+
+
+@pytest.mark.parametrize("boundary", ["coarse", "exact"])
+@pytest.mark.parametrize(
+    ("policy", "sampled", "route", "scans"),
+    [
+        (SamplingPolicy("plenty", 4, margin=3.0), 0.0, Route.CERTIFIED, 1),
+        (BAND, 0.0, Route.RESCUED, 2),
+        (UNDERFILL, 0.0, Route.RECOVERED, 2),
+        (dataclasses.replace(BAND, rescue_margin=0.7), 0.0, Route.RECOVERED_AFTER_BAND, 3),
+        (SamplingPolicy("no view", 64, min_rank=5000), 0.0, Route.DIRECT, 1),
+        (None, 0.0, Route.DIRECT, 1),
+    ],
+)
+def test_every_route(policy, boundary, sampled, route, scans):
+    x = np.random.default_rng(3).standard_normal((2, 20_000), dtype=np.float32)
+    policy = policy and dataclasses.replace(policy, boundary=boundary)
+    stats = check(x, None, 500, policy)
+    assert set(stats.route) == {route}
+    assert set(stats.scans) == {scans}
+    assert set(check(x, np.array([500, -3], np.int32), 500, policy).route) == {Route.SHORT}
+
+
+@pytest.mark.parametrize("jitter", [False, True])
+@pytest.mark.parametrize("boundary", ["coarse", "exact"])
+def test_alias_that_hides_the_best_scores_overflows_and_one_that_shows_them_underfills(boundary, jitter):
+    policy = dataclasses.replace(PAPER_128, boundary=boundary, jitter=jitter)
+    low = row_with(150_000, -10.0, 0.0, policy)
+    stats = check(low, None, 2048, policy)
+    assert stats.route[0] == Route.CERTIFIED
+    assert stats.admitted0[0] > 100_000
+    high = row_with(150_000, 10.0, 0.0, policy)
+    assert check(high, None, 2048, policy).route[0] == Route.RECOVERED_AFTER_BAND
+
+
+@pytest.mark.parametrize("k", [1, 100, 2048])
+@pytest.mark.parametrize("policy", [PAPER_128, dataclasses.replace(PAPER_128, boundary="exact"), None])
+def test_plateau_at_the_boundary(policy, k):
+    """More ties than any storage holds: solved in one scan where the boundary is exact."""
+    x = np.zeros((1, 200_000), np.float32)
+    x[0, :: 200_000 // max(k // 2, 1)] = 1.0
+    x[0, 1::7] = -0.0
+    stats = check(x, None, k, policy)
+    if policy is not None and policy.boundary == "exact" and k > 2:
+        assert stats.scans[0] == 1
+        assert stats.frontier0[0] > 100_000
+
+
+def test_frontier_that_overflows_in_every_digit():
+    """Keys that differ in their last digit alone: CUDA would scan three times more, here storage keeps the best."""
+    x = (np.uint32(0x3F800000) + np.random.default_rng(0).integers(0, 1 << 9, (1, 100_000)).astype(np.uint32)).view(
+        "f4"
+    )
+    assert check(x, None, 2048, PAPER_64).scans[0] == 1
+
+
+def guessed_positions(width, attempt=0):
+    """Positions that the guesses of row 0 look at, under the seed of the suite."""
+    return guess.positions(guess.state_of(SEED, 0, attempt), width)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("policy", [None, PAPER_128])
+def test_row_made_against_a_known_guess_too(policy, order):
+    """The guess sees far better scores than the rest: it underfills, and sorted rows refill storage."""
+    width = 150_000
+    x = np.sort(np.random.default_rng(1).standard_normal(width))[::order].astype(np.float32)
+    at = guessed_positions(width)
+    x[at] += 100
+    x = np.ascontiguousarray(x[None])
+    assert at.size > 2048
+    for k in (2048, at.size + 100, 8000):
+        check(x, None, k, policy)
+
+
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF, 0x00000001, 0x80000001, 0x80000000])
+@pytest.mark.parametrize("policy", [None, PAPER_64, dataclasses.replace(PAPER_64, boundary="exact")])
+def test_one_bit_pattern_fills_most_of_the_row(bits, policy):
+    rng = np.random.default_rng(2)
+    x = rng.integers(0, 1 << 32, (1, 70_001), dtype=np.uint32)
+    x[rng.random(x.shape) < 0.9] = bits
+    check(x.view(np.float32), None, 700, policy)
+
+
+@pytest.mark.parametrize("numbers", [0, 1000, 2047, 2048])
+@pytest.mark.parametrize("policy", [None, PAPER_64, dataclasses.replace(PAPER_64, boundary="exact")])
+def test_nan_of_every_sign_and_payload_at_rank_k(numbers, policy):
+    """All NaNs are one value to the contract, whatever their bits."""
+    rng = np.random.default_rng(3)
+    bits = rng.integers(1, 1 << 23, 80_000, dtype=np.uint32) | np.uint32(0x7F800000)
+    bits |= rng.integers(0, 2, bits.size, dtype=np.uint32) << np.uint32(31)
+    bits[rng.permutation(bits.size)[:numbers]] = np.float32(-np.inf).view(np.uint32)
+    check(bits[None].view(np.float32), None, 2048, policy)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("capacity", [1, 300, 5000, 1 << 40])
+def test_rows_of_nan_but_for_a_few_numbers(share, capacity):
+    """A boundary that is NaN sets NaN apart: numbers are the candidates, however often the view saw NaN."""
+    k, width = 400, 20_000
+    numbers = int(share * k)
+    rng = np.random.default_rng(12)
+    bits = rng.integers(1, 1 << 23, (6, width), dtype=np.uint32) | np.uint32(0x7F800000)
+    for r, row in enumerate(bits):
+        drawn = rng.standard_normal(numbers, dtype=np.float32)
+        row[rng.permutation(width)[:numbers]] = (np.float32(-np.inf) if r % 2 else drawn).view(np.uint32)
+    for policy in (
+        SamplingPolicy("wide", 16, margin=3.0, boundary="exact"),
+        SamplingPolicy("rescued", 16, margin=3.0, rescue_margin=4.0, boundary="exact"),
+        SamplingPolicy("once", 16, margin=1.0, boundary="exact", min_rank=width // 16 * 2 // 3),
+        dataclasses.replace(LINES_64, stride=16),
+        dataclasses.replace(LINES_64, stride=16, jitter=False),
+    ):
+        stats = check(bits.view(np.float32), None, k, policy, capacity)
+        nan = stats.tau0 == -1
+        assert nan.all() or policy.name not in ("wide", "rescued", "once")
+        assert (stats.admitted0[nan] == width).all()
+        assert (stats.committed0[nan] == (0 if numbers >= k else numbers)).all()
+        assert (stats.frontier0[nan] == (numbers if numbers >= k else width - numbers)).all()
+        assert (stats.scans[nan] == 1).all()
+
+
+def test_every_float16_and_bfloat16_value():
+    every = np.random.default_rng(5).permutation(1 << 16).astype(np.uint16)
+    for dtype in (np.float16, np.uint16):
+        x = np.ascontiguousarray(every[None]).view(dtype)
+        for k in (1, 1000, 31_744, 65_000, 65_535):
+            check(x, None, k, None)
+        check(x, None, 1000, PAPER_64)
+
+
+def test_stride_of_one_samples_more_than_storage_holds():
+    x = np.random.default_rng(6).standard_normal((2, 40_000), dtype=np.float32)
+    whole = SamplingPolicy("whole", 1, margin=1.5, rescue_margin=2.0)
+    stats = check(x, None, 300, whole)
+    assert set(stats.sampled) == {40_000}
+    assert set(stats.admitted0) != {-1}
+
+
+@pytest.mark.parametrize("jitter", [False, True])
+@pytest.mark.parametrize("boundary", ["coarse", "exact"])
+@pytest.mark.parametrize("width", [40_000, 40_003, 40_005])
+def test_scores_that_stand_for_their_best_one(width, boundary, jitter):
+    """The last ones of a row may be fewer; the view's usability counts peaks, its cost counts scores."""
+    x = scores_of("some_nan", 5, width, 512)
+    policy = SamplingPolicy("peaks", 8, rescue_margin=2.0, group=8, peaks=True, boundary=boundary, jitter=jitter)
+    stats = check(x, None, 512, policy)
+    assert (stats.sampled >= width // 8 - 32).all()
+    unusable = dataclasses.replace(policy, min_rank=width // 32 + 2)
+    assert set(check(x, None, 512, unusable).route) == {Route.DIRECT}
+
+
+def test_exact_boundary_that_the_view_saw_once_or_more_often():
+    """Only a boundary seen twice has its ties counted apart; the second may lie just past the largest sample rank."""
+    x = np.random.default_rng(11).integers(0, 6000, (60, 70_000)).astype(np.float32)
+    policy = SamplingPolicy("exact", 16, boundary="exact")
+    stats = check(x, None, 100, policy)
+    together = stats.frontier0 == stats.admitted0
+    assert 5 < together.sum() < 55
+    check(x, None, 100, dataclasses.replace(policy, rescue_margin=2.5))
+
+
+def test_group_wider_than_a_batch():
+    x = scores_of("normal", 3, 70_001, 100)
+    for peaks in (False, True):
+        for jitter in (False, True):
+            check(x, None, 100, SamplingPolicy("wide groups", 2, group=2048, peaks=peaks, min_rank=3, jitter=jitter))
+
+
+@pytest.mark.parametrize(
+    "policy", [LINES_64, QUADS_16, dataclasses.replace(PAPER_64, jitter=True)], ids=lambda p: p.name
+)
+def test_jittered_views_end_anywhere(policy):
+    """The last period takes its group, a part of it or nothing: `sampled`, and what is ranked, follow."""
+    period = policy.stride * policy.group
+    lengths = 30 * period + np.linspace(0, period, 80).astype(np.int32)
+    x = scores_of("normal", lengths.size, int(lengths.max()), 100)
+    stats = check(x, lengths.astype(np.int32), 100, policy)
+    assert (stats.sampled == [policy.view(r, int(n)).size for r, n in enumerate(lengths)]).all()
+    assert len(set(stats.sampled)) >= 2
+
+
+def test_periodic_rows_are_ordinary_to_a_jittered_view():
+    """What is one class of the regular view, best or worst scores alone, neither underfills nor floods a row."""
+    width, k = 65_536, 512
+    x = np.random.default_rng(8).standard_normal((32, width), dtype=np.float32)
+    for policy in (LINES_64, QUADS_16):
+        for shift, route in ((10, Route.RECOVERED), (-10, Route.CERTIFIED)):
+            scores = x.copy()
+            for r in range(32):
+                scores[r, policy.view_of_phase(policy.phase(r), width)] += shift
+            regular = check(scores, None, k, dataclasses.replace(policy, jitter=False))
+            jittered = check(scores, None, k, policy)
+            assert set(regular.route) == {route}
+            assert shift > 0 or (regular.admitted0 > width // 2).all()
+            assert set(jittered.route) == {Route.CERTIFIED}
+            assert (jittered.admitted0 < 10 * k).all()
+
+
+# ---- layouts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+@pytest.mark.parametrize("offset", [1, 2, 3, 64])
+def test_misaligned_scores_and_output(dtype, offset):
+    rows, width, pitch, k = 3, 5001, 5005, 300
+    size = np.dtype(dtype).itemsize
+    storage = np.zeros(offset + rows * pitch * size, np.uint8)
+    scores = np.frombuffer(storage.data, dtype, rows * pitch, offset).reshape(rows, pitch)[:, :width]
+    scores[...] = scores_of("normal", rows, width, k, {2: "float16"}.get(size, "float32")).view(dtype)
+    check(scores, None, k, PAPER_64)
+    out = np.frombuffer(bytearray(offset + rows * k * 4), np.int32, rows * k, offset).reshape(rows, k)
+    cpu.run(make_plan(scores, k, None), scores, np.full(rows, width, np.int32), out, False)
+    assert_exact(scores, None, k, out)
+
+
+def test_rows_end_where_memory_ends():
+    """The last row is followed by an unreadable page: nothing past it may be read."""
+    import ctypes
+    import mmap
+
+    if not hasattr(ctypes.CDLL(None), "mprotect"):
+        pytest.skip("no mprotect")
+    page, width = mmap.PAGESIZE, 1003
+    region = mmap.mmap(-1, 3 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(start + 2 * page), ctypes.c_size_t(page), 0) == 0
+    for size, dtype in ((4, np.float32), (2, np.float16), (2, np.uint16)):
+        row = np.frombuffer(region, dtype, width, 2 * page - width * size)[None]
+        row[...] = scores_of("normal", 1, width, 10, "float16" if size == 2 else "float32").view(dtype)
+        check(row, None, 10, None)
+        check(row, np.array([1 << 30], np.int32), 10, POLICIES[3])
+
+
+def test_lengths_outside_the_matrix_are_clamped():
+    x = np.random.default_rng(7).standard_normal((4, 300), dtype=np.float32)
+    lengths = np.array([-(1 << 31), -1, 301, (1 << 31) - 1], np.int32)
+    check(x, lengths, 20, None)
+
+
+def test_matrices_without_elements():
+    for shape in ((0, 10), (3, 0), (0, 0)):
+        indices, raw = select(
+            cpu.run, make_plan(np.zeros(shape, np.float32), 4, None), np.zeros(shape, np.float32), None
+        )
+        assert indices.shape == (shape[0], 4)
+        assert (indices == -1).all()
+        assert raw.shape == (shape[0], 16)
+
+
+# ---- threads, processes, floating-point modes ------------------------------------------------------------
+
+
+def test_threads_change_nothing():
+    x = scores_of("normal", 37, 20_000, 512)
+    lengths = lengths_of("ragged", 37, 20_000, 512)
+    one = select(cpu.run, make_plan(x, 512, PAPER_64), x, lengths)
+    for threads in (2, 5, 64):
+        many = select(cpu.run, make_plan(x, 512, PAPER_64, threads=threads), x, lengths)
+        np.testing.assert_array_equal(many[0], one[0])
+        np.testing.assert_array_equal(many[1], one[1])
+
+
+def test_calls_from_many_threads_at_once():
+    x = scores_of("endpoint", 16, 30_000, 512)
+    plan = make_plan(x, 512, PAPER_64, threads=2)
+    expected = select(cpu.run, plan, x, None)[0]
+    barrier = threading.Barrier(6)
+
+    def call(_):
+        barrier.wait()
+        return [select(cpu.run, plan, x, None)[0] for _ in range(5)]
+
+    with ThreadPoolExecutor(6) as pool:
+        for answers in pool.map(call, range(6)):
+            for answer in answers:
+                np.testing.assert_array_equal(answer, expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_makes_its_own_threads():
+    x = scores_of("normal", 8, 30_000, 64)
+    plan = make_plan(x, 64, PAPER_64, threads=3)
+    expected = select(cpu.run, plan, x, None)[0]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (select(cpu.run, plan, x, None)[0] == expected).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("family", ["subnormal", "signed_zero", "random_bits"])
+def test_flush_to_zero_mode_of_the_caller_changes_nothing(family):
+    torch = pytest.importorskip("torch")
+    x = scores_of(family, 3, 70_000, 512)
+    halves = scores_of("subnormal", 3, 70_000, 512).astype(np.float16)
+    expected = [select(cpu.run, make_plan(a, 512, p), a, None) for a in (x, halves) for p in (None, PAPER_64)]
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        got = [select(cpu.run, make_plan(a, 512, p), a, None) for a in (x, halves) for p in (None, PAPER_64)]
+    finally:
+        torch.set_flush_denormal(False)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a[0], b[0])
+        np.testing.assert_array_equal(a[1], b[1])
+
+
+def test_thread_count_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "3")
+    assert cpu.thread_count() == 3
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "none")
+    assert 1 <= cpu.thread_count() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("k", [1, 64, 2048])
+def test_scratch_is_bounded(k):
+    for width in (1, 4096, 131_072, 1 << 30):
+        plan = ksieve.plan(rows=4, width=width, k=k)
+        assert cpu.scratch_bytes(plan) <= 256 * 1024
+
+
+def test_scratch_bytes_count_what_is_allocated():
+    from ksieve.backends.cpu import ranking, scratch
+    from ksieve.backends.cpu.simd import TILE
+    from ksieve.core.guess import BLOCK
+
+    size = 1000
+    arrays = [np.empty(size + BLOCK, np.int32), *(np.empty(size + BLOCK, np.uint32) for _ in range(2))]
+    arrays += [np.empty(ranking.HIST_BINS, np.int32), np.empty(TILE, np.uint32)]
+    arrays += [np.empty(scratch.BATCH + scratch.GROUPS_AHEAD, np.int64), np.empty(1, np.int64)]
+    assert len(arrays) + 1 == len(scratch.Scratch._fields)
+    for group, batch in ((4, scratch.BATCH), (4096, 4096)):
+        assert scratch.bytes_needed(size, group) == sum(a.nbytes for a in arrays) + 4 * batch
+
+
+# ---- integer building blocks against keys.py -------------------------------------------------------------
+
+
+def test_integer_keys_equal_the_specification():
+    from ksieve.backends.cpu.simd import jit, raw_key, raw_limit
+    from ksieve.backends.cpu.simd import order_key as compiled
+
+    @jit
+    def both(bits, keys, raws, limits):
+        for i in range(bits.size):
+            keys[i] = compiled(bits[i])
+            raws[i] = raw_key(bits[i])
+            limits[i] = raw_limit(keys[i])
+
+    @jit
+    def one_limit(key, limit):
+        limit[0] = raw_limit(key)
+
+    rng = np.random.default_rng(8)
+    corners = np.array([0, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF], np.uint32)
+    corners = np.concatenate([corners, corners | np.uint32(1 << 31)])
+    bits = np.concatenate([corners, rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)])
+    keys, raws, limits = (np.empty(bits.size, np.uint32) for _ in range(3))
+    both(bits, keys, raws, limits)
+    between = np.empty(1, np.uint32)
+    one_limit(np.uint32(0xFFFFFFFE), between)
+    np.testing.assert_array_equal(keys, order_key(bits.view(np.float32)))
+    # A score passes the limit of a key exactly when its own key is at most that key.
+    for j in range(40):
+        np.testing.assert_array_equal(raws <= limits[j], keys <= keys[j])
+    np.testing.assert_array_equal(raws <= between[0], keys <= np.uint32(0xFFFFFFFE))
+
+
+# ---- loading and the compile cache -----------------------------------------------------------------------
+
+
+def python(code, cwd, **environment):
+    """Run code in a fresh interpreter; return its last printed line."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", textwrap.dedent(code)],
+        cwd=cwd,
+        env=env | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_planning_loads_no_compiler(tmp_path):
+    code = "import sys, ksieve; ksieve.plan(rows=1, width=9, k=1); print('numba' in sys.modules)"
+    assert python(code, tmp_path) == "False"
+
+
+CALL = """
+    import numpy as np, ksieve
+    from ksieve.backends.cpu.kernels import select_rows
+    x = np.arange(5000, dtype=np.float32)[None]
+    assert sorted(ksieve.topk(x, k=3)[0]) == [4997, 4998, 4999]
+    stats = getattr(select_rows, "stats", None)
+    print(len(stats.cache_hits), len(stats.cache_misses), ksieve.__file__)
+"""
+
+
+@pytest.mark.slow
+def test_compile_cache_of_the_user(tmp_path):
+    """First process compiles, the next ones load; a changed source compiles again; no cache at all still works."""
+    package, cache = tmp_path / "site" / "ksieve", tmp_path / "cache"
+    shutil.copytree(Path(ksieve.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    env = {"PYTHONPATH": str(package.parent), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(cache)}
+    env |= {"KSIEVE_CACHE_DIR": "", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    assert python(CALL, tmp_path, **env) == f"0 1 {package / '__init__.py'}"
+    assert [path.suffix for path in (cache / "ksieve" / "cpu").iterdir()] == [".code"]
+    assert not list(tmp_path.rglob("*.nb[ci]")), "pip uninstall would leave them"
+    assert python(CALL, tmp_path, **env).startswith("1 0 ")
+    with (package / "backends" / "cpu" / "ranking.py").open("a") as source:
+        source.write("# changed\n")
+    assert python(CALL, tmp_path, **env).startswith("0 1 ")
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    assert python(CALL, tmp_path, **env | {"XDG_CACHE_HOME": str(nowhere), "HOME": str(nowhere)}).startswith("0 1 ")

@@ -1,0 +1,173 @@
+"""The calls into the driver, byte by byte: a stub library with the driver's signatures stands in for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import ksieve
+from conftest import ROOT, cuda_devices
+from ksieve.planning import memory
+from ksieve.planning.devices import DEVICES
+
+pytest.importorskip("cuda.bindings")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the stub is a Linux library"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler builds the stub"),
+    pytest.mark.skipif(cuda_devices() > 0, reason="this machine has a CUDA driver"),
+]
+
+PROLOGUE = """
+import sys
+sys.path.insert(0, {tests!r})
+import numpy as np
+import ksieve
+from cuda_fakes import FakeArray
+from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit.compile import Cubin
+from ksieve.core.errors import BackendError
+cache.obtain = lambda spec: (Cubin(bytes([127]) + b"ELF", ""), True)
+
+def select(family, width=20_000, index=0, **options):
+    plan = ksieve.plan(rows=3, width=width, k=512, device=f"cuda:{{index}}", family=family)
+    out = FakeArray(np.zeros((3, 512), np.int32), index)
+    scores = FakeArray(np.zeros((3, width), np.float32), index, stream=options.pop("stream", None))
+    result = ksieve.topk(scores, plan=plan, out=out, **options)
+    assert out.array[0, 0] == 4242
+    return result
+
+try:
+{body}
+except BackendError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stub")
+    source = ROOT / "tests" / "support" / "cuda_driver_stub.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source, "-ldl"], check=True)
+
+    def run(body, **environment):
+        program = PROLOGUE.format(tests=str(source.parent), body="\n".join(f"    {line}" for line in body.splitlines()))
+        # The stub writes through C's buffer, Python through its own: unbuffered, both keep their order.
+        result = subprocess.run(
+            ["stdbuf", "-o0", sys.executable, "-u", "-c", program],
+            env={**os.environ, "LD_LIBRARY_PATH": str(folder), **environment},
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout.splitlines()
+
+    return run
+
+
+def test_device_facts(stub):
+    (line,) = stub("print(ksieve.backends.cuda.device_info(1))")
+    assert "name='Stub', index=1, capability=(9, 0), sm_count=132, shared_per_sm=233472" in line
+    assert "shared_per_block=232448, l2_bytes=62914560" in line
+
+
+def test_persistent_call(stub):
+    lines = stub("select('persistent_sampled', 131_072)")
+    plan = ksieve.plan(rows=3, width=131_072, k=512, device=DEVICES["h200"], family="persistent_sampled")
+    shared, ranks = memory.shared_bytes(plan), f"{plan.policy.primary_rank(512)},{plan.policy.rescue_rank(512) or 0}"
+    assert lines[:4] == [
+        "load ELF in 0x7000",
+        "function ksieve_persistent",
+        f"attribute 8={shared}",
+        "loaded 0x9000",
+    ]
+    assert lines[4:7] == [f"allocate {plan.workspace_bytes}", f"zero {plan.workspace_zeroed} on (nil)", "wait (nil)"]
+    assert lines[7:] == [
+        f"launch 0x9000 grid=3,1,1 block={plan.threads},1,1 shared={shared} stream=(nil) context=0x7000 "
+        f"rows=3 width=131072 k=512 ranks={ranks} splits=1 pitch=131072,512 extra=(nil)"
+    ]
+
+
+def test_cluster_call_on_another_device_and_stream(stub):
+    lines = stub("select('cluster_exact', index=1, stream=0x55)")
+    assert lines[0] == "load ELF in 0x7001"
+    assert "grid=24,1,1" in lines[-1] and "attribute=4:8,1,1" in lines[-1]
+    assert "stream=0x55 context=0x7001" in lines[-1] and "splits=8" in lines[-1]
+
+
+def test_split_call_with_a_workspace_and_statistics(stub):
+    lines = stub(
+        "plan = ksieve.plan(rows=3, width=262_144, k=512, device='cuda', family='split_sampled')\n"
+        "workspace = plan.workspace()\n"
+        "_, stats = select('split_sampled', 262_144, workspace=workspace, return_stats=True)\n"
+        "print('route', stats.route[0])\n"
+        "del workspace, plan"
+    )
+    assert lines[0].startswith("allocate ") and lines[2] == "wait (nil)"
+    assert lines[-4:] == ["wait (nil)", "free", "route 5", "free"]
+    splits = ksieve.plan(rows=3, width=262_144, k=512, device=DEVICES["h200"], family="split_sampled").splits
+    assert splits == 32
+    assert f"grid={3 * splits},1,1" in lines[-5] and f"splits={splits} " in lines[-5]
+    assert "attribute=" not in lines[-5]
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"STUB_INIT": "100"}, "the NVIDIA driver sees no GPU: check nvidia-smi"),
+        ({"STUB_INIT": "803"}, "CUDA error while starting the CUDA driver: CUDA_ERROR_STUB (803), stub failure"),
+        ({"STUB_MAJOR": "7"}, "cuda:0 (Stub) has compute capability 7.0; ksieve needs 8.0 (A100) or newer"),
+        ({"STUB_LOAD": "209"}, "the driver refused a compiled kernel: CUDA_ERROR_STUB (209), stub failure. It supports "
+         "CUDA 12.8: update the driver"),
+        ({"STUB_ALLOC": "2"}, "could not allocate"),
+        ({"STUB_LAUNCH": "700"}, "CUDA error at the launch of persistent_sampled, possibly of earlier work"),
+        ({"STUB_CAPTURING": "1"}, "a kernel has to be compiled or loaded while a stream is being captured: warm up"),
+    ],
+)  # fmt: skip
+def test_failures_in_one_sentence(stub, environment, words):
+    assert f"refused: {words}" in stub("select('persistent_sampled', 131_072)", **environment)[-1]
+
+
+def test_a_device_that_is_not_there(stub):
+    (line,) = stub("ksieve.plan(rows=1, width=9, k=1, device='cuda:2')")
+    assert line == "refused: there is no device cuda:2: the driver sees 2 GPU(s), numbered from 0"
+
+
+def test_an_interrupt_leaves_the_callers_context_current(stub):
+    """Behind each of the calls that make another device's context current, or look for the one before."""
+    done = stub(
+        """
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+driver = cuda_driver.get()
+plain, outer = driver._call, driver.context(0)
+driver._call("cuCtxSetCurrent", driver._api.CUcontext(outer))
+for interrupted in range(3):
+    calls = []
+    def call(name, *arguments):
+        found = plain(name, *arguments)
+        calls.append(name)
+        if len(calls) == interrupted + 1:
+            raise KeyboardInterrupt
+        return found
+    driver._call = call
+    try:
+        with driver.activated(0x7001):
+            print("inside", hex(int(plain("cuCtxGetCurrent"))))
+    except KeyboardInterrupt:
+        print("interrupted")
+    driver._call = plain
+    print(hex(int(driver._call("cuCtxGetCurrent"))))
+"""
+    )
+    assert done == [
+        "interrupted",
+        "0x7000",
+        "interrupted",
+        "0x7000",
+        "inside 0x7001",
+        "interrupted",
+        "0x7000",
+    ]

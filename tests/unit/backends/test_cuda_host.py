@@ -1,0 +1,895 @@
+"""The CUDA host side without a GPU: what is packed, refused, kept and zeroed, over a driver made of host memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import cuda_fakes
+import numpy as np
+import pytest
+from cuda_fakes import WORKSPACE, ZEROED, FakeArray, FakeDriver, aligned_bytes, make_plan
+
+import ksieve
+from conftest import cuda_devices
+from ksieve import dispatch
+from ksieve.backends import cuda
+from ksieve.backends.code_cache import Store
+from ksieve.backends.cuda import arrays, call
+from ksieve.backends.cuda.jit import cache, spec
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.compile import Cubin, Sources
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.runtime import launch
+from ksieve.backends.cuda.runtime import workspace as workspaces
+from ksieve.core import call as calls
+from ksieve.core.errors import ArgumentError, BackendError, WorkspaceError
+from ksieve.model import reference
+from ksieve.planning import memory
+from ksieve.planning.devices import DEVICES
+
+FAMILIES = [
+    "persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact", "cooperative_exact",
+]  # fmt: skip
+
+needs_nvrtc = pytest.mark.skipif(
+    not pytest.importorskip("importlib.util").find_spec("cuda"), reason="cuda-core is not installed"
+)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    fake = FakeDriver()
+    call.forget()
+    monkeypatch.setattr(cuda_driver, "_instance", fake)
+    monkeypatch.setattr(dispatch, "_short_ways", {})
+    monkeypatch.setattr(cache, "obtain", lambda spec: (Cubin(b"code", ""), True))
+    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 20_000)
+    cuda.device_info.cache_clear()
+    yield fake
+    call.forget()
+    cuda.device_info.cache_clear()
+    dispatch._choose.cache_clear()
+
+
+@pytest.fixture
+def rows():
+    rng = np.random.default_rng(5)
+    scores = rng.permuted(np.arange(8 * 64, dtype=np.float32)).reshape(8, 64)
+    lengths = np.array([64, 0, 3, 4, 5, 63, -7, 1000], np.int32)
+    return scores, lengths
+
+
+def out_array(rows_, k, index=0):
+    return FakeArray(np.full((rows_, k), -99, np.int32), index)
+
+
+def expected(scores, lengths, k, live=None):
+    answers = []
+    for r, row in enumerate(scores):
+        n = min(max(int(lengths[r]), 0), row.size)
+        chosen = set(np.argsort(-row[:n], kind="stable")[:k].tolist()) if live is None or r < live else set()
+        answers.append(chosen)
+    return answers
+
+
+def chosen_sets(indices):
+    return [set(row.tolist()) - {-1} for row in indices]
+
+
+# ---- launches ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_launch_geometry_and_params_of_every_family(driver, rows, family):
+    scores, lengths = rows
+    plan = make_plan(family=family)
+    out = out_array(8, 4)
+    assert ksieve.topk(FakeArray(scores), FakeArray(lengths), plan=plan, out=out) is out
+    (seen,) = driver.launches
+    grid = {"split_sampled": 32, "row_exact": 8, "cluster_exact": 64, "cooperative_exact": 128}
+    assert seen["grid"] == grid.get(family, 5)
+    assert seen["cooperative"] == (family == "cooperative_exact")
+    assert seen["block"] == 512 and seen["shared"] == 20_000
+    assert seen["cluster"] == ([8, 1, 1] if family == "cluster_exact" else None)
+    assert (seen["rows"], seen["width"], seen["k"], seen["splits"]) == (8, 64, 4, plan.splits)
+    assert (seen["primary"], seen["rescue"]) == ((0, 0) if family.endswith("exact") else (16, 0))
+    assert (seen["pitch"], seen["out_pitch"], seen["stream"], seen["stats"]) == (64, 4, 0, 0)
+    assert driver.loads[0][1] == f"ksieve_{spec.STEMS[family]}"
+    assert chosen_sets(out.array) == expected(scores, lengths, 4)
+
+
+def test_fewer_rows_than_blocks_launch_fewer_blocks(driver, rows):
+    ksieve.topk(FakeArray(rows[0][:2]), None, plan=make_plan(), out=out_array(2, 4))
+    assert driver.launches[0]["grid"] == 2 and driver.launches[0]["lengths"] == 0
+
+
+def test_rescue_rank_is_passed_and_compiled_in(driver, rows):
+    plan = make_plan(policy=ksieve.SamplingPolicy("r", 4, rescue_margin=8.0, min_rank=1))
+    ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, 4))
+    assert (driver.launches[0]["primary"], driver.launches[0]["rescue"]) == (2, 8)
+    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_RESCUE"] == 1
+
+
+def test_pitches_live_rows_and_strided_out(driver, rows):
+    wide = np.full((8, 100), np.inf, np.float32)
+    wide[:, :64] = rows[0]
+    out = np.full((8, 10), -99, np.int32)
+    live = FakeArray(np.array([3], np.int32))
+    ksieve.topk(FakeArray(wide[:, :64]), FakeArray(rows[1]), plan=make_plan(), out=FakeArray(out[:, :4]), num_rows=live)
+    assert (driver.launches[0]["pitch"], driver.launches[0]["out_pitch"]) == (100, 10)
+    assert chosen_sets(out[:, :4]) == expected(*rows, 4, live=3)
+    assert (out[:, 4:] == -99).all()
+
+
+def test_one_row_whose_library_reports_a_short_pitch(driver):
+    row = FakeArray(np.lib.stride_tricks.as_strided(np.arange(64, dtype=np.float32), (1, 64), (4, 4)))
+    ksieve.topk(row, None, plan=make_plan(), out=out_array(1, 4))
+    assert driver.launches[0]["pitch"] == 64
+
+
+def test_64_bit_pitch_and_addresses_survive_packing(driver):
+    launcher = launch.launcher_of(make_plan(), stats=False, stream=0)
+    seen = []
+
+    def record(config, function, arguments, extra):
+        (params,) = cuda_fakes.struct.unpack("=Q", cuda_fakes.ctypes.string_at(arguments.value, 8))
+        seen.append(launch.PARAMS.unpack(cuda_fakes.ctypes.string_at(params, 96)))
+        return 0
+
+    launcher._enqueue = record
+    high = (1 << 47) - 256
+    launcher.launch(high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31, 8, (1 << 31) - 1, 7)
+    plan = make_plan()
+    assert seen[0][:8] == (high, 0, 0, 3 << 31, 8, (1 << 31) - 1, plan.problem.k, 1)
+    assert seen[0][8:13] == (high + 8, 5 << 31, 0, high + 16, plan.lists_at)
+
+
+def test_no_rows_launch_nothing(driver):
+    out = out_array(0, 4)
+    assert ksieve.topk(FakeArray(np.zeros((0, 64), np.float32)), None, plan=make_plan(), out=out) is out
+    assert not driver.launches
+
+
+def test_a_launch_error_names_the_family_and_the_code(driver, rows):
+    driver.fail_next = 700
+    with pytest.raises(BackendError, match=r"launch of persistent_sampled.*CUDA_ERROR_FAKE \(700\)"):
+        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4))
+
+
+def test_too_few_multiprocessors_for_blocks_that_wait_for_each_other(driver, rows):
+    driver.fail_next = 720
+    with pytest.raises(BackendError, match=r"launch of cooperative_exact.*pass a plan with family='cluster_exact'"):
+        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(family="cooperative_exact"), out=out_array(8, 4))
+
+
+def test_another_current_device_is_restored(driver, rows):
+    driver.current = 1000
+    plan = make_plan(index=1)
+    ksieve.topk(FakeArray(rows[0], index=1), None, plan=plan, out=out_array(8, 4, index=1))
+    assert driver.launches[0]["context"] == 1001 and driver.current == 1000
+    assert driver.loads[0][0] == 1001
+
+
+def test_a_thread_without_a_context_launches_in_the_devices(driver, rows):
+    driver.current = None
+    launcher = launch.launcher_of(make_plan(), stats=False, stream=0)
+    out = np.zeros((8, 4), np.int32)
+    launcher.launch(rows[0].ctypes.data, 0, 0, out.ctypes.data, 0, 0, 64, 4, 8, 64, 0)
+    assert driver.launches[0]["context"] == 1000 and driver.current is None
+
+
+def test_the_stream_of_the_interface_is_followed(driver, rows):
+    plan, out = make_plan(), out_array(8, 4)
+    for stream, seen in ((None, 0), (1, 1), (77, 77), (None, 0)):
+        ksieve.topk(FakeArray(rows[0], stream=stream), None, plan=plan, out=out)
+        assert driver.launches[-1]["stream"] == seen
+
+
+def test_a_plan_for_another_gpu_is_refused(driver, rows):
+    with pytest.raises(ArgumentError, match="plan: got one made for NVIDIA A100; takes one for cuda:0, NVIDIA H200"):
+        ksieve.topk(FakeArray(rows[0]), None, plan=replace(make_plan(), device=DEVICES["a100"]), out=out_array(8, 4))
+
+
+def test_scores_on_another_device_than_lengths_or_out(driver, rows):
+    scores, lengths = rows
+    with pytest.raises(ArgumentError, match="lengths: got device cuda:1; takes the scores' device, cuda:0"):
+        ksieve.topk(FakeArray(scores), FakeArray(lengths, index=1), plan=make_plan(), out=out_array(8, 4))
+    with pytest.raises(ArgumentError, match="out: got device cuda:1"):
+        ksieve.topk(FakeArray(scores), None, plan=make_plan(), out=out_array(8, 4, index=1))
+    with pytest.raises(ArgumentError, match="plan: got scores of device cuda:1; takes device cuda:0"):
+        ksieve.topk(FakeArray(scores, index=1), None, plan=make_plan(), out=out_array(8, 4, index=1))
+    assert not driver.launches
+
+
+def test_an_unknown_library_has_to_bring_out(driver, rows):
+    with pytest.raises(ArgumentError, match="out: got None; takes an int32 array"):
+        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan())
+
+
+def test_equal_plans_share_a_launcher_and_specialisations_a_kernel(driver, rows):
+    for plan in (make_plan(), make_plan(), make_plan(rows=9, k=5)):
+        ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, plan.problem.k))
+    assert len(driver.loads) == 1
+    ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(held=32), out=out_array(8, 4))
+    assert len(driver.loads) == 2
+
+
+def test_threads_do_not_mix_their_arguments(driver, rows):
+    plan = make_plan()
+    plan.prepare()
+    outs = [np.full((8, 4), -99, np.int32) for _ in range(16)]
+    workspaces = [plan.workspace() for _ in outs]
+    scores = [np.roll(rows[0], i, axis=1).copy() for i in range(len(outs))]
+
+    def work(i):
+        for _ in range(5):
+            ksieve.topk(FakeArray(scores[i]), None, plan=plan, out=FakeArray(outs[i]), workspace=workspaces[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(outs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, out in enumerate(outs):
+        assert chosen_sets(out) == expected(scores[i], np.full(8, 64), 4)
+
+
+# ---- several launches --------------------------------------------------------------------------------------
+
+
+def banded_plan():
+    short = make_plan(family="row_exact", held=16, ctas=3, band=0, lists_at=512)
+    return make_plan(bands=(short,), band=1, lists_at=512)
+
+
+def test_rows_dealt_by_length_take_several_launches(driver, rows):
+    plan, out = banded_plan(), out_array(8, 4)
+    live = FakeArray(np.array(6, np.int32))
+    ksieve.topk(FakeArray(rows[0]), FakeArray(rows[1]), plan=plan, out=out, num_rows=live)
+    rest = driver.launches[-1]
+    entries = [driver.loads[made["function"] - 1][1] for made in driver.launches]
+    assert entries == ["ksieve_deal", "ksieve_row", "ksieve_persistent"]
+    assert [made["grid"] for made in driver.launches] == [2, 3, 5]
+    same = ("scores", "lengths", "num_rows", "indices", "workspace", "pitch", "out_pitch", "lists", "rows", "width",
+            "k")  # fmt: skip
+    assert all(made[name] == rest[name] for made in driver.launches for name in same) and rest["lists"] == 512
+    assert [made["overlap"] for made in driver.launches] == [False, True, True]
+    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_BAND"] == 1
+
+
+def test_fewer_rows_than_lists_still_fill_every_list(driver, rows):
+    ksieve.topk(FakeArray(rows[0][:1]), None, plan=banded_plan(), out=out_array(1, 4))
+    assert [made["grid"] for made in driver.launches] == [2, 1, 1]
+
+
+def test_statistics_take_one_launch(driver, rows):
+    ksieve.topk(FakeArray(rows[0]), None, plan=banded_plan(), out=out_array(8, 4), return_stats=True)
+    assert len(driver.launches) == 1 and not driver.launches[0]["overlap"]
+    assert "KSIEVE_BAND" not in dict(spec.kernel_spec(banded_plan(), stats=True).defines)
+
+
+# ---- statistics --------------------------------------------------------------------------------------------
+
+
+def test_stats_come_from_their_own_specialisation(driver, rows):
+    scores, lengths = rows
+    out = out_array(8, 4)
+    live = FakeArray(np.array(6, np.int32))
+    result, stats = ksieve.topk(
+        FakeArray(scores), FakeArray(lengths), plan=make_plan(), out=out, num_rows=live, return_stats=True
+    )
+    assert result is out and len(stats) == 6
+    want = reference.select(scores[:6], lengths[:6], 4, policy=None)[1]
+    np.testing.assert_array_equal(stats.raw, want.raw)
+    assert 0 in driver.waits
+    assert dict(spec.kernel_spec(make_plan(), stats=True).defines)["KSIEVE_STATS"] == 1
+
+
+def test_stats_of_no_rows_and_during_capture(driver, rows):
+    empty = FakeArray(np.zeros((0, 64), np.float32))
+    _, stats = ksieve.topk(empty, None, plan=make_plan(), out=out_array(0, 4), return_stats=True)
+    assert stats.raw.shape == (0, 16)
+    cuda.prepare(make_plan(), stats=True)
+    driver.capturing.add(9)
+    with pytest.raises(BackendError, match="return_stats"):
+        ksieve.topk(FakeArray(rows[0], stream=9), None, plan=make_plan(), out=out_array(8, 4), return_stats=True)
+
+
+# ---- workspaces --------------------------------------------------------------------------------------------
+
+
+def test_implicit_workspaces_are_kept_per_stream_and_shared_by_layout(driver, rows):
+    def where(stream=None, **changes):
+        ksieve.topk(FakeArray(rows[0], stream=stream), None, plan=make_plan(**changes), out=out_array(8, 4))
+        return driver.launches[-1]["workspace"]
+
+    first = where()
+    assert where() == first and where(rows=100) == first
+    assert where(stream=5) != first
+    assert where(family="row_exact") != first and where(capacity=2048) != first
+    assert where(family="persistent_exact") == first
+    larger = where(workspace_bytes=2 * WORKSPACE)
+    assert larger != first and where() == larger
+    assert (first, 1000) in driver.freed
+    assert where(workspace_zeroed=1024) != larger
+
+
+def test_explicit_workspace_is_zeroed_once_and_waited_for(driver, rows):
+    plan = make_plan()
+    workspace = plan.workspace()
+    assert driver.fills == [(workspace.pointer, ZEROED, 0)] and driver.waits == [0]
+    for _ in range(3):
+        ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, 4), workspace=workspace)
+    assert len(driver.fills) == 1
+    assert {seen["workspace"] for seen in driver.launches} == {workspace.pointer}
+    assert "4096 bytes on cuda:0" in repr(workspace)
+
+
+def test_workspace_of_another_plan_or_device_is_refused(driver, rows):
+    workspace = make_plan().workspace()
+    args = (FakeArray(rows[0]), None)
+    with pytest.raises(WorkspaceError, match="workspace: got one made for"):
+        ksieve.topk(*args, plan=make_plan(k=5), out=out_array(8, 5), workspace=workspace)
+    with pytest.raises(WorkspaceError, match="memory on cuda:0; takes cuda:1"):
+        ksieve.topk(FakeArray(rows[0], 1), None, plan=make_plan(index=1), out=out_array(8, 4, 1), workspace=workspace)
+    ksieve.topk(*args, plan=make_plan(), out=out_array(8, 4), workspace=workspace)
+    assert len(driver.launches) == 1
+
+
+def test_raw_bytes_are_zeroed_with_every_call(driver, rows):
+    raw = FakeArray(aligned_bytes(WORKSPACE))
+    for stream in (0, 3):
+        raw.array[:] = 0xEE
+        ksieve.topk(
+            FakeArray(rows[0], stream=stream or None), None, plan=make_plan(), out=out_array(8, 4), workspace=raw
+        )
+    pointer = raw.array.ctypes.data
+    assert driver.fills == [(pointer, ZEROED, 0), (pointer, ZEROED, 3)]
+    driver.capturing.add(3)
+    ksieve.topk(FakeArray(rows[0], stream=3), None, plan=make_plan(), out=out_array(8, 4), workspace=raw)
+    assert driver.fills[-1] == (pointer, ZEROED, 3), "the zeroing has to be part of the graph"
+
+
+def test_callers_bytes_can_be_wrapped(driver, rows):
+    raw = FakeArray(aligned_bytes(WORKSPACE).view(np.float32))
+    workspace = make_plan().workspace(raw)
+    assert workspace.pointer == raw.array.ctypes.data and workspace.owner is raw
+    ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4), workspace=workspace)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "message"),
+    [
+        (lambda: FakeArray(aligned_bytes(WORKSPACE - 1)), "got 4095 bytes; takes at least 4096"),
+        (lambda: FakeArray(aligned_bytes(WORKSPACE, offset=128)), "takes an address that is a multiple of 256"),
+        (lambda: FakeArray(aligned_bytes(2 * WORKSPACE)[::2]), "takes contiguous memory"),
+        (lambda: FakeArray(aligned_bytes(WORKSPACE), index=1), "memory on cuda:1; takes memory on cuda:0"),
+        (lambda: aligned_bytes(WORKSPACE), "memory on cpu"),
+    ],
+)
+def test_bytes_that_cannot_serve_are_refused(driver, rows, buffer, message):
+    for use in (
+        lambda: make_plan().workspace(buffer()),
+        lambda: ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4), workspace=buffer()),
+    ):
+        with pytest.raises(WorkspaceError, match=re.escape(message)):
+            use()
+    assert not driver.launches
+
+
+def test_a_workspace_that_is_no_array_is_refused(driver, rows):
+    with pytest.raises(ArgumentError, match=r"workspace: got int;"):
+        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4), workspace=5)
+
+
+def test_a_plan_without_workspace_needs_none(driver, rows):
+    plan = make_plan(workspace_bytes=0, workspace_zeroed=0)
+    assert plan.workspace().pointer == 0
+    ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, 4))
+    assert driver.launches[0]["workspace"] == 0 and not driver.freed
+
+
+def test_a_cpu_plan_has_no_workspace():
+    plan = ksieve.plan(rows=1, width=100, k=1)
+    with pytest.raises(ArgumentError, match="takes a plan for a CUDA device"):
+        plan.workspace()
+    assert plan.prepare() is plan
+
+
+# ---- capture -----------------------------------------------------------------------------------------------
+
+
+def test_compiling_inside_a_capture_says_to_warm_up(driver, rows):
+    driver.capturing.add(9)
+    plan, out = make_plan(), out_array(8, 4)
+    raw = FakeArray(aligned_bytes(WORKSPACE))
+    with pytest.raises(BackendError, match=r"captured: warm up first.*plan\.prepare\(\)"):
+        ksieve.topk(FakeArray(rows[0], stream=9), None, plan=plan, out=out, workspace=raw)
+    assert not driver.launches and not driver.loads
+    plan.prepare()
+    ksieve.topk(FakeArray(rows[0], stream=9), None, plan=plan, out=out, workspace=raw)
+    assert len(driver.launches) == 1
+
+
+def test_a_workspace_is_not_allocated_inside_a_capture(driver, rows):
+    plan = make_plan().prepare()
+    driver.capturing.add(9)
+    args = (FakeArray(rows[0], stream=9), None)
+    with pytest.raises(BackendError, match=r"pass workspace=plan\.workspace\(\), made outside the capture"):
+        ksieve.topk(*args, plan=plan, out=out_array(8, 4))
+    workspace = plan.workspace()
+    fills = len(driver.fills)
+    ksieve.topk(*args, plan=plan, out=out_array(8, 4), workspace=workspace)
+    assert len(driver.fills) == fills, "a bound workspace needs no zeroing in the graph"
+
+
+# ---- the short way for PyTorch tensors ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan(driver, monkeypatch):
+    """A plan with a short way over CPU tensors, whose device number is -1 to PyTorch."""
+    torch = pytest.importorskip("torch")
+    plan, allocate = make_plan(index=-1), workspaces.allocate
+    monkeypatch.setattr(workspaces, "allocate", lambda plan, driver, library: allocate(plan, driver, "none"))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    dispatch._short_ways[id(plan)] = cuda.short_way(plan)
+    return plan
+
+
+def shortly(plan, scores, lengths, k, out, workspace, num_rows):
+    return dispatch._short_ways[id(plan)](scores, lengths, k, out, workspace, num_rows)
+
+
+def tensors(rows):
+    import torch
+
+    scores, lengths = (torch.from_numpy(a.copy()) for a in rows)
+    return scores, lengths, torch.full((8, 4), -99, dtype=torch.int32)
+
+
+def test_short_way_gives_the_same_answer(driver, plan, rows):
+    import torch
+
+    scores, lengths, out = tensors(rows)
+    workspace = plan.workspace()
+    assert shortly(plan, scores, lengths, None, out, workspace, None) is out
+    assert chosen_sets(out.numpy()) == expected(*rows, 4)
+    assert driver.launches[-1]["workspace"] == workspace.pointer
+    live = torch.tensor([2], dtype=torch.int32)
+    shortly(plan, scores[:5], lengths[:5], 4, out[:5], None, live)
+    assert chosen_sets(out[:5].numpy()) == expected(rows[0][:5], rows[1], 4, live=2)
+    wide = torch.full((8, 10), -99, dtype=torch.int32)
+    shortly(plan, scores[:, :50], None, 4, wide[:, :4], workspace, None)
+    assert chosen_sets(wide[:, :4].numpy()) == expected(rows[0][:, :50], np.full(8, 50), 4)
+    assert (wide[:, 4:] == -99).all()
+    assert driver.launches[-1]["pitch"] == 64 and driver.launches[-1]["out_pitch"] == 10
+
+
+def test_short_way_zeroes_raw_bytes_with_every_call(driver, plan, rows):
+    import torch
+
+    scores, lengths, out = tensors(rows)
+    raw = torch.from_numpy(aligned_bytes(WORKSPACE))
+    for _ in range(2):
+        raw[:] = 77
+        shortly(plan, scores, lengths, 4, out, raw, None)
+    assert driver.fills == [(raw.data_ptr(), ZEROED, 0)] * 2
+    assert chosen_sets(out.numpy()) == expected(*rows, 4)
+
+
+def test_short_way_leaves_everything_doubtful_to_the_general_way(driver, plan, rows):
+    import torch
+
+    scores, lengths, out = tensors(rows)
+    shared = torch.zeros(8 * 64 + 32, dtype=torch.float32)
+    overlapping = shared.view(torch.int32)[8 * 64 - 4 : 8 * 64 + 28].view(8, 4)
+    inside = torch.zeros(40, dtype=torch.int32)
+    doubtful = {
+        "k": (scores, lengths, 5, out, None, None),
+        "list": ([1.0], lengths, 4, out, None, None),
+        "dtype": (scores.double(), lengths, 4, out, None, None),
+        "half": (scores.half(), lengths, 4, out, None, None),
+        "one dimension": (scores[0], lengths[:1], 4, out[:1], None, None),
+        "last stride": (scores.T.contiguous().T, lengths, 4, out, None, None),
+        "overlapping rows": (scores[0].expand(8, 64), lengths, 4, out, None, None),
+        "more rows": (torch.cat([scores, scores]), None, 4, torch.cat([out, out]), None, None),
+        "wider": (torch.cat([scores, scores], 1), None, 4, out, None, None),
+        "no rows": (scores[:0], None, 4, out[:0], None, None),
+        "sparse": (scores.to_sparse(), lengths, 4, out, None, None),
+        "subclass": (torch.nn.Parameter(scores), lengths, 4, out, None, None),
+        "lengths dtype": (scores, lengths.long(), 4, out, None, None),
+        "lengths size": (scores, lengths[:7], 4, out, None, None),
+        "lengths matrix": (scores, lengths[:, None], 4, out, None, None),
+        "lengths stride": (scores, lengths.repeat_interleave(2)[::2], 4, out, None, None),
+        "lengths list": (scores, [1] * 8, 4, out, None, None),
+        "out dtype": (scores, lengths, 4, out.long(), None, None),
+        "out shape": (scores, lengths, 4, out[:, :3], None, None),
+        "out stride": (scores, lengths, 4, out.T.contiguous().T, None, None),
+        "out rows overlap": (scores, lengths, 4, out[0].expand(8, 4), None, None),
+        "out overlaps scores": (shared[: 8 * 64].view(8, 64), lengths, 4, overlapping, None, None),
+        "out overlaps lengths": (scores, inside[:8], 4, inside[7:39].view(8, 4), None, None),
+        "out array": (scores, lengths, 4, out.numpy(), None, None),
+        "num_rows size": (scores, lengths, 4, out, None, lengths),
+        "num_rows dtype": (scores, lengths, 4, out, None, torch.tensor([1])),
+        "num_rows matrix": (scores, lengths, 4, out, None, torch.ones((1, 1), dtype=torch.int32)),
+        "num_rows int": (scores, lengths, 4, out, None, 3),
+        "workspace plan": (scores, lengths, 4, out, make_plan(index=-1, k=5).workspace(), None),
+        "workspace size": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(WORKSPACE - 1)), None),
+        "workspace address": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(WORKSPACE, 8)), None),
+        "workspace stride": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(2 * WORKSPACE)[::2]), None),
+        "workspace array": (scores, lengths, 4, out, aligned_bytes(WORKSPACE), None),
+    }
+    for name, (matrix, vector, k, target, workspace, live) in doubtful.items():
+        assert shortly(plan, matrix, vector, k, target, workspace, live) is None, name
+    driver.capturing.add(0)
+    assert shortly(plan, scores, lengths, 4, out, None, None) is None
+    assert not driver.launches
+
+
+def test_short_way_refuses_only_what_the_general_check_judges(plan, rows):
+    """Each refusal of an argument above is a typed error of the general way, so none is lost between the two."""
+    import torch
+
+    scores, lengths, out = tensors(rows)
+    for bad in (
+        {"lengths": lengths.long()},
+        {"lengths": lengths[:7]},
+        {"lengths": lengths[:, None]},
+        {"out": out.float()},
+        {"out": out[:, :3]},
+        {"out": out[0].expand(8, 4)},
+        {"num_rows": lengths},
+        {"num_rows": torch.ones((1, 1), dtype=torch.int32)},
+    ):
+        with pytest.raises(ArgumentError, match=next(iter(bad))):
+            calls.parse(scores, bad.get("lengths"), 4, out=bad.get("out"), num_rows=bad.get("num_rows"))
+
+
+def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
+    scores, lengths, out = tensors(rows)
+    dispatch._short_ways[dispatch.choice_key(scores, 4, None)] = dispatch._short_ways[id(plan)]
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "parse", lambda *a, **k: pytest.fail("went the general way"))
+        assert ksieve.topk(scores, lengths, plan=plan, out=out) is out
+        assert chosen_sets(out.numpy()) == expected(*rows, 4)
+        out[:] = -99
+        assert ksieve.topk(scores, lengths, 4, out=out, backend="cuda") is out
+        assert chosen_sets(out.numpy()) == expected(*rows, 4)
+    assert len(driver.launches) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k": 5},
+        {"k": True},
+        {"policy": "direct"},
+        {"policy": []},
+        {"return_stats": True},
+        {"backend": "cpu"},
+        {"scores": "sliced"},
+        {"scores": "list"},
+        {"plan": "equal"},
+        {"plan": "given", "policy": "direct"},
+        {"plan": "given", "return_stats": True},
+    ],
+    ids=str,
+)
+def test_another_call_does_not_take_the_short_way(driver, plan, rows, monkeypatch, options):
+    scores, _, out = tensors(rows)
+    dispatch._short_ways[dispatch.choice_key(scores, 4, None)] = dispatch._short_ways[id(plan)]
+
+    def general(*args, **options):
+        raise KeyError("general")
+
+    monkeypatch.setattr(calls, "parse", general)
+    call_options = {"k": 4, "out": out, **options}
+    call_options["scores"] = {"sliced": scores[:, :63], "list": [1]}.get(options.get("scores"), scores)
+    if "plan" in options:
+        call_options["plan"] = {"equal": make_plan(index=-1), "given": plan}[options["plan"]]
+    with pytest.raises(KeyError, match="general"):
+        ksieve.topk(**call_options)
+    assert not driver.launches
+
+
+# ---- compile and cache -------------------------------------------------------------------------------------
+
+DUMMY = """
+#include "dummy.cuh"
+extern "C" __global__ void __launch_bounds__(KSIEVE_THREADS) ksieve_dummy(const __grid_constant__ Params params) {
+  extern __shared__ int shared[];
+  shared[threadIdx.x] = params.p[threadIdx.x];
+  __syncthreads();
+  params.p[threadIdx.x] = shared[threadIdx.x ^ 1] + KSIEVE_K;
+}
+"""
+SPEC = spec.KernelSpec("dummy", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", 3), ("KSIEVE_SHARED_BYTES", 512)))
+
+
+@pytest.fixture
+def sources(tmp_path):
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "dummy.cu").write_text(DUMMY)
+    (folder / "dummy.cuh").write_text("struct Params { int* p; };\n")
+    return Sources.read(folder)
+
+
+@pytest.fixture
+def nvrtc():
+    pytest.importorskip("cuda.core")
+    try:
+        return compiler.compiler_version()
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("arch", spec.ARCHITECTURES)
+def test_a_kernel_compiles_without_a_gpu(nvrtc, sources, arch):
+    cubin = compiler.compile_kernel(replace(SPEC, arch=arch), sources)
+    assert cubin.code.startswith(b"\x7fELF")
+    used = cubin.resources
+    assert 4 <= used.registers <= 64 and (used.spill_stores, used.spill_loads, used.static_shared) == (0, 0, 0)
+
+
+def test_spills_and_static_shared_memory_are_seen():
+    log = (
+        "ptxas info    : Function properties for f\n"
+        "    160 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads\n"
+        "ptxas info    : Used 40 registers, used 1 barriers, 160 bytes cumulative stack size, 2048 bytes smem\n"
+    )
+    assert compiler.parse_resources(log) == compiler.Resources(40, 160, 24, 32, 2048)
+    with pytest.raises(ValueError, match="not the ptxas report"):
+        compiler.parse_resources("")
+
+
+def test_compile_errors_name_the_file_and_the_line(nvrtc, sources):
+    (sources.directory / "dummy.cu").write_text(DUMMY.replace("KSIEVE_K;", "no_such_name;"))
+    with pytest.raises(
+        BackendError, match=r"could not compile dummy\.cu for sm_80.*\n.*dummy\.cu\(7\): error.*no_such"
+    ):
+        compiler.compile_kernel(SPEC, Sources.read(sources.directory))
+
+
+@pytest.mark.parametrize("arch", ["sm_10", "h200", "sm_90x"])
+def test_unknown_architectures_are_refused(nvrtc, sources, arch):
+    with pytest.raises(BackendError, match=f"cannot compile for {arch}, only for sm_"):
+        compiler.compile_kernel(replace(SPEC, arch=arch), sources)
+
+
+def test_missing_sources_say_to_reinstall(tmp_path):
+    with pytest.raises(BackendError, match=r"no CUDA sources in .*reinstall ksieve"):
+        Sources.read(tmp_path)
+
+
+def test_entries_are_found_again_and_record_what_they_are(nvrtc, sources, tmp_path):
+    folder = tmp_path / "cache"
+    first, compiled = cache.obtain(SPEC, sources, folder)
+    again, compiled_again = cache.obtain(SPEC, sources, folder)
+    assert compiled and not compiled_again and again == first
+    (entry,) = Store("cuda", folder).entries()
+    assert entry.facts == cache.facts_of(SPEC, sources) and entry.facts["defines"] == dict(SPEC.defines)
+    assert entry.facts["arch"] == "sm_80" and entry.size > len(first.code)
+    assert list((folder / "cuda").iterdir()) == [entry.path], "nothing partial is left behind"
+
+
+def test_every_ingredient_changes_the_place(nvrtc, sources, monkeypatch, tmp_path):
+    def place(spec=SPEC, of=sources):
+        return Store("cuda", tmp_path).path(cache.facts_of(spec, of))
+
+    first = place()
+    others = [
+        place(replace(SPEC, arch="sm_90a")),
+        place(replace(SPEC, defines=(("KSIEVE_THREADS", 64), *SPEC.defines[1:]))),
+        place(of=replace(sources, digest="0")),
+    ]
+    (sources.directory / "dummy.cuh").write_text("struct Params { int* p; int q; };\n")
+    others.append(place(of=Sources.read(sources.directory)))
+    monkeypatch.setattr(cache, "__version__", "0.0.0")
+    others.append(place())
+    monkeypatch.setattr(cache, "__version__", ksieve.__version__)
+    monkeypatch.setattr(compiler, "compiler_version", lambda: "nvrtc 1.0")
+    others.append(place())
+    assert first not in others and len(set(others)) == len(others)
+
+
+def test_clear_removes_entries_and_leftovers_alone(nvrtc, sources, tmp_path):
+    folder, store = tmp_path / "cache", Store("cuda", tmp_path / "cache")
+    cache.obtain(SPEC, sources, folder)
+    (folder / "cuda" / ".partial-dead").mkdir()
+    (folder / "cuda" / "mine.txt").write_text("keep")
+    assert store.clear() == 2
+    assert [p.name for p in (folder / "cuda").iterdir()] == ["mine.txt"]
+    nowhere = Store("cuda", tmp_path / "nowhere")
+    assert nowhere.clear() == 0 and list(nowhere.entries()) == []
+
+
+def test_two_processes_build_the_same_kernels_at_once(nvrtc, sources, tmp_path):
+    program = """
+import logging, sys
+from dataclasses import replace
+from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit.compile import Sources
+from ksieve.backends.cuda.jit.spec import KernelSpec
+from pathlib import Path
+logging.getLogger("ksieve").setLevel(logging.ERROR)
+sources, compiled = Sources.read(Path(sys.argv[1])), 0
+for k in range(6):
+    for _ in range(2):
+        spec = KernelSpec("dummy", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", k), ("KSIEVE_SHARED_BYTES", 512)))
+        cubin, new = cache.obtain(spec, sources, Path(sys.argv[2]))
+        compiled += new
+        assert cubin.code.startswith(b"\\x7fELF")
+print(compiled)
+"""
+    folder = tmp_path / "cache"
+    command = [sys.executable, "-W", "error", "-c", program, str(sources.directory), str(folder)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    made = 0
+    for process in running:
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0 and stderr == "", stderr
+        made += int(stdout)
+    assert made == 6, "a kernel was compiled twice"
+    found = list(Store("cuda", folder).entries())
+    assert len(found) == 6 and all(e.facts for e in found)
+    assert len(list((folder / "cuda").iterdir())) == 6
+
+
+def test_cache_dir_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path))
+    assert cache.cache_dir() == tmp_path
+    monkeypatch.delenv("KSIEVE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    if sys.platform == "linux":
+        assert cache.cache_dir() == Path("/xdg/ksieve")
+
+
+# ---- what is missing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(cuda_devices() > 0, reason="this machine has a CUDA device")
+def test_without_a_driver_one_sentence_says_what_to_do():
+    pytest.importorskip("cuda.bindings")
+    for act in (lambda: ksieve.plan(rows=1, width=100, k=1, device="cuda"), lambda: cuda.device_info(0)):
+        with pytest.raises(BackendError, match=r"no NVIDIA driver was found.*CPU array|sees no GPU") as caught:
+            act()
+        assert "\n" not in str(caught.value)
+
+
+def test_without_the_bindings_one_sentence_gives_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    compiler.compiler_version.cache_clear()
+    for act in (cuda_driver.Driver, compiler.compiler_version):
+        with pytest.raises(BackendError, match=r"pip install 'ksieve\[cuda\]'"):
+            act()
+
+
+def test_without_nvrtc_one_sentence_gives_the_command(monkeypatch):
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+
+    def missing():
+        raise RuntimeError("libnvrtc.so.13 is not there")
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
+    compiler.compiler_version.cache_clear()
+    with pytest.raises(BackendError, match=r"NVRTC.*was not found: pip install 'ksieve\[cuda\]'"):
+        compiler.compiler_version()
+    monkeypatch.undo()
+    compiler.compiler_version.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [((8, 0), "sm_80"), ((8, 6), "sm_86"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"),
+     ((10, 3), "sm_103a"), ((12, 0), "sm_120a")],
+)  # fmt: skip
+def test_each_capability_is_compiled_natively(capability, arch):
+    assert spec.architecture(capability) == arch
+
+
+def test_a_cpu_plan_has_no_kernel():
+    with pytest.raises(ArgumentError, match="plan: got family 'cpu'"):
+        spec.kernel_spec(ksieve.plan(rows=1, width=100, k=1))
+
+
+def test_importing_the_backend_imports_no_gpu_library():
+    program = (
+        "import sys, ksieve, ksieve.backends.cuda; "
+        "print([m for m in ('torch', 'cuda.core', 'cuda.bindings', 'cupy', 'jax', 'typer') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+# ---- array libraries ---------------------------------------------------------------------------------------
+
+
+def test_streams_of_libraries(driver, monkeypatch):
+    class Module:
+        pass
+
+    cupy = Module()
+    cupy.cuda = Module()
+    cupy.cuda.get_current_stream = lambda index: type("Stream", (), {"ptr": 40 + index})
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert arrays.current_stream("cupy", None, 2) == 42
+    waited = []
+    array = type("Array", (), {"block_until_ready": lambda self: waited.append(self)})()
+    assert arrays.current_stream("jax", array, 0) == 0 and waited == [array]
+    assert arrays.current_stream("none", None, 1) == 0
+    assert arrays.ambient_library() in ("torch", "cupy")
+
+
+def test_environment_is_not_needed_to_describe_a_kernel():
+    text = spec.describe(SPEC)
+    assert text == "dummy.cu for sm_80 (threads=128 k=3 shared_bytes=512)"
+    assert json.dumps(dict(SPEC.defines)) and os.fspath(spec.SOURCES).endswith("kernels")
+
+
+# ---- interrupts
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("later", [7, 9])
+def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(driver, rows, monkeypatch, packed, later):
+    """The next call on the stream before went to the interrupted call's stream, or the other way round."""
+    scores, lengths = rows
+    out = out_array(8, 4)
+
+    def call_on(stream):
+        cuda.run(make_plan(), calls.parse(FakeArray(scores, stream=stream), FakeArray(lengths), 4, out=out))
+
+    call_on(7)
+    real = launch._STREAM
+
+    class Interrupted:
+        size = real.size
+
+        @staticmethod
+        def pack_into(*args):
+            if packed:
+                real.pack_into(*args)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_STREAM", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call_on(9)
+    monkeypatch.setattr(launch, "_STREAM", real)
+    call_on(later)
+    assert driver.launches[-1]["stream"] == later
+
+
+@pytest.mark.parametrize("stats", [False, True])
+def test_an_interrupt_behind_the_launch_waits_where_nothing_else_does(driver, rows, stats):
+    """JAX frees and reuses memory without knowing of the stream, and this call frees that of the statistics."""
+    scores, lengths = rows
+
+    class JaxArray(FakeArray):
+        def block_until_ready(self):
+            return self
+
+    JaxArray.__module__ = "jax"
+    enqueue = driver.launch
+
+    def launch_then_interrupt(*args):
+        enqueue(*args)
+        raise KeyboardInterrupt
+
+    kind, driver.launch = FakeArray if stats else JaxArray, launch_then_interrupt
+    call.forget()
+    plan = make_plan()
+    workspace = workspaces.make(plan, None, 0, "none")
+    driver.waits.clear()
+    with pytest.raises(KeyboardInterrupt):
+        asked = calls.parse(kind(scores), kind(lengths), 4, out=kind(np.full((8, 4), -99, np.int32)))
+        cuda.run(plan, asked, workspace=workspace, return_stats=stats)
+    assert len(driver.launches) == 1 and driver.waits == [0]

@@ -1,0 +1,326 @@
+"""Verdicts: right on every exact answer, right about every corruption, on every kind of array and source."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from cases import CASES, FAMILIES, WIDE_CASES, build, lengths_of, scores_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import clamp, exact_rows, first_k
+
+from ksieve import ArgumentError, KsieveError, VerificationError, verify
+from ksieve.checking.verdict import Reason
+
+ENGINE = sys.modules["ksieve.checking.verify"]
+
+
+def on_torch(scores, lengths, indices, block_bytes=1 << 20):
+    """Run the device path on torch CPU tensors: the same steps a CUDA tensor takes."""
+    torch = pytest.importorskip("torch")
+    held = np.array(scores)
+    tensor = torch.from_numpy(held.view(np.int16)).view(torch.bfloat16) if held.dtype == np.uint16 else held
+    tensor = torch.as_tensor(tensor)
+    ops = ENGINE._TorchOps(tensor)
+    judge = ENGINE._Judge(ops, *tensor.shape, indices.shape[1], ops.host(lengths), ops.host(indices), -1, block_bytes)
+    judge.judge(0, ops.matrix(tensor), None)
+    return judge.verdict()
+
+
+def same(one, two):
+    assert str(one) == str(two)
+    np.testing.assert_array_equal(one.reasons, two.reasons)
+
+
+@pytest.mark.parametrize("case", CASES + WIDE_CASES, ids=str)
+def test_sorted_answers_are_exact_and_one_swap_is_not(case):
+    inputs = build(case)
+    scores, lengths, k = inputs.scores, inputs.lengths, case.k
+    answer = first_k(scores, lengths, k)
+    verdict = verify(scores, lengths, answer.astype(np.int32), k=k)
+    assert verdict and verdict.ok and verdict.failed == 0 and verdict.rows == case.rows
+    same(verdict, on_torch(scores, lengths, answer))
+    # Replace the best selected position by one that is not selected: exact only if the scores are equal.
+    valid = clamp(lengths, case.rows, case.width)
+    for r in range(case.rows):
+        left = np.setdiff1d(np.arange(valid[r]), answer[r])
+        if left.size:
+            answer[r, 0] = left[-1]
+    expected = exact_rows(scores, lengths, k, answer)
+    verdict = verify(scores, lengths, answer)
+    np.testing.assert_array_equal(verdict.reasons == 0, expected)
+    assert set(np.unique(verdict.reasons)) <= {0, Reason.NOT_LARGEST}
+    same(verdict, on_torch(scores, lengths, answer, block_bytes=4096))
+
+
+@st.composite
+def answers(draw):
+    """A small problem with an exact answer in random order, then up to three arbitrary slot changes."""
+    rows, width, k = draw(st.integers(1, 5)), draw(st.integers(1, 60)), draw(st.integers(1, 20))
+    seed = draw(st.integers(0, 1 << 16))
+    scores = scores_of(draw(st.sampled_from(sorted(FAMILIES))), rows, width, k, seed=seed)
+    lengths = np.array(draw(st.lists(st.integers(-2, width + 2), min_size=rows, max_size=rows)))
+    answer = first_k(scores, lengths, k)
+    for r, needed in enumerate(np.minimum(clamp(lengths, rows, width), k)):
+        answer[r, :needed] = np.random.default_rng(seed + r).permutation(answer[r, :needed])
+    for _ in range(draw(st.integers(0, 3))):
+        answer[draw(st.integers(0, rows - 1)), draw(st.integers(0, k - 1))] = draw(st.integers(-3, width + 2))
+    return scores, lengths, k, answer
+
+
+@settings(max_examples=600)
+@given(answers(), st.sampled_from([1, 2000, 1 << 26]))
+def test_agrees_with_the_sorting_oracle(problem, block_bytes):
+    scores, lengths, k, answer = problem
+    verdict = verify(scores, lengths, answer, block_bytes=block_bytes)
+    np.testing.assert_array_equal(verdict.reasons == 0, exact_rows(scores, lengths, k, answer))
+    assert verdict.ok == (verdict.failed == 0) == bool(verdict)
+    valid = np.arange(scores.shape[1]) < clamp(lengths, *scores.shape)[:, None]
+    assert verdict.nan_scores == int((np.isnan(scores) & valid).sum())
+    same(verdict, on_torch(scores, lengths, answer, block_bytes))
+
+
+def base():
+    """Row scores 99 down to 0: the top 5 are positions 0 to 4."""
+    scores = np.tile(np.arange(99, -1, -1, dtype=np.float32), (4, 1))
+    lengths = np.array([100, 3, 0, 50], dtype=np.int32)
+    return scores, lengths, first_k(scores, lengths, 5)
+
+
+@pytest.mark.parametrize(
+    ("row", "slots", "reason", "text"),
+    [
+        (0, {2: 100}, Reason.OUT_OF_RANGE, "row 0 (length 100), out of range: slot 2 holds 100, outside [0, 100)"),
+        (3, {0: 50}, Reason.OUT_OF_RANGE, "row 3 (length 50), out of range: slot 0 holds 50, outside [0, 50)"),
+        (2, {0: 0}, Reason.OUT_OF_RANGE, "row 2 (length 0), out of range: slot 0 holds 0, outside [0, 0)"),
+        (0, {4: -2}, Reason.OUT_OF_RANGE, "row 0 (length 100), out of range: slot 4 holds -2, outside [0, 100)"),
+        (0, {4: 1}, Reason.DUPLICATE, "row 0 (length 100), duplicate: position 1 stands in slots 1 and 4"),
+        (
+            0, {3: -1}, Reason.MISSING,
+            "row 0 (length 100), missing: slot 3 holds the sentinel -1 with valid positions left, the best of them "
+            "3 with score 96.0",
+        ),
+        (
+            1, {2: -1}, Reason.MISSING,
+            "row 1 (length 3), missing: slot 2 holds the sentinel -1 with valid positions left, the best of them "
+            "2 with score 97.0",
+        ),
+        (
+            1, {0: -1, 3: 0}, Reason.MISPLACED,
+            "row 1 (length 3), misplaced: slot 0 holds the sentinel -1 and later slots hold positions",
+        ),
+        (
+            0, {1: 7}, Reason.NOT_LARGEST,
+            "row 0 (length 100), not largest: slot 1 holds position 7 with score 92.0, but position 1 with score "
+            "98.0 is not selected",
+        ),
+    ],
+)  # fmt: skip
+def test_each_reason_is_found_and_explained(row, slots, reason, text):
+    scores, lengths, answer = base()
+    for slot, position in slots.items():
+        answer[row, slot] = position
+    verdict = verify(scores, lengths, answer)
+    assert verdict.failed_rows.tolist() == [row] and verdict.reasons[row] == reason
+    assert verdict.reason_counts() == {reason: 1}
+    assert set(verdict.first.slots) & set(slots)
+    assert str(verdict.first) == text
+    assert str(verdict).startswith(f"NOT exact: 1 of 4 rows failed, k=5 (1 {reason}); no NaN")
+    assert not verdict
+    with pytest.raises(VerificationError) as error:
+        verdict.raise_if_failed()
+    assert isinstance(error.value, KsieveError)
+    assert str(error.value) == str(verdict) and error.value.verdict is verdict
+
+
+def test_first_offending_row_and_all_counts():
+    scores, lengths, answer = base()
+    answer[3, 0], answer[1, 0], answer[0, 0] = 49, 1, 9
+    verdict = verify(scores, lengths, answer)
+    assert verdict.failed == 3 and verdict.failed_rows.tolist() == [0, 1, 3]
+    assert verdict.first.row == 0 and verdict.first.worst == (9, 90.0) and verdict.first.best_left == (0, 99.0)
+    assert verdict.reason_counts() == {Reason.DUPLICATE: 1, Reason.NOT_LARGEST: 2}
+
+
+def test_an_exact_verdict_reads_well():
+    scores, lengths, answer = base()
+    verdict = verify(scores, lengths, answer)
+    assert str(verdict) == "exact: all 4 rows checked, k=5; no NaN; no ties at rank k"
+    verdict.raise_if_failed()
+    one = verify(scores[:1], lengths[:1], answer[:1])
+    assert str(one).startswith("exact: all 1 row checked")
+
+
+def test_ties_and_nan_are_counted():
+    scores = np.array([[3, 1, 1, 1], [1, 2, 3, 4], [np.nan, 5, np.nan, np.nan]], dtype=np.float32)
+    answer = np.array([[0, 2], [3, 2], [1, 3]])
+    verdict = verify(scores, None, answer)
+    assert verdict and (verdict.tied_rows, verdict.nan_scores, verdict.nan_selected) == (2, 3, 1)
+    assert str(verdict) == "exact: all 3 rows checked, k=2; 3 NaN scores (1 selected); 2 rows tied at rank k"
+    answer[2, 0] = 0
+    verdict = verify(scores, None, answer)
+    assert verdict.reasons.tolist() == [0, 0, Reason.NOT_LARGEST]
+    assert "score nan, but position 1 with score 5.0 is not selected" in str(verdict)
+
+
+def test_order_of_the_contract():
+    """-0.0 equals +0.0; NaN is below -inf; subnormals and infinities are numbers."""
+    scores = np.array([[0.0, -0.0, -1], [-np.inf, np.nan, np.nan], [1e-45, 0, -1e-45], [np.inf, 3e38, np.inf]])
+    scores = scores.astype(np.float32)
+    assert verify(scores, None, np.array([[1], [0], [0], [2]]))
+    assert verify(scores, None, np.array([[2], [1], [1], [1]])).failed == 4
+
+
+@pytest.mark.parametrize("sentinel", [-2, 2**31 - 1, 100])
+def test_another_sentinel(sentinel):
+    scores, lengths, answer = base()
+    theirs = np.where(answer == -1, sentinel, answer)
+    assert verify(scores, lengths, theirs, sentinel=sentinel)
+    assert not verify(scores, lengths, answer, sentinel=sentinel)
+    assert not verify(scores, lengths, theirs)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint16])
+def test_lengths_of_any_integer_dtype(dtype):
+    scores, lengths, answer = base()
+    assert verify(scores, lengths.astype(dtype), answer)
+    assert verify(scores, None, first_k(scores, None, 5))
+
+
+def test_any_strides_of_indices():
+    scores, lengths, answer = base()
+    assert verify(scores, lengths, np.asfortranarray(answer)) and verify(scores, lengths, answer[:, ::-1][:, ::-1])
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    scores, lengths, answer = base()
+    tensors = [torch.from_numpy(a) for a in (scores, lengths, answer)]
+    same(verify(*tensors), verify(scores, lengths, answer))
+    assert verify(tensors[0].bfloat16(), tensors[1], tensors[2])
+    values, indices = torch.topk(tensors[0], 5, sorted=False)
+    assert values.shape == (4, 5) and verify(tensors[0], None, indices, k=5)
+
+
+class Source:
+    """Rows made on demand, as a capture on disk makes them; remembers the largest block asked for."""
+
+    def __init__(self, scores, lengths=None):
+        self._scores, self.lengths = scores, lengths
+        self.rows, self.width = scores.shape
+        self.largest = 0
+
+    def rows_block(self, begin, end):
+        self.largest = max(self.largest, end - begin)
+        return self._scores[begin:end].copy()
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4 * 257 * 3, 1 << 26])
+def test_sources_are_streamed(block_bytes):
+    scores = scores_of("few_values", 20, 257, 16)
+    lengths = lengths_of("ragged", 20, 257, 16)
+    answer = first_k(scores, lengths, 16)
+    answer[17, 0] = answer[17, 1]
+    done = []
+    source = Source(scores, lengths)
+    verdict = verify(source, None, answer, block_bytes=block_bytes, progress=done.append)
+    same(verdict, verify(scores, lengths, answer))
+    assert source.largest == min(20, max(1, block_bytes // (4 * 257)))
+    assert done == sorted(done) and done[-1] == 20
+    same(verify(source, np.full(20, 257), answer), verify(scores, None, answer))
+
+
+def test_a_source_that_hands_out_other_rows_is_refused():
+    source = Source(np.zeros((20, 50), dtype=np.float32))
+    source.rows_block = lambda begin, end: np.zeros((end - begin - 1, 50), dtype=np.float32)
+    with pytest.raises(ArgumentError) as error:
+        verify(source, None, np.zeros((20, 1), np.int32), block_bytes=8 * 200)
+    assert str(error.value) == (
+        "scores: got a block of shape (7, 50) on cpu for rows 0 to 8; takes blocks of shape (8, 50) on cpu"
+    )
+
+
+def test_arrays_of_other_libraries_on_the_host():
+    class Foreign:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+    scores, lengths, answer = base()
+    same(verify(Foreign(scores), Foreign(lengths), Foreign(answer)), verify(scores, lengths, answer))
+
+
+def test_memory_is_bounded():
+    """A quarter of a gigabyte of scores is verified in a few megabytes."""
+    import tracemalloc
+
+    class Generated:
+        rows, width = 1000, 65_536
+        block = np.random.default_rng(0).standard_normal((1, 65_536)).astype(np.float32)
+
+        def rows_block(self, begin, end):
+            return np.repeat(self.block, end - begin, axis=0)
+
+    answer = np.repeat(np.argsort(-Generated.block[0])[None, :64].astype(np.int32), 1000, axis=0)
+    tracemalloc.start()
+    try:
+        assert verify(Generated(), None, answer, block_bytes=1 << 20)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"scores": np.zeros((4, 9))},
+            "scores: got dtype float64; takes dtype float32, float16, bfloat16: "
+            "scores.astype(np.float32) rounds to one",
+        ),
+        (
+            {"indices": np.zeros((4, 5), np.uint32)},
+            "indices: got dtype uint32; takes dtype int32 or int64: indices.astype(np.int64)",
+        ),
+        ({"indices": np.zeros((4, 5), np.float32)}, "indices: got dtype float32; takes dtype int32 or int64"),
+        (
+            {"indices": np.zeros((3, 5), np.int32)},
+            "indices: got shape (3, 5); takes shape (4, k), one row for each row of scores",
+        ),
+        (
+            {"indices": np.zeros(20, np.int32)},
+            "indices: got shape (20,); takes shape (4, k), one row for each row of scores",
+        ),
+        ({"indices": np.zeros((4, 0), np.int32)}, "k: got 0; takes an int from 1 to 1048576"),
+        ({"k": 6}, "k: got 6; takes 5, the width of indices"),
+        ({"lengths": np.zeros(4)}, "lengths: got dtype float64; takes an integer dtype"),
+        ({"lengths": np.zeros(5, np.int32)}, "lengths: got shape (5,); takes shape (4,)"),
+        ({"lengths": 7}, "lengths: got int; takes a NumPy, PyTorch, CuPy or JAX array"),
+        ({"sentinel": 50}, "sentinel: got 50; takes an int that is no position, outside [0, 100)"),
+        ({"sentinel": None}, "sentinel: got None; takes an int of 64 bits, such as -1"),
+        ({"block_bytes": 0}, "block_bytes: got 0; takes an int of at least 1"),
+    ],
+)
+def test_bad_arguments(change, message):
+    scores, lengths, answer = base()
+    arguments = {"scores": scores, "lengths": lengths, "indices": answer, **change}
+    with pytest.raises(ArgumentError) as error:
+        verify(arguments.pop("scores"), arguments.pop("lengths"), arguments.pop("indices"), **arguments)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (3, 0), (0, 0)])
+def test_matrices_without_elements(shape):
+    scores = np.zeros(shape, dtype=np.float32)
+    verdict = verify(scores, None, np.full((shape[0], 2), -1))
+    assert verdict and verdict.rows == shape[0]
+    if shape[0]:
+        assert verify(scores, None, np.zeros((shape[0], 2), np.int32)).failed == 3

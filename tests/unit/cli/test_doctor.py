@@ -1,0 +1,292 @@
+"""``ksieve doctor``: what it finds, what it advises, and that nothing a machine lacks makes it fail."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from conftest import ROOT, cuda_devices
+from ksieve import api, doctor
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.core.errors import BackendError
+from ksieve.doctor import Cache, Driver, Gpu, Report, SelfTest
+from ksieve.lab.cli.app import app
+from ksieve.model import reference
+from ksieve.planning.devices import DEVICES
+
+H200 = Gpu("NVIDIA H200", (9, 0), 140 << 30)
+GOOD, ABSENT = (SelfTest("x", ran, ran, 10 * ran, 0.5, None if ran else "it is missing") for ran in (True, False))
+WRONG = replace(GOOD, exact=False, problem="row 3: a better score was left out")
+CACHE = Cache("/cache", True, True, 4, 1 << 20)
+
+
+def report(*, cpu=GOOD, cuda=GOOD, cache=CACHE, **changes):
+    """A machine with an H200 on which all is well, but for the changes."""
+    packages = dict.fromkeys(doctor.PACKAGES, "13.1") | changes.pop("packages", {})
+    whole = Report(
+        ksieve="1.0", python="3.12", platform="Linux", threads=8, packages=packages, torch_cuda="13.0", nvrtc="13.0",
+        driver=Driver("580.1", "13.0", (H200,), None), visible=None, caches={"cpu": CACHE, "cuda": cache},
+        tests=(replace(cpu, backend="cpu"), replace(cuda, backend="cuda"), replace(GOOD, backend="reference")),
+    )  # fmt: skip
+    return replace(whole, **changes)
+
+
+NO_GPU = Driver(None, None, (), None)
+OLD = Gpu("Tesla T4", (7, 5), 16 << 30)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        report(),
+        report(cuda=ABSENT, driver=NO_GPU, packages={"cuda-core": None, "torch": None}, nvrtc=None, torch_cuda=None),
+        report(cuda=ABSENT, driver=Driver("580.1", "13.0", (OLD,), None)),
+        report(cuda=ABSENT, driver=NO_GPU, cache=replace(CACHE, writable=False)),
+        report(packages={"torch": None, "cupy": None}, torch_cuda=None),
+    ],
+    ids=["all there", "no GPU", "a GPU too old", "a cache that nobody needs", "JAX alone"],
+)
+def test_all_is_well(found):
+    assert doctor.advise(found) is None
+    assert found.works
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "command", "works"),
+    [
+        (report(cpu=WRONG), "cpu backend answered wrongly: row 3", "ksieve cache --clear", False),
+        (report(cuda=WRONG), "cuda backend answered wrongly", "ksieve cache --clear", False),
+        (report(cpu=ABSENT, packages={"numba": None}), "needs Numba", "pip install numba", True),
+        (report(cpu=ABSENT, cuda=ABSENT, driver=NO_GPU), "CPU backend does not run: it is missing",
+         "pip install --upgrade numba numpy", False),
+        (report(cuda=ABSENT, packages={"cuda-core": None}), "NVIDIA H200 is not used", "pip install 'ksieve[cuda]'",
+         True),
+        (report(cuda=ABSENT, nvrtc=None), "packages are incomplete", "pip install 'ksieve[cuda]'", True),
+        (report(cuda=ABSENT, driver=Driver("550.9", "12.4", (H200,), None)), "newer than the driver, which supports "
+         "CUDA 12.4", "pip install 'nvidia-cuda-nvrtc<13' 'cuda-bindings<13'", True),
+        (report(cuda=ABSENT), "NVIDIA H200 is not used: it is missing", None, True),
+        (report(cuda=ABSENT, driver=Driver("580.1", "13.0", (), "it sees none")), "offers no GPU: it sees none",
+         "nvidia-smi", True),
+        (report(cuda=ABSENT, driver=Driver("580.1", "13.0", (), "it sees none"), visible=""), "hides every GPU",
+         "unset CUDA_VISIBLE_DEVICES", True),
+        (report(cache=replace(CACHE, writable=False)), "cannot be kept in /cache",
+         "export KSIEVE_CACHE_DIR=<a directory that you alone can write>", True),
+        (report(cache=replace(CACHE, damaged=2)), "2 of 4 compiled kernels are damaged", "ksieve cache --clear", True),
+        (report(packages={"torch": None, "cupy": None, "jax": None}), "no array library", "pip install torch", True),
+        (report(torch_cuda=None), "built without CUDA", "pip install --force-reinstall torch", True),
+    ],
+)  # fmt: skip
+def test_the_one_thing_to_fix(found, words, command, works):
+    advice = doctor.advise(found)
+    assert words in advice.text
+    assert advice.command == command
+    assert found.works is works
+    assert not advice.text.endswith("."), "the command line ends the sentence"
+    assert found.as_dict()["fix_first"]["text"] == advice.text
+
+
+def test_a_wrong_answer_comes_before_everything_else():
+    broken = report(cuda=WRONG, cpu=ABSENT, packages={"numba": None}, cache=replace(CACHE, writable=False))
+    assert doctor.advise(broken).serious
+
+
+# ---- the self-tests ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_self_test_verifies(backend):
+    found = doctor.self_test(backend)
+    assert (found.ran, found.exact, found.problem) == (True, True, None)
+    assert found.rows == sum(len(scores) for scores, _, _ in doctor.cases())
+
+
+def test_the_self_test_notices_a_wrong_answer(monkeypatch):
+    def topk(scores, lengths, k, *, backend):
+        indices, _ = reference.select(scores, lengths, k, policy=None)
+        worst = int(np.argmin(np.where(np.isnan(scores[0]), np.inf, scores[0])))
+        indices[0, 0] = worst
+        return indices
+
+    monkeypatch.setattr(api, "topk", topk)
+    found = doctor.self_test("cpu")
+    assert (found.ran, found.exact) == (True, False)
+    assert "row 0" in found.problem
+
+
+@pytest.mark.parametrize("error", [BackendError("no\n driver"), ImportError("Numba needs NumPy 2.3 or less")])
+def test_what_a_backend_raises_is_a_finding(monkeypatch, error):
+    def topk(*_, **__):
+        raise error
+
+    monkeypatch.setattr(api, "topk", topk)
+    found = doctor.self_test("cpu")
+    assert (found.ran, found.exact) == (False, False)
+    assert found.problem in ("no driver", "ImportError: Numba needs NumPy 2.3 or less")
+
+
+class HostDriver:
+    """A CUDA driver whose device memory is host memory."""
+
+    def __init__(self):
+        self.held = {}
+
+    def device_info(self, index):
+        return DEVICES["h200"]
+
+    def context(self, index):
+        return 7
+
+    @contextmanager
+    def activated(self, context):
+        yield
+
+    def allocate(self, size):
+        memory = ctypes.create_string_buffer(size)
+        self.held[ctypes.addressof(memory)] = memory
+        return ctypes.addressof(memory)
+
+    def write(self, pointer, data):
+        ctypes.memmove(pointer, bytes(data.cast("B")), data.nbytes)
+
+    def read(self, pointer, size):
+        return bytearray(ctypes.string_at(pointer, size))
+
+    def free(self, pointer, context):
+        del self.held[pointer]
+
+    def synchronize(self, stream):
+        assert stream == 0
+
+
+def test_the_gpu_is_tested_without_an_array_library(monkeypatch):
+    driver = HostDriver()
+    monkeypatch.setattr(cuda_driver, "get", lambda: driver)
+
+    def view(array):
+        facts = array.__cuda_array_interface__
+        size = int(np.prod(facts["shape"])) * np.dtype(facts["typestr"]).itemsize
+        raw = (ctypes.c_char * size).from_address(facts["data"][0])
+        return np.frombuffer(raw, facts["typestr"]).reshape(facts["shape"])
+
+    def topk(scores, lengths, k, *, out, backend):
+        assert backend == "cuda"
+        view(out)[...] = reference.select(view(scores), view(lengths), k, policy=None)[0]
+
+    monkeypatch.setattr(api, "topk", topk)
+    found = doctor.self_test("cuda")
+    assert (found.ran, found.exact, found.problem) == (True, True, None)
+    assert driver.held == {}, "device memory was not given back"
+
+
+# ---- facts ---------------------------------------------------------------------------------------------------
+
+
+def test_pytorch_is_read_not_imported(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    version = tmp_path / "torch" / "version.py"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from ksieve import doctor; print(doctor.torch_cuda())"
+
+    def ask(text):
+        version.write_text(text)
+        ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+        return ran.stdout.strip()
+
+    assert ask("__version__ = '2.11'\ncuda: Optional[str] = '13.0'\nhip = None\n") == "13.0"
+    assert ask("__version__ = '2.11+cpu'\ncuda: Optional[str] = None\n") == "None"
+
+
+def test_a_cache_says_whether_it_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "a" / "b"))
+    cache = doctor._cache("cuda")
+    assert (cache.path, cache.exists, cache.writable, cache.entries) == (str(tmp_path / "a" / "b"), False, True, 0)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "file" / "b"))
+    assert not doctor._cache("cuda").writable
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "open"))
+    (tmp_path / "open" / "cpu").mkdir(parents=True, mode=0o700)
+    (tmp_path / "open").chmod(0o777)
+    if hasattr(os, "geteuid"):
+        cache = doctor._cache("cpu")
+        assert not cache.writable and "can be written by others" in cache.problem
+
+
+# ---- as a user meets it --------------------------------------------------------------------------------------
+
+
+def invoke(monkeypatch, found, *words):
+    monkeypatch.setattr(doctor, "examine", lambda progress: found)
+    return CliRunner().invoke(app, ["doctor", *words])
+
+
+def test_the_page_of_a_good_machine(monkeypatch):
+    ran = invoke(monkeypatch, report())
+    assert ran.exit_code == 0
+    assert "NVIDIA H200, compute capability 9.0, 140 GiB" in ran.stdout
+    assert "580.1, supports CUDA 13.0" in ran.stdout
+    assert "4 compiled, 1.0 MiB, writable" in ran.stdout
+    assert "exact, 10 rows verified in 500 ms" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "All is well: selections run on the NVIDIA H200 and on the CPU."
+
+
+def test_the_page_ends_with_the_fix_and_its_command(monkeypatch):
+    lines = invoke(monkeypatch, report(cuda=ABSENT, packages={"cuda-core": None}, nvrtc=None)).stdout.splitlines()
+    assert lines[-3].startswith("Fix this first: the NVIDIA H200 is not used")
+    assert lines[-2] == "    pip install 'ksieve[cuda]'"
+    assert lines[-1].startswith("Until then: selections run on 8 CPU threads")
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [(report(), 0), (report(cuda=ABSENT), 0), (report(cpu=ABSENT, cuda=ABSENT), 2), (report(cuda=WRONG), 1)],
+)
+def test_exit_codes(monkeypatch, found, code):
+    assert invoke(monkeypatch, found).exit_code == code
+    as_json = invoke(monkeypatch, found, "--json")
+    assert as_json.exit_code == code
+    assert json.loads(as_json.stdout)["works"] is (code == 0)
+
+
+def test_this_machine_is_examined_whole():
+    ran = subprocess.run(
+        [sys.executable, "-m", "ksieve", "doctor", "--json"],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+    found = json.loads(ran.stdout)
+    assert found["works"] is True
+    assert {t["backend"]: t["exact"] for t in found["tests"]} == {
+        "cpu": True, "cuda": cuda_devices() > 0, "reference": True,
+    }  # fmt: skip
+    assert found["packages"]["numpy"] == np.__version__
+    assert bool(found["driver"]["gpus"]) == (cuda_devices() > 0)
+
+
+def test_a_machine_with_next_to_nothing():
+    """No Numba, no PyTorch, no CUDA packages, no driver: everything is said, nothing raises."""
+    code = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numba", "torch", "cuda", "cupy", "jax"):
+            raise ImportError(f"No module named {name!r}")
+sys.meta_path.insert(0, Blocked())
+from ksieve import doctor
+report = doctor.examine()
+assert not report.test("cpu").ran and "numba" in report.test("cpu").problem, report
+assert not report.test("cuda").ran and report.test("reference").exact, report
+assert report.nvrtc is None and not report.works
+assert doctor.advise(report).serious
+assert "torch" not in sys.modules
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -1,0 +1,388 @@
+"""The model against the sorting oracle, and every route, count and boundary of it forced and checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, scores_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import assert_exact, clamp, ranks
+
+from ksieve.core import keys
+from ksieve.core.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
+from ksieve.core.stats import STATS_COLUMNS, Route, Stats
+from ksieve.model import reference
+
+EXACT = SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1)
+UNDERFILL = SamplingPolicy("underfill", 2, margin=0.25, min_rank=1)
+UNDERFILL_BAND = SamplingPolicy("underfill-band", 2, margin=0.25, rescue_margin=4.0, min_rank=1)
+UNDERFILL_TWICE = SamplingPolicy("underfill-twice", 2, margin=0.25, rescue_margin=0.5, min_rank=1)
+
+
+@st.composite
+def drawn_policies(draw):
+    """A policy small enough for rows of a few hundred scores."""
+    group = draw(st.sampled_from([1, 2, 4, 8]))
+    return SamplingPolicy(
+        "drawn",
+        draw(st.sampled_from([1, 2, 4, 16])),
+        margin=draw(st.sampled_from([0.25, 0.75, 1.0, 1.5, 3.0])),
+        rescue_margin=draw(st.sampled_from([None, 3.0, 5.0])),
+        group=group,
+        sigmas=draw(st.sampled_from([0.0, 3.0])),
+        peaks=group % PEAK == 0 and draw(st.booleans()),
+        boundary=draw(st.sampled_from(["coarse", "exact"])),
+        min_rank=draw(st.integers(1, 4)),
+        jitter=draw(st.booleans()),
+    )
+
+
+policies = st.one_of(st.sampled_from(POLICIES), drawn_policies())
+
+
+@st.composite
+def problems(draw):
+    """A small matrix of any family with ragged lengths."""
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 400))
+    k = draw(st.one_of(st.integers(1, 40), st.sampled_from([width, max(width - 1, 1), width + 1])))
+    dtype = draw(st.sampled_from(["float32", "float16", "bfloat16"]))
+    scores = scores_of(family, rows, width, k, dtype, seed=draw(st.integers(0, 1 << 16)))
+    pitch = width + draw(st.sampled_from([0, 0, 1, 7]))
+    held = np.zeros((rows, pitch), dtype=scores.dtype)
+    held[:, :width] = scores
+    lengths = draw(st.lists(st.integers(-3, width + 3), min_size=rows, max_size=rows))
+    lengths = [width if draw(st.booleans()) else n for n in lengths]
+    return held[:, :width], np.array(lengths, dtype=np.int32), k
+
+
+def check_trace(scores, lengths, k, policy, capacity, held, stats):
+    """Recompute what a row's columns must be from the definitions, not from the model's own steps."""
+    x = ranks(scores, None)
+    valid = clamp(lengths, *scores.shape)
+    for r in range(len(stats)):
+        t, length = stats.row(r), int(valid[r])
+        row = keys.widen(scores)[r, :length]
+        route = Route(t["route"])
+        committed = [t[f"committed{j}"] for j in range(4)]
+        frontier = [t[f"frontier{j}"] for j in range(4)]
+        assert sum(committed) + t["filled"] == min(length, k)
+        if length <= k:
+            assert route is Route.SHORT and committed[0] == length and t["scans"] == t["sampled"] == 0
+            assert t["tau0"] == t["tau1"] == -1
+            continue
+        quota = k - committed[0]
+        assert frontier[0] >= quota > 0
+        for j in range(3):
+            assert frontier[j + 1] <= frontier[j] and committed[j + 1] + frontier[j + 1] <= frontier[j]
+        measure = keys.coarse_bin(row) if policy and policy.boundary == "coarse" else keys.order_key(row)
+        measure = measure.astype(np.int64)
+        view = policy.view(r, length) if policy else np.empty(0, np.int64)
+        seen = measure[view]
+        if policy and policy.peaks:
+            groups = view // PEAK
+            seen = np.array([seen[groups == g].min() for g in np.unique(groups)], dtype=np.int64)
+        if policy is None or not policy.usable(seen.size, k):
+            assert route is Route.DIRECT and t["sampled"] == 0 and t["tau0"] == t["tau1"] == -1
+            base = 1 if length <= held else 2
+        else:
+            assert route is not Route.DIRECT and t["sampled"] == view.size
+            taus = [int(np.sort(seen)[policy.primary_rank(k) - 1])]
+            if policy.rescue_rank(k):
+                taus.append(int(np.sort(seen)[policy.rescue_rank(k) - 1]))
+            counts = [int((measure <= tau).sum()) for tau in taus]
+            signed = [int(np.uint32(tau).astype(np.int32)) for tau in taus]
+            assert [t["tau0"], t["tau1"]] == [*signed, -1][:2]
+            if counts[0] >= k:
+                assert route is Route.CERTIFIED and [t["admitted0"], t["admitted1"]] == [counts[0], -1]
+                base = 1
+            elif len(counts) == 2 and counts[1] >= k:
+                assert route is Route.RESCUED and [t["admitted0"], t["admitted1"]] == counts
+                base = 2
+            else:
+                assert route is (Route.RECOVERED_AFTER_BAND if len(counts) == 2 else Route.RECOVERED)
+                assert [t["admitted0"], t["admitted1"]] == [*counts, -1][:2]
+                base = 2 + len(counts)
+            if route in (Route.CERTIFIED, Route.RESCUED):
+                tau, count = taus[route - 1], counts[route - 1]
+                strict = int((measure < tau).sum())
+                repeated = policy.boundary == "exact" and ((seen == tau).sum() > 1 or tau == keys.NAN_KEY)
+                if not repeated:
+                    start = [0, count]
+                elif strict >= k:
+                    start = [0, strict]
+                else:
+                    start = [strict, count - strict]
+                assert [committed[0], frontier[0]] == start
+        if route in (Route.DIRECT, Route.RECOVERED, Route.RECOVERED_AFTER_BAND):
+            bins = keys.coarse_bin(row)
+            edge = int(np.sort(bins)[k - 1])
+            assert [committed[0], frontier[0]] == [int((bins < edge).sum()), int((bins == edge).sum())]
+        extra = t["scans"] - base
+        assert 0 <= extra <= 3 and (extra == 0 or frontier[0] > capacity)
+        if extra == 0 and frontier[0] > capacity and frontier[0] != quota:
+            boundary = np.sort(x[r, :length])[::-1][k - 1]
+            assert np.unique(x[r, :length]).size == 1 or frontier[0] == (x[r, :length] == boundary).sum()
+
+
+@pytest.mark.parametrize("case", CASES + WIDE_CASES, ids=str)
+def test_case_table(case):
+    inputs = build(case)
+    lengths = np.full(case.rows, case.width) if inputs.lengths is None else inputs.lengths
+    policy = PAPER_64 if case.width < 131_072 else PAPER_128
+    indices, stats = reference.select(inputs.scores, lengths, case.k, policy=policy, capacity=max(16384, 4 * case.k))
+    assert_exact(inputs.scores, inputs.lengths, case.k, indices)
+    check_trace(inputs.scores, lengths, case.k, policy, max(16384, 4 * case.k), 0, stats)
+
+
+@settings(max_examples=400)
+@given(problems(), policies, st.sampled_from([0, 1, 3, 1 << 40]), st.sampled_from([0, 100, 1 << 30]))
+def test_exact_and_truthful_on_anything(problem, policy, slack, held):
+    scores, lengths, k = problem
+    capacity = k + slack
+    indices, stats = reference.select(scores, lengths, k, policy=policy, capacity=capacity, held=held)
+    assert indices.dtype == np.int32
+    assert_exact(scores, lengths, k, indices)
+    check_trace(scores, lengths, k, policy, capacity, held, stats)
+
+
+@settings(max_examples=150)
+@given(problems(), policies, st.integers(2, 9), st.sampled_from([0, 5, 1 << 40]))
+def test_merged_segments_equal_the_whole(problem, policy, splits, slack):
+    scores, lengths, k = problem
+    whole, one = reference.select(scores, lengths, k, policy=policy, capacity=k + slack)
+    merged, many = reference.select(scores, lengths, k, policy=policy, capacity=k + slack, splits=splits)
+    np.testing.assert_array_equal(merged, whole)
+    reads = [STATS_COLUMNS.index(name) for name in ("sampled", "scans")]
+    rest = [c for c in range(len(STATS_COLUMNS)) if c not in reads]
+    np.testing.assert_array_equal(many.raw[:, rest], one.raw[:, rest])
+    np.testing.assert_array_equal(many.sampled, one.sampled * splits)
+    # Segments whose candidates do not fit together are scanned once more, as one row.
+    outgrown = (one.route == Route.CERTIFIED) & (one.frontier0 > k + slack) & (one.committed0 == 0)
+    np.testing.assert_array_equal((many.scans - one.scans)[~outgrown], 0)
+    assert set((many.scans - one.scans)[outgrown]) <= {0, 1}
+    if policy is None or policy.boundary == "coarse":
+        np.testing.assert_array_equal((many.scans - one.scans)[outgrown], 1)
+
+
+@settings(max_examples=100)
+@given(problems(), policies)
+def test_capacity_changes_scans_alone(problem, policy):
+    scores, lengths, k = problem
+    plenty, free = reference.select(scores, lengths, k, policy=policy)
+    tight, bound = reference.select(scores, lengths, k, policy=policy, capacity=k)
+    np.testing.assert_array_equal(plenty, tight)
+    scans = STATS_COLUMNS.index("scans")
+    rest = [c for c in range(len(STATS_COLUMNS)) if c != scans]
+    np.testing.assert_array_equal(bound.raw[:, rest], free.raw[:, rest])
+    assert (bound.scans >= free.scans).all() and (bound.scans <= free.scans + 3).all()
+
+
+def one(row, k, policy, **options):
+    row = np.asarray(row, dtype=np.float32)
+    indices, stats = reference.select(row[None], [row.size], k, policy=policy, **options)
+    assert_exact(row[None], [row.size], k, indices)
+    return indices[0], stats.row(0)
+
+
+def ramp(width=400):
+    return np.arange(width, 0, -1, dtype=np.float32)
+
+
+def sampled_first(width=400, stride=2):
+    """Row 0 samples phase 0; its sampled half holds every large score."""
+    return np.where(np.arange(width) % stride == 0, 1000.0, 0.0) + ramp(width)
+
+
+def test_forced_certified():
+    _, t = one(ramp(), 20, SamplingPolicy("p", 4, margin=2.0, min_rank=1))
+    assert Route(t["route"]) is Route.CERTIFIED and t["scans"] == 1 and t["admitted0"] >= 20
+
+
+def test_forced_rescue():
+    _, t = one(ramp(), 40, UNDERFILL_BAND)
+    assert Route(t["route"]) is Route.RESCUED and t["scans"] == 2
+    assert t["admitted0"] < 40 <= t["admitted1"] == t["frontier0"]
+
+
+def test_forced_recovery():
+    _, t = one(ramp(), 40, UNDERFILL)
+    assert Route(t["route"]) is Route.RECOVERED and t["scans"] == 3
+    assert t["admitted0"] < 40 and t["admitted1"] == t["tau1"] == -1
+
+
+def test_forced_recovery_after_band():
+    _, t = one(ramp(), 40, UNDERFILL_TWICE)
+    assert Route(t["route"]) is Route.RECOVERED_AFTER_BAND and t["scans"] == 4
+    assert t["admitted0"] <= t["admitted1"] < 40
+
+
+def test_forced_direct_and_held():
+    for held, scans in ((0, 2), (399, 2), (400, 1)):
+        _, t = one(ramp(), 40, None, held=held)
+        assert Route(t["route"]) is Route.DIRECT and t["scans"] == scans and t["sampled"] == 0
+
+
+def test_a_view_too_small_goes_direct():
+    _, t = one(ramp(50), 40, PAPER_64)
+    assert Route(t["route"]) is Route.DIRECT
+
+
+@pytest.mark.parametrize("length", [0, 1, 20])
+def test_short_rows_read_nothing(length):
+    indices, t = one(ramp(length), 20, TINY)
+    assert Route(t["route"]) is Route.SHORT and t["scans"] == t["sampled"] == 0
+    assert indices[:length].tolist() == list(range(length)) and (indices[length:] == -1).all()
+
+
+def test_sampling_alias_underfills():
+    """A view that saw the best half of the row proposes far too high a boundary."""
+    _, t = one(sampled_first(), 170, SamplingPolicy("p", 2, margin=1.5, min_rank=1))
+    assert Route(t["route"]) is Route.RECOVERED
+
+
+def test_sampling_alias_overfills():
+    _, t = one(-sampled_first(), 100, SamplingPolicy("p", 2, margin=1.5, min_rank=1), capacity=100)
+    assert Route(t["route"]) is Route.CERTIFIED and t["admitted0"] > 200 and t["scans"] > 1
+
+
+def test_certified_tail_of_exactly_k_is_the_answer():
+    row = np.where(np.arange(400) < 40, 2.0, -2.0) + ramp() * 1e-6
+    _, t = one(row, 40, SamplingPolicy("p", 4, margin=1.0, min_rank=1))
+    assert t["admitted0"] == t["frontier0"] == t["filled"] == 40
+    assert t["frontier1"] == t["committed1"] == 0 and t["scans"] == 1
+
+
+def test_exact_boundary_counts_a_plateau_apart():
+    """100,000 equal scores at the boundary: better ones committed, k filled, no overflow scan."""
+    row = np.zeros(100_000, dtype=np.float32)
+    row[::1000] = 1.0
+    _, t = one(row, 400, SamplingPolicy("e", 4, boundary="exact"), capacity=400)
+    assert Route(t["route"]) is Route.CERTIFIED and t["scans"] == 1
+    assert t["committed0"] == 100 and t["frontier0"] == 99_900 and t["filled"] == 300
+
+
+def test_exact_boundary_with_exactly_k_better_scores():
+    """Ties at a boundary seen more than once are not needed here: the better scores alone are the frontier."""
+    row = np.where(np.arange(400) < 40, 2.0, 1.0)
+    _, t = one(row, 40, SamplingPolicy("e", 4, margin=1.5, boundary="exact", min_rank=1))
+    assert t["admitted0"] == 400
+    assert (t["committed0"], t["frontier0"], t["filled"]) == (0, 40, 40)
+
+
+def test_exact_boundary_seen_once_is_no_plateau():
+    _, t = one(ramp(), 20, SamplingPolicy("e", 4, margin=2.0, boundary="exact", min_rank=1))
+    assert t["committed0"] == 0 and t["frontier0"] == t["admitted0"] > 20
+
+
+@pytest.mark.parametrize(("numbers", "committed", "frontier"), [(0, 0, 400), (10, 10, 390), (20, 0, 20), (40, 0, 40)])
+@pytest.mark.parametrize("capacity", [20, 400])
+def test_a_boundary_of_nan_counts_nan_apart(numbers, committed, frontier, capacity):
+    """All scores reach it, numbers come first; NaNs are never candidates, so they cannot outgrow the storage."""
+    row = np.full(400, np.nan, dtype=np.float32)
+    row[1::4][:numbers] = ramp(numbers)  # the row's view sees nothing but NaN
+    _, t = one(row, 20, SamplingPolicy("e", 4, margin=2.0, boundary="exact", min_rank=1), capacity=capacity)
+    assert t["admitted0"] == 400 and t["tau0"] == -1 and Route(t["route"]) is Route.CERTIFIED
+    assert (t["committed0"], t["frontier0"]) == (committed, frontier)
+    assert t["scans"] == 1 + (numbers > max(capacity, 20))
+
+
+def test_a_boundary_in_the_last_third_of_the_view_is_not_used():
+    """It would admit most of the row; 400 scores have a view of 100."""
+    for rank, route in ((66, Route.CERTIFIED), (67, Route.DIRECT)):
+        _, t = one(ramp(), 20, SamplingPolicy("e", 4, boundary="exact", min_rank=rank))
+        assert Route(t["route"]) is route
+
+
+def test_a_coarse_boundary_of_nan_sets_nothing_apart():
+    _, t = one(np.full(400, np.nan), 20, SamplingPolicy("c", 4, min_rank=1))
+    assert (t["admitted0"], t["committed0"], t["frontier0"]) == (400, 0, 400)
+
+
+def test_peaks_rank_one_score_per_group():
+    """A view of 200 scores in 50 groups, one large score in each, has 50 statistics to rank."""
+    row = np.where(np.arange(400) % 4 == 3, 1000.0, 0.0) + ramp()
+    policy = SamplingPolicy("p", 2, margin=1.0, group=4, boundary="exact", min_rank=1)
+    _, scores = one(row, 60, policy)
+    _, peaks = one(row, 60, replace(policy, peaks=True))
+    assert scores["sampled"] == peaks["sampled"] == 200
+    assert peaks["tau0"] == int(keys.order_key(np.sort(row[3::8])[::-1][29]).astype(np.int32)) == scores["tau0"]
+    # Rank 40 is among the last third of the peaks, though not of the scores.
+    assert Route(one(row, 80, policy)[1]["route"]) is not Route.DIRECT
+    assert Route(one(row, 80, replace(policy, peaks=True))[1]["route"]) is Route.DIRECT
+
+
+@pytest.mark.parametrize("policy", [None, TINY], ids=["direct", "sampled"])
+def test_a_plateau_of_one_value_is_never_scanned_again(policy):
+    _, t = one(np.full(5000, 0.5), 100, policy, capacity=100)
+    assert t["scans"] == (2 if policy is None else 1) and t["frontier0"] == 5000 and t["filled"] == 100
+
+
+def test_overflow_rescans_once_per_digit_that_does_not_fit():
+    """Distinct keys in one coarse bin: digit 0 splits nothing, digit 1 little, so each is scanned again."""
+    same_coarse = (np.uint32(0x3F800000) + np.arange(3000, dtype=np.uint32)).view(np.float32)
+    assert np.unique(keys.coarse_bin(same_coarse)).size == 1
+    _, roomy = one(same_coarse, 10, None, capacity=3000)
+    _, tight = one(same_coarse, 10, None, capacity=10)
+    frontier = [roomy[f"frontier{j}"] for j in range(3)]
+    assert frontier[0] == frontier[1] == 3000
+    assert tight["scans"] - roomy["scans"] == sum(n > 10 for n in frontier) == 3
+
+
+def test_refinement_resolves_the_last_bit():
+    row = np.full(300, 1.0, dtype=np.float32)
+    row[17] = np.nextafter(np.float32(1), np.float32(2))
+    indices, t = one(row, 1, None)
+    assert indices.tolist() == [17] and t["frontier2"] == 300 and t["frontier3"] == 1
+
+
+def test_nan_is_chosen_only_when_nothing_else_is_left():
+    row = np.array([np.nan, -np.inf, np.nan, 3.0, -np.nan], dtype=np.float32)
+    for policy in (None, SamplingPolicy("p", 1, margin=1.0, min_rank=1), EXACT):
+        assert set(one(row, 2, policy)[0]) == {1, 3}
+        chosen = set(one(row, 3, policy)[0])
+        assert {1, 3} < chosen and len(chosen) == 3
+
+
+def test_lengths_are_clamped():
+    scores = scores_of("normal", 4, 50, 5)
+    indices, stats = reference.select(scores, [-7, 0, 51, 2**31 - 1], 5, policy=None)
+    assert_exact(scores, [0, 0, 50, 50], 5, indices)
+    assert stats.committed0[:2].tolist() == [0, 0]
+
+
+def test_no_input_costs_more_than_a_small_constant_of_scans():
+    worst = 0
+    for family in FAMILIES:
+        scores = scores_of(family, 3, 2000, 100)
+        for policy in POLICIES:
+            _, stats = reference.select(scores, [2000] * 3, 100, policy=policy, capacity=100)
+            worst = max(worst, int(stats.scans.max()))
+    assert 4 <= worst <= 7  # four scans of the dearest route, one more per exact digit
+
+
+def test_stats_access():
+    _, stats = reference.select(scores_of("normal", 3, 500, 20), [500, 10, 400], 20, policy=TINY)
+    assert len(stats) == 3 and list(stats.row(1)) == list(STATS_COLUMNS)
+    assert sum(stats.route_counts().values()) == 3 and stats.route_counts()[Route.SHORT] == 1
+    np.testing.assert_array_equal(stats.score_reads([500, 10, 400])[1], 0)
+    expected = stats.sampled[0] + stats.scans[0] * 500
+    assert stats.score_reads([500, 10, 400])[0] == expected
+    with pytest.raises(AttributeError):
+        _ = stats.no_such_column
+    with pytest.raises(ValueError, match="expected"):
+        Stats(np.zeros((3, 5), dtype=np.int32))
+
+
+def test_proposal_is_centred_on_the_requested_rank():
+    """On exchangeable rows the realised rank of tau0 averages 1.5 k, plus at most a coarse bin."""
+    rows, width, k = 40, 32_768, 512
+    scores = scores_of("normal", rows, width, k)
+    policy = SamplingPolicy("e", 64, boundary="exact", min_rank=1)
+    _, stats = reference.select(scores, [width] * rows, k, policy=policy)
+    mean, spread = stats.admitted0.mean() / (1.5 * k), 1 / math.sqrt(policy.primary_rank(k) * rows)
+    assert abs(mean - 1) < 4 * spread
