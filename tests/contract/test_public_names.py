@@ -45,6 +45,21 @@ def test_names_are_pinned():
     assert all(hasattr(ksieve, name) for name in ksieve.__all__)
 
 
+def test_captures_are_imported_when_they_are_used():
+    code = """
+import json, sys
+import ksieve
+before = "ksieve.captures.importers" in sys.modules
+from ksieve import captures
+found = [getattr(captures, name).__name__ for name in captures.__all__]
+print(json.dumps([before, found, captures.__all__]))
+"""
+    before, found, names = run(code)
+    assert not before and found == names
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ksieve.captures.nothing
+
+
 def test_signatures_are_pinned():
     def names(function):
         return [p.name if p.kind is not p.KEYWORD_ONLY else f"{p.name}=" for p in parameters(function)]
