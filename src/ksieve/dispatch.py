@@ -92,20 +92,16 @@ def topk_eager(
         _check_gradients(call)
     for observe in observers:
         observe(call)
-    if info.device.kind == "cuda":
-        from ksieve.backends import cuda
-
-        result = cuda.run(plan, call, workspace=workspace, return_stats=return_stats)
-        if info.library == "torch" and asked.rows and not return_stats and asked.options.plain and not keywords:
-            key = id(plan) if given else choice_key(scores, k, policy)
-            if key is not None and key not in _short_ways:
-                if len(_short_ways) >= _MOST_SHORT_WAYS:
-                    _short_ways.clear()
-                _short_ways[key] = cuda.short_way(plan)
-        return result
-    from ksieve.backends import cpu
-
-    return cpu.run(plan, call, return_stats=return_stats, model=backend == "reference")
+    serving = registry.backend("reference" if backend == "reference" else info.device.kind)
+    result = serving.run(plan, call, workspace=workspace, return_stats=return_stats)
+    plain = asked.options.plain and not keywords
+    if info.device.kind == "cuda" and info.library == "torch" and asked.rows and not return_stats and plain:
+        key = id(plan) if given else choice_key(scores, k, policy)
+        if key is not None and key not in _short_ways:
+            if len(_short_ways) >= _MOST_SHORT_WAYS:
+                _short_ways.clear()
+            _short_ways[key] = serving.short_way(plan)
+    return result
 
 
 def _check_gradients(call: Call) -> None:

@@ -1,18 +1,19 @@
 """The late-bound door from a plan to the backend that runs it.
 
-A plan is data and knows no backend, but `Plan.prepare` and `Plan.workspace` act on a device. They ask here for the
-backend of a device's kind, which is imported then: ``import ksieve`` loads neither Numba nor CUDA.
+A plan is data and knows no backend. What acts on a device (`Plan.prepare`, `Plan.workspace`, a call) asks here for the
+backend, which is imported then: ``import ksieve`` loads neither Numba nor CUDA.
 """
 
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any, Protocol, cast
 
 from ksieve.core.device import DeviceInfo
 
-MODULES = {"cpu": "ksieve.backends.cpu", "cuda": "ksieve.backends.cuda"}
-"""The module of each kind of device, which is a `Backend`."""
+MODULES = {"cpu": "ksieve.backends.cpu", "cuda": "ksieve.backends.cuda", "reference": "ksieve.backends.reference"}
+"""The module of each backend. Those of "cpu" and "cuda" serve that kind of device; "reference" is the NumPy model."""
 
 
 class Backend(Protocol):
@@ -27,7 +28,14 @@ class Backend(Protocol):
     def make_workspace(self, plan: Any, buffer: Any = None) -> Any:
         """Allocate or wrap the plan's workspace."""
 
+    def run(self, plan: Any, call: Any, *, workspace: Any = None, return_stats: bool = False) -> Any:
+        """Run a `Call` that the plan covers, and return what `ksieve.topk` does."""
 
+    def short_way(self, plan: Any) -> Any:
+        """Prepare the quickest way to repeat a plain call with PyTorch tensors; of "cuda" alone."""
+
+
+@cache
 def backend(kind: str) -> Backend:
-    """Import the backend of a kind of device, ``"cpu"`` or ``"cuda"``."""
+    """Import a backend of `MODULES`."""
     return cast(Backend, importlib.import_module(MODULES[kind]))

@@ -18,8 +18,8 @@ from ksieve.model.epilogue import Finish
 from ksieve.planning.plan import Plan
 
 
-def run(plan: Plan, call: Call, *, return_stats: bool = False, model: bool = False) -> Any:
-    """Select every row of a call that the plan covers; `model` uses the NumPy model.
+def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = False, model: bool = False) -> Any:
+    """Select every row of a call that the plan covers; `model` uses the NumPy model. There is no workspace.
 
     Returns
     -------
