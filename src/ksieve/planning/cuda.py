@@ -146,12 +146,14 @@ def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometr
             return False
         if family == "cooperative_exact" and not _gathered(problem, device, geometry):
             return False
+        if family == "cooperative_exact" and geometry.holders > device.sm_count * geometry.ctas_per_sm:
+            return False  # its CTAs wait for each other, so all of them must run at once
         if geometry.beside and tied(problem) and room_of(alone(geometry), device, problem.dtype) < 0:
             return False  # tie-breaks need the whole row in the ring
         stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
         return problem.width <= geometry.held and stored <= room_of(geometry, device, problem.dtype)
 
-    fitting = [g for g in shapes.of(device).resident[family] if possible(g)]
+    fitting = [g for g in shapes.of(device).resident_of(family, device) if possible(g)]
     same = [g for g in fitting if g.held == fitting[0].held]
     found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
     if found is None:
@@ -203,7 +205,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
         return QUADS_16
     if reach < LINES_64.stride:
         return LINES_16
-    return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS else LINES_64
+    return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS * device.sm_count else LINES_64
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None, kept: bool) -> tuple[str, str]:

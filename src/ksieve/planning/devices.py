@@ -32,6 +32,7 @@ DEVICES: dict[str, DeviceInfo] = {
     "a100": _gpu("NVIDIA A100", (8, 0), 108, 40),
     "l40s": _gpu("NVIDIA L40S", (8, 9), 142, 96),
     "rtx4090": _gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 72),
+    "h20": _gpu("NVIDIA H20", (9, 0), 78, 60),
     "h100": _gpu("NVIDIA H100 SXM", (9, 0), 132, 50),
     "h200": _gpu("NVIDIA H200", (9, 0), 132, 50),
     "b200": _gpu("NVIDIA B200", (10, 0), 148, 126),

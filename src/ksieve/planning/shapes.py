@@ -9,12 +9,13 @@ one width the first that suits is taken.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
 from ksieve.planning.thresholds import NOT_MEASURED
 
 CLASSES = ("hopper", "blackwell", "ampere", "small")
@@ -77,6 +78,8 @@ class Shapes:
         Which devices they are, in words.
     capability : tuple of (tuple of int, tuple of int or None)
         Least compute capability, and the one from which the class ends.
+    multiprocessors : int
+        Of the device that row limits were measured on; other devices take them in proportion (`resident_of`).
     shared_kib_per_sm : tuple of (int, int or None)
         Least shared memory of a multiprocessor, in KiB, and the size from which the class ends.
     usual : dict of str to Geometry
@@ -96,6 +99,7 @@ class Shapes:
     name: str
     devices: str
     capability: tuple[tuple[int, int], tuple[int, int] | None]
+    multiprocessors: int
     shared_kib_per_sm: tuple[int, int | None]
     usual: dict[str, Geometry]
     roomy: dict[str, Geometry]
@@ -112,6 +116,24 @@ class Shapes:
             and (end is None or device.capability < end)
             and kib >= shared
             and (shared_end is None or kib < shared_end)
+        )
+
+    def resident_of(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
+        """Resident shapes of a family, their row limits in proportion to the device's multiprocessors.
+
+        A limit says how many rows fill the device: with as many CTAs a row, a device of 78 multiprocessors is full
+        with 78/132 of the rows of one of 132. Not measured on any but that one.
+        """
+        count, measured = device.sm_count, self.multiprocessors
+        if count == measured:
+            return self.resident[family]
+        return tuple(
+            replace(
+                shape,
+                most_rows=shape.most_rows * count // measured,
+                fewest_rows=(shape.fewest_rows - 1) * count // measured + 1 if shape.fewest_rows else 0,
+            )
+            for shape in self.resident[family]
         )
 
     def tables(self) -> tuple[dict[str, Geometry], ...]:
@@ -134,6 +156,7 @@ def of_class(name: str) -> Shapes:
         name,
         facts["devices"],
         ((least[0], least[1]), None if end is None else (end[0], end[1])),
+        facts["multiprocessors"],
         (shared, shared_end),
         resident=listed.pop("resident"),
         **{part: {family: only for family, (only,) in table.items()} for part, table in listed.items()},
@@ -142,8 +165,18 @@ def of_class(name: str) -> Shapes:
 
 @lru_cache
 def of(device: DeviceInfo) -> Shapes:
-    """Return the launch shapes of a CUDA device's class."""
-    return next(found for found in map(of_class, CLASSES) if found.covers(device))
+    """Return the launch shapes of a CUDA device's class.
+
+    Raises
+    ------
+    ArgumentError
+        If no class covers the device.
+    """
+    for found in map(of_class, CLASSES):
+        if found.covers(device):
+            return found
+    got = f"compute capability {'.'.join(map(str, device.capability))}"
+    raise ArgumentError("device", got, "a CUDA device of compute capability 8.0 or later")
 
 
 def families() -> tuple[str, ...]:

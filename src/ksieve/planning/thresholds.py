@@ -65,8 +65,8 @@ SPARSE_LINES = Threshold(
     _VIEWS,
 )
 SPARSE_ROWS = Threshold(
-    132,
-    "rows up to which it holds: of more, less is gained than scores with more clumps may lose",
+    1,
+    "rows for each multiprocessor up to which it holds: of more, less is gained than scores with more clumps may lose",
     _VIEWS,
 )
 SAMPLED_RATIO = Threshold(2, "rows of fewer than this many times k scores are not sampled", _GRID_OF_PLANS)

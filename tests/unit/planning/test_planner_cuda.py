@@ -449,3 +449,41 @@ def test_a_workspace_is_not_zeroed_for_what_another_family_does_without(rows, wi
     assert planner.choose(asked, H200).family == kept
     assert planner.choose(asked, H200, kept=False).family == other
     assert dispatch._choose(asked, H200, None).family == other, "which is what a call without a plan takes"
+
+
+@pytest.mark.parametrize("count", [16, 78, 108, 132, 144])
+def test_row_limits_follow_the_number_of_multiprocessors(count):
+    device = replace(H200, sm_count=count)
+    plans = [ksieve.plan(rows=rows, width=12_288, k=512, device=device) for rows in (count, count + 1, 8 * count + 1)]
+    assert [(plan.registers, plan.threads, plan.ctas_per_sm) for plan in plans] == [
+        (True, 512, 1),
+        (False, 512, 2),
+        (False, 256, 3),
+    ]
+    same = replace(device, name=H200.name, sm_count=132)
+    assert count != 132 or ksieve.plan(rows=64, width=131_072, k=2048, device=device) == ksieve.plan(
+        rows=64, width=131_072, k=2048, device=same
+    )
+
+
+@pytest.mark.parametrize("count", [16, 60, 78, 132])
+def test_ctas_that_wait_for_each_other_all_run_at_once(count):
+    """A slice of a GPU has fewer multiprocessors than the CTAs that share a row of a million."""
+    device = replace(H200, sm_count=count)
+    for rows, width in ((1, 1_048_576), (8, 1_048_576), (16, 524_288), (33, 262_144)):
+        try:
+            plan = ksieve.plan(rows=rows, width=width, k=512, device=device, family="cooperative_exact")
+        except ArgumentError as error:
+            assert "another family" in str(error)
+            continue
+        assert 0 < plan.splits <= plan.ctas <= count * plan.ctas_per_sm
+
+
+def test_a_device_that_no_file_covers_is_refused():
+    with pytest.raises(ArgumentError, match=r"^device: got compute capability 7\.5; takes a CUDA device of .* 8\.0"):
+        ksieve.plan(rows=4, width=4096, k=64, device=replace(H200, capability=(7, 5)))
+
+
+def test_the_papers_own_card_has_plans_of_its_own():
+    few, many = (ksieve.plan(rows=r, width=131_072, k=2048, device=DEVICES["h20"]) for r in (1, 512))
+    assert (few.family, few.splits) == ("cluster_exact", 8) and (many.family, many.ctas) == ("persistent_sampled", 156)
