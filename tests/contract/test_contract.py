@@ -15,16 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
-from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
-from oracle import assert_exact, assert_served, clamp, first_k, ranks
 
 import ksieve
+from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from conftest import ROOT
+from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
 from ksieve import ArgumentError, KsieveError, Route
 from ksieve.core.policy import POLICIES as NAMED
 from ksieve.lab.traffic import check_traffic
 from ksieve.model import reference
+from oracle import assert_exact, assert_served, clamp, first_k, ranks
 
 CITED: dict[str, list[str]] = {}
 

@@ -93,7 +93,7 @@ def test_study_counts_subnormals():
 def test_tables_are_right_when_imported_in_this_mode():
     code = (
         "import torch; torch.set_flush_denormal(True)\n"
-        "from ksieve import keys\n"
+        "from ksieve.core import keys\n"
         "import hashlib; print(hashlib.sha256(keys.BIN_CUTOFF_KEY.tobytes()).hexdigest())"
     )
     import hashlib

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import DTYPES, OPTION_AXES, OPTION_CASES, POLICIES, build_call, options_of, scores_of
-from harness import BACKENDS, HOST_BACKENDS, serve_on
-from oracle import assert_served, window_of
 
 import ksieve
+from cases import DTYPES, OPTION_AXES, OPTION_CASES, POLICIES, build_call, options_of, scores_of
+from harness import BACKENDS, HOST_BACKENDS, serve_on
 from ksieve import Options, Route
+from oracle import assert_served, window_of
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 

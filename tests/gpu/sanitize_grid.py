@@ -20,10 +20,10 @@ from pathlib import Path
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import numpy as np
-import oracle
 import torch
 
 import ksieve
+import oracle
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, VARIANTS, banded, crowded, possible, precompile, small_storage

@@ -7,11 +7,11 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 
-import adapter_calls as cases
 import numpy as np
 import pytest
 import torch
 
+import adapter_calls as cases
 from conftest import ROOT
 from gpu import runner
 from ksieve.adapters import flashinfer, sglang, vllm

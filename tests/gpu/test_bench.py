@@ -62,6 +62,7 @@ def test_the_planner_grid():
 
 def test_factors_give_the_same_scores_as_on_the_host(tmp_path):
     import torch
+
     from bench_host import factor_file
 
     path = tmp_path / "f.safetensors"

@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
+
 from emulator import build
 from emulator.operands import UnknownInstructionError
 

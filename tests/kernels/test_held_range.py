@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import ROOMY, SAMPLERS, sampled_at
 
 import ksieve
+from harness import ROOMY, SAMPLERS, sampled_at
 from ksieve.core.keys import order_key, score_of_key
 from ksieve.lab.workloads.producers import PRODUCERS
 

@@ -11,9 +11,9 @@ import subprocess
 import sys
 
 import pytest
-from emulator import build
 
 from conftest import ROOT
+from emulator import build
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")

@@ -199,7 +199,6 @@ def test_every_part_is_drawn(payload, tmp_path):
 
 def test_the_profiled_kernel_runs_in_place_of_the_statistics_one_and_leaves_no_trace(monkeypatch):
     from cuda_fakes import FakeArray, FakeDriver, make_plan
-
     from ksieve.backends.cuda import call
     from ksieve.backends.cuda.jit import cache
     from ksieve.backends.cuda.jit.compile import Cubin

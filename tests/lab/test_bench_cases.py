@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from bench_host import FLOOR_US, H200, OTHER_US, OWN_US, host, invoke
 
+from bench_host import FLOOR_US, H200, OTHER_US, OWN_US, host, invoke
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import adversarial_gpu as hard
 from ksieve.lab.bench import gpu, planner, plots, record, trace, worst

@@ -7,9 +7,9 @@ import math
 import os
 
 import pytest
-from bench_host import invoke
 
 import ksieve
+from bench_host import invoke
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import floor, gpu, record, timing
 from ksieve.lab.bench.variants import variants_of

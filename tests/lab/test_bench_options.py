@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from bench_host import OTHER_US, host, invoke
 
 import ksieve
+from bench_host import OTHER_US, host, invoke
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from bench_host import ENVIRONMENT, host
 
+from bench_host import ENVIRONMENT, host
 from conftest import ROOT
 from ksieve.lab.bench import anchors, gpu, pages, planner, record, trace, worst
 

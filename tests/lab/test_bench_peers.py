@@ -7,9 +7,9 @@ import sys
 import types
 
 import pytest
-from bench_host import OTHER_US, host, invoke
 
 import ksieve
+from bench_host import OTHER_US, host, invoke
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import gpu, peers
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench_host import factor_file
 
 import ksieve
+from bench_host import factor_file
 from conftest import ROOT
 from ksieve.core.errors import ArgumentError, CaptureFormatError
 from ksieve.core.policy import LINES_64, PAPER_128, QUADS_16

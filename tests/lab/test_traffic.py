@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import FAMILIES, POLICIES, TINY, scores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import FAMILIES, POLICIES, TINY, scores_of
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import PAPER_128, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from cuda_fakes import FakeDriver, read_config
 
+from cuda_fakes import FakeDriver, read_config
 from emulator import build
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store

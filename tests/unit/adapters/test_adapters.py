@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import adapter_calls as cases  # noqa: E402
-
 from conftest import ROOT  # noqa: E402
 from ksieve.adapters import flashinfer, sglang, vllm  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402

@@ -85,14 +85,14 @@ address, plain = counter.ctypes.data, simd.tile_of
 
 @simd.jit
 def tile_of(row, first, last, dtype, wide):
-    lanes_store(address, np.int32(lanes_load(address) + np.uint32(last - first)))
+    simd_store(address, np.int32(simd_load(address) + np.uint32(last - first)))
     return plain(row, first, last, dtype, wide)
 
-lanes_store, lanes_load = lanes.store_i32, lanes.load_u32
+simd_store, simd_load = simd.store_i32, simd.load_u32
 simd.tile_of = tile_of
 
 import ksieve
-from ksieve import guess
+from ksieve.core import guess
 from ksieve.backends.cpu import runner
 runner.fresh_seed = lambda: 1
 

@@ -11,13 +11,13 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import cuda_fakes
 import numpy as np
 import pytest
-from cuda_fakes import WORKSPACE, ZEROED, FakeArray, FakeDriver, aligned_bytes, make_plan
 
+import cuda_fakes
 import ksieve
 from conftest import cuda_devices
+from cuda_fakes import WORKSPACE, ZEROED, FakeArray, FakeDriver, aligned_bytes, make_plan
 from ksieve import dispatch
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store

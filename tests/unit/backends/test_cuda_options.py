@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import OPTION_CASES, build_call, options_of
-from cuda_fakes import FakeArray, FakeDriver, make_plan
-from oracle import assert_served
 
 import ksieve
+from cases import OPTION_CASES, build_call, options_of
+from cuda_fakes import FakeArray, FakeDriver, make_plan
 from ksieve import Options, dispatch
 from ksieve.backends import cuda
 from ksieve.backends.cuda import call
@@ -23,6 +22,7 @@ from ksieve.planning import choose as planner
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.memory import with_workspace
+from oracle import assert_served
 
 H200 = DEVICES["h200"]
 FAMILIES = ("persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact")

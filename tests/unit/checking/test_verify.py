@@ -6,13 +6,13 @@ import sys
 
 import numpy as np
 import pytest
-from cases import CASES, FAMILIES, WIDE_CASES, build, lengths_of, scores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import clamp, exact_rows, first_k
 
+from cases import CASES, FAMILIES, WIDE_CASES, build, lengths_of, scores_of
 from ksieve import ArgumentError, KsieveError, VerificationError, verify
 from ksieve.checking.verdict import Reason
+from oracle import clamp, exact_rows, first_k
 
 ENGINE = sys.modules["ksieve.checking.verify"]
 

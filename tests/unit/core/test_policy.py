@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import POLICIES
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ksieve
+from cases import POLICIES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import (
     LINES_64,

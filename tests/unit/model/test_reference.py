@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, scores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import assert_exact, clamp, ranks
 
+from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, scores_of
 from ksieve.core import keys
 from ksieve.core.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.model import reference
+from oracle import assert_exact, clamp, ranks
 
 EXACT = SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1)
 UNDERFILL = SamplingPolicy("underfill", 2, margin=0.25, min_rank=1)
