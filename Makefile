@@ -10,8 +10,9 @@ PYTEST ?= -n 2 --dist worksteal
 BIN  := $(VENV)/bin
 comma := ,
 TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
-SOURCES := src tests $(wildcard scripts) docs/conf.py
-KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/support/emulator/*.h)
+SOURCES := src tests examples $(wildcard scripts) docs/conf.py
+KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/support/emulator/*.h \
+  examples/ladder/*.cu examples/ladder/*.cuh)
 
 .PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
 .DEFAULT_GOAL := help

@@ -13,6 +13,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "generated"} & set(path.parts)),
     ROOT / "src" / "ksieve" / "kernels" / "README.md",
+    ROOT / "examples" / "ladder" / "README.md",
 ]
 
 

@@ -27,6 +27,7 @@ BANNED = {
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "ladder" / "README.md",
     *sorted(
         path
         for path in (ROOT / "docs").rglob("*.md")
