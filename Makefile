@@ -11,8 +11,7 @@ BIN  := $(VENV)/bin
 comma := ,
 TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests examples $(wildcard scripts) docs/conf.py
-KERNELS := $(wildcard src/ksieve/kernels/*.cu src/ksieve/kernels/*.cuh tests/support/emulator/*.h \
-  examples/ladder/*.cu examples/ladder/*.cuh)
+KERNELS := $(shell find src/ksieve examples -name '*.cu' -o -name '*.cuh') $(wildcard tests/support/emulator/*.h)
 
 .PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
 .DEFAULT_GOAL := help

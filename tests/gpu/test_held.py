@@ -1,8 +1,8 @@
 """Rows that stay on chip: every launch shape, every alignment, and inputs that sample or steps cannot take.
 
-A row is decided by the steps of its scores (kernels/held.cuh), as a plateau of its samples, or by dividing a step once
-more (kernels/crowded.cuh); one that stays in registers by coarse bins (kernels/registers.cuh). Statistics have no held
-rows, so what is judged here is the answer.
+A row is decided by the steps of its scores (resident/select.cuh), as a plateau of its samples, or by dividing a step
+once more (resident/overfull.cuh); one that stays in registers by coarse bins (register/select.cuh). Statistics have no
+held rows, so what is judged here is the answer.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def test_subnormals_a_few_apart(family, shape, tally):
 
 
 def sampled(plan, row):
-    """Positions that a row of full length is sampled at (kernels/held.cuh), if it starts on 16 bytes."""
+    """Positions that a row of full length is sampled at (kernels/resident/select.cuh), if it starts on 16 bytes."""
     vectors = plan.stages + plan.beside
     blocks = math.gcd(vectors, plan.beside)
     copied = [v for v in range(vectors) if v % (vectors // blocks) not in range(1, 2 * plan.beside // blocks, 2)]
@@ -287,7 +287,7 @@ REGISTERS = [shape for _, shape in SHAPES if shape.registers]
 def test_bins_as_full_as_are_ranked(shape, tally):
     """As many scores in the k-th one's coarse bin as are ranked at once, and more: all of it is wanted, or a part."""
     width, rng = shape.held, np.random.default_rng(12)
-    most = min(shape.threads // 2, 256)  # kernels/registers.cuh, kRanked
+    most = min(shape.threads // 2, 256)  # kernels/register/select.cuh, kRanked
     k = 2 * most + 100
     rows = []
     for count in (1, 2, 31, 32, 33, 63, 64, 65, most - 1, most, most + 1, 2 * most):

@@ -205,7 +205,7 @@ def test_few_threads_meet_all_candidates(name, tally):
     assert plan.columns * plan.splits * together // 4 < k, "columns hold all of them"
     rng = np.random.default_rng(8)
     scores = rng.standard_normal((8, width), dtype=np.float32)
-    line = 32 if plan.threads <= 256 else 0  # by which threads of small CTAs move on: kernels/storage.cuh
+    line = 32 if plan.threads <= 256 else 0  # by which threads of small CTAs move on: kernels/common/storage.cuh
     position = np.arange(width)
     position -= line * (position // (BATCH * period))
     hits = (position + 192 * np.arange(8)[:, None]) % period < together

@@ -1,4 +1,4 @@
-"""Where held rows look for their k-th score (kernels/held.cuh), modelled: hardly ever in vain, however they lie.
+"""Where held rows look for their k-th score (kernels/resident/select.cuh): a model of it hardly ever looks in vain.
 
 A row whose k-th score is outside that range is as exact as any, but takes several times as long, and its launch waits.
 """
@@ -102,11 +102,11 @@ ALONE = Shape(512, 24, 512)
 
 
 def test_the_thresholds_are_the_kernels():
-    text = (KERNELS / "heldrow.cuh").read_text(encoding="utf-8")
+    text = (KERNELS / "resident/descriptor.cuh").read_text(encoding="utf-8")
     assert {int(w): float(d) for w, d in re.findall(r"warps <= (\d+) \? ([\d.]+)f", text)} == DEVIATIONS
     assert tuple(map(int, re.findall(r"all > (\d+)", text))) == BEYOND
     assert [32 * int(warps) for warps in re.findall(r"kSome = (\d+);", text)] == [SAMPLERS]
-    text = (KERNELS / "storage.cuh").read_text(encoding="utf-8")
+    text = (KERNELS / "common/storage.cuh").read_text(encoding="utf-8")
     assert [int(room) for room in re.findall(r"kRoomy = kRoom >= (\d+);", text)] == [ROOMY]
 
 

@@ -74,8 +74,8 @@ def function(text: str, name: str) -> str:
 
 
 def source() -> str:
-    storage = (spec.SOURCES / "storage.cuh").read_text(encoding="utf-8")
-    sieve = (spec.SOURCES / "sieve.cuh").read_text(encoding="utf-8")
+    storage = (spec.SOURCES / "common/storage.cuh").read_text(encoding="utf-8")
+    sieve = (spec.SOURCES / "stream/filter.cuh").read_text(encoding="utf-8")
     before = re.search(r"u32 before = .*?;", sieve)
     assert before, "where a hit's place is made"
     names = ("moved_on", "own_place", "index_of_place", "code_of_place", "code_of_index", "index_of_code")

@@ -1,4 +1,4 @@
-"""What scores of one coarse bin are ranked by (kernels/registers.cuh, Listed): the lower bits of their keys alone."""
+"""Ranks of scores in one coarse bin (kernels/register/select.cuh, Listed): by the lower bits of their keys alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ksieve.backends.cuda.jit import spec
 from ksieve.core import keys
 
-SOURCE = (spec.SOURCES / "registers.cuh").read_text(encoding="utf-8")
+SOURCE = (spec.SOURCES / "register/select.cuh").read_text(encoding="utf-8")
 
 
 def constant(pattern):

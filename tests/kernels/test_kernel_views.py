@@ -50,9 +50,9 @@ int main(int count, char** words) {
 
 
 def source() -> str:
-    """The functions of propose.cuh and the constants of params.cuh as a program."""
-    propose = (spec.SOURCES / "propose.cuh").read_text(encoding="utf-8")
-    params = (spec.SOURCES / "params.cuh").read_text(encoding="utf-8")
+    """The functions of sample.cuh and the constants of params.cuh as a program."""
+    propose = (spec.SOURCES / "stream/sample.cuh").read_text(encoding="utf-8")
+    params = (spec.SOURCES / "common/params.cuh").read_text(encoding="utf-8")
     begin, end = propose.index("__device__ __forceinline__ int view_offset"), propose.index("// A statistic is")
     return HOST % {
         "constants": "\n".join(re.findall(r"^constexpr \w+ kJitter(?:Row|Shift).*$", params, flags=re.MULTILINE)),
@@ -61,7 +61,7 @@ def source() -> str:
 
 
 def test_the_hash_has_the_policys_constants():
-    params = (spec.SOURCES / "params.cuh").read_text(encoding="utf-8")
+    params = (spec.SOURCES / "common/params.cuh").read_text(encoding="utf-8")
     found = {name.upper(): int(value, 0) for name, value in re.findall(r"kJitter(\w+) = (0x\w+|\d+)", params)}
     assert found == {name: getattr(policies, f"JITTER_{name}") for name in ("ROW", "PERIOD", "MIX", "SHIFT")}
 

@@ -173,8 +173,8 @@ def test_the_profiled_kernels_compile_as_the_shipped_ones_do(family, policy):
 
 
 def test_a_kernel_without_a_place_for_a_stamp_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(phases.STAMPS, "select.cuh", (("no such line", "x"),))
-    with pytest.raises(BackendError, match=r"select.cuh has 0 places"):
+    monkeypatch.setitem(phases.STAMPS, "stream/select.cuh", (("no such line", "x"),))
+    with pytest.raises(BackendError, match=r"stream/select.cuh has 0 places"):
         phases.profiled_sources(tmp_path)
 
 

@@ -89,14 +89,14 @@ ROOMY = 24
 
 
 def samplers(plan):
-    """Threads of a CTA that sample what it holds: not all where CTAs share a multiprocessor (kernels/heldrow.cuh)."""
+    """Threads of a CTA that sample what it holds: not all where CTAs share a multiprocessor (descriptor.cuh)."""
     registers = 65_536 // (plan.threads * plan.ctas_per_sm) // 8 * 8
     few = registers - plan.held // plan.threads // 2 >= ROOMY and plan.ctas_per_sm > 1 and plan.splits == 1
     return min(plan.threads, SAMPLERS) if few else plan.threads
 
 
 def sampled_at(threads, scores, ids):
-    """Which of the `scores` of a part its sampling threads take (kernels/held.cuh), as float32: (rows, threads)."""
+    """Which of the `scores` of a part its sampling threads take (resident/select.cuh), as float32: (rows, threads)."""
     alike, stages = 4, np.uint32(scores // (4 * threads))
     others = threads // 32 // alike
     thread = np.arange(threads, dtype=np.uint32)

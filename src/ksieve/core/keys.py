@@ -9,7 +9,7 @@ Two monotone maps, both *descending* (a better score has a smaller key):
 
 `BIN_CUTOFF_KEY` ties them together: ``coarse_bin(x) <= b`` exactly when
 ``order_key(x) <= BIN_CUTOFF_KEY[b]``, so that a scan admits a coarse prefix with one float32 comparison.
-The CUDA mirror is ``kernels/keys.cuh``.
+The CUDA mirror is ``kernels/common/keys.cuh``.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ JITTER_ROW, JITTER_PERIOD, JITTER_MIX = 0xC2B2AE35, 0x85EBCA6B, 0x9E3779B1
 JITTER_SHIFT = 13
 """Constants of the jitter's hash, `SamplingPolicy.offsets`: odd ones of MurmurHash3 and of the golden ratio. With this
 shift, differences between neighbouring periods and rows, and drifts over them, are spread as by chance. Mirrored in
-kernels/params.cuh.
+kernels/common/params.cuh.
 """
 
 

@@ -17,7 +17,7 @@ from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import COLUMN_SIGMAS, EXACT_CAPACITY, SORTED_PERIODS, TAIL_SIGMAS
 
 HEADER_BYTES = 256
-"""Leading workspace bytes that hold the row queue (kernels/workspace.cuh)."""
+"""Leading workspace bytes that hold the row queue (kernels/common/workspace.cuh)."""
 
 HISTOGRAM_BYTES = 8192
 """Shared memory of a CTA's histogram; where rows are held, their output positions come in its place."""
@@ -29,7 +29,7 @@ STATE_ROWS = 1024
 """Rows that room for states is made for at a time, so that plans for different batches can share a workspace."""
 
 ROW_STATE_BYTES = 32
-"""Workspace of a split row besides its candidates (kernels/workspace.cuh, RowState)."""
+"""Workspace of a split row besides its candidates (kernels/common/workspace.cuh, RowState)."""
 
 CANDIDATE_BYTES = 8
 """One candidate: ordered key and index."""
@@ -47,25 +47,25 @@ SHARED_LIST = 256
 """Candidates that outgrow their columns for which shared memory is kept."""
 
 MAX_COLUMNS = 32
-"""A column's candidates are bits of a word when they are written out (kernels/refine.cuh)."""
+"""A column's candidates are bits of a word when they are written out (kernels/stream/refine.cuh)."""
 
 RESERVED_SHARED = 1024
 """Shared memory that CUDA keeps for itself per resident CTA."""
 
 SCALAR_BYTES = 1056
-"""Shared memory behind the candidates and heights; slots are sorted in what lies before them (kernels/finish.cuh)."""
+"""Shared memory behind the candidates and heights; slots are sorted in what lies before (epilogue/epilogue.cuh)."""
 
 DESCRIBED_BYTES = 12 * 96
-"""And that of families that hold rows: they describe more of them ahead (kernels/storage.cuh, kHeldRows)."""
+"""And that of families that hold rows: they describe more of them ahead (kernels/common/storage.cuh, kHeldRows)."""
 
 SAMPLE_BYTES = 2
 """And for each of their threads, what it samples."""
 
 SORT_CHUNK = 128
-"""Fewest elements of a sort (kernels/finish.cuh)."""
+"""Fewest elements of a sort (kernels/epilogue/epilogue.cuh)."""
 
 POSITIONS_BESIDE = 8
-"""Output positions of a held row that have room of their own beside those of its slots (kernels/heldrow.cuh, holds)."""
+"""Output positions of a held row that have room of their own beside those of its slots (descriptor.cuh, holds)."""
 
 SPILLED_STEP = 7168
 """Candidates that room for them is a multiple of where some may spill: plans for several k then share a kernel."""
@@ -74,19 +74,19 @@ STORED_STEP = 256
 """Bytes that room for candidates is a multiple of where rows are held."""
 
 FEWEST = 32
-"""Unresolved candidates that are ranked at once (kernels/params.cuh, kFewest)."""
+"""Unresolved candidates that are ranked at once (kernels/common/params.cuh, kFewest)."""
 
 OWNER_BYTES = 16 + 8 * FEWEST
-"""What such CTAs count together on rare routes (kernels/meeting.cuh, Owner)."""
+"""What such CTAs count together on rare routes (kernels/resident/grid_mailbox.cuh, Owner)."""
 
 BARRIERS = 24
-"""And at most so many barriers of theirs (kernels/meeting.cuh, kBarriers)."""
+"""And at most so many barriers of theirs (kernels/resident/grid_mailbox.cuh, kBarriers)."""
 
 SHARED_ROWS = ("cluster_exact", "cooperative_exact")
 """Families whose CTAs share a row, and hold it if it fits."""
 
 DEALT_BYTES = 8
-"""A row in the list of one launch: its number and its length (kernels/dealt.cuh)."""
+"""A row in the list of one launch: its number and its length (kernels/length_bins.cuh)."""
 
 
 def room_of(geometry: Geometry, device: DeviceInfo, dtype: str) -> int:
@@ -196,7 +196,7 @@ def entry_bytes(family: str, width: int, threads: int) -> int:
 
 
 def ring_stages(geometry: Geometry, dtype: str) -> int:
-    """Stages of a CTA's ring of loads (kernels/row.cuh): what a row that is held fills, or those of the geometry."""
+    """Stages of a CTA's ring of loads (common/load.cuh): what a row that is held fills, or those of the geometry."""
     if not geometry.held:
         return geometry.stages
     return geometry.held // geometry.holders * ITEM_BYTES[dtype] // (16 * geometry.threads) - geometry.beside
@@ -238,7 +238,7 @@ def with_workspace(plan: Plan) -> Plan:
 
 
 def meeting_bytes(holders: int) -> int:
-    """Workspace of a row that several CTAs hold, by which they tell each other (kernels/meeting.cuh, Meeting)."""
+    """Workspace of a row that several CTAs hold, by which they tell each other (resident/grid_mailbox.cuh, Meeting)."""
     counts, told = 2 * HISTOGRAM_BYTES, holders * (16 + 8 * FEWEST)
     return _round_up(counts + told + 4 * holders * holders + OWNER_BYTES + 4 * (BARRIERS + 4), 16)
 

@@ -79,5 +79,5 @@ def install(patch: pytest.MonkeyPatch, name: str = "h200") -> EmulatedDriver:
     call.forget()
     cuda.device_info.cache_clear()
     patch.setattr(cuda_driver, "_instance", driver)
-    patch.setattr(kernels, "obtain", lambda spec: (Cubin(pickle.dumps(spec), ""), True))
+    patch.setattr(kernels, "obtain", lambda spec, *_: (Cubin(pickle.dumps(spec), ""), True))
     return driver

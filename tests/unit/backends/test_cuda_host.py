@@ -49,7 +49,7 @@ def driver(monkeypatch):
     call.forget()
     monkeypatch.setattr(cuda_driver, "_instance", fake)
     monkeypatch.setattr(dispatch, "_short_ways", {})
-    monkeypatch.setattr(cache, "obtain", lambda spec: (Cubin(b"code", ""), True))
+    monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
     monkeypatch.setattr(memory, "shared_bytes", lambda plan: 20_000)
     cuda.device_info.cache_clear()
     yield fake
@@ -101,7 +101,7 @@ def test_launch_geometry_and_params_of_every_family(driver, rows, family):
     assert (seen["rows"], seen["width"], seen["k"], seen["splits"]) == (8, 64, 4, plan.splits)
     assert (seen["primary"], seen["rescue"]) == ((0, 0) if family.endswith("exact") else (16, 0))
     assert (seen["pitch"], seen["out_pitch"], seen["stream"], seen["stats"]) == (64, 4, 0, 0)
-    assert driver.loads[0][1] == f"ksieve_{spec.STEMS[family]}"
+    assert driver.loads[0][1] == f"ksieve_{spec.STEMS[family].replace('/', '_')}"
     assert chosen_sets(out.array) == expected(scores, lengths, 4)
 
 
@@ -255,7 +255,7 @@ def test_rows_dealt_by_length_take_several_launches(driver, rows):
     ksieve.topk(FakeArray(rows[0]), FakeArray(rows[1]), plan=plan, out=out, num_rows=live)
     rest = driver.launches[-1]
     entries = [driver.loads[made["function"] - 1][1] for made in driver.launches]
-    assert entries == ["ksieve_deal", "ksieve_row", "ksieve_persistent"]
+    assert entries == ["ksieve_length_bins", "ksieve_resident_block", "ksieve_stream_block"]
     assert [made["grid"] for made in driver.launches] == [2, 3, 5]
     same = ("scores", "lengths", "num_rows", "indices", "workspace", "pitch", "out_pitch", "lists", "rows", "width",
             "k")  # fmt: skip

@@ -10,7 +10,7 @@ from ksieve.core.call import Call
 from ksieve.planning.plan import Plan
 
 _ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED = 1, 2, 4, 8, 16
-"""`OptionFlags` of kernels/options.cuh."""
+"""`OptionFlags` of kernels/common/options.cuh."""
 
 
 def outputs(plan: Plan, call: Call) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.compile import Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, architecture
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
@@ -14,12 +17,12 @@ from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench.timing import Contender
 
 PER_ROW, DEALT, BULK = 0, 1, 2
-"""Modes of kernels/floor.cu."""
+"""Modes of floor.cu."""
 
 
 @dataclass(frozen=True)
 class ReadKernel:
-    """One specialisation of kernels/floor.cu.
+    """One specialisation of floor.cu.
 
     Attributes
     ----------
@@ -52,6 +55,12 @@ class ReadKernel:
             "KSIEVE_SHARED_BYTES": self.unroll * self.chunk if self.mode == BULK else 0,
         }
         return KernelSpec("floor", architecture(device.capability), tuple(defines.items()))
+
+
+@cache
+def sources() -> Sources:
+    """The read kernels' text, with the headers of the package."""
+    return compiler.shipped_sources().joined(Path(__file__).with_name("floor.cu"))
 
 
 KERNELS = (
@@ -90,7 +99,7 @@ class Reader:
         spec = kernel.spec(device)
         self._context = driver.context(index)
         with driver.activated(self._context):
-            self._function = launch.function_of(spec, index, driver, _stream())
+            self._function = launch.function_of(spec, index, driver, _stream(), sources())
         chunks = rows * -(-width * scores.element_size() // kernel.chunk)
         blocks = rows if kernel.mode == PER_ROW else min(chunks, device.sm_count * kernel.ctas_per_sm)
         self._config = (blocks, kernel.threads, spec.shared_bytes)

@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,18 +63,27 @@ class Sources:
 
     @classmethod
     def read(cls, directory: Path = SOURCES) -> Sources:
-        """Read every ``.cu`` and ``.cuh`` file of a directory.
+        """Read every ``.cu`` and ``.cuh`` file of a directory and its folders, under their paths from there.
 
         Raises
         ------
         BackendError
             If there is none: the installation is incomplete.
         """
-        paths = sorted(p for p in directory.glob("*.cu*") if p.suffix in (".cu", ".cuh"))
+        paths = sorted(p for p in directory.rglob("*.cu*") if p.suffix in (".cu", ".cuh"))
         if not paths:
             raise BackendError(f"no CUDA sources in {directory}: the installation is incomplete, reinstall ksieve")
-        texts = tuple((path.name, path.read_text(encoding="utf-8")) for path in paths)
+        return cls.of(directory, {p.relative_to(directory).as_posix(): p.read_text(encoding="utf-8") for p in paths})
+
+    @classmethod
+    def of(cls, directory: Path, files: Mapping[str, str]) -> Sources:
+        """Sources with these texts, by path; headers are read from the directory."""
+        texts = tuple(files.items())
         return cls(directory, texts, hashlib.sha256(repr(texts).encode()).hexdigest())
+
+    def joined(self, path: Path) -> Sources:
+        """These sources and one more file, under its name, that may include them."""
+        return self.of(self.directory, {**dict(self.texts), path.name: path.read_text(encoding="utf-8")})
 
     def text(self, name: str) -> str:
         """Text of one file."""

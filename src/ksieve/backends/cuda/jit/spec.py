@@ -16,15 +16,21 @@ ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """Architectures that every kernel is compiled for in the tests; any newer one is compiled natively too."""
 
 STEMS = {
-    "persistent_sampled": "persistent",
-    "persistent_exact": "persistent",
-    "split_sampled": "split",
-    "row_exact": "row",
-    "cluster_exact": "cluster",
-    "cooperative_exact": "cooperative",
-    "deal": "deal",
+    "persistent_sampled": "stream/block",
+    "persistent_exact": "stream/block",
+    "split_sampled": "stream/split",
+    "row_exact": "resident/block",
+    "cluster_exact": "resident/cluster",
+    "cooperative_exact": "resident/grid",
+    "deal": "length_bins",
 }
-"""Source file of each kernel family, and of what deals rows to several; its entry is ``ksieve_<stem>``."""
+"""Source file of each kernel family, and of the kernel that bins rows by length."""
+
+REGISTER_STEM = "register/block"
+"""Source file of plans whose rows stay in registers (`Plan.registers`)."""
+
+CLUSTER_STEM = "resident/cluster"
+"""Source file of the kernel that runs in thread block clusters."""
 
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 """Values of KSIEVE_DTYPE."""
@@ -37,7 +43,7 @@ class KernelSpec:
     Attributes
     ----------
     stem : str
-        Source file without ``.cu``.
+        Source file without ``.cu``, from the kernels' directory on.
     arch : str
         Real architecture, such as "sm_90a".
     defines : tuple of (name, value)
@@ -51,7 +57,7 @@ class KernelSpec:
     @property
     def entry(self) -> str:
         """Name of the kernel function."""
-        return f"ksieve_{self.stem}"
+        return f"ksieve_{self.stem.replace('/', '_')}"
 
     @property
     def shared_bytes(self) -> int:
@@ -105,11 +111,12 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         **({"KSIEVE_MEETING_BYTES": memory.meeting_bytes(plan.splits)} if cooperative(plan) else {}),
         **({"KSIEVE_DEALT": 1, "KSIEVE_BAND": plan.band} if plan.band is not None else {}),
     }
-    return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
+    stem = REGISTER_STEM if plan.registers else STEMS[plan.family]
+    return KernelSpec(stem, arch or architecture(plan.device.capability), tuple(defines.items()))
 
 
 def _option_defines(plan: Plan) -> dict[str, int]:
-    """Defines of kernels/options.cuh: only those that are not zero, so that a plain plan's kernel stays what it is.
+    """Defines of common/options.cuh: only those that are not zero, so that a plain plan's kernel stays what it is.
 
     What costs nothing per score is decided at run time, so that few kernels serve all combinations.
     """

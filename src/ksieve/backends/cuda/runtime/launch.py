@@ -7,7 +7,8 @@ import struct
 import threading
 
 from ksieve.backends.cuda.jit import cache
-from ksieve.backends.cuda.jit.spec import KernelSpec, cooperative, extended, kernel_spec, overlaps
+from ksieve.backends.cuda.jit.compile import Sources
+from ksieve.backends.cuda.jit.spec import CLUSTER_STEM, KernelSpec, cooperative, extended, kernel_spec, overlaps
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime.driver import Driver
 from ksieve.core.device import DeviceInfo
@@ -17,11 +18,11 @@ from ksieve.planning import length_bins
 from ksieve.planning.plan import Plan
 
 PARAMS = struct.Struct("=3Qq4iQq2Qq2i")
-"""`Params` of kernels/params.cuh: scores, lengths, num_rows (addresses), pitch (elements); rows, width, k, splits;
+"""`Params` of common/params.cuh: scores, lengths, num_rows (addresses), pitch (elements); rows, width, k, splits;
 indices (address), out_pitch (elements); stats, workspace (addresses), lists (bytes); primary_rank, rescue_rank."""
 
 OPTIONS = struct.Struct("=7Q3q6i")
-"""`Options` of kernels/options.cuh, behind `Params` where a plan has any: starts, row_k, page_table, request_of,
+"""`Options` of kernels/common/options.cuh, behind `Params` where a plan has any: starts, row_k, page_table, request_of,
 offsets, values, raw (addresses); page_pitch, values_pitch, raw_pitch (elements); next_n, requests, max_pages,
 page_shift, flags, and a reserved zero."""
 
@@ -56,8 +57,10 @@ WARM_UP = (
 )
 
 
-def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int) -> int:
+def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sources: Sources | None = None) -> int:
     """Load a kernel on a device, compiling it when no cache has it; the device's context is current.
+
+    ``sources`` are those of the package when omitted.
 
     Raises
     ------
@@ -71,9 +74,9 @@ def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int) -> in
         raise BackendError(f"a kernel has to be compiled or loaded while a stream is being captured: {WARM_UP}")
     with _loading:
         if (index, spec) not in _functions:
-            cubin, _ = cache.obtain(spec)
+            cubin, _ = cache.obtain(spec, sources)
             _functions[index, spec] = driver.load(
-                cubin.code, spec.entry, spec.shared_bytes, clusters=spec.stem == "cluster"
+                cubin.code, spec.entry, spec.shared_bytes, clusters=spec.stem == CLUSTER_STEM
             )
     return _functions[index, spec]
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from ksieve import api
 from ksieve.backends.cuda.jit import cache
-from ksieve.backends.cuda.jit.compile import Sources
-from ksieve.backends.cuda.jit.spec import SOURCES, kernel_spec
+from ksieve.backends.cuda.jit.compile import Sources, shipped_sources
+from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.checking.verify import verify
@@ -76,15 +76,15 @@ def _stamp(phase: int) -> str:
 
 
 STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
-    "params.cuh": (("constexpr int kStatsColumns = 16;\n", "constexpr int kStatsColumns = 16;\n" + _MACROS),),
-    "select.cuh": (
+    "common/params.cuh": (("constexpr int kStatsColumns = 16;\n", "constexpr int kStatsColumns = 16;\n" + _MACROS),),
+    "stream/select.cuh": (
         ("  if (first) {\n", f"  profile_begin(t.params.stats, {_ROW});\n  if (first) {{\n"),
         ("  Frontier frontier;\n", f"  {_stamp(0)}\n  Frontier frontier;\n"),
         ("[] { return Merged::kWhole; }", f"[&] {{ {_stamp(1)} return Merged::kWhole; }}"),
         ("  meanwhile();\n", f"  {_stamp(2)}\n  meanwhile();\n"),
         ("  refine(frontier);\n", f"  refine(frontier);\n  {_stamp(3)}\n"),
     ),
-    "certify.cuh": (
+    "stream/certify.cuh": (
         # The exact route's first scan is its proposal: it makes the boundary. In a recovery it is part of the verdict.
         ("      q = classified(t, find_boundary(open_slots(t.params)));\n",
          f"      q = classified(t, find_boundary(open_slots(t.params)));\n      if (first) {_stamp(0)}\n"),
@@ -101,15 +101,15 @@ def profiled_sources(folder: Path) -> Sources:
     BackendError
         If a place to stamp is not there exactly once.
     """
-    for path in sorted(SOURCES.glob("*.cu*")):
-        text = path.read_text(encoding="utf-8")
-        for old, new in STAMPS.get(path.name, ()):
+    for name, text in shipped_sources().texts:
+        for old, new in STAMPS.get(name, ()):
             if text.count(old) != 1:
                 raise BackendError(
-                    f"no profile of this build: {path.name} has {text.count(old)} places for a stamp at {old.strip()!r}"
+                    f"no profile of this build: {name} has {text.count(old)} places for a stamp at {old.strip()!r}"
                 )
             text = text.replace(old, new)
-        (folder / path.name).write_text(text, encoding="utf-8")
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
     return Sources.read(folder)
 
 

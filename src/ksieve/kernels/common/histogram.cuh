@@ -1,0 +1,129 @@
+// Block-wide counting: aggregated histogram updates and the search for the bin that holds a rank.
+#pragma once
+#include "common/keys.cuh"
+#include "common/storage.cuh"
+
+// Sum of `mine` over the lanes up to this one. The shuffle itself tells who takes part.
+__device__ __forceinline__ u32 lanes_up_to(u32 mine) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2)
+    asm volatile("{\n"
+                 ".reg .u32 other;\n"
+                 ".reg .pred there;\n"
+                 "shfl.sync.up.b32 other|there, %0, %1, 0, -1;\n"
+                 "@there add.u32 %0, %0, other;\n"
+                 "}"
+                 : "+r"(mine)
+                 : "r"(offset));
+  return mine;
+}
+
+// Sums of `mine` over the threads in front of this one, and over all. Returns behind a barrier.
+struct Sums {
+  u32 before;
+  u32 all;
+};
+__device__ __forceinline__ Sums sum_threads(u32 mine) {
+  SharedStorage& s = shared_storage();
+  const u32 lane = threadIdx.x % 32;
+  const u32 warp = threadIdx.x / 32;
+  const u32 total = __reduce_add_sync(kFullWarp, mine);
+  if (lane == 0) s.warp_totals[warp] = total;
+  const u32 in_warp = lanes_up_to(mine) - mine;
+  __syncthreads(); // every warp's total is written
+  const u32 theirs = lane < kWarps ? s.warp_totals[lane] : 0;
+  const u32 all = __reduce_add_sync(kFullWarp, theirs);
+  return {__reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + in_warp, all};
+}
+
+// Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
+// Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
+// into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is. `counts` may
+// be others than the histogram's, of 16 bits too.
+template <class Count = u32>
+__device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
+                                                  const Count* counts = shared_storage().histogram) {
+  SharedStorage& s = shared_storage();
+  constexpr int kPerThread = kBins / kThreads;
+  constexpr bool kHalves = sizeof(Count) == 2;
+  struct alignas(sizeof(Count) * kPerThread) Own {
+    Count bin[kPerThread];
+  } own;
+  const int thread = thread_again();
+  const int lane = thread & 31;
+  const int warp = thread >> 5;
+  constexpr int kTogether = kPerThread < 4 ? kPerThread : 4; // bins that a thread reads at a time
+  struct alignas(4 * kTogether) Bins {
+    u32 bin[kTogether];
+  };
+  // Of two pieces, every other four threads read the second one first: a quarter of a warp meets every bank once.
+  constexpr int kTurns = kPerThread == 2 * kTogether;
+  const u32 turned = kTurns ? thread >> 2 & 1 : 0;
+  Bins piece[kPerThread / kTogether];
+  const Bins* from = reinterpret_cast<const Bins*>(counts) + thread * (kPerThread / kTogether);
+  Bins* mine = reinterpret_cast<Bins*>(&s.histogram[thread * kPerThread]);
+#pragma unroll
+  for (int v = 0; v < kPerThread / kTogether; ++v) {
+    if (!kHalves) piece[v] = from[v ^ turned];
+    mine[v ^ turned] = {};
+  }
+  if (kHalves) own = reinterpret_cast<const Own*>(counts)[thread];
+  u32 up_to[kPerThread]; // how many are in this thread's bins up to each
+  u32 sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const u32 read = piece[i / kTogether].bin[i % kTogether];
+    const u32 other = piece[i / kTogether ^ kTurns].bin[i % kTogether];
+    sum += kHalves ? own.bin[i] : turned ? other : read;
+    up_to[i] = sum;
+  }
+  u32 inclusive = lanes_up_to(sum);
+  if (lane == 31) s.warp_totals[warp] = inclusive;
+  __syncthreads(); // every warp's total is written, and nobody reads the previous `found` any more
+  u32 before = __reduce_add_sync(kFullWarp, lane < warp ? s.warp_totals[lane] : 0) + inclusive - sum;
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    u32 wanted = which ? second_rank : rank;
+    bool last = thread == kThreads - 1 && wanted > before + sum;
+    if (wanted == 0 || !(last || (before < wanted && wanted <= before + sum))) continue;
+    wanted -= before;
+    int i = 0;
+    u32 better = 0;
+    u32 with = sum; // those of the bin, too
+#pragma unroll
+    for (int j = 0; j < kPerThread - 1; ++j) {
+      if (up_to[j] >= wanted) continue;
+      better = up_to[j];
+      i = j + 1;
+    }
+#pragma unroll
+    for (int j = kPerThread - 2; j >= 0; --j)
+      if (up_to[j] >= wanted) with = up_to[j];
+    s.found[which] = {thread * kPerThread + i, static_cast<int>(before + better), static_cast<int>(with - better)};
+  }
+  __syncthreads(); // `found` is visible, and the histogram is clear for everybody
+  return s.found[0];
+}
+
+// Lists an entry among the few; at most kFewest may come. A barrier must follow before they are ranked.
+__device__ __forceinline__ void list_few(u64 entry, SharedStorage& s = shared_storage()) {
+  int place = atomicAdd(&s.few_count, 1);
+  if (place < kFewest) s.few[place] = entry;
+}
+
+// The lane-th of `count` listed entries and how many of them are less; entries are distinct. For whole warps.
+struct RankedEntry {
+  u64 entry;
+  int rank;
+};
+__device__ __forceinline__ RankedEntry rank_few(int count) {
+  const SharedStorage& s = shared_storage();
+  int lane = static_cast<int>(threadIdx.x & 31);
+  asm volatile("" : "+r"(lane)); // its place is not kept, and spilled, from the beginning
+  u64 mine = lane < count ? s.few[lane] : ~0ull;
+  int rank = 0;
+#pragma unroll 4
+  for (int other = 0; other < count; ++other)
+    rank += s.few[other] < mine;
+  return {mine, rank};
+}

@@ -1,0 +1,102 @@
+// Ordered keys: the CUDA mirror of keys.py. Descending: a better score has a smaller key.
+#pragma once
+#include "common/storage.cuh"
+
+// Adding +0 turns -0 into +0, so both zeros share a key. Not for NaN.
+__device__ __forceinline__ u32 number_key(float score) {
+  u32 bits = __float_as_uint(score + 0.0f);
+  return bits ^ (static_cast<u32>(~(static_cast<int>(bits) >> 31)) & 0x7fffffffu);
+}
+
+// Every NaN gets the worst key.
+__device__ __forceinline__ u32 order_key(float score) { return score != score ? kNanKey : number_key(score); }
+
+__device__ __forceinline__ float score_of_key(u32 key) { return __uint_as_float(key >> 31 ? key : key ^ 0x7fffffffu); }
+
+constexpr u32 kInfinityKey = 0x007fffffu;
+constexpr u32 kZeroKey = 0x7fffffffu;
+constexpr u32 kMinusInfinityKey = 0xff800000u; // and its bits: the worst key of a number
+
+// A float that x reaches, x >= c, exactly if order_key(x) <= key; NaN, which reaches nothing, is left to the caller.
+__device__ __forceinline__ float hot_cutoff(u32 key) {
+  return key > kMinusInfinityKey ? __uint_as_float(kMinusInfinityKey) : score_of_key(key);
+}
+
+__device__ __forceinline__ int coarse_bin(float score) {
+  unsigned short half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(score + 0.0f));
+  u32 bits = half;
+  u32 key = bits & 0x8000u ? bits : bits ^ 0x7fffu;
+  return score != score ? kBins - 1 : static_cast<int>(key >> 5);
+}
+
+// The same for two scores at once, as keys of 16 bits whose upper 11 are the bin: `a` in the low half.
+__device__ __forceinline__ u32 coarse_keys(float a, float b) {
+  u32 halves;
+  u32 nan;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(b + 0.0f), "f"(a + 0.0f));
+  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(halves));
+  halves |= nan;
+  u32 negative; // the sign of either half, throughout the half
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(negative) : "r"(halves));
+  return halves ^ (~negative & 0x7fff7fffu);
+}
+
+constexpr int kMinusInfinityBin = 0xfc00 >> 5;
+
+__device__ __forceinline__ float half_bits_to_float(u32 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits)));
+  return value;
+}
+
+// Largest ordered key whose score rounds into coarse bins 0..bin: keys.py, BIN_CUTOFF_KEY. The midpoint towards
+// the next worse float16 ties to even: into a positive bin (its worst float16 is even), out of a negative one.
+__device__ __forceinline__ u32 bin_cutoff_key(int bin) {
+  u32 key16 = static_cast<u32>(bin) << 5 | 31u;
+  if (key16 < 0x3ffu) return 0; // better than +inf: no score maps here
+  if (key16 == 0x7fffu) return order_key(0.0f);
+  if (key16 >= 0xffffu) return kNanKey;
+  if (key16 >= 0xfc00u) return kMinusInfinityKey;
+  bool positive = key16 < 0x8000u;
+  u32 worst = positive ? 0x7fffu - key16 : key16;
+  u32 beyond = positive ? worst - 1 : worst + 1;
+  float a = (worst & 0x7fffu) == 0x7c00u ? 65536.0f : half_bits_to_float(worst);
+  float b = (beyond & 0x7fffu) == 0x7c00u ? -65536.0f : half_bits_to_float(beyond);
+  u32 midpoint = order_key((a + b) * 0.5f);
+  return positive ? midpoint : midpoint - 1;
+}
+
+struct KeyRange {
+  u32 best;
+  u32 worst;
+};
+
+// Keys of the scores in a coarse bin.
+__device__ __forceinline__ KeyRange keys_of_bin(int bin) {
+  return {bin ? bin_cutoff_key(bin - 1) + 1 : 0, bin_cutoff_key(bin)};
+}
+
+// The finest digit whose bins cover the keys of [base, worst].
+__device__ __forceinline__ Digit digit_over(u32 base, u32 worst) {
+  u32 span = worst - min(base, worst);
+  return {base, max(0, 32 - __clz(span) - kBinBits)};
+}
+
+// One of the paper's exact digits: 11, 11 and 10 bits of the keys that share the earlier ones with `prefix`.
+__device__ __forceinline__ Digit paper_digit(int round, u32 prefix) {
+  if (round == 0) return {0, 21};
+  return round == 1 ? Digit{prefix >> 21 << 21, 10} : Digit{prefix >> 10 << 10, 0};
+}
+
+// Bin of a key no worse than what the digit covers.
+__device__ __forceinline__ u32 bin_of(u32 key, Digit digit) {
+  return key <= digit.base ? 0 : (key - digit.base) >> digit.shift;
+}
+
+// Keys of [best, worst] that fall into a bin.
+__device__ __forceinline__ KeyRange range_of(int bin, Digit digit, KeyRange all) {
+  u32 low = digit.base + (static_cast<u32>(bin) << digit.shift);
+  u32 high = low + ((1u << digit.shift) - 1);
+  return {bin ? max(all.best, low) : all.best, high < low ? all.worst : min(all.worst, high)};
+}

@@ -1,0 +1,268 @@
+// Where a row starts and ends, and how its scores are read: 16 bytes at a time whatever the alignment.
+#pragma once
+#include "common/storage.cuh"
+
+#if KSIEVE_DTYPE == 0
+using Score = float;
+#else
+using Score = unsigned short;
+#endif
+static_assert(kVector == 16 / sizeof(Score), "a vector is 16 bytes");
+
+__device__ __forceinline__ float widen(Score score) {
+#if KSIEVE_DTYPE == 0
+  return score;
+#elif KSIEVE_DTYPE == 1
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(score));
+  return value;
+#else
+  return __uint_as_float(static_cast<u32>(score) << 16);
+#endif
+}
+
+struct Row {
+  const Score* scores;
+  int id;
+  int length; // clamped to [0, width]; 0 for a row past the live count
+#if KSIEVE_WINDOWS
+  int slots; // the row's own k
+  int base;  // added to an index that is written
+#endif
+};
+
+// A row's own k.
+__device__ __forceinline__ int slots_of(const Params& p, const Row& row) {
+#if KSIEVE_WINDOWS
+  return row.slots;
+#else
+  return p.k;
+#endif
+}
+
+#if KSIEVE_WINDOWS
+__device__ __forceinline__ int window_start(const Params& p, int id) {
+  return p.options.starts ? min(max(p.options.starts[id], 0), p.width) : 0;
+}
+
+// A window is a row that starts elsewhere: everything after this works on positions from its start.
+__device__ __forceinline__ Row load_row(const Params& p, int id) {
+  const Options& o = p.options;
+  int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
+  int start = window_start(p, id);
+  int hidden = o.next_n - 1 - id % o.next_n; // of its request's scores, those a row does not see yet
+  int valid = max(p.lengths ? p.lengths[id / o.next_n] : p.width, hidden) - hidden;
+  bool ends = p.lengths == nullptr || o.flags & kEnds;
+  int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
+  int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
+  const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
+  return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
+}
+#else
+// Rows that are not past the live count, as the caller gives it.
+__device__ __forceinline__ int live_rows(const Params& p) { return p.num_rows ? *p.num_rows : p.rows; }
+
+__device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? p.lengths[id] : p.width; }
+
+// A row whose length, as the caller gives it, is known already.
+__device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
+  const bool alive = id < min(max(live, 0), p.rows);
+  return {static_cast<const Score*>(p.scores) + id * p.pitch, id, alive ? min(max(length, 0), p.width) : 0};
+}
+__device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
+  return row_of(p, id, length, live_rows(p));
+}
+
+__device__ __forceinline__ Row load_row(const Params& p, int id) { return row_of(p, id, length_of(p, id)); }
+#endif
+
+// What a row may be while its length is not known yet; not of windows.
+__device__ __forceinline__ Row widest_row(const Params& p, int id) {
+  Row row = {static_cast<const Score*>(p.scores) + id * p.pitch, id, p.width};
+  return row;
+}
+
+// The row is read once and is larger than L1: do not let it evict anything there.
+struct alignas(16) Raw {
+  u32 word[4];
+};
+__device__ __forceinline__ Raw load_raw(const Score* address) {
+  Raw raw;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
+      : "l"(address));
+  return raw;
+}
+
+// The same for 8 or 16 bytes of the view: the scan, which reads all of them again, had better find them in L2.
+template <int kBytes> __device__ __forceinline__ Raw load_kept(const Score* address) {
+  Raw raw = {};
+  u64 kept;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(kept));
+  if constexpr (kBytes == 16) {
+    asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
+        : "l"(address), "l"(kept));
+  } else {
+    asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(raw.word[0]), "=r"(raw.word[1])
+        : "l"(address), "l"(kept));
+  }
+  return raw;
+}
+
+__device__ __forceinline__ float unpack(const Raw& raw, int i) {
+#if KSIEVE_DTYPE == 0
+  return __uint_as_float(raw.word[i]);
+#else
+  return widen(static_cast<Score>(raw.word[i / 2] >> (i % 2 * 16)));
+#endif
+}
+
+// The 16-byte aligned part of a stretch of a row.
+struct Body {
+  int begin;
+  int end;
+};
+__device__ __forceinline__ Body body_of(const Score* scores, int begin, int end) {
+  int misaligned = static_cast<int>(reinterpret_cast<u64>(scores + begin) / sizeof(Score) % kVector);
+  int body = min(begin + (kVector - misaligned) % kVector, end);
+  return {body, body + (end - body) / kVector * kVector};
+}
+
+// Copies 16 bytes to this thread's place in a stage of the ring, past the registers and past L1.
+__device__ __forceinline__ void copy_ahead(u32 ring, const Score* address) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(ring), "l"(address) : "memory");
+}
+
+__device__ __forceinline__ Score worst_score() {
+#if KSIEVE_DTYPE == 0
+  return __uint_as_float(0xff800000u);
+#else
+  return KSIEVE_DTYPE == 1 ? 0xfc00 : 0xff80;
+#endif
+}
+
+// What the ring holds behind a row: minus infinity.
+__device__ __forceinline__ void fill_behind(u32 ring) {
+  constexpr u32 kWorst = KSIEVE_DTYPE == 0 ? 0xff800000u : KSIEVE_DTYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(ring), "r"(kWorst) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// This thread's copies are there.
+__device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ Raw read_ring(u32 ring) {
+  Raw raw;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
+               : "r"(ring)
+               : "memory");
+  return raw;
+}
+
+constexpr u32 kStageBytes = kThreads * 16; // of the ring
+constexpr int kTurn = kStages * kStep;     // scores in one turn of the ring
+
+// This thread's place in the ring's first stage.
+__device__ __forceinline__ u32 own_ring() {
+  return static_cast<u32>(__cvta_generic_to_shared(&shared_storage().ring[0][threadIdx.x]));
+}
+
+// Fills what the ring holds behind a body that is shorter than a turn of it.
+__device__ __forceinline__ void fill_rest(Body body) {
+  u32 ring = own_ring();
+#pragma unroll 1
+  for (int stage = (body.end - body.begin) / kStep; stage < kStages; ++stage) {
+    int first = body.begin + moved_on(own_place(), stage / kBatch);
+    if (first + stage * kStep >= body.end) fill_behind(ring + stage * kStageBytes);
+  }
+}
+
+// Starts the first loads of a scan, which must follow over the same stretch: they arrive while a boundary is made.
+__device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
+  Body body = body_of(scores, begin, end);
+  if (kColumns && threadIdx.x == 0) shared_storage().origin = body.begin;
+  u32 ring = own_ring();
+  constexpr int kUnrolled = kHeld ? 1 : kBatches; // where a row is copied in bulk, this is rare and shall be short
+#pragma unroll kUnrolled
+  for (int batch = 0; batch < kBatches; ++batch) {
+    int first = body.begin + moved_on(own_place(), batch);
+    const Score* from = scores + first;
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      int stage = batch * kBatch + u;
+      if (first + stage * kStep < body.end) copy_ahead(ring + stage * kStageBytes, from + stage * kStep);
+    }
+    commit_copies();
+  }
+  if (body.end - body.begin < kTurn) fill_rest(body);
+}
+
+// Shows a visitor every score in [begin, end), whatever the alignment. The body is 16-byte loads that run ahead through
+// a ring in shared memory, kBatch vectors at a time: a thread reads back only what it copied, so the ring needs no
+// barrier and no registers. The at most kVector - 1 scores on either side come last, one per lane. A visitor's `see` is
+// given loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart) and
+// how many scores of the body lie from there on: a vector is wholly valid or minus infinity throughout. Its `edge` is
+// given one score, valid or not. Both are called by whole warps. Follows start_scan. A resident row, which the ring
+// holds whole, stays there and can be shown again.
+template <bool kResident = false, class Visitor>
+__device__ __forceinline__ void scan(const Score* scores, int begin, int end, Visitor& visitor) {
+  Body body = body_of(scores, begin, end);
+  const u32 ring = own_ring();
+  u32 slot = ring;
+  // Where threads move on, their places are made anew for each batch; elsewhere they run along, which costs less.
+  if (kSmall) asm volatile("" : "+l"(scores)); // sums with it, if made outside, would be spilled
+  int place = own_place();
+  int first = body.begin + place;
+  const Score* next = scores + body.begin + kTurn + moved_on(place, kBatches);
+  const int steady = body.end - kTurn - kBatch * kStep; // up to there, all that a batch makes room for is in the row
+#pragma unroll 1
+  for (int batch = body.begin; batch < body.end; batch += kBatch * kStep) { // as often for every thread of the block
+    asm volatile("cp.async.wait_group %0;" ::"n"(kBatches - 1) : "memory");
+    Raw raw[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u)
+      raw[u] = read_ring(slot + u * kStageBytes);
+    visitor.see(raw, slot, first, body.end - first);
+    if (kSmall) next = scores + batch + kTurn + moved_on(place, kBatches);
+    if (kResident) {
+      // nothing makes room for anything
+    } else if (!rarely(batch > steady)) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u)
+        copy_ahead(slot + u * kStageBytes, next + u * kStep);
+    } else {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        int ahead = kSmall ? batch + moved_on(place, kBatches) : first;
+        if (ahead + kTurn + u * kStep < body.end) {
+          copy_ahead(slot + u * kStageBytes, next + u * kStep);
+        } else {
+          fill_behind(slot + u * kStageBytes);
+        }
+      }
+    }
+    commit_copies();
+    place = moved_on(place, 1);
+    first = kSmall ? batch + kBatch * kStep + place : first + kBatch * kStep;
+    next += kBatch * kStep;
+    slot += kBatch * kStageBytes;
+    if (slot == ring + kStages * kStageBytes) slot = ring;
+  }
+  if (rarely(body.begin != begin || body.end != end)) {
+    int edge = begin + static_cast<int>(threadIdx.x);
+    if (edge >= body.begin) edge += body.end - body.begin;
+    bool valid = threadIdx.x < 2 * kVector && edge < end;
+    visitor.edge(valid ? widen(scores[edge]) : 0.0f, edge, valid);
+  }
+  visitor.finish();
+}
+
+// Which of a vector's scores count, when `left` do from its first on.
+__device__ __forceinline__ u32 valid_mask(int left) { return (1u << min(max(left, 0), kVector)) - 1; }
+
+// Scores per segment of a row cut into `splits`: a multiple of 32, so that segments of an aligned row are aligned.
+__device__ __forceinline__ int segment_size(int length, int splits) { return ((length - 1) / splits + 32) / 32 * 32; }

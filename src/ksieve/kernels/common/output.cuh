@@ -1,0 +1,100 @@
+// Output writer: where a selected index goes. Families and phases never touch the result in any other way.
+#pragma once
+#include "common/load.cuh"
+#include "common/storage.cuh"
+
+// The current row's own k, behind the barrier that follows whole_row: it need not stay in a register.
+__device__ __forceinline__ int open_slots(const Params& p) { return KSIEVE_WINDOWS ? shared_storage().row_slots : p.k; }
+
+// What the selection writes for a position: with windows, unless slots are finished later, where the caller counts
+// from.
+__device__ __forceinline__ int shown_position(int index) {
+  return KSIEVE_WINDOWS && !kFinish ? index + shared_storage().base : index;
+}
+
+// Output slots of the current row, counted from either end. Slots are bounded here once more: scores that change
+// under a running kernel may break the counts, never memory.
+__device__ __forceinline__ void write_front(int slot, int index) {
+  const SharedStorage& s = shared_storage();
+  if (static_cast<u32>(slot) < static_cast<u32>(s.rule.k)) s.rule.row_out[slot] = shown_position(index);
+}
+
+// The t-th score equal to an exact boundary: ties fill the row from its end.
+__device__ __forceinline__ void write_back(int t, int index) { write_front(shared_storage().rule.k - 1 - t, index); }
+
+// Where the selection puts positions. With a finishing pass that is no more than their place in the output's memory: in
+// the upper half of 64-bit slots, so that slots can be written from the first to the last.
+__device__ __forceinline__ int* row_output(const Params& p, int id) {
+#if KSIEVE_FINISH
+  if (p.options.flags & kWide)
+    return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
+#endif
+  return p.indices + id * p.out_pitch;
+}
+
+// Writes `count` of `taken` positions that were collected on chip, in order, 16 bytes at a time where the output is
+// aligned: threads have a few each, and would write a sector of memory for every one. With kClear zero takes their
+// place.
+struct alignas(16) Four {
+  int position[4];
+};
+__device__ __forceinline__ int whole_fours(const int* out, int count) {
+  return reinterpret_cast<u64>(out) % sizeof(Four) == 0 ? max(count, 0) / 4 : 0;
+}
+template <bool kClear, class Shown>
+__device__ __forceinline__ void write_collected(int* out, int* from, int taken, int count, Shown shown,
+                                                int writers = kThreads, int writer = static_cast<int>(threadIdx.x)) {
+  const int fours = whole_fours(out, count);
+#pragma unroll 1
+  for (int i = writer; i < fours; i += writers) {
+    Four& at = reinterpret_cast<Four*>(from)[i];
+    Four four = at;
+    if (kClear) at = {};
+#pragma unroll
+    for (int& position : four.position)
+      position = shown(position);
+    reinterpret_cast<Four*>(out)[i] = four;
+  }
+#pragma unroll 1
+  for (int i = 4 * fours + writer; i < taken; i += writers) {
+    if (i < count) out[i] = shown(from[i]);
+    if (kClear) from[i] = 0;
+  }
+}
+
+// L <= k: every valid index, then -1, in all `slots` of the output.
+__device__ __forceinline__ void write_short(int* out, int length, int slots, int base) {
+  const int shown = KSIEVE_WINDOWS && !kFinish ? base : 0;
+  auto position = [&](int i) { return i < length ? i + shown : -1; };
+  const int fours = whole_fours(out, slots);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < fours; i += kThreads)
+    reinterpret_cast<Four*>(out)[i] = {position(4 * i), position(4 * i + 1), position(4 * i + 2), position(4 * i + 3)};
+#pragma unroll 1
+  for (int i = 4 * fours + static_cast<int>(threadIdx.x); i < slots; i += kThreads)
+    out[i] = position(i);
+}
+
+// Per-row statistics, compiled out unless asked for: thread 0 keeps them in shared memory and writes them once.
+__device__ __forceinline__ void trace_set(int column, int value) {
+  if (kStats && threadIdx.x == 0) shared_storage().trace[column] = value;
+}
+
+__device__ __forceinline__ void trace_scans(int times) {
+  if (kStats && threadIdx.x == 0) shared_storage().trace[kColScans] += times;
+}
+
+__device__ __forceinline__ void trace_begin() {
+  for (int i = 0; i < kStatsColumns; ++i) {
+    bool absent = i == kColTau0 || i == kColTau0 + 1 || i == kColAdmitted0 || i == kColAdmitted0 + 1;
+    trace_set(i, absent ? -1 : 0);
+  }
+}
+
+__device__ __forceinline__ void trace_write(const Params& p, int row) {
+  int* out = p.stats + static_cast<i64>(row) * kStatsColumns;
+  if (kStats && threadIdx.x == 0) {
+    for (int i = 0; i < kStatsColumns; ++i)
+      out[i] = shared_storage().trace[i];
+  }
+}

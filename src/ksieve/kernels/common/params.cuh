@@ -1,0 +1,86 @@
+// What the host passes and what the specialisation fixes. Mirrored in backends/cuda: launch.py packs the struct,
+// spec.py makes the defines. Everything here is data; nothing decides.
+#pragma once
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+#include "common/options.cuh"
+
+// What rows are found by comes first: a kernel's first access waits for 64 bytes of constants, of which these are part.
+struct Params {
+  const void* scores;  // (rows, width) scores, `pitch` apart
+  const int* lengths;  // (rows,) valid prefix of each row, clamped here; null: every row is full
+  const int* num_rows; // live row count, clamped here; null: all rows
+  i64 pitch;           // elements
+  int rows;
+  int width;
+  int k;
+  int splits;               // CTAs per row of the split and cluster families
+  int* indices;             // (rows, k) result, `out_pitch` apart
+  i64 out_pitch;            // elements
+  int* stats;               // (rows, kStatsColumns); null unless KSIEVE_STATS
+  unsigned char* workspace; // layout: common/workspace.cuh
+  i64 lists;                // bytes of the workspace before the split family's lists
+  int primary_rank;         // sample rank of tau0
+  int rescue_rank;          // sample rank of tau1; 0: no rescue boundary
+#if KSIEVE_OPTIONS
+  Options options;
+#endif
+};
+static_assert(sizeof(Params) == 96 + kOptionBytes, "the host packs 96 bytes, and those of the options");
+
+constexpr int kThreads = KSIEVE_THREADS;
+constexpr int kWarps = kThreads / 32;
+constexpr int kStages = KSIEVE_STAGES;       // 16-byte loads in flight per thread
+constexpr int kBatches = KSIEVE_BATCHES;     // batches they come in
+constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise direct-exact
+constexpr int kStride = kSampled ? KSIEVE_STRIDE : 1;
+constexpr int kGroup = KSIEVE_GROUP;
+constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
+constexpr bool kJitter = KSIEVE_JITTER != 0; // every period of a row takes a group of its own, by a hash
+constexpr u32 kJitterRow = 0xC2B2AE35, kJitterPeriod = 0x85EBCA6B, kJitterMix = 0x9E3779B1; // policy.py, JITTER_*
+constexpr int kJitterShift = 13;
+constexpr int kPool = KSIEVE_PEAKS ? 4 : 1; // adjacent scores of which the best alone is ranked: policy.py, PEAK
+constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
+constexpr bool kRescue = KSIEVE_RESCUE != 0;
+constexpr int kColumns = KSIEVE_COLUMNS;                // candidates in each thread's own column
+constexpr bool kNarrow = KSIEVE_NARROW != 0;            // columns tell indices by places: common/storage.cuh
+constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // and in the list behind the columns
+constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
+constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
+constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact or a cluster holds
+#ifndef KSIEVE_BESIDE
+#define KSIEVE_BESIDE 0
+#endif
+constexpr int kBeside = KSIEVE_BESIDE; // and 16-byte loads per thread that such a row takes beside those in the ring
+#ifndef KSIEVE_REGISTERS
+#define KSIEVE_REGISTERS 0 // rows that row_exact holds stay in registers
+#endif
+constexpr bool kStats = KSIEVE_STATS != 0;
+
+// Rare branches say so: their code is then kept out of the way of what every row runs, which matters as much as its
+// length does, since a CTA meets most of it only once.
+__device__ __forceinline__ bool rarely(bool condition) { return __builtin_expect(condition, false); }
+
+constexpr u32 kFullWarp = 0xffffffffu;
+constexpr u32 kNanKey = 0xffffffffu; // the worst ordered key
+constexpr int kBinBits = 11;
+constexpr int kBins = 1 << kBinBits; // of every histogram, coarse and exact
+constexpr int kRounds = 3;           // exact digits of 11, 11 and 10 bits
+constexpr int kFewest = 32;          // so many unresolved candidates are ranked at once
+
+// Columns of the statistics array: core/stats.py, STATS_COLUMNS.
+constexpr int kStatsColumns = 16;
+enum StatsColumn {
+  kColRoute = 0,
+  kColTau0 = 1,
+  kColAdmitted0 = 3,
+  kColFrontier0 = 5,
+  kColCommitted0 = 9,
+  kColFilled = 13,
+  kColScans = 14,
+  kColSampled = 15,
+};
+enum Route { kShort = 0, kCertified = 1, kRescued = 2, kRecovered = 3, kRecoveredAfterBand = 4, kDirect = 5 };

@@ -1,0 +1,72 @@
+// Layout of the global workspace; planning/memory.py computes the same sizes. Kernels leave everything they count with
+// zero.
+//   [0, 256)   queue: next row, CTAs that have left
+//   then       split family: a RowState per row, all zero before the first launch; from Params::lists on, per row its
+//              list of candidates, a spill slice for each of its CTAs, and kSortSlots
+//   or         other families: a spill slice and kSortSlots for each CTA; where rows are dealt to several launches, all
+//              of which share this, from Params::lists on the lists of length_bins.cuh
+#pragma once
+#include "common/storage.cuh"
+
+struct Queue {
+  u32 next;
+  u32 left;
+};
+
+struct RowState {
+  u64 progress; // high word: segments that have published; low word: candidates of all segments
+  int ties;     // scores equal to an exact boundary, set apart
+  u32 padding[5];
+};
+constexpr int kHeaderBytes = 256;
+
+__device__ __forceinline__ Queue* queue_of(const Params& p) { return reinterpret_cast<Queue*>(p.workspace); }
+
+__device__ __forceinline__ int claim_row(const Params& p) { return atomicAdd(&queue_of(p)->next, 1u); }
+
+// atomicInc wraps to zero at the last CTA, which alone then resets the queue: nobody claims any more.
+__device__ __forceinline__ void leave_queue(const Params& p) {
+  if (atomicInc(&queue_of(p)->left, gridDim.x - 1) == gridDim.x - 1) queue_of(p)->next = 0;
+}
+
+__device__ __forceinline__ RowState* row_state(const Params& p, int row) {
+  return reinterpret_cast<RowState*>(p.workspace + kHeaderBytes) + row;
+}
+
+// Counts candidates of a segment; returns how many came before.
+__device__ __forceinline__ int state_count(RowState* state, int candidates) {
+  return static_cast<int>(atomicAdd(&state->progress, static_cast<u64>(candidates)));
+}
+
+// Counts a segment as published; returns the progress before. Its low word is final when no other is missing. Releases
+// what this CTA has written before a barrier, and acquires what those before it have.
+__device__ __forceinline__ u64 state_arrive(RowState* state) {
+  u64 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(&state->progress), "l"(1ull << 32)
+               : "memory");
+  return before;
+}
+
+__device__ __forceinline__ u64* row_list(const Params& p, int row) {
+  i64 candidates = kListed + static_cast<i64>(p.splits) * kSpillCapacity + kSortSlots;
+  return reinterpret_cast<u64*>(p.workspace + p.lists) + row * candidates;
+}
+
+__device__ __forceinline__ u64* segment_spill(const Params& p, int row, int part) {
+  return row_list(p, row) + kListed + part * kSpillCapacity;
+}
+
+// Spill slice of a worker of the other families; null when nothing spills. Slots are sorted behind it.
+__device__ __forceinline__ u64* spill_slice(const Params& p, int worker) {
+  constexpr int kSlice = kSpillCapacity + kSortSlots;
+  if (kSlice == 0) return nullptr;
+  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + static_cast<i64>(worker) * kSlice;
+}
+
+__device__ __forceinline__ u64* sort_slice(const Params& p, int worker) {
+  return kSortSlots ? spill_slice(p, worker) + kSpillCapacity : nullptr;
+}
+
+__device__ __forceinline__ u64* row_sort_slice(const Params& p, int row) { return segment_spill(p, row, p.splits); }

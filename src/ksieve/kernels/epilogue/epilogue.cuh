@@ -1,0 +1,199 @@
+// The finishing pass: what a call wants of a row's slots beyond the positions that the selection has left in them.
+//   1. with an order: positions, and keys if slots go by score, are sorted where ring, histogram and candidates were
+//   2. slots are written anew: values, raw indices, transformed indices; unused ones last
+// A row's slots are then a function of its set alone, if an order is asked for.
+#pragma once
+#include "stream/certify.cuh"
+
+#if KSIEVE_FINISH
+#if KSIEVE_ORDER == 1
+using Sorted = u64; // key and place
+#else
+using Sorted = u32; // position
+#endif
+constexpr int kPerLane = 4;
+constexpr int kSortChunk = 32 * kPerLane; // sorted by one warp in its registers; fewest elements of a sort
+constexpr int kInFlight = 4;              // slots per thread
+
+__device__ __forceinline__ void put_in_order(Sorted& a, Sorted& b, bool ascending) {
+  bool swap = (b < a) == ascending;
+  Sorted kept = a;
+  a = swap ? b : a;
+  b = swap ? kept : b;
+}
+
+// The steps of a bitonic merge of `size` elements that stay within a lane's kPerLane neighbours or within its warp.
+__device__ __forceinline__ void merge_in_registers(Sorted (&v)[kPerLane], int at, int size) {
+#pragma unroll
+  for (int stride = kSortChunk / 2; stride >= kPerLane; stride /= 2) {
+    if (stride >= size) continue;
+    bool keep_less = ((at & stride) == 0) == ((at & size) == 0);
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      Sorted other = __shfl_xor_sync(kFullWarp, v[e], stride / kPerLane);
+      v[e] = (other < v[e]) == keep_less ? other : v[e];
+    }
+  }
+#pragma unroll
+  for (int stride = kPerLane / 2; stride >= 1; stride /= 2) {
+    if (stride >= size) continue;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e)
+      if ((e & stride) == 0) put_in_order(v[e], v[e + stride], ((at + e) & size) == 0);
+  }
+}
+
+// Bitonic sort of n elements, ascending; n is a power of two and at least kSortChunk. Starts and ends with a barrier.
+__device__ __forceinline__ void sort_area(Sorted* area, int n) {
+  int lane = threadIdx.x & 31;
+  int warp = threadIdx.x >> 5;
+  for (int size = kSortChunk; size <= n; size *= 2) {
+    for (int stride = size / 2; stride >= kSortChunk; stride /= 2) {
+      __syncthreads(); // the previous step is done
+      for (int i = threadIdx.x; i < n / 2; i += kThreads) {
+        int low = 2 * i - (i & (stride - 1));
+        Sorted a = area[low];
+        Sorted b = area[low + stride];
+        put_in_order(a, b, (low & size) == 0);
+        area[low] = a;
+        area[low + stride] = b;
+      }
+    }
+    __syncthreads(); // what is left of this merge stays within chunks
+    for (int chunk = warp * kSortChunk; chunk < n; chunk += kWarps * kSortChunk) {
+      int at = chunk + lane * kPerLane;
+      Sorted v[kPerLane];
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e)
+        v[e] = area[at + e];
+      if (size == kSortChunk) {
+#pragma unroll
+        for (int small = 2; small < kSortChunk; small *= 2)
+          merge_in_registers(v, at, small);
+      }
+      merge_in_registers(v, at, size);
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e)
+        area[at + e] = v[e];
+    }
+  }
+  __syncthreads(); // all is in order
+}
+
+// Position in a slot as the selection left it. Scores that change under a running kernel may leave anything there.
+__device__ __forceinline__ int staged_position(const int* staged, int slot, int selected, int length) {
+  int index = slot < selected ? __ldcg(staged + slot) : -1;
+  return static_cast<u32>(index) < static_cast<u32>(length) ? index : -1;
+}
+
+__device__ __forceinline__ Sorted sortable(const Row& row, int index) {
+#if KSIEVE_ORDER == 1
+  int place = kTies ? tie_place(index) : index;
+  return index < 0 ? ~0ull : make_entry(order_key(widen(row.scores[index])), place);
+#else
+  return static_cast<u32>(index);
+#endif
+}
+
+__device__ __forceinline__ int position_of(Sorted sorted) {
+#if KSIEVE_ORDER == 1
+  int place = static_cast<int>(sorted & 0xffffffffu);
+  return kTies ? tie_position(place) : place;
+#else
+  return static_cast<int>(sorted);
+#endif
+}
+
+__device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 index) {
+  if (wide) {
+    static_cast<i64*>(base)[at] = index;
+  } else {
+    static_cast<int*>(base)[at] = static_cast<int>(index);
+  }
+}
+
+// What is written for a position that counts from where the caller wants it.
+__device__ __forceinline__ i64 transformed(const Params& p, int request, i64 offset, int index) {
+  const Options& o = p.options;
+  if (index < 0) return -1;
+  if (!(o.flags & kPaged)) return index + offset;
+  int page = index >> o.page_shift;
+  if (page >= o.max_pages || static_cast<u32>(request) >= static_cast<u32>(o.requests)) return -1;
+  i64 first = o.page_table[request * o.page_pitch + page] * (1ll << o.page_shift);
+  return first + (index & ((1 << o.page_shift) - 1));
+}
+
+__device__ __forceinline__ void write_slots(const Params& p, const Row& row, int selected, const Sorted* area) {
+  const Options& o = p.options;
+  bool wide = o.flags & kWide;
+  const int* staged = row_output(p, row.id);
+  int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
+  i64 offset = o.offsets ? o.offsets[row.id] : 0;
+  int base = KSIEVE_WINDOWS ? shared_storage().base : 0;
+  for (int begin = 0; begin < p.k; begin += kInFlight * kThreads) {
+    int first = begin + static_cast<int>(threadIdx.x);
+    int index[kInFlight];
+#pragma unroll
+    for (int b = 0; b < kInFlight; ++b) {
+      int slot = first + b * kThreads;
+      if constexpr (KSIEVE_ORDER == 0) {
+        index[b] = staged_position(staged, slot, selected, row.length);
+      } else {
+        index[b] = slot < selected ? position_of(area[slot]) : -1;
+        if (static_cast<u32>(index[b]) >= static_cast<u32>(row.length)) index[b] = -1;
+      }
+    }
+    // 64-bit slots up to here lie over positions that have been read: row_output.
+    if (KSIEVE_ORDER == 0 && wide) __syncthreads();
+    if (o.values) {
+      Score* values = static_cast<Score*>(o.values) + row.id * o.values_pitch;
+#pragma unroll
+      for (int b = 0; b < kInFlight; ++b) {
+        int slot = first + b * kThreads;
+        if (slot < p.k) values[slot] = index[b] < 0 ? worst_score() : row.scores[index[b]];
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kInFlight; ++b) {
+      int slot = first + b * kThreads;
+      if (slot >= p.k) continue;
+      int shown = index[b] < 0 ? -1 : index[b] + base;
+      if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
+      write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, shown));
+    }
+  }
+}
+#endif
+
+// Behind the selection of a row, by the CTA that ended it. `slice`: kSortSlots in the workspace, of this worker alone.
+// The row's facts are read again: kept until here, they would cost every scan its registers.
+__device__ __forceinline__ void finish_row(const Params& p, int id, u64* slice) {
+  Row row = load_row(p, id);
+  int slots = slots_of(p, row);
+  if (kTies && row.length > slots) collect_ties(row, slots);
+#if KSIEVE_FINISH
+  int selected = min(row.length, slots);
+  Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
+  __syncthreads(); // every slot has its position, and nobody reads a candidate any more
+  if constexpr (KSIEVE_ORDER != 0) {
+    const int* staged = row_output(p, id);
+    int n = 1 << (32 - __clz(max(selected, kSortChunk) - 1));
+    for (int first = threadIdx.x; first < n; first += kInFlight * kThreads) {
+      int index[kInFlight];
+#pragma unroll
+      for (int b = 0; b < kInFlight; ++b)
+        index[b] = staged_position(staged, first + b * kThreads, selected, row.length);
+#pragma unroll
+      for (int b = 0; b < kInFlight; ++b)
+        if (first + b * kThreads < n) area[first + b * kThreads] = sortable(row, index[b]);
+    }
+    sort_area(area, n);
+  }
+  write_slots(p, row, selected, area);
+#elif KSIEVE_WINDOWS
+  if (row.length <= slots) return;
+  int* out = row_output(p, id);
+  for (int i = slots + static_cast<int>(threadIdx.x); i < p.k; i += kThreads)
+    out[i] = -1;
+#endif
+}

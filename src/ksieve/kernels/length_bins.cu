@@ -1,0 +1,52 @@
+// Deals the rows of a matrix to the launches that follow, by their length: one CTA for each launch.
+//
+//   1. a warp looks at kAtOnce times 32 neighbouring rows, whose lengths it waits for together
+//   2. rows of at most kHeld scores are for the first launch, of at most twice as many for the second, and so on; those
+//      too long for all others for the last
+//   3. every launch has a list (length_bins.cuh), where the rows of a warp stay together: CTAs that run at once then
+//   work on
+//      rows that lie close to each other in memory. Which warp comes first is left to chance, and of no consequence
+//
+// Row reads: none.
+#include "length_bins.cuh"
+#include "stream/filter.cuh"
+
+constexpr int kAtOnce = 8;
+
+__device__ __forceinline__ int band_of(int length) { return min(max(length - 1, 0) / kHeld, kBand); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_length_bins(const __grid_constant__ Params p) {
+  __shared__ int count;
+  release_dependents();
+  wait_for_inputs();
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads(); // nobody is counted
+  const int band = static_cast<int>(blockIdx.x);
+  const int own = static_cast<int>(threadIdx.x / 32 * 32 * kAtOnce + threadIdx.x % 32);
+  for (int begin = 0; begin < p.rows; begin += kAtOnce * kThreads) {
+    int length[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      length[i] = load_row(p, min(begin + own + i * 32, p.rows - 1)).length;
+    u32 dealt[kAtOnce];
+    int total = 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      dealt[i] = __ballot_sync(kFullWarp, begin + own + i * 32 < p.rows && band_of(length[i]) == band);
+      total += __popc(dealt[i]);
+    }
+    if (total == 0) continue;
+    int place = 0;
+    if ((threadIdx.x & 31) == 0) place = atomicAdd(&count, total);
+    place = __shfl_sync(kFullWarp, place, 0);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (dealt[i] >> (threadIdx.x & 31) & 1)
+        *dealt_row(p, place + __popc(dealt[i] & lanes_below()), band) = {begin + own + i * 32, length[i]};
+      place += __popc(dealt[i]);
+    }
+  }
+  __syncthreads(); // all rows are counted
+  if (threadIdx.x == 0) dealt_counts(p)[band] = count;
+}

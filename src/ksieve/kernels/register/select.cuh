@@ -1,0 +1,342 @@
+// Selection of a short row whose scores stay in registers. Where there are hardly more rows than CTAs, what counts is
+// how many steps wait for each other, so nothing is sampled:
+//   1. scores are counted by coarse bin as they arrive; the bin of the k-th is found
+//   2. positions of better ones are collected, scores of that bin listed
+//   3. what was collected is written, while the listed ones are ranked
+// A crowded bin is counted again by keys, or divided by them (resident/overfull.cuh). The row is waited for once, and
+// there are six barriers.
+#pragma once
+#include "resident/overfull.cuh"
+
+static_assert(KSIEVE_REGISTERS && kHolds && kHeld == kPart, "one CTA has all of a row");
+constexpr int kRanked = kThreads < 512 ? kThreads / 2 : 256; // scores of the boundary's bin that are ranked at once
+constexpr int kTogether = kThreads < 512 ? 32 : 64;          // of them that are looked at at a time
+constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;
+static_assert(kWords == 1 && kBeside == 0 && KSIEVE_ORDER == 0);
+
+// The coarse bins of this thread's scores, as steps are kept (HeldSteps).
+struct CoarseBins {
+  static constexpr u32 kNone = kBins; // of what is not in the row; counted too, as that takes no branch
+
+  __device__ __forceinline__ static void count(u32 bin) { count_at(bin * 4); }
+
+  // Counts two neighbours, of which `left` scores are in the row: their bins.
+  __device__ __forceinline__ static u32 count_pair(float a, float b, int left) {
+    const u32 bins = coarse_keys(a, b) >> 5 & 0x07ff07ff;
+    const u32 there = left > 1 ? bins : left == 1 ? __byte_perm(bins, kNone, 0x5410) : kNone * 0x10001u;
+    count(there & 0xffff);
+    count(there >> 16);
+    return there;
+  }
+
+  // Of a crowded bin (resident/overfull.cuh): its scores once more, and that of one.
+  __device__ __forceinline__ static Raw read_again(const Score*, int vector) {
+    return read_ring(own_ring() + vector * kStageBytes);
+  }
+  __device__ __forceinline__ static int of(float score, int) { return coarse_bin(score); }
+  __device__ __forceinline__ static KeyRange keys_of(int bin, int) {
+    const KeyRange keys = ::keys_of_bin(bin);
+    return {max(keys.best, kInfinityKey) - kInfinityKey, max(keys.worst, kInfinityKey) - kInfinityKey};
+  }
+};
+
+// A row in registers: 16 bytes of it at a time, and for a few threads a score beside those.
+struct LoadedRow {
+  Row row;
+  Body body;
+  Raw raw[kVectors];
+  Edge edge;
+
+  __device__ __forceinline__ int first() const { return body.begin + own_place(); }
+
+  __device__ __forceinline__ LoadedRow(const Row& all, int limit)
+      : row(all), body(copied_body(all, 0, all.length, limit)), raw(), edge() {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      if (first() + v * kStep < body.end) raw[v] = load_raw(row.scores + first() + v * kStep);
+    if (!rarely(body.begin != 0 || body.end < row.length)) return;
+    edge.at = static_cast<int>(threadIdx.x);
+    if (edge.at >= body.begin) edge.at += body.end - body.begin;
+    edge.valid = threadIdx.x < 2 * kVector && edge.at < row.length;
+    if (edge.valid) edge.score = widen(row.scores[edge.at]);
+  }
+
+  // One of this thread's scores: halves of them are chosen from, as registers have no address.
+  __device__ __forceinline__ float pick(u32 at) const {
+    float some[1 << kPickBits];
+#pragma unroll
+    for (int i = 0; i < 1 << kPickBits; ++i)
+      some[i] = i < kEach ? unpack(raw[i < kEach ? i / kVector : 0], i % kVector) : 0.0f;
+#pragma unroll
+    for (int bit = kPickBits - 1; bit >= 0; --bit)
+#pragma unroll
+      for (int i = 0; i < 1 << (kPickBits - 1); ++i)
+        if (i < 1 << bit) some[i] = at >> bit & 1 ? some[i + (1 << bit)] : some[i];
+    return some[0];
+  }
+};
+
+// Lower bits of a key that tell keys of a bin apart: 5 of the mantissa's 23 tell bins.
+constexpr int kKeyBits = 18;
+
+// Scores of the boundary's bin, in the order that they were found: what they are ranked by, and where they are. Keys of
+// a bin are close to each other (keys_are_close), so that the lower bits of two, with their number in the list behind,
+// tell which is better. They are negated: one instruction then compares.
+struct Listed {
+  int negated[kRanked + kTogether];
+  unsigned short position[kRanked];
+
+  static constexpr int kNumberBits = 8;
+  static_assert(kRanked <= 1 << kNumberBits, "numbers fit");
+
+  __device__ __forceinline__ static int rank_by(u32 key, u32 number) {
+    return -static_cast<int>(key << kNumberBits | number);
+  }
+  __device__ __forceinline__ static Listed& of_row() {
+    return *reinterpret_cast<Listed*>(shared_list(shared_storage()));
+  }
+  // Something that is worse than any of a bin: the lower 24 bits of its keys begin at 2^18 times its number.
+  __device__ __forceinline__ void end(u32 bin, int number) {
+    negated[number] = rank_by((bin << kKeyBits) + (1 << 21), 0);
+  }
+
+  __device__ __forceinline__ void put(int number, float score, int at) {
+    negated[number] = rank_by(number_key(score), number);
+    position[number] = static_cast<unsigned short>(at);
+  }
+};
+static_assert(sizeof(Listed) <= kSharedCapacity * sizeof(u64) && kHeld <= 1 << 16);
+
+// Whether keys of a bin are less than 2^22 apart: it has no infinities, nor what float16 knows as subnormal.
+__device__ __forceinline__ bool keys_are_close(int bin) {
+  constexpr int kOctave = 1024 / 32; // bins of one
+  constexpr int kSign = kBins / 2;
+  return static_cast<u32>(bin % kSign - kOctave) < kSign - 2 * kOctave;
+}
+
+// Writes the best `quota` of `count` listed scores. Four threads rank one together.
+template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int quota, Shown shown) {
+  constexpr int kSharers = 4;
+  const Listed& listed = Listed::of_row();
+  const int thread = thread_again(); // made here, not in front of the row's length
+  const RingSlot* others = reinterpret_cast<const RingSlot*>(listed.negated) + thread % kSharers;
+#pragma unroll 1
+  for (int at = thread / kSharers; (at & ~7) < count; at += kThreads / kSharers) {
+    const int mine = -listed.negated[at];
+    const int position = listed.position[at < count ? at : 0];
+    int rank = 0;
+    int from = 0;
+#pragma unroll 1
+    do {
+#pragma unroll
+      for (int i = 0; i < kTogether / 4; i += kSharers) {
+        const RingSlot some = others[from / 4 + i];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          rank += __viaddmin_s32_relu(mine, static_cast<int>(some.word[j]), 1);
+      }
+      from += kTogether;
+    } while (from < count);
+    rank += __shfl_xor_sync(kFullWarp, rank, 1);
+    rank += __shfl_xor_sync(kFullWarp, rank, 2);
+    if (thread % kSharers == 0 && at < count && rank < quota) out[rank] = shown(position);
+  }
+}
+
+// Called, since this is rare; the row's facts are read again, as in front of a finishing pass.
+__device__ __noinline__ void describe_loaded(const Params& p, int id) {
+  const Row row = load_row(p, id);
+  HeldRow& to = shared_storage().held[0];
+  if (threadIdx.x == 0) {
+    describe(p, row, 0, row.length, limit_of(p), to);
+    clear_row(to);
+  }
+  __syncthreads(); // the row is described
+}
+
+// Scores of a bin that were divided once more.
+struct Again {
+  u32 chosen; // better than those of the boundary's new bin
+  u32 last;
+  int quota;
+  Boundary found;
+};
+
+// Counts marked scores of a bin, which the ring has, by how far their keys are from its first: by 2^7 keys, then by
+// one, if need be; so far that others are beyond the last bin. Called, since this is rare.
+__device__ __noinline__ Again count_again(u32 marks, int bin, int quota) {
+  constexpr int kUpper = 8; // bits of a key that tell nothing
+  Again again = {0, marks, quota, {}};
+  u32 base = static_cast<u32>(bin) << kKeyBits;
+#pragma unroll 1
+  for (int shift = kKeyBits - kBinBits; shift >= 0; shift -= kKeyBits - kBinBits) {
+    HeldSteps bins;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const Raw raw = read_ring(own_ring() + v * kStageBytes);
+      auto number = [&](int i) {
+        const int beyond = static_cast<int>((number_key(unpack(raw, i)) - base) << kUpper) >> (kUpper + shift);
+        return again.last >> (v * kVector + i) & 1 ? static_cast<u32>(min(max(beyond, 0), kBins - 1))
+                                                   : CoarseBins::kNone;
+      };
+#pragma unroll
+      for (int i = 0; i < kVector; i += 2) {
+        const u32 one = number(i);
+        const u32 next = number(i + 1);
+        CoarseBins::count(one);
+        CoarseBins::count(next);
+        bins.pair[(v * kVector + i) / 2] = one | next << 16;
+      }
+    }
+    again.found = Alone::find(again.quota, [] {});
+    const Divided divided = divide(bins, again.found.bin);
+    again.chosen |= divided.before.word[0];
+    again.last = divided.within.word[0];
+    again.quota -= again.found.before;
+    if (again.found.count == again.quota || again.found.count <= kRanked) break;
+    base += static_cast<u32>(again.found.bin) << shift;
+  }
+  return again;
+}
+
+// Selects a row of more than k scores. What counts is zero, and becomes so again.
+__device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& loaded, int k) {
+  SharedStorage& s = shared_storage();
+  const Edge& edge = loaded.edge;
+  const int valid = min(loaded.body.end, loaded.row.length) - loaded.first();
+  HeldSteps bins;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2)
+      bins.pair[(v * kVector + i) / 2] =
+          CoarseBins::count_pair(unpack(loaded.raw[v], i), unpack(loaded.raw[v], i + 1), valid - v * kStep - i);
+  const int edge_bin = edge.valid ? coarse_bin(edge.score) : CoarseBins::kNone;
+  if (rarely(edge.valid)) CoarseBins::count(edge_bin);
+  Boundary found = Alone::find(k, release_dependents);
+  const int bin = found.bin;
+  int quota = k - found.before;
+  const Divided divided = divide(bins, bin);
+  u32 chosen = divided.before.word[0];
+  u32 last = divided.within.word[0];
+  auto crowded = [&] { return found.count != quota && (found.count > kRanked || !keys_are_close(bin)); };
+  if (rarely(crowded())) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
+    // Not where scores beside the body would be in the way.
+    if (keys_are_close(bin) && loaded.body.begin == 0 && loaded.body.end >= loaded.row.length) {
+      const Again again = count_again(last, bin, quota);
+      chosen |= again.chosen;
+      last = again.last;
+      quota = again.quota;
+      found = again.found;
+    }
+    if (crowded()) {
+      describe_loaded(p, loaded.row.id);
+      return select_crowded<Alone, CoarseBins>(0, {chosen}, {last}, bin, quota, found.count);
+    }
+  }
+  const bool whole = found.count == quota;
+  const bool edge_chosen = edge_bin < bin + whole;
+  const bool edge_last = !whole && edge_bin == bin;
+  if (whole) {
+    chosen |= last;
+    last = 0;
+  }
+  // Places of both at once: of what is collected in the lower half.
+  const u32 mine = __popc(chosen) + edge_chosen + (__popc(last) + edge_last << 16);
+  if (!whole && threadIdx.x < kTogether) Listed::of_row().end(bin, found.count + threadIdx.x);
+  const u32 before = sum_threads(mine).before;
+  int* positions = reinterpret_cast<int*>(s.ring);
+  u32 to = shared_address(positions + (before & 0xffff));
+  const int first = loaded.first();
+#pragma unroll
+  for (int at = 0; at < kEach; ++at)
+    asm volatile("{\n"
+                 ".reg .pred chosen;\n"
+                 "setp.ne.u32 chosen, %1, 0;\n"
+                 "@chosen st.shared.u32 [%0], %2;\n"
+                 "@chosen add.u32 %0, %0, 4;\n"
+                 "}"
+                 : "+r"(to)
+                 : "r"(chosen & 1u << at), "r"(index_of_bit(at, first))
+                 : "memory");
+  if (edge_chosen) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(edge.at) : "memory");
+  int number = static_cast<int>(before >> 16);
+  while (last) { // two at a time, which do not wait for each other
+    const u32 one = take_bit(last);
+    const bool more = last != 0;
+    const u32 other = more ? take_bit(last) : one;
+    const float score = loaded.pick(one);
+    const float next = loaded.pick(other);
+    Listed::of_row().put(number, score, index_of_bit(one, first));
+    if (more) Listed::of_row().put(number + 1, next, index_of_bit(other, first));
+    number += 1 + more;
+  }
+  if (edge_last) Listed::of_row().put(number, edge.score, edge.at);
+  __syncthreads(); // all are collected, or listed
+#if KSIEVE_WINDOWS
+  auto shown = [&](int position) { return kFinish ? position : position + loaded.row.base; };
+#else
+  auto shown = [](int position) { return position; };
+#endif
+  int* out = row_output(p, loaded.row.id);
+  const int collected = whole ? k : k - quota;
+  // Some warps rank while others write, where they suffice for all that is listed.
+  const int ranking = whole ? 0 : (found.count + 7) / 8 * 32;
+  const bool apart = ranking <= kThreads / 4 * 3;
+  const int writer = static_cast<int>(threadIdx.x) - (apart ? ranking : 0);
+  if (!whole && (!apart || writer < 0)) write_listed(out + collected, found.count, quota, shown);
+  if (writer >= 0)
+    write_collected<false>(out, positions, collected, collected, shown, apart ? kThreads - ranking : kThreads, writer);
+}
+
+// A row whose length is asked for here, and waited for where the row is wanted; a window then asks for all it is.
+struct AskedRow {
+  int id;
+#if KSIEVE_WINDOWS
+  __device__ __forceinline__ AskedRow(const Params&, int id) : id(id) {}
+  __device__ __forceinline__ Row come(const Params& p) const { return load_row(p, id); }
+#else
+  int length;
+  int live;
+  __device__ __forceinline__ AskedRow(const Params& p, int id) : id(id), length(length_of(p, id)), live(live_rows(p)) {}
+  __device__ __forceinline__ Row come(const Params& p) const { return row_of(p, id, length, live); }
+#endif
+};
+
+// A CTA's rows, one after another; there are few. What is run for rows that are selected whole comes first, and is soon
+// fetched. Of narrow rows that may be most, whose answers then keep memory busy: scores are asked for as soon as a
+// row's length is known. The CTAs of wide ones empty counters while the length is fetched, and each of their many warps
+// counts as soon as it has its scores.
+__device__ __forceinline__ void select_in_registers(const Params& p) {
+  constexpr bool kEmptyFirst = kThreads >= 512;
+  auto empty = [] {
+    clear_counts(thread_again());
+    __syncthreads(); // counters are empty, and nobody still works on the row before
+  };
+  int number = blockIdx.x; // one of the rows: there are no more CTAs
+  do {
+    const AskedRow asked(p, number);
+    if (kEmptyFirst) empty();
+    const Row row = asked.come(p);
+#if KSIEVE_WINDOWS
+    if (kFinish && threadIdx.x == 0) shared_storage().base = row.base;
+#endif
+    if (!select_short(p, row)) {
+      const LoadedRow loaded(row, limit_of(p));
+      bool more = true;
+      if (!kEmptyFirst) {
+        empty();
+        int scores = row.length;
+        asm volatile("" : "+r"(scores));
+        more = scores > 0; // always; or ptxas waits for them in front of the barrier
+      }
+      if (more) select_loaded(p, loaded, slots_of(p, row));
+    }
+    finish_row(p, row.id, sort_slice(p, blockIdx.x));
+    if (kFinish) __syncthreads(); // nobody still reads where the row begins
+    number += grid_size();
+  } while (number < p.rows);
+}

@@ -1,0 +1,283 @@
+// Steps that scores of a held row are counted by, and the output positions that are collected from them.
+#pragma once
+#include "resident/descriptor.cuh"
+
+// The ordered key shifted, so that +infinity is 0 and NaN of either sign needs not be asked for: it gets the worst key.
+__device__ __forceinline__ u32 shifted_key(float score, u32 worst = kMinusInfinityKey - kInfinityKey + 1) {
+  return min(number_key(score) - kInfinityKey, worst);
+}
+
+// Counts one in the histogram, given a number of bytes from its first bin on: the hardware adds up what lanes do to one
+// address.
+__device__ __forceinline__ void count_at(u32 bytes) {
+  constexpr int kBehind = sizeof(SharedStorage::ring); // where the histogram is
+  asm volatile("red.shared.add.u32 [%0 + %1], 1;" ::"r"(shared_address(shared_bytes) + bytes), "n"(kBehind) : "memory");
+}
+
+// Scores from `most` down to `least` in equal steps, numbered from 0; the last has whatever is no better than `least`.
+// A step is a float: kOne + number units, whose bits are as far apart as the numbers are. Those of kOne vanish when a
+// number of bytes is made of them.
+struct Steps {
+  static constexpr float kOne = 2.0f;
+  static constexpr float kUnit = 0x1p-22f;
+  static constexpr u32 kOneBits = 0x40000000;
+  static constexpr float kGreatest = 0x1.fffffep127f;
+  float scale;
+  float offset;
+
+  // Infinity and NaN are replaced by the nearest that has steps; infinite scores are in the first step or in the last.
+  __device__ __forceinline__ static float finite(float score) { return fminf(fmaxf(score, -kGreatest), kGreatest); }
+
+  // A sixteenth of the distance: the whole one may be twice the greatest float. Of subnormal scores it may come out as
+  // nothing or less.
+  __device__ __forceinline__ static float sixteenth(float least, float most) {
+    return finite(most) * 0x1p-4f - finite(least) * 0x1p-4f;
+  }
+
+  // `least` itself is not beyond: its product is rounded up.
+  __device__ __forceinline__ Steps(float least, float most) {
+    const float low = finite(least);
+    scale = finite(most) > low ? __fdividef(0x1p-4f, sixteenth(least, most)) : 1.0f;
+    offset = -__fmul_ru(low, scale);
+  }
+
+  __device__ __forceinline__ float of(float score) const {
+    return __fmaf_rd(__saturatef(fmaf(score, scale, offset)), (1 - kBins) * kUnit, kOne + (kBins - 1) * kUnit);
+  }
+
+  // Every score is counted, the many of the last step too.
+  __device__ __forceinline__ static void count(float step) { count_at((__float_as_uint(step) - kOneBits) * 4); }
+
+  __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number) * kUnit; }
+};
+
+// The numbers of the steps that this thread's scores are in, two in a word.
+struct HeldSteps {
+  u32 pair[kEach / 2];
+
+  __device__ __forceinline__ void put(int at, float step, float next) {
+    pair[at / 2] = __byte_perm(__float_as_uint(step), __float_as_uint(next), 0x5410);
+  }
+};
+
+// Which scores are in steps before a given one, and which in that.
+struct Divided {
+  Marks before;
+  Marks within;
+
+  // If all of those within are wanted, they are before.
+  __device__ __forceinline__ void join(bool all) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      before.word[w] |= all ? within.word[w] : 0;
+      within.word[w] = all ? 0 : within.word[w];
+    }
+  }
+};
+
+// Of each pair, 0 for a step before, 1 for the one, 2 for those behind are digits of two bits; those of eight pairs are
+// the halves of a word, which are then put together so that neighbours alternate.
+__device__ __forceinline__ Divided divide(const HeldSteps& steps, int number) {
+  const u32 less = (static_cast<u32>(1 - number) & 0xffffu) * 0x10001u;
+  auto digits = [&](int from) {
+    u32 all = 0;
+#pragma unroll
+    for (int i = from + 7; i >= from; --i)
+      all = all * 4 + (i < kEach / 2 ? __viaddmin_s16x2_relu(steps.pair[i < kEach / 2 ? i : 0], less, 0x20002u) : 0);
+    return all;
+  };
+  constexpr u32 kEven = 0x55555555u;
+  Divided found;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    const u32 low = digits(16 * w);
+    const u32 high = digits(16 * w + 8);
+    const u32 even = __byte_perm(low, high, 0x5410);
+    const u32 odd = __byte_perm(low, high, 0x7632);
+    const u32 behind = (odd & ~kEven) | (even >> 1 & kEven);
+    constexpr int kRest = kEach % 32;
+    const u32 all = kRest && w == kWords - 1 ? (1u << kRest) - 1 : ~0u;
+    found.within.word[w] = (odd << 1 & ~kEven) | (even & kEven);
+    found.before.word[w] = all & ~(behind | found.within.word[w]);
+  }
+  return found;
+}
+
+// The steps of the range that was found, from shared memory. Where scores go over so many octaves that few steps are
+// left for the last of them, or are too small to be multiplied, they are spread first: how far their keys are from that
+// of `least` takes their place. Not where `least` is near zero by chance, as samples of either sign tell.
+struct FoundSteps {
+  static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a step is then 1/32 of the last one
+  u32 least;
+  u32 most;
+  bool spreads;
+
+  __device__ __forceinline__ explicit FoundSteps(int slot) : FoundSteps(held_row(slot).range) {}
+  template <class Range> __device__ __forceinline__ explicit FoundSteps(Range& row) : least(row.least), most(row.most) {
+    const float range = Steps::sixteenth(score_of_key(least), score_of_key(most));
+    spreads = range < 0x1p-126f ? most < least : !row.signs && static_cast<int>(least - most) > kWide;
+  }
+
+  __device__ __forceinline__ Steps steps() const {
+    return spreads ? Steps(0, static_cast<float>(least - most)) : Steps(score_of_key(least), score_of_key(most));
+  }
+
+  __device__ __forceinline__ float spread(float score) const {
+    const u32 end = least - kInfinityKey;
+    return static_cast<float>(end - shifted_key(score, end));
+  }
+
+  __device__ __forceinline__ float of(float score) const { return steps().of(spreads ? spread(score) : score); }
+
+  // Of a crowded step (resident/overfull.cuh): its scores once more, and the number of one where the range is not in
+  // hand.
+  __device__ __forceinline__ static Raw read_again(const Score* scores, int vector) {
+    return load_raw(scores + vector * kStep);
+  }
+  __device__ __forceinline__ static int of(float score, int slot) {
+    return static_cast<int>(__float_as_uint(FoundSteps(slot).of(score)) - Steps::kOneBits);
+  }
+
+  // Where shifted keys of a step about are, with a step on either side: rounding may put some there. Better scores than
+  // the range's may be in the first one: two octaves of them.
+  __device__ __forceinline__ static KeyRange keys_of(int bin, int slot) {
+    constexpr u32 kRounding = 8;
+    const FoundSteps range(slot);
+    const u32 end = range.least - kInfinityKey;
+    if (bin == kBins - 1) return {end, kNanKey};
+    const Steps linear = range.steps();
+    auto key_of = [&](int number) { // where that step begins
+      const float part = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
+      const float at = __fdividef(part - linear.offset, linear.scale);
+      return range.spreads ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
+    };
+    const u32 best = bin ? key_of(bin - 1) : range.most - kInfinityKey;
+    return {best - min(best, bin ? kRounding : 2u << 23), key_of(bin + 2) + kRounding};
+  }
+};
+
+// What the samples of a warp are.
+struct Sampled {
+  KeyRange range;
+  bool signs;  // whether its end is not positive
+  u32 plateau; // the key of their value, if kPlateau of them are one; 0 if not
+};
+
+// The best of where warps' ranges begin, and the worst of where they end.
+__device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row) {
+  atomicMin(&row.range.most, warp.range.best);
+  atomicMax(&row.range.least, warp.range.worst);
+  if (warp.signs) atomicOr(&row.range.signs, 1);
+  if (rarely(warp.plateau != 0)) atomicMax(&row.range.plateau, warp.plateau);
+}
+
+__device__ __forceinline__ void write_last(int slot, int listed, int quota);
+
+// What crowded rows ask of holders whose owner keeps what they count in shared memory.
+template <class Self> struct OnChip {
+  __device__ __forceinline__ static Boundary find_again(int rank) {
+    return Self::find(rank, [] {});
+  }
+
+  __device__ __forceinline__ static void write_listed(int slot, int count, int quota) {
+    if (Self::owns()) write_last(slot, count, quota);
+  }
+};
+
+// Who holds a row: one CTA.
+struct Alone : OnChip<Alone> {
+  static constexpr bool kAlone = true;
+  __device__ __forceinline__ static SharedStorage& owner() { return shared_storage(); }
+  __device__ __forceinline__ static bool owns() { return true; }
+  __device__ __forceinline__ static void sync() { __syncthreads(); }
+
+  // Folds what a warp found in its samples into a row. A barrier of all must follow.
+  __device__ __forceinline__ static void fold(const Sampled& warp, int slot) {
+    asm volatile("" : "+r"(slot)); // or the atomics of one lane are gathered from all
+    if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().held[slot]);
+  }
+
+  __device__ __forceinline__ static void know(int) { __syncthreads(); } // the range is known
+
+  // find_boundary over what all have counted, as soon as then() has run.
+  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then then) {
+    __syncthreads(); // the tail is counted
+    then();
+    return find_boundary(rank);
+  }
+};
+
+__device__ __forceinline__ void collect(int index, int slot) {
+  collected()[atomicAdd(&shared_storage().held[slot].emitted, 1)] = index;
+}
+
+// Collects positions that threads have few of (write_collected), from a place on: where it ends.
+__device__ __forceinline__ int collect_at(const Marks& marks, int first, int place) {
+  u32 to = shared_address(collected() + place);
+#pragma unroll
+  for (int w = 0; w < kWords; ++w)
+    for (u32 bits = marks.word[w]; bits;) { // two at a time, whose places do not wait for each other
+      const int one = index_of_mark(w, take_bit(bits), first);
+      const u32 more = bits;
+      const int other = index_of_mark(w, take_bit(bits), first);
+      asm volatile("{\n"
+                   ".reg .pred more;\n"
+                   "setp.ne.u32 more, %3, 0;\n"
+                   "st.shared.u32 [%0], %1;\n"
+                   "@more st.shared.u32 [%0 + 4], %2;\n"
+                   "}" ::"r"(to),
+                   "r"(one), "r"(other), "r"(more)
+                   : "memory");
+      to += more ? 2 * sizeof(int) : sizeof(int);
+    }
+  return place + marks.count();
+}
+__device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
+  const int place = reserve_many(&shared_storage().held[slot].emitted, marks.count());
+  collect_at(marks, held_first(slot), place);
+}
+
+// Lists an unresolved score for the owner of the row, one of at most kMost: if those are many, in place of what is
+// collected.
+template <class Holders, int kMost = kFewest>
+__device__ __forceinline__ void list_last(int index, float score, int slot) {
+  auto& owner = Holders::owner();
+  int place = atomicAdd(&owner.held[slot].few_count, 1);
+  u64* list = owner.few;
+  if constexpr (kMost > kFewest) list = shared_list(owner);
+  if (place < kMost) list[place] = make_entry(order_key(score), index);
+}
+template <class Holders, int kMost = kFewest>
+__device__ __forceinline__ void list_marked(const Marks& marks, int slot) {
+  const Score* scores = static_cast<const Score*>(held_row(slot).scores);
+#pragma unroll
+  for (int w = 0; w < kWords; ++w)
+    for (u32 bits = marks.word[w]; bits;) {
+      int index = index_of_mark(w, take_bit(bits), held_first(slot));
+      list_last<Holders, kMost>(index, widen(scores[index]), slot);
+    }
+}
+
+// What is written for a position.
+__device__ __forceinline__ int held_position(int index, int slot) {
+  return KSIEVE_WINDOWS && !kFinish ? index + held_row(slot).base : index;
+}
+
+// Ranks what is listed, if anything is: the best `quota` are the last of the row's slots. Behind a barrier, by one
+// warp: not one of the first, which look after next rows.
+__device__ __forceinline__ void write_last(int slot, int listed, int quota) {
+  if (!listed || threadIdx.x < kThreads - 32) return;
+  RankedEntry mine = rank_few(listed);
+  if (static_cast<int>(threadIdx.x & 31) < listed && mine.rank < quota)
+    held_row(slot).out[held_row(slot).slots - quota + mine.rank] = held_position(entry_index(mine.entry), slot);
+}
+
+// Writes what was collected, and what was listed. Nobody waits for it.
+__device__ __forceinline__ void write_answer(int slot, int listed, int quota) {
+  __syncthreads(); // all are collected, and the last are listed
+  const int emitted = held_row(slot).emitted;
+  const int count = min(emitted, held_row(slot).slots);
+  write_collected<true>(held_row(slot).out, collected(), emitted, count,
+                        [&](int position) { return held_position(position, slot); });
+  write_last(slot, listed, quota);
+}

@@ -1,0 +1,25 @@
+// Family cluster_exact: one thread block cluster per row, for few rows (sm_90 and later).
+//
+//   1. a row that the cluster holds is selected there (resident/select.cuh), on distributed shared memory
+// Otherwise, or where that cannot decide:
+//   1. each CTA counts its segment into its own coarse histogram
+//   2. rank 0 sums the histograms over distributed shared memory and publishes the exact boundary bin
+//   3. each CTA scans its segment again: better bins go to the output, boundary-bin candidates stay local
+//   4. rank 0 gathers its peers' candidates and histograms, and refines; peers stay resident until it has them
+//
+// Row reads: 1 held, else 2.
+#include "resident/cluster_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_resident_cluster(const __grid_constant__ Params p) {
+  static_assert(kColumns == 0 && kSharedCapacity == kCapacity, "rank 0 keeps the whole frontier in shared memory");
+  const int id = cluster_number();
+  wait_for_inputs();
+  trace_begin();
+  const bool looked_at = select_clustered(p, id, cluster_rank());
+  release_dependents();
+  if (looked_at || kFinish) cluster_sync(); // the row is written, and nobody looks at a peer's storage any more
+  if (cluster_rank() != 0) return;
+  finish_row(p, id, sort_slice(p, id));
+  trace_write(p, id);
+}

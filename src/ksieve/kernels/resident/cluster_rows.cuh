@@ -1,0 +1,107 @@
+// The row of a cluster: its routes.
+#pragma once
+#include "common/workspace.cuh"
+#include "resident/cluster_scope.cuh"
+
+// Appends the peers' candidates, counts and histograms to rank 0's own. Behind a cluster barrier.
+__device__ __forceinline__ void gather_peers(int splits) {
+  SharedStorage& s = shared_storage();
+  for (int rank = 1; rank < splits; ++rank) {
+    SharedStorage& peer = *in_rank(&s, rank);
+    int listed = min(peer.listed, kListed);
+    int base = s.listed;
+    for (int slot = threadIdx.x; slot < listed; slot += kThreads) {
+      u64 entry = shared_list(peer)[slot];
+      if (base + slot < kListed) {
+        list_entry(base + slot) = entry;
+      } else {
+        track_overflow(entry_key(entry));
+      }
+    }
+    for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
+      if (peer.histogram[bin]) atomicAdd(&s.histogram[bin], peer.histogram[bin]);
+    __syncthreads(); // everybody knows where the next peer's begin
+    if (threadIdx.x == 0) {
+      s.listed += listed;
+      atomicAdd(&s.count, peer.count);
+      atomicMin(&s.least, peer.least);
+      atomicMax(&s.greatest, peer.greatest);
+    }
+    __syncthreads(); // and the list has its new end
+  }
+}
+
+constexpr bool kResident = kHeld > 0; // the planner sees to it that rows then fit
+
+// This CTA's segment: a turn of the ring if the cluster holds rows.
+__device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u32 rank) {
+  RowTask task = whole_row(p, row, nullptr);
+  const int size = kResident ? kPart : segment_size(row.length, p.splits);
+  task.begin = static_cast<int>(rank) * size;
+  task.end = max(min(task.begin + size, row.length), task.begin);
+  return task;
+}
+
+// The exact route.
+__device__ __forceinline__ void select_exact(const Params& p, int id) {
+  SharedStorage& s = shared_storage();
+  const RowTask task = segment_of(p, load_row(p, id), cluster_rank());
+  start_scan(task.row.scores, task.begin, task.end);
+  clear_storage();
+  __syncthreads(); // storage is empty
+  CoarseCount counting;
+  scan<kResident>(task.row.scores, task.begin, task.end, counting);
+  if (!kResident) {
+    start_scan(task.row.scores, task.begin, task.end);
+    trace_scans(1);
+  }
+  cluster_sync(); // every segment is counted
+  if (cluster_rank() == 0) {
+    for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
+      u32 sum = s.histogram[bin];
+      for (int other = 1; other < p.splits; ++other)
+        sum += in_rank(s.histogram, other)[bin];
+      s.histogram[bin] = sum;
+    }
+    __syncthreads(); // the histogram is the whole row's
+    find_boundary(open_slots(p));
+  }
+  cluster_sync(); // rank 0 has found the boundary; nobody reads a peer's coarse histogram any more
+  if (cluster_rank() != 0) clear_storage();
+  SharedStorage& owner = *in_rank(&s, 0);
+  trace_set(kColRoute, kDirect);
+  Frontier frontier = classified(task, owner.found[0]);
+  if (threadIdx.x == 0) s.rule.emitted = &owner.emitted;
+  if (kResident) {
+    __syncthreads(); // the rule is visible
+    Classify classify(s.rule);
+    scan<true>(task.row.scores, task.begin, task.end, classify);
+  }
+  bool mine = certify(task, Stage::kClassified, kResident, frontier, [&] {
+    cluster_sync(); // better bins are emitted, the boundary bin is stored in its segments
+    if (cluster_rank() == 0) gather_peers(p.splits);
+    cluster_sync(); // nobody reads a peer's memory any more
+    return cluster_rank() == 0 ? Merged::kWhole : Merged::kOther;
+  });
+  if (mine) refine(frontier);
+}
+
+// Returns whether peers may still look at this CTA's storage.
+__device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
+  if constexpr (kHolds) {
+    const PartOf part = select_part<Clustered>(p, id, static_cast<int>(rank), true);
+    if (part.held) return !part.written;
+  } else {
+    clear_counts();
+    cluster_sync(); // storage is empty everywhere
+  }
+  const Row row = load_row(p, id);
+  if (row.length <= slots_of(p, row)) { // the same for the whole cluster: nobody waits
+    whole_row(p, row, nullptr);
+    __syncthreads(); // the row is known
+    if (rank == 0) select_short(p, row);
+    return true;
+  }
+  select_exact(p, id);
+  return true;
+}

@@ -1,0 +1,229 @@
+// What the CTAs of a cluster tell each other of a row that they hold together, and how its answer is put together. All
+// of it is sent (st.async), and counted where it arrives, one way: nobody asks, and nobody waits for more than what
+// comes to him.
+#pragma once
+#include "resident/tile.cuh"
+
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ int cluster_number() {
+  int number;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return number;
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+// The same where peers need to see nothing but arrivals that were made: it does not wait for what was loaded.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+// The same shared object in another CTA of the cluster, as a generic address.
+template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
+  u64 remote;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
+  return reinterpret_cast<T*>(remote);
+}
+
+// Stores 4, 8 or 16 bytes to another CTA of the cluster, whose arrival counts them; both are given as this CTA's own.
+template <class T> __device__ __forceinline__ void send(T* to, const T& value, u32 rank, u64* arrival) {
+  u32 there;
+  u32 counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(arrival)), "r"(rank));
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+                 "r"(value), "r"(counted)
+                 : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
+                 "l"(value), "r"(counted)
+                 : "memory");
+  } else {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+        "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3]), "r"(counted)
+        : "memory");
+  }
+}
+
+// Counts of all CTAs' bins that come here, and their sums, of 16 bits: what is more than a sum holds is more than any
+// k. In the ring if there is no other room.
+struct alignas(16) Counts {
+  RingSlot parts[kBins / 8]; // of a slice of the bins, from each CTA
+  RingSlot sums[kBins / 8];
+};
+__device__ __forceinline__ u32 halves(u32 low, u32 high) {
+  constexpr bool kFit = kPart + 2 * kVector < 1 << 16; // of a part
+  return kFit ? low | high << 16 : min(low, 0xffffu) | min(high, 0xffffu) << 16;
+}
+static_assert(!kHolds || kCollected < 1 << 16, "no k is more than a sum holds, nor a share");
+constexpr bool kApart = kSharedCapacity * sizeof(u64) >= sizeof(Counts);
+__device__ __forceinline__ Counts& counts_of_all() {
+  SharedStorage& s = shared_storage();
+  return *reinterpret_cast<Counts*>(kApart ? reinterpret_cast<void*>(s.candidates) : s.ring);
+}
+
+// In place of rows to come: there are none.
+struct alignas(16) Exchange {
+  RingSlot ranges[kHolders]; // each CTA's Range
+  u32 shares[kHolders];      // how many positions each has collected, and 2^16 times as many as it has listed
+  u64 known;                 // arrival of the ranges,
+  u64 counted;               // of counts that this CTA adds up,
+  u64 summed;                // of all sums,
+  u64 divided;               // of the shares,
+  u64 listed;                // and, at the owner, of the few that it ranks
+  u32 rounds;                // of counts before these
+};
+static_assert(!kHolds || sizeof(Exchange) <= (kHeldRows - 2) * sizeof(HeldRow), "two rows are described");
+__device__ __forceinline__ Exchange& exchange() {
+  return *reinterpret_cast<Exchange*>(&shared_storage().held[kOwn + 1]);
+}
+
+// By one thread, in front of a cluster barrier.
+__device__ __forceinline__ void expect_counts() {
+  expect_bytes(sizeof(Counts::parts), &exchange().counted);
+  expect_bytes(sizeof(Counts::sums), &exchange().summed);
+}
+__device__ __forceinline__ void prepare_exchange() {
+  Exchange& e = exchange();
+  expect_bytes(sizeof(e.ranges), &e.known);
+  expect_counts();
+  expect_bytes(sizeof(e.shares), &e.divided);
+  e.rounds = 0;
+}
+
+// Who holds a row (resident/select.cuh): the CTAs of a cluster, a turn of the ring each.
+struct Clustered : OnChip<Clustered> {
+  static constexpr bool kAlone = false;
+  static constexpr bool kChooses = kHeld > 131072; // it costs 0.1 us, which narrower rows do not win back
+  static constexpr bool kRanksFirst = true;
+  static constexpr bool kReadsAgain = true; // whether a row is held: kept, it would be spilled
+  __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
+  __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
+  __device__ __forceinline__ static void sync() { cluster_sync(); }
+
+  // Arrivals are made before peers count there.
+  __device__ __forceinline__ static void begin() {
+    Exchange& e = exchange();
+    if (threadIdx.x == kThreads - 1) {
+      for (u64* arrival : {&e.known, &e.counted, &e.summed, &e.divided, &e.listed})
+        init_arrival(arrival);
+      publish_arrivals();
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
+  }
+  __device__ __forceinline__ static void prepare(HeldRow& part) {
+    if (threadIdx.x == kThreads - 1) {
+      clear_row(part);
+      clear_row(shared_storage().held[kOwn]);
+      prepare_exchange();
+    }
+  }
+  __device__ __forceinline__ static void ready() { cluster_wait(); }
+  __device__ __forceinline__ static int copies() { return 0; } // of rows before
+
+  __device__ __forceinline__ static void fold(const Sampled& warp, int) {
+    const Range own = own_range<kChooses>(warp);
+    if (threadIdx.x < kHolders) send(&exchange().ranges[cluster_rank()], own.told(), threadIdx.x, &exchange().known);
+  }
+  __device__ __forceinline__ static void know(int slot) {
+    if (threadIdx.x < 32) {
+      wait_arrival(&exchange().known, 0);
+      fold_ranges(threadIdx.x < kHolders ? Range::of(exchange().ranges[threadIdx.x]) : kNoRange, slot);
+    }
+    __syncthreads(); // the range is known
+  }
+
+  // Every CTA adds up a slice of the bins, for all.
+  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
+    constexpr u32 kSlice = kBins / 8 / kHolders; // eight bins at a time
+    static_assert(!kHolds || kApart || sizeof(Counts) <= sizeof(SharedStorage::ring), "there is room for counts");
+    Exchange& e = exchange();
+    if (kApart) {
+      __syncthreads(); // this CTA's part is counted
+    } else {
+      cluster_sync(); // every part is, and its ring has been read
+    }
+    const u32 round = *static_cast<volatile u32*>(&e.rounds); // behind the barrier: one thread has told it
+    Counts& all = counts_of_all();
+    const RingSlot* counts = reinterpret_cast<const RingSlot*>(shared_storage().histogram);
+#pragma unroll
+    for (u32 at = threadIdx.x; at < kBins / 8; at += kThreads) {
+      const RingSlot low = counts[2 * at];
+      const RingSlot high = counts[2 * at + 1];
+      const RingSlot eight = {{halves(low.word[0], low.word[1]), halves(low.word[2], low.word[3]),
+                               halves(high.word[0], high.word[1]), halves(high.word[2], high.word[3])}};
+      send(&all.parts[cluster_rank() * kSlice + at % kSlice], eight, at / kSlice, &e.counted);
+    }
+#pragma unroll 1
+    for (u32 within = threadIdx.x; within < 4 * kSlice; within += kThreads) {
+      wait_arrival(&e.counted, round & 1);
+      u32 low = 0;
+      u32 high = 0;
+#pragma unroll
+      for (u32 peer = 0; peer < kHolders; ++peer) {
+        const u32 two = reinterpret_cast<const u32*>(all.parts)[peer * 4 * kSlice + within];
+        low += two & 0xffff;
+        high += two >> 16;
+      }
+      const u32 sums = min(low, 0xffffu) | min(high, 0xffffu) << 16;
+      RingSlot eight; // four neighbours know all of them, and tell every fourth CTA
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        eight.word[i] = __shfl_sync(kFullWarp, sums, i, 4);
+#pragma unroll
+      for (u32 peer = 0; peer < kHolders; peer += 4)
+        if (kHolders % 4 == 0 || peer + threadIdx.x % 4 < kHolders)
+          send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &e.summed);
+    }
+    __syncwarp();
+    wait_arrival(&e.summed, round & 1);
+    const Boundary found = find_boundary(rank, 0, reinterpret_cast<const unsigned short*>(all.sums));
+    if (threadIdx.x == 0) {
+      expect_counts();
+      e.rounds = round + 1;
+    }
+    return found;
+  }
+
+  // Writes the answer of a row whose steps are divided: what is before, and the best `quota` of the few within, which
+  // the owner ranks.
+  __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
+                                               int quota) {
+    SharedStorage& s = shared_storage();
+    Exchange& e = exchange();
+    const u32 lane = threadIdx.x % 32;
+    Share share = share_of(slot, divided, edge_before, edge_within);
+    if (threadIdx.x < kHolders) send(&e.shares[cluster_rank()], share.all, threadIdx.x, &e.divided);
+    collect_share(share, slot, divided, edge_before);
+
+    wait_arrival(&e.divided, 0);
+    const u32 shared = lane < kHolders ? e.shares[lane] : 0;
+    const u32 in_front = __reduce_add_sync(kFullWarp, lane < cluster_rank() ? shared : 0);
+    const int few = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kFewest);
+    if (threadIdx.x == 0 && owns() && few) expect_bytes(few * sizeof(u64), &e.listed);
+    share.before += in_front & 0xffff0000u;
+    share.each_listed(slot, [&](int number, int index, float score) {
+      if (number < kFewest) send(&s.few[number], make_entry(order_key(score), index), 0, &e.listed);
+    });
+    __syncthreads(); // all of this CTA's are collected
+    const int begin = static_cast<int>(in_front & 0xffff);
+    const int count = min(static_cast<int>(share.all & 0xffff), held_row(slot).slots - begin);
+    write_collected<false>(held_row(slot).out + begin, collected(), count, count,
+                           [&](int position) { return held_position(position, slot); });
+    if (!owns() || !few || threadIdx.x < kThreads - 32) return;
+    wait_arrival(&e.listed, 0);
+    write_last(slot, few, quota);
+  }
+};

@@ -1,0 +1,389 @@
+// Rows that one CTA or a cluster holds on chip, kEach scores a thread: what everybody must know of one, how it comes to
+// the ring, and what lies beside its body.
+#pragma once
+#include "common/ptx.cuh"
+#include "stream/select.cuh"
+
+constexpr int kVectors = kStages + kBeside; // of each thread
+constexpr int kEach = kVectors * kVector;
+constexpr int kPart = kVectors * kStep;                   // what a CTA holds at most
+constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
+
+// Where CTAs share a multiprocessor, 8 of 16 warps sample a row: fewer instructions (20,480 scores 1.8 % faster). Where
+// a CTA is alone all warps do, since more samples narrow the range: with 8 such rows are 1 to 3 % slower.
+constexpr int kSome = 8;
+constexpr int kSamplers = kRoomy && kWarps > kSome&& KSIEVE_CTAS_PER_SM > 1 ? kSome : kWarps;
+__device__ __forceinline__ bool is_sampler() {
+  return kSamplers == kWarps || static_cast<int>(threadIdx.x) < 32 * kSamplers;
+}
+
+// Where the ring has no room for all, one or two vectors of each block are not copied there, but loaded where they are
+// counted: every other one from the second on, so that both ends of a row are in the ring, which is where it is
+// sampled.
+__device__ __forceinline__ constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
+constexpr int kBlocks = common_divisor(kVectors, kBeside);
+constexpr int kBlock = kBeside ? kVectors / kBlocks : kVectors;
+constexpr int kOut = kBeside ? kBeside / kBlocks : 1;
+constexpr int kCopied = kBeside ? kBlock - kOut : kBlock; // vectors of a block that are
+static_assert(kVectors % kBlock == 0 && (kBeside == 0 || kCopied > kOut && kVectors / kBlock * kOut == kBeside),
+              "blocks are whole, and mostly copied");
+__device__ __forceinline__ constexpr int vector_beside(int number) {
+  return number / kOut * kBlock + number % kOut * 2 + 1;
+}
+__device__ __forceinline__ constexpr int vector_of_stage(int stage) {
+  const int place = stage % kCopied;
+  return kBeside ? stage / kCopied * kBlock + (place < kOut ? 2 * place : place + kOut) : stage;
+}
+// How many of them are counted before a stage: if they are `asked` for beforehand, as late as their block allows.
+__device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
+  const int place = stage % kCopied;
+  return kBeside ? stage / kCopied * kOut + (asked ? place * kOut / kCopied : min(place, kOut)) : 0;
+}
+
+// Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
+constexpr bool kHolds = kHeld > 0 && kEach <= 128 && !kStats && !kTies;
+static_assert(kHolds || kBeside == 0, "otherwise rows are read in the ring alone");
+
+// Output positions of this CTA before they are written in order, where what is counted while a row's boundary is looked
+// for is zero before and after, and in the list's place.
+constexpr int kCollected = kBins + kSharedCapacity * static_cast<int>(sizeof(u64) / sizeof(int));
+__device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_storage().histogram); }
+static_assert(!kHolds || kColumnBytes == 0, "the list follows the histogram");
+
+// Whether a row is selected here: positions are collected on chip, where those beside a row's body have room of their
+// own even if they change under a running kernel.
+__device__ __forceinline__ bool holds(const Row& row, int k) {
+  return kHolds && row.length > k && row.length <= kHeld && k <= kCollected - 2 * kVector;
+}
+
+// How samples tell where a row's k-th score is looked for: of 32 parts of a row, `warps` warps have a sample each. The
+// worst over warps of what `last` are better than in each ends the range, the best of what `first` are better than
+// begins it. How many are better than the k-th score is binomial; all warps together meet less or more in one row of
+// 100,000, whatever the distribution (test_held_range.py has the model), unless neighbouring scores are alike: warps
+// that share 64 bytes are then not independent, and up to 4 % of the rows miss their range. Of rows
+// in order, warps meet the same number, or one more; those of other CTAs of a cluster none.
+__device__ __forceinline__ void reach(int length, int k, int warps, HeldRow& to) {
+  const float seen = fminf(32.0f / kPart * static_cast<float>(length), 32.0f);             // samples of a warp
+  const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen; // of them better
+  const float worse = seen - mean;
+  const float deviations = warps <= 4 ? 1.75f : warps <= 8 ? 0.85f : warps <= 16 ? 0.15f : 0.0f;
+  const float variance = __fdividef(mean * worse, seen);
+  const float margin = deviations * variance * rsqrtf(variance) - 0.5f;
+  int first = max(static_cast<int>(floorf(mean - fmaxf(margin + 1.0f, 1.0f))), 0);
+  const int last = warps > 32 ? static_cast<int>(mean) : static_cast<int>(ceilf(mean + fmaxf(margin, 0.0f)));
+  // Where all samples may be worse, or better.
+  auto beyond = [&](float some) {
+    const float all = some * static_cast<float>(warps);
+    return all > 12 ? 0 : all > 6 ? 32 : all > 2 ? 64 : 96;
+  };
+  const int lengthened = beyond(worse);
+  if (lengthened) first = min(first, static_cast<int>(seen / 2)); // or the range is next to nothing
+  to.first = static_cast<unsigned char>(first + beyond(mean));
+  to.last = static_cast<unsigned char>(min(last, 31) + lengthened);
+}
+
+// How far scores behind a row may be copied with it: not behind a window.
+__device__ __forceinline__ int limit_of(const Params& p) { return KSIEVE_WINDOWS ? 0 : p.width; }
+
+// What is copied of a row of which a CTA holds [begin, end), up to `limit`. Scores behind the row come with its last
+// ones, and are taken for none, if that leaves none beside the body.
+__device__ __forceinline__ Body copied_body(const Row& row, int begin, int end, int limit) {
+  Body body = body_of(row.scores, begin, end);
+  if (body.end < end && body.end + kVector <= limit) body.end += kVector;
+  return body;
+}
+
+// Finds out what everybody must know of a row of which this CTA holds [begin, end), but for its reach. By one thread.
+// Up to `limit` may be copied.
+__device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit, HeldRow& to) {
+  const int k = slots_of(p, row);
+  const bool held = holds(row, k);
+  const Body body = copied_body(row, begin, end, limit);
+  to.body = row.scores + body.begin;
+  to.bytes = static_cast<u32>(body.end - body.begin) * sizeof(Score);
+  to.copy = -1;
+  to.scores = row.scores;
+  to.out = row_output(p, row.id);
+  to.id = row.id;
+  to.slots = k;
+  to.begin = begin;
+  to.end = end;
+  to.body_begin = body.begin;
+  to.valid = min(body.end, end) - body.begin;
+  to.edges = body.begin != begin || body.end < end;
+  to.way = held ? Way::kHeld : row.length <= k ? Way::kShort : Way::kOther;
+#if KSIEVE_WINDOWS
+  to.base = row.base;
+#else
+  to.base = 0;
+#endif
+}
+
+// Nothing is known yet of a row's samples, nor counted. By one thread.
+__device__ __forceinline__ void clear_row(HeldRow& to) {
+  to.range = {0, kNanKey, 0, 0};
+  to.better = to.equal = to.emitted = to.few_count = 0;
+}
+
+// A row's facts, read again wherever they are needed: kept in registers, they would not leave enough of them for the
+// steps of its scores.
+__device__ __forceinline__ const volatile HeldRow& held_row(int slot) { return shared_storage().held[slot]; }
+
+// The same at once.
+__device__ __forceinline__ HeldRange range_of(int slot) {
+  const Raw raw = read_ring(shared_address(&shared_storage().held[slot].range));
+  return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
+}
+
+// Scores of a part that the copy has; the same for all, as the compiler then knows.
+__device__ __forceinline__ int held_valid(int slot) { return __reduce_max_sync(kFullWarp, held_row(slot).valid); }
+
+// Position of the first score that this thread holds.
+__device__ __forceinline__ int held_first(int slot) { return held_row(slot).body_begin + own_place(); }
+
+// Starts copying a body to the ring, behind a barrier after its last use. By all threads.
+__device__ __forceinline__ void copy_body(const void* body, int scores) {
+  const Score* first = static_cast<const Score*>(body) + own_place();
+#pragma unroll 1
+  for (int stage = 0; stage < kStages && own_place() + vector_of_stage(stage) * kStep < scores; ++stage)
+    copy_ahead(own_ring() + stage * kStageBytes, first + vector_of_stage(stage) * kStep);
+  commit_copies();
+}
+__device__ __forceinline__ void copy_body(const HeldRow& row) {
+  copy_body(row.body, static_cast<int>(row.bytes / sizeof(Score)));
+}
+
+// A large part comes in so many chunks, each with an arrival of its own: what has come is counted while the rest does.
+constexpr int kChunks = kStages * static_cast<int>(kStageBytes) >= 128 << 10 ? kMostChunks : 1;
+constexpr int kAtOnce = kChunks == 1 ? 1 : kBeside ? 3 : 2; // of them: half of the part
+
+// Stretches of the ring that are copied at once: they lie between vectors that are not copied; the first is one vector.
+constexpr int kStretches = kOut > 1 ? kStages : kBeside ? kBeside + 1 : kChunks;
+static_assert(kStretches >= kChunks, "every chunk has one");
+__device__ __forceinline__ constexpr int stretch_begin(int number) { // its first stage
+  return kBeside == 0 || kOut > 1 ? number * kStages / kStretches : number ? 1 + (number - 1) * kCopied : 0;
+}
+__device__ __forceinline__ constexpr int chunk_begin(int chunk) { return chunk * kStretches / kChunks; } // and stretch
+__device__ __forceinline__ constexpr int chunk_of(int stretch) { return ((stretch + 1) * kChunks - 1) / kStretches; }
+
+// The same in bulk, chunks [begin, end) of it. By a warp, a lane for each stretch. Others have read the ring since the
+// last copy, which a barrier orders; only where they wrote to it, to sort slots, does it take a fence.
+__device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int begin = 0, int end = kChunks) {
+  SharedStorage& s = shared_storage();
+  const int stretch = thread_again() % 32;
+  const int chunk = chunk_of(stretch);
+  const bool mine = stretch < kStretches && chunk >= begin && chunk < end;
+  const int stage = stretch_begin(stretch);
+  const u32 from = vector_of_stage(stage) * kStageBytes;
+  const u32 most = (min(stretch_begin(stretch + 1), kStages) - stage) * kStageBytes;
+  const u32 bytes = mine ? min(max(size, from) - from, most) : 0;
+  if (kFinish && mine) order_copies();
+  if (kStretches == 1) {
+    if (mine) expect_bytes(bytes, &s.arrival[0]);
+  } else {
+    if (bytes) expect_more(bytes, &s.arrival[chunk]);
+    __syncwarp(); // all of a chunk is expected
+    if (mine && stretch == chunk_begin(chunk)) expect_bytes(0, &s.arrival[chunk]);
+  }
+  if (mine) copy_part(&s.ring[stage], static_cast<const unsigned char*>(body) + from, bytes, &s.arrival[chunk]);
+}
+
+// The same for a described row, if that is copied in bulk.
+__device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
+  struct alignas(16) Copy {
+    const void* body;
+    u32 bytes;
+    int number;
+  };
+  const Copy copy = reinterpret_cast<const Copy&>(row);
+  if (copy.number >= 0) copy_in_bulk(copy.body, copy.bytes);
+}
+
+// Prepares the arrival of bulk copies, by one thread of the warp that may start the first at once; a barrier must
+// follow before anybody waits for it.
+__device__ __forceinline__ void prepare_copies() {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk)
+    init_arrival(&shared_storage().arrival[chunk]);
+  publish_arrivals();
+  order_copies();
+#endif
+}
+
+// Starts copying a part before its row is described. By all threads. What it samples would come behind all of a large
+// part: of that only half is copied at once, and the rest when samples have come.
+__device__ __forceinline__ void copy_first(const Score* body, int scores) {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp(); // arrivals are prepared
+  if (threadIdx.x / 32 == 0) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
+#else
+  copy_body(body, scores);
+#endif
+}
+
+// The rest, of a described row that is held.
+__device__ __forceinline__ void copy_rest(int slot) {
+#if __CUDA_ARCH__ >= 900
+  const HeldRow& row = shared_storage().held[slot];
+  if (kChunks > 1 && threadIdx.x / 32 == 0) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
+#endif
+}
+
+// Returns when a chunk of the row is in the ring, or before Hopper this thread's part of the row.
+__device__ __forceinline__ void wait_chunk(int slot, int chunk) {
+#if __CUDA_ARCH__ >= 900
+  const int copy = held_row(slot).copy;
+  if (copy >= 0) wait_arrival(&shared_storage().arrival[chunk], copy);
+#else
+  if (chunk == 0) arrived();
+#endif
+}
+__device__ __forceinline__ void wait_copy(int slot) {
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk)
+    wait_chunk(slot, chunk);
+}
+
+// Some of the scores that this thread holds, as bits.
+constexpr int kWords = (kEach + 31) / 32;
+struct Marks {
+  u32 word[kWords];
+
+  __device__ __forceinline__ int count() const {
+    int count = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+      count += __popc(word[w]);
+    return count;
+  }
+
+  __device__ __forceinline__ bool any() const {
+    u32 all = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+      all |= word[w];
+    return all != 0;
+  }
+};
+
+// Position of a score in a word of marks, given that of the first one held.
+__device__ __forceinline__ int index_of_mark(int w, u32 bit, int first) {
+  return index_of_bit(bit, first + w * (32 / kVector) * kStep);
+}
+
+// Takes one out, if there is any.
+__device__ __forceinline__ int take_mark(Marks& marks, int first) {
+  int index = first;
+  bool taken = false;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    if (taken || marks.word[w] == 0) continue;
+    index = index_of_mark(w, take_bit(marks.word[w]), first);
+    taken = true;
+  }
+  return index;
+}
+
+__device__ __forceinline__ void unpack_held(const Raw& raw, float (&score)[kVector]) {
+#pragma unroll
+  for (int i = 0; i < kVector; ++i)
+    score[i] = unpack(raw, i);
+}
+
+// What of a thread's vector is behind the row is no better than any score.
+__device__ __forceinline__ void clear_behind(int vector, int valid, float (&score)[kVector]) {
+  const int left = valid - thread_again() * kVector;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i)
+    if (vector * kStep + i >= left) score[i] = __uint_as_float(kMinusInfinityKey);
+}
+
+// Calls visit(vector, scores) for what this thread holds, while the ring has it. The next vector is read before that,
+// as it would queue behind what is counted, and those beside the ring a block before, unless visit() needs the
+// registers. If nobody reads the ring again, those may come to it, in place of what has been read. Calls skip(vector)
+// for vectors behind a row that one CTA holds, and ready() in front of the first visit.
+template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class Ready>
+__device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip skip, Ready ready) {
+  constexpr bool kReplaced = kLast && kBeside && kChunks > 1;
+  constexpr bool kSkips = kAlone && kPart > 8192; // shorter ones do not pay for the branches
+  auto at_beside = [&](int vector) {              // whose address is not kept: there are no registers for it
+    return static_cast<const Score*>(held_row(slot).body) + vector * kStep + thread_again() * kVector;
+  };
+  auto load_beside = [&](int vector) {
+    Raw raw = {};
+    if (vector * kStep + thread_again() * kVector < valid) raw = load_raw(at_beside(vector));
+    return raw;
+  };
+  auto read = [&](int stage) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      if (kChunks > 1 && stretch_begin(chunk_begin(chunk)) == stage) wait_chunk(slot, chunk);
+    return read_ring(own_ring() + stage * kStageBytes);
+  };
+  auto look = [&](int vector, const Raw& raw) {
+    if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
+    float score[kVector];
+    unpack_held(raw, score);
+    if (rarely(valid < (vector + 1) * kStep)) { // asked first, since it is so for one or two of them
+      if (kSkips && vector * kStep >= valid) return skip(vector);
+      clear_behind(vector, valid, score);
+    }
+    visit(vector, score);
+    if (!kEarly && kEach >= 64) __syncwarp(); // or ptxas interleaves so many that it spills
+  };
+  Raw next = {};
+  Raw beside = {};
+  constexpr bool kReadsAhead = kEarly && (kEach <= 72 || kSmThreads <= 512); // or there are no registers for it
+  if (kReadsAhead) next = read(0);
+  if (kEarly && kBeside && !kReplaced) beside = load_beside(vector_beside(0));
+  ready();
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) {
+    const Raw raw = kReadsAhead ? next : read(stage);
+    if (kReadsAhead && stage + 1 < kStages) next = read(stage + 1);
+    if (kReplaced && stage < kBeside && vector_beside(stage) * kStep + own_place() < valid)
+      copy_ahead(own_ring() + stage * kStageBytes, at_beside(vector_beside(stage)));
+    look(vector_of_stage(stage), raw);
+    if constexpr (kBeside > 0 && !kReplaced)
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) {
+        const int number = due_beside(stage, kEarly && kRoomy) + i;
+        if (number >= due_beside(stage + 1, kEarly && kRoomy)) continue;
+        const Raw raw = kEarly ? beside : load_beside(vector_beside(number));
+        if (kEarly && number + 1 < kBeside) beside = load_beside(vector_beside(number + 1));
+        look(vector_beside(number), raw);
+      }
+  }
+  if constexpr (kReplaced) {
+    commit_copies();
+    arrived();
+#pragma unroll
+    for (int stage = 0; stage < kBeside; ++stage)
+      look(vector_beside(stage), read_ring(own_ring() + stage * kStageBytes));
+    order_copies(); // the next row's come behind
+  }
+}
+
+// The score beside the body that this thread looks after, if there is one: NaN, which is in the last step, if not.
+struct Edge {
+  int at;
+  float score;
+  bool valid;
+};
+__device__ __forceinline__ Edge load_edge(int slot) {
+  const volatile HeldRow& row = held_row(slot);
+  const int body = static_cast<int>(row.bytes / sizeof(Score));
+  int at = row.begin + static_cast<int>(threadIdx.x);
+  if (at >= row.body_begin) at += body;
+  bool valid = threadIdx.x < 2 * kVector && at < row.end;
+  const Score* scores = static_cast<const Score*>(row.scores);
+  return {at, valid ? widen(scores[at]) : __uint_as_float(0x7fffffffu), valid};
+}
+
+// Calls visit(edge) in rows that have any.
+template <class Visit> __device__ __forceinline__ void each_edge(int slot, Visit visit) {
+  if (!rarely(held_row(slot).edges)) return;
+  Edge edge = load_edge(slot);
+  if (edge.valid) visit(edge);
+}

@@ -1,0 +1,50 @@
+// Rows that are not resident: streamed, or with statistics and tie-breaks read twice from the ring.
+#pragma once
+#include "common/workspace.cuh"
+#include "resident/select.cuh"
+
+// A row that the ring holds, where its steps are not wanted: its coarse histogram gives the boundary bin,
+// classification reads the ring again, refine (stream/refine.cuh).
+__device__ __forceinline__ void select_resident(const RowTask& t) {
+  start_scan(t.row.scores, t.begin, t.end);
+  clear_storage();
+  __syncthreads(); // storage is empty
+  CoarseCount counting;
+  scan<true>(t.row.scores, t.begin, t.end, counting);
+  __syncthreads(); // every score is counted
+  Boundary found = find_boundary(open_slots(t.params));
+  Frontier frontier = classified(t, found);
+  __syncthreads(); // the rule is visible
+  Classify classify(shared_storage().rule);
+  scan<true>(t.row.scores, t.begin, t.end, classify);
+  trace_set(kColRoute, kDirect);
+  certify(t, Stage::kClassified, true, frontier, [] { return Merged::kWhole; });
+  refine(frontier);
+}
+
+// Where slots are sorted too, registers do not suffice to have all of it in one function.
+#if KSIEVE_ORDER
+#define KSIEVE_APART __noinline__
+#else
+#define KSIEVE_APART __forceinline__
+#endif
+
+// Rows that are not held.
+__device__ KSIEVE_APART void select_others(const Params& p) {
+  for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
+    const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
+    const int k = slots_of(p, t.row);
+    if (kHolds && (t.row.length <= k || holds(t.row, k))) continue;
+    trace_begin();
+    if (!kHolds && t.row.length > k && t.row.length <= kHeld) {
+      select_resident(t);
+    } else {
+      LoadedView none;
+      select_row(t, false, none, [] {}, [] {});
+    }
+    if (number + grid_size() >= rows_of(p)) release_dependents();
+    finish_row(p, t.row.id, sort_slice(p, blockIdx.x));
+    trace_write(p, t.row.id);
+    __syncthreads(); // nobody still works on the row
+  }
+}

@@ -1,0 +1,256 @@
+// How CTAs that are no cluster hold a row together: what they tell each other over the workspace
+// (resident/grid_mailbox.cuh), and how its answer is put together.
+#pragma once
+#include "resident/grid_mailbox.cuh"
+
+// A barrier at which the last warp does not wait for the others, but they for it.
+template <bool kWaits> __device__ __forceinline__ void barrier_of_writers() {
+  if (kWaits) {
+    asm volatile("barrier.cta.sync 1, %0;" ::"n"(kThreads) : "memory");
+  } else {
+    asm volatile("barrier.cta.arrive 1, %0;" ::"n"(kThreads) : "memory");
+  }
+}
+
+// Who holds a row (resident/select.cuh): CTAs that tell each other over the workspace, a turn of the ring each.
+struct Gathered {
+  static constexpr int kWriters = kThreads - 32;
+  static constexpr bool kAlone = false;
+  static constexpr bool kChooses = true;
+  static constexpr bool kRanksFirst = false;
+  static constexpr bool kReadsAgain = false;
+  __device__ __forceinline__ static Owner& owner() { return meeting().owner; }
+  __device__ __forceinline__ static bool owns() { return holder() == 0; }
+
+  // On rare routes alone.
+  __device__ __forceinline__ static void sync() {
+    __syncthreads(); // this CTA has come
+    if (threadIdx.x == 0) {
+      u32* arrived = &meeting().arrived[min(together().barriers, kBarriers - 1)];
+      arrive(arrived);
+      await(arrived);
+      together().barriers = together().barriers + 1;
+    }
+    __syncthreads(); // all have
+  }
+
+  __device__ __forceinline__ static void begin() {}
+  __device__ __forceinline__ static void prepare(HeldRow& part) {
+    if (threadIdx.x == kThreads - 1) {
+      clear_row(part);
+      clear_row(shared_storage().held[kOwn]);
+    }
+  }
+  __device__ __forceinline__ static void ready() {}
+  __device__ __forceinline__ static int copies() { return together().copies; } // for the thread that counts them
+
+  __device__ __forceinline__ static void fold(const Sampled& warp, int) {
+    const Range own = own_range<kChooses>(warp);
+    if (threadIdx.x == 0) tell(&meeting().ranges[holder()], own.told());
+  }
+  __device__ __forceinline__ static void know(int slot) {
+    if (threadIdx.x < 32) {
+      RingSlot told[kHeard];
+#pragma unroll
+      for (int i = 0; i < kHeard; ++i)
+        told[i] = kNoRange.told();
+      hear_all(meeting().ranges, told, [](const RingSlot& one) { return one.word[2] != 0; });
+      Range some = Range::of(told[0]);
+#pragma unroll
+      for (int i = 1; i < kHeard; ++i)
+        some.join(Range::of(told[i]));
+      fold_ranges(some, slot);
+    }
+    __syncthreads(); // the range is known
+  }
+
+  // Adds what this CTA has counted to the sums of all, and clears it; `more` to the last bin.
+  __device__ __forceinline__ static void add_counts(u32* sums, u32 more) {
+    constexpr int kSlots = kBins / kThreads;
+    u32* counts = shared_storage().histogram;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const int bin = i * kThreads + static_cast<int>(threadIdx.x);
+      u32 count = counts[bin];
+      counts[bin] = 0;
+      if (bin == kBins - 1) count += more;
+      if (count) add(&sums[bin], count);
+    }
+  }
+
+  // The sums are complete when they add up to what all have counted: as many as they hold, and scores beside their
+  // bodies, for which each stands in with the most that there may be. Nothing is taken off, or sums of some could add
+  // up to as much.
+  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
+    SharedStorage& s = shared_storage();
+    const volatile HeldRow& row = held_row(0);
+    __syncthreads(); // this CTA's part is counted
+    u32* sums = meeting().counts[0];
+    constexpr u32 kMostBeside = 2 * kVector;
+    add_counts(sums, kMostBeside - static_cast<u32>(row.end - row.begin - row.valid));
+    static_assert(kBins == 4 * kThreads, "a thread has four bins");
+    const u32 lane = threadIdx.x % 32;
+    const u32 warp = threadIdx.x / 32;
+    const u32* from = &sums[4 * threadIdx.x];
+    u32 bin[4];
+    u32 sum;
+    u32 theirs;
+    int turn = 0;
+    do {
+      asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(bin[0]), "=r"(bin[1]), "=r"(bin[2]), "=r"(bin[3])
+                   : "l"(from)
+                   : "memory");
+      sum = bin[0] + bin[1] + (bin[2] + bin[3]);
+      const u32 total = __reduce_add_sync(kFullWarp, sum);
+      turn ^= 16;
+      if (lane == 0) s.warp_totals[turn + warp] = total;
+      __syncthreads(); // every warp's sum is written
+      theirs = lane < kWarps ? s.warp_totals[turn + lane] : 0;
+    } while (__reduce_add_sync(kFullWarp, theirs) != kHeld + kHolders * kMostBeside);
+    u32 before = __reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + lanes_up_to(sum) - sum;
+    const u32 wanted = static_cast<u32>(rank);
+    if (before < wanted && wanted <= before + sum) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (before < wanted && wanted <= before + bin[i])
+          s.found[0] = {4 * static_cast<int>(threadIdx.x) + i, static_cast<int>(before), static_cast<int>(bin[i])};
+        before += bin[i];
+      }
+    }
+    __syncthreads(); // the boundary is found
+    return s.found[0];
+  }
+
+  // The same where it is not known what they add up to.
+  __device__ __forceinline__ static Boundary find_again(int rank) {
+    __syncthreads(); // this CTA's part is counted
+    u32* sums = meeting().counts[1];
+    add_counts(sums, 0);
+    sync();
+    for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
+      shared_storage().histogram[bin] = __ldcg(&sums[bin]);
+    sync(); // to everybody
+    if (owns())
+      for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
+        sums[bin] = 0;
+    sync(); // the next round's may come
+    return find_boundary(rank);
+  }
+
+  // The owner's last warp ranks what all have listed.
+  __device__ __forceinline__ static void write_listed(int slot, int count, int quota) {
+    if (!owns()) return;
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    if (threadIdx.x >= kWriters && lane < count) shared_storage().few[lane] = __ldcg(&owner().few[lane]);
+    __syncwarp();
+    write_last(slot, count, quota);
+  }
+
+  // Writes the answer of a row whose steps are divided: what is before, and the best `quota` of the few within, which
+  // the owner ranks.
+  __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
+                                               int quota) {
+    SharedStorage& s = shared_storage();
+    Meeting& m = meeting();
+    const int rank = holder();
+    const u32 lane = threadIdx.x % 32;
+    Share share = share_of(slot, divided, edge_before, edge_within);
+    if (threadIdx.x < kHolders) tell(&m.shares[threadIdx.x][rank], kTold | share.all);
+    share.each_listed(slot, [&](int number, int index, float score) {
+      if (number < kFewest) tell(&m.listed[rank][number], make_entry(order_key(score), index));
+    });
+    collect_share(share, slot, divided, edge_before);
+
+    // The last warp hears of all shares, tells the others of this CTA how many are in front, and ranks what was listed:
+    // nobody waits for that, nor it for what others write.
+    if (threadIdx.x < kWriters) {
+      barrier_of_writers<true>(); // all of this CTA's are collected, and it is known how many are in front
+      const int begin = together().in_front;
+      const int count = min(static_cast<int>(share.all & 0xffff), held_row(slot).slots - begin);
+      write_collected<false>(
+          held_row(slot).out + begin, collected(), count, count,
+          [&](int position) { return held_position(position, slot); }, kWriters);
+      if (owns()) clear_told();
+      return;
+    }
+    u32 told[kHeard] = {};
+    hear_all(m.shares[rank], told, [](u32 one) { return one != 0; });
+    u32 in_front = 0;
+#pragma unroll
+    for (u32 i = 0; i < kHeard; ++i)
+      if (static_cast<int>(32 * i + lane) < rank) in_front += told[i] & 0xffff;
+    in_front = __reduce_add_sync(kFullWarp, in_front);
+    if (lane == 0) together().in_front = static_cast<int>(in_front);
+    __syncwarp();
+    barrier_of_writers<false>();
+#pragma unroll
+    for (u32 i = 0; i < kHeard; ++i)
+      if (kHolders % 32 == 0 || lane < kHolders) tell(&m.shares[rank][32 * i + lane], 0u);
+    if (!owns()) return;
+    // Who has sent each of the listed, and then all at once.
+    u32 few = 0;
+#pragma unroll
+    for (u32 i = 0; i < kHeard; ++i) {
+      const u32 some = told[i] >> 16 & 0x7fff;
+      const u32 begin = few + lanes_up_to(some) - some;
+      for (u32 j = 0; j < some && begin + j < kFewest; ++j)
+        s.samples[begin + j] = static_cast<unsigned short>((32 * i + lane) * kFewest + j);
+      few += __reduce_add_sync(kFullWarp, some);
+    }
+    few = min(few, kFewest);
+    __syncwarp(); // it is known
+    if (lane < few) {
+      u64* from = &m.listed[0][s.samples[lane]];
+      u64 entry;
+      do
+        entry = heard(from);
+      while (entry == 0);
+      tell(from, 0ull);
+      s.few[lane] = entry;
+    }
+    __syncwarp(); // they are listed
+    write_last(slot, static_cast<int>(few), quota);
+  }
+
+  // By the owner's writers when it has heard all shares: nobody needs ranges and sums any more.
+  __device__ __forceinline__ static void clear_told() {
+    Meeting& m = meeting();
+    for (int i = threadIdx.x; i < kBins / 4; i += kWriters)
+      reinterpret_cast<RingSlot*>(m.counts[0])[i] = {};
+    if (threadIdx.x < kHolders) m.ranges[threadIdx.x] = {};
+    if (threadIdx.x == 0) {
+      m.owner.held[0] = {};
+      m.arrived[0] = 0;
+    }
+  }
+
+  // The owner waits until all have written what is theirs.
+  __device__ __forceinline__ static void hand_over() {
+    __syncthreads(); // this CTA has
+    if (threadIdx.x == 0) {
+      u32* arrived = &meeting().arrived[kBarriers];
+      arrive(arrived);
+      if (owns()) {
+        await(arrived);
+        tell(arrived, 0);
+      }
+    }
+    __syncthreads(); // all have
+  }
+
+  // Where a row was decided on a rare route, whoever leaves last clears everything.
+  __device__ __noinline__ static void leave() {
+    __syncthreads(); // this CTA needs nothing any more
+    if (threadIdx.x == 0) {
+      u32 before;
+      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&meeting().left[0]) : "memory");
+      together().leaves_last = before == kHolders - 1;
+    }
+    __syncthreads(); // it is known whether others do
+    if (!together().leaves_last) return;
+    RingSlot* all = reinterpret_cast<RingSlot*>(&meeting());
+    for (u32 i = threadIdx.x; i < sizeof(Meeting) / sizeof(RingSlot); i += kThreads)
+      all[i] = {};
+  }
+};

@@ -1,0 +1,312 @@
+// Held rows that their steps do not decide. A plateau is told by the samples and taken at once; a crowded step, or the
+// last one, which has whatever is no better than the sampled range, is read once more and divided by keys.
+#pragma once
+#include "resident/buckets.cuh"
+
+// Writes positions that belong to the answer at once: where they would be collected, keys are counted. All holders
+// take output slots from one counter.
+template <class Holders> __device__ __forceinline__ void emit_marks(const Marks& marks, int slot) {
+  int place = reserve_many(&Holders::owner().held[slot].emitted, marks.count());
+  const int first = held_first(slot);
+  const int k = held_row(slot).slots;
+  int* out = held_row(slot).out;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w)
+    for (u32 bits = marks.word[w]; bits && place < k; ++place)
+      out[place] = held_position(index_of_mark(w, take_bit(bits), first), slot);
+}
+template <class Holders> __device__ __forceinline__ void emit_edge(int slot) {
+  int place = atomicAdd(&Holders::owner().held[slot].emitted, 1);
+  if (place < held_row(slot).slots) held_row(slot).out[place] = held_position(load_edge(slot).at, slot);
+}
+
+// Writes `quota` of all holders' `count` equal scores, any of them, to the last of the row's slots. Where they are
+// many, or registers few, a vector of each thread at a time, since otherwise few threads would have to write them all.
+template <class Holders>
+__device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, int count, int quota, int slot) {
+  int* taken = &Holders::owner().held[slot].few_count;
+  const int first = held_first(slot);
+  int* out = held_row(slot).out + (held_row(slot).slots - quota);
+  auto write = [&](int w, u32 some, int place) {
+    for (; some && place < quota; ++place)
+      out[place] = held_position(index_of_mark(w, take_bit(some), first), slot);
+    return place;
+  };
+  int place = reserve_many(taken, edge_equal);
+  if (edge_equal && place < quota) out[place] = held_position(load_edge(slot).at, slot);
+  const bool many = !Holders::kAlone || count > held_row(slot).valid / 8;
+  if (!many) place = reserve_many(taken, equal.count());
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    if (!many) place = write(w, equal.word[w], place);
+#pragma unroll 1
+    for (u32 vector = (1u << kVector) - 1; many && vector && __any_sync(kFullWarp, place < quota); vector <<= kVector) {
+      const u32 offered = equal.word[w] & vector;
+      place = reserve_many(taken, __popc(offered));
+      write(w, offered, place);
+    }
+  }
+}
+
+// Those of some places that hold scores of the row.
+__device__ __forceinline__ Marks in_row(Marks marks, int slot) {
+  const int left = held_row(slot).valid - own_place();
+  const int vectors = max(left + kStep - 1, 0) / kStep;
+  const int count = vectors * kVector - max(vectors * kStep - (kStep - kVector) - left, 0);
+#pragma unroll
+  for (int w = 0; w < kWords; ++w)
+    marks.word[w] &= static_cast<u32>((1ull << min(max(count - 32 * w, 0), 32)) - 1);
+  return marks;
+}
+
+// What is better than a value, and what equals it, of the part that this thread holds.
+template <class Holders, bool kIsNan>
+__device__ __forceinline__ void compare_held(int slot, float value, Divided& found, bool& edge_better,
+                                             bool& edge_equal) {
+  auto beats = [&](float score) { return kIsNan ? score == score : score > value; };
+  auto equals = [&](float score) { return kIsNan ? score != score : score == value; };
+  each_edge(slot, [&](const Edge& edge) {
+    edge_better = beats(edge.score);
+    edge_equal = equals(edge.score);
+  });
+  auto mark = [&](int vector, const float (&score)[kVector]) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const int at = vector * kVector + i;
+      found.before.word[at / 32] |= beats(score[i]) ? 1u << at % 32 : 0u;
+      found.within.word[at / 32] |= equals(score[i]) ? 1u << at % 32 : 0u;
+    }
+  };
+  constexpr bool kSkips = Holders::kAlone && !kFinish; // of others, ptxas would spill
+  each_held<Holders::kAlone, false, kSkips>(slot, held_valid(slot), mark, [](int) {}, [] {});
+}
+
+// Selects a row whose k-th score is a value, of which nothing need be divided, or read again: whether it is, and if
+// not, whether that is better. `ahead()` runs if it is, when nobody needs the ring any more.
+enum class Kth { kEqual, kBetter, kWorse };
+template <class Holders, class Ahead> __device__ __forceinline__ Kth select_equal(u32 key, int slot, Ahead ahead) {
+  const float value = score_of_key(key);
+  Divided found = {};
+  bool edge_better = false;
+  bool edge_equal = false;
+  if (Holders::kAlone && value != value) { // of others, ptxas would spill
+    compare_held<Holders, true>(slot, value, found, edge_better, edge_equal);
+  } else {
+    compare_held<Holders, false>(slot, value, found, edge_better, edge_equal);
+  }
+  const Marks better = in_row(found.before, slot); // what is behind the row is read as minus infinity
+  const Marks equal = in_row(found.within, slot);
+  auto& counted = Holders::owner().held[slot];
+  reserve_many(&counted.better, better.count() + edge_better);
+  reserve_many(&counted.equal, equal.count() + edge_equal);
+  Holders::sync(); // both are counted, and the ring has been read
+  const int quota = held_row(slot).slots - counted.better;
+  if (quota < 0) return Kth::kBetter;
+  if (quota > counted.equal) return Kth::kWorse;
+  ahead();
+  if (edge_better) emit_edge<Holders>(slot);
+  emit_marks<Holders>(better, slot);
+  emit_equal<Holders>(equal, edge_equal, counted.equal, quota, slot);
+  return Kth::kEqual;
+}
+
+// Samples are mostly one value, or a warp's are. Of two values they may have told the wrong one: then the best that
+// begins their range is tried too, if there are registers for it.
+template <class Holders, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
+  const u32 told = held_row(slot).range.plateau;
+  if constexpr (!Holders::kAlone || kEach > 64) return select_equal<Holders>(told, slot, ahead) == Kth::kEqual;
+  u32 key = told;
+#pragma unroll 1
+  for (;;) {
+    const Kth kth = select_equal<Holders>(key, slot, ahead);
+    if (kth == Kth::kEqual) return true;
+    const u32 best = held_row(slot).range.most;
+    if (kth == Kth::kWorse || key == best) return false;
+    key = best;
+    __syncthreads(); // all have read what is counted
+    auto& counted = shared_storage().held[slot];
+    if (threadIdx.x == 0) counted.better = counted.equal = 0;
+    __syncthreads();
+  }
+}
+
+// Equal stretches of shifted keys, by which scores that nothing else tells apart are divided. Infinity has the first
+// such key, minus infinity and NaN the last two, and each of those a bin of its own: what is masked in many rows. Keys
+// in front of the stretches are in the first bin, and those behind in the last but two, so that bins are right wherever
+// the k-th is.
+struct KeyBins : Digit {
+  static constexpr u32 kLowest = kMinusInfinityKey - kInfinityKey; // the shifted key of minus infinity
+  static constexpr u32 kLowestBin = kBins - 2;
+  static constexpr u32 kNone = kBins; // of scores that are not divided
+
+  __device__ __forceinline__ explicit KeyBins(Digit digit) : Digit(digit) {}
+
+  // Stretches over keys of [best, worst], one of them in front.
+  __device__ __forceinline__ explicit KeyBins(KeyRange keys) : Digit() {
+    const u32 worst = min(keys.worst, kLowest - 1);
+    const u32 span = worst - min(keys.best, worst);
+    shift = max(0, 32 - __clz(span) - kBinBits);
+    shift += span >> shift > kBins - 5;
+    base = keys.best - min(keys.best, 1u << shift);
+  }
+
+  __device__ __forceinline__ u32 of(u32 key) const {
+    const u32 number = min((max(key, base) - base) >> shift, kLowestBin - 1);
+    return key >= kLowest ? key - kLowest + kLowestBin : number;
+  }
+
+  // Keys of `all` that a bin with any has.
+  __device__ __forceinline__ KeyRange keys_of(u32 bin, KeyRange all) const {
+    if (bin >= kLowestBin) return {kLowest + bin - kLowestBin, kLowest + bin - kLowestBin};
+    const u32 low = base + (bin << shift);
+    const u32 high = bin == kLowestBin - 1 ? kLowest - 1 : low + ((1u << shift) - 1);
+    return {bin ? max(all.best, low) : all.best, min(all.worst, high)};
+  }
+};
+
+// Counts a key by its bin, if it has one.
+__device__ __forceinline__ void count_key(u32 bin) {
+  asm volatile("{\n"
+               ".reg .pred there;\n"
+               "setp.ne.u32 there, %1, %2;\n"
+               "@there red.shared.add.u32 [%0], 1;\n"
+               "}" ::"r"(shared_address(shared_storage().histogram) + bin * 4),
+               "r"(bin), "n"(KeyBins::kNone)
+               : "memory");
+}
+
+// Calls visit(bin, w, bit) for the undecided ones of the scores that this thread holds, by their marks, which are read
+// again, and with kNone for others near them; the compiler knows `bit` if `kUnrolled`.
+template <class Bins, bool kUnrolled, class Visit>
+__device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyBins keys, Visit visit) {
+  const Score* scores = static_cast<const Score*>(held_row(slot).scores) + held_first(slot);
+  constexpr int kInWord = 32 / kVector;
+  constexpr int kTogether = kUnrolled && kSmThreads <= 512 ? 8 : kEach > 32 && kSmThreads >= 1024 ? 2 : 4;
+  auto look = [&](int w, int from) {
+    const u32 marks = left.word[w] >> from * kVector;
+    Raw raw[kTogether] = {};
+#pragma unroll
+    for (int v = 0; v < kTogether; ++v)
+      if (marks >> v * kVector & ((1u << kVector) - 1)) raw[v] = Bins::read_again(scores, w * kInWord + from + v);
+#pragma unroll
+    for (int v = 0; v < kTogether; ++v)
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const int bit = v * kVector + i;
+        visit(marks >> bit & 1 ? keys.of(shifted_key(unpack(raw[v], i))) : KeyBins::kNone, w, from * kVector + bit);
+      }
+    __syncwarp(); // or ptxas interleaves so many that it spills
+  };
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    const int vectors = min(kInWord, kVectors - w * kInWord);
+    if constexpr (kUnrolled) {
+#pragma unroll
+      for (int from = 0; from < vectors; from += kTogether)
+        look(w, from);
+    } else {
+#pragma unroll 1
+      for (int from = 0; from < vectors; from += kTogether)
+        look(w, from);
+    }
+  }
+}
+
+// The same: counts them, and has the histogram searched for the best `quota`. Of one CTA, registers keep which bins
+// they are in; CTAs that share a row, and would spill, read them once more.
+template <class Holders, class Bins>
+__device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int quota,
+                                                Divided& divided) {
+  if constexpr (Holders::kAlone && kEach <= (1 << 16) / kSmThreads) {
+    HeldSteps bins;
+    each_undecided<Bins, true>(left, slot, keys, [&](u32 bin, int w, int bit) {
+      const int at = w * 32 + bit;
+      count_key(bin);
+      if (at < kEach) bins.pair[at / 2] = at % 2 ? bins.pair[at / 2] | bin << 16 : bin;
+    });
+    const Boundary found = Holders::find_again(quota);
+    divided = divide(bins, found.bin);
+    return found;
+  } else {
+    each_undecided<Bins, false>(left, slot, keys, [&](u32 bin, int, int) { count_key(bin); });
+    const Boundary found = Holders::find_again(quota);
+    divided = {};
+    each_undecided<Bins, false>(left, slot, KeyBins(shared_storage().rule.digit), [&](u32 bin, int w, int bit) {
+      divided.before.word[w] |= bin < static_cast<u32>(found.bin) ? 1u << bit : 0u;
+      divided.within.word[w] |= bin == static_cast<u32>(found.bin) ? 1u << bit : 0u;
+    });
+    return found;
+  }
+}
+
+// So many undecided scores one CTA ranks at once, each by a thread of its own; others as many as a warp does.
+template <class Holders> constexpr int kRankedAlike = Holders::kAlone && kSharedCapacity >= 256 ? 256 : kFewest;
+
+// Writes the best `quota` of as many listed scores.
+__device__ __forceinline__ void write_ranked(int slot, int listed, int quota) {
+  const u64* list = shared_list(shared_storage());
+  const int at = static_cast<int>(threadIdx.x);
+  if (at >= listed) return;
+  int rank = 0;
+#pragma unroll 4
+  for (int other = 0; other < listed; ++other)
+    rank += list[other] < list[at];
+  if (rank < quota)
+    held_row(slot).out[held_row(slot).slots - quota + rank] = held_position(entry_index(list[at]), slot);
+}
+
+// The step of the k-th score, or its coarse bin, number `bin`, is crowded by `count` scores, or is the last step, of
+// which nothing is known yet. Its scores, `last`, are read again and divided by their keys until few are left, or one
+// value, or as many as are wanted: any of those will do. The bin's keys are about known: each round takes one
+// traversal, and one round mostly suffices. The score beside the body is loaded whenever it is looked at: few threads
+// have one.
+template <class Holders, class Bins = FoundSteps>
+__device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, int bin, int quota, int count) {
+  constexpr int kRanked = kRankedAlike<Holders>;
+  SharedStorage& s = shared_storage();
+  constexpr int kDivisions = 6; // one in vain, four of all keys; more if scores change meanwhile
+  auto edge_key = [&] { return shifted_key(load_edge(slot).score); };
+  bool edge_last = false;
+  each_edge(slot, [&](const Edge& edge) {
+    const int number = Bins::of(edge.score, slot);
+    if (number < bin) emit_edge<Holders>(slot);
+    edge_last = number == bin;
+  });
+  emit_marks<Holders>(better, slot);
+  KeyRange keys = {0, KeyBins::kLowest + 1}; // where the k-th is
+  KeyRange likely = Bins::keys_of(bin, slot);
+#pragma unroll 1
+  for (int round = 0; count > kRanked && count != quota && keys.best != keys.worst && round < kDivisions; ++round) {
+    const KeyBins likely_bins(likely);
+    if (edge_last) count_at(likely_bins.of(edge_key()) * 4);
+    if (threadIdx.x == 0) { // the search leaves them no registers
+      s.rule.digit = likely_bins;
+      s.rule.best = keys.best;
+      s.rule.worst = keys.worst;
+    }
+    Divided divided;
+    const Boundary found = divide_keys<Holders, Bins>(last, slot, likely_bins, quota, divided);
+    const KeyBins bins(s.rule.digit);
+    likely = keys = bins.keys_of(found.bin, {s.rule.best, s.rule.worst});
+    const u32 edge_bin = edge_last ? bins.of(edge_key()) : KeyBins::kNone;
+    if (edge_bin < static_cast<u32>(found.bin)) emit_edge<Holders>(slot);
+    edge_last = edge_bin == static_cast<u32>(found.bin);
+    emit_marks<Holders>(divided.before, slot);
+    last = divided.within;
+    quota -= found.before;
+    count = found.count;
+    __syncthreads(); // nobody still reads what the next round writes
+  }
+  if (count != quota && count <= kRanked && keys.best != keys.worst) {
+    list_marked<Holders, kRanked>(last, slot);
+    if (edge_last) list_last<Holders, kRanked>(load_edge(slot).at, load_edge(slot).score, slot);
+    Holders::sync(); // all are listed
+    if constexpr (kRanked > kFewest) {
+      write_ranked(slot, count, quota);
+    } else {
+      Holders::write_listed(slot, count, quota);
+    }
+  } else {
+    emit_equal<Holders>(last, edge_last, count, quota, slot);
+  }
+}

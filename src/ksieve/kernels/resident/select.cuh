@@ -1,0 +1,237 @@
+// Selection of a row that one CTA or a cluster holds: the boundary costs no second read.
+//   1. one score of each thread is sampled: that gives a range where the k-th score is looked for
+//   2. what is better than its end is counted in equal steps of the score (resident/buckets.cuh); the step of the k-th
+//   is found.
+//      Two steps share a register, and the scores themselves are needed no more: the ring takes the next row
+//   3. better steps are written to the output; of that step, few scores are left, which one warp ranks
+// Steps are monotone in the score, so the answer is exact whatever the sample. resident/overfull.cuh has what they do
+// not decide.
+#pragma once
+#include "resident/overfull.cuh"
+
+constexpr int kPlateau = 8; // equal samples of a warp that tell a plateau from a range of one sample
+constexpr int kCrowd = 16;  // and, from any range that ends with them, if the k-th is likely among them
+
+// A sample among those of its warp. Ranks are by 15 bits of a key, so that one instruction compares two. Scores that
+// are not finite have no steps: minus infinity and NaN are no samples.
+struct RankedSample {
+  u32 ordered; // its key
+  bool there;
+  bool valid;  // a number, and not minus infinity
+  bool lowest; // minus infinity
+  u32 better;  // others
+};
+__device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
+  constexpr u32 kAbsent = 0xffffffffu; // no shifted key
+  const float lowest = __uint_as_float(kMinusInfinityKey);
+  const bool valid = there && sample > lowest;
+  const u32 key = valid ? shifted_key(sample) : kAbsent;
+  const u32 coarse = key >> 17;
+  SharedStorage& s = shared_storage();
+  const u32 thread = thread_again();
+  s.samples[thread] = static_cast<unsigned short>(-coarse);
+  __syncwarp();
+  const RingSlot* pairs = reinterpret_cast<const RingSlot*>(&s.samples[thread & ~31u]);
+  u32 sums = 0;
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const RingSlot some = pairs[v];
+    auto less = [&](int i) { return __viaddmin_s16x2_relu(some.word[i], coarse * 0x10001u, 0x10001u); };
+    sums += less(0) + less(1) + (less(2) + less(3));
+  }
+  return {key + kInfinityKey, there, valid, there && sample == lowest, (sums & 0xffffu) + (sums >> 16)};
+}
+
+// Where a row's boundary is looked for, from the samples of a warp: those that `first` and `last` (reach) others are
+// better than begin and end it.
+__device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int slot) {
+  const bool valid = mine.valid;
+  const u32 better = mine.better;
+  const u32 ordered = mine.ordered;
+  const u32 first = held_row(slot).first;
+  const u32 last = held_row(slot).last;
+  u32 worst = __reduce_max_sync(kFullWarp, better <= last % 32 && valid ? ordered : 0);
+  // Of equal ranks, the worst one ends the range, and the best one begins it.
+  const u32 rank = __reduce_max_sync(kFullWarp, better <= first % 32 ? better : 0);
+  u32 best = __reduce_min_sync(kFullWarp, better >= rank && valid && ordered > kInfinityKey ? ordered : kNanKey);
+  const int alike = __popc(__ballot_sync(kFullWarp, valid && ordered == worst));
+  const u32 ahead = __popc(__ballot_sync(kFullWarp, valid && ordered < worst));
+  const bool crowd = alike >= kCrowd && 4 * ahead <= 3 * (first % 32) + last % 32;
+  u32 plateau = worst == kInfinityKey || crowd || best == worst && alike >= kPlateau ? worst : 0;
+  const u32 numbers = __popc(__ballot_sync(kFullWarp, valid));
+  if (rarely(numbers <= last % 32)) { // the k-th may be none
+    const u32 lowest = __popc(__ballot_sync(kFullWarp, mine.lowest));
+    const u32 all = __popc(__ballot_sync(kFullWarp, mine.there));
+    if (all >= numbers + kPlateau) plateau = numbers + lowest <= last % 32 ? kNanKey : kMinusInfinityKey;
+  }
+  if (rarely(numbers != 0 && (first >= 32 || last >= 32))) { // in short rows a warp may have none
+    // By so many ranges, but not beyond zero where scores go over many octaves.
+    const float top = score_of_key(best);
+    const float end = score_of_key(worst);
+    auto by = [&](u32 code) { return static_cast<float>((1 << code / 32) - 1) * (top - end); };
+    const float longer = end - by(last);
+    if (first >= 32) best = kInfinityKey + shifted_key(top + by(first));
+    if (last >= 32) worst = kInfinityKey + shifted_key(end > 0 ? fmaxf(longer, end * 0x1p-12f) : longer);
+  }
+  const bool signs = worst - 1 >= kZeroKey - 1; // or there is none
+  return {{best, worst}, signs, plateau};
+}
+
+// Which of the scores in the ring this thread samples: in each of 32 parts of a row, anywhere, so that no period of the
+// scores meets all. Row by row and warp by warp elsewhere, but that four warps have their samples from the same 64
+// bytes: memory is slow at single sectors (128 rows of 65,536 scores: 15.4 us with sectors, 14.35 with 64 bytes).
+__device__ __forceinline__ int sampled_score(int id) {
+  constexpr u32 kAlike = 4;
+  constexpr u32 kOthers = kSamplers / kAlike;
+  constexpr u32 kEachPart = kStages * (kWarps / kSamplers);
+  static_assert(!kHolds || kSamplers % kAlike == 0 && kWarps % kSamplers == 0);
+  const u32 thread = thread_again();
+  const u32 warp = thread / 32;
+  const u32 part = thread % 32 * kOthers + warp % kOthers; // of kEachPart times as many
+  const u32 draw = (static_cast<u32>(id) * (32 * kOthers) + part) * 0x9e3779b1u;
+  const u32 vector =
+      (part * kEachPart + ((draw >> 16) * kEachPart >> 16)) * kAlike + (warp / kOthers + thread) % kAlike;
+  return static_cast<int>(vector * kVector + (draw >> 13) % kVector);
+}
+// Where that is in the part's body.
+__device__ __forceinline__ int sampled_place(int at) {
+  return kBeside ? vector_of_stage(at / kStep) * kStep + at % kStep : at;
+}
+
+// Finds out where a described row's boundary is looked for, given what this thread has sampled. A barrier of all must
+// follow.
+__device__ __forceinline__ void look_at(float sample, int place, int slot) {
+  Alone::fold(look_at_samples(rank_sample(sample, place < held_row(slot).valid), slot), slot);
+}
+
+// A sample that is loaded from the `scores` of a body, beside the copies.
+struct LoadedSample {
+  float score;
+  int place;
+};
+__device__ __forceinline__ LoadedSample load_sample(const Score* body, int scores, int id) {
+  const int place = sampled_place(sampled_score(id));
+  return {place < scores ? widen(body[place]) : 0.0f, place};
+}
+
+// The same as soon as the row's part is in the ring, and from there; before Hopper, others' copies are not waited for.
+__device__ __forceinline__ void sample_held(int slot) {
+  wait_copy(slot);
+  if (!is_sampler()) return;
+  const volatile HeldRow& row = held_row(slot);
+#if __CUDA_ARCH__ >= 900
+  const int at = sampled_score(row.id);
+  look_at(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_place(at), slot);
+#else
+  const LoadedSample sample = load_sample(static_cast<const Score*>(row.body), row.valid, row.id);
+  look_at(sample.score, sample.place, slot);
+#endif
+}
+
+// Counts the scores that this thread holds, and keeps which steps they are in.
+template <bool kEarly, bool kAlone, class Spread, class Ready>
+__device__ __forceinline__ void count_steps(int slot, int valid, Steps linear, HeldSteps& steps, Spread spread,
+                                            Ready ready) {
+  auto count = [&](int vector, const float (&score)[kVector]) {
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2) {
+      const float step = linear.of(spread(score[i]));
+      const float next = linear.of(spread(score[i + 1]));
+      Steps::count(step);
+      Steps::count(next);
+      steps.put(vector * kVector + i, step, next);
+    }
+  };
+  auto skip = [&](int vector) {
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2)
+      steps.pair[(vector * kVector + i) / 2] = (kBins - 1) * 0x10001u;
+  };
+  each_held<kEarly, true, kAlone>(slot, valid, count, skip, ready);
+}
+
+// The same for scores that are spread first (FoundSteps): called, since inlined it would be spilled, as it would with
+// vectors left out.
+__device__ __noinline__ HeldSteps count_spread(int slot) {
+  const FoundSteps range(slot);
+  HeldSteps steps;
+  auto spread = [&](float score) { return range.spread(score); };
+  count_steps<false, false>(slot, held_valid(slot), range.steps(), steps, spread, [] {});
+  return steps;
+}
+
+// Selects a sampled row; what counts it is zero, or becomes so in front of a barrier. `ahead()` runs when all of the
+// ring has been read, `meanwhile()` where most warps wait for others, but for rare rows: whether it has.
+template <class Holders, class Ahead, class Meanwhile>
+__device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile meanwhile) {
+  // Where one CTA holds a row, the range is known before everybody has come.
+  constexpr bool kKnown = Holders::kAlone && kKnownEarly;
+  if (!kKnown) Holders::know(slot);
+  const HeldRange told = kKnown ? range_of(slot) : HeldRange{0, 0, 0, held_row(slot).range.plateau};
+  const int valid = held_valid(slot);
+  auto know = [&] {
+    if (kKnown) Holders::know(slot);
+  };
+  if (rarely(told.plateau != 0)) {
+    know();
+    if (select_plateau<Holders>(slot, ahead)) return false;
+  }
+  HeldSteps steps;
+  const FoundSteps range = kKnown ? FoundSteps(told) : FoundSteps(slot);
+  if (rarely(range.spreads)) {
+    know();
+    steps = count_spread(slot);
+  } else {
+    auto plain = [](float score) { return score; };
+    count_steps<!kFinish, Holders::kAlone>(slot, valid, range.steps(), steps, plain, know);
+  }
+  each_edge(slot, [&](const Edge& edge) { Steps::count(FoundSteps(slot).of(edge.score)); });
+  const Boundary found = Holders::find(held_row(slot).slots, ahead);
+  const int quota = held_row(slot).slots - found.before;
+  const bool beyond = found.bin == kBins - 1; // nothing is known of the last step
+  const bool whole = found.count == quota && !beyond;
+  Divided divided = divide(steps, found.bin);
+  if (rarely(beyond || !whole && found.count > kFewest)) {
+    const int count = beyond ? kHeld : found.count;
+    select_crowded<Holders>(slot, divided.before, in_row(divided.within, slot), found.bin, quota, count);
+    return false;
+  }
+  divided.join(whole);
+  if constexpr (!Holders::kAlone) {
+    bool edge_chosen = false;
+    bool edge_last = false;
+    each_edge(slot, [&](const Edge& edge) {
+      const int number = FoundSteps::of(edge.score, slot);
+      edge_chosen = number < found.bin + whole;
+      edge_last = !whole && number == found.bin;
+    });
+    Holders::write(slot, divided, edge_chosen, edge_last, quota);
+    return true;
+  }
+  // One of the last is fetched while the others are collected.
+  const bool listing = divided.within.any();
+  int early = 0;
+  float early_score = 0;
+  if (listing) {
+    early = take_mark(divided.within, held_first(slot));
+    early_score = widen(static_cast<const Score*>(held_row(slot).scores)[early]);
+  }
+  each_edge(slot, [&](const Edge& edge) {
+    const float step = FoundSteps(slot).of(edge.score);
+    const float bound = Steps::numbered(found.bin);
+    if (step < bound || whole && step == bound) {
+      collect(edge.at, slot);
+    } else if (step == bound) {
+      list_last<Holders>(edge.at, edge.score, slot);
+    }
+  });
+  collect_marks(divided.before, slot);
+  if (kRoomy) meanwhile();
+  if (listing) {
+    list_last<Holders>(early, early_score, slot);
+    list_marked<Holders>(divided.within, slot);
+  }
+  if (!kRoomy) meanwhile();
+  write_answer(slot, whole ? 0 : found.count, quota);
+  return true;
+}

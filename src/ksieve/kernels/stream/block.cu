@@ -1,0 +1,70 @@
+// Families persistent_sampled and persistent_exact: one CTA owns a row from boundary to output.
+//
+//   1. the first wave takes row blockIdx.x; later rows come from a device queue in completion order
+//   2. per row: propose, certify, refine (stream/select.cuh); without a policy the direct-exact route
+//   3. the last CTA to leave restores the queue, so that a replayed graph starts as the first launch did
+//
+// Row reads: 1 + 1/stride certified, 2 direct-exact. Any shape, any k <= kCapacity, any GPU from sm_80.
+#include "common/workspace.cuh"
+#include "stream/select.cuh"
+
+// Half of the CTAs, of each multiprocessor, start late by half a scan when there are rows for several
+// rounds. Otherwise all of them propose, scan and refine in step, and memory rests while nobody scans.
+__device__ __forceinline__ void fall_behind(const Params& p, int rows) {
+  constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 60
+  constexpr i64 kMost = 50'000;
+  if (!kSampled || rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
+  i64 begin = clock64();
+  i64 late = min(p.width * static_cast<i64>(sizeof(Score)) / 1024 * kClocks, kMost);
+  while (clock64() - begin < late)
+    __nanosleep(100);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_stream_block(const __grid_constant__ Params p) {
+  SharedStorage& s = shared_storage();
+  wait_for_inputs();
+  const int rows = rows_of(p);
+  LoadedView view;
+  constexpr bool kKnown = kSampled && !KSIEVE_WINDOWS && !kDealt; // where rows begin, before their lengths
+  if (blockIdx.x < rows) {
+    fetch_row(p, blockIdx.x);
+    if (kKnown) view.load(widest_row(p, blockIdx.x), 0);
+    if (kLines && !kDealt) prefetch_view(p, blockIdx.x, p.width, LoadedView::kAll * kPool);
+    clear_storage();
+  }
+  fall_behind(p, rows);
+  arrived();
+  __syncthreads(); // the first row's length is there
+  if (kSampled && !kKnown && blockIdx.x < rows) view.load(fetched_row(p, blockIdx.x), 0);
+  for (int number = blockIdx.x; number < rows;) {
+    int claimed = 0;
+    if (threadIdx.x == 0) claimed = claim_row(p); // asked for here, waited for where it has arrived
+    trace_begin();
+    RowTask task = whole_row(p, fetched_row(p, number), spill_slice(p, blockIdx.x));
+    select_row(
+        task, number == blockIdx.x, view,
+        [&] {
+          if (threadIdx.x != 0) return;
+          s.next = grid_size() + claimed;
+          if (kDealt && s.next < rows) fetch_row(p, s.next); // its view is asked for where it has arrived
+        },
+        [&] {
+          int next = s.next;
+          if (next >= rows) return release_dependents();
+          if (!kDealt) fetch_row(p, next);
+          if (kSampled) prefetch_view(p, kDealt ? s.next_id : next, kDealt ? s.next_length : task.row.length);
+        });
+    if (rarely(task.row.length <= slots_of(p, task.row))) {
+      __syncthreads(); // everybody has read this row's length, and the next row is known
+      if (s.next < rows) fetch_row(p, s.next);
+    }
+    finish_row(p, task.row.id, sort_slice(p, blockIdx.x));
+    trace_write(p, task.row.id);
+    arrived();
+    __syncthreads(); // the next row is known, and nobody still works on this one
+    number = s.next; // overwritten behind the next barrier
+    if (kSampled && number < rows) view.load(fetched_row(p, number), 0);
+  }
+  if (threadIdx.x == 0) leave_queue(p);
+}

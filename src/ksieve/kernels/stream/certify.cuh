@@ -1,0 +1,217 @@
+// Phase 2, certify: scan until a frontier exists that holds the rest of the answer and fits the candidate slots.
+//   1. the proposed boundary is scanned; k admitted scores prove containment
+//   2. an underfilled proposal scans the band up to the rescue boundary, and then falls back to exact recovery: a
+//      coarse histogram of all scores, and a scan that classifies against the exact boundary bin
+//   3. a frontier beyond kCapacity is narrowed by one digit and scanned again, unless it is a single value:
+//      then any of its stored members will do
+// All of it is one loop around one scan: inlined once, it keeps its registers, and nothing else reads the row.
+#pragma once
+#include "length_bins.cuh"
+#include "stream/filter.cuh"
+#include "stream/sample.cuh"
+#include "stream/tie_break.cuh"
+
+// What one CTA works on: a row, or in its first scan the segment [begin, end) of one.
+struct RowTask {
+  const Params& params;
+  Row row;
+  int begin;
+  int end;
+};
+
+// Unresolved candidates (paper: Q_j, k_j). The shared histogram counts them by `digit`; up to kCapacity of them are
+// stored, more only if all are equal. quota 0: the row is complete.
+struct Frontier {
+  KeyRange keys; // all of them are within it
+  int count;     // |Q_j|
+  int quota;     // output slots still open
+  int round;     // j
+  Digit digit;
+
+  __device__ __forceinline__ bool resolved() const { return kStats ? round == kRounds : keys.best == keys.worst; }
+};
+
+// A window's address is no sum of parameters: kept in shared memory, it costs no registers.
+__device__ __forceinline__ const Score* scores_of(const RowTask& t) {
+#if KSIEVE_WINDOWS
+  return static_cast<const Score*>(shared_storage().window);
+#else
+  return t.row.scores;
+#endif
+}
+
+// How a frontier is divided next. Statistics count the paper's digits. Otherwise bins are spread evenly over the keys
+// that are there: the first paper digit hardly divides the tail of one octave, and its counts queue up on few bins.
+__device__ __forceinline__ Digit next_digit(const Frontier& q) {
+  return kStats ? paper_digit(q.round, q.keys.best) : digit_over(q.keys.best, q.keys.worst);
+}
+
+enum class Stage { kProposed, kBand, kUnbounded, kClassified, kNarrowed };
+
+// Behind every use of the old rule, before a barrier.
+__device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, KeyRange keys, Digit digit) {
+  SharedStorage& s = shared_storage();
+  if (threadIdx.x != 0) return;
+  int* out = row_output(t.params, t.row.id);
+  s.rule = {mode, emit_from, keys.best, keys.worst, digit, open_slots(t.params), out, &s.emitted, &s.ties};
+}
+
+// From the best score that the view saw to the last boundary: what lies beyond shares the first bin.
+__device__ __forceinline__ Digit proposal_digit() {
+  const SharedStorage& s = shared_storage();
+  return kStats ? paper_digit(0, 0) : digit_over(s.view_best, s.cutoff[kRescue]);
+}
+
+// The rule of a proposal's scan. `ties` is this CTA's counter or its row's. Minus infinity, which the ring also holds
+// behind a row, and NaN are no cutoffs for the proposal's scan.
+__device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* ties) {
+  SharedStorage& s = shared_storage();
+  if (threadIdx.x != 0) return; // which has just written the boundary
+  u32 cutoff = s.cutoff[0];
+  Mode mode = s.apart ? Mode::kApart : cutoff < kMinusInfinityKey ? Mode::kInclusive : Mode::kClassify;
+  set_rule(t, mode, 0, {0, cutoff}, proposal_digit());
+  s.rule.ties = ties;
+}
+
+// Narrows a frontier to the bin that holds its quota; better bins are committed. Needs a barrier after the last
+// count; leaves the histogram empty.
+__device__ __forceinline__ void narrow(Frontier& q) {
+  Boundary found = find_boundary(q.quota);
+  q.keys = range_of(found.bin, q.digit, q.keys);
+  q.quota -= found.before;
+  q.count = found.count;
+  ++q.round;
+  if (!q.resolved()) q.digit = next_digit(q);
+  trace_set(kColCommitted0 + q.round, found.before);
+  trace_set(kColFrontier0 + q.round, found.count);
+}
+
+// Whether everything admitted has one key. Only asked of a frontier that is too large: folds the stored keys into the
+// extremes of those that were not stored.
+__device__ __forceinline__ bool single_valued() {
+  SharedStorage& s = shared_storage();
+  u32 least = kNanKey;
+  u32 greatest = 0;
+  each_own([&](u64 entry) {
+    least = min(least, entry_key(entry));
+    greatest = max(greatest, entry_key(entry));
+  });
+  fold_extremes(s, least, greatest);
+  __syncthreads(); // the extremes are known
+  return s.least == s.greatest;
+}
+
+// Writes the stored candidates behind the output slots already taken, as far as `quota` goes.
+__device__ __forceinline__ void emit_any(int quota) {
+  SharedStorage& s = shared_storage();
+  int place = reserve_many(&s.few_count, own_count());
+  each_own([&](u64 entry) {
+    if (place < quota) write_front(s.emitted + place, entry_index(entry));
+    ++place;
+  });
+}
+
+// An exact boundary that is the answer itself: better scores are all stored, ties wait at the end of the output.
+__device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int ties) {
+  int k = open_slots(t.params);
+  trace_set(kColCommitted0, strict);
+  trace_set(kColFilled, k - strict);
+  for (int round = 0; round <= kRounds; ++round)
+    trace_set(kColFrontier0 + round, round > 0 && strict + ties == k ? 0 : ties);
+  emit_any(strict);
+  if (kTies) leave_ties(shared_storage().cutoff[0], k - strict);
+}
+
+// The frontier and the rule of a coarse boundary bin; better bins go straight to the output.
+__device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found) {
+  KeyRange keys = keys_of_bin(found.bin);
+  Frontier q = {keys, found.count, open_slots(t.params) - found.before, 0, {}};
+  q.digit = next_digit(q);
+  trace_set(kColCommitted0, found.before);
+  trace_set(kColFrontier0, found.count);
+  set_rule(t, Mode::kClassify, 0, q.keys, q.digit);
+  return q;
+}
+
+// What became of the first scan when the segments of a row were joined.
+enum class Merged {
+  kWhole,    // this CTA goes on with the whole row
+  kOther,    // another one does
+  kOutgrown, // this one does, but has to scan the row again: the segments' candidates did not fit together
+};
+
+// Scans whole rows until there is a frontier to refine. `stage` says what the rule in shared memory is for; the first
+// scan covers [begin, end) and has been started, then `merge()` joins the segments of other CTAs. `scanned`: the first
+// scan has been done already. Storage is empty behind a barrier unless scanned.
+template <class Merge>
+__device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scanned, Frontier& q, Merge merge) {
+  SharedStorage& s = shared_storage();
+  int begin = t.begin;
+  int end = t.end;
+  for (bool first = true;; first = false) {
+    if (kSampled ? rarely(stage == Stage::kUnbounded) : stage == Stage::kUnbounded) {
+      CoarseCount counting;
+      if (!first) start_scan(scores_of(t), begin, end);
+      scan(scores_of(t), begin, end, counting);
+      start_scan(scores_of(t), begin, end);
+      __syncthreads(); // every score is counted
+      q = classified(t, find_boundary(open_slots(t.params)));
+      trace_scans(1);
+      stage = Stage::kClassified;
+    }
+    __syncthreads(); // the rule is visible, and so is every clear before it
+    if (!(first && scanned)) {
+      if (!first && stage != Stage::kClassified) start_scan(scores_of(t), begin, end);
+      scan_by_rule(scores_of(t), begin, end);
+    }
+    if (kDealt) arrived(); // what a scan has left behind, and what is known of the coming row
+    __syncthreads();       // everything admitted is stored or counted
+    Merged merged = first ? merge() : Merged::kWhole;
+    if (merged == Merged::kOther) return false;
+    begin = 0;
+    end = t.row.length;
+    trace_scans(1);
+    if (merged == Merged::kOutgrown) continue;
+
+    if (stage == Stage::kProposed || stage == Stage::kBand) {
+      int k = open_slots(t.params);
+      int strict = s.count;
+      int ties = kExactBoundary ? s.ties : 0;
+      bool primary = stage == Stage::kProposed;
+      u32 worst = s.cutoff[primary ? 0 : 1];
+      trace_set(kColAdmitted0 + !primary, strict + ties);
+      trace_set(kColRoute, primary ? kCertified : kRescued);
+      q = {{0, worst - (kExactBoundary && s.apart)}, strict, k, 0, s.rule.digit};
+      if (rarely(strict < k && strict + ties >= k)) {
+        finish_tied(t, strict, ties);
+        q.quota = q.count = 0;
+        return true;
+      }
+      if (rarely(strict < k)) {
+        __syncthreads(); // nobody still reads the counts or the rule that led here
+        if (kRescue && primary) {
+          set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
+          stage = Stage::kBand;
+        } else {
+          trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);
+          clear_storage();
+          __syncthreads(); // storage is empty
+          stage = Stage::kUnbounded;
+        }
+        continue;
+      }
+      trace_set(kColFrontier0, strict);
+    }
+    if (!rarely(q.count > kCapacity && !q.resolved())) return true;
+    if (single_valued()) {
+      for (int round = q.round; round < kRounds; ++round)
+        trace_set(kColFrontier0 + round + 1, q.count);
+      return true;
+    }
+    u32 emit_from = q.keys.best;
+    narrow(q);
+    set_rule(t, Mode::kClassify, emit_from, q.keys, q.digit);
+    forget_candidates();
+    stage = Stage::kNarrowed;
+  }
+}

@@ -1,0 +1,415 @@
+// The scan of phase 2: compares every score with the cutoff, stores what it admits, counts it and builds the next exact
+// histogram, all on first encounter. Every scan of the row in any route is this one: a set of the algorithm is always
+// a contiguous range of ordered keys, so a scan is told three keys and a digit (ScanRule).
+#pragma once
+#include "common/histogram.cuh"
+#include "common/keys.cuh"
+#include "common/output.cuh"
+
+// Lanes of the warp before this one.
+__device__ __forceinline__ u32 lanes_below() {
+  u32 mask;
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+  return mask;
+}
+
+// Sum of `mine` over the lanes before this one.
+__device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
+
+// A place behind `counter` for each wanting lane, with one atomic per warp.
+__device__ __forceinline__ int reserve(int* counter, bool wanted) {
+  u32 mask = __ballot_sync(kFullWarp, wanted);
+  if (mask == 0) return 0;
+  int leader = __ffs(mask) - 1;
+  int base = 0;
+  if (static_cast<int>(threadIdx.x & 31) == leader) base = atomicAdd(counter, __popc(mask));
+  base = __shfl_sync(kFullWarp, base, leader);
+  return base + __popc(mask & lanes_below());
+}
+
+// Sums of `mine` over the lanes before this one and over all, where nobody's exceeds kMost: votes, unlike the shuffles
+// of lanes_before, do not wait for each other.
+struct Places {
+  int before;
+  int total;
+};
+template <int kMost> __device__ __forceinline__ Places few_before(int mine) {
+  Places found = {0, 0};
+  u32 below = lanes_below();
+#pragma unroll
+  for (int bit = 0; kMost >> bit; ++bit) {
+    u32 mask = __ballot_sync(kFullWarp, mine >> bit & 1);
+    found.before += __popc(mask & below) << bit;
+    found.total += __popc(mask) << bit;
+  }
+  return found;
+}
+
+// `mine` places behind `counter` for each lane, with one atomic per warp. For whole warps.
+__device__ __forceinline__ int reserve_many(int* counter, int mine) {
+  int before = lanes_before(mine);
+  int base = 0;
+  if ((threadIdx.x & 31) == 31) base = atomicAdd(counter, before + mine);
+  return __shfl_sync(kFullWarp, base, 31) + before;
+}
+
+// Whether everything admitted is one value must be known when not everything is stored.
+__device__ __forceinline__ void track_overflow(u32 key) {
+  SharedStorage& s = shared_storage();
+  if (key < *static_cast<volatile u32*>(&s.least)) atomicMin(&s.least, key);
+  if (key > *static_cast<volatile u32*>(&s.greatest)) atomicMax(&s.greatest, key);
+}
+
+__device__ __forceinline__ void list_at(int slot, u32 key, int index) {
+  SharedStorage& s = shared_storage();
+  if (slot < kListed) {
+    list_entry(slot) = make_entry(key, index);
+  } else {
+    track_overflow(key);
+  }
+  atomicAdd(&s.histogram[bin_of(key, s.rule.digit)], 1u);
+}
+
+// Puts a candidate into the list.
+__device__ __forceinline__ void list_candidate(u32 key, int index) {
+  list_at(atomicAdd(&shared_storage().listed, 1), key, index);
+  atomicAdd(&shared_storage().count, 1);
+}
+
+// One bit for each score of a batch that passes.
+template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&raw)[kBatch], Passes passes) {
+  u32 bits = 0;
+#pragma unroll
+  for (int u = 0; u < kBatch; ++u) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i)
+      bits |= passes(unpack(raw[u], i)) ? 1u << (u * kVector + i) : 0u;
+  }
+  return bits;
+}
+
+// One bit for each score of a batch of which `left` are valid from the first on.
+__device__ __forceinline__ u32 valid_bits(int left) {
+  constexpr u32 kAll = ~0u >> (32 - kBatch * kVector);
+  if (!rarely(left < (kBatch - 1) * kStep + kVector)) return kAll;
+  u32 valid = 0;
+#pragma unroll
+  for (int u = 0; u < kBatch; ++u)
+    valid |= valid_mask(left - u * kStep) << (u * kVector);
+  return valid;
+}
+
+// The same for tests whose results are 1 or 0 as floats: weighted and added up, they are the low bits of a mantissa.
+// The first sums are of two vectors, or ptxas would load the second one where the first has been used.
+template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Test test) {
+  static_assert(kCount <= 16, "hits are the low bits of a mantissa");
+  constexpr int kHalf = kCount / 2;
+  auto both = [&](int i) { return fmaf(test(kHalf + i), static_cast<float>(1 << kHalf), test(i)); };
+  float sum = 0x1p23f;
+#pragma unroll
+  for (int i = 0; i < kHalf; i += 4) {
+    float low = fmaf(both(i + 1), 2.0f, both(i));
+    float high = fmaf(both(i + 3), 2.0f, both(i + 2));
+    sum = fmaf(fmaf(high, 4.0f, low), static_cast<float>(1 << i), sum);
+  }
+  return __float_as_uint(sum) & 0xffffu;
+}
+
+// The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half their rate,
+// which a scan would wait for. saturate(score * scale - bound * scale) is 1 or 0 if a score beyond the bound, at least
+// half a unit in its last place away, is at least 1 away after scaling by a power of two. NaN gives 0.
+struct Above {
+  float scale;
+  float offset;
+
+  // No scale, 0, for a bound that is infinite, NaN, or so near zero that the scale overflows.
+  __device__ __forceinline__ explicit Above(float bound) {
+    u32 exponent = __float_as_uint(bound) >> 23 & 0xffu;
+    bool exists = fabsf(bound) >= 0x1p-100f && exponent < 0xffu;
+    scale = __uint_as_float(exists ? (278 - exponent) << 23 : 0); // 2^24 over the power of two in the bound
+    offset = -bound * scale;
+  }
+
+  __device__ __forceinline__ float test(float score) const { return __saturatef(fmaf(score, scale, offset)); }
+
+  __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const {
+    return gather_tests<kBatch * kVector>([&](int i) { return test(unpack(raw[i / kVector], i % kVector)); });
+  }
+};
+
+// The greatest float that no score reaching an ordered key equals: score > bound_below(key) is order_key(score) <= key.
+__device__ __forceinline__ float bound_below(u32 key) {
+  return score_of_key(key + (key == kZeroKey ? 2 : 1)); // no score has 0x80000000
+}
+
+// A vector's scores are neighbours, and vectors kStep apart.
+__device__ __forceinline__ int index_of_bit(u32 bit, int first) {
+  return first + static_cast<int>(bit) + static_cast<int>(bit / kVector) * (kStep - kVector);
+}
+
+// Takes the first hit out of a batch's bits: what is left does not wait for where it is.
+__device__ __forceinline__ u32 take_bit(u32& bits) {
+  u32 rest = bits & (bits - 1);
+  u32 bit = 31 - __clz(static_cast<int>(bits ^ rest));
+  bits = rest;
+  return bit;
+}
+
+// The score of a bit, from the batch's place in the ring (a shared address).
+__device__ __forceinline__ float read_back(u32 ring, u32 bit) {
+  u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
+#if KSIEVE_DTYPE == 0
+  float score;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(score) : "r"(at));
+  return score;
+#else
+  unsigned short score;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(score) : "r"(at));
+  return widen(score);
+#endif
+}
+
+// Puts the scores of some bits into the list, for a whole warp: one reservation, and its entries side by side.
+__device__ __forceinline__ void list_warp_bits(u32 bits, u32 ring, int first) {
+  const int total = static_cast<int>(__reduce_add_sync(kFullWarp, __popc(bits)));
+  int slot = 0;
+  if ((threadIdx.x & 31) == 0) {
+    slot = atomicAdd(&shared_storage().listed, total);
+    atomicAdd(&shared_storage().count, total);
+  }
+  slot = __shfl_sync(kFullWarp, slot, 0);
+  while (u32 wanting = __ballot_sync(kFullWarp, bits != 0)) {
+    if (bits) {
+      u32 bit = take_bit(bits);
+      list_at(slot + __popc(wanting & lanes_below()), order_key(read_back(ring, bit)), index_of_bit(bit, first));
+    }
+    slot += __popc(wanting);
+  }
+}
+
+// The same for lanes alone: one wait for their places, however many they are.
+__device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
+  int wanted = __popc(bits);
+  int slot = atomicAdd(&shared_storage().listed, wanted);
+  atomicAdd(&shared_storage().count, wanted);
+  for (; bits; ++slot) {
+    u32 bit = take_bit(bits);
+    list_at(slot, order_key(read_back(ring, bit)), index_of_bit(bit, first));
+  }
+}
+
+// Writes the scores of some bits to the output, with one reservation for the warp.
+__device__ __forceinline__ void emit_bits(u32 bits, int first) {
+  const ScanRule& rule = shared_storage().rule;
+  Places places = few_before<32>(__popc(bits));
+  int base = 0;
+  if ((threadIdx.x & 31) == 0 && places.total) base = atomicAdd(rule.emitted, places.total);
+  u32 place = __shfl_sync(kFullWarp, base, 0) + places.before;
+  u32 k = rule.k;
+  int* out = rule.row_out;
+  for (; bits && place < k; ++place)
+    out[place] = shown_position(index_of_bit(take_bit(bits), first));
+}
+
+// The scan of a proposal. Whatever reaches the cutoff goes to the column of the thread that meets it, without a vote
+// among lanes or an atomic: a row costs as many instructions as there are scores, and this loop has most of them.
+// Columns hold raw scores until `finish` turns them into keys and counts them. Where the fast test does not do, scores
+// are compared; those equal to a boundary that is a plateau are then not stored, but offered to the end of the output.
+template <bool kFast> struct Admit {
+  Above above;
+  float cutoff;
+  u32 top;      // shared address of the column's next free entry
+  u32 end;      // and of the one behind its last
+  int tied = 0; // scores of this warp set apart; the same in all lanes
+
+  static constexpr u32 kPitch = kThreads * sizeof(u32); // from one entry of a column to the next
+
+  __device__ __forceinline__ explicit Admit(const ScanRule& rule)
+      : above(bound_below(rule.worst)), cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kApart))), top(base()),
+        end(base() + kColumns * kPitch) {}
+
+  __device__ __forceinline__ static bool apart() { return !kFast && shared_storage().rule.mode == Mode::kApart; }
+  // NaN means every NaN.
+  __device__ __forceinline__ static float plateau() { return score_of_key(shared_storage().rule.worst); }
+
+  __device__ __forceinline__ static u32 base() { return static_cast<u32>(__cvta_generic_to_shared(&column_key(0))); }
+
+  // Where a score comes from goes to the same entry of the columns behind.
+  __device__ __forceinline__ void put(float score, u32 bit, int first) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(top), "f"(score) : "memory");
+    if constexpr (kNarrow) {
+      u32 columns = static_cast<u32>(__cvta_generic_to_shared(shared_storage().candidates));
+      u32 before = static_cast<u32>(first) / kThreads / kVector * kVector; // scores of this thread
+      auto place = static_cast<unsigned short>(before + bit);
+      asm volatile("st.shared.u16 [%0 + %2], %1;" ::"r"((top >> 1) + (columns >> 1)), "h"(place), "n"(kColumnKeys)
+                   : "memory");
+    } else {
+      asm volatile("st.shared.u32 [%0 + %2], %1;" ::"r"(top), "r"(index_of_bit(bit, first)), "n"(kColumnKeys)
+                   : "memory");
+    }
+    top += kPitch;
+  }
+
+  // A hit is read back from the ring by its bit.
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
+    u32 hits;
+    if (kFast) {
+      hits = above.gather(raw);
+    } else {
+      u32 valid = valid_bits(left);
+      hits = gather_bits(raw, [&](float score) { return score >= cutoff; }) & valid;
+      if (apart()) {
+        float value = plateau();
+        u32 equal = gather_bits(raw, [&](float score) { return score == value; });
+        set_apart((value == value ? equal : ~hits) & valid, first);
+      }
+    }
+    while (hits && !rarely(top >= end)) {
+      u32 bit = take_bit(hits);
+      put(read_back(ring, bit), bit, first);
+    }
+    if (rarely(hits != 0)) {
+      // Sorted rows fill the columns of small CTAs so that whole warps come here.
+      if (kSmall && rarely(__activemask() == kFullWarp)) {
+        list_warp_bits(hits, ring, first);
+      } else {
+        list_bits(hits, ring, first);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void edge(float score, int index, bool valid) {
+    if (valid && score >= cutoff) list_candidate(order_key(score), index);
+    if (apart()) set_apart(valid && (score == plateau() || (score != score && plateau() != plateau())), index);
+  }
+
+  // Every warp offers its first k; more can never be needed.
+  __device__ __forceinline__ void set_apart(u32 equal, int first) {
+    if (!__any_sync(kFullWarp, equal)) return;
+    const ScanRule& rule = shared_storage().rule;
+    int mine = __popc(equal);
+    int before = lanes_before(mine);
+    int total = __shfl_sync(kFullWarp, before + mine, 31);
+    int start = 0;
+    if ((threadIdx.x & 31) == 0) start = atomicAdd(rule.ties, total);
+    if (!kTies && tied < rule.k) {
+      start = __shfl_sync(kFullWarp, start, 0);
+      for (int t = start + before; equal; equal &= equal - 1, ++t)
+        write_back(t, index_of_bit(__ffs(equal) - 1, first));
+    }
+    tied += total;
+  }
+
+  __device__ __forceinline__ void finish() {
+    SharedStorage& s = shared_storage();
+    int height = kColumns ? static_cast<int>((top - base()) / kPitch) : 0;
+    s.height[threadIdx.x] = height;
+    Digit digit = s.rule.digit;
+    each_in_column(height, [&](u64 entry, int at) {
+      u32 key = number_key(__uint_as_float(entry_key(entry))); // nothing admitted is NaN
+      column_key(at) = key;
+      atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
+    });
+    int total = __reduce_add_sync(kFullWarp, height);
+    if ((threadIdx.x & 31) == 0 && total) atomicAdd(&s.count, total);
+  }
+};
+
+// The scan of any other set: better than the candidates, candidate, or neither.
+struct Classify {
+  float gone;   // reached by what earlier scans have emitted; NaN: nothing
+  float better; // by what this scan emits, too
+  float cutoff; // by candidates, too
+  bool nan;     // NaN is a candidate, which no comparison finds
+
+  __device__ __forceinline__ explicit Classify(const ScanRule& rule)
+      : gone(cutoff_before(rule.emit_from)), better(cutoff_before(rule.best)), cutoff(hot_cutoff(rule.worst)),
+        nan(rule.worst == kNanKey) {}
+
+  // A float that scores with keys better than this one reach, and no others; NaN if there are none.
+  __device__ __forceinline__ static float cutoff_before(u32 key) {
+    return key ? hot_cutoff(key - 1) : __uint_as_float(0x7fffffffu);
+  }
+
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
+    u32 valid = valid_bits(left);
+    u32 in = gather_bits(raw, [&](float score) { return score >= cutoff; });
+    in = (nan ? valid : in & valid);
+    if (!__any_sync(kFullWarp, in)) return;
+    u32 chosen = gather_bits(raw, [&](float score) { return score >= better; }) & valid;
+    in &= ~chosen;
+    if (gone == gone) chosen &= ~gather_bits(raw, [&](float score) { return score >= gone; });
+    if (__any_sync(kFullWarp, chosen)) emit_bits(chosen, first);
+    if (in) list_bits(in, ring, first);
+  }
+
+  __device__ __forceinline__ void edge(float score, int index, bool valid) {
+    bool chosen = valid && score >= better;
+    bool in = valid && !chosen && (nan || score >= cutoff);
+    chosen = chosen && !(score >= gone);
+    int slot = reserve(shared_storage().rule.emitted, chosen);
+    if (chosen) write_front(slot, index);
+    if (in) list_candidate(order_key(score), index);
+  }
+
+  __device__ __forceinline__ void finish() const {}
+};
+
+// Coarse histogram: the first of the two scans of the exact route. A plateau would queue up on one bin: the bin that
+// most lanes of a warp meet first is counted in registers.
+struct CoarseCount {
+  u32 hot = kBins;
+  u32 met = 0;
+  u32 fills = 0; // what the ring holds behind the row has been counted with the rest
+
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32, int, int left) {
+    u32 valid = valid_bits(left);
+    fills += kBatch * kVector - __popc(valid);
+    if (hot == kBins) hot = most_common(coarse_bin(unpack(raw[0], 0)));
+#pragma unroll
+    for (int i = 0; i < kBatch * kVector; i += 2) {
+      u32 keys = coarse_keys(unpack(raw[i / kVector], i % kVector), unpack(raw[i / kVector], i % kVector + 1));
+      count(keys >> 5 & (kBins - 1));
+      count(keys >> 21);
+    }
+  }
+
+  __device__ __forceinline__ void edge(float score, int, bool valid) {
+    if (valid) count(coarse_bin(score));
+  }
+
+  __device__ __forceinline__ void count(u32 bin) {
+    met += bin == hot;
+    if (bin != hot) atomicAdd(&shared_storage().histogram[bin], 1u);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    SharedStorage& s = shared_storage();
+    u32 total = __reduce_add_sync(kFullWarp, met);
+    u32 behind = __reduce_add_sync(kFullWarp, fills);
+    if ((threadIdx.x & 31) != 0) return;
+    if (total) atomicAdd(&s.histogram[hot], total);
+    if (behind) atomicSub(&s.histogram[kMinusInfinityBin], behind);
+  }
+
+  __device__ __forceinline__ static u32 most_common(u32 bin) {
+    u32 shared_by = __popc(__match_any_sync(kFullWarp, bin));
+    return __reduce_max_sync(kFullWarp, shared_by << kBinBits | bin) & (kBins - 1);
+  }
+};
+
+// Shows the stretch to whoever the rule asks for.
+__device__ __forceinline__ void scan_by_rule(const Score* scores, int begin, int end) {
+  const ScanRule& rule = shared_storage().rule;
+  bool proposal = kSampled && rule.mode != Mode::kClassify;
+  if (kSampled && !rarely(rule.mode != Mode::kInclusive || Above(bound_below(rule.worst)).scale == 0)) {
+    Admit<true> admit(rule);
+    scan(scores, begin, end, admit);
+  } else if (proposal) {
+    Admit<false> admit(rule);
+    scan(scores, begin, end, admit);
+  } else {
+    Classify classify(rule);
+    scan(scores, begin, end, classify);
+  }
+}

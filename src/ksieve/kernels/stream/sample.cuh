@@ -1,0 +1,246 @@
+// Phase 1, propose: a view of the row, one group of scores out of every kStride, becomes one boundary, or two with a
+// rescue boundary.
+//   1. every sampled statistic (a score, or the best of a few adjacent ones) counts into a coarse histogram
+//   2. the bins that hold the requested sample ranks are found
+//   3. a coarse policy takes each bin's inclusive cutoff; an exact policy the statistic of that rank itself
+#pragma once
+#include "common/histogram.cuh"
+#include "common/keys.cuh"
+#include "common/output.cuh"
+
+// Which of the kStride groups of a period the view takes: one and the same in every period of a row, or with kJitter
+// another one in each (policy.py, SamplingPolicy.offsets).
+__device__ __forceinline__ int view_offset(int id, int period) {
+  u32 row = static_cast<u32>(id);
+  if constexpr (!kJitter) {
+    return static_cast<int>(row * kPhaseMultiplier % kStride);
+  } else {
+    u32 mixed = row * kJitterRow + static_cast<u32>(period) * kJitterPeriod;
+    mixed = (mixed ^ mixed >> kJitterShift) * kJitterMix;
+    return static_cast<int>(__umulhi(mixed, kStride)); // its leading bits
+  }
+}
+
+// Scores of a row's view: whole groups, the last of which may be cut off by the end of the row.
+__device__ __forceinline__ int view_scores(int id, int length) {
+  constexpr int kPeriod = kStride * kGroup;
+  int rest = length % kPeriod - view_offset(id, length / kPeriod) * kGroup;
+  return length / kPeriod * kGroup + min(max(rest, 0), kGroup);
+}
+
+__device__ __forceinline__ int view_statistics(int id, int length) {
+  return (view_scores(id, length) + kPool - 1) / kPool;
+}
+
+// Position of a statistic's first score.
+__device__ __forceinline__ int statistic_at(int ordinal, int id) {
+  constexpr int kPerGroup = kGroup / kPool;
+  int period = ordinal / kPerGroup;
+  return (period * kStride + view_offset(id, period)) * kGroup + ordinal % kPerGroup * kPool;
+}
+
+// A statistic is the best of kPool scores, as far as the row goes; all NaN gives NaN. Whether its scores are loaded at
+// once.
+__device__ __forceinline__ bool loads_whole(const Row& row, int first) {
+  constexpr int kBytes = kPool * sizeof(Score);
+  return kPool == 1 || (first + kPool <= row.length && reinterpret_cast<u64>(row.scores + first) % kBytes == 0);
+}
+
+__device__ __forceinline__ float load_statistic(const Row& row, int first) {
+  float best = widen(row.scores[first]);
+#pragma unroll
+  for (int i = 1; i < kPool; ++i)
+    if (first + i < row.length) best = fmaxf(best, widen(row.scores[first + i]));
+  return best;
+}
+
+// Statistics of a view, from the `from`-th on, that are on their way to registers, kThreads apart for each thread. They
+// are asked for in front of a scan's first loads, or would come behind those.
+struct LoadedView {
+  static constexpr int kEach = kTies || KSIEVE_ORDER ? 1 : 2; // more of them would be spilled
+  static constexpr int kAll = kEach * kThreads;
+  Raw raw[kEach];
+
+  // Up to row.length, which may be a guess, if it is not too small.
+  __device__ __forceinline__ void load(const Row& row, int from) {
+    const int count = view_statistics(row.id, row.length);
+#pragma unroll
+    for (int b = 0; b < kEach; ++b) {
+      const int ordinal = from + b * kThreads + static_cast<int>(threadIdx.x);
+      raw[b] = {};
+      if (ordinal >= count) continue;
+      const int first = statistic_at(ordinal, row.id);
+      if (loads_whole(row, first)) raw[b] = load_pool(row.scores + first);
+    }
+  }
+
+  // Returns when it has come.
+  __device__ __forceinline__ void wait() {
+    if (!kSampled) return;
+#pragma unroll
+    for (Raw& some : raw)
+      asm volatile("" : "+r"(some.word[0]), "+r"(some.word[1]), "+r"(some.word[2]), "+r"(some.word[3]));
+  }
+
+  __device__ __forceinline__ static Raw load_pool(const Score* scores) {
+    if constexpr (kPool > 1) return load_kept<kPool * sizeof(Score)>(scores);
+    Raw raw = {};
+    raw.word[0] =
+        sizeof(Score) == 4 ? *reinterpret_cast<const u32*>(scores) : *reinterpret_cast<const unsigned short*>(scores);
+    return raw;
+  }
+
+  __device__ __forceinline__ float statistic(int b, const Row& row, int first) const {
+    if (rarely(!loads_whole(row, first))) return load_statistic(row, first);
+    float best = unpack(raw[b], 0);
+#pragma unroll
+    for (int i = 1; i < kPool; ++i)
+      best = fmaxf(best, unpack(raw[b], i));
+    return best;
+  }
+};
+
+// Keys of the statistics that this thread looks at, kept where candidates will be.
+struct KeptKeys {
+  int count = 0;
+
+  __device__ __forceinline__ static int place(int at) { return at * kThreads + static_cast<int>(threadIdx.x); }
+
+  __device__ __forceinline__ void keep(u32 key) {
+    if (count < kColumns) {
+      column_key(count) = key;
+    } else {
+      list_entry(place(count - kColumns)) = make_entry(key, 0);
+    }
+    ++count;
+  }
+
+  // Calls visit(key, place) for each; no place comes twice.
+  template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
+#pragma unroll 1
+    for (int at = 0; at < count; ++at)
+      visit(at < kColumns ? column_key(at) : entry_key(list_entry(place(at - kColumns))), place(at));
+  }
+};
+
+// A ranked statistic, and how many of the view have exactly its key.
+struct Ranked {
+  u32 key;
+  int same;
+};
+
+// Sample rank `rank` among the kept keys within [best, worst], by exact digits.
+__device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, KeyRange range) {
+  SharedStorage& s = shared_storage();
+  int same = 0;
+  do {
+    Digit digit = digit_over(range.best, range.worst);
+    keys.each([&](u32 key, int) {
+      if (key >= range.best && key <= range.worst) atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
+    });
+    __syncthreads(); // all of them are counted
+    Boundary found = find_boundary(rank);
+    rank -= found.before;
+    same = found.count;
+    range = range_of(found.bin, digit, range);
+  } while (range.best != range.worst);
+  return {range.best, same};
+}
+
+// The same of the keys of a coarse bin, if they are at most kFewest, as is usual: the first warp ranks them and alone
+// knows the answer. Their places only tell equal keys apart.
+__device__ __forceinline__ Ranked ranked_key_of_few(const KeptKeys& keys, int count, int rank, int bin) {
+  keys.each([&](u32 key, int place) {
+    if (coarse_bin(score_of_key(key)) == bin) list_few(make_entry(key, place)); // cheaper than the bin's range
+  });
+  __syncthreads(); // the keys of the bin are listed
+  if (threadIdx.x >= 32) return {};
+  RankedEntry mine = rank_few(count);
+  bool listed = static_cast<int>(threadIdx.x) < count;
+  u32 owner = __ballot_sync(kFullWarp, listed && mine.rank == rank - 1);
+  u32 wanted = __shfl_sync(kFullWarp, entry_key(mine.entry), __ffs(owner) - 1);
+  return {wanted, __popc(__ballot_sync(kFullWarp, listed && entry_key(mine.entry) == wanted))};
+}
+
+// Whether the view of a row has the requested ranks among its first two thirds (policy.py, usable): a boundary further
+// down admits most of a row, and then two scans of the exact route cost less.
+__device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
+  if (!kSampled || row.length <= slots_of(p, row)) return false;
+  int count = view_statistics(row.id, row.length);
+  if (kExactBoundary && count > kColumns * kThreads + kListed)
+    return false; // no room to rank them; no plan of ours comes here
+  return 2 * count >= 3 * (kRescue ? p.rescue_rank : p.primary_rank);
+}
+
+// Leaves the inclusive ordered keys of the boundaries of a usable view in shared memory, in front of a barrier. `view`
+// is on its way from its first statistic on; `views` is how many CTAs of the row look at the same.
+__device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedView& view, int views) {
+  SharedStorage& s = shared_storage();
+  int count = view_statistics(row.id, row.length);
+  trace_set(kColSampled, view_scores(row.id, row.length) * views);
+
+  KeptKeys keys;
+  u32 best = kNanKey;
+  for (int from = 0; from < count; from += LoadedView::kAll) {
+    if (rarely(from)) view.load(row, from);
+#pragma unroll
+    for (int b = 0; b < LoadedView::kEach; ++b) {
+      const int ordinal = from + b * kThreads + static_cast<int>(threadIdx.x);
+      if (ordinal >= count) break;
+      const float statistic = view.statistic(b, row, statistic_at(ordinal, row.id));
+      atomicAdd(&s.histogram[coarse_bin(statistic)], 1u);
+      u32 key = order_key(statistic);
+      best = min(best, key);
+      if (kExactBoundary) keys.keep(key);
+    }
+  }
+  best = __reduce_min_sync(kFullWarp, best);
+  if ((threadIdx.x & 31) == 0) atomicMin(&s.view_best, best);
+  __syncthreads(); // every statistic is counted
+  find_boundary(p.primary_rank, kRescue ? p.rescue_rank : 0);
+
+#pragma unroll
+  for (int which = 0; which < (kRescue ? 2 : 1); ++which) {
+    Boundary found = s.found[which];
+    Ranked boundary;
+    if (kExactBoundary) {
+      int rank = p.primary_rank - found.before;
+      boundary = rarely(found.count > kFewest) ? ranked_key(keys, rank, keys_of_bin(found.bin))
+                                               : ranked_key_of_few(keys, found.count, rank, found.bin);
+    } else {
+      boundary = {bin_cutoff_key(found.bin), 0};
+    }
+    trace_set(kColTau0 + which, kExactBoundary ? static_cast<int>(boundary.key) : found.bin);
+    if (threadIdx.x == 0) {
+      s.cutoff[which] = boundary.key;
+      s.apart = kExactBoundary && (boundary.same > 1 || boundary.key == kNanKey);
+    }
+  }
+  static_assert(!(kExactBoundary && kRescue), "an exact boundary has no rescue: its samples are gone by then");
+  if (threadIdx.x == 0) s.few_count = 0;
+}
+
+// Whole lines of a view are kept in L2, if it can be helped, until the scan reads them again. Groups that are less lie
+// so densely that it would have to keep a good part of the row.
+constexpr bool kLines = kGroup * sizeof(Score) >= 128;
+__device__ __forceinline__ void prefetch(const Score* scores) {
+  if (kLines) {
+    asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(scores));
+  } else {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(scores));
+  }
+}
+
+// Starts fetching another row's view from its `from`-th score on, on the guess that it is about as long as this one:
+// its latency is hidden behind whatever this row still has to do.
+__device__ __forceinline__ void prefetch_view(const Params& p, int id, int length, int from = 0) {
+  const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch;
+#if KSIEVE_WINDOWS
+  int start = window_start(p, id);
+  scores += start;
+  length = min(length, p.width - start);
+#endif
+  int groups = view_scores(id, min(length, p.width)) / kGroup;
+  for (int group = from / kGroup + threadIdx.x; group < groups; group += kThreads)
+    prefetch(scores + (group * kStride + view_offset(id, group)) * kGroup);
+}

@@ -1,0 +1,82 @@
+// How the segments of a row are put together.
+#pragma once
+#include "common/workspace.cuh"
+#include "stream/select.cuh"
+
+// Moves the stored candidates of this segment to the row's list.
+__device__ __forceinline__ void publish(RowState* state, u64* list) {
+  SharedStorage& s = shared_storage();
+  int own = own_count();
+  int height = own_height();
+  int before = lanes_before(own);
+  int place = 0;
+  if ((threadIdx.x & 31) == 31 && before + own) place = state_count(state, before + own);
+  place = __shfl_sync(kFullWarp, place, 31) + before;
+#pragma unroll 4
+  for (int i = 0; i < own; ++i)
+    if (static_cast<u32>(place + i) < static_cast<u32>(kListed)) list[place + i] = own_entry(i, height);
+  // Candidates that found no slot here are only counted: the row outgrows its list as well.
+  if (threadIdx.x == 0 && s.listed > kListed) state_count(state, s.listed - kListed);
+}
+
+// Whether this CTA is the last of its row to publish; then everything published is visible to all its threads, and
+// `s.count` is the number of candidates. What one thread releases and acquires, barriers pass on to all.
+__device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
+  SharedStorage& s = shared_storage();
+  __syncthreads(); // every thread's part of the publication is written
+  clear_counts();
+  if (threadIdx.x == 0) {
+    u64 progress = state_arrive(state);
+    s.flag = progress >> 32 == static_cast<u32>(splits) - 1;
+    s.count = static_cast<int>(progress);
+  }
+  __syncthreads(); // the verdict is known
+  return s.flag;
+}
+
+// Loads the row's list into empty storage and counts it.
+__device__ __forceinline__ void gather(RowState* state, const u64* list) {
+  SharedStorage& s = shared_storage();
+  int count = s.count;
+  Digit digit = s.rule.digit;
+  int height = 0;
+  constexpr int kTogether = 4;
+  for (int first = threadIdx.x; first < count; first += kTogether * kThreads) {
+    u64 entry[kTogether];
+#pragma unroll
+    for (int b = 0; b < kTogether; ++b)
+      if (first + b * kThreads < count) entry[b] = __ldcg(&list[first + b * kThreads]);
+#pragma unroll
+    for (int b = 0; b < kTogether; ++b) {
+      int at = first + b * kThreads;
+      if (at >= count) break;
+      atomicAdd(&s.histogram[bin_of(entry_key(entry[b]), digit)], 1u);
+      if (height < kColumns) {
+        column_key(height) = entry_key(entry[b]);
+        column_place(height++) = entry_index(entry[b]);
+      } else {
+        list_entry(at - kColumns * kThreads) = entry[b];
+      }
+    }
+  }
+  if (kColumns) s.height[threadIdx.x] = height;
+  if (threadIdx.x == 0) {
+    s.listed = max(count - kColumns * kThreads, 0);
+    s.ties = __ldcg(&state->ties);
+  }
+}
+
+// What the finisher starts from; leaves the global state zero.
+__device__ __forceinline__ Merged join(RowState* state, const u64* list) {
+  SharedStorage& s = shared_storage();
+  bool fits = s.count <= kCapacity;
+  if (fits) gather(state, list);
+  __syncthreads(); // the row's candidates are loaded and counted, or everybody knows that they do not fit
+  if (threadIdx.x == 0) {
+    state->progress = 0;
+    state->ties = 0;
+    s.rule.ties = &s.ties;
+    if (!fits) s.count = s.ties = 0;
+  }
+  return fits ? Merged::kWhole : Merged::kOutgrown;
+}

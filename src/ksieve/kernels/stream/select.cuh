@@ -1,0 +1,73 @@
+// The pipeline for a row owned by one CTA. Families differ only in who owns which rows and segments.
+#pragma once
+#include "epilogue/epilogue.cuh"
+#include "length_bins.cuh"
+#include "stream/refine.cuh"
+
+// A row with at most k scores. True when the row is done.
+__device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
+  if (row.length > slots_of(p, row)) return false;
+  trace_set(kColCommitted0, row.length);
+#if KSIEVE_WINDOWS
+  write_short(row_output(p, row.id), row.length, p.k, row.base);
+#else
+  write_short(row_output(p, row.id), row.length, p.k, 0);
+#endif
+  return true;
+}
+
+__device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u64* spill) {
+  if (threadIdx.x == 0) {
+    shared_storage().spill = spill;
+#if KSIEVE_WINDOWS
+    shared_storage().row_slots = row.slots;
+    shared_storage().window = row.scores;
+    shared_storage().base = row.base;
+#endif
+#if KSIEVE_TIES
+    shared_storage().tie_last = row.length - 1;
+    shared_storage().tie_from = p.options.flags & kHighest ? row.length - 1 : 0;
+#endif
+  }
+  return {p, row, 0, row.length};
+}
+
+// Read where it is needed: kept from the beginning, it would be spilled.
+__device__ __forceinline__ int grid_size() {
+  int size;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(size));
+  return size;
+}
+
+// The row's `view` is on its way. `first` is a CTA's first row, with storage empty: nothing else of it is asked for
+// before that has come, since all CTAs do so at once, and memory prefers whole rows of the scan to the view's lines.
+// `ahead()` runs while nothing is waited for yet, before the row is scanned, and behind a barrier; `meanwhile()` when
+// it has been read and only on-chip work is left. A short row skips the latter.
+template <class Ahead, class Meanwhile>
+__device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedView& view, Ahead ahead,
+                                           Meanwhile meanwhile) {
+  if (select_short(t.params, t.row)) {
+    arrived();
+    __syncthreads(); // everybody knows the row, and slots may be sorted where its copies were
+    return ahead();
+  }
+  if (first) {
+    view.wait();
+  } else {
+    clear_storage();
+  }
+  start_scan(t.row.scores, t.begin, t.end);
+  __syncthreads(); // storage is empty
+  Stage stage = Stage::kUnbounded;
+  trace_set(kColRoute, kDirect);
+  if (view_usable(t.params, t.row)) {
+    propose(t.params, t.row, view, 1);
+    set_proposal_rule(t, &shared_storage().ties);
+    stage = Stage::kProposed;
+  }
+  ahead();
+  Frontier frontier;
+  certify(t, stage, false, frontier, [] { return Merged::kWhole; });
+  meanwhile();
+  refine(frontier);
+}

@@ -1,0 +1,55 @@
+// Family split_sampled: several CTAs per row, for few long rows (KV-split).
+//
+//   1. every CTA of the row rebuilds the same view, and so the same boundary, from the row id alone
+//   2. each scans its own contiguous segment into its own candidate slots
+//   3. each publishes: reserves a range of the row's list and copies its candidates there
+//   4. the last to arrive gathers the list, restores the row's state to zero, and finishes the row alone
+//
+// Row reads: 1 + splits/stride certified. An underfilled aggregate is rescued or recovered by the finisher alone, and
+// an aggregate that outgrows the list is scanned again by it, whole.
+#include "stream/segments.cuh"
+
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_stream_split(const __grid_constant__ Params p) {
+  trace_begin();
+  wait_for_inputs();
+  int id = blockIdx.x / p.splits;
+  int part = blockIdx.x % p.splits;
+  LoadedView view;
+  if (!KSIEVE_WINDOWS) view.load(widest_row(p, id), 0);
+  Row row = load_row(p, id);
+  if (KSIEVE_WINDOWS) view.load(row, 0);
+  bool shared_work = view_usable(p, row);
+  if (!shared_work && part != 0) return; // short, or no usable view: nothing to share
+  RowState* state = row_state(p, id);
+  u64* list = row_list(p, id);
+  RowTask task = whole_row(p, row, segment_spill(p, id, part));
+  if (!select_short(p, row)) {
+    if (shared_work) {
+      int size = segment_size(row.length, p.splits);
+      task.begin = min(part * size, row.length);
+      task.end = min(task.begin + size, row.length);
+    }
+    clear_storage();
+    view.wait();
+    start_scan(row.scores, task.begin, task.end);
+    __syncthreads(); // storage is empty
+    if (shared_work) {
+      propose(p, row, view, p.splits);
+      set_proposal_rule(task, &state->ties);
+    } else {
+      trace_set(kColRoute, kDirect);
+    }
+    Frontier frontier;
+    bool mine = certify(task, shared_work ? Stage::kProposed : Stage::kUnbounded, false, frontier, [&] {
+      if (!shared_work) return Merged::kWhole;
+      publish(state, list);
+      return arrive_last(state, p.splits) ? join(state, list) : Merged::kOther;
+    });
+    if (!mine) return;
+    release_dependents();
+    refine(frontier);
+  }
+  finish_row(p, id, row_sort_slice(p, id));
+  trace_write(p, id);
+}

@@ -1,0 +1,134 @@
+// Tie-breaks: of the scores equal to the worst selected one, those with the lowest or the highest positions. A position
+// counts as its distance from the preferred end of the row (its place), so that both are one search for least places.
+//   1. equal scores that are all stored: the place of the quota's last one is found by digits (last_tied_place)
+//   2. equal scores that were counted but not stored, or found no room: one more traversal collects them in order,
+//      starting from the preferred end and ending with the quota (collect_ties)
+#pragma once
+#include "stream/filter.cuh"
+
+constexpr int kNoPlace = 0x7fffffff; // greater than any
+
+__device__ __forceinline__ int tie_place(int index) { return abs(index - shared_storage().tie_from); }
+
+__device__ __forceinline__ int tie_position(int place) {
+  int from = shared_storage().tie_from;
+  return from ? from - place : place;
+}
+
+// Leaves the rest of a row's answer, `quota` scores of one key, to collect_ties.
+__device__ __forceinline__ void leave_ties(u32 key, int quota) {
+  SharedStorage& s = shared_storage();
+  if (threadIdx.x != 0) return;
+  s.tie_key = key;
+  s.tie_quota = quota;
+}
+
+// Place of the `quota`-th of the stored candidates with keys within a range, which are more. Nobody counts any more.
+__device__ __forceinline__ int last_tied_place(KeyRange keys, int quota) {
+  SharedStorage& s = shared_storage();
+  for (int i = threadIdx.x; i < kBins; i += kThreads)
+    s.histogram[i] = 0;
+  __syncthreads(); // the histogram is empty
+  int low = 0;     // inclusive range of places
+  int high = kNoPlace;
+  for (int shift = s.tie_last >> 22 ? 22 : s.tie_last >> 11 ? 11 : 0;; shift -= 11) {
+    each_own([&](u64 entry) {
+      int place = tie_place(entry_index(entry));
+      bool in = entry_key(entry) >= keys.best && entry_key(entry) <= keys.worst && place >= low && place <= high;
+      if (in) atomicAdd(&s.histogram[(place - low) >> shift], 1u);
+    });
+    __syncthreads(); // this digit is counted
+    Boundary found = find_boundary(quota);
+    quota -= found.before;
+    low |= found.bin << shift;
+    high = low | ((1 << shift) - 1);
+    if (shift == 0 || found.count == quota) return high;
+  }
+}
+
+// Which of `kTieVectors` vectors of a thread hold the key; a vector's first position is kWarpStep after the last one's.
+constexpr int kTieVectors = 4;
+constexpr int kWarpStep = 32 * kVector;
+static_assert(kTieVectors * kVector <= 32, "a thread's matches are the bits of one word");
+static_assert(kTieVectors <= 4, "their counts are 16 bits each of one word");
+
+__device__ __forceinline__ u32 tie_bits(const Row& row, int first, u32 key) {
+  u32 bits = 0;
+  if (first >= 0 && first + (kTieVectors - 1) * kWarpStep + kVector <= row.length) {
+    Raw raw[kTieVectors];
+#pragma unroll
+    for (int u = 0; u < kTieVectors; ++u)
+      raw[u] = load_raw(row.scores + first + u * kWarpStep);
+#pragma unroll
+    for (int u = 0; u < kTieVectors; ++u) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i)
+        bits |= order_key(unpack(raw[u], i)) == key ? 1u << (u * kVector + i) : 0u;
+    }
+  } else {
+    for (int bit = 0; bit < kTieVectors * kVector; ++bit) {
+      int at = first + bit / kVector * kWarpStep + bit % kVector;
+      if (at >= 0 && at < row.length && order_key(widen(row.scores[at])) == key) bits |= 1u << bit;
+    }
+  }
+  return bits;
+}
+
+__device__ __forceinline__ u32 vector_of(u32 bits, int u) { return bits >> (u * kVector) & ((1u << kVector) - 1); }
+
+// Behind the selection of a row with more than `slots` scores: whatever leave_ties has left, in the row's last slots.
+// Starts with a barrier.
+__device__ __forceinline__ void collect_ties(const Row& row, int slots) {
+  SharedStorage& s = shared_storage();
+  constexpr int kChunk = kWarps * kTieVectors * kWarpStep;
+  __syncthreads(); // what is left is known
+  int quota = s.tie_quota;
+  if (quota == 0) return;
+  trace_scans(1);
+  u32 key = s.tie_key;
+  bool backwards = s.tie_from != 0;
+  int lane = threadIdx.x & 31;
+  int warp = threadIdx.x >> 5;
+  // Chunks start at the 16-byte boundary before the row, so that all but the outermost loads are whole vectors.
+  int before_row = static_cast<int>(reinterpret_cast<u64>(row.scores) / sizeof(Score) % kVector);
+  int chunks = (row.length - 1 + before_row) / kChunk + 1;
+  int taken = 0;
+  for (int turn = 0; turn < chunks && taken < quota; ++turn) {
+    int chunk = backwards ? chunks - 1 - turn : turn;
+    int first = chunk * kChunk - before_row + warp * kTieVectors * kWarpStep + lane * kVector;
+    u32 bits = tie_bits(row, first, key);
+    u64 counts = 0; // matches of each vector, in 16 bits each
+#pragma unroll
+    for (int u = 0; u < kTieVectors; ++u)
+      counts |= static_cast<u64>(__popc(vector_of(bits, u))) << (u * 16);
+    u64 through = counts; // and of the lanes up to this one
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      u64 others = __shfl_up_sync(kFullWarp, through, offset);
+      if (lane >= offset) through += others;
+    }
+    u64 totals = __shfl_sync(kFullWarp, through, 31);
+    int mine = 0; // matches of this warp
+    int places[kTieVectors];
+#pragma unroll
+    for (int u = 0; u < kTieVectors; ++u) {
+      places[u] = mine + static_cast<int>((through - counts) >> (u * 16) & 0xffffu);
+      mine += static_cast<int>(totals >> (u * 16) & 0xffffu);
+    }
+    if (lane == 0) s.warp_totals[warp] = mine;
+    __syncthreads(); // every warp has counted its matches
+    int other = lane < kWarps ? static_cast<int>(s.warp_totals[lane]) : 0;
+    int all = __reduce_add_sync(kFullWarp, other);
+    int ahead = __reduce_add_sync(kFullWarp, lane < warp ? other : 0);
+    __syncthreads(); // the counts are read
+#pragma unroll
+    for (int u = 0; u < kTieVectors; ++u) {
+      u32 vector = vector_of(bits, u);
+      for (int place = ahead + places[u]; vector; vector &= vector - 1, ++place) {
+        int rank = taken + (backwards ? all - 1 - place : place);
+        if (rank < quota) write_front(slots - quota + rank, first + u * kWarpStep + __ffs(vector) - 1);
+      }
+    }
+    taken += all;
+  }
+}
