@@ -6,14 +6,14 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; a broken installation and an early Ctrl-C do not exit with 1, which means "refuted"."""
+    """Run the command line. A broken installation or an early Ctrl-C does not exit with 1, which means "not exact"."""
     try:
         from ksieve.lab.cli.app import main as run
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        remedy = "install it and what it needs again: pip install --force-reinstall ksieve"
+        remedy = "reinstall it with its dependencies: pip install --force-reinstall ksieve"
         sys.stderr.write(f"error: ksieve cannot start ({what}); {remedy}\n")
         sys.exit(2)
     run()

@@ -34,11 +34,11 @@ NAMES = {
     "workloads.sources": "captures.sources",
     "workloads.writer": "captures.writer",
 }
-"""Former name -> today's, both below ``ksieve``; a module below a former package is found by its longest entry."""
+"""Former name -> current name, both below ``ksieve``; the longest entry that is a prefix of a module's name applies."""
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Import today's module under its former name: both names are the same module object."""
+    """Import the current module under its former name: both names refer to one module object."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -68,6 +68,6 @@ def _today(fullname: str) -> str:
 
 
 def install() -> None:
-    """Let former names be imported; they are looked for first, since a former folder may have left its caches."""
+    """Register the finder of former names. It comes first: a former folder may still hold stale ``__pycache__``."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

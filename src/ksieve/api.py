@@ -1,4 +1,4 @@
-"""The public calls: `topk` and `plan`. They say what a call takes; `ksieve.dispatch` runs it."""
+"""The public functions `topk` and `plan`: signatures and documentation. `ksieve.dispatch` runs a call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from ksieve import dispatch
 from ksieve.core import arguments, problem
-from ksieve.core.arguments import Keywords
+from ksieve.core.arguments import TopkKwargs
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.options import PLAIN, Options, dtype_text
@@ -30,7 +30,7 @@ def topk(
     workspace: Any = None,
     num_rows: Any = None,
     return_stats: bool = False,
-    **options: Unpack[Keywords],
+    **options: Unpack[TopkKwargs],
 ) -> Any:
     """Select the k largest scores of every row, exactly.
 
@@ -40,25 +40,26 @@ def topk(
         float32, float16 or bfloat16; NumPy, PyTorch, CuPy or JAX, on CPU or CUDA. Last stride 1, any row
         pitch of at least width, any base alignment. A NumPy uint16 array is read as bfloat16 bits.
     lengths : array of int32, shape (rows,), optional
-        Valid prefix of each row, on the scores' device; never read back to the host. Below 0 counts as 0,
-        above width as width. Default: every row is valid throughout.
+        Number of valid scores at the start of each row, on the scores' device, clamped to [0, width] there. On CUDA
+        it is never copied to the host. Default: `width` for every row.
     k : int, or array of int32 of shape (rows,)
         Slots per row, 1 to 2**20. May be omitted when `plan` is given. An array on the scores' device gives every
-        row its own k, clamped to [0, max_k]; slots past it are unused.
+        row its own k, clamped to [0, max_k]; the remaining slots of the row are unused.
     plan : Plan, optional
-        From `ksieve.plan`; made from the arguments when omitted. Options that the call leaves open are the plan's;
-        others must agree with them.
+        From `ksieve.plan`; chosen from the arguments when omitted. Options that the call omits are taken from the
+        plan; options that it passes must equal the plan's.
     policy : SamplingPolicy or str, optional
         Sampling policy when no plan is given; ``"direct"`` never samples.
     backend : {"auto", "cpu", "cuda", "reference"}
         "auto" follows the scores' device. "reference" is the NumPy model: slow, for study.
     out : array of int32 or int64, shape (rows, k), optional
-        Receives the result, on the scores' device; must not overlap an input or another output.
+        Receives the indices, on the scores' device; must not overlap an input or another output.
     workspace : Workspace or array of bytes, optional
-        CUDA only: from ``plan.workspace()``, or the caller's own bytes, whose leading part is then zeroed on the
-        stream with every call. One per stream. Default: one is kept per device and stream.
+        CUDA only: from ``plan.workspace()``, or device memory of at least ``plan.workspace_bytes`` bytes, whose first
+        ``plan.workspace_zeroed`` bytes every call then zeroes on the stream. Use one per stream. Default: ksieve keeps
+        one per device and stream.
     num_rows : array of int32, shape (1,) or (), optional
-        Live row count, on the scores' device, clamped to [0, rows]; rows from it on are filled with -1.
+        Number of live rows, on the scores' device, clamped to [0, rows]. The slots of later rows are filled with -1.
     return_stats : bool
         Also return `Stats` (on CUDA this reads the statistics back, which synchronises).
 
@@ -72,12 +73,12 @@ def topk(
         Whether indices count from the start of the row, so that ``scores[r, i]`` is the score, or of the window.
     next_n : int
         Consecutive rows of one request (multi-token prediction). `lengths` or `ends` then has one entry per request,
-        and row r sees ``next_n - 1 - r % next_n`` scores less.
+        and the window of row r is ``next_n - 1 - r % next_n`` scores shorter.
     max_k : int
         Slots per row where k is an array.
     page_table : array of int32, shape (requests, max_pages), optional
-        Write ``table[request, i // page_size] * page_size + i % page_size`` in place of index i; -1 for an entry
-        that the table does not have.
+        Write ``table[request, i // page_size] * page_size + i % page_size`` in place of index i, or -1 where that
+        entry lies outside the table.
     page_size : int
         A power of two, by default 1.
     row_to_request : array of int32, shape (rows,), optional
@@ -85,28 +86,28 @@ def topk(
     offsets : array of int32, shape (rows,), optional
         Write ``i + offsets[row]`` in place of index i.
     return_values : bool
-        Also return the selected scores, bit for bit; -inf in unused slots. No gradient flows through them: where one
-        is being recorded, `GradientWarning` says so once. ``scores.gather(1, indices.clamp(min=0).long())`` has one.
+        Also return the selected scores, bit for bit; -inf in unused slots. They carry no gradient: for scores that
+        require grad, `GradientWarning` is issued once. ``scores.gather(1, indices.clamp(min=0).long())`` carries one.
     values_out : array of the scores' dtype, shape (rows, k), optional
-        Receives them.
+        Receives the values.
     return_raw : bool
         Also return the indices before `page_table` or `offsets`.
     raw_out : array like `out`, optional
-        Receives them.
+        Receives the raw indices.
     index_dtype : {"int32", "int64"}
-        Of new arrays of indices.
+        Dtype of new index arrays.
     sorted : bool or {"value", "index"}
         True or "value": best score first, NaN last, equal scores by index. "index": by ascending position. Unused
-        slots come last. For k up to 16384, as are the next three.
+        slots come last. Takes k up to 16384, as do `tie_break`, `deterministic` and `batch_invariant`.
     tie_break : {"low", "high"}, optional
-        Select the lowest (or highest) positions among scores equal to the worst selected one; ``sorted=True`` then
-        orders all equal scores so.
+        Select the lowest (or highest) positions among scores equal to the worst selected one. With ``sorted=True``
+        equal scores are ordered the same way.
     deterministic, batch_invariant : bool
         The answer for a row depends on that row alone: the same bytes in every run, batch and plan. The default of
         `sorted` becomes "index" and that of `tie_break` "low".
     overlap : bool
-        CUDA, compute capability 9.0 and later: let the kernel start while the stream's previous one drains
-        (programmatic dependent launch).
+        CUDA, compute capability 9.0 and later: the kernel may start while the previous kernel of the stream drains
+        (programmatic dependent launch). Ignored elsewhere.
 
     Returns
     -------
@@ -115,19 +116,28 @@ def topk(
         unselected valid score greater than a selected one, in no particular order. For L <= k: all L
         positions, then -1.
     values, raw, stats
-        What `return_values`, `return_raw` and `return_stats` ask for, in this order; the result is then a tuple.
+        Returned, in this order, with `return_values`, `return_raw` and `return_stats`; the result is then a tuple.
 
     Raises
     ------
     ArgumentError
-        Before anything is launched or written; the message names the argument, what it got and what it takes.
+        An argument cannot be used. Raised before any launch or write; the message names the argument, the value that
+        it got and the values that it takes.
+    WorkspaceError
+        `workspace` is too small, misaligned, on another device, or was made for another plan.
     BackendError
-        The backend cannot run here; the message names the remedy.
+        The backend cannot run here; the message names the remedy. In a CUDA graph capture also where a kernel is not
+        loaded yet, or with ``return_stats=True``.
 
     Notes
     -----
-    NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Which of several scores tied at rank k are returned is
-    unspecified without `tie_break`. See docs/reference/contract.md.
+    NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Without `tie_break` it is unspecified which of the scores tied at
+    rank k are selected. See docs/reference/contract.md.
+
+    On CUDA the call enqueues kernels on the current stream of the scores' library and returns without waiting; with
+    JAX arrays and with ``return_stats=True`` it waits for the result. It can be captured in a CUDA graph after
+    ``plan.prepare()`` or one call of the same plan outside the capture: pass `out`, and ``plan.workspace()`` unless the
+    scores are PyTorch tensors.
 
     Examples
     --------
@@ -153,7 +163,7 @@ def topk(
     )
 
 
-topk.__signature__ = arguments.written_out(topk)  # type: ignore[attr-defined]
+topk.__signature__ = arguments.explicit_signature(topk)  # type: ignore[attr-defined]
 
 
 def plan(
@@ -169,38 +179,42 @@ def plan(
     splits: int | None = None,
     options: Options = PLAIN,
 ) -> Plan:
-    """Fix kernel family, launch geometry and workspace from host-known facts alone.
+    """Choose kernel family, launch geometry and workspace size from shape, dtype and device alone.
+
+    No array is read and nothing is allocated or compiled; ``device="cuda"`` queries the driver once.
 
     Parameters
     ----------
     rows, width : int
-        Capacity of the score matrix; a call may bring fewer rows or a narrower matrix.
+        Largest shape of the score matrix; a call may pass fewer rows or a narrower matrix.
     k : int
         Slots per row.
     pitch : int, optional
-        Scores from one row to the next; default `width`.
+        Distance between the starts of two rows, in scores; default `width`.
     dtype : str or dtype
         "float32", "float16" or "bfloat16", or such a dtype of NumPy, PyTorch or JAX.
     device : str, torch.device or DeviceInfo
-        "cpu", "cuda", "cuda:1", or the facts of a device that need not be present.
+        "cpu", "cuda", "cuda:1", or the description of a device, which need not be present.
     family : str, optional
-        Force a kernel family.
+        Force a kernel family in place of the planner's choice.
     policy : SamplingPolicy or str, optional
         Force a sampling policy; ``"direct"`` never samples.
     splits : int, optional
         With ``family="split_sampled"``: force how many CTAs share a row.
     options : Options
-        What its calls ask for beyond the plain selection; `k` is then the largest k of any row.
+        Options of the calls that use the plan; with ``per_row_k``, `k` is the largest k of any row.
 
     Returns
     -------
     Plan
-        Printable; ``plan.reason`` says in words why it is what it is.
+        Prints as a table; ``plan.reason`` states why this family was chosen.
 
     Raises
     ------
     ArgumentError
         If an argument is out of range or the family cannot run the shape.
+    BackendError
+        If `device` names a device that is absent or cannot be used.
 
     Examples
     --------
@@ -227,7 +241,7 @@ def plan(
 
 
 def _parse_device(device: Any) -> Device:
-    # A torch.device prints as its name.
+    # str() of a torch.device is its name.
     text = str(device) if kind_of(device) == "torch.device" else device
     kind, _, index = text.partition(":") if isinstance(text, str) else ("", "", "")
     if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and len(index) < 10)):

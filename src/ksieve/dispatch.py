@@ -1,4 +1,4 @@
-"""From the arguments of a call to the backend that runs it: checks, the plan, what was prepared for it before.
+"""Dispatch of a call: checks its arguments, chooses or checks its plan, and hands both to a backend.
 
 `ksieve.topk` and the operators of `ksieve.torch_ops` both end here. No thresholds and no device code live here.
 """
@@ -22,17 +22,17 @@ from ksieve.planning.plan import Plan
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 
-# Short ways of plans that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py), by the plan's id, which
-# the entry's own reference to the plan keeps from being reused: hashing a plan's fifty fields on every call would
-# cost as much as the launch. Calls without a plan find theirs by what the plan was chosen from.
-_short_ways: dict[Any, Any] = {}
-_MOST_SHORT_WAYS = 4096
+# Fast paths of plans that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py). The key is the plan's id,
+# since hashing a plan's fifty fields on every call would cost as much as the launch; each entry refers to its plan, so
+# that the id is not reused. For calls without a plan the key is `choice_key`.
+_fast_paths: dict[Any, Any] = {}
+_MOST_FAST_PATHS = 4096
 
 _AUTO = "auto"
 _BACKENDS = (_AUTO, "cpu", "cuda", "reference")
 
-# Called with every checked call before it runs (`ksieve.record`), but for calls whose valid scores are no prefixes of
-# rows with a length each: starts, next_n. Replaced as a whole, so that threads may iterate.
+# Functions that receive every checked call before it runs (`ksieve.record`). The tuple is replaced, never changed, so
+# that another thread may iterate over it.
 observers: tuple[Any, ...] = ()
 
 
@@ -49,20 +49,20 @@ def topk_eager(
     return_stats: bool = False,
     keywords: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Run `topk` now, whether or not PyTorch is tracing: operators of a traced program call this."""
-    # Compared by identity first: what is no string may have an == that gives an array.
+    """Run `topk` eagerly; the operators of a traced PyTorch program call it too."""
+    # Identity is tested first: == of an object that is no string may return an array.
     if (
-        _short_ways
+        _fast_paths
         and not keywords
         and not observers
         and return_stats is False
         and (backend is _AUTO or (backend.__class__ is str and backend == "cuda"))
     ):
         if plan is None:
-            short = _short_ways.get(choice_key(scores, k, policy))
+            short = _fast_paths.get(choice_key(scores, k, policy))
         else:
-            # An array k has no place in a plan that has a short way; the general way says so.
-            short = _short_ways.get(id(plan)) if policy is None and (k is None or k.__class__ is int) else None
+            # Plans with a fast path take no array k; the general path raises the error.
+            short = _fast_paths.get(id(plan)) if policy is None and (k is None or k.__class__ is int) else None
         if short is not None:
             indices = short(scores, lengths, k, out, workspace, num_rows)
             if indices is not None:
@@ -97,15 +97,15 @@ def topk_eager(
     plain = asked.options.plain and not keywords
     if info.device.kind == "cuda" and info.library == "torch" and asked.rows and not return_stats and plain:
         key = id(plan) if given else choice_key(scores, k, policy)
-        if key is not None and key not in _short_ways:
-            if len(_short_ways) >= _MOST_SHORT_WAYS:
-                _short_ways.clear()
-            _short_ways[key] = serving.short_way(plan)
+        if key is not None and key not in _fast_paths:
+            if len(_fast_paths) >= _MOST_FAST_PATHS:
+                _fast_paths.clear()
+            _fast_paths[key] = serving.make_fast_path(plan)
     return result
 
 
 def _check_gradients(call: Call) -> None:
-    """Say that the values have no gradient, where one is being recorded."""
+    """Warn that the values carry no gradient, if the scores require grad; refuse `values_out` that requires grad."""
     if not sys.modules["torch"].is_grad_enabled():
         return
     values = call.arrays.get("values_out")
@@ -116,42 +116,37 @@ def _check_gradients(call: Call) -> None:
 
 
 def check_plan_kind(plan: object) -> None:
-    """Refuse what is no plan.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Raise `ArgumentError` unless `plan` is a Plan or None."""
     if plan is not None and not isinstance(plan, Plan):
         raise ArgumentError("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
 
 
 def device_info(device: Device) -> DeviceInfo:
-    """Facts of a device of this machine.
+    """Return the properties of a device of this machine.
 
     Raises
     ------
     BackendError
-        If it is not there, or cannot be used.
+        If the device is absent or cannot be used.
     """
     return registry.backend(device.kind).device_info(device.index)
 
 
 def choice_key(scores: Any, k: Any, policy: Any) -> Any:
-    """What a plan is chosen from, read off a PyTorch tensor; None for anything else."""
+    """Return the facts of a PyTorch tensor that a plan is chosen from, as a key; None for any other object."""
     try:
         key = (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, type(k), policy)
         hash(key)
-    except Exception:  # of a foreign class; the general way names what is wrong with the argument
+    except Exception:  # an attribute of a foreign class may raise anything; the general path reports the argument
         return None
     return key
 
 
 def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:
-    """Return the plan that `topk` uses for a checked problem on the device it names; equal problems share one.
+    """Return the plan that `topk` uses for a checked problem; equal problems share one.
 
-    It is the one of `plan`, but where that needs a zeroed workspace for what another family does without: the call may
-    be captured or traced, and zero it each time.
+    It equals the result of `ksieve.plan`, except where that plan needs a zeroed workspace and another family needs
+    none: a captured or traced call would zero the workspace every time.
     """
     return _choose(asked, device_info(asked.device), policy)
 

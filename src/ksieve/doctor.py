@@ -1,7 +1,7 @@
-"""What this machine offers to ksieve, a self-test of every backend, and the one thing to fix first.
+"""Diagnosis of an installation: versions, devices, a self-test of every backend, and the first fault to fix.
 
-Nothing here imports PyTorch, and nothing that is missing raises: `examine` gathers, `advise` decides on what was
-gathered alone, and the command line prints.
+No function imports PyTorch, and a missing package or driver never raises. `examine` gathers facts, `advise` is a pure
+function of them, and the command line prints both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ksieve.checking.verify import verify
 from ksieve.core.errors import BackendError, KsieveError
 
 PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
-"""Distributions that decide what runs, in the order they are listed."""
+"""Distributions that decide which backends run, in the order of the report."""
 
 _CUPY = re.compile(r"cupy(-cuda\d+x)?")
 _NVRTC = re.compile(r"nvidia-cuda-nvrtc(-cu\d+)?")
@@ -42,7 +42,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One NVIDIA GPU, as the driver itself describes it."""
+    """One NVIDIA GPU, as the driver describes it."""
 
     name: str
     capability: tuple[int, int]
@@ -51,7 +51,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver: its version if it says, the CUDA version it supports, and why it offers no GPU."""
+    """The NVIDIA driver: its version, the CUDA version that it supports, and why it offers no GPU; None if unknown."""
 
     version: str | None
     cuda: str | None
@@ -63,7 +63,7 @@ class Driver:
 class Cache:
     """A directory of compiled kernels; `entries` counts kernels, of which `damaged` are compiled again when needed.
 
-    `problem` says why nothing in it is used, though it is there.
+    `problem` states why an existing directory is not used; None if it is.
     """
 
     path: str
@@ -77,7 +77,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Small selections of one backend, each verified; `problem` says why it could not run or what was wrong."""
+    """Small selections of one backend, each verified; `problem` states why it could not run or which answer failed."""
 
     backend: str
     ran: bool
@@ -89,7 +89,7 @@ class SelfTest:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to fix first, and the command that does; `serious` means that ksieve gives no right answer without it."""
+    """The first fault to fix, and a command that fixes it; `serious`: without it ksieve gives no correct answer."""
 
     text: str
     command: str | None = None
@@ -98,7 +98,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything found. Versions are None where a package is absent; `torch_cuda` is the CUDA it was built for."""
+    """All facts. Versions are None where a package is absent; `torch_cuda` is the CUDA that PyTorch was built for."""
 
     ksieve: str
     python: str
@@ -118,7 +118,7 @@ class Report:
 
     @property
     def works(self) -> bool:
-        """Whether some backend for real work answers, and none of those that answer is wrong."""
+        """Whether the CPU or the CUDA backend runs, and no backend that runs gave a wrong answer."""
         ran = [t for t in self.tests if t.ran and t.backend != "reference"]
         return bool(ran) and all(t.exact for t in ran)
 
@@ -134,7 +134,7 @@ def examine(progress: Progress = lambda _: None) -> Report:
     Parameters
     ----------
     progress : callable
-        Told in a few words what is being done; kernels that have never been compiled here take some seconds.
+        Called with a short text before each step. Compiling a kernel for the first time takes some seconds.
     """
     progress("looking around")
     driver = driver_facts()
@@ -158,7 +158,7 @@ def examine(progress: Progress = lambda _: None) -> Report:
 
 
 def advise(report: Report) -> Advice | None:
-    """Choose the one thing to fix first; None if all is well. A pure function of the report."""
+    """Choose the first fault to fix, None if there is none: a pure function of the report."""
     cpu, cuda, gpus = report.test("cpu"), report.test("cuda"), report.driver.gpus
     for test in (cpu, cuda):
         if test.ran and not test.exact:
@@ -185,7 +185,9 @@ def advise(report: Report) -> Advice | None:
             return Advice(f"{cache.damaged} of {cache.entries} compiled kernels are damaged", "ksieve cache --clear")
     arrays = report.packages["torch"] is not None or report.packages["cupy"] is not None or report.packages["jax"]
     if cuda.ran and not arrays:
-        return Advice("the GPU works, but no array library is installed that puts scores on it", "pip install torch")
+        return Advice(
+            "the GPU works, but no array library that can hold scores on it is installed", "pip install torch"
+        )
     if cuda.ran and report.packages["torch"] is not None and report.torch_cuda is None:
         return Advice(
             f"PyTorch {report.packages['torch']} was built without CUDA, so that its tensors cannot be on this GPU",
@@ -204,7 +206,7 @@ def _cpu_advice(report: Report, cpu: SelfTest) -> Advice | None:
 
 
 def _cuda_advice(report: Report, cuda: SelfTest) -> Advice | None:
-    """Only called where a driver is installed, or a GPU is there that ksieve could use."""
+    """Advice for a machine with an NVIDIA driver, or with a GPU that ksieve could use."""
     if cuda.ran:
         return None
     if report.driver.problem is not None:
@@ -228,7 +230,7 @@ def _cuda_advice(report: Report, cuda: SelfTest) -> Advice | None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of `PACKAGES`, None where absent; CuPy and NVRTC go by several distribution names."""
+    """Return the versions of `PACKAGES`, None where absent; CuPy and NVRTC have several distribution names."""
     found: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
         try:
@@ -243,7 +245,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def torch_cuda() -> str | None:
-    """Return the CUDA version that PyTorch was built for, read from its files: importing it takes seconds."""
+    """Return the CUDA version that PyTorch was built for, read from its files, since importing it takes seconds."""
     if (torch := sys.modules.get("torch")) is not None:
         return str(torch.version.cuda) if torch.version.cuda else None
     try:
@@ -256,7 +258,7 @@ def torch_cuda() -> str | None:
 
 
 def driver_facts() -> Driver:
-    """Ask the driver library itself, whatever Python packages are installed."""
+    """Query the driver library through ctypes: no CUDA package of Python has to be installed."""
     version = None
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
@@ -267,7 +269,7 @@ def driver_facts() -> Driver:
     try:
         library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
-        # A kernel module without its library is the common trap of containers.
+        # In a container without --gpus the kernel module is visible and the driver library is absent.
         trap = "libcuda.so.1 is missing (in a container: start it with --gpus all)" if version else None
         return Driver(version, None, (), trap)
     number = ctypes.c_int()
@@ -317,14 +319,14 @@ def _cache(kind: str) -> Cache:
 
 
 def _writable(path: Path) -> bool:
-    """Whether a file can be made in a directory, or the directory itself be made."""
+    """Whether a file can be created in a directory, or the directory itself can be created."""
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():
         return False
     try:
-        # The permission bits of a read-only mount or a full disk promise more than they hold.
+        # Permission bits do not show a read-only mount or a full disk: only writing a file does.
         with tempfile.TemporaryFile(dir=place):
             return True
     except OSError:
@@ -335,7 +337,7 @@ def _writable(path: Path) -> bool:
 
 
 def cases() -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32], int]]:
-    """Small selections that between them reach short rows, sampled rows, ties, NaN and lengths out of range."""
+    """Small selections that together cover short rows, sampled rows, ties, NaN and lengths out of range."""
     rng = np.random.default_rng(20)
     short = rng.standard_normal((6, 3000), dtype=np.float32)
     short[1] = 0
@@ -359,7 +361,7 @@ def self_test(backend: str) -> SelfTest:
                 return SelfTest(backend, True, False, rows, time.perf_counter() - start, _one_line(str(verdict)))
     except KsieveError as error:
         return SelfTest(backend, False, False, rows, time.perf_counter() - start, _one_line(str(error)))
-    except Exception as error:  # whatever a broken installation raises is a finding, not a crash
+    except Exception as error:  # any exception of a broken installation is a finding, not a crash
         text = f"{type(error).__name__}: {_one_line(str(error))}"
         return SelfTest(backend, False, False, rows, time.perf_counter() - start, text)
     return SelfTest(backend, True, True, rows, time.perf_counter() - start)
@@ -370,7 +372,7 @@ def _select(scores: NDArray[Any], lengths: NDArray[np.int32], k: int, backend: A
 
 
 def _select_on_gpu(scores: NDArray[Any], lengths: NDArray[np.int32], k: int) -> NDArray[np.int32]:
-    """Select on device 0 with nothing but the driver: no array library has to be installed."""
+    """Select on device 0 through the driver alone: no array library has to be installed."""
     from ksieve.backends.cuda.runtime import driver as cuda_driver
 
     driver = cuda_driver.get()
@@ -389,7 +391,7 @@ def _select_on_gpu(scores: NDArray[Any], lengths: NDArray[np.int32], k: int) -> 
 
 
 class _OnDevice:
-    """A NumPy array's copy on the current device, for the CUDA array interface."""
+    """Copy of a NumPy array on the current device, with the CUDA array interface."""
 
     def __init__(self, driver: Any, array: NDArray[Any]) -> None:
         self.pointer = driver.allocate(array.nbytes)

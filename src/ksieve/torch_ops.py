@@ -1,7 +1,7 @@
 """`ksieve::topk` as PyTorch operators, for ``torch.compile``, ``torch.export`` and direct calls.
 
-Import this module to register them; `ksieve.topk` does so by itself when it is traced. ``import ksieve`` does
-not import PyTorch.
+Import this module to register the operators; `ksieve.topk` imports it when traced. ``import ksieve`` does not import
+PyTorch.
 
 Operators
 ---------
@@ -11,10 +11,11 @@ Operators
     Writes `out`. `plan` is None or a plan in the text form of `encode_plan`; `workspace` is None or bytes.
 ``torch.ops.ksieve.topk_options(scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k,
 plan, options, out!, values_out!, raw_out!, workspace!) -> ()``
-    The same with options, in the text form of `encode_options`; each array is None unless they ask for it.
+    The same with options, in the text form of `encode_options`; an array is None where the options do not use it.
 
-All run on CPU and CUDA and have fake kernels. On CUDA they allocate their workspace from PyTorch in stream
-order on every call, never from a cache of ksieve's own: under CUDA graphs, memory has to belong to the graph.
+All three run on CPU and CUDA and have fake kernels. On CUDA every call allocates its workspace from PyTorch in stream
+order, unless the caller passes one, and never from ksieve's own cache: in a CUDA graph the memory must belong to the
+graph.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ _chosen: dict[Any, Plan] = {}
 
 
 def _choose(scores: torch.Tensor, k: int) -> Plan:
-    """Plan of a call that brings none, recalled by what it was chosen from."""
+    """Plan of a call without one, cached by `choice_key`."""
     key = dispatch.choice_key(scores, k, None)
     plan = _chosen.get(key)
     if plan is None:
@@ -207,7 +208,7 @@ torch.library.register_fake("ksieve::topk_options", _fake_topk_options)
 
 
 def _check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> None:
-    """Refuse while tracing what the operator would refuse when run, as far as it is known then."""
+    """Raise while tracing the errors of a run that dtypes and dimensions already determine."""
     if scores.dim() != 2 or scores.dtype not in _SCORES:
         got = f"{scores.dtype} of {scores.dim()} dimension(s)"
         raise ArgumentError("scores", got, "a matrix of float32, float16 or bfloat16")
@@ -219,7 +220,7 @@ def _check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> N
 
 
 def refuse(argument: str, got: object, takes: str) -> NoReturn:
-    """Raise `ArgumentError`: Dynamo, which would not trace its making, shows the message of what is called as it is."""
+    """Raise `ArgumentError`. Dynamo does not trace its constructor; raised here, its message is shown unchanged."""
     raise ArgumentError(argument, got, takes)
 
 
@@ -234,7 +235,7 @@ def traced(
     num_rows: Any,
     keywords: Mapping[str, Any],
 ) -> Any:
-    """What `ksieve.topk` becomes in a traced program: one operator call."""
+    """Run `ksieve.topk` in a traced program, as one operator call."""
     if plan is not None and not isinstance(plan, Plan):
         refuse("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
     for name, array in {"lengths": lengths, "out": out, "workspace": workspace, "num_rows": num_rows}.items():
@@ -291,12 +292,7 @@ def _check_tensor(array: Any, name: str) -> None:
 
 
 def check_traceable(*, policy: Any, backend: str, return_stats: bool) -> None:
-    """Refuse options that have no place in a traced program.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Raise `ArgumentError` for arguments that a traced program cannot represent."""
     if return_stats is not False:
         refuse("return_stats", True, "False under torch.compile and torch.export: reading back breaks it")
     if policy is not None:
@@ -314,18 +310,18 @@ def encode_options(
     lengths: bool,
     out_dtype: str | None,
 ) -> tuple[str, bool, bool, bool]:
-    """Write the options of a call as text: "" for plain ones. Also says whether they ask for int64, values and raw.
+    """Encode the options of a call as text, "" for plain ones; also return whether they use int64, values and raw.
 
     Parameters
     ----------
     scalars : tuple of (str, object)
         Keyword arguments of the call that are no arrays.
     arrays : tuple of str
-        Names of those that are.
+        Names of its keyword arguments that are arrays.
     plan : Plan or None
-        Whose options the call takes where it leaves them open.
+        Supplies the options that the call omits.
     per_row_k, lengths, out_dtype
-        As of `ksieve.core.arguments.resolve`.
+        As in `ksieve.core.arguments.resolve`.
     """
     keywords = dict(scalars) | dict.fromkeys(arrays, True)
     planned = plan.problem.options if plan is not None else None
@@ -340,7 +336,7 @@ def decode_options(text: str) -> Options:
     return Options(**json.loads(text))
 
 
-# A traced program guards on the plan and the options it was given, so that the texts are constants of it.
+# A traced program guards on its plan and options, so that their texts are constants of the program.
 torch.compiler.assume_constant_result(encode_plan)
 torch.compiler.assume_constant_result(encode_options)
 torch.compiler.assume_constant_result(arguments.warn_of_gradients)

@@ -88,7 +88,7 @@ def test_page_tables(bad, message):
         ({"next_n": 1 << 31}, "next_n: got 2147483648; takes less than 2**31"),
         (
             {"lengths": ints(ROWS), "ends": ints(ROWS)},
-            "ends: got an array beside lengths; takes either lengths or ends",
+            "ends: got an array together with lengths; takes either lengths or ends",
         ),
         ({"index_base": "window"}, "index_base: got 'window'; takes one of 'row', 'start'"),
         ({"index_dtype": "int16"}, "index_dtype: got 'int16'; takes one of 'int32', 'int64'"),
@@ -100,7 +100,7 @@ def test_page_tables(bad, message):
         ({"page_table": ints(1, 1), "page_size": 12}, "page_size: got 12; takes a power of two"),
         (
             {"page_table": ints(1, 1), "offsets": ints(ROWS)},
-            "offsets: got an array beside page_table; takes either page_table or offsets",
+            "offsets: got an array together with page_table; takes either page_table or offsets",
         ),
         ({"sorted": "best"}, "sorted: got 'best'; takes False, True, 'value' or 'index'"),
         ({"sorted": 1}, "sorted: got 1; takes False, True, 'value' or 'index'"),

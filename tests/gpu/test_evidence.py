@@ -23,7 +23,7 @@ def test_live_calls_are_recorded_from_the_device(tmp_path):
     plan = ksieve.plan(rows=40, width=9000, k=64, device="cuda")
     out = torch.empty(40, 64, dtype=torch.int32, device="cuda")
     for _ in range(2):
-        ksieve.topk(scores, lengths, plan=plan, out=out)  # the fast way of repeated calls is prepared now
+        ksieve.topk(scores, lengths, plan=plan, out=out)  # the fast path of repeated calls is prepared now
     want = out.clone()
     with ksieve.record(path, rows_per_call=10) as recorder:
         ksieve.topk(scores, lengths, plan=plan, out=out)

@@ -1,4 +1,4 @@
-"""What the adapters share: one way into `ksieve.topk`, with errors in the caller's words."""
+"""Shared helpers of the adapters: a call of `ksieve.topk` whose errors name the framework's arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ksieve import api
 from ksieve.core.errors import ArgumentError
 
 _TIE_BREAKS = (None, "low", "high")
-"""By FlashInfer's numbers: none, smaller indices, larger indices."""
+"""`tie_break` of FlashInfer's numbers 0 (none), 1 (smaller indices) and 2 (larger indices)."""
 
 
 def select(names: Mapping[str, str], scores: Any, lengths: Any = None, k: Any = None, **options: Any) -> Any:
@@ -18,7 +18,7 @@ def select(names: Mapping[str, str], scores: Any, lengths: Any = None, k: Any = 
     Parameters
     ----------
     names : mapping
-        From the argument names of `ksieve.topk` to those of the caller's signature.
+        Maps argument names of `ksieve.topk` to those of the framework's function.
     """
     try:
         return api.topk(scores, lengths, k, **options)
@@ -29,7 +29,7 @@ def select(names: Mapping[str, str], scores: Any, lengths: Any = None, k: Any = 
 
 
 def first(tensor: Any, count: int) -> Any:
-    """Return the leading `count` entries; no view is made where those are all, since making one costs microseconds."""
+    """Return the first `count` entries: the tensor itself if it has no more, since a slice costs microseconds."""
     return tensor if tensor.shape[0] == count else tensor[:count]
 
 
@@ -40,7 +40,7 @@ def require(good: bool, name: str, got: object, takes: str) -> None:
 
 
 def tie_break_of(number: Any) -> str | None:
-    """Translate FlashInfer's number (or ``TopKTieBreak``) into what `ksieve.topk` takes."""
+    """Translate FlashInfer's number (or ``TopKTieBreak``) into `tie_break` of `ksieve.topk`."""
     value = int(number)
     require(0 <= value < len(_TIE_BREAKS), "tie_break", number, "0 (none), 1 (smaller indices) or 2 (larger indices)")
     return _TIE_BREAKS[value]

@@ -1,8 +1,8 @@
 """FlashInfer's top-k functions over `ksieve.topk`.
 
-Beyond FlashInfer's own: any row stride and alignment, lengths of any value, int64 indices from the kernel itself, one
-result whatever the GPU. Every call can be captured in a CUDA graph once the kernel is loaded, so `dsa_graph_safe` has
-no meaning here; nor has the choice of a backend.
+In addition to FlashInfer's functions they take any row stride and alignment and lengths of any value, write int64
+indices from the kernel, and give the same result on every GPU. A call runs on PyTorch's current stream without waiting,
+and can be captured in a CUDA graph once the kernel is loaded; `dsa_graph_safe` and `backend` are ignored.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ def top_k(
     input : Tensor, shape (rows, width)
         float32, float16 or bfloat16.
     k : int
-        A k beyond the width leaves index -1 and value -inf in the slots that remain.
+        If k exceeds the width, the remaining slots hold index -1 and value -inf.
     sorted : bool
         Best score first.
     deterministic : bool
-        The answer of a row, order included, depends on the row alone. Without `tie_break` smaller indices win ties.
+        The answer of a row, order included, depends on the row alone. Without `tie_break`, ties are broken to smaller
+        indices.
     tie_break : int
-        0: any of the scores equal to the worst selected one. 1: those of smaller indices. 2: of larger indices.
+        Among scores equal to the worst selected one, 0 selects any, 1 smaller indices, 2 larger indices.
     dsa_graph_safe : bool
         Not used.
 
@@ -99,15 +100,15 @@ def top_k_page_table_transform(
     k : int
     row_to_batch : Tensor of int32, shape (rows,), optional
     deterministic, tie_break
-        As for `top_k`; rows are then in the order of their positions.
+        As for `top_k`; the slots of a row are then ordered by position.
     dsa_graph_safe : bool
         Not used.
     row_starts : Tensor of int32, shape (rows,), optional
         Windows are ``[row_starts[r], row_starts[r] + lengths[r])``, clamped to the row. Default: they start at 0.
     page_table_row_starts : Tensor of int32, shape (rows,), optional
-        Where a row's entries start in the page table. Default: row_starts, and then page_size has to be 1. Given and
-        other than `row_starts` itself, or together with row_starts and `out_raw_indices`, the lookup is a few PyTorch
-        operations over the output instead of a part of the kernel.
+        First entry of each row in the page table. Default: `row_starts`, which requires page_size 1. If it is given and
+        is not `row_starts` itself, or together with `row_starts` and `out_raw_indices`, the lookup takes a few PyTorch
+        operations over the output in place of the kernel's epilogue.
     page_size : int
         A power of two.
     out : Tensor of int32, shape (rows, k), optional
@@ -136,7 +137,7 @@ def top_k_page_table_transform(
     if shared:
         options |= {"page_table": src_page_table, "page_size": page_size}
         if row_starts is not None:
-            # Entries counted from the start of the row: exactly what an index of base "row" looks up.
+            # The entries count from the start of the row, as indices of base "row" do.
             options |= {"starts": row_starts, "index_base": "row"}
         if row_to_batch is not None:
             options["row_to_request"] = row_to_batch
@@ -230,9 +231,9 @@ def top_k_varlen(
         Row r of request ``q = r // next_n`` sees ``(seq_lens[q] - next_n + 1 + r % next_n) // compress_ratio`` logits.
     top_k : int
     pre_idx : Tensor, optional
-        Not used: the previous step's indices are never needed.
+        Not used: ksieve needs no indices of the previous step.
     compress_ratio : int
-        Other than 1 it costs small tensors of one entry per row.
+        A ratio other than 1 allocates small tensors of one entry per row.
     next_n : int
     return_values : bool
     out_indices : Tensor of int32, shape (rows, top_k), optional
@@ -246,7 +247,7 @@ def top_k_varlen(
     indices : Tensor of int32, shape (rows, top_k)
         In no particular order, then -1.
     values : Tensor, shape (rows, top_k), or None
-        The logits selected, then -inf.
+        The selected logits, then -inf.
 
     Raises
     ------
@@ -272,7 +273,7 @@ def top_k_varlen(
 
 def _compressed(seq_lens: Any, next_n: int, ratio: int) -> Any:
     """Each row's length in compressed entries."""
-    lengths = seq_lens.clamp(min=0)  # so that nothing wraps below
+    lengths = seq_lens.clamp(min=0)  # negative lengths must not wrap below
     if next_n > 1:
         seen = torch.arange(1 - next_n, 1, dtype=torch.int32, device=seq_lens.device)
         lengths = (lengths[:, None] + seen).reshape(-1)

@@ -1,8 +1,10 @@
 """SGLang's indexer functions, and DeepSelect's ``topk`` that ships with it, over `ksieve.topk`.
 
-``fast_topk_v2`` and the two fused transforms are those of ``sgl_kernel``; the ``_v2`` functions those of the JIT kernel
-for paged and ragged caches. Beyond SGLang's own: any topk, float16 and bfloat16 scores, any row stride and alignment,
-negative lengths (they count as 0), and scores that are never written to.
+``fast_topk_v2`` and the two fused transforms replace those of ``sgl_kernel``; the ``topk_transform_*_v2`` functions
+replace those of the JIT kernel for paged and ragged caches. In addition to SGLang's functions they take any topk,
+float16 and bfloat16 scores, any row stride and alignment, and negative lengths (which count as 0), and never write to
+the scores. A call runs on PyTorch's current stream without waiting, and can be captured in a CUDA graph once the kernel
+is loaded.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ def fast_topk_transform_fused(
     page_table_size_1 : Tensor of int32, shape (requests, tokens)
         Last stride 1. Indexed by the position relative to row_starts.
     cu_seqlens_q : Tensor of int32, shape (requests + 1,)
-        Rows cu_seqlens_q[q] to cu_seqlens_q[q + 1] belong to request q. Not read when there is a row per request and
-        no row_starts (decode), as in SGLang; otherwise two small tensors of one entry per row are allocated.
+        Rows cu_seqlens_q[q] to cu_seqlens_q[q + 1] - 1 belong to request q. Not read with one row per request and
+        without row_starts (decode), as in SGLang; otherwise two small tensors of one entry per row are allocated.
 
     Returns
     -------
@@ -98,7 +100,7 @@ def fast_topk_transform_fused(
 
 def _request_of_each_row(cu_seqlens_q: Any, rows: int) -> Any:
     row = torch.arange(rows, dtype=cu_seqlens_q.dtype, device=cu_seqlens_q.device)
-    # The last boundary at or before the row: empty requests share one, and the last of them is the row's.
+    # Find the last boundary at or before the row: empty requests share a boundary, and the row belongs to the last.
     return torch.searchsorted(cu_seqlens_q, row, right=True, out_int32=True).sub_(1)
 
 
@@ -128,21 +130,21 @@ def fast_topk_transform_ragged_fused(
 
 
 def plan_topk_v2(seq_lens: Any, static_threshold: int = -1, *, out: Any = None) -> Any:
-    """Return metadata of the right shape and nothing in it: ksieve plans on the host, from shapes alone.
+    """Return uninitialised metadata of SGLang's shape: ksieve plans on the host, from shapes alone.
 
     Parameters
     ----------
     seq_lens : Tensor of int32, shape (rows,)
-        Its values are not looked at.
+        Only its shape and device are used.
     static_threshold : int
         Not used.
     out : Tensor of int32, shape (rows + 1, 2), optional
-        Returned as it is.
+        Returned unchanged.
 
     Returns
     -------
     Tensor of int32, shape (rows + 1, 2)
-        Not initialised. Of use to the ``topk_transform_*_v2`` functions of this module alone.
+        Not initialised; only the ``topk_transform_*_v2`` functions of this module accept it.
 
     Raises
     ------
@@ -171,7 +173,7 @@ def topk_transform_paged_v2(
     scores : Tensor, shape (rows, width)
     seq_lens : Tensor of int32, shape (rows,)
     page_tables : Tensor of int32, shape (rows, pages), or None
-        Row r's pages; None writes positions as they are.
+        Pages of row r. With None the positions themselves are written.
     out_page_indices : Tensor of int32, shape (rows, k)
         Receives ``page_tables[r, i // page_size] * page_size + i % page_size`` for every selected position i, in no
         particular order, then -1. Its width is k.
@@ -258,10 +260,10 @@ def topk(
     output_idx_offset : Tensor of int32, shape (rows,), optional
         Added to every position, not to the fill value.
     idx_oob_fill_value, value_oob_fill_value : int, float
-        What unused slots hold. -1 and -inf are free; any other value costs a pass over the output where rows may be
-        shorter than topk.
+        Value of unused slots. A value other than -1 or -inf costs a pass over the output where rows may be shorter
+        than topk.
     return_value : bool
-        Also return the scores selected.
+        Also return the selected scores.
     abort_when_nan_found : bool
         Not used: NaN never aborts, it ranks below -inf.
 
@@ -305,7 +307,7 @@ def topk(
 
 
 def _unused_slots(scores: Any, k: int, begin: Any, end: Any) -> Any:
-    """Which slots no position fills. The window says so: an offset can turn a position into any number."""
+    """Mask of unused slots, from the window lengths: with an offset, an output value cannot identify them."""
     rows, width = scores.shape
     slot = torch.arange(k, dtype=torch.int32, device=scores.device)
     if begin is None and end is None:

@@ -1,8 +1,9 @@
 """vLLM's sparse-indexer operators: ``torch.ops._C.top_k_per_row_prefill`` and its siblings, over `ksieve.topk`.
 
-All write into the caller's `indices` or `output`, return None, allocate nothing else, and can be captured in a CUDA
-graph once the kernel is loaded. Beyond vLLM's own: float16 and bfloat16 logits, any topK, any row stride and alignment,
-outputs that are columns of a wider buffer, and lengths that may be anything, since they are clamped on the device.
+All write into the caller's `indices` or `output`, return None, run on PyTorch's current stream without waiting, and
+can be captured in a CUDA graph once the kernel is loaded. In addition to vLLM's operators they take float16 and
+bfloat16 logits, any topK, any row stride and alignment, outputs that are columns of a wider buffer, and lengths of any
+value, which are clamped on the device.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def top_k_per_row_prefill(
         Window of each row; clamped to the row.
     indices : Tensor of int32, shape (at least numRows, at least topK)
         Receives positions relative to rowStarts, in no particular order, then -1. Rows from numRows on and columns from
-        topK on are left alone.
+        topK on are not written.
     numRows : int
     stride0, stride1 : int
-        Those of `logits`; stride1 has to be 1.
+        Strides of `logits`, in elements; stride1 must be 1.
     topK : int
 
     Raises
@@ -65,7 +66,7 @@ def top_k_per_row_decode(
         Receives positions, in no particular order, then -1. Other rows and columns are left alone.
     numRows : int
     stride0, stride1 : int
-        Those of `logits`; stride1 has to be 1.
+        Strides of `logits`, in elements; stride1 must be 1.
     topK : int
 
     Raises
@@ -76,7 +77,7 @@ def top_k_per_row_decode(
     if next_n < 1 or numRows % next_n:
         raise ArgumentError("next_n", next_n, f"a divisor of numRows, {numRows}")
     if seq_lens.dim() == 2 and seq_lens.shape[1] == next_n:
-        # Every row has its own length, so that nothing is left for next_n to say.
+        # Every row has its own length: next_n has no further meaning.
         lengths, next_n = seq_lens.reshape(-1), 1
     else:
         lengths = seq_lens.reshape(-1) if seq_lens.dim() == 2 else seq_lens
@@ -121,7 +122,7 @@ def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: 
 
 
 def _operands(logits: Any, indices: Any, rows: int, stride0: int, stride1: int, k: int) -> tuple[Any, Any]:
-    """Return the rows of the scores and of the output that a call is about. On every call: no text before an error."""
+    """Return the rows of the scores and of the output that a call uses. On the hot path: formats no text but errors."""
     if logits.dim() != 2 or (held := logits.shape[0]) < rows:
         raise ArgumentError("logits", f"shape {tuple(logits.shape)}", f"{rows} rows")
     if stride1 != 1:
@@ -132,7 +133,7 @@ def _operands(logits: Any, indices: Any, rows: int, stride0: int, stride1: int, 
 
 
 def _part(output: Any, name: str, rows: int, k: int) -> Any:
-    """Return the leading rows and columns of an output; it itself, if those are all."""
+    """Return the first rows and columns of an output: the tensor itself if it has no others."""
     shape = output.shape
     if len(shape) != 2 or shape[0] < rows:
         raise ArgumentError(name, f"shape {tuple(shape)}", f"{rows} rows")

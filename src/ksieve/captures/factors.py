@@ -6,12 +6,13 @@ The formula of row t and key i, with heads j (DeepSeek-style lightning indexer):
 
 It is evaluated in float64 and rounded to float32 once, in this order: each dot product accumulates its
 products in ascending dimension; the head sum starts at +0 and adds ``weights * max(0, dot)`` in ascending j;
-the key's scale comes last. Every product and every sum is rounded on its own (no fused multiply-add).
+the key's scale is applied last. Every product and every sum is rounded separately (no fused multiply-add).
 
-So a score depends on its own factors alone: not on the block of rows it was asked for with, nor on the machine.
-A matrix product (BLAS) adds in an order of its own. It is used where that cannot matter: where all partial sums
-of a dot product are integer multiples of one power of two and small enough to be exact in float64, which
-`dot_is_exact` proves from the factors at hand. int8 keys and float16 queries of up to 64 dimensions always are.
+A score therefore depends only on its own factors: not on the block of rows in which it is read, nor on the machine.
+The summation order of a matrix product (BLAS) is unspecified. BLAS is used only where the order cannot change the
+result: where all partial sums of a dot product are integer multiples of one power of two and small enough to be exact
+in float64. `dot_is_exact` proves this from the factors; it always holds for int8 keys and float16 queries of up to 64
+dimensions.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ BLOCK_BYTES = 64 << 20
 """Default bound on the bytes of one block of scores."""
 
 _SHOWN = 40
-"""Characters of a foreign text that an error shows."""
+"""Largest number of characters of a file's text in an error."""
 
 _NAME_OF_DTYPE = {v: k for k, v in DTYPE_OF_NAME.items()}
 
@@ -56,11 +56,11 @@ class Capture:
     rows, width : int
         Shape of the score matrix.
     dtype : {"float32", "float16", "bfloat16"}
-        Of the blocks. bfloat16 comes as uint16 bits, as everywhere in ksieve; factors give float32.
+        Dtype of the blocks. bfloat16 is represented as uint16 bits; captures of factors give float32.
     lengths : ndarray of int32, shape (rows,)
-        As stored: values below 0 or above `width` are the reader's business (the contract clamps them).
+        As stored, not clamped: values may be below 0 or above `width`; `ksieve.topk` clamps them.
     k : int or None
-        The K that the capture is meant for, where it says so.
+        The K that the capture is meant for; None if its metadata names none.
     metadata : dict of str to str
         All of the file's metadata.
     """
@@ -101,13 +101,13 @@ class Capture:
         -------
         ndarray, shape (end - begin, width)
             A new, writable, contiguous array of `dtype`; uint16 bits for bfloat16. The valid lengths are
-            ``lengths[begin:end]``; what lies beyond them is whatever was stored or falls out of the formula.
-            A row's bits do not depend on the block it is asked for with.
+            ``lengths[begin:end]``; scores past them are stored padding, or evaluated by the formula. The bits of a row
+            do not depend on the block in which it is read.
 
         Raises
         ------
         ArgumentError
-            If the range is no range of rows.
+            If ``0 <= begin <= end <= rows`` does not hold.
         CaptureFormatError
             If the file was cut short after it was opened.
         """
@@ -138,13 +138,13 @@ class Capture:
         )
 
     def iter_blocks(self, max_bytes: int = BLOCK_BYTES, *, progress: Progress | None = None) -> Iterator[Block]:
-        """Go through all rows in blocks of at most `max_bytes` of scores (at least one row each).
+        """Iterate over all rows in blocks of at most `max_bytes` of scores (at least one row each).
 
         Parameters
         ----------
         max_bytes : int
         progress : callable, optional
-            Called with rows done and rows in all after the consumer has finished with each block.
+            Called as ``progress(rows done, rows in all)`` after the consumer has finished with each block.
 
         Yields
         ------
@@ -159,7 +159,7 @@ class Capture:
                 progress(end, self.rows)
 
     def describe(self) -> dict[str, str]:
-        """Return what a reader wants to know first, in printing order: shape, lengths, size, then metadata."""
+        """Return the facts for display, in order: shape, lengths, size, then metadata."""
         valid = np.clip(self.lengths.astype(np.int64), 0, self.width)
         matrix = self.rows * self.width * NUMPY_OF[DTYPE_OF_NAME[self.dtype]].itemsize
         facts = {
@@ -173,7 +173,7 @@ class Capture:
             facts["factors"] = f"{heads} heads of {dim}; queries {self._q.dtype}, keys {self._keys.dtype}"
         facts["suggested k"] = f"{self.k:,}" if self.k is not None else "none"
         own = (VERSION_KEY, KIND_KEY, K_KEY)
-        # A key of the metadata never replaces a fact: it is the file's word against what was measured.
+        # A metadata key of the same name never replaces a measured fact.
         return facts | {
             f"metadata {name}" if name in facts else name: value
             for name, value in self.metadata.items()
@@ -216,7 +216,7 @@ class Capture:
         text = self.metadata.get(K_KEY)
         if text is None or VERSION_KEY not in self.metadata:
             return None
-        # Seven digits hold every K; int() of thousands would raise or take long.
+        # Every K has at most seven digits; int() of thousands of digits would raise or be slow.
         if not (re.fullmatch("[0-9]{1,7}", text) and 1 <= int(text) <= problem.MAX_K):
             shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
             raise self._file.error(f"metadata {K_KEY!r} is {shown}; takes an int from 1 to {problem.MAX_K}")
@@ -261,8 +261,8 @@ def open_capture(path: str | os.PathLike[str]) -> Capture:
     Raises
     ------
     CaptureFormatError
-        Names the file and what is wrong with it: absent, no complete safetensors file, not a capture, a
-        tensor of another dtype or shape than the format takes.
+        The message names the file and the fault: absent, no complete safetensors file, not a capture, or a tensor of a
+        dtype or shape that the format does not take.
     """
     return Capture(path)
 

@@ -23,7 +23,7 @@ from ksieve.core.atomic import same_file
 from ksieve.core.errors import ArgumentError, CaptureFormatError
 
 CAUSAL = "causal"
-"""As `lengths`: those of a causal window."""
+"""Value of `lengths` that means the lengths of a causal window."""
 
 
 def import_scores(
@@ -50,36 +50,36 @@ def import_scores(
     target : path
         The capture to write.
     name : str, optional
-        Which of several arrays holds the scores. Default: the one named "scores", or the only one.
+        Name of the array of scores in a file of several. Default: "scores", or the only one.
     lengths : "causal", path, or array of int, shape (rows,), optional
-        Valid lengths: an array, or a file of any of the source's types; of a stack also one of its leading shape and
-        rows. "causal": row r of R sees ``width - R + 1 + r`` scores, in each matrix of a stack. Default: the array
-        named "lengths" in the source itself, if there is one; else every row is valid throughout.
+        Valid lengths: an array, or a file of any type that `source` may have; for a stack also of shape (..., rows).
+        "causal": row r of R has ``width - R + 1 + r`` valid scores, in each matrix of a stack. Default: the array named
+        "lengths" in the source, if there is one; else full rows.
     lengths_name : str, optional
-        Which array of the lengths file (or of the source, when `lengths` is omitted) holds the lengths.
+        Name of the array of lengths in the lengths file, or in the source if `lengths` is omitted.
     index : sequence of int, optional
-        Which matrix of a stack to take: one index for every dimension before the last two.
+        Selects one matrix of a stack: one index for every dimension before the last two.
     flatten : bool
-        Take all matrices of a stack, one after the other.
+        Take all matrices of a stack, in C order.
     dtype : {"float32", "float16", "bfloat16"}, optional
-        Round the scores to this dtype, to nearest even. Default: keep them; float64 scores need it.
+        Round the scores to this dtype, to nearest even. Required for float64 scores. Default: the dtype of the source.
     k : int, optional
         The K that the capture is meant for.
     metadata : mapping of str to str, optional
         Stored with the capture; "source", the file's name, is added when absent.
     max_bytes : int
-        Bound on the bytes of scores held at a time.
+        Bound on the bytes of scores in memory at a time.
     progress : callable, optional
         Called as ``progress(rows done, rows in all)``.
 
     Raises
     ------
     CaptureFormatError
-        The file is absent, damaged or no matrix of scores; names the file and the problem.
+        The file is absent, damaged or holds no matrix of scores; the message names the file and the fault.
     ArgumentError
-        `name`, `lengths` or `dtype` does not fit what the file holds.
+        `name`, `lengths`, `index` or `dtype` does not fit the contents of the file.
     BackendError
-        A torch file, and PyTorch is not installed.
+        The source is a torch file, and PyTorch is not installed.
     """
     path = Path(source)
     if same_file(path, target):
@@ -116,13 +116,14 @@ def load_array(source: str | os.PathLike[str], name: str | None = None, *, prefe
     ----------
     source : path
     name : str, optional
-        Which array of an ``.npz`` or dict of tensors. Default: the one named `prefer`, or the only one.
+        Name of the array in an ``.npz`` or a dict of tensors. Default: `prefer`, or the only one.
     prefer : str
+        Name that is taken by default.
 
     Returns
     -------
     ndarray
-        Contiguous; of a ``.npy`` or torch file a read-only or copy-on-write map of the file where it can be.
+        Contiguous; for a ``.npy`` or torch file, where possible, a read-only or copy-on-write map of the file.
 
     Raises
     ------
@@ -148,7 +149,7 @@ def _score_dtype(path: Path, matrix: Source, asked: str | None) -> str:
 
 
 def _rows_of(path: Path, matrix: Source, index: Sequence[int] | None, flatten: bool) -> tuple[int, int]:
-    """First row to take of a stack's rows, and how many."""
+    """Return the first row to take from the rows of a stack, and the number of rows."""
     lead, rows = matrix.shape[:-2], matrix.shape[-2]
     ranges = ", ".join(f"0 to {size - 1}" for size in lead)
     if flatten and index is not None:
@@ -196,7 +197,7 @@ def _find_lengths(
         found = found.reshape(-1) if index is None else found[tuple(index)]
     if found.dtype.kind not in "iu" or found.shape != (rows,):
         raise ArgumentError(where, f"dtype {found.dtype}, shape {found.shape}", f"integers of shape ({rows},)")
-    # A length beyond int32 means the same as the largest int32: longer than any row.
+    # A length beyond int32 equals the largest int32 in effect: both exceed any row.
     valid: Array = np.clip(found, -(1 << 31), (1 << 31) - 1).astype(np.int32)
     return valid
 

@@ -1,4 +1,4 @@
-"""Rounding of scores to narrower dtypes; `ksieve.core.keys.widen` is the way back."""
+"""Rounding of scores to narrower dtypes; `ksieve.core.keys.widen` is the inverse."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def narrow(scores: Array, dtype: str) -> Array:
         single = np.ascontiguousarray(x, dtype=np.float32)
     bits = single.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    # Rounding up could carry a NaN's payload into the sign; a NaN keeps its sign and becomes quiet.
+    # Rounding up could carry a NaN's payload into the sign bit; a NaN keeps its sign and becomes quiet instead.
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
     return np.where(np.isnan(single), quiet, rounded).astype(np.uint16)

@@ -1,11 +1,11 @@
 """`ksieve.record`: the scores of live `ksieve.topk` calls, written as a capture that every other tool reads.
 
-Rows go to a file without a name in the target's folder as they come, their valid scores alone; when the recording ends
-they become one capture, as wide as its widest row. So memory is bounded by one block of rows, and disk by `max_bytes`.
+The valid scores of each row are appended to an unnamed file in the target's folder; at the end of the recording they
+become one capture, as wide as its widest row. Memory is bounded by one block of rows, disk by twice `max_bytes`.
 
-A recording does not disturb the calls it observes. What could go wrong with the target or the metadata is checked when
-it is made and entered. If a call cannot be recorded (a full disk, memory), one warning says so, the recording stops,
-and the calls recorded whole before it are written when the block ends.
+A recording does not change the calls that it observes. The target and the metadata are checked when the recorder is
+made and entered. If a call cannot be recorded (disk full, out of memory), one warning is issued, the recording stops,
+and the calls recorded completely before it are written when the block ends.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MAX_BYTES = 1 << 30
 """Default bound on the score matrix of a recording."""
 
 CALLS_KEY = "calls"
-"""Metadata key of a recording: JSON list of [rows, width, k] per call, in order; rows are those kept."""
+"""Metadata key of a recording: JSON list of [rows kept, width, k] per call, in order."""
 
 OWN_KEYS = (CALLS_KEY, "calls_seen", "calls_kept")
-"""Metadata keys that a recording sets itself."""
+"""Metadata keys that a recording sets."""
 
 _COPY_BYTES = 256 << 20
 _CALL_BYTES, _OWN_BYTES = 40, 4096
-"""Most bytes of a call in the header, ``[rows,width,k],``, and of everything else that a recording adds to it."""
+"""Largest number of header bytes of a call, ``[rows,width,k],``, and of all other metadata that a recording adds."""
 
 _observers_lock = threading.Lock()
 _STORAGE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -57,13 +57,13 @@ class Recorder:
     ----------
     path : Path
     seen, kept : int
-        Calls observed, and those of which rows were written.
+        Number of calls observed, and of those whose rows were written.
     rows : int
         Rows written.
     full : bool
-        Whether `max_bytes` or `calls` has been reached: later calls pass by unrecorded.
+        Whether `max_bytes` or `calls` has been reached; later calls are not recorded.
     error : Exception or None
-        Why the recording stopped early: what a call could not be recorded for.
+        The exception that stopped the recording early.
     """
 
     _shielded = False
@@ -89,7 +89,7 @@ class Recorder:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ArgumentError(name, shown(value), f"an int of at least 1{' or None' if optional else ''}")
-        # Made and removed at once: what can be wrong with the path is wrong with its draft.
+        # Creating and discarding a draft reports every fault of the path now.
         Draft(self.path, seekable=True).discard()
         for key in OWN_KEYS:
             if key in (metadata or {}):
@@ -106,17 +106,17 @@ class Recorder:
         self._dtype: str | None = None
         self.error: Exception | None = None
         self._calls: list[list[int]] = []
-        # Bytes of the header that the list of calls may take: each is text of at most _CALL_BYTES.
+        # Number of calls that fit the header: each takes at most _CALL_BYTES of text.
         self._room = (METADATA_BYTES - used - _OWN_BYTES) // _CALL_BYTES
         if self._room < 1:
             raise ArgumentError(
                 "metadata", f"{used:,} bytes of text", f"at most {METADATA_BYTES - 2 * _OWN_BYTES:,} bytes"
             )
         self._lengths: list[NDArray[np.int32]] = []
-        self._dtypes: list[str] = []  # of each call in the draft
+        self._dtypes: list[str] = []  # dtype of each call in the draft
         self._lock = threading.Lock()
         self._draft: Any = None
-        self._whole = 0  # bytes of the draft that whole calls take
+        self._whole = 0  # bytes of the draft that belong to complete calls
         self._over = False
 
     # ---- the recording
@@ -124,7 +124,7 @@ class Recorder:
     def __enter__(self) -> Self:
         if self._draft is not None:
             raise ArgumentError("recorder", "one that has been used", "a new ksieve.record(...)")
-        # Without a name, so that nothing can be left of it; unbuffered, so that a full disk shows in the call at once.
+        # Unnamed, so that no file can be left over; unbuffered, so that a full disk raises within the call.
         draft = tempfile.TemporaryFile(dir=self.path.absolute().parent, buffering=0)
         with _observers_lock:
             for other in dispatch.observers:
@@ -148,7 +148,7 @@ class Recorder:
                 if self.rows:
                     self._finish()
             except (OSError, MemoryError) as failure:
-                # Of no concern to the block, whose results may be all that matters.
+                # A warning, not an error: the results of the block must not be lost.
                 warnings.warn(f"the recording is lost: {_words(failure, self.path)}", RuntimeWarning, stacklevel=2)
                 return
             finally:
@@ -165,7 +165,7 @@ class Recorder:
         """Observe one checked call, before it runs: the arrays are read, never changed."""
         _refuse_capture(call.problem)
         with self._lock:
-            if self._over:  # a thread's call that began before the end
+            if self._over:  # another thread's call that began before the recording ended
                 return
             try:
                 self._observe(call)
@@ -173,7 +173,7 @@ class Recorder:
                 self.full, self.error = True, failure
                 warnings.warn(
                     f"recording stops after {self.kept} calls: {_words(failure, self.path)}; calls of ksieve.topk go "
-                    "on, and what was recorded is written at the end",
+                    "on, and the calls recorded so far are written at the end",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -201,7 +201,7 @@ class Recorder:
         try:
             self._keep(asked, scores, begin[chosen], valid[chosen], chosen)
         except BaseException:
-            # A part of a call is of no use.
+            # After an error no part of the call stays in the recording.
             for kept in (self._calls, self._lengths, self._dtypes):
                 del kept[self.kept :]
             self._draft.truncate(self._whole)
@@ -229,7 +229,7 @@ class Recorder:
             data = data[self._draft.write(data) :]
 
     def _wider(self, dtype: str) -> str:
-        # Calls of different dtypes share a matrix only as float32, which holds all of them exactly.
+        # Calls of different dtypes share one float32 matrix, which represents all of them exactly.
         return dtype if self._dtype in (None, dtype) else "float32"
 
     def _finish(self) -> None:
@@ -270,46 +270,46 @@ def record(
 ) -> Recorder:
     """Record the scores of every `ksieve.topk` call inside a ``with`` block into a capture.
 
-    Results do not change, and a call that cannot be recorded, for want of disk or memory, is made all the same: one
-    warning says so, and the recording stops. While a recording is on, every thread's calls are recorded, each copies
-    its rows to the host first, and the fast way of repeated calls is not taken: record to study, not to measure.
+    Results do not change. If a call cannot be recorded (disk full, out of memory), it runs all the same, one warning is
+    issued, and the recording stops. During a recording the calls of every thread are recorded, each call first copies
+    its rows to the host, which waits for the stream, and the fast path of repeated calls is off: do not measure times.
 
     Parameters
     ----------
     path : path
-        Of the capture (safetensors); replaced, if it exists, when the block ends. Its folder must exist.
+        File of the capture (safetensors); replaced, if it exists, when the block ends. Its folder must exist.
     every : int
-        Keep one call in this many.
+        Record one call in this many.
     calls : int, optional
-        Keep at most this many calls.
+        Record at most this many calls.
     rows_per_call : int, optional
-        Keep at most this many rows of a call, spread evenly from its first row on.
+        Record at most this many rows of a call, evenly spaced from its first row.
     max_bytes : int
-        Bound on the score matrix written; what would exceed it is left out. As much again is used on disk until the
-        block ends. Rows narrower than the widest are padded with zeros past their length.
+        Bound on the size of the score matrix; rows that would exceed it are not recorded. The unnamed file takes up to
+        the same size on disk until the block ends. Rows narrower than the widest are padded with zeros.
     metadata : mapping of str to str, optional
-        What the scores are: model, layer, prompt, licence.
+        Description of the scores: model, layer, prompt, licence.
 
     Returns
     -------
     Recorder
-        A context manager; ``seen``, ``kept``, ``rows`` and ``full`` say what it did.
+        A context manager; ``seen``, ``kept``, ``rows`` and ``full`` count calls and rows.
 
     Raises
     ------
     ArgumentError
-        If an argument cannot be used; on entering, if another recording is being made to the same file.
+        If an argument cannot be used; on entering, if another recording writes to the same file.
     OSError
         If the folder, or an existing file at `path`, may not be written.
     BackendError
-        In a call whose stream is being captured into a CUDA graph, or on entering under ``torch.compile``.
+        From a call whose stream is being captured into a CUDA graph; on entering under ``torch.compile``.
 
     Notes
     -----
-    Where rows come from survives as metadata: ``calls`` lists rows, width and k of every kept call in order, which is
-    what ``ksieve replay`` follows. Of a row with a window, the scores inside it are recorded, from the window's start.
-    If the block ends with an exception, what was recorded before it is still written. If there is no room on disk for
-    the capture then, a warning says so, and an existing file at `path` stays as it was.
+    The metadata entry ``calls`` lists rows, width and k of every recorded call in order; ``ksieve replay`` follows it.
+    Of a row with a window, only the scores inside the window are recorded. If the block ends with an exception, the
+    calls recorded before it are written. If the disk has no room for the capture at the end, a warning is issued, and
+    an existing file at `path` stays as it was.
 
     Examples
     --------
@@ -323,10 +323,10 @@ def record(
 
 
 def _windows(asked: Problem, lengths: Any, starts: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Where each row's valid scores begin and how many there are: the contract's clamps, on the host."""
+    """First position and number of the valid scores of each row, clamped as in the contract, on the host."""
     options = asked.options
     rows = np.arange(asked.rows)
-    # Of several rows of one request, each sees one score more than the row before it.
+    # Among the rows of one request, each window is one score longer than that of the row before.
     hidden = options.next_n - 1 - rows % options.next_n
     begin = np.zeros(asked.rows, np.int64) if starts is None else np.clip(starts.astype(np.int64), 0, asked.width)
     if lengths is None:
@@ -349,13 +349,13 @@ def _itemsize(dtype: str) -> int:
 
 
 def _spread(rows: int, most: int | None) -> NDArray[np.int64]:
-    """At most `most` of `rows` row numbers, evenly apart, the first always among them."""
+    """At most `most` row numbers below `rows`, evenly spaced from 0."""
     count = rows if most is None else min(rows, most)
     return np.arange(count, dtype=np.int64) * rows // max(count, 1)
 
 
 def _shield() -> None:
-    """Keep Dynamo, where it is in use, from tracing a recorder that a function it compiles breaks its graph for."""
+    """Keep Dynamo, if it is loaded, from tracing a recorder after a graph break."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None or Recorder._shielded:
         return
@@ -375,8 +375,8 @@ def _refuse_capture(asked: Problem) -> None:
         return
     if torch.cuda.is_current_stream_capturing():
         raise BackendError(
-            "ksieve.record copies scores to the host, which a stream that is being captured forbids: capture the graph "
-            "outside the recording (its replays are not recorded either), or record without graphs"
+            "ksieve.record copies scores to the host, which is not possible while a stream is being captured: capture "
+            "the graph outside the recording (its replays are not recorded either), or record without graphs"
         )
 
 

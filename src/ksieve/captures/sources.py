@@ -1,8 +1,8 @@
 """Arrays in files of NumPy, PyTorch and safetensors, read row by row; `ksieve.captures.importers` copies them.
 
-What differs between file types is how an array in them is found and how its next rows are read. A `.npy` and a torch
-file are memory-mapped, a member of a `.npz` is decompressed as it is read, a safetensors file is read in pieces.
-Nothing in a file is executed, and a file that is damaged or made to mislead is a `CaptureFormatError`.
+File types differ in how an array is found and how its next rows are read. A `.npy` and a torch file are memory-mapped,
+a member of a `.npz` is decompressed as it is read, a safetensors file is read in pieces. No code in a file is executed;
+a damaged or malicious file raises `CaptureFormatError`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _PIECE_BYTES = 16 << 20
 class Source(Protocol):
     """An array in a file.
 
-    Its rows are those along the last axis, in C order over all others, and are read once, from the first one on.
-    `dtype` is a canonical name, `names` are all arrays of the file (empty where it holds just one, unnamed).
+    Its rows run along the last axis, in C order over all other axes, and are read once, in order. `dtype` is a
+    canonical name; `names` lists all arrays of the file, and is empty for a file of one unnamed array.
     """
 
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Source(Protocol):
         """Read the next rows: an array of shape (count, width)."""
 
     def whole(self) -> Array:
-        """Read all of the array, of any rank; instead of rows."""
+        """Read the whole array, of any rank; an alternative to reading rows."""
 
 
 class _ArraySource:
@@ -76,7 +76,7 @@ class _ArraySource:
         pieces = []
         end = self._at + count
         while self._at < end:
-            # An index of the leading axes is a view, whatever the strides; reshaping could copy all of the array.
+            # Indexing the leading axes gives a view for any strides; reshaping could copy the whole array.
             matrix, row = divmod(self._at, self.shape[-2])
             lead = np.unravel_index(matrix, self.shape[:-2]) if self.shape[:-2] else ()
             piece = self._array[tuple(map(int, lead))][row : row + end - self._at]
@@ -147,7 +147,7 @@ class _StreamSource:
     def _read(self, size: int) -> bytes:
         try:
             data = self._stream.read(size)
-        except Exception as e:  # of zipfile and the decompressors: BadZipFile, zlib.error, EOFError and more
+        except Exception as e:  # zipfile and the decompressors raise BadZipFile, zlib.error, EOFError and more
             raise CaptureFormatError(f"{self._path}: array {self._member!r} is damaged ({_words(e)})") from e
         if len(data) != size:
             raise CaptureFormatError(f"{self._path}: array {self._member!r} ends early")
@@ -156,7 +156,7 @@ class _StreamSource:
 
 @contextmanager
 def open_source(path: Path, name: str | None, prefer: str) -> Iterator[Source]:
-    """Find an array in a file by its suffix; whatever the libraries raise for its content is a CaptureFormatError."""
+    """Open an array of a file by the file's suffix; exceptions of the libraries become `CaptureFormatError`."""
     if path.suffix not in SUFFIXES:
         raise CaptureFormatError(f"{path}: unknown file type {path.suffix!r}; takes {', '.join(SUFFIXES)}")
     if not path.is_file():
@@ -178,7 +178,7 @@ def open_source(path: Path, name: str | None, prefer: str) -> Iterator[Source]:
             raise
         except (
             Exception
-        ) as e:  # by content: ValueError, BadZipFile, struct.error, UnicodeDecodeError, RecursionError ...
+        ) as e:  # depends on the content: ValueError, BadZipFile, struct.error, UnicodeDecodeError, RecursionError ...
             raise CaptureFormatError(f"{path}: not a readable {path.suffix} file ({_words(e)})") from e
         yield source
 
@@ -244,7 +244,7 @@ def _open_torch(path: Path, name: str | None, prefer: str) -> Source:
     try:
         check_storages(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as e:  # by content: RuntimeError, UnpicklingError, EOFError, ValueError and more
+    except Exception as e:  # depends on the content: RuntimeError, UnpicklingError, EOFError, ValueError and more
         raise CaptureFormatError(f"{path}: not a torch file of tensors ({_words(e)})") from e
     names: tuple[str, ...] = ()
     if isinstance(loaded, torch.Tensor):
@@ -301,13 +301,13 @@ def _words(error: Exception) -> str:
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """Name a stored dtype; raw 2-byte items are what numpy.save makes of ``ml_dtypes.bfloat16``."""
+    """Name a stored dtype; numpy.save writes ``ml_dtypes.bfloat16`` as raw 2-byte items."""
     if dtype in (np.uint16, _RAW16):
         return "bfloat16"
     return str(dtype.newbyteorder("=").name)
 
 
 def _native(array: Array) -> Array:
-    """Contiguous and in this machine's byte order, a view where it is already; raw 2-byte items as uint16."""
+    """Contiguous array in native byte order, without a copy where possible; raw 2-byte items become uint16."""
     bits = array.view(np.uint16) if array.dtype == _RAW16 else array
     return np.ascontiguousarray(bits, dtype=bits.dtype.newbyteorder("="))

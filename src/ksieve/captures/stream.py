@@ -21,7 +21,7 @@ from ksieve.dispatch import Backend
 from ksieve.planning.plan import Plan
 
 BLOCK_BYTES = 256 << 20
-"""Default bound on the score bytes held at a time."""
+"""Default bound on the score bytes in memory at a time."""
 
 Sink = Callable[[int, NDArray[np.int32]], None]
 """Receives the first row number and the indices of each block."""
@@ -29,14 +29,14 @@ Sink = Callable[[int, NDArray[np.int32]], None]
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What a streamed selection did.
+    """Plan, statistics and times of a streamed selection.
 
     Attributes
     ----------
     plan : Plan
         Plan of one block; every block but the last has `plan.problem.rows` rows.
     stats : Stats or None
-        Statistics of all rows, when asked for.
+        Statistics of all rows, with ``return_stats=True``.
     read_seconds, select_seconds : float
         Wall time spent fetching blocks from the source, and inside the selection calls.
     """
@@ -71,13 +71,13 @@ def select(
     block_bytes: int = BLOCK_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> StreamResult:
-    """Select the top k of every row of a source and hand the indices on, block by block.
+    """Select the top k of every row of a source and pass the indices to `sink`, block by block.
 
     Parameters
     ----------
     source : object
-        Has ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``, whose blocks are host arrays; such as
-        a capture.
+        A capture, or another object with ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``, whose blocks
+        are host arrays.
     k : int
     sink : callable
         Called as ``sink(first_row, indices)`` with int32 indices of shape (block rows, k).
@@ -85,11 +85,11 @@ def select(
         "auto" is `choose_backend`.
     policy : SamplingPolicy or str, optional
     return_stats : bool
-        Also gather the statistics. Sampling phases follow the row number within a block.
+        Also collect statistics. Sample positions depend on the row number within a block.
     block_bytes : int
-        Bound on the score bytes held at a time; at least one row is.
+        Bound on the score bytes in memory at a time; a block has at least one row.
     progress : callable, optional
-        Called with the number of rows done: 0 once the kernels are ready, then after every block.
+        Called with the number of rows done: with 0 once the kernels are compiled, then after every block.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def select(
             if progress is not None:
                 progress(0)
         start = time.perf_counter()
-        # Copying a device's answer back is part of the time: it is what waits for the device.
+        # The copy to the host counts as selection time, because it waits for the kernels.
         answer = api.topk(scores, lengths, plan=plan, backend=chosen, return_stats=return_stats)
         indices = to_host(answer[0] if return_stats else answer)
         select_seconds += time.perf_counter() - start
@@ -135,20 +135,20 @@ def select(
 
 
 def block_rows(source: Any, block_bytes: int = BLOCK_BYTES) -> int:
-    """Rows of a block: as many float32 rows as `block_bytes` holds, whole sampling periods if it can be."""
+    """Rows of a block: as many float32 rows as fit `block_bytes`, if possible a multiple of the sampling strides."""
     step = max(1, block_bytes // max(4 * int(source.width), 1))
     period = 128
     return step if step < period else step // period * period
 
 
 def _warm_up(plan: Plan, scores: Any, lengths: Any, backend: Backend, return_stats: bool) -> None:
-    """Compile for the first block's types on its first row, so that the measured time is of selection alone."""
+    """Compile by a call with the first row, so that the measured time excludes compilation."""
     if backend != "reference" and scores.shape[0]:
         api.topk(scores[:1], lengths[:1], plan=plan, backend=backend, return_stats=return_stats)
 
 
 def _movers(backend: str) -> tuple[Callable[[Any], Any], Callable[[Any], NDArray[np.int32]]]:
-    """Functions that bring a host array to the backend's device, and its indices back."""
+    """Functions that copy a host array to the backend's device, and its indices back to the host."""
     if backend != "cuda":
         return (lambda array: array), (lambda indices: np.asarray(indices))
     try:

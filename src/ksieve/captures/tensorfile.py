@@ -29,7 +29,7 @@ NUMPY_OF: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "I8": np.dtype("i1"),
 }
-"""NumPy storage of the safetensors dtypes that captures use; bfloat16 is kept as its bits."""
+"""NumPy dtype of the safetensors dtypes that captures use; bfloat16 is stored as its bits."""
 
 OTHERS: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -41,13 +41,13 @@ OTHERS: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-"""NumPy storage of the others that NumPy has: sources of imports, index arrays."""
+"""NumPy dtype of further safetensors dtypes, for imports and index arrays."""
 
 MAX_SIZE = (1 << 31) - 1
 """Largest size of a dimension that is read: indices and lengths are int32."""
 
 FREE_ROWS = 1 << 20
-"""Rows, or keys, that may take no bytes of the file; more need a byte each, so that the file bounds the memory."""
+"""Largest number of rows or keys without data in the file; each further one takes a byte, which bounds the memory."""
 
 DTYPE_OF_NAME = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Safetensors dtype of each score dtype."""
@@ -56,7 +56,7 @@ FLOATS = ("F32", "F16", "BF16")
 """Safetensors dtypes that scores and factors may have."""
 
 METADATA_BYTES = 90_000_000
-"""Most bytes of metadata: the safetensors library reads headers of up to 100,000,000."""
+"""Largest size of the metadata in bytes: the safetensors library reads headers of up to 100,000,000."""
 
 _ALIGNMENT = 64
 
@@ -77,7 +77,7 @@ class TensorInfo:
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """What NumPy stores an entry as; KeyError for the dtypes that it lacks."""
+        """NumPy dtype of an entry; KeyError for dtypes without one."""
         return NUMPY_OF.get(self.dtype) or OTHERS[self.dtype]
 
     @property
@@ -87,7 +87,7 @@ class TensorInfo:
 
 
 class TensorFile:
-    """A safetensors file opened for reading row ranges; nothing but the header is read up front.
+    """A safetensors file opened for reading row ranges; only the header is read at first.
 
     Raises
     ------
@@ -116,8 +116,8 @@ class TensorFile:
             raise
 
     def _read_header(self) -> None:
-        # The library has checked sizes, gaps and overlaps; it does not tell where the data begins. What is relied on is
-        # checked again: a name may stand in the header twice, and the file may have been replaced in between.
+        # The library has checked sizes, gaps and overlaps, but does not return data offsets. The facts used below are
+        # checked again: a name may occur twice in the header, and the file may have been replaced in between.
         self.size = os.fstat(self._file.fileno()).st_size
         size = int.from_bytes(self._file.read(8), "little")
         if size > self.size:
@@ -134,7 +134,7 @@ class TensorFile:
                 raise self.error(f"tensor {name!r} of shape {shape} does not take the bytes {begin} to {end}")
 
     def error(self, problem: str) -> CaptureFormatError:
-        """Build the error that names this file and what is wrong with it."""
+        """Return an error whose message names this file and the fault."""
         return CaptureFormatError(f"{self.path}: {problem}")
 
     def require(self, name: str, dtypes: Sequence[str], shape: Sequence[int | str]) -> TensorInfo:

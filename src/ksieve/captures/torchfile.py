@@ -1,7 +1,8 @@
-"""What a torch file says of its storages, checked before PyTorch maps them.
+"""Check of the storages of a torch file, before PyTorch maps them.
 
-PyTorch maps as many bytes as the pickle in a file asks for, whatever the record holds: a short one gives the bytes of
-the next, or of no file at all. The pickle is read here without importing or calling anything that it names.
+PyTorch maps as many bytes as the pickle in a file states, without comparing them with the record: for a short record it
+maps bytes of the next one, or past the end of the file. The pickle is read here without importing or calling any name
+in it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ _ITEM_BYTES = {
     "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1, "ComplexFloatStorage": 8,
     "ComplexDoubleStorage": 16,
 }  # fmt: skip
-"""Bytes of an element of a typed storage; others count bytes, or at least one each."""
+"""Bytes of an element of a typed storage; an element of any other storage has at least one byte."""
 
 
 def check_storages(path: Path) -> None:
-    """Check that every storage has a record of its size, whole and uncompressed; files that are no archives pass.
+    """Check that every storage has an uncompressed record of at least its size; a file that is no archive passes.
 
     Raises
     ------
-    ValueError, and whatever a damaged archive or pickle raises
+    ValueError
+        If a storage has no such record. A damaged archive or pickle may raise other exceptions.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -48,7 +50,7 @@ def check_storages(path: Path) -> None:
 
 
 class _Anything:
-    """Stands for whatever a pickle names, makes or calls."""
+    """Placeholder for every object that a pickle names, constructs or calls."""
 
     def __init__(self, name: str = "") -> None:
         self._ksieve_name = name
@@ -70,7 +72,7 @@ class _Anything:
 
 
 class _Reader(pickle.Unpickler):
-    """Reads a pickle for the storages that it refers to; no name in it is looked up."""
+    """Collects the storages that a pickle refers to; no name in it is imported."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)

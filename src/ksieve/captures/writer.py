@@ -28,19 +28,26 @@ from ksieve.core.errors import ArgumentError, CaptureFormatError
 
 
 class CaptureWriter:
-    """Writes a capture of kind "scores" block by block; the file appears only when it is complete.
+    """Writes a capture of kind "scores" block by block; the target is replaced only by a complete file.
 
     Parameters
     ----------
     path : path
         Replaced, if it exists, when the writer is closed.
     rows, width : int
-        Shape of the whole matrix; the header is written first and needs it.
+        Shape of the whole matrix, which the header states.
     dtype : {"float32", "float16", "bfloat16"}
     k : int, optional
         The K that the capture is meant for.
     metadata : mapping of str to str, optional
-        What the scores are, where they come from, their licence: any names but the format's own.
+        Description, origin and licence of the scores, under any names but those of the format.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument cannot be used.
+    OSError
+        If the folder, or an existing file at `path`, may not be written.
 
     Examples
     --------
@@ -85,9 +92,9 @@ class CaptureWriter:
         Parameters
         ----------
         scores : host array, shape (any number of rows, width)
-            Of the capture's dtype; bfloat16 as torch, ``ml_dtypes`` or uint16 bits.
+            Of the capture's dtype; bfloat16 as torch tensor, ``ml_dtypes`` array or uint16 bits.
         lengths : array of int32, shape (rows of the block,), optional
-            Valid lengths; default: every row is valid throughout.
+            Valid lengths. Default: full rows.
 
         Raises
         ------
@@ -109,7 +116,7 @@ class CaptureWriter:
         if lengths is not None:
             valid = check_lengths(lengths, block.shape[0])
             self._lengths[begin:end] = valid
-        # Piecewise, so that a strided or foreign-endian block is never copied whole.
+        # Converted in pieces, so that a strided or byte-swapped block is never copied as a whole.
         step = rows_per_block(self.width, self.dtype, BLOCK_BYTES)
         for r in range(0, block.shape[0], step):
             piece = np.ascontiguousarray(block[r : r + step], dtype=NUMPY_OF[DTYPE_OF_NAME[self.dtype]])
@@ -117,12 +124,12 @@ class CaptureWriter:
         self.written = end
 
     def close(self) -> None:
-        """Finish the file and give it its name.
+        """Finish the file and rename it onto the target.
 
         Raises
         ------
         CaptureFormatError
-            If fewer rows were written than announced; nothing is left behind.
+            If fewer rows were written than announced; no file is left.
         """
         if not self._open:
             return
@@ -137,7 +144,7 @@ class CaptureWriter:
         self._draft.publish()
 
     def discard(self) -> None:
-        """Give up: remove what was written and leave an existing file as it is."""
+        """Remove the unfinished file and leave an existing target as it is."""
         if self._open:
             self._open = False
             self._draft.discard()
@@ -165,7 +172,7 @@ def write_factors(
     k: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a capture of kind "factors"; `ksieve.captures.factors` states how scores follow from it.
+    """Write a capture of kind "factors"; `ksieve.captures.factors` defines how scores are computed from it.
 
     Parameters
     ----------
@@ -176,9 +183,9 @@ def write_factors(
         int8, float32, float16 or bfloat16; one key per position, shared by all heads.
     weights : host array of float32, shape (rows, heads)
     key_scale : host array of float32, shape (width,), optional
-        What each key is multiplied by: finite, not negative. Required for int8 keys.
+        Factor of each key: finite, not negative. Required for int8 keys.
     lengths : array of int32, shape (rows,), optional
-        Default: a causal window, row r of R sees ``width - R + 1 + r`` keys.
+        Default: a causal window, in which row r of R has ``width - R + 1 + r`` valid scores.
     k : int, optional
         The K that the capture is meant for.
     metadata : mapping of str to str, optional
@@ -186,7 +193,7 @@ def write_factors(
     Raises
     ------
     ArgumentError
-        Names the array, what it got and what it takes.
+        The message names the array, the value that it got and the values that it takes.
     """
     header = capture_metadata("factors", k, metadata)
     q_array = _factor(q, "q", 3, FLOATS)
@@ -238,7 +245,7 @@ def _factor(
 
 
 def check_metadata(kind: Kind, k: int | None, metadata: Mapping[str, str] | None) -> int:
-    """Check metadata as a writer does; returns the bytes that they take in a header."""
+    """Check metadata as a writer does; return the number of header bytes that they take."""
     return len(json.dumps(capture_metadata(kind, k, metadata), ensure_ascii=False).encode())
 
 

@@ -1,1 +1,1 @@
-"""Verification of any answer, and what it says."""
+"""Verification of any Top-K answer: `verify` and its `Verdict`."""

@@ -1,4 +1,4 @@
-"""What a verification says: the reason of each row, the first offending row in detail, and the verdict."""
+"""The result of a verification: the reason of each row, the first wrong row in detail, and the verdict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The first offending row: where it goes wrong and the values involved.
+    """The first row that is not exact: the slots at fault and the values involved.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Finding:
         Columns of the index array at fault: both copies of a duplicate, the misplaced sentinel, the first
         empty slot, the slot of the worst selected score.
     positions : tuple of int
-        What those slots hold.
+        Contents of those slots.
     worst : tuple of (int, float) or None
         Position and score of the worst selected score; None when no slot holds a valid position.
     best_left : tuple of (int, float) or None
@@ -94,7 +94,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """What `verify` found. True in a boolean context when every row is exact.
+    """The result of `verify`. True in a boolean context if every row is exact.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Verdict:
     reasons : ndarray of uint8, shape (rows,)
         `Reason` of each row, 0 where it is exact.
     first : Finding or None
-        The first offending row in detail.
+        The first row that is not exact, in detail.
     nan_scores, nan_selected : int
         Valid scores that are NaN, and how many of them were selected.
     tied_rows : int
@@ -139,7 +139,7 @@ class Verdict:
         return {Reason(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what ``ksieve verify --json`` prints: numbers as numbers, reasons by name."""
+        """Return the fields of ``ksieve verify --json``: numbers as numbers, reasons by name."""
         first = self.first
         return {
             "exact": self.ok,
@@ -176,7 +176,7 @@ class Verdict:
 
 
 def explain(row_id: int, row: NDArray[np.float32], slots: NDArray[np.int64], sentinel: int, reason: Reason) -> Finding:
-    """Find the slots and values behind a row's reason; `row` holds the valid scores alone."""
+    """Find the slots and values behind a row's reason; `row` holds only the valid scores."""
     length = row.size
     pad = slots == sentinel
     good = ~pad & (slots >= 0) & (slots < length)
@@ -209,7 +209,7 @@ def explain(row_id: int, row: NDArray[np.float32], slots: NDArray[np.int64], sen
 
 
 def _shown(score: np.float32) -> float:
-    """Convert a score; a subnormal through its bits, as a thread that flushes them would convert it to 0.0."""
+    """Convert a score to float, a subnormal through its bits: in a flush-to-zero mode a cast gives 0.0."""
     bits = int(score.view(np.uint32))
     if bits & 0x7F800000:
         return float(score)

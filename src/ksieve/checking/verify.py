@@ -5,10 +5,10 @@ exact if and only if no unselected valid score is better than the worst selected
 
     valid scores better than the worst selected  ==  selected scores better than the worst selected
 
-so a row is read once, in pieces, compared with one number, and nothing is ranked. "Better" is the contract's
-order: NaN below -inf, ``-0.0`` equal to ``+0.0``. The host compares integers made of the scores' bits, since floats
-compare otherwise in a thread that flushes subnormals; CUDA devices flush none. The same steps run on NumPy arrays and
-on torch tensors.
+So a row is read once, in pieces, and compared with one number; no score is sorted or ranked. "Better" is the contract's
+order: NaN below -inf, ``-0.0`` equal to ``+0.0``. The host compares integers made of the scores' bits, since float
+comparisons change in a flush-to-zero mode; CUDA comparisons do not flush. The same steps run on NumPy arrays and on
+torch tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.keys import NAN_LEVEL, level, widen
 
 BLOCK_BYTES = 64 << 20
-"""Default bound on score bytes held at a time."""
+"""Default bound on score bytes in memory at a time."""
 
 _WIDE = 4096
 """Scores per row from which NumPy counts row by row (fast 1-D counting) instead of over a masked matrix."""
@@ -59,35 +59,35 @@ def verify(
         or JAX. Or a source such as a capture: an object with ``rows``, ``width`` and
         ``rows_block(begin, end)``, whose blocks are such arrays, so that the whole is never in memory.
     lengths : array of integers, shape (rows,), optional
-        Valid prefix of each row, clamped to [0, width]; by default the source's own, or full rows.
+        Number of valid scores of each row, clamped to [0, width]. Default: the lengths of the source, else full rows.
     indices : array of int32 or int64, shape (rows, k)
-        The answer under test, of any library, in any order within a row. Required; the third argument, or a keyword.
+        The answer to check, of any library, in any order within a row. Required; the third argument, or a keyword.
     k : int, optional
         Expected number of slots; checked against `indices`.
     sentinel : int
-        What unused slots hold. Must not be a position of the matrix.
+        Value of unused slots. Must not be a position of the matrix.
     block_bytes : int
-        Bound on the score bytes held (and, times a small constant, worked on) at a time; at least one row of
-        a source is read at once.
+        Bound on the score bytes in memory at a time; temporaries take a small multiple of it. At least one row of a
+        source is read at a time.
     progress : callable, optional
-        Called with the number of rows done after every block.
+        Called after every block with the number of rows checked.
 
     Returns
     -------
     Verdict
-        On the host, whatever the device of the arrays: a verification reads its findings back.
+        On the host. For CUDA arrays the call waits for its kernels, so it cannot be captured in a CUDA graph.
 
     Raises
     ------
     ArgumentError
-        If an argument cannot be used; the message names it.
+        An argument cannot be used; the message names it.
     BackendError
-        CUDA arrays of a library other than PyTorch when PyTorch is not installed.
+        The arrays are CUDA arrays of another library, and PyTorch is not installed.
 
     Notes
     -----
-    CUDA scores are checked on their device; lengths and indices are moved there when they live elsewhere.
-    Each score is read once, plus one small gather of the selected ones.
+    CUDA scores are checked on their device, with PyTorch; lengths and indices on other devices are copied there. Each
+    score is read once; the selected scores are gathered in addition.
 
     Examples
     --------
@@ -99,8 +99,8 @@ def verify(
     False
     """
     if indices is None:
-        got = None if lengths is None else "a second argument alone, which is lengths"
-        raise ArgumentError("indices", got, "the answer under test: verify(scores, lengths, indices), lengths or None")
+        got = None if lengths is None else "only a second argument, which is lengths"
+        raise ArgumentError("indices", got, "the answer to check: verify(scores, lengths, indices), lengths or None")
     is_source = _is_source(scores)
     if is_source:
         rows, width, _ = problem.check_shape(scores.rows, scores.width)
@@ -135,7 +135,7 @@ def verify(
 def _is_source(scores: Any) -> bool:
     try:
         return all(hasattr(scores, name) for name in ("rows_block", "width", "rows")) and not isinstance(scores, type)
-    except Exception:  # of a foreign class; `inspect` says what is wrong with it
+    except Exception:  # an attribute of a foreign class may raise anything; `inspect` then reports the fault
         return False
 
 
@@ -181,7 +181,7 @@ def _source_blocks(source: Any, rows: int, width: int, block_bytes: int) -> Iter
 
 
 class _Judge:
-    """Checks blocks of rows as they come and gathers the verdict; `ops` names the array library's calls."""
+    """Checks blocks of rows in order and collects the verdict; `ops` holds the operations of the array library."""
 
     def __init__(
         self, ops: Any, rows: int, width: int, k: int, lengths: Any, indices: Any, sentinel: int, block_bytes: int
@@ -194,7 +194,7 @@ class _Judge:
         self.totals = np.zeros(3, dtype=np.int64)
 
     def judge(self, begin: int, scores: Any, progress: Callable[[int], None] | None) -> None:
-        """Check the rows of `scores`, which start at row `begin` of the whole."""
+        """Check the rows of a block whose first row is row `begin` of the matrix."""
         step = max(1, self.elements // max(self.k, self.ops.row_cost(self.width), 1))
         for low in range(0, scores.shape[0], step):
             piece = scores[low : low + step]
@@ -212,14 +212,14 @@ class _Judge:
                 progress(at.stop)
 
     def _rows(self, scores: Any, lengths: Any, indices: Any) -> tuple[Any, Any, Any, Any]:
-        """Per row: reason, NaN scores, NaN selected, and whether an exact row is tied."""
+        """Return per row: reason, NaN scores, NaN scores selected, and whether an exact row is tied at rank k."""
         xp, ops = self.ops.xp, self.ops
         pad = indices == self.sentinel
         good = ~pad & (indices >= 0) & (indices < lengths[:, None])
         needed = lengths.clip(0, self.k)
         found = good.sum(1)
         slot = ops.arange(self.k)
-        # Ascending positions: duplicates are neighbours, and the gather walks the row in memory order.
+        # Positions are sorted: duplicates become neighbours, and the gather reads the row in memory order.
         chosen = ops.sort(xp.where(good, indices, -1))
         real = chosen >= 0
         levels = ops.gather(scores, xp.where(real, chosen, 0))
@@ -246,7 +246,7 @@ class _Judge:
 
 
 class _NumpyOps:
-    """The calls of `_Judge` on host arrays."""
+    """Operations of `_Judge` on host arrays."""
 
     xp: Any = np
     arange = staticmethod(np.arange)
@@ -303,7 +303,7 @@ class _NumpyOps:
 
 def _count_levels(x: Any, worst: int) -> tuple[int, int, int]:
     """Count the scores whose level is above `worst`, equal to it, and that of NaN, in three passes over the bits."""
-    if np.isnan(x.max()):  # a maximum propagates NaN
+    if np.isnan(x.max()):  # max propagates NaN
         levels = level(x)
         wanted = (levels > worst, levels == worst, levels == NAN_LEVEL)
         return tuple(int(np.count_nonzero(mask)) for mask in wanted)  # type: ignore[return-value]
@@ -315,12 +315,12 @@ def _count_levels(x: Any, worst: int) -> tuple[int, int, int]:
         equal = np.count_nonzero(bits == worst)
         zeros = 0 if worst else np.count_nonzero(bits == np.uint32(1 << 31))
         return int(better), int(equal + zeros), 0
-    limit = np.uint32((1 << 31) - worst)  # bits of a negative number grow as it falls
+    limit = np.uint32((1 << 31) - worst)  # the bits of a negative number increase as the number decreases
     return int(np.count_nonzero(bits < limit)), int(np.count_nonzero(bits == limit)), 0
 
 
 class _TorchOps:
-    """The calls of `_Judge` on torch tensors, in practice on a CUDA device."""
+    """Operations of `_Judge` on torch tensors, in practice on a CUDA device."""
 
     def __init__(self, scores: Any) -> None:
         tensor = _as_torch(scores)
@@ -365,7 +365,7 @@ class _TorchOps:
         return self.level(self.xp.gather(scores, 1, indices))
 
     def level(self, scores: Any) -> Any:
-        """`ksieve.core.keys.level`, of few scores; bfloat16 is widened as bits, float16 becomes normal numbers."""
+        """`ksieve.core.keys.level` of a few scores; bfloat16 is widened as bits, float16 subnormals become normal."""
         if scores.dtype is self.xp.bfloat16:
             bits = scores.contiguous().view(self.xp.int16).int() << 16
         else:
@@ -380,7 +380,7 @@ class _TorchOps:
         """Count per row the valid scores whose level is above `worst`, equal to it, and that of NaN."""
         rows, width = scores.shape
         counts = [self.xp.zeros(rows, dtype=self.xp.int64, device=self.device) for _ in range(3)]
-        # The score of a level, to compare floats as they are stored: the device flushes no subnormals.
+        # Convert the level back to a score and compare floats: the device flushes no subnormals.
         limit = self.xp.where(worst < 0, -worst | NAN_LEVEL, worst).view(self.xp.float32)[:, None]
         step = max(1, elements // max(rows, 1))
         for low in range(0, width, step):

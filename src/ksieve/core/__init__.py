@@ -1,1 +1,1 @@
-"""What every other part of the library stands on: scores, keys, options, problems, errors. It imports none of them."""
+"""Base package: keys, arrays, options, problems, policies, errors. It imports no other package of the library."""

@@ -1,4 +1,4 @@
-"""The keyword arguments by which a call asks for options, and the `Options` that they and a plan come to."""
+"""The optional keyword arguments of `ksieve.topk`, and the `Options` that result from them and a plan."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ksieve.core.options import (
 )
 
 
-class Keywords(TypedDict, total=False):
-    """Optional keyword arguments of `ksieve.topk`; None, or False for a flag, is the same as leaving one out."""
+class TopkKwargs(TypedDict, total=False):
+    """Optional keyword arguments of `ksieve.topk`. None, or False for a flag, equals omission."""
 
     starts: Any
     ends: Any
@@ -46,11 +46,11 @@ class Keywords(TypedDict, total=False):
     overlap: bool
 
 
-NAMES = tuple(Keywords.__annotations__)
+NAMES = tuple(TopkKwargs.__annotations__)
 """Names of the keyword arguments, in the order in which they are documented."""
 
 ARRAYS = ("starts", "ends", "page_table", "row_to_request", "offsets", "values_out", "raw_out")
-"""Of them, those that are arrays."""
+"""The names among them whose values are arrays."""
 
 _FLAGS = ("return_values", "return_raw", "deterministic", "batch_invariant", "overlap")
 
@@ -65,7 +65,7 @@ _ASKED_BY = {
     "values": "return_values",
     "order": "sorted",
 }
-"""Arguments by which a call asks for an option that has another name."""
+"""Arguments whose field of `Options` has another name."""
 
 
 _POSITIONAL = ("scores", "lengths", "k", "plan", "policy", "backend", "out", "workspace", "num_rows", "return_stats")
@@ -82,24 +82,24 @@ _ELSEWHERE = {
     "dtype": "index_dtype= for that of the indices",
     "stream": "the library's current stream is used: with torch.cuda.stream(...), or cupy's",
 }
-"""What to write in place of keyword arguments of other libraries' functions."""
+"""Replacements of keyword arguments that the functions of other libraries have."""
 
 
-def written_out(function: Callable[..., Any]) -> inspect.Signature:
-    """Signature of a function that takes `Keywords`, with each of them by name: what help and editors show."""
+def explicit_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Signature of a function that takes ``**TopkKwargs``, with every keyword listed: help() and editors show it."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     more = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name), annotation=kind.__forward_arg__
         )
-        for name, kind in Keywords.__annotations__.items()
+        for name, kind in TopkKwargs.__annotations__.items()
     ]
     return signature.replace(parameters=[*own, *more])
 
 
 def remedy_of(name: str) -> str:
-    """Say what to write in place of a keyword argument that does not exist."""
+    """Text that names the replacement of an unknown keyword argument."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, (*_POSITIONAL, *NAMES), 1)
@@ -107,7 +107,7 @@ def remedy_of(name: str) -> str:
 
 
 def check_names(keywords: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that do not exist, as Python itself would, and say what to write in their place.
+    """Raise TypeError for an unknown keyword argument, as Python does, and name its replacement.
 
     Raises
     ------
@@ -122,12 +122,12 @@ _warned = False
 
 
 def warn_of_gradients() -> None:
-    """Say once in a process that no gradient flows through the values of a selection."""
+    """Warn, once per process, that the values of a selection carry no gradient."""
     global _warned
     if not _warned:
         warnings.warn(
-            "ksieve.topk(..., return_values=True): no gradient flows through the values that it returns; for one, "
-            "gather them: scores.gather(1, indices.clamp(min=0).long()), or call it under torch.no_grad()",
+            "ksieve.topk(..., return_values=True): no gradient flows through the values that it returns. Gather them "
+            "yourself for one: scores.gather(1, indices.clamp(min=0).long()), or call it under torch.no_grad()",
             GradientWarning,
             stacklevel=5,
         )
@@ -142,14 +142,14 @@ def resolve(
     lengths: bool = False,
     out_dtype: str | None = None,
 ) -> Options:
-    """Say which options a call asks for.
+    """Combine the keyword arguments of a call and the options of its plan.
 
     Parameters
     ----------
     keywords : mapping
-        As `Keywords`.
+        As `TopkKwargs`.
     planned : Options or None
-        Of the call's plan, if it has one: what the call leaves open is as planned.
+        Options of the call's plan, if it has one; they apply where the call omits an option.
     per_row_k, lengths : bool
         Whether k is an array, and whether there are lengths.
     out_dtype : str or None
@@ -158,7 +158,7 @@ def resolve(
     Raises
     ------
     ArgumentError
-        If arguments contradict each other; arrays are not looked at.
+        If arguments contradict each other. The arrays themselves are not inspected.
     """
     given = {name: value for name, value in keywords.items() if value is not None} if keywords else {}
     if "index_dtype" in given:
@@ -201,9 +201,9 @@ def resolve(
 
 def _refuse_contradictions(given: Mapping[str, Any], lengths: bool) -> None:
     if lengths and "ends" in given:
-        raise ArgumentError("ends", "an array beside lengths", "either lengths or ends")
+        raise ArgumentError("ends", "an array together with lengths", "either lengths or ends")
     if "page_table" in given and "offsets" in given:
-        raise ArgumentError("offsets", "an array beside page_table", "either page_table or offsets")
+        raise ArgumentError("offsets", "an array together with page_table", "either page_table or offsets")
     for name in ("page_size", "row_to_request"):
         if name in given and "page_table" not in given:
             raise ArgumentError(name, "a value without page_table", "nothing without page_table")
@@ -213,7 +213,7 @@ def _refuse_contradictions(given: Mapping[str, Any], lengths: bool) -> None:
 
 
 def _determined(given: Mapping[str, Any], base: Options) -> tuple[Order, TieBreak]:
-    """Order and tie-break; a call that has to be deterministic has one of each."""
+    """Order and tie-break of a call; a deterministic call has a fixed one of each."""
     asked = given.get("sorted", False)
     if not isinstance(asked, bool) and (not isinstance(asked, str) or asked not in ("value", "index")):
         raise ArgumentError("sorted", shown(asked), "False, True, 'value' or 'index'")
@@ -229,7 +229,7 @@ def _determined(given: Mapping[str, Any], base: Options) -> tuple[Order, TieBrea
 
 
 def difference(asked: Options, planned: Options) -> tuple[str, str] | None:
-    """Say in words how the options of a call differ from its plan's: what it has, what the plan says; None if equal."""
+    """Describe the first difference between the options of a call and its plan, as (got, takes); None if equal."""
     for name in Options.__dataclass_fields__:
         mine, theirs = getattr(asked, name), getattr(planned, name)
         if mine != theirs:

@@ -1,7 +1,7 @@
-"""What is known on the host of an array of any library: where it lives, its shape, strides and dtype.
+"""Host-known facts of an array of any library: device, address, shape, strides and dtype.
 
-No array library is imported: an array is recognised by what it is, and read through the attributes, the CUDA array
-interface or the DLPack protocol that it offers.
+No array library is imported. An array is recognised by its class, and read through its attributes, the CUDA array
+interface or the DLPack protocol.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where an array lives: kind "cpu" or "cuda", and the ordinal."""
+    """Device of an array: kind "cpu" or "cuda", and the ordinal."""
 
     kind: str
     index: int = 0
@@ -62,7 +62,7 @@ def library_of(array: Any) -> str:
 def _library_of(kind: type) -> str:
     root = _root(kind)
     if root == "other":
-        # An array class of the caller's own, derived from one of these libraries.
+        # A caller's subclass of an array class of one of these libraries.
         root = next((_root(base) for base in kind.__mro__ if base.__name__ in ("ndarray", "Tensor")), root)
     return root
 
@@ -78,15 +78,14 @@ def inspect(array: Any, name: str) -> ArrayInfo:
     Raises
     ------
     ArgumentError
-        If the object is no array, lives on a device that ksieve does not know, or has no memory that holds the numbers
-        it shows.
+        If the object is no array, is on a device other than cpu and cuda, or has no memory that holds its elements.
     """
     try:
         return _described(array, name)
     except KsieveError:
         raise
     except Exception as error:
-        # Whatever a foreign class raises when it is asked for its shape or its address.
+        # A foreign class may raise any exception from its shape or address.
         said = (str(error).splitlines() or [""])[0]
         got = f"{kind_of(array)}, which cannot be read ({type(error).__name__}: {shown(said)})"
         raise ArgumentError(name, got, TAKES) from error
@@ -116,13 +115,13 @@ def _described(array: Any, name: str) -> ArrayInfo:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array of one dimension or more, in some library or another."""
+    """Whether a value is an array, of any library, with at least one dimension."""
     if value is None or isinstance(value, (int, np.integer)):
         return False
     try:
         library = library_of(value)
         if library == "torch":
-            # Asking a nested or wrapped tensor for its shape may raise: `inspect` says what is wrong with it.
+            # The shape of a nested or wrapped tensor may raise; `inspect` then reports the fault.
             tensor = sys.modules["torch"].Tensor
             return isinstance(value, tensor) and (type(value) is not tensor or value.is_nested or value.dim() > 0)
         shape = np.ndarray.view(value, np.ndarray).shape if isinstance(value, np.ndarray) else value.shape
@@ -133,7 +132,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_writable(array: Any, info: ArrayInfo) -> bool:
-    """Whether an array lets itself be written; PyTorch's always do."""
+    """Whether an array can be written; PyTorch tensors always can."""
     if info.device.kind == "cpu":
         return bool(as_numpy(array).flags.writeable)
     if info.library == "torch" or not hasattr(array, "__cuda_array_interface__"):
@@ -144,7 +143,7 @@ def is_writable(array: Any, info: ArrayInfo) -> bool:
 def as_numpy(array: Any) -> np.ndarray[Any, Any]:
     """View a host array of any supported library as a plain NumPy array, without copying.
 
-    bfloat16 comes as uint16 bits, and a matrix or another subclass as what it is derived from.
+    bfloat16 becomes uint16 bits; a subclass such as np.matrix becomes a plain ndarray.
     """
     library = library_of(array)
     if library == "torch":
@@ -161,12 +160,12 @@ def as_numpy(array: Any) -> np.ndarray[Any, Any]:
 
 @lru_cache(maxsize=256)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Name of a NumPy dtype; NumPy itself derives it anew, in Python, every time it is asked."""
+    """Name of a NumPy dtype, cached: NumPy derives it in Python on every access."""
     return dtype.name if dtype.isnative else f"{dtype} (foreign byte order)"
 
 
 def plain_tensor(tensor: Any) -> Any:
-    """View a subclass of a tensor, such as a parameter, as a tensor, whose methods are PyTorch's own."""
+    """View an instance of a tensor subclass, such as a parameter, as a plain tensor with PyTorch's own methods."""
     torch = sys.modules["torch"]
     if type(tensor) is torch.Tensor:
         return tensor
@@ -179,7 +178,7 @@ def _from_torch(tensor: Any, name: str) -> ArrayInfo:
     kind = type(tensor)
     if kind is not torch.Tensor:
         if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            got = f"{kind_of(tensor)}, a tensor whose numbers are made by its class (__torch_dispatch__)"
+            got = f"{kind_of(tensor)}, a tensor whose class computes its elements (__torch_dispatch__)"
             raise ArgumentError(name, got, "a plain tensor, such as the one that it wraps")
         if hasattr(kind, "materialize"):
             raise ArgumentError(name, f"{kind_of(tensor)}, which has no shape yet", "a tensor with numbers")
@@ -190,7 +189,7 @@ def _from_torch(tensor: Any, name: str) -> ArrayInfo:
         layout = "nested rows" if tensor.is_nested else f"layout {tensor.layout}"
         raise ArgumentError(name, f"a torch tensor of {layout}", "a dense (strided) tensor")
     if tensor.is_neg() or tensor.is_conj():
-        got = "a lazy view (its memory holds other numbers than it shows, as in z.conj().imag)"
+        got = "a lazy view (its memory holds other numbers than its elements, as in z.conj().imag)"
         raise ArgumentError(name, got, "a tensor with numbers of its own: .resolve_neg().resolve_conj() first")
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         got = "a tensor inside torch.func (vmap, grad, functionalize), which has no memory of its own"
@@ -234,7 +233,7 @@ def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
 
 
 def _in_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...]:
-    # A stride that is no multiple of the item cannot be expressed in elements; -1 is refused as non-unit.
+    # A byte stride that is no multiple of the item size has no element stride; -1 makes the checks refuse it.
     return tuple(int(s) // itemsize if itemsize and s % itemsize == 0 else -1 for s in byte_strides)
 
 

@@ -1,9 +1,8 @@
-"""Files that take their name only when they are whole: the one way in which ksieve writes a file.
+"""Atomic file writes; ksieve writes every file through this module.
 
 A file is written as a draft, under a random name in the folder of its target, and renamed onto the target when it is
-complete and on disk. Whatever ends the writing before that (an error, Ctrl-C, a full disk, the end of the process)
-removes the draft and leaves an existing target as it was. What a reader finds under the name is therefore either the
-old file or the new one.
+complete and on disk. If writing ends before that (an error, Ctrl-C, a full disk, the end of the process), the draft is
+removed and an existing target stays as it was. A reader therefore sees either the old file or the new one.
 
 - A symbolic link as the target is followed: the file that it points to is replaced, and the link stays.
 - An existing file keeps its mode, and its owner where the process may set it. A new file gets what the umask leaves of
@@ -35,10 +34,10 @@ _LINKS = 40
 
 
 class Draft:
-    """A file that is being written; `publish` gives it its name, `discard` removes it.
+    """A file that is being written; `publish` renames it onto its target, `discard` removes it.
 
     Prefer `replacing`. This class is for writers that stay open across calls. A draft that is neither published nor
-    discarded is removed when it is collected or when the interpreter exits.
+    discarded is removed at garbage collection or at interpreter exit.
 
     Parameters
     ----------
@@ -52,7 +51,7 @@ class Draft:
     path : Path
         The target, as given.
     file : binary file
-        What is written to. Its errors name the target.
+        The open draft. Its errors name the target.
 
     Raises
     ------
@@ -88,9 +87,9 @@ class Draft:
         if found is not None:
             # Raises if the file is write-protected, as writing in place would.
             os.close(os.open(self.path, os.O_WRONLY))
-        # Not made of the target's name, which may be as long as a name can be.
+        # Not derived from the target's name, which may already have the greatest length of a file name.
         self._place, self._draft = place, place.with_name(f".ksieve-{secrets.token_hex(12)}.part")
-        # Before the file exists, so that an interrupt between the two leaves nothing.
+        # Registered before the file exists, so that an interrupt in between leaves no file.
         self._remove = weakref.finalize(self, _remove, self._draft, os.getpid())
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         try:
@@ -109,7 +108,7 @@ class Draft:
         return handle
 
     def publish(self) -> None:
-        """Bring the file to disk and give it its name. On an error the draft is removed."""
+        """Flush the file to disk and rename it onto the target. On an error the draft is removed."""
         try:
             self.file.flush()
             if self._place is None:
@@ -128,7 +127,7 @@ class Draft:
             raise
 
     def discard(self) -> None:
-        """Close the file and remove the draft; without effect once published."""
+        """Close the file and remove the draft; no effect after `publish`."""
         try:
             # Closing writes what is buffered, which fails on a full disk.
             with contextlib.suppress(OSError, ValueError):
@@ -140,7 +139,7 @@ class Draft:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, seekable: bool = False) -> Iterator[BinaryIO]:
-    """Write a file in a ``with`` block: it appears whole when the block ends without an error, else not at all.
+    """Write a file in a ``with`` block: the target is replaced when the block ends without an error, else left alone.
 
     Parameters
     ----------
@@ -168,21 +167,21 @@ def replacing(path: str | os.PathLike[str], *, seekable: bool = False) -> Iterat
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a whole file, or leave what is there; as `replacing`."""
+    """Write a whole file atomically, as `replacing`."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a whole text file in UTF-8, or leave what is there; as `replacing`.
+    """Write a whole UTF-8 text file atomically, as `replacing`.
 
-    Bytes of file names that the locale could not decode become characters again, or escapes where they are no UTF-8.
+    Surrogates that stand for undecodable bytes of file names are decoded as UTF-8 where possible, else escaped.
     """
     write_bytes(path, text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").encode("utf-8"))
 
 
 def same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Whether two paths name one file, through whatever links; also of files that do not exist yet."""
+    """Whether two paths name one file, links resolved; the files need not exist."""
     try:
         return Path(one).samefile(other)
     except (OSError, ValueError):
@@ -190,7 +189,7 @@ def same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> boo
 
 
 class _Raw(io.FileIO):
-    """A descriptor whose write errors name the target, where the system names no file."""
+    """A raw file whose write errors name the target; those of the system name no file."""
 
     def __init__(self, handle: int, target: str) -> None:
         super().__init__(handle, "w")
@@ -205,7 +204,7 @@ class _Raw(io.FileIO):
 
 
 def _look(path: Path) -> os.stat_result | None:
-    """Status of an existing target; None where a new file can be made. Raises for what cannot become a file."""
+    """Return the status of an existing target, or None if it is absent; raise if it cannot become a file."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -218,7 +217,7 @@ def _look(path: Path) -> os.stat_result | None:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of the process's own descriptor that a path such as /dev/stdout leads to, else None."""
+    """Return the number of the process's descriptor that a path such as /dev/stdout resolves to, else None."""
     current = path.absolute()
     for _ in range(_LINKS):
         folder = Path(os.path.realpath(current.parent))
@@ -234,7 +233,7 @@ def _open_in_place(path: Path) -> int:
     number = _descriptor(path)
     if number is None:
         return os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
-    # What was printed to the same descriptor comes first; a duplicate shares its position.
+    # Buffered prints to the same descriptor are flushed first; a duplicate shares the file position.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if stream.fileno() == number:
@@ -251,12 +250,12 @@ def _can_seek(handle: int) -> bool:
 
 
 def _about(error: OSError, path: Path) -> OSError:
-    """The same error, about the target instead of the draft."""
+    """Return the same error with the target's name in place of the draft's."""
     return OSError(error.errno, error.strerror or str(error), str(path))
 
 
 def _remove(draft: Path, process: int) -> None:
-    # A forked child that exits must not remove its parent's draft.
+    # A forked child must not remove its parent's draft when it exits.
     if os.getpid() == process:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -266,12 +265,12 @@ def _sync(handle: int) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such call
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system does not support fsync
             raise
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring a rename to disk, where the system can open folders."""
+    """Flush a rename to disk, on systems that can open folders."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,6 +1,6 @@
-"""A call, parsed once: what every argument of a selection is, and the arrays themselves.
+"""A call, parsed once: the checked problem, the arrays, and their descriptions.
 
-`parse` looks at each array once. Whatever runs the call reads addresses, shapes and strides from the `Call`.
+`parse` inspects each array once. Backends and observers read addresses, shapes and strides from the `Call`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Call:
     ----------
     problem : Problem
     described : mapping of str to ArrayInfo
-        What each array of the call is, by the name of its argument, on the scores' device; those that were not given
-        have no entry. Of "ends" the name is "lengths": `Options.windows` tells them apart. "k" is an array k.
+        Description of each array that was given, by the name of its argument; all are on the scores' device. "ends"
+        is stored as "lengths" (`Options.windows` states which of the two it is). "k" is present for an array k.
     arrays : mapping of str to array
         The arrays themselves, by the same names.
     """
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def scores(self) -> ArrayInfo:
-        """What the scores are."""
+        """Description of the scores."""
         return self.described["scores"]
 
     def address(self, name: str) -> int:
@@ -75,9 +75,9 @@ def parse(
     scores, lengths, k, out, num_rows
         As given to `ksieve.topk`.
     keywords : mapping, optional
-        Its arguments that ask for options (`ksieve.core.arguments.Keywords`).
+        Its optional keyword arguments (`ksieve.core.arguments.TopkKwargs`).
     planned : Problem, optional
-        Of the call's plan: the call takes its k, and such options as it leaves open, from there.
+        Problem of the call's plan; it supplies k and the options that the call omits.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def parse(
     Raises
     ------
     ArgumentError
-        Names the argument, what it got and what it takes.
+        The message names the argument, the value that it got and the values that it takes.
     """
     info = inspect(scores, "scores")
     if k is None and isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool):
@@ -143,7 +143,7 @@ def parse(
 
 
 def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
-    """Slots of a row: k, or the largest k of an array, or the plan's."""
+    """Slots of a row: k, or max_k for an array k, or the plan's k."""
     name, given = ("max_k", max_k) if per_row else ("k", k)
     if max_k is not None and not per_row:
         raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")

@@ -1,4 +1,4 @@
-"""Facts of a device that plans are made from."""
+"""Properties of a device, the input of the planner."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reading a DLPack capsule: the address, shape and dtype of an array that offers nothing else.
+"""Reading a DLPack capsule: the address, shape and dtype of an array without another interface.
 
-Some CUDA arrays (bfloat16 of JAX, for one) have no CUDA array interface. The layout is that of ``dlpack.h``,
-structure ``DLManagedTensor``, which every producer still hands out when no version is asked for.
+Some CUDA arrays, such as JAX's bfloat16, have no CUDA array interface. The layout is structure ``DLManagedTensor`` of
+``dlpack.h``; every producer returns it when no version is requested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class Description(NamedTuple):
-    """What a capsule says; `strides` count elements."""
+    """Contents of a capsule; `strides` count elements."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -38,9 +38,9 @@ class Description(NamedTuple):
 
 
 def describe(array: Any) -> Description:
-    """Read an array's description from its capsule, which is then dropped unconsumed.
+    """Read an array's description from its capsule; the capsule is not consumed.
 
-    No stream is synchronised (``stream=-1``): nothing is read here but host memory.
+    No stream is synchronised (``stream=-1``): only host memory is read.
     """
     capsule = array.__dlpack__(stream=-1)
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer

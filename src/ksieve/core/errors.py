@@ -1,7 +1,6 @@
 """Every exception that ksieve raises on purpose.
 
-All of them derive from `KsieveError`, so that one ``except`` clause catches what this package means to
-say and nothing else.
+All of them derive from `KsieveError`, so that one ``except`` clause catches these and no other exceptions.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import reprlib
 
 _SHOWN = 80
-"""Most characters of a value in a message."""
+"""Largest number of characters of a value in a message."""
 
 
 class KsieveError(Exception):
@@ -22,11 +21,11 @@ class ArgumentError(KsieveError, ValueError):
     Parameters
     ----------
     argument : str
-        Name of the offending argument, as the caller wrote it.
+        Name of the argument, as the caller wrote it.
     got : object
-        What was passed, in words or as a value.
+        The value that was passed, or a str that describes it.
     takes : str
-        What would have been accepted.
+        The values that are accepted, with the remedy where there is one.
     """
 
     def __init__(self, argument: str, got: object, takes: str) -> None:
@@ -36,7 +35,7 @@ class ArgumentError(KsieveError, ValueError):
         super().__init__(f"{argument}: got {got if isinstance(got, str) else shown(got)}; takes {takes}")
 
     def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, object, str]]:
-        # Exception's default pickling would replay __init__ with the joined message alone.
+        # Exception's default pickling would call __init__ with the joined message alone.
         return type(self), (self.argument, self.got, self.takes)
 
 
@@ -49,11 +48,11 @@ class BackendError(KsieveError, RuntimeError):
 
 
 class CaptureFormatError(KsieveError, ValueError):
-    """A file is not a readable score capture; the message names the file and what is wrong with it."""
+    """A file is not a readable score capture; the message names the file and the fault."""
 
 
 class VerificationError(KsieveError):
-    """An answer is not exact; the message is the verdict's text and `verdict` the verdict itself."""
+    """An answer is not exact. The message is the text of the verdict; `verdict` is the `Verdict`."""
 
     def __init__(self, message: str, verdict: object = None) -> None:
         self.verdict = verdict
@@ -61,19 +60,19 @@ class VerificationError(KsieveError):
 
 
 class GradientWarning(UserWarning):
-    """Scores that require grad were selected with their values, through which no gradient flows; said once."""
+    """`return_values` was used with scores that require grad: the values carry no gradient. Issued once per process."""
 
 
 def kind_of(value: object) -> str:
-    """Name the type of a value, as one would import it."""
+    """Qualified name of a value's type, without ``builtins.``."""
     kind = type(value)
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def shown(value: object) -> str:
-    """Say what was passed, in at most 80 characters of ASCII, whatever it is.
+    """Represent any value in at most 80 characters of ASCII.
 
-    Python itself refuses to print ints of 4,300 digits and more, and an object's own ``repr`` may raise.
+    Python raises for ints of more than 4,300 digits, and an object's own ``repr`` may raise too.
     """
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an int of {value.bit_length()} bits"

@@ -1,12 +1,13 @@
-"""The CPU backend's own cutoffs: guessed from a view that no input can be aimed at.
+"""Cutoffs that the CPU backend guesses from a random sample, which no input can be aimed at.
 
-A policy's view is part of the model, and so known to whoever makes a row. Where it misses, and where there is none, the
-CPU backend takes one score of every `stride` by a hash of a seed that is drawn for each call, and the score of a sample
-rank there as a cutoff. The answer does not depend on the seed. Statistics do in one place: a guess that admits fewer
-than k scores, which happens by chance alone, costs a further read of the row, and `Stats.scans` counts it. So the model
-takes the seed too.
+The sample positions of a policy are fixed, so that an adversary knows them. Where the policy's boundary fails, and
+where there is no policy, the CPU backend samples one score in `stride`, at positions that are a hash of a seed drawn
+for each call, and takes the score of a sample rank as cutoff. The answer does not depend on the seed. One statistic
+does: by chance a guess may admit fewer than k scores, which costs a further read of the row, and `Stats.scans` counts
+it. The model therefore takes the seed too.
 
-Integers only, but for one square root; the functions of plain numbers are compiled into the kernels as they stand.
+All arithmetic is in integers, except one square root. The functions of plain numbers are compiled into the kernels
+without change.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_GUESSES = 3
-"""Guesses for one row before its read admits every score: each is safer than the one before."""
+"""Guesses for one row before its read admits every score; each has a larger margin than the one before."""
 
 BLOCK = 64
-"""Scores that the CPU backend compares at a time. It makes room for candidates before a block, never within one."""
+"""Scores that the CPU backend compares at a time. Storage is reduced between blocks, never within one."""
 
 LARGEST_STRIDE = 64
 
 LEAST_SAMPLES = 512
-"""Scores that a guess looks at in a short row, at the least."""
+"""Least number of scores that a guess samples in a short row."""
 
 GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Constants of SplitMix64, whose n-th output is the place of the sample in the n-th period."""
+"""Constants of SplitMix64 (Steele, Lea and Flood, 2014); its n-th output places the sample of the n-th period."""
 
 _WORD = (1 << 64) - 1
 
 
 def fresh_seed() -> int:
-    """Seed of one call, from the operating system: 63 bits."""
+    """Draw the 63-bit seed of one call from the operating system."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 
 def stride_of(length: int) -> int:
-    """One score in how many a guess looks at: a power of two."""
+    """Sampling stride of a guess, a power of two: one score in this many is sampled."""
     stride = LARGEST_STRIDE
     while stride > 1 and stride * LEAST_SAMPLES > length:
         stride //= 2
@@ -50,8 +51,9 @@ def stride_of(length: int) -> int:
 def rank_of(length: int, k: int, stride: int, attempt: int) -> int:
     """Sample rank of the cutoff; 0 where the row is so short, or k so large, that every score is admitted.
 
-    With m = k / stride of the k best expected in the sample, rank m + 4 sqrt(m) + 8 lies at least four standard
-    deviations above them: one row in 600,000 is unlucky with k = 2,048. Each further attempt adds as much again.
+    The sample is expected to contain m = k / stride of the k best scores. Rank m + 4 sqrt(m) + 8 lies at least four
+    standard deviations above m: with k = 2,048 one row in 600,000 underfills. Each further attempt adds the same
+    margin.
     """
     expected = k / stride
     rank = int(expected + (attempt + 1) * (4 * math.sqrt(expected) + 8))
@@ -66,12 +68,12 @@ def mixed(word: int) -> int:
 
 
 def state_of(seed: int, row: int, attempt: int) -> int:
-    """State from which a row's places are drawn; never 0."""
+    """Non-zero generator state of one attempt on one row."""
     return mixed(seed + (row * MOST_GUESSES + attempt + 1) * GOLDEN & _WORD) | 1
 
 
 def positions(state: int, length: int) -> NDArray[np.int64]:
-    """Positions that a guess looks at: one in each period of `stride_of` scores, ascending."""
+    """Sample positions of a guess, ascending: one in each period of `stride_of` scores."""
     stride = stride_of(length)
     numbers = np.arange(-(-length // stride), dtype=np.uint64)
     word = np.uint64(state) + numbers * np.uint64(GOLDEN)
@@ -83,7 +85,7 @@ def positions(state: int, length: int) -> NDArray[np.int64]:
 
 
 def cutoff(keys: NDArray[np.uint32], k: int, seed: int, row: int, attempt: int) -> int | None:
-    """Ordered key that a guess admits, inclusive; None where it admits every score."""
+    """Inclusive ordered key of a guess's cutoff; None where it admits every score."""
     rank = rank_of(keys.size, k, stride_of(keys.size), attempt)
     if not rank:
         return None

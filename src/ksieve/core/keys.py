@@ -5,7 +5,8 @@ Two monotone maps, both *descending* (a better score has a smaller key):
 * `order_key`: float32 -> uint32, total order of the contract. ``-0.0`` and ``+0.0`` share a key and every
   NaN has the largest one, so NaN ranks below ``-inf``.
 * `coarse_bin`: float32 -> 0..2047, the leading 11 bits of the same construction over the float16
-  round-to-nearest projection (paper, section "Phase 1: Coarse Boundary Localization").
+  round-to-nearest projection (Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
+  Attention", Tencent; section "Phase 1: Coarse Boundary Localization").
 
 `BIN_CUTOFF_KEY` ties them together: ``coarse_bin(x) <= b`` exactly when
 ``order_key(x) <= BIN_CUTOFF_KEY[b]``, so that a scan admits a coarse prefix with one float32 comparison.
@@ -49,7 +50,7 @@ def widen(scores: Any) -> F32:
     Returns
     -------
     ndarray of float32
-        Same shape; the array itself when it is float32 already.
+        Same shape; the input array itself if it is float32.
     """
     x = np.asarray(scores)
     if x.dtype == np.uint16:
@@ -64,7 +65,7 @@ def order_key(scores: Any) -> U32:
     Parameters
     ----------
     scores : array_like of float32
-        Any shape. Narrower floats are widened exactly first.
+        Any shape. Narrower floats are widened first, which is exact.
 
     Returns
     -------
@@ -73,17 +74,17 @@ def order_key(scores: Any) -> U32:
     """
     bits = _bits(scores)
     size = bits & _SIZE
-    keys = (bits ^ (~(bits >> _SIGN) & _SIZE)).view(np.uint32)  # flips all but the sign where there is none
+    keys = (bits ^ (~(bits >> _SIGN) & _SIZE)).view(np.uint32)  # flips all bits but the sign of numbers without one
     keys = np.where(size == 0, _FLIP32, keys)
     return _with_nan(keys, size, NAN_KEY)
 
 
 NAN_LEVEL = -(1 << 31)
-"""Level of every NaN: the least."""
+"""Level of every NaN: the lowest."""
 
 
 def level(scores: Any) -> NDArray[np.int32]:
-    """Return integers in the order of the scores: the bits of a number without its sign, then negated if it has one."""
+    """Return int32 levels, ordered as the scores: the bits without the sign, negated for a negative number."""
     bits = _bits(scores)
     size, sign = bits & _SIZE, bits >> _SIGN
     return _with_nan((size ^ sign) - sign, size, NAN_LEVEL)
@@ -96,7 +97,7 @@ _INFINITY = np.int32(0x7F800000)
 
 
 def _bits(scores: Any) -> NDArray[np.int32]:
-    """Float32 bits. Floats are never compared: a thread that flushes subnormals takes them for zero."""
+    """Float32 bits. Floats are never compared: in a flush-to-zero mode a thread treats subnormals as zero."""
     x = np.asarray(scores, dtype=np.float32)
     return np.ascontiguousarray(x).view(np.int32).reshape(x.shape)
 
@@ -116,9 +117,9 @@ def score_of_key(keys: Any) -> F32:
 def coarse_bin(scores: Any) -> NDArray[np.int32]:
     """Return the 11-bit coarse bin (0 best, 2047 worst) of each score's float16 projection."""
     bits = _bits(scores)
-    x = np.where(bits == NAN_LEVEL, np.int32(0), bits).view(np.float32)  # one zero
+    x = np.where(bits == NAN_LEVEL, np.int32(0), bits).view(np.float32)  # -0.0 becomes +0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        half = x.astype(np.float16)  # keeps the sign of what it rounds to zero, in any flush-to-zero mode
+        half = x.astype(np.float16)  # a number that rounds to zero keeps its sign, in any flush-to-zero mode
     bits16 = half.view(np.int16)
     key = (bits16 ^ (~(bits16 >> np.int16(15)) & _FLIP16)).view(np.uint16)
     key = np.where(np.isnan(x), np.uint16(0xFFFF), key)
@@ -144,7 +145,7 @@ def _bin_cutoff_keys() -> U32:
     half = np.where(positive, 0x7FFF - key16, key16)
     tie = _midpoint(half, np.where(positive, np.maximum(half - 1, 0), np.minimum(half + 1, 0xFC00)))
     tie[negative] = np.nextafter(tie[negative], np.float32(np.inf))
-    tie[~positive & ~negative] = -np.inf  # the bin of -inf, then bins that hold nothing more
+    tie[~positive & ~negative] = -np.inf  # the bin of -inf, and the empty bins after it
     cutoff = order_key(tie)
     cutoff[key16 < 0x3FF] = 0  # better than +inf: no score maps here
     cutoff[-1] = NAN_KEY

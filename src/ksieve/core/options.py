@@ -1,7 +1,7 @@
-"""What a call asks for around the plain selection: host-known facts, each compiled in only when used.
+"""Options of a selection: host-known facts, each compiled into a kernel only when used.
 
-The arrays that go with them (starts, page table, ...) are arguments of `ksieve.topk`; whether they are given, and
-every number that shapes the code, is here. So a plan knows its options, and two calls with equal options share kernels.
+`Options` states which optional arrays a call passes (starts, page table, ...) and every number that the generated code
+depends on. The arrays themselves are arguments of `ksieve.topk`. Calls with equal options share kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TieBreak = Literal["any", "low", "high"]
 IndexType = Literal["int32", "int64"]
 
 MAX_FINISHED_K = 16_384
-"""Most slots per row with an order or a tie-break; the plain selection takes more."""
+"""Largest k with an order or a tie-break; the plain selection takes a larger one."""
 
 INDEX_DTYPES = ("int32", "int64")
 
@@ -36,7 +36,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def dtype_text(dtype: Any) -> Any:
-    """Name of a dtype given as one of NumPy, PyTorch or JAX; anything else, such as a name, as it is."""
+    """Name of a dtype of NumPy, PyTorch or JAX; any other value, such as a name, is returned unchanged."""
     if dtype is None or isinstance(dtype, str):
         return dtype
     if kind_of(dtype) == "torch.dtype":
@@ -56,8 +56,8 @@ class Options:
     Attributes
     ----------
     windows : {"none", "lengths", "ends"}
-        Where a row's valid scores lie. "none": [0, length). "lengths": [start, start + length). "ends": [start, end).
-        All of it is clamped to [0, width].
+        Positions of a row's valid scores. "none": [0, length). "lengths": [start, start + length). "ends": [start,
+        end). Both bounds are clamped to [0, width].
     index_base : {"row", "start"}
         Whether an index counts from the start of the row, so that ``scores[r, i]`` is the score, or from the start of
         its window.
@@ -65,28 +65,29 @@ class Options:
         Consecutive rows that share one entry of the lengths (or ends): row r belongs to request ``r // next_n`` and
         sees ``length[r // next_n] - next_n + 1 + r % next_n`` of it, as in multi-token prediction.
     per_row_k : bool
-        Each row has its own k, at most the plan's; slots past it are unused.
+        Each row has its own k, at most the plan's; the remaining slots of the row are unused.
     transform : {"none", "pages", "offsets"}
-        What is written in place of an index i. "pages": ``table[request, i // page_size] * page_size + i % page_size``;
+        Value written in place of an index i. "pages": ``table[request, i // page_size] * page_size + i % page_size``;
         "offsets": ``i + offset[row]``.
     page_size : int
         A power of two.
     mapped : bool
         The page table's request of a row comes from an array; otherwise it is ``row // next_n``.
     raw : bool
-        Also write the indices as they were before the transform.
+        Also write the indices before the transform.
     values : bool
-        Also write the scores selected.
+        Also write the selected scores.
     index_dtype : {"int32", "int64"}
-        Of every index written.
+        Dtype of every index written.
     order : {"any", "value", "index"}
         Order of a row's slots: unspecified; best score first, equal scores by index; or by index. Unused slots come
         last.
     tie_break : {"any", "low", "high"}
-        Which of the scores equal to the worst selected one are selected. Also orders equal scores of order "value".
+        Which of the scores equal to the worst selected one are selected: unspecified, the lowest or the highest
+        positions. With order "value" it also orders equal scores.
     overlap : bool
         Launch while the previous kernel of the stream drains (programmatic dependent launch, compute capability 9.0
-        and later); the inputs are waited for before they are read. Ignored on the CPU.
+        and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
     """
 
     windows: Windows = "none"
@@ -130,22 +131,22 @@ class Options:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is asked for; cheap where it is so, since every call wants to know."""
+        """Whether no option is used. Identity with `PLAIN` is tested first, since every call evaluates this."""
         return self is PLAIN or self == PLAIN
 
     @property
     def deterministic(self) -> bool:
-        """Whether the same row always gives the same bytes, whatever the batch, the plan or the run."""
+        """Whether a row gives the same bytes in every batch, plan and run."""
         return self.order != "any" and self.tie_break != "any"
 
     @property
     def finished(self) -> bool:
-        """Whether a row's slots need a pass after the selection: an order, another form, or more than indices."""
+        """Whether a row's slots need an epilogue after the selection: an order, a transform, or further outputs."""
         return self.order != "any" or self.values or self.raw or self.transform != "none"
 
     @property
     def rewritten(self) -> bool:
-        """Whether that pass, or 64-bit slots, make something else of the positions that a selection writes."""
+        """Whether the epilogue, or 64-bit slots, replace the positions that a selection writes."""
         return self.finished or self.index_dtype == "int64"
 
 

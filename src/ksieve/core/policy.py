@@ -1,7 +1,8 @@
 """Sampling policies: how a row's boundary is proposed. Data, read by the model and by every backend.
 
-A policy may change how much work is done; it can never change which indices are exact, because the complete
-scan certifies every proposal (paper, lemma "Validated Top-K Containment").
+A policy changes the amount of work, never the exactness: the complete scan certifies every proposal (lemma "Validated
+Top-K Containment" of the paper: Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
+Attention", Tencent).
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ POLICY_VERSION = 1
 """Version of the policy file format, stored under "ksieve_policy"."""
 
 MAX_PERIOD = 1 << 20
-"""Most scores from one sampled group to the next: kernels count positions in 32 bits and look one period past a row,
-whose width is at most 2**31 - 2**20 there."""
+"""Largest period, in scores: kernels count positions in 32 bits and compute up to one period past a row, whose width is
+at most 2**31 - 2**20 on CUDA."""
 
 MAX_MARGIN = 1 << 20
-"""Largest margin: of the least k, 1, that is a rank of 2**20."""
+"""Largest margin: with k = 1, a rank of 2**20."""
 
 MAX_SIGMAS = 64
-"""Most standard deviations: beyond 38, the chance to underfill is less than any float64."""
+"""Largest number of standard deviations: beyond 38, the probability to underfill is less than the smallest float64."""
 
 MAX_RANK = 1 << 28
-"""Largest sample rank requested, so that three times a rank fits 32 bits; a larger one is no use to any row."""
+"""Largest sample rank requested: three times a rank must fit 32 bits, and no row has a use for a larger one."""
 
 PEAK = 4
-"""Adjacent scores that one peak stands for: one 16-byte load of float32."""
+"""Adjacent scores that are pooled into one maximum: one 16-byte load of float32."""
 
 JITTER_ROW, JITTER_PERIOD, JITTER_MIX = 0xC2B2AE35, 0x85EBCA6B, 0x9E3779B1
 JITTER_SHIFT = 13
@@ -52,7 +53,7 @@ kernels/common/params.cuh.
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """How phase 1 looks at a row and which sample ranks it turns into boundaries.
+    """Sample positions of phase 1, and the sample ranks that become boundaries.
 
     One aligned group of `group` adjacent scores is sampled in each *period* of `stride` groups. Position ``i`` of row
     ``r`` is sampled when ``(i // group) % stride == offsets(r, i // (stride * group))``. Without `jitter` that is the
@@ -61,34 +62,34 @@ class SamplingPolicy:
     Attributes
     ----------
     name : str
-        What plans and result files print.
+        Name in plans and result files.
     stride : int
         One score in `stride` is sampled; a power of two.
     margin : float
         Requested complete-row rank of the primary boundary, in units of k (the paper's rho).
     rescue_margin : float or None
-        The same for the rescue boundary; None sends every underfilled row to exact recovery.
+        The same for the rescue boundary. With None every underfilled row takes exact recovery.
     group : int
         Adjacent scores per sampled group; a power of two. Four floats fill one 16-byte load.
     sigmas : float
-        Requests at least ``k / stride``, the samples expected among the top k, plus this many standard deviations
-        of their number, which is about Poisson's: ``z * sqrt(k / stride) + (z * z - 1) / 6``, whose last term is
-        the skew (Cornish and Fisher). Without it a small expectation underfills ten times as often. Makes one
-        policy fit every k.
+        The sample rank is at least ``k / stride``, the expected number of samples among the top k, plus this many (z)
+        standard deviations of that number, which is nearly Poisson: ``z * sqrt(k / stride) + (z * z - 1) / 6``. The
+        last term corrects the skew (Cornish and Fisher); without it a small expectation underfills ten times as often.
+        One policy then fits every k.
     peaks : bool
-        Whether each `PEAK` adjacent sampled scores stand for their best one alone: a quarter of the statistics to
-        rank, and clumped scores count once. `group` must then be a multiple of `PEAK`.
+        Whether only the maximum of each `PEAK` adjacent sampled scores is ranked: a quarter of the keys to rank, and
+        clumped scores count once. `group` must then be a multiple of `PEAK`.
     boundary : {"coarse", "exact"}
-        Whether a sample rank is turned into its coarse bin (inclusive) or into the sampled score itself. An exact
-        boundary that the view saw more than once is taken for a plateau: scores equal to it are counted apart and
-        never stored.
+        Whether the boundary is the coarse bin of the sampled score (inclusive) or the sampled score itself. An exact
+        boundary that occurs more than once in the sample counts as a plateau: scores equal to it are counted
+        separately and never stored.
     min_rank : int
-        Least sample rank ever requested: below it a view is too noisy, whatever k is.
+        Smallest sample rank requested: at lower ranks the boundary is too noisy for any k.
     source : str
-        Where the constants come from.
+        Source of the constants: a paper section, decision record or result file.
     jitter : bool
-        Whether each period takes a group of its own, by a hash of row and period. No period in the scores can then
-        hide them from the view, or show it nothing else.
+        Whether the group of each period is chosen by a hash of row and period. Periodic scores then cannot coincide
+        with, or avoid, the sample positions.
     """
 
     name: str
@@ -145,7 +146,7 @@ class SamplingPolicy:
             raise ArgumentError("policy.min_rank", shown(self.min_rank), takes)
 
     def _number(self, name: str, kinds: tuple[type, ...], takes: str) -> None:
-        """Refuse a field of another type, and keep NumPy's numbers as Python's, which a JSON file can hold."""
+        """Refuse a field of another type, and convert NumPy numbers to Python's, which JSON can represent."""
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise ArgumentError(f"policy.{name}", shown(value), takes)
@@ -153,7 +154,7 @@ class SamplingPolicy:
             object.__setattr__(self, name, value.item())
 
     def primary_rank(self, k: int) -> int:
-        """Sample rank of the primary boundary: the most that `margin`, `sigmas` and `min_rank` ask for."""
+        """Sample rank of the primary boundary: the maximum of the ranks from `margin`, `sigmas` and `min_rank`."""
         expected = k / self.stride
         skew = max(self.sigmas * self.sigmas - 1, 0) / 6
         spread = math.ceil(expected + self.sigmas * math.sqrt(expected) + skew)
@@ -161,22 +162,22 @@ class SamplingPolicy:
         return min(rank, MAX_RANK)
 
     def rescue_rank(self, k: int) -> int | None:
-        """Sample rank of the rescue boundary, at least 4 above the primary's; None when disabled."""
+        """Sample rank of the rescue boundary, at least 4 above the primary one; None without a rescue."""
         if self.rescue_margin is None:
             return None
         return max(min(math.ceil(self.rescue_margin * k / self.stride), MAX_RANK), self.primary_rank(k) + 4)
 
     def phase(self, row: int) -> int:
-        """Group that every period of `row` samples without jitter: a fixed permutation, so `stride` rows use each once.
+        """Group sampled in every period of `row` without jitter: a permutation, so that `stride` rows use each once.
 
-        Multiplication by an odd number near ``stride / golden ratio`` spreads neighbouring rows far apart and
-        needs no table on the device.
+        Multiplication by an odd number near ``stride / golden ratio`` gives neighbouring rows distant groups, and needs
+        no table on the device.
         """
         return (row * self.phase_multiplier) % self.stride
 
     @property
     def phase_multiplier(self) -> int:
-        """Odd multiplier of `phase`; exported so that kernels use the same one."""
+        """Odd multiplier of `phase`, passed to the kernels."""
         return round(self.stride * 0.6180339887) | 1
 
     def offsets(self, row: int, periods: ArrayLike) -> NDArray[np.int64]:
@@ -186,12 +187,12 @@ class SamplingPolicy:
         ----------
         row : int
         periods : array_like of int
-            Numbers of periods, from 0. The row's last one may be cut off by its end.
+            Period numbers, from 0. The end of the row may cut off its last period.
         """
         numbers = np.asarray(periods)
         if not self.jitter:
             return np.full(numbers.shape, self.phase(row), dtype=np.int64)
-        low = np.uint64(0xFFFFFFFF)  # 32-bit arithmetic that wraps, in 64 bits
+        low = np.uint64(0xFFFFFFFF)  # wrapping 32-bit arithmetic, computed in 64 bits
         mixed = (np.uint64(row * JITTER_ROW & 0xFFFFFFFF) + numbers.astype(np.uint64) * np.uint64(JITTER_PERIOD)) & low
         mixed = (mixed ^ mixed >> np.uint64(JITTER_SHIFT)) * np.uint64(JITTER_MIX) & low
         return (mixed * np.uint64(self.stride) >> np.uint64(32)).astype(np.int64)
@@ -201,30 +202,30 @@ class SamplingPolicy:
         return self.positions(self.offsets(row, np.arange(-(-length // (self.stride * self.group)))), length)
 
     def view_of_phase(self, phase: int, length: int) -> NDArray[np.int64]:
-        """Positions of one regular class, whatever the `jitter`: group `phase`, from 0 to `stride` - 1, of each period.
+        """Positions of group `phase` (0 to `stride` - 1) of each period, ignoring `jitter`.
 
-        Without jitter, this is what rows of that phase sample.
+        Without jitter, these are the sample positions of rows of that phase.
         """
         return self.positions(np.full(-(-length // (self.stride * self.group)), phase), length)
 
     def positions(self, offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Positions, ascending, of the first `length` that lie in the given group of each period."""
+        """Ascending positions below `length` that lie in the given group of each period."""
         groups = np.arange(offsets.size) * self.stride + offsets
         found: NDArray[np.int64] = (groups[:, None] * self.group + np.arange(self.group)).ravel()
         return found[found < length]
 
     def statistics(self, view_keys: NDArray[Any]) -> NDArray[Any]:
-        """Ordered keys, or coarse bins, that are ranked: those of a view's scores, or of each group's best."""
+        """Ordered keys, or coarse bins, to rank: one per sampled score, or with `peaks` one per `PEAK` of them."""
         if not self.peaks:
             return view_keys
         starts = np.arange(0, view_keys.size, PEAK)
         return np.minimum.reduceat(view_keys, starts) if view_keys.size else view_keys
 
     def usable(self, samples: int, k: int) -> bool:
-        """Whether a view of `samples` statistics has the largest sample rank requested among its first two thirds.
+        """Whether the largest sample rank requested is at most two thirds of `samples`, the number of ranked keys.
 
-        A boundary from further down admits most of a row: rows of 16,384 scores, whose lines-64 view has 64 statistics
-        for a rank of 61, took 29 us, and 12 with the two scans of the exact route.
+        A boundary of a higher rank admits most of a row: rows of 16,384 scores, whose lines-64 sample has 64 ranked
+        keys for a rank of 61, took 29 us, against 12 us with the two scans of the exact route.
         """
         return 3 * (self.rescue_rank(k) or self.primary_rank(k)) <= 2 * samples
 
@@ -234,9 +235,14 @@ class SamplingPolicy:
         Parameters
         ----------
         path : path
-            Ends in ``.json``, which is how a plan tells a file from a name.
+            Must end in ``.json``: a policy argument with this suffix is read as a file, any other as a name.
         extra : mapping, optional
-            Further JSON-able entries beside the policy, for readers: how it was found.
+            Further JSON entries next to the policy, such as how it was found; `load` ignores them.
+
+        Raises
+        ------
+        ArgumentError
+            If `path` does not end in ``.json``.
         """
         target = Path(path)
         if target.suffix != ".json":
@@ -251,7 +257,8 @@ class SamplingPolicy:
         Raises
         ------
         ArgumentError
-            If there is no such file, it is no policy file of this version, or a field is unknown or out of range.
+            If the file does not exist, is no policy file of this version, or has a field that is unknown or out of
+            range.
         """
         takes = "a policy file, as SamplingPolicy.save and `ksieve calibrate` write it"
         try:
@@ -308,16 +315,11 @@ QUADS_16 = SamplingPolicy(
 POLICIES: dict[str, SamplingPolicy] = {
     p.name: p for p in (PAPER_64, PAPER_128, LINES_16, LINES_64, LINES_128, QUADS_16)
 }
-"""Policies that can be asked for by name."""
+"""Policies with a name."""
 
 
 def check_policy_kind(policy: object) -> None:
-    """Refuse what is neither a policy nor a name or file of one, before it is looked up among the plans made.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Raise `ArgumentError` unless `policy` is a policy, a str, a path or None; the plan cache needs a hashable one."""
     if policy is not None and not isinstance(policy, (SamplingPolicy, str, os.PathLike)):
         takes = f"a SamplingPolicy or one of {['direct', *POLICIES]}, or a policy file ending in .json"
         raise ArgumentError("policy", shown(policy), takes)
@@ -326,8 +328,8 @@ def check_policy_kind(policy: object) -> None:
 def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> SamplingPolicy | None:
     """Turn a policy, its name, a policy file (.json) or ``"direct"`` (no sampling) into a policy or None.
 
-    A file is read when a plan is made from it, and plans are kept: within a process, a file that has changed is taken
-    up by `SamplingPolicy.load`, not by giving its path again.
+    A file is read when a plan is made from it, and plans are cached: to read a changed file again in the same process,
+    use `SamplingPolicy.load`.
     """
     if policy is None or isinstance(policy, SamplingPolicy):
         return policy

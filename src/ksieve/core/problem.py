@@ -1,6 +1,6 @@
-"""What a call asks for, checked: the frozen `Problem`, and the arrays that go with its options.
+"""The frozen `Problem` of a call, and the checks of its arrays.
 
-Everything that can be wrong with an argument is found here, before any kernel is launched or any output is written.
+Every fault of an argument is found here, before any kernel is launched or any output is written.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = [
 
 MAX_K = 1 << 20
 MAX_SIZE = (1 << 31) - 1
-"""Most rows, and most scores of a row: kernels count both in int32."""
+"""Largest number of rows, and of scores in a row: kernels count both in int32."""
 MAX_PITCH = 1 << 60
-"""Most scores from the first to the end of a matrix: their bytes, and sums of such, fit int64."""
+"""Largest extent of a matrix, in scores: byte offsets, and sums of them, fit int64."""
 SCORE_DTYPES = ("float32", "float16", "bfloat16")
 """Score dtypes; an unsigned 16-bit NumPy array is read as bfloat16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One checked selection problem: rows of `width` scores, `pitch` scores apart, k slots per row."""
+    """One checked selection problem: rows of `width` scores, a row pitch of `pitch` scores, k slots per row."""
 
     rows: int
     width: int
@@ -71,7 +71,7 @@ def check_size(value: Any, name: str, least: int = 0, most: int = MAX_SIZE, why:
 
 
 def check_shape(rows: Any, width: Any, pitch: Any = None) -> tuple[int, int, int]:
-    """Return rows, width and pitch (default: the width) of a score matrix as ints that kernels can count.
+    """Return rows, width and pitch (default: the width) of a score matrix as ints within the kernels' range.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def check_shape(rows: Any, width: Any, pitch: Any = None) -> tuple[int, int, int
 
 
 def check_options(options: Any, k: int) -> Options:
-    """Check options that a plan is to have for k slots."""
+    """Check the options of a plan for k slots."""
     if not isinstance(options, Options):
         raise ArgumentError("options", shown(options), "ksieve.Options(...)")
     if k > MAX_FINISHED_K and (options.order != "any" or options.tie_break != "any"):
@@ -105,7 +105,7 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     if len(info.shape) != 2:
         raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (rows, width)")
     rows, width = info.shape
-    # An array without elements has whatever strides its library likes (NumPy: zeros).
+    # The strides of an array without elements are arbitrary (NumPy: zeros).
     if rows and width > 1 and info.strides[1] != 1:
         raise ArgumentError(
             name, f"last stride {info.strides[1]}", f"last stride 1 (rows contiguous): {contiguous(info, name)}"
@@ -126,7 +126,7 @@ def canonical(dtype: str) -> str:
 
 
 def converted(info: ArrayInfo, name: str, dtype: str) -> str:
-    """Write the call by which an array's own library makes a copy of another dtype."""
+    """Expression that converts an array to another dtype in its own library, for error messages."""
     if info.library == "torch":
         return f"{name}.to(torch.{dtype})"
     module = {"cupy": "cupy", "jax": "jax.numpy"}.get(info.library, "np")
@@ -134,14 +134,14 @@ def converted(info: ArrayInfo, name: str, dtype: str) -> str:
 
 
 def contiguous(info: ArrayInfo, name: str) -> str:
-    """Write the call by which an array's own library makes a contiguous copy."""
+    """Expression that makes a contiguous copy of an array in its own library, for error messages."""
     if info.library == "torch":
         return f"{name}.contiguous()"
     return f"{'cupy' if info.library == 'cupy' else 'np'}.ascontiguousarray({name})"
 
 
 def _check_aligned(info: ArrayInfo, name: str) -> None:
-    # A GPU cannot load a number from an address that is no multiple of its size; a CPU can.
+    # A GPU cannot load an element from an address that is no multiple of its size; a CPU can.
     if info.device.kind == "cuda" and info.pointer % info.itemsize:
         raise ArgumentError(
             name, f"address {info.pointer:#x}", f"an address that is a multiple of {info.itemsize} bytes"

@@ -17,7 +17,7 @@ MODULES = {"cpu": "ksieve.backends.cpu", "cuda": "ksieve.backends.cuda", "refere
 
 
 class Backend(Protocol):
-    """What a module of `MODULES` offers."""
+    """Functions that every module of `MODULES` has."""
 
     def device_info(self, index: int) -> DeviceInfo:
         """Return the facts of a device that is present."""
@@ -31,8 +31,8 @@ class Backend(Protocol):
     def run(self, plan: Any, call: Any, *, workspace: Any = None, return_stats: bool = False) -> Any:
         """Run a `Call` that the plan covers, and return what `ksieve.topk` does."""
 
-    def short_way(self, plan: Any) -> Any:
-        """Prepare the quickest way to repeat a plain call with PyTorch tensors; of "cuda" alone."""
+    def make_fast_path(self, plan: Any) -> Any:
+        """Prepare the fast path of repeated plain calls with PyTorch tensors ("cuda" only)."""
 
 
 @cache

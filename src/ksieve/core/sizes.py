@@ -1,4 +1,4 @@
-"""Counts as they are written on a command line: 65536, 65_536, 64k, 1M or 2**16."""
+"""Counts on a command line: 65536, 65_536, 64k, 1M or 2**16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from ksieve.core.errors import ArgumentError
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-"""What k, M and G, in either case, multiply a count by: row widths are powers of two, so 64k is 65,536."""
+"""Factors of the suffixes k, M and G, in either case. Row widths are powers of two, so 64k is 65,536."""
 
 TAKES = "an int such as 65536, 64k (65,536), 1M (1,048,576) or 2**16"
 
@@ -29,7 +29,7 @@ def parse_count(text: str | int, *, minimum: int | None = None) -> int:
     Raises
     ------
     ValueError
-        If the text is no count, or one beyond 64-bit integers; the message says what was got and what is taken.
+        If the text is no count, or exceeds 64-bit integers; the message gives the text and the accepted forms.
     """
     words = str(text).strip()
     value = None

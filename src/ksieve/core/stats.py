@@ -1,4 +1,4 @@
-"""Per-row statistics: what happened inside a selection, the same columns on every backend."""
+"""Per-row statistics of a selection: route, counts and reads, in the same columns on every backend."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from numpy.typing import NDArray
 
 
 class Route(IntEnum):
-    """How a row reached its answer (paper, table "Score-row traffic")."""
+    """Route of a row through the algorithm (table "Score-row traffic" of the paper: Siran Liu et al., "Sample-Guided
+    Exact Top-K Selection for Long-Context Sparse Attention", Tencent).
+    """
 
     SHORT = 0
     """At most k valid scores: every index is the answer and no score is read."""
     CERTIFIED = 1
     """The primary boundary held at least k scores: one scan."""
     RESCUED = 2
-    """The primary boundary underfilled, the rescue band filled it: two scans."""
+    """The primary boundary underfilled and the rescue boundary held at least k scores: two scans."""
     RECOVERED = 3
     """Underfilled with no rescue boundary: exact coarse recovery, three scans (two on the CPU)."""
     RECOVERED_AFTER_BAND = 4
     """Underfilled even after the rescue band: exact coarse recovery, four scans (three on the CPU)."""
     DIRECT = 5
-    """No usable view: exact coarse boundary from all scores, two scans (one on the CPU, or where rows stay on chip)."""
+    """No usable sample: exact coarse boundary of all scores, two scans (one on the CPU, or where rows stay on chip)."""
 
 
 STATS_COLUMNS = (
@@ -51,7 +53,7 @@ STATS_COLUMNS = (
 
 
 def html_table(title: str, columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    """Write a small table for a notebook; every text is escaped."""
+    """Render a small HTML table for notebooks; every text is escaped."""
     columns = list(columns)
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     head = f"<thead><tr>{heads}</tr></thead>" if any(columns) else ""
@@ -74,9 +76,9 @@ class Stats:
     frontier0..frontier3 : `|Q_0|` to `|Q_3|`, unresolved candidates before each exact digit and after the last.
     committed0 : `|E_0|`, indices committed before refinement.
     committed1..committed3 : `|R_0|` to `|R_2|`, indices committed by each exact digit.
-    filled : indices taken from the last frontier, once it fits the quota or holds one value.
-    scans : complete traversals of the valid row that the selection made; those made for the statistics do not count.
-    sampled : scores read by the view.
+    filled : indices taken from the last frontier, once it fits the remaining slots or all its scores are equal.
+    scans : complete reads of the valid row by the selection; reads for the statistics themselves do not count.
+    sampled : scores read as samples.
     """
 
     raw: NDArray[np.int32]
@@ -104,7 +106,7 @@ class Stats:
         return {Route(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
 
     def _repr_html_(self) -> str:
-        """Routes with their rows, mean scans and mean frontier: a summary of any number of rows."""
+        """HTML summary: rows, mean scans, mean samples and mean frontier of each route."""
         lines = []
         for route, count in self.route_counts().items():
             rows = self.raw[self.route == route]

@@ -1,4 +1,4 @@
-"""Text that comes from files: names, metadata and messages of others, made harmless before anyone sees it."""
+"""Untrusted text from files (names, metadata, messages), made safe to print; and strict JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 def printable(text: object, *, lines: bool = False) -> str:
     r"""Write control, format and surrogate characters as escapes such as ``\x1b``.
 
-    No terminal is steered by the result, and every encoding of Unicode can hold it.
+    The result holds no terminal control sequence, and every encoding of Unicode can represent it.
 
     Parameters
     ----------
     text : object
         Taken as ``str(text)``.
     lines : bool
-        Keep line ends, for texts of several lines that this program wrote itself.
+        Keep line ends, for multi-line texts that ksieve itself wrote.
     """
     return "".join(
         c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
@@ -34,19 +34,19 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def read_utf8(path: str | os.PathLike[str], *, errors: str = "strict") -> str:
-    """Read a text file; ValueError if it is a device, which may have no end, or no UTF-8."""
+    """Read a text file; ValueError if it is not UTF-8, or a device, which may be endless."""
     if Path(path).is_char_device() or Path(path).is_block_device():
         raise ValueError("a device, not a file")
     return Path(path).read_text(encoding="utf-8", errors=errors)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON of a file of others.
+    """Parse untrusted JSON.
 
     Raises
     ------
     ValueError
-        If it is none, is nested too deeply to be read, or holds an integer of thousands of digits.
+        If the text is no JSON, is nested too deeply, or holds an integer of thousands of digits.
     """
     try:
         return json.loads(text)
@@ -59,7 +59,7 @@ def _escaped(character: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what JSON knows: arrays into lists, NaN and infinities into null."""
+    """Convert a value for JSON: arrays become lists, NaN and infinities null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

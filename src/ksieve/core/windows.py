@@ -1,4 +1,4 @@
-"""Where the valid scores of each row lie: the one place that says what lengths, starts, ends and `next_n` mean."""
+"""The window of valid scores of each row: the one definition of lengths, starts, ends and `next_n`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def windows(options: Options, rows: int, width: int, *, lengths: Any = None, sta
     Parameters
     ----------
     options : Options
-        Its `windows` and `next_n`.
+        Only `windows` and `next_n` are used.
     rows, width : int
-        Of the score matrix; rows is a multiple of next_n.
+        Shape of the score matrix; rows is a multiple of next_n.
     lengths : array_like of int, shape (rows // next_n,), optional
         Lengths, or with windows "ends" the exclusive ends. Default: every window ends with the row.
     starts : array_like of int, shape (rows,), optional

@@ -1,1 +1,1 @@
-"""The NumPy model of the selection: what every backend has to equal."""
+"""The NumPy model of the selection: every backend must equal its indices, routes and counts."""

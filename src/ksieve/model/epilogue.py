@@ -1,6 +1,6 @@
-"""What is written of a selection on the host: order, index base, transform, values. The model of all backends.
+"""The epilogue on the host: order, index base, transform, values and output of selected rows.
 
-`ksieve.backends.cpu.finishing` is its compiled form.
+The model of all backends; `ksieve.backends.cpu.finishing` is its compiled form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ksieve.core.options import Options
 I64 = NDArray[np.int64]
 
 SLOTS_AT_A_TIME = 1 << 16
-"""Slots finished together: their temporaries fit a core's cache, and are bounded for any number of rows."""
+"""Slots processed together: their temporaries fit a core's cache, and are bounded for any number of rows."""
 
 _UNUSED = np.uint64(0xFFFFFFFFFFFFFFFF)
 """Sort key of an unused slot: behind every score's, whose index is at most `_LAST_INDEX`."""
@@ -27,7 +27,7 @@ _LAST_INDEX = 0x7FFFFFFF
 
 @dataclass(frozen=True)
 class Finish:
-    """Turns window-local positions into what the options ask for.
+    """Turns window-local positions into the outputs of a call.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Finish:
     begin : ndarray of int64, shape (rows,)
         First position of each window.
     out, raw : ndarray of the options' index dtype, shape (rows, k)
-        `raw` is None when not asked for.
+        `raw` is None without that option.
     values : ndarray of the scores' dtype, shape (rows, k), or None
     page_table : ndarray of int32, shape (requests, max_pages), or None
     row_to_request, offsets : ndarray of int32, shape (rows,), or None
@@ -61,7 +61,7 @@ class Finish:
             self._write(slice(begin, end), local[begin - first : end - first].astype(np.int64))
 
     def clear(self, first: int, last: int) -> None:
-        """Fill rows [first, last) as rows without valid scores."""
+        """Fill rows [first, last) like rows without valid scores."""
         self.write(first, last, np.broadcast_to(np.int32(-1), (last - first, self.out.shape[1])))
 
     def _write(self, rows: slice, local: I64) -> None:
@@ -76,14 +76,14 @@ class Finish:
         self.out[rows] = np.where(used, self._transformed(rows, index), -1)
 
     def _scores(self, rows: slice, local: I64) -> NDArray[Any]:
-        """Scores at local positions; some score or other in unused slots."""
+        """Scores at local positions; arbitrary scores in unused slots."""
         if not self.scores.shape[1]:
             return np.zeros(local.shape, self.scores.dtype)
         position = np.maximum(local, 0) + self.begin[rows, None]
         return np.take_along_axis(self.scores[rows], np.minimum(position, self.scores.shape[1] - 1), axis=1)
 
     def _ordered(self, rows: slice, local: I64) -> I64:
-        """Slots in the order asked for, unused ones last."""
+        """Slots in the order of the options, unused ones last."""
         if self.options.order == "any":
             return local
         # An index of 32 bits behind a key of 32 bits: one sort of integers orders by both.

@@ -1,20 +1,22 @@
-"""NumPy model of the algorithm: the truth that every backend's indices, routes and counts must equal.
+"""NumPy model of the algorithm: every backend must equal its indices, routes and counts.
 
-Written for reading, never for speed. One row at a time, in the paper's notation:
+Written to be read, not for speed. One row at a time, in the notation of the paper (Siran Liu et al., "Sample-Guided
+Exact Top-K Selection for Long-Context Sparse Attention", Tencent):
 
 1. Propose (`_propose`): a sampled view gives a primary and a rescue boundary.
 2. Certify (`_certify`): one scan counts C(tau0); an underfilled row tries the rescue band, then exact
    coarse recovery. Every route ends in the same state (E_0, Q_0, k_0).
 3. Refine (`_refine`): three exact digits; better groups are committed, the boundary group is kept.
 
-Positions count from the start of a row's window, which may be all of the row; `ksieve.model.epilogue` turns them into
-what the options of a call ask for.
+Positions count from the start of a row's window, which may be the whole row; `ksieve.model.epilogue` turns them into
+the outputs of a call.
 
-Storage is part of the model. A backend holds at most `capacity` candidates. On CUDA, a frontier that does not fit is
-not spilled but scanned again, one exact digit narrower (`Stats.scans` counts it), unless all of it is one
-value, which any `capacity` >= k stored members solve. With a tie-break not any members do: those that were not all
-stored are collected by one more scan. The CPU backend keeps the best of what does not fit and guesses its cutoffs
-(`ksieve.core.guess`), so that it reads rows fewer times; `_kept_scans` counts them, and everything else is the same.
+Storage is part of the model. A backend stores at most `capacity` candidates. On CUDA, the row is scanned again for a
+frontier that does not fit, one exact digit narrower (`Stats.scans` counts it). If all scores of that frontier are
+equal, any k stored members suffice (`capacity` >= k) and no scan follows, except with a tie-break: one more scan then
+collects the members that were not stored. The CPU backend drops the worst candidates when its storage is full and
+guesses its cutoffs (`ksieve.core.guess`), so that it reads a row fewer times; `_kept_scans` counts those reads, and all
+other numbers are the same.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ UNBOUNDED = 1 << 62
 
 @dataclass
 class RowTrace:
-    """Everything that happened to one row; `Stats` columns plus the boundaries and sets themselves."""
+    """Statistics of one row while it is processed; `columns` gives the entries of `Stats`."""
 
     row: int
     length: int
@@ -76,8 +78,8 @@ class RowTrace:
 
 @dataclass
 class _Boundary:
-    """A proposed cutoff (inclusive ordered key). `apart`: an exact one that the view saw more than once, or NaN, so
-    that many scores may equal it; they are counted, not stored.
+    """A proposed cutoff (inclusive ordered key). `apart`: scores equal to the cutoff are counted, not stored, because
+    many may equal it. True for an exact cutoff that occurs more than once in the sample, and for NaN.
     """
 
     cutoff: int
@@ -88,7 +90,7 @@ class _Boundary:
 class _Certified:
     """The interface between validation and refinement: (E_0, Q_0); k_0 follows as k - |E_0|.
 
-    `counted`: the frontier was counted, not stored.
+    `counted`: the members of the frontier were counted, not stored.
     """
 
     committed: I64
@@ -110,33 +112,33 @@ def select(
     starts: Any = None,
     ks: Any = None,
 ) -> tuple[NDArray[np.int32], Stats]:
-    """Select the top k of every row exactly, with a full account of how.
+    """Select the top k of every row exactly, and return the statistics of every row.
 
     Parameters
     ----------
     scores : array_like, shape (rows, width)
         float32, or a narrower float that widens exactly; uint16 is read as bfloat16 bits.
     lengths : array_like of int, shape (rows // next_n,), or None
-        Valid prefix of each row, clamped to [0, width]; or what `options` make of it (`ksieve.core.windows`).
+        Number of valid scores of each row, clamped to [0, width]. `options` may give it another meaning: window
+        lengths or ends, one entry per `next_n` rows (`ksieve.core.windows`).
     k : int
-        Slots per row, and the k of the sample ranks of every row.
+        Slots per row. The sample ranks of every row follow from it, also with `ks`.
     policy : SamplingPolicy or None
         None takes the direct-exact route on every row.
     capacity : int
-        Candidates a backend can hold per row, at least k; see the module docstring.
+        Candidates a backend can store per row, at least k; see the module docstring.
     held : int
         Rows of at most this length stay on chip in the direct-exact route, which then scans once.
     splits : int
-        Segments of the KV-split composition. The merged state, and so every number returned, is the same for
-        any value, except that each further segment reads the view again, and that candidates which outgrow
-        `capacity` together are scanned once more.
+        Segments of the KV-split composition. All returned numbers are independent of it, with two exceptions: each
+        further segment reads the samples again, and candidates that exceed `capacity` together cost one more scan.
     seed : int, optional
-        Counts the scans of the CPU backend under the guesses of this seed; `held` and `splits` do not concern it, and
-        `capacity` is at least `ksieve.planning.plan.least_capacity` or the length of the longest row.
+        Count the scans of the CPU backend, whose guesses use this seed. `held` and `splits` are then not used, and
+        `capacity` must be at least `ksieve.planning.cpu.least_capacity` or the length of the longest row.
     options : Options
-        Windows, `next_n` and the tie-break enter here, the rest in `ksieve.model.epilogue`.
+        `windows`, `next_n` and `tie_break` are used here, the others in `ksieve.model.epilogue`.
     starts : array_like of int, shape (rows,), optional
-        Where each window begins.
+        First position of each window.
     ks : array_like of int, shape (rows,), optional
         Each row's own k, clamped to [0, k].
 
@@ -176,7 +178,7 @@ def select_row(
     tie_break: TieBreak = "any",
     seed: int | None = None,
 ) -> tuple[I64, RowTrace]:
-    """Select the top k of one valid row; arguments as in `select`, `max_k` the k of its sample ranks."""
+    """Select the top k of one valid row; arguments as in `select`. `max_k` determines its sample ranks."""
     trace = RowTrace(row_id, row.size)
     if row.size <= k or k == 0:
         trace.committed[0] = min(row.size, k)
@@ -201,7 +203,7 @@ def _propose(
     trace: RowTrace,
     splits: int,
 ) -> list[_Boundary] | None:
-    """Turn the sampled view into the primary and the rescue boundary; None sends the row direct."""
+    """Turn the samples into the primary and the rescue boundary; None means the direct-exact route."""
     if policy is None:
         return None
     view = policy.view(trace.row, row.size)
@@ -231,9 +233,9 @@ def _certify(
     splits: int,
     capacity: int,
 ) -> _Certified:
-    """Scan until a state with at least k admitted scores exists, by the cheapest route that has one.
+    """Return the state of the cheapest route that admits at least k scores.
 
-    Segments whose candidates do not fit together are scanned once more, as the whole row.
+    If the candidates of all segments exceed the storage together, the whole row is scanned once more.
     """
     if boundaries is None:
         trace.route = Route.DIRECT
@@ -271,7 +273,7 @@ def _whole(admitted: I64, trace: RowTrace) -> _Certified:
 
 
 def _divide_ties(keys: U32, admitted: I64, cutoff: int, k: int, trace: RowTrace) -> _Certified:
-    """Three-way test of an exact boundary: scores strictly better first, ties at it only if needed."""
+    """Three-way test of an exact boundary: scores strictly better first, scores equal to it only if needed."""
     tie = keys[admitted] == np.uint32(cutoff)
     better, ties = admitted[~tie], admitted[tie]
     if better.size >= k:
@@ -281,7 +283,7 @@ def _divide_ties(keys: U32, admitted: I64, cutoff: int, k: int, trace: RowTrace)
 
 
 def _exact_coarse(row: NDArray[np.float32], k: int, trace: RowTrace) -> _Certified:
-    """Coarse boundary of the complete row: better bins committed, the boundary bin is the frontier."""
+    """Coarse boundary of the complete row: better bins are committed, the boundary bin is the frontier."""
     bins = coarse_bin(row)
     prefix = np.cumsum(np.bincount(bins, minlength=COARSE_BINS))
     boundary = int(np.searchsorted(prefix, k))
@@ -296,7 +298,7 @@ def _exact_coarse(row: NDArray[np.float32], k: int, trace: RowTrace) -> _Certifi
 def _refine(keys: U32, k: int, state: _Certified, capacity: int, tie_break: TieBreak, trace: RowTrace) -> I64:
     """Commit better digit groups, keep the boundary group, fill the last slots from equal keys.
 
-    Every set here is in index order, so that a tie-break is a matter of which end the last slots are filled from.
+    Every set is in index order, so that a tie-break only decides from which end the last slots are filled.
     """
     chosen, frontier = [state.committed], state.frontier
     quota = k - state.committed.size
@@ -326,19 +328,21 @@ def _refine(keys: U32, k: int, state: _Certified, capacity: int, tie_break: TieB
 def _kept_scans(
     keys: U32, k: int, boundaries: list[_Boundary], capacity: int, tie_break: TieBreak, seed: int, row_id: int
 ) -> int:
-    """Reads of a row by a backend that keeps the best candidates and guesses its cutoffs.
+    """Count the reads of a row by the CPU backend, which keeps the best candidates and guesses its cutoffs.
 
-    One for each boundary, but none for a rescue boundary that equals the primary one; one up to a guess where no
-    boundary admits k; one more for each guess that admits fewer than k by chance, which includes one that is made
-    because a boundary admits more than `capacity`; and one that finds the last of the scores equal to the k-th, where
-    half of `capacity` might not hold them and what is better.
+    - One for each boundary; none for a rescue boundary that equals the primary one.
+    - One up to a guess, where no boundary admits k.
+    - One more for each guess that admits fewer than k scores, by chance. Such a guess is also made where a boundary
+      admits more than `capacity`.
+    - One for the tie-break to the highest positions, where half of `capacity` might not hold the scores better than
+      or equal to the k-th.
     """
 
     def admitted(bound: int, end: int | None = None) -> int:
         return int(np.count_nonzero(keys[:end] <= np.uint32(bound)))
 
     def unlucky(bound: int) -> int:
-        """Guesses below `bound` that admit fewer than k, before one admits enough."""
+        """Number of guesses below `bound` that admit fewer than k, before the first that admits enough."""
         for attempt in range(MOST_GUESSES):
             guess = cutoff(keys, k, seed, row_id, attempt)
             if guess is None or guess >= bound or admitted(guess) >= k:

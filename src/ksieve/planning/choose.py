@@ -1,6 +1,6 @@
-"""The planner: from host-known facts to a `Plan`, with a reason in words.
+"""The planner: from host-known facts to a `Plan`, with its reason as text.
 
-Nothing here touches a device. The same facts always give the same plan.
+No device is accessed. The same facts always give the same plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ksieve.planning.plan import Plan
 
 
 def check_covers(plan: Plan, asked: Problem) -> None:
-    """Refuse a call that the plan was not made for: it may bring less than planned, never more.
+    """Refuse a call that the plan does not cover: it may be smaller than planned, never larger.
 
     Raises
     ------
@@ -53,10 +53,10 @@ def choose(
     policy : SamplingPolicy or str, optional
         Force a sampling policy; ``"direct"`` forces the direct-exact route.
     splits : int, optional
-        CUDA family "split_sampled" only: force the CTAs per row.
+        CUDA family "split_sampled" only: force the number of CTAs per row.
     kept : bool
-        Whether calls bring a workspace that stays what the call before left, as one made by `Plan.workspace` does.
-        Others may have it zeroed each time, such as in a captured graph.
+        Whether the workspace is kept between calls, so that it is zeroed once, as one from `Plan.workspace` is. If not,
+        as in a captured graph, every call may have to zero it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Plans for the CPU: the sampling policy of a width, and how many candidates a worker stores."""
+"""Plans for the CPU: the sampling policy of a row width, and the candidate capacity of a thread."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from ksieve.planning.plan import Plan
 
 
 def least_capacity(k: int, policy: SamplingPolicy | None) -> int:
-    """Fewest candidates that a CPU worker stores of a long row: when half of them are dropped, k must stay, and room
-    for as many sampled scores as the policy ranks.
+    """Smallest candidate capacity of a CPU thread for a long row: half of it must hold k candidates, and the sampled
+    scores that the policy ranks.
     """
     ranks = [] if policy is None else [policy.primary_rank(k), policy.rescue_rank(k) or 0]
     return 2 * max([k, *ranks]) + 2
 
 
 def candidate_capacity(width: int, k: int, policy: SamplingPolicy | None) -> int:
-    """Candidates that a CPU worker stores: 4 k, or twice what a guess admits, or the row if it has no more scores.
+    """Candidate capacity of a CPU thread: 4 k, or twice the number that a guess admits; at most the width.
 
-    The boundary of a policy admits 2,048 where k is small, twice of which is the least with one. Room beyond that would
-    not help ordinary rows, and is what others can make a worker fill.
+    With a policy it is at least 4,096, twice the 2,048 scores that the boundary admits where k is small. A larger
+    capacity does not help ordinary rows, and adversarial rows could fill it.
     """
     guessed = LARGEST_STRIDE * rank_of(1 << 62, k, LARGEST_STRIDE, 0)
     return min(max(4 * k, 2 * guessed, 4096 if policy else 0, least_capacity(k, policy)), width)
 
 
 def default_policy(width: int, k: int) -> SamplingPolicy | None:
-    """Sampling policy of a row width: none where phase 1 cannot pay for itself.
+    """Sampling policy of a row width; None where sampling does not pay.
 
-    The paper's crossover (section "Sampled-Path Ablations"): exact localization wins up to 24K, results are
-    mixed to 56K, both sampled policies win from 64K.
+    The crossover of the paper (Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
+    Attention", Tencent; section "Sampled-Path Ablations"): exact localization wins up to 24K, results are mixed to
+    56K, both sampled policies win from 64K.
     """
     if width < 32_768 or 8 * k > width:
         return None

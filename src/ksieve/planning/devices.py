@@ -1,4 +1,4 @@
-"""Facts of well-known GPUs, so that a plan can be made and read on a machine that has none of them.
+"""Properties of known GPUs, so that a plan can be made and read on a machine without them.
 
 Shared-memory sizes per compute capability: CUDA C++ Programming Guide, table "Technical Specifications per
 Compute Capability". Multiprocessor counts and L2 sizes: NVIDIA's architecture white papers; a device that is
@@ -38,11 +38,11 @@ DEVICES: dict[str, DeviceInfo] = {
     "b200": _gpu("NVIDIA B200", (10, 0), 148, 126),
     "rtx5090": _gpu("NVIDIA GeForce RTX 5090", (12, 0), 170, 96),
 }
-"""GPUs that can be planned for by name."""
+"""GPUs for which plans can be made by name."""
 
 
 def resolve_device(name: str) -> str | DeviceInfo:
-    """Turn a name into a device's facts; ``"cpu"``, ``"cuda"`` and ``"cuda:<ordinal>"`` pass through.
+    """Turn a name into a device's properties; ``"cpu"``, ``"cuda"`` and ``"cuda:<ordinal>"`` are returned unchanged.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """`Plan`: everything fixed before a run, as data.
 
 A plan holds no device resource. It can be made before a CUDA graph is captured, compared, printed and tested on a
-machine without a GPU; what it can do with a device goes through `ksieve.core.registry`.
+machine without a GPU. Its methods reach a device through `ksieve.core.registry`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ksieve.core.stats import html_table
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything fixed before a run: family, geometry, sampling policy, storage, and why.
+    """Everything fixed before a run: kernel family, geometry, sampling policy, storage, and the reason.
 
     Attributes
     ----------
     problem : Problem
-        Shape the plan was made for. `rows` is a capacity: fewer live rows may be run.
+        Problem the plan was made for. A call may have fewer rows, and a smaller width.
     device : DeviceInfo
     family : str
         Kernel family: "cpu" or one of the CUDA families.
     policy : SamplingPolicy or None
-        How boundaries are proposed; None is the direct-exact route.
+        Sampling policy; None takes the direct-exact route.
     capacity : int
-        Candidates each worker can hold, whatever the data. A frontier beyond it is scanned again on CUDA; on the CPU
-        the best of it are kept.
+        Candidates that each worker stores at most. On CUDA, the row of a larger frontier is scanned again; on the CPU
+        the worst candidates are dropped.
     held : int
         Rows up to this length stay on chip in the direct-exact route.
     splits : int
@@ -53,9 +53,9 @@ class Plan:
     columns : int
         Further candidates that each thread holds in shared memory for itself (CUDA).
     workspace_bytes : int
-        Bytes a caller-owned workspace needs; fixed by the plan, never by the data.
+        Bytes that a caller-owned workspace needs; they depend on the plan, not on the data.
     workspace_zeroed : int
-        Leading bytes of it that must be zero before the first use; kernels leave them zero.
+        Number of its first bytes that must be zero before the first use; kernels leave them zero.
     lists_at : int
         Offset in the workspace, in bytes, of the lists that several thread blocks or launches share (CUDA).
     bands : tuple of Plan
@@ -65,7 +65,7 @@ class Plan:
         Which of the launches that rows are dealt to by their length this plan is: the last has the rows that are too
         long for the others. None if rows are not dealt (CUDA).
     reason : str
-        Why this family and these numbers, in words.
+        Why this family and these numbers were chosen.
     """
 
     problem: Problem
@@ -92,22 +92,23 @@ class Plan:
 
     @property
     def spill_capacity(self) -> int:
-        """Candidates per worker that live in the global workspace, past the shared array (CUDA)."""
+        """Candidates per worker in the global workspace, past those in shared memory (CUDA)."""
         return self.capacity - self.shared_capacity
 
     def workspace(self, buffer: Any = None) -> Any:
-        """Make the workspace that calls with this plan use on CUDA.
+        """Make a workspace for calls with this plan on CUDA.
 
         Parameters
         ----------
         buffer : array of bytes, optional
-            The caller's own device memory: at least `workspace_bytes`, 256-byte aligned, alive as long as the
-            workspace is used. Allocated when omitted.
+            Device memory of the caller: contiguous, at least `workspace_bytes` bytes, 256-byte aligned. The workspace
+            keeps a reference to it. Default: allocated from the array library in use, else from the driver.
 
         Returns
         -------
         Workspace
-            Zeroed where it has to be, on any stream. It serves one call at a time: make one per stream.
+            Its first `workspace_zeroed` bytes are zero on return, as seen from every stream. It serves one call at a
+            time: make one per stream.
 
         Raises
         ------
@@ -119,15 +120,27 @@ class Plan:
         return registry.backend(self.problem.device.kind).make_workspace(self, buffer)
 
     def prepare(self) -> Plan:
-        """Compile and load what the plan needs on CUDA, so that its first call may be inside a graph capture.
+        """Compile and load the plan's CUDA kernels, so that its first call may be inside a graph capture.
 
-        Returns the plan itself. A CPU plan needs no preparation.
+        Has no effect on a CPU plan.
+
+        Returns
+        -------
+        Plan
+            The plan itself.
+
+        Raises
+        ------
+        ArgumentError
+            If the plan was made for another GPU model.
+        BackendError
+            If the kernels cannot be compiled or loaded here.
         """
         registry.backend(self.problem.device.kind).prepare(self)
         return self
 
     def _facts(self) -> tuple[str, dict[str, str]]:
-        """Title, and what there is to say below it."""
+        """Title, and the facts listed below it."""
         p = self.problem
         title = f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}"
         return title, {

@@ -1,4 +1,4 @@
-"""A plan as text, which is what an operator of a traced or exported PyTorch program can carry; and back."""
+"""Encoding of a plan as text: an operator of a traced or exported PyTorch program takes strings, not plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST: dict[str, int] = {
     "l2_bytes": 1 << 40,
     "threads": 1 << 12,
 }
-"""Largest facts of a device that are believed: above those of any that exists, and far below what overflows."""
+"""Upper bounds of the device properties in a text: above those of any existing GPU, and far below an overflow."""
 
 
 def encode_plan(plan: Plan) -> str:
@@ -39,13 +39,13 @@ def encode_plan(plan: Plan) -> str:
 def decode_plan(text: str) -> Plan:
     """Read a plan back; equal texts give the same object.
 
-    The text may come from a file, and its numbers place every write of a kernel. So the plan is made again from its
-    problem and device, and taken only if the planner comes to the same numbers.
+    The text may come from an untrusted file, and its numbers determine the addresses that kernels write. The plan is
+    therefore made again from its problem and device, and accepted only if the planner gives the same numbers.
 
     Raises
     ------
     ArgumentError
-        If the text is no plan, or none that the planner makes.
+        If the text is no plan, or differs from the planner's result.
     """
     try:
         plan = _plan_of(json.loads(text))
@@ -57,7 +57,7 @@ def decode_plan(text: str) -> Plan:
         raise ArgumentError("plan", f"a text that is no plan ({type(error).__name__}: {said})", _TAKES) from None
     numbers = _numbers(plan)
     if all(numbers != _numbers(made) for made in _made(plan)):
-        raise ArgumentError("plan", "a text with numbers that the planner does not come to", _TAKES)
+        raise ArgumentError("plan", "a text whose numbers differ from the planner's", _TAKES)
     return plan
 
 
@@ -77,7 +77,7 @@ def _plan_of(fields: dict[str, Any]) -> Plan:
 
 
 def _check(plan: Plan) -> None:
-    """Refuse a problem or a device of which the planner could not make a plan."""
+    """Refuse a problem or a device that is out of the planner's range."""
     asked, device = plan.problem, plan.device
     rows, width, _ = problem.check_shape(asked.rows, asked.width)
     problem.check_size(asked.pitch, "pitch", width, problem.MAX_PITCH)
@@ -98,7 +98,7 @@ def _check(plan: Plan) -> None:
 
 
 def _made(plan: Plan) -> Iterator[Plan]:
-    """Make the plans that the planner comes to for a plan's problem, by itself or forced as the plan may have been."""
+    """Make the planner's plans for the same problem: its own choice, then those of a forced family or policy."""
     splits = (None, plan.splits) if plan.family == "split_sampled" else (None,)
     for family in (None, plan.family):
         for policy in (None, plan.policy or "direct"):
@@ -113,7 +113,7 @@ def _made(plan: Plan) -> Iterator[Plan]:
 
 
 def _numbers(plan: Plan) -> str:
-    """What a plan fixes, without the words about it; as text, in which True is not 1."""
+    """Text of all fields of a plan but its reason, for comparison: as text True differs from 1."""
     return encode_plan(_wordless(plan))
 
 

@@ -1,4 +1,4 @@
-"""What the CUDA planner decides with: switch widths and split thresholds, each with its source.
+"""Thresholds of the CUDA planner: switch widths and split limits, each with its source.
 
 A source is the decision record (``docs/decisions/``) or the committed result file (``benchmarks/results/``) that gives
 a number and its measurement, relative to the repository root, or ``"not measured: "`` and what was reasoned instead.
@@ -14,21 +14,21 @@ NOT_MEASURED = "not measured: "
 
 
 class Threshold(int):
-    """An integer that decisions compare with.
+    """An integer with its meaning and source.
 
     Attributes
     ----------
     meaning : str
-        What is decided by it, and its unit.
+        The decision that depends on it, and its unit.
     source : str
-        Where the number comes from.
+        Decision record or result file with its measurement.
     """
 
     meaning: str
     source: str
 
     def __new__(cls, value: int, meaning: str = "", source: str = "") -> Self:
-        """Make a threshold: an int that knows where it comes from."""
+        """Make an int with these attributes."""
         made = super().__new__(cls, value)
         made.meaning, made.source = meaning, source
         return made

@@ -102,7 +102,7 @@ def test_a_numba_that_does_not_fit_costs_the_cache_alone(folder, monkeypatch, ca
     function = compiled.cached_jit(add_product)
     compiled.cached_jit(add_product)
     assert function(np.arange(3), 1, 0) == 3
-    assert [r.getMessage() for r in caplog.records if "does not let ksieve keep" in r.getMessage()] != []
+    assert [r.getMessage() for r in caplog.records if "cannot be cached with Numba" in r.getMessage()] != []
     assert len(caplog.records) == 1 and not folder.exists()
 
 

@@ -48,7 +48,7 @@ def driver(monkeypatch):
     fake = FakeDriver()
     call.forget()
     monkeypatch.setattr(cuda_driver, "_instance", fake)
-    monkeypatch.setattr(dispatch, "_short_ways", {})
+    monkeypatch.setattr(dispatch, "_fast_paths", {})
     monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
     monkeypatch.setattr(memory, "shared_bytes", lambda plan: 20_000)
     cuda.device_info.cache_clear()
@@ -430,22 +430,22 @@ def test_a_workspace_is_not_allocated_inside_a_capture(driver, rows):
     assert len(driver.fills) == fills, "a bound workspace needs no zeroing in the graph"
 
 
-# ---- the short way for PyTorch tensors ---------------------------------------------------------------------
+# ---- the fast path for PyTorch tensors ---------------------------------------------------------------------
 
 
 @pytest.fixture
 def plan(driver, monkeypatch):
-    """A plan with a short way over CPU tensors, whose device number is -1 to PyTorch."""
+    """A plan with a fast path over CPU tensors, whose device number is -1 to PyTorch."""
     torch = pytest.importorskip("torch")
     plan, allocate = make_plan(index=-1), workspaces.allocate
     monkeypatch.setattr(workspaces, "allocate", lambda plan, driver, library: allocate(plan, driver, "none"))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    dispatch._short_ways[id(plan)] = cuda.short_way(plan)
+    dispatch._fast_paths[id(plan)] = cuda.make_fast_path(plan)
     return plan
 
 
 def shortly(plan, scores, lengths, k, out, workspace, num_rows):
-    return dispatch._short_ways[id(plan)](scores, lengths, k, out, workspace, num_rows)
+    return dispatch._fast_paths[id(plan)](scores, lengths, k, out, workspace, num_rows)
 
 
 def tensors(rows):
@@ -455,7 +455,7 @@ def tensors(rows):
     return scores, lengths, torch.full((8, 4), -99, dtype=torch.int32)
 
 
-def test_short_way_gives_the_same_answer(driver, plan, rows):
+def test_fast_path_gives_the_same_answer(driver, plan, rows):
     import torch
 
     scores, lengths, out = tensors(rows)
@@ -473,7 +473,7 @@ def test_short_way_gives_the_same_answer(driver, plan, rows):
     assert driver.launches[-1]["pitch"] == 64 and driver.launches[-1]["out_pitch"] == 10
 
 
-def test_short_way_zeroes_raw_bytes_with_every_call(driver, plan, rows):
+def test_fast_path_zeroes_raw_bytes_with_every_call(driver, plan, rows):
     import torch
 
     scores, lengths, out = tensors(rows)
@@ -485,7 +485,7 @@ def test_short_way_zeroes_raw_bytes_with_every_call(driver, plan, rows):
     assert chosen_sets(out.numpy()) == expected(*rows, 4)
 
 
-def test_short_way_leaves_everything_doubtful_to_the_general_way(driver, plan, rows):
+def test_fast_path_leaves_everything_doubtful_to_the_general_path(driver, plan, rows):
     import torch
 
     scores, lengths, out = tensors(rows)
@@ -534,8 +534,8 @@ def test_short_way_leaves_everything_doubtful_to_the_general_way(driver, plan, r
     assert not driver.launches
 
 
-def test_short_way_refuses_only_what_the_general_check_judges(plan, rows):
-    """Each refusal of an argument above is a typed error of the general way, so none is lost between the two."""
+def test_fast_path_refuses_only_what_the_general_check_judges(plan, rows):
+    """Each refusal of an argument above is a typed error of the general path, so none is lost between the two."""
     import torch
 
     scores, lengths, out = tensors(rows)
@@ -553,11 +553,11 @@ def test_short_way_refuses_only_what_the_general_check_judges(plan, rows):
             calls.parse(scores, bad.get("lengths"), 4, out=bad.get("out"), num_rows=bad.get("num_rows"))
 
 
-def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
+def test_topk_takes_the_fast_path(driver, plan, rows, monkeypatch):
     scores, lengths, out = tensors(rows)
-    dispatch._short_ways[dispatch.choice_key(scores, 4, None)] = dispatch._short_ways[id(plan)]
+    dispatch._fast_paths[dispatch.choice_key(scores, 4, None)] = dispatch._fast_paths[id(plan)]
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "parse", lambda *a, **k: pytest.fail("went the general way"))
+        patch.setattr(calls, "parse", lambda *a, **k: pytest.fail("took the general path"))
         assert ksieve.topk(scores, lengths, plan=plan, out=out) is out
         assert chosen_sets(out.numpy()) == expected(*rows, 4)
         out[:] = -99
@@ -583,9 +583,9 @@ def test_topk_takes_the_short_way(driver, plan, rows, monkeypatch):
     ],
     ids=str,
 )
-def test_another_call_does_not_take_the_short_way(driver, plan, rows, monkeypatch, options):
+def test_another_call_does_not_take_the_fast_path(driver, plan, rows, monkeypatch, options):
     scores, _, out = tensors(rows)
-    dispatch._short_ways[dispatch.choice_key(scores, 4, None)] = dispatch._short_ways[id(plan)]
+    dispatch._fast_paths[dispatch.choice_key(scores, 4, None)] = dispatch._fast_paths[id(plan)]
 
     def general(*args, **options):
         raise KeyError("general")

@@ -33,7 +33,7 @@ def driver(monkeypatch):
     fake = FakeDriver()
     call.forget()
     monkeypatch.setattr(cuda_driver, "_instance", fake)
-    monkeypatch.setattr(dispatch, "_short_ways", {})
+    monkeypatch.setattr(dispatch, "_fast_paths", {})
     monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
     monkeypatch.setattr(planner, "shared_bytes", lambda plan: 20_000, raising=False)
     monkeypatch.setattr(memory, "shared_bytes", lambda plan: 200_000)

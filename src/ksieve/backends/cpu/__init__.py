@@ -23,7 +23,7 @@ __all__ = [
 
 
 def device_info(index: int = 0) -> DeviceInfo:
-    """Facts of this machine's CPU, of which `index` counts one."""
+    """Return the properties of this machine's CPU, the only CPU device."""
     return DeviceInfo("cpu", threads=thread_count())
 
 

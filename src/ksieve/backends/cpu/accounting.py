@@ -1,8 +1,8 @@
-"""The model's numbers of a row, counted after the fact: see `ksieve.core.stats`.
+"""Statistics of a row, computed after its selection: see `ksieve.core.stats`.
 
-The kernels keep no digit histograms, because a bounded store with a rising cutoff needs none. Every set of the
-model is a contiguous range of ordered keys that the k-th key determines, so each of its sizes is a difference of
-two counts of scores, taken from the stored candidates or, where those are not all, from the row.
+The kernels keep no digit histograms, because a bounded store with a rising cutoff needs none. Every set of the model is
+a contiguous range of ordered keys that follows from the k-th key. Its size is therefore a difference of two counts of
+scores. These are taken from the stored candidates, or from the row where not all candidates were stored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ksieve.core.guess import BLOCK
 from ksieve.core.keys import DIGIT_SHIFTS
 from ksieve.core.stats import STATS_COLUMNS, Route
 
-# Routes and columns as plain ints, which Numba freezes into the machine code.
+# Routes and columns as plain ints: Numba compiles globals into the machine code as constants.
 CERTIFIED, RESCUED = int(Route.CERTIFIED), int(Route.RESCUED)
 RECOVERED, RECOVERED_AFTER_BAND, DIRECT = int(Route.RECOVERED), int(Route.RECOVERED_AFTER_BAND), int(Route.DIRECT)
 ROUTE, TAU, ADMITTED, FRONTIER, COMMITTED, FILLED, SCANS, SAMPLED = (
@@ -87,8 +87,8 @@ def set_thresholds(thresholds: Any, taus: Any, worst: Word, bin_cutoffs: Any) ->
 def fill_row(stats: Any, k: Int, apart: Any, c: Any) -> None:
     """Fill the model's numbers of a row from the counts `c` of keys at most each of `set_thresholds`.
 
-    `scans` and `sampled` are counted as they happen. `apart` tells of each boundary whether scores equal to it are a
-    set of their own.
+    `scans` and `sampled` are counted during the selection. `apart` states for each boundary whether scores equal to it
+    form a separate set.
     """
     route = stats[ROUTE]
     low, high = c[4], c[5]

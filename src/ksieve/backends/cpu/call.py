@@ -23,7 +23,7 @@ def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = F
 
     Returns
     -------
-    indices, or the tuple of what was asked for : see `ksieve.topk`
+    indices, or a tuple that begins with them : see `ksieve.topk`
     """
     given = {name: problem.as_numpy(array) for name, array in call.arrays.items()}
     rows = call.problem.rows
@@ -82,7 +82,7 @@ def _with_options(
 
 
 def _check_jax_int64() -> None:
-    """Refuse int64 results that JAX would narrow to 32 bits without a word."""
+    """Refuse int64 results that JAX would silently narrow to 32 bits."""
     import jax
 
     if not jax.config.jax_enable_x64:
@@ -91,9 +91,9 @@ def _check_jax_int64() -> None:
 
 
 def _like(result: Any, scores: Any, dtype_of: Any = None) -> Any:
-    """Hand a NumPy result back in the library of the scores, without copying where the library allows it.
+    """Convert a NumPy result to an array of the scores' library, without copying where the library allows it.
 
-    With `dtype_of`, also in the dtype of that array: bfloat16 was computed as bits.
+    With `dtype_of` the result also takes the dtype of that array, since bfloat16 is computed as bits.
     """
     library = problem.library_of(scores)
     if library == "torch":

@@ -1,8 +1,8 @@
 """Numba functions whose machine code is kept on disk, in ksieve's own cache.
 
-Numba's cache would pickle whatever it finds, next to the package. This one puts the same bytes into a
-`ksieve.backends.code_cache.Store`, through the two methods that Numba's dispatcher calls of its cache: `load_overload`
-before it compiles a signature, and `save_overload` after.
+Numba's own cache unpickles any file next to the package. This one stores the same bytes in a checked
+`ksieve.backends.code_cache.Store`. Numba's dispatcher calls two methods of its cache: `load_overload` before it
+compiles a signature, and `save_overload` afterwards.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ try:
     _Base: Any = caching._Cache
     _reduce, _rebuild, _dumps = compiler.CompileResult._reduce, compiler.CompileResult._rebuild, serialize.dumps
     _unfit = None
-except (ImportError, AttributeError) as error:  # none of this is public
+except (ImportError, AttributeError) as error:  # these names are not public in Numba
     _Base, _unfit = object, str(error)
 
 
 def cached_jit(function: _F) -> _F:
     """Compile without the GIL when first called, and keep the machine code of each signature on disk.
 
-    What decides the code beyond the function's own bytecode, such as the functions that it calls, must be among the
-    values that it closes over: a digest of their source texts.
+    The cache key covers the function's bytecode and the values that it closes over. Code that it depends on beyond
+    these, such as the functions that it calls, must enter as a closed-over digest of their source texts.
     """
     dispatcher = numba.njit(nogil=True)(function)
     if _unfit is None and hasattr(dispatcher, "_cache") and hasattr(dispatcher, "compile"):
@@ -52,19 +52,19 @@ def cached_jit(function: _F) -> _F:
             try:
                 return compile_signature(signature)
             finally:
-                cache.release()  # whatever ended the compilation, Ctrl-C too
+                cache.release()  # also after an exception or Ctrl-C
 
         dispatcher._cache, dispatcher.compile = cache, compile_alone
     else:
         say_once(
-            f"Numba {numba.__version__} does not let ksieve keep compiled CPU kernels ({_unfit or 'other dispatcher'})"
-            "; each process compiles its own"
+            f"compiled CPU kernels cannot be cached with Numba {numba.__version__} ({_unfit or 'other dispatcher'}); "
+            "each process compiles them again"
         )
     return cast(_F, dispatcher)
 
 
 class _KernelCache(_Base):  # type: ignore[misc]
-    """What Numba's dispatcher takes for its cache; a lock is held from a miss to the end of the compilation."""
+    """Cache object for Numba's dispatcher; it holds the entry's lock from a miss to the end of the compilation."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         code = function.__code__
@@ -93,7 +93,7 @@ class _KernelCache(_Base):  # type: ignore[misc]
     disable = flush = enable
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return what was compiled before, or None with the entry's lock held."""
+        """Return the stored code, or None with the entry's lock held."""
         target_context.refresh()
         store, facts = Store("cpu"), self._facts(signature, target_context.codegen())
         if (found := self._load(store, facts, target_context)) is not None:
@@ -108,7 +108,7 @@ class _KernelCache(_Base):  # type: ignore[misc]
         return found
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Keep what was compiled now."""
+        """Store the compiled code."""
         took = time.perf_counter() - getattr(self._pending, "began", time.perf_counter())
         _log.info("compiled the CPU kernels (%s) in %.1f s", self._name, took)
         if result.lifted or result.library.has_dynamic_globals:  # addresses of this process are compiled in
@@ -121,7 +121,7 @@ class _KernelCache(_Base):  # type: ignore[misc]
         Store("cpu").keep(self._facts(signature, result.codegen), code)
 
     def release(self) -> None:
-        """Let other processes go on."""
+        """Release the entry's lock, on which other processes wait."""
         stack = self._pending.__dict__.pop("stack", None)
         if stack is not None:
             stack.close()

@@ -1,7 +1,7 @@
-"""What is written of selected rows: order, index base, transform, values; the compiled form of `ksieve.model.epilogue`.
+"""The compiled epilogue of selected rows: order, index base, transform, values. Its model is `ksieve.model.epilogue`.
 
-Called by the thread that selected the rows, without the GIL, while their slots are in its cache. Scores are moved and
-compared as integers, so that a flush-to-zero mode of the thread changes nothing.
+The thread that selected the rows calls it without the GIL, while their slots are in its cache. Scores are moved and
+compared as integers, so that the result does not depend on the thread's flush-to-zero mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LAST_INDEX = 0x7FFFFFFF
 
 @jit
 def _store_index(address: Int, slot: Int, wide: Int, value: Int) -> None:
-    """Store an index as int32, or as int64 of two halves; any alignment."""
+    """Store an index as int32, or as int64 in two halves, at any alignment."""
     if wide:
         store_i32(address + 8 * slot, np.int32(value))
         store_i32(address + 8 * slot + 4, np.int32(value >> 32))
@@ -87,7 +87,7 @@ def _order(
     """Put a row's positions in order, in place, unused slots last; `row` is the address of its window."""
     used, differing = 0, np.uint64(0)
     for i in range(k):
-        # Equal scores mostly come by ascending position: backwards where the highest is to be first.
+        # Candidates come mostly by ascending position: read them backwards where the highest position is first.
         position = local[k - 1 - i] if flip else local[i]
         if position >= 0:
             word = np.uint64(position) ^ np.uint64(flip)

@@ -2,20 +2,19 @@
 
 Steps of `select_rows`, per row of L > k valid scores:
 
-1. Propose (`sample_keys`): the policy's view gives the keys at its sample ranks; a coarse policy widens them to
-   the cutoff of their coarse bin.
+1. Propose (`sample_keys`): the sampled scores give the keys at the policy's sample ranks; a coarse policy widens them
+   to the cutoff of their coarse bin.
 2. Certify (`_sieve`): one read of the row stores every (index, key) up to the cutoff. At least k of them prove
    containment. Underfilled: the rescue cutoff, then every score.
 3. Refine (`kth`, `emit`): the exact k-th key of what is stored, then everything better and enough ties.
 
-Storage is bounded whatever the data. When it is full, a view drawn from the call's seed guesses a tighter cutoff
-(`ksieve.core.guess`); and where that is not enough, the best are kept and only better scores pass from then on. So no
-frontier is ever scanned again here. `Stats.scans` counts the reads of a row as they happen, and the model counts the
-same ones (`ksieve.model.reference`).
+Storage is bounded for any data. When it is full, a tighter cutoff is guessed from a sample that depends on the call's
+seed (`ksieve.core.guess`). If that does not make enough room, the best candidates are kept and only better scores pass
+from then on. No frontier is therefore scanned again. `Stats.scans` counts the reads of a row as they happen, and the
+model counts the same reads (`ksieve.model.reference`).
 
-Another thread may rewrite the scores during a call. What is read twice may then differ, so nothing that bounds a loop
-or an address may come from a second read: every selection works on keys that are stored once, and every slot is
-written from these.
+Another thread may rewrite the scores during a call, so that two reads of a score may differ. No loop bound or address
+may depend on a second read: every selection works on keys that are stored once, and every slot is written from them.
 """
 
 from __future__ import annotations
@@ -79,9 +78,9 @@ from ksieve.core.keys import NAN_KEY
 def _tighten(
     row: Int, row_id: Int, length: Int, dtype: Int, cutoff: Word, k: Int, count: Int, seed: Int, scratch: Any
 ) -> tuple[Int, Word]:
-    """Make room among `count` stored candidates; return how many stay and the new, better cutoff.
+    """Drop some of `count` stored candidates; return how many stay and the new, better cutoff.
 
-    `seed` is -1 where no cutoff is to be guessed.
+    With `seed` -1 no cutoff is guessed.
     """
     index, key, half = scratch.index, scratch.key, (scratch.key.size - BLOCK) // 2
     if seed >= 0:
@@ -97,7 +96,7 @@ def _tighten(
             scratch.work[0] += count
             count = kept
     if count > half:
-        # Few scores are better than a guess. If more than half of the storage is full, most equal the cutoff.
+        # Few scores are better than a guess. If they fill more than half of the storage, most equal the cutoff.
         count, cutoff = drop_ties(index, key, count, k, cutoff, scratch.work), np.uint32(cutoff - np.uint32(1))
     if count > half:
         count, cutoff = keep_best(index, key, count, k, half, scratch.spare, scratch.histogram, scratch.work)
@@ -108,7 +107,7 @@ def _tighten(
 def _append(address: Int, position: Int, mask: Word, hits: Int) -> None:
     """Store the positions of the bits set in `mask`, and up to four stray ones behind them.
 
-    Four at a time and at least four, because most blocks have a few hits or none: a branch that tells them apart
+    At least four are stored, in groups of four: most blocks have few hits or none, and a branch on their exact number
     would be mispredicted too often.
     """
     while True:
@@ -123,7 +122,7 @@ def _append(address: Int, position: Int, mask: Word, hits: Int) -> None:
 
 @jit
 def _look_up(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) -> None:
-    """Put the scores of freshly stored indices, as bits, where their keys belong, while their tile is in cache."""
+    """Store the bits of the scores at newly stored indices in the key array, while their tile is in cache."""
     for j in range(begin, end):
         key[j] = load_u32(tile + 4 * (np.int64(index[j]) - first))
 
@@ -134,8 +133,8 @@ def _sieve(
 ) -> tuple[Int, Word]:
     """Read the row once and store its scores whose key is at most `cutoff`.
 
-    Returns how many are stored, and the cutoff that the last ones passed. All scores up to it are among the stored
-    ones, and if it is not the given one, so are the k best of the row, provided that k or more are stored.
+    Returns the number of stored candidates, and the final cutoff. All scores up to the final cutoff are stored. If it
+    differs from `cutoff` and at least k candidates are stored, the k best scores of the row are among them.
     """
     index, key = scratch.index, scratch.key
     slots = np.int64(index.ctypes.data)
@@ -159,7 +158,7 @@ def _sieve(
                 count, cutoff = _tighten(row, row_id, length, dtype, cutoff, k, count, seed, scratch)
                 looked_up, keyed, seed = count, count, -1
                 if cutoff < np.uint32(INF_KEY):
-                    return count, cutoff  # k infinities are stored: nothing beats them
+                    return count, cutoff  # k infinities are stored: no score is better
                 limit = raw_limit(cutoff)
                 mask = block_mask(block, limit) & valid
             hits = bit_count(mask)
@@ -189,9 +188,10 @@ def _propose(
 ) -> Int:
     """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are.
 
-    There are 0 if the view is not usable (`SamplingPolicy.usable`).
+    There are 0 if the sample is not usable (`SamplingPolicy.usable`).
 
-    `apart` tells of each whether the model counts scores equal to it apart: an exact one seen more than once, or NaN.
+    `apart` states for each whether scores equal to it are counted separately: an exact cutoff that occurs more than
+    once in the sample, or NaN.
     """
     stride, group, multiplier, primary, rescue, exact, share, jitter = policy
     if primary == 0:
@@ -205,7 +205,7 @@ def _propose(
         return 0
     stats[SAMPLED] = sampled
     key, spare = scratch.key, scratch.spare
-    # One more than the largest rank, so that a second score equal to a boundary is among them.
+    # One more than the largest rank, so that a second sample equal to a boundary is kept.
     count = sample_keys(
         row, length, dtype, first, group, period, row_id, np.uint64(0), jitter, share, most + 1, key, spare, scratch
     )
@@ -241,9 +241,9 @@ def _guessed(
     stats: Any,
     scratch: Any,
 ) -> tuple[Int, Word]:
-    """Read the row up to a guess, up to a safer one if that admits too few, and at last up to `bound`.
+    """Read the row up to a guess; after each guess that admits too few, up to a safer one; finally up to `bound`.
 
-    Result as of `_sieve`.
+    Returns the result of `_sieve`.
     """
     while attempt < MOST_GUESSES:
         tighter = guess_cutoff(row, row_id, length, dtype, k, attempt, seed, scratch)
@@ -273,12 +273,12 @@ def _certify(
 ) -> tuple[Int, Word, Word]:
     """Step 2: store at least the k best scores by the cheapest route that has them.
 
-    Result as of `_sieve`, and the boundary: while the cutoff equals it, all scores up to it are stored.
+    Returns the result of `_sieve`, and the boundary: if the cutoff equals it, all scores up to it are stored.
     """
     stats[ROUTE] = DIRECT if proposals == 0 else RECOVERED + proposals - 1
     for attempt in range(proposals):
         if attempt == 1 and taus[1] == taus[0]:
-            continue  # the band is empty: what underfilled once does so again
+            continue  # the rescue band is empty: the same boundary would underfill again
         tau = taus[attempt]
         stats[SCANS] += 1
         stored, cutoff = _sieve(row, row_id, length, dtype, tau, k, seed, scratch)
@@ -308,10 +308,11 @@ def _emit(
     stats: Any,
     scratch: Any,
 ) -> None:
-    """Step 3: write the k best of what is stored, of the scores equal to the k-th key the first or the last.
+    """Step 3: write the k best stored candidates; of the scores equal to the k-th key, the first or the last ones.
 
-    The last may have been dropped only where more than half of the storage would be at or above the k-th key. The row
-    is then read from its end whether they were or not, so that the reads are the same under any guess.
+    The last ones may have been dropped, but only if the scores better than or equal to the k-th key fill more than half
+    of the storage. In that case the row is always read from its end, so that the number of reads does not depend on the
+    guesses.
     """
     emit(slots, k, scratch.index, scratch.key, stored, worst, ties)
     scratch.work[0] += 2 * stored
@@ -361,9 +362,9 @@ def _entry(source: str) -> Any:
         lengths : array of int32
             Already clamped: those of the rows' windows.
         starts : int
-            Address of int32 first positions of the windows, which indices count from; 0 where all of them are 0.
+            Address of the int32 first positions of the windows, from which indices count; 0 if all of them are 0.
         ks : int
-            Address of each row's own int32 k, clamped to [0, k]; 0 where that is k.
+            Address of each row's own int32 k, clamped to [0, k]; 0 if every row has k slots.
         tie_break : int
             ANY_TIES, LOWEST_TIES or HIGHEST_TIES.
         policy : tuple of int
@@ -374,12 +375,11 @@ def _entry(source: str) -> Any:
         size : int
             Candidates stored per worker: the largest length, or at least 2 k and twice the largest sample rank.
         seed : int
-            Of the guesses (`ksieve.core.guess`), not negative; no answer depends on it.
+            Seed of the guesses (`ksieve.core.guess`), not negative; no answer depends on it.
         raw : array of int32, shape (rows, 16)
-            Statistics; of shape (0, 16) when not asked for.
+            Receives the statistics; shape (0, 16) for none.
         work : array of int64, shape (rows,)
-            How many scores were sampled, stored, or compared again after that, in each pass over them; of shape (0,)
-            when not asked for.
+            Receives the number of scores sampled, stored, and compared again in later passes; shape (0,) for none.
         """
         assert source  # closes over it
         scratch = Scratch(
@@ -436,7 +436,7 @@ def _entry(source: str) -> Any:
 
 
 def source_digest() -> str:
-    """Digest of all that is compiled into an entry: the disk cache by itself sees the entry's own bytecode alone."""
+    """Digest of all sources that are compiled into an entry; Numba's cache key covers only the entry's own bytecode."""
     files = [*sorted(Path(__file__).parent.glob("*.py")), *(Path(str(m.__file__)) for m in (guess, keys, policies))]
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 

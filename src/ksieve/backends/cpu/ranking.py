@@ -1,4 +1,4 @@
-"""The k-th smallest of a bounded array of ordered keys, and what is kept or written up to it."""
+"""Selection within the stored candidates: the k-th smallest key, reduction of the storage, and output."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ HIST_BINS = 2048
 
 @jit
 def kth(keys: Any, count: Int, rank: Int, spare: Any, histogram: Any, work: Any) -> tuple[Word, Int, Int]:
-    """Return the rank-th smallest of ``keys[:count]``, its rank among the keys equal to it, and how many those are.
+    """Return the rank-th smallest of ``keys[:count]``, its rank among the keys equal to it, and their number.
 
-    Ranks count from 1, and `rank` is at most `count`. Each round spreads a range of keys over the histogram and goes on
-    with one bin of it, which is copied to `spare` if that leaves out half of the keys; `keys` is not changed. Keys of
-    32 bits take three rounds at the most.
+    Ranks count from 1, and `rank` is at most `count`. Each round maps a range of keys to the histogram's bins and
+    continues with one bin, whose keys are copied to `spare` if they are at most half of the current ones; `keys` is not
+    changed. Keys of 32 bits take at most three rounds.
     """
     source, outside, low, span = keys, False, np.uint32(0), np.uint32(0)
     while True:
@@ -81,10 +81,10 @@ def keep_best_keys(key: Any, size: Int, most: Int, spare: Any, histogram: Any, w
 def keep_best(
     index: Any, key: Any, count: Int, k: Int, most: Int, spare: Any, histogram: Any, work: Any
 ) -> tuple[Int, Word]:
-    """Reduce the stored candidates to the k best and all that equal the worst of these, if `most` have room for them.
+    """Reduce the stored candidates, in place, to the k best and all that equal the worst of them, if at most `most`.
 
-    Else to k of them, the first of the equal ones. Returns how many stay, in place, and the worst key that has not
-    been dropped: scores that are read later need to be no worse.
+    Otherwise reduce to k candidates, keeping the first of the equal ones. Returns the number that stay, and the worst
+    key that can still be selected: the cutoff of scores that are read later.
     """
     worst, ties, equal = kth(key, count, k, spare, histogram, work)
     cutoff = np.uint32(worst - np.uint32(1))
@@ -104,10 +104,10 @@ def keep_best(
 
 @jit
 def drop_ties(index: Any, key: Any, count: Int, k: Int, cutoff: Word, work: Any) -> Int:
-    """Reduce the stored candidates to those better than the cutoff, and the first that equal it up to k in all.
+    """Reduce the stored candidates to those better than the cutoff and the first that equal it, k in total.
 
-    All stay where fewer than k are as good as the cutoff: scores that are being rewritten can be worse than when they
-    passed it.
+    If fewer than k are at or above the cutoff, all stay: a score that is rewritten during the call can be worse than
+    when it passed the cutoff.
     """
     better, equal = 0, 0
     for i in range(count):
@@ -142,7 +142,7 @@ def emit(out: Int, k: Int, index: Any, key: Any, count: Int, worst: Word, ties: 
 
 @jit
 def emit_better(out: Int, index: Any, key: Any, count: Int, worst: Word) -> None:
-    """Write the indices of the candidates better than `worst`, of which there is at least one place less than k."""
+    """Write the indices of the candidates better than `worst`, of which there are fewer than k."""
     better = 0
     for i in range(count):
         # `better` never exceeds k - ties < k, so the store without a branch stays inside the row.

@@ -25,13 +25,13 @@ from ksieve.planning.cpu import least_capacity
 from ksieve.planning.plan import Plan
 
 INLINE_SCORES = 1 << 16
-"""Matrices up to this size run on the calling thread: waking another costs more than it saves."""
+"""Matrices up to this size run on the calling thread: waking another thread costs more than it saves."""
 
 PORTION_SCORES = 1 << 18
-"""Fewest scores that are worth a hand-over, which takes Python some microseconds under the GIL: about 80 us of work."""
+"""Smallest portion of scores for a helper thread, about 80 us of work: a hand-over takes some us under the GIL."""
 
 SLOTS_AT_A_TIME = 1 << 14
-"""Slots that are finished while they are in a core's cache."""
+"""Slots that one epilogue call processes: they fit a core's cache."""
 
 _TIE_BREAKS = {"any": 0, "low": 1, "high": 2}
 _DTYPES = {"float32": 0, "float16": 1, "uint16": 2, "bfloat16": 2}
@@ -40,7 +40,7 @@ _TRANSFORMS = {"none": 0, "pages": 1, "offsets": 2}
 
 
 class _Placed(NamedTuple):
-    """An array and where it lies, so that what has its address keeps it alive."""
+    """An array with its address; keeping both together keeps the array alive."""
 
     array: NDArray[Any] | None
     address: int
@@ -63,15 +63,15 @@ def thread_count() -> int:
 
 
 def stored_candidates(plan: Plan, width: int) -> int:
-    """Candidates that one thread stores in a call of that width: the plan's capacity, and no more than a row has.
+    """Candidate capacity of one thread in a call of that width: the plan's capacity, at most the width.
 
-    At the least `planner.least_capacity`, whatever `dataclasses.replace` made of a plan.
+    At least `least_capacity`, also for a plan that `dataclasses.replace` changed.
     """
     return min(max(plan.capacity, least_capacity(plan.problem.k, plan.policy)), width)
 
 
 def model_arguments(plan: Plan, width: int) -> dict[str, Any]:
-    """What `reference.select` has to know of a plan to count as a call of that width does."""
+    """Arguments of `reference.select` for which it counts the same scans as a call of that width."""
     return {"policy": plan.policy, "capacity": stored_candidates(plan, width), "seed": fresh_seed()}
 
 
@@ -115,16 +115,16 @@ def run(
 
 
 def row_work(plan: Plan, scores: NDArray[Any], seed: int | None = None) -> NDArray[np.int64]:
-    """Scores that each row makes a thread sample, store and compare again, as `select_rows` counts them.
+    """Return the number of scores that each row makes a thread sample, store and compare again.
 
-    What a row costs beyond its reads, as a number that is the same in every run with the same seed.
+    A deterministic measure of the cost of a row beyond its reads: equal in every run with the same seed.
 
     Parameters
     ----------
     plan, scores
         As of `run`.
     seed : int, optional
-        Of the guesses; drawn as for a call when omitted.
+        Seed of the guesses. Default: random, as in a call.
 
     Returns
     -------
@@ -146,18 +146,18 @@ def run_finished(
     finish: Finish,
     return_stats: bool,
 ) -> Stats | None:
-    """Select every row of a call with options and finish it.
+    """Select every row of a call with options and run its epilogue.
 
     Parameters
     ----------
     plan, scores, return_stats
         As of `run`.
     begins, lengths : ndarray of int64, shape (rows,)
-        Of the windows (`ksieve.core.windows`).
+        Windows of the rows (`ksieve.core.windows`).
     ks : ndarray of int32, shape (rows,), or None
         Each row's k, clamped.
     finish : Finish
-        What is to be written of the rows, and where.
+        The epilogue and its output arrays.
     """
     rows, width = scores.shape
     starts = begins.astype(np.int32)
@@ -168,7 +168,7 @@ def run_finished(
 
 
 def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finish) -> Work:
-    """Work that selects rows and finishes them, some at a time."""
+    """Return a function that selects rows and runs their epilogue, a few rows at a time."""
     from ksieve.backends.cpu.finishing import finish_rows
 
     options = finish.options
@@ -185,7 +185,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     def work(begin: int, end: int) -> None:
         local = np.empty((min(step, end - begin), k), np.int32)
         address, pitch = _address(local), local.strides[0]
-        for first in range(begin, max(end, begin + 1), step):  # of no rows too, which compiles
+        for first in range(begin, max(end, begin + 1), step):  # once even for no rows, to compile
             last = min(first + step, end)
             select(first, last, address - first * pitch, pitch)
             finish_rows(
@@ -199,8 +199,8 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
 
 
 def _share(work: Work, plan: Plan, rows: int, width: int, finished: bool) -> None:
-    """`share`, but the first time the calling thread compiles alone: a helper that does would make an interrupted call
-    wait for the compiler.
+    """Call `share`; the first time, compile on the calling thread before. If a helper compiled, an interrupted call
+    would have to wait for the compiler.
     """
     if finished not in _compiled:
         work(0, 0)
@@ -209,7 +209,7 @@ def _share(work: Work, plan: Plan, rows: int, width: int, finished: bool) -> Non
 
 
 _compiled: set[bool] = set()
-"""Whether the kernels of calls without and with a finish are compiled."""
+"""Whether the kernels of calls without and with an epilogue are compiled."""
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -234,8 +234,8 @@ def _selector(
     work: NDArray[np.int64] | None = None,
     seed: int | None = None,
 ) -> tuple[_Select, NDArray[np.int32]]:
-    """Kernel call with everything bound but its rows and the address and byte pitch of its slots; and the statistics
-    that it fills.
+    """Return the kernel call with all arguments bound except its rows and the address and byte pitch of their slots,
+    and the statistics array that it fills.
     """
     from ksieve.backends.cpu.kernels import select_rows
 
@@ -265,7 +265,7 @@ def run_reference(
     out: NDArray[np.int32],
     return_stats: bool,
 ) -> Stats | None:
-    """Same arguments and result as `run`, by the NumPy model."""
+    """Run the NumPy model; arguments and result as of `run`."""
     indices, stats = reference.select(scores, lengths, plan.problem.k, **model_arguments(plan, scores.shape[1]))
     out[...] = indices
     return stats if return_stats else None

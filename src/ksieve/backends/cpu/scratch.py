@@ -1,4 +1,4 @@
-"""What one worker stores: bounded, made once per call, reused for every row."""
+"""Scratch memory of one thread: bounded, allocated once per call, reused for every row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ksieve.core.guess import BLOCK
 
 
 class Scratch(NamedTuple):
-    """Bounded storage of one worker, reused for every row."""
+    """Scratch arrays of one thread."""
 
     index: Any
     """int32 (size,): positions of the stored candidates."""
@@ -31,11 +31,11 @@ class Scratch(NamedTuple):
 
 
 BATCH = 512
-"""Scores of a view fetched at a time."""
+"""Samples fetched at a time."""
 
 
 GROUPS_AHEAD = 16
-"""Sampled groups asked for in advance: as many cache misses as a core keeps under way."""
+"""Sampled groups prefetched ahead: about the number of cache misses that a core keeps in flight."""
 
 
 def bytes_needed(size: int, group: int) -> int:

@@ -1,14 +1,14 @@
 """Rows of one call, shared between the calling thread and helper threads.
 
-Whatever is raised, no helper reads or writes once `share` is over. The caller ends every call by taking a lock that
-helpers hold while they work, in one C call that no signal handler can interrupt; between that call and the store before
-it, which ends the hand-out, CPython runs no handler either. A helper that comes later finds no work. A call waits for
-helpers that have begun, never for one that has not: without a free helper, in a forked child, or where no thread can be
-started, the calling thread does all of the work.
+No helper reads or writes after `share` has returned or raised. The caller ends every call by acquiring a lock that
+helpers hold while they work. The acquisition is one C call that no signal handler can interrupt, and CPython runs no
+handler between it and the preceding store that ends the distribution of work. A helper that starts later finds no work.
+A call waits for helpers that have started, never for others: without a free helper, in a forked child, or where no
+thread can be started, the calling thread does all of the work.
 
 Python threads around kernels that release the GIL, not Numba's own threading layer: that one aborts the process when
 two threads of a server call at once, and hangs after a fork. Not a `ThreadPoolExecutor` either: it refuses work once
-the main thread has ended, and an interrupt inside `submit` leaves work behind that its caller knows nothing of.
+the main thread has ended, and an interrupt inside `submit` leaves a job that its caller has no reference to.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Work = Callable[[int, int], None]
 """Works on rows [begin, end). Refers to every array that it uses, so that none is freed while a thread runs it."""
 
 PORTIONS_PER_THREAD = 16
-"""Portions of rows handed out per thread: ragged rows stay balanced, the hand-over stays negligible."""
+"""Portions of rows per thread: enough to balance ragged rows, few enough to keep the hand-over negligible."""
 
 _MOST_WAITING = 256
-"""Requests for help that wait for helpers; further calls work alone."""
+"""Largest number of queued requests for helpers; further calls run on their own thread alone."""
 
-# The locks behind `threading.Lock`, whose own `acquire` runs signal handlers while it waits, and raises what they
-# raise. Calls through `CDLL` release the GIL.
+# The C locks behind `threading.Lock`: its own `acquire` runs signal handlers while it waits, and lets their exceptions
+# through. Calls through `CDLL` release the GIL.
 _api = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
 _allocate, _acquire, _release = (
     _api.PyThread_allocate_lock, _api.PyThread_acquire_lock, _api.PyThread_release_lock,
@@ -41,7 +41,7 @@ _acquire.argtypes, _acquire.restype = (ctypes.c_void_p, ctypes.c_int), ctypes.c_
 _release.argtypes, _release.restype = (ctypes.c_void_p,), None
 
 _spare: list[int] = []
-"""Locks that no call uses. They are used again, never freed: Python code that frees one could swallow an interrupt."""
+"""Idle locks, for reuse. They are never freed: an interrupt inside the Python code that frees one could be lost."""
 
 
 class _Job:
@@ -52,8 +52,8 @@ class _Job:
     work : callable or None
         None once no more portions are to be taken.
     idle : int
-        Lock held by the helpers together while one of them is inside, and by the caller in the end. Later calls use
-        it again: a helper that comes too late may take it for a moment, but finds no work.
+        Lock that the helpers hold together while any of them works, and that the caller acquires at the end. Later
+        calls reuse it: a late helper may hold it briefly, but finds no work.
     error : BaseException or None
         The first one raised in a helper.
     """
@@ -67,7 +67,7 @@ class _Job:
         self.begins = itertools.count(0, self.portion)  # next() on it is atomic
         self.error: BaseException | None = None
         self.inside = 0
-        self.mutex = _thread.allocate_lock()  # of helpers alone: the caller could be interrupted while it has it
+        self.mutex = _thread.allocate_lock()  # for helpers only: the caller could be interrupted while it holds it
         try:
             self.idle: int = _spare.pop()
         except IndexError:
@@ -102,12 +102,12 @@ class _Job:
 
 
 def share(work: Work, rows: int, threads: int, least: int = 1) -> None:
-    """Run ``work(begin, end)`` over all rows, in portions that idle threads take; the caller is one of them.
+    """Run ``work(begin, end)`` over all rows, in portions that the caller and idle helpers take.
 
     A portion has `least` rows or more, where there are two such portions for every thread.
 
-    What is raised in the caller or in a helper stops the others after their portions and is raised here when none of
-    them is at work any more.
+    An exception in the caller or a helper stops every thread after its portion, and is raised here once all have
+    stopped.
     """
     if threads <= 1 or sys.is_finalizing():
         work(0, rows)
@@ -117,7 +117,7 @@ def share(work: Work, rows: int, threads: int, least: int = 1) -> None:
         _helpers.ask(job, threads - 1)
         job.run()
     finally:
-        # Nothing may come between `finally` and the end of this C call: see above.
+        # No statement may stand between `finally` and this C call: see the module docstring.
         job.work = None
         _acquire(job.idle, 1)
     _release(job.idle)
@@ -133,8 +133,8 @@ def share(work: Work, rows: int, threads: int, least: int = 1) -> None:
 class _Helpers:
     """Threads kept between calls.
 
-    Started as daemons, which wait without touching anything while the interpreter ends. `_thread` starts one in a
-    single C call; `threading.Thread.start` waits for it in Python, where an interrupt leaves it half known.
+    They are daemons: while the interpreter ends they wait without accessing any object. `_thread` starts one in a
+    single C call; `threading.Thread.start` waits in Python, where an interrupt would leave it partly registered.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _Helpers:
 
     def ask(self, job: _Job, wanted: int) -> None:
         """Let up to `wanted` threads help with a job, fewer where no more can be started."""
-        # No lock, which an interrupt could leave taken: a race starts one thread too many, which does no harm.
+        # No lock: an interrupt could leave it held. A race starts one thread too many, which is harmless.
         while self.count < wanted:
             self.count += 1
             try:
@@ -159,14 +159,14 @@ def _serve(asked: queue.SimpleQueue[_Job]) -> None:
     while True:
         job = asked.get()
         job.help()
-        del job  # nothing is kept alive while there is nothing to do
+        del job  # an idle helper must keep no arrays alive
 
 
 _helpers = _Helpers()
 
 
 def _forget() -> None:
-    """A forked child inherits none of the threads, nor what they would release."""
+    """Reset the state in a forked child, which inherits neither the threads nor the locks that they would release."""
     global _helpers
     _helpers = _Helpers()
     _spare.clear()

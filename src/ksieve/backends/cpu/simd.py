@@ -1,4 +1,4 @@
-"""What the kernels are made of: loads, stores and bit masks at addresses, and scores as integers.
+"""Primitives of the CPU kernels: loads, stores and bit masks at addresses, and scores as integers.
 
 Rows are read through addresses, so that one compiled kernel serves every pitch, alignment and dtype. Scores are
 never compared as floats: `raw_key` numbers all 2**32 bit patterns from +inf (0) down to -inf and then the NaNs, and
@@ -25,13 +25,13 @@ FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 ANY_TIES, LOWEST_TIES, HIGHEST_TIES = 0, 1, 2
 
 TILE = 4096
-"""Scores that are widened or copied at a time when they cannot be compared in place (16 KiB of L1 cache)."""
+"""Scores widened or copied at a time where they cannot be compared in place (16 KiB of L1 cache)."""
 
 AHEAD = 4096
-"""Bytes that a scan asks for in advance: the processor's own prefetcher stops at every 4 KiB page."""
+"""Prefetch distance of a scan in bytes: the hardware prefetcher stops at every 4 KiB page."""
 
 LINE = 64
-"""Bytes that a prefetch brings into the cache."""
+"""Bytes of a cache line, the unit of a prefetch."""
 
 INF_KEY = 0x007FFFFF
 """Ordered key of +inf, the best there is."""
@@ -110,7 +110,7 @@ def load_u16(typing: Any, address: Any) -> Any:
 
 @_intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for a cache line; any address will do, mapped or not."""
+    """Prefetch a cache line; the address need not be mapped."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
@@ -183,7 +183,7 @@ def bit_count(typing: Any, mask: Word) -> Any:
 
 @jit
 def _widen(narrow: Word, dtype: Int) -> Word:
-    """Float32 bits of a 16-bit float, by steps that no flush-to-zero mode disturbs."""
+    """Float32 bits of a 16-bit float, by steps that do not depend on the flush-to-zero mode."""
     if dtype == BFLOAT16:
         return np.uint32(narrow << np.uint32(16))
     sign = np.uint32((narrow & np.uint32(0x8000)) << np.uint32(16))
@@ -206,7 +206,7 @@ def score_bits(row: Int, position: Int, dtype: Int) -> Word:
 
 @jit
 def prefetch_block(address: Int, itemsize: Int) -> None:
-    """Ask for the block of scores that lies `AHEAD` of an address."""
+    """Prefetch the block of scores `AHEAD` bytes past an address."""
     for line in range(0, BLOCK * itemsize, LINE):
         prefetch(address + AHEAD + line)
 
@@ -215,7 +215,7 @@ def prefetch_block(address: Int, itemsize: Int) -> None:
 def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Int:
     """Address of scores [first, last) as float32, readable in whole blocks.
 
-    `wide` receives what must be widened, and a last tile behind which the caller's memory may end.
+    `wide` receives a copy of tiles that must be widened, and of the last tile, past which the caller's memory may end.
     """
     count, target = last - first, np.int64(wide.ctypes.data)
     if dtype == FLOAT32:
@@ -275,6 +275,6 @@ def raw_limit(key: Any) -> Any:
 
 @jit
 def make_keys(begin: Int, end: Int, key: Any) -> None:
-    """Turn looked-up scores into ordered keys; many at a time, because short loops do not vectorise."""
+    """Turn stored score bits into ordered keys; many at a time, because short loops do not vectorise."""
     for j in range(begin, end):
         key[j] = order_key(key[j])

@@ -1,7 +1,7 @@
 """The highest positions among scores equal to the worst selected one.
 
-The lowest need no care: candidates are stored in index order, and where storage drops scores, it drops the last of
-those equal to the worst kept, and later ones like them. So what is stored always begins with the lowest.
+The lowest positions need no extra step: candidates are stored in index order, and a full storage drops the last of the
+scores equal to the worst kept one, and later equal ones. The stored candidates therefore always include the lowest.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def emit_last_stored(out: Int, k: Int, ties: Int, index: Any, key: Any, count: I
 
 @jit
 def emit_last_of_row(row: Int, length: Int, dtype: Int, out: Int, k: Int, ties: Int, worst: Word, wide: Any) -> None:
-    """The same from the row itself, read from its end until `ties` scores are found.
+    """Write the last `ties` scores of the row that equal `worst`, reading it from its end.
 
-    The row may have changed since it was read before, and hold fewer. So all of its slots must be written already.
+    Another thread may have changed the row, so that fewer are found: all slots must have been written before.
     """
     limit = raw_limit(worst)
     has_better = worst > np.uint32(INF_KEY)

@@ -1,4 +1,4 @@
-"""Looking at a row before it is read: the policy's view, and that of a guess (`ksieve.core.guess`)."""
+"""Sampling of a row before its scan: at the policy's positions, and at those of a guess (`ksieve.core.guess`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def offset(row_id: Int, period: Int, stride: Int) -> Int:
 
 @jit
 def _group_of(row_id: Int, state: Word, number: Int, jitter: Int) -> Int:
-    """Which of `jitter` groups a period's sample is: by a guess's state, or where that is 0 as the policy has it."""
+    """Sampled group of a period, below `jitter`: from a guess's state, or if `state` is 0 from the policy's hash."""
     if state != np.uint64(0):
         return np.int64(mixed(state + np.uint64(number) * _GOLDEN) & np.uint64(jitter - 1))
     return offset(row_id, number, jitter)
@@ -51,13 +51,13 @@ def _group_of(row_id: Int, state: Word, number: Int, jitter: Int) -> Int:
 
 @jit
 def view_size(length: Int, last: Int, group: Int, period: Int) -> Int:
-    """Number of scores in a view of one group per period; `last`: where the group of the last, cut off one begins."""
+    """Number of samples with one group per period; `last`: start of the group in the last, incomplete period."""
     return length // period * group + min(max(length % period - last, 0), group)
 
 
 @jit
 def _best_of_each(key: Any, count: Int, share: Int) -> Int:
-    """Reduce each `share` adjacent keys to their best, in place; return how many are left."""
+    """Reduce each `share` adjacent keys to their best, in place; return the new number of keys."""
     left = (count + share - 1) // share
     for j in range(left):
         best = key[j * share]
@@ -84,11 +84,11 @@ def sample_keys(
     spare: Any,
     scratch: Any,
 ) -> Int:
-    """Store the keys of a view, of a large one only its `most` best and some more; return how many.
+    """Store the keys of the samples, of many only the `most` best and some more; return the number stored.
 
-    In each period a group begins at `first`, or one of `jitter` groups behind it, by a guess's `state` or, where that
-    is 0, by the hash of `row_id`. Each `share` adjacent scores of a group stand for the best of them. Scores are
-    fetched in batches, by a loop that does nothing else, so that many cache misses are under way at a time.
+    In each period the sampled group begins at `first`, or up to `jitter` - 1 groups later, by a guess's `state` or, if
+    that is 0, by the hash of `row_id`. Of each `share` adjacent samples only the best is stored. Scores are fetched in
+    batches, in a loop of loads alone, so that many cache misses are in flight.
     """
     batch, places, itemsize = scratch.batch, scratch.places, 4 if dtype == FLOAT32 else 2
     count, size = 0, min(key.size, max(4 * most, 256))
@@ -124,8 +124,8 @@ def sample_keys(
 def guess_cutoff(row: Int, row_id: Int, length: Int, dtype: Int, k: Int, attempt: Int, seed: Int, scratch: Any) -> Word:
     """`ksieve.core.guess.cutoff` of one attempt; `NAN_KEY` where every score is admitted.
 
-    Half of `spare` holds the sample: with a stride of 2 or more, its rank is below k + 32, and storage for fewer than
-    2 k holds the row, whose length the rank is at most three eighths of.
+    The samples fit half of `spare`: with a stride of 2 or more, the rank is below k + 32. A storage of fewer than 2 k
+    candidates holds the whole row, and the rank is at most three eighths of the row's length.
     """
     stride = _stride_of(length)
     rank = _rank_of(length, k, stride, attempt)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ksieve.backends.cuda import arrays
 from ksieve.backends.cuda.call import run
-from ksieve.backends.cuda.fast_path import short_way
+from ksieve.backends.cuda.fast_path import make_fast_path
 from ksieve.backends.cuda.runtime import driver as _driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime import workspace as _workspace
@@ -15,7 +15,7 @@ from ksieve.backends.cuda.runtime.workspace import Workspace
 from ksieve.core.device import DeviceInfo
 from ksieve.planning.plan import Plan
 
-__all__ = ["Workspace", "device_info", "make_workspace", "prepare", "run", "short_way"]
+__all__ = ["Workspace", "device_info", "make_fast_path", "make_workspace", "prepare", "run"]
 
 
 @lru_cache

@@ -1,7 +1,7 @@
-"""The short way: a plan that has run, called again with PyTorch tensors, costs little more than reading them.
+"""The fast path: a plan that has run, called again with PyTorch tensors, costs little more than reading them.
 
 It repeats the checks of `ksieve.core.call.parse` in the form that is cheapest for tensors, and never reports an
-error: whatever it does not recognise as right is left to the general way, which says what is wrong.
+error: whatever it does not recognise as right is left to the general path, which says what is wrong.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime.workspace import ALIGNMENT, Workspace
 from ksieve.planning.plan import Plan
 
-ShortWay = Callable[[Any, Any, Any, Any, Any, Any], Any]
+FastPath = Callable[[Any, Any, Any, Any, Any, Any], Any]
 """Called with (scores, lengths, k, out, workspace, num_rows); returns the indices, or None having done nothing."""
 
 
-def short_way(plan: Plan) -> ShortWay:
-    """Prepare the short way of a plan whose launcher exists; it keeps the plan alive.
+def make_fast_path(plan: Plan) -> FastPath:
+    """Prepare the fast path of a plan whose launcher exists; it keeps the plan alive.
 
     A closure, since its forty names are read fastest as cells.
     """
@@ -42,7 +42,7 @@ def short_way(plan: Plan) -> ShortWay:
             return None
         lengths_at = live_at = out_at = 0
         try:
-            # What is no tensor raises here, and a sparse or wrapped one; the general way names what is wrong with it.
+            # What is no tensor raises here, and a sparse or wrapped one; the general path names what is wrong with it.
             rows, width = scores.shape
             pitch, unit = scores.stride()
             scores_at = scores.data_ptr()
