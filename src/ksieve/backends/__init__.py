@@ -1,1 +1,1 @@
-"""Backends: each runs a `Plan`; none makes a choice."""
+"""Backends: each runs a `Plan`; all choices are in the plan."""

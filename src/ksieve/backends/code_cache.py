@@ -1,11 +1,10 @@
-"""Compiled code on disk, of the CPU and of CUDA: one file per entry, checked before anything of it is used.
+"""Cache of compiled CPU and CUDA code on disk: one file per entry, checked completely before use.
 
-An entry is found by a hash of its facts: everything that decides the code. The file repeats the facts, and begins with
-a checksum of all that follows. It is taken only if the checksum and every fact agree, and if its owner is the caller
-or root and nobody else can write it or its directories: code that another user could have put there is never run.
-Whatever is wrong with an entry, the code is compiled, the entry replaced where that is possible, and one warning
-logged. Files are written under another name and renamed. Of several processes that need an entry at once, one compiles
-and the others wait.
+The name of an entry is a hash of its facts, the inputs that determine the code. The file holds a checksum, the facts
+and the code. An entry is used only if the checksum and every fact agree, and if the file and its directories belong to
+the caller or root and no other user can write them: code from another user never runs. If a check fails, the code is
+compiled again, the entry is replaced where possible, and one warning is logged. Files are written under a temporary
+name and renamed. If several processes need one entry, one process compiles and the others wait for it.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ KINDS = ("cpu", "cuda")
 """Directories of the cache."""
 
 PATIENCE = 120.0
-"""Seconds that a process waits for another one that compiles the same entry."""
+"""Seconds that a process waits while another one compiles the same entry."""
 
 MOST_BYTES = 64 << 20
-"""Larger files are no entries."""
+"""Largest size of an entry in bytes; larger files are refused."""
 
 _MAGIC = b"ksieve code 1 "
 _SUFFIX = ".code"
@@ -46,12 +45,12 @@ _said: set[str] = set()
 
 
 class UnusableError(Exception):
-    """Why a file or directory of the cache is not used."""
+    """A file or directory of the cache is not used, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Compiled code and what its compiler reported."""
+    """Compiled code and the report of its compiler."""
 
     code: bytes
     report: str = ""
@@ -59,7 +58,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry on disk, as `Store.entries` lists it; `facts` is None when it is not usable, for the reason given."""
+    """One entry on disk, as listed by `Store.entries`; for an unusable one `facts` is None and a reason is given."""
 
     path: Path
     size: int
@@ -68,9 +67,9 @@ class Entry:
 
 
 def cache_dir() -> Path:
-    """Where compiled code is kept: ``$KSIEVE_CACHE_DIR``, or ``ksieve`` in the user's cache directory.
+    """Return the cache directory: ``$KSIEVE_CACHE_DIR``, or ``ksieve`` in the user's cache directory.
 
-    A user without a home directory has it in the directory of temporary files.
+    For a user without a home directory it is in the directory of temporary files.
     """
     if chosen := os.environ.get("KSIEVE_CACHE_DIR"):
         with contextlib.suppress(RuntimeError):  # "~" of a user who has no home
@@ -113,7 +112,7 @@ class Store:
         return self.folder / (hashlib.sha256(_canonical(facts).encode()).hexdigest()[:32] + _SUFFIX)
 
     def problem(self) -> str | None:
-        """Say why nothing in the directory is used; None if it is, or does not exist yet."""
+        """Reason why the directory is not used; None if it is used, or does not exist yet."""
         try:
             self._check()
         except FileNotFoundError:
@@ -123,7 +122,7 @@ class Store:
         return None
 
     def load(self, facts: Mapping[str, Any]) -> Code | None:
-        """Return an entry's code, or None if there is none to use; what is wrong with it is logged once."""
+        """Return an entry's code, or None without a usable entry; the fault of an unusable one is logged once."""
         path = self.path(facts)
         try:
             self._check()
@@ -138,12 +137,12 @@ class Store:
         return code
 
     def save(self, facts: Mapping[str, Any], code: Code) -> None:
-        """Write an entry, whatever stands at its place.
+        """Write an entry, replacing any file of its name.
 
         Raises
         ------
         OSError, UnusableError
-            If the directory cannot be written, or others can write it. Nothing is left behind then.
+            If the directory cannot be written, or other users can write it. No file is left then.
         """
         self._make()
         header = json.dumps({"facts": facts, "report": code.report})
@@ -178,16 +177,16 @@ class Store:
 
     @contextlib.contextmanager
     def alone(self, facts: Mapping[str, Any]) -> Iterator[None]:
-        """Keep other processes that need an entry waiting; they look for it again before they compile.
+        """Lock an entry: other processes that need it wait, and look for it again before they compile.
 
-        Where no lock can be had, or not within `PATIENCE`, two processes compile the same code, and both are right.
+        If the lock is not acquired within `PATIENCE`, two processes compile the same code, which is harmless.
         """
         lock = self._lock(self.path(facts).with_suffix(".lock"))
         try:
             yield
         finally:
             if lock is not None:
-                # Before the release, so that the next one locks a file that others can find.
+                # Before the release, so that the next process locks a file that other processes can find.
                 with contextlib.suppress(OSError):
                     Path(lock.lock_file).unlink()
                 with contextlib.suppress(OSError):
@@ -196,12 +195,12 @@ class Store:
     def obtain(
         self, facts: Mapping[str, Any], make: Callable[[], Code], *, required: bool = False
     ) -> tuple[Code, bool]:
-        """Return an entry's code and whether it had to be made now.
+        """Return an entry's code, and whether it was compiled by this call.
 
         Raises
         ------
         BackendError
-            If it was `required` that the code be kept, and it cannot be.
+            If the code cannot be stored and `required` is set.
         """
         if (found := self.load(facts)) is not None:
             return found, False
@@ -213,7 +212,7 @@ class Store:
             return code, True
 
     def entries(self) -> Iterator[Entry]:
-        """List the entries on disk, unusable ones too; nothing when there is no cache or it cannot be read."""
+        """List the entries on disk, with the unusable ones; none if the cache is absent or cannot be read."""
         problem = self.problem()
         for path in self._files():
             if path.suffix != _SUFFIX or path.name.startswith(_PARTIAL):
@@ -230,14 +229,14 @@ class Store:
             yield Entry(path, size, facts, why)
 
     def clear(self) -> int:
-        """Remove every entry and what interrupted processes left; return how many files and directories went.
+        """Remove every entry and all temporary files of interrupted processes; return the number removed.
 
-        Only what this class writes is touched: whatever else lies in the directory stays.
+        Only files and directories that this class writes are removed; other files in the directory stay.
 
         Raises
         ------
         BackendError
-            If something could not be removed; the rest is.
+            If a file could not be removed; all others have been.
         """
         removed, failed = 0, []
         for path in self._files():
@@ -256,7 +255,7 @@ class Store:
         return removed
 
     def _files(self) -> list[Path]:
-        """Everything in the directory that this class may have written."""
+        """Files and directories that this class may have written."""
         try:
             if not stat.S_ISDIR(self.folder.lstat().st_mode):
                 return []
@@ -265,20 +264,20 @@ class Store:
             return []
 
     def _check(self) -> None:
-        """Raise if someone else could have changed the directory."""
-        # The cache may be a link of the user's, or /tmp itself, whose sticky bit protects what lies in it.
+        """Raise `UnusableError` if another user could have changed the directory."""
+        # The cache may be a symbolic link of the user, or /tmp itself, whose sticky bit protects its contents.
         _check(self.root.stat(), self.root, sticky=True)
         _check(self.folder.lstat(), self.folder)
 
     def _make(self) -> None:
-        # Parents too: `Path.mkdir` makes them as the umask says.
+        # Parents are made explicitly: `Path.mkdir` would give them the mode of the umask.
         for place in (*reversed(self.folder.parents), self.folder):
             if not place.exists():
                 place.mkdir(mode=0o700, exist_ok=True)
         self._check()
 
     def _lock(self, path: Path) -> Any:
-        """Return an acquired lock, or None where there is none to have: what keeps it away is said by `keep`."""
+        """Return an acquired lock, or None if it cannot be acquired; `keep` then reports the fault."""
         from filelock import FileLock, Timeout
 
         try:
@@ -315,7 +314,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _check(status: os.stat_result, path: Path, *, sticky: bool = False) -> None:
-    """Raise if a directory is none, or could have been changed by another user than its owner, us or root."""
+    """Raise `UnusableError` if a path is no directory, or if a user other than the caller or root could change it."""
     if not stat.S_ISDIR(status.st_mode):
         raise UnusableError(f"{path} is no directory")
     _check_owner(status, str(path), sticky=sticky)
@@ -336,9 +335,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Code]:
     Raises
     ------
     OSError, ValueError, UnusableError, RecursionError
-        If there is none (FileNotFoundError), or it is damaged, or another user could have written it.
+        If the entry is absent (FileNotFoundError), is damaged, or could have been written by another user.
     """
-    # A link is not followed and a pipe not waited for.
+    # Do not follow a link, nor wait for a pipe.
     flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")]
     handle = os.open(path, os.O_RDONLY | sum(flags))
     try:

@@ -1,1 +1,1 @@
-"""Commands of the library. Thin: they parse, call and print; everything they say is computed elsewhere."""
+"""Commands of the library. They parse arguments, call the library and print its results."""

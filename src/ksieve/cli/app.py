@@ -1,4 +1,4 @@
-"""The library's commands, and what becomes of errors. Those of the laboratory join them in `ksieve.lab.cli.app`."""
+"""The command line with the library's commands; `ksieve.lab.cli.app` adds those of the laboratory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ SETTINGS: dict[str, Any] = {
 
 app = typer.Typer(
     name="ksieve",
-    help="Exact Top-K selection over long, ragged score rows, at the speed of one read.",
-    epilog="Exit codes: 0 done (verify: exact), 1 an answer was refuted, 2 the command could not run, 70 a fault of "
+    help="Exact Top-K selection over long, ragged score rows, at the speed of one read. Scores are read from captures: "
+    ".safetensors files that ksieve import, ksieve synth and ksieve.record write.",
+    epilog="Exit codes: 0 done (verify: exact), 1 an answer is not exact, 2 the command could not run, 70 a bug in "
     "ksieve; 128 + n: ended by signal n.",
     **SETTINGS,
 )
@@ -47,8 +48,8 @@ def _root(
     exits.set_debug(debug)
 
 
-_JSON = Annotated[bool, flag("--json", "Print the facts as one JSON object on stdout, and nothing else there.")]
-_QUIET = Annotated[bool, flag("--quiet", "Print neither progress nor a summary, only errors.")]
+_JSON = Annotated[bool, flag("--json", "Print one JSON object, and nothing else, on stdout.")]
+_QUIET = Annotated[bool, flag("--quiet", "Print only errors: no progress and no summary.")]
 
 
 def add(
@@ -59,7 +60,7 @@ def add(
     json: bool = True,
     quiet: bool = True,
 ) -> None:
-    """Add a command with the examples that its ``--help`` ends with, and the options that say what it prints."""
+    """Add a command, the examples at the end of its ``--help``, and the options ``--json`` and ``--quiet``."""
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     # One line per paragraph: the terminal decides where to break it.
     help_text = escape("\n\n".join(" ".join(p.split()) for p in paragraphs))
@@ -68,7 +69,7 @@ def add(
 
 
 def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Callable[..., None]:
-    """Give a command ``--json`` and ``--quiet``, which hold while it runs."""
+    """Add the options ``--json`` and ``--quiet`` to a command; they apply while it runs."""
     signature = inspect.signature(command, eval_str=True)
     added = {"_json": _JSON} if json else {}
     if quiet:
@@ -161,9 +162,9 @@ def main() -> NoReturn:
 
 
 def _invoke() -> None:
-    """Run the command that the arguments name; what it raises is raised here.
+    """Run the command that the arguments name, and let its exceptions through.
 
-    Typer's own ``main`` is not taken: it exits with 1 where a pipe is closed or a file ends early.
+    Typer's own ``main`` is not used: it exits with 1 if a pipe is closed or a file ends early.
     """
     terminal.reset()
     exits.set_debug(False)

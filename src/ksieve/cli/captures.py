@@ -1,4 +1,4 @@
-"""`ksieve info` and `import`: making and describing captures."""
+"""`ksieve info` and `ksieve import`: describing captures, and making them from arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SuggestedK = Annotated[
 
 
 def describe(path: Path) -> None:
-    """Print what a capture holds."""
+    """Print the facts of a capture."""
     with files.open_capture(path) as source:
         terminal.result(lambda: facts_of(source))
         terminal.facts(source.describe())
@@ -65,7 +65,7 @@ def import_(
         typer.Option(
             "--name",
             metavar="NAME",
-            help='Array to take where SOURCE holds several. Default: "scores" or the only one.',
+            help='Array to read if SOURCE holds several. Default: "scores", or the only one.',
         ),
     ] = None,
     lengths: Annotated[
@@ -73,20 +73,20 @@ def import_(
         typer.Option(
             "--lengths",
             metavar="FILE|causal",
-            help="File of integers, one valid length per row; or causal: row r of M sees width - M + 1 + r scores. "
+            help="File of integers, a valid length per row; or causal: row r of M has width - M + 1 + r valid scores. "
             'Default: the array "lengths" of SOURCE, or full rows.',
         ),
     ] = None,
     lengths_name: Annotated[
         str | None,
-        typer.Option("--lengths-name", metavar="NAME", help="Array of lengths where its file holds several."),
+        typer.Option("--lengths-name", metavar="NAME", help="Array of lengths, if its file holds several."),
     ] = None,
     index: Annotated[
         str | None,
         typer.Option(
             "--index",
             metavar="I,J..",
-            help="Matrix to take of a stack: one index for every dimension before the last two.",
+            help="Matrix to read from a stack: one index for every dimension before the last two.",
         ),
     ] = None,
     flatten: Annotated[bool, flag("--flatten", "Take all matrices of a stack, one after the other.")] = False,
@@ -97,7 +97,7 @@ def import_(
 ) -> None:
     """Copy a score matrix saved by NumPy, PyTorch or safetensors into a capture, block by block.
 
-    Where SOURCE holds several arrays or a stack of matrices and none was chosen, the error lists what there is.
+    If SOURCE holds several arrays or a stack of matrices and no option selects one, the error lists them.
     """
     path = files.target("OUT", out, f"{source.stem}.safetensors", (".safetensors",))
     files.keep_apart({"OUT": path}, {"SOURCE": source, "--lengths": None if lengths == CAUSAL else lengths})

@@ -19,10 +19,10 @@ _SHOWN_IF_PRESENT = ("cupy", "jax")
 
 
 def doctor() -> None:
-    """Say what this machine offers, test every backend, and name the one thing to fix first.
+    """List packages and devices of this machine, test every backend, and name the first fault to fix.
 
-    Needs neither a GPU nor PyTorch. Small selections are made on every backend that is there, and each answer is
-    verified. The exit code is 1 when an answer is wrong, 2 when nothing works.
+    Needs neither a GPU nor PyTorch. Small selections run on every backend that is present, and each answer is
+    verified. The exit code is 1 if an answer is wrong, 2 if no backend works.
     """
     from ksieve import doctor as examination
 

@@ -1,4 +1,4 @@
-"""How a command ends: the table of exit codes, and the one place where exceptions and signals become one of them."""
+"""Exit codes of the command line, and the one function that turns exceptions and signals into them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def set_debug(wanted: bool) -> None:
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
-    """Run a command and exit with a code of `EXIT_CODES`; whatever is raised becomes one message on stderr."""
+    """Run a command and exit with a code of `EXIT_CODES`; an exception becomes one message on stderr."""
     _tolerate_streams()
     with _signals(), terminal.logged(), warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -98,7 +98,7 @@ def _run(command: Callable[[], Any]) -> int:
 
 @contextlib.contextmanager
 def no_verdict() -> Iterator[None]:
-    """Where nothing can be refuted, as in completion of an unknown shell, an exit with 1 is an error."""
+    """Turn an exit with 1 into an error, where no answer is checked: as in the completion of an unknown shell."""
     try:
         yield
     except typer.Exit as ended:
@@ -110,7 +110,7 @@ def no_verdict() -> Iterator[None]:
 
 
 def judge(answers: Iterable[bool | None]) -> None:
-    """Exit as the verdicts on answers demand: `Exit.REFUTED` if one is False, `Exit.ERROR` if one is missing (None)."""
+    """Exit by the verdicts on answers: `Exit.REFUTED` if one is False, `Exit.ERROR` if one is missing (None)."""
     found = list(answers)
     if any(answer is False for answer in found):
         terminal.complain("an answer is not exact: see above")
@@ -121,7 +121,7 @@ def judge(answers: Iterable[bool | None]) -> None:
 
 
 def _message(error: Exception) -> str | None:
-    """Message of an error that the user can mend; None for a fault of ours."""
+    """Message of an error that the user can correct; None for a bug in ksieve."""
     if isinstance(error, KsieveError):
         return str(error)
     if isinstance(error, MemoryError):
@@ -161,7 +161,7 @@ def _code_of(ended: SystemExit) -> int:
 
 
 def _show_usage(error: Any) -> None:
-    """Print what is wrong with the arguments; a command without any is met with its help."""
+    """Print the fault of the arguments; for a command without arguments, its help."""
     context = error.ctx
     if type(error).__name__ == "NoArgsIsHelpError":
         with contextlib.suppress(BrokenPipeError):
@@ -181,7 +181,7 @@ def _trace() -> None:
 
 
 def _say(printer: Callable[[str], None], text: str) -> None:
-    """Print on stderr; that it cannot be written changes no exit code."""
+    """Print on stderr; a failure to write does not change the exit code."""
     with contextlib.suppress(OSError, ValueError):
         printer(text)
 
@@ -195,7 +195,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _tolerate_streams() -> None:
-    """Let every character be printed under any locale, and a closed stream swallow what is written to it."""
+    """Escape characters that the locale cannot encode, and replace a closed stream by the null device."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -205,7 +205,7 @@ def _tolerate_streams() -> None:
 
 
 def _flush(code: int) -> int:
-    """Write out what is buffered, while a failure can still be told; the interpreter would exit with 120."""
+    """Flush stdout while a failure can still be reported; at interpreter exit it would give exit code 120."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
@@ -222,7 +222,7 @@ def _flush(code: int) -> int:
 
 
 def _discard(stream: Any) -> None:
-    """Send a stream's descriptor to nowhere, so that its last flush at interpreter exit succeeds."""
+    """Redirect a stream's descriptor to the null device, so that its flush at interpreter exit succeeds."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

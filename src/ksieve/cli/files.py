@@ -1,4 +1,4 @@
-"""Files that commands read and write, beyond captures themselves."""
+"""Files that commands read and write, other than captures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Write = Callable[[int, NDArray[np.int32]], None]
 
 
 def open_capture(path: Path) -> Capture:
-    """Open a capture; a file that only has to be imported first is met with the command that does it."""
+    """Open a capture; the error for a file that must be imported first names the command."""
     if path.suffix in FOREIGN_SUFFIXES and path.is_file():
         remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
         raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
@@ -36,7 +36,7 @@ def open_capture(path: Path) -> Capture:
 
 
 def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) -> Path:
-    """Turn an output option's path into the file to write: one rule for every command.
+    """Turn the path of an output option into the file to write, by one rule for every command.
 
     An existing folder, or a path that ends in a slash, gets a file called `name` inside it; the folder is made if
     need be. Anything else is the file itself, in a folder that exists.
@@ -48,7 +48,7 @@ def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) ->
     path : str or Path
         As the user wrote it: a `Path` has lost its last slash.
     name : str
-        What the command calls its file; characters that are awkward in file names become hyphens.
+        Default file name of the command; characters that are unsafe in file names become hyphens.
     suffixes : sequence of str
         Formats that can be written.
 
@@ -84,12 +84,12 @@ def check_output(option: str, path: Path | None, suffixes: Sequence[str]) -> Non
 
 
 def keep_apart(outputs: Mapping[str, Path | str | None], inputs: Mapping[str, Path | str | None]) -> None:
-    """Refuse an output that is an input or another output, by whatever name or link; call it before anything is read.
+    """Refuse an output that is also an input or another output, links resolved; call it before any file is read.
 
     Parameters
     ----------
     outputs, inputs : mapping
-        File by the option or argument that names it; None passes, and so do pipes and devices.
+        Path by the name of its option or argument; None, pipes and devices pass.
     """
     written = [(name, Path(path)) for name, path in outputs.items() if path is not None]
     read = [(name, Path(path)) for name, path in inputs.items() if path is not None]
@@ -105,7 +105,7 @@ def keep_apart(outputs: Mapping[str, Path | str | None], inputs: Mapping[str, Pa
 def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
     """Yield the function that appends blocks of indices to a file; None discards them.
 
-    The file takes its name only when every row has been written.
+    The target is replaced only when every row has been written.
     """
     check_k(k)
     check_output("--out", path, INDEX_SUFFIXES)
@@ -127,7 +127,7 @@ def load_array(path: Path, name: str | None, *, prefer: str) -> Any:
     Raises
     ------
     CaptureFormatError, ArgumentError, BackendError
-        The file is unreadable or holds no indices, or `name` does not say which of its arrays is meant.
+        The file is unreadable or holds no indices, or `name` does not select one of its arrays.
     """
     if name is None and _holds_scores(path):
         raise CaptureFormatError(f"{path}: a capture of scores, not indices; {_SWAPPED}")
@@ -142,7 +142,7 @@ _SWAPPED = "are the two files swapped? The capture comes first"
 
 
 def _holds_scores(path: Path) -> bool:
-    """Whether a file is a capture, and so not an answer to one."""
+    """Whether a file is a capture of scores."""
     if path.suffix != ".safetensors":
         return False
     try:

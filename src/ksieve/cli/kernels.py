@@ -24,36 +24,34 @@ def build(
         typer.Option(
             "--arch",
             metavar="ARCH",
-            help="sm_80, sm_89, sm_90a, sm_100a or sm_120a; repeat for several. This machine's GPU when omitted.",
+            help="sm_80, sm_89, sm_90a, sm_100a or sm_120a; repeatable. Default: this machine's GPU.",
         ),
     ] = None,
     k: Annotated[
         list[int] | None,
-        count("--k", "K", "Slots per row; repeatable. 512, 1024, 2048 when omitted."),
+        count("--k", "K", "Slots per row; repeatable. Default: 512, 1024 and 2048."),
     ] = None,
     width: Annotated[
         list[int] | None,
-        count("--width", "N", "Row width; repeatable. 4096 to 1048576 when omitted."),
+        count("--width", "N", "Row width; repeatable. Default: 4096 to 1048576."),
     ] = None,
     rows: Annotated[
         list[int] | None,
-        count("--rows", "M", "Rows; repeatable. 1 to 4096 when omitted."),
+        count("--rows", "M", "Rows; repeatable. Default: 1 to 4096."),
     ] = None,
-    dtype: Annotated[
-        list[Dtype] | None, choice("--dtype", Dtype, "Score dtype; repeatable. float32 when omitted.")
-    ] = None,
+    dtype: Annotated[list[Dtype] | None, choice("--dtype", Dtype, "Score dtype; repeatable. Default: float32.")] = None,
     family: Annotated[
         list[str] | None,
         typer.Option(
-            "--family", metavar="NAME", help="Force a kernel family; repeatable. The planner's choice when omitted."
+            "--family", metavar="NAME", help="Force a kernel family; repeatable. Default: the planner's choice."
         ),
     ] = None,
     policy: PolicyName = None,
-    stats: Annotated[bool, flag("--stats", "Build the kernels of return_stats=True instead.")] = False,
+    stats: Annotated[bool, flag("--stats", "Build the kernels for return_stats=True instead.")] = False,
 ) -> None:
-    """Compile CUDA kernels into the cache, so that no first call has to.
+    """Compile CUDA kernels into the cache, so that first calls need not compile.
 
-    Needs NVRTC (pip install 'ksieve[cuda]'), and no GPU when --arch is given.
+    Needs NVRTC (pip install 'ksieve[cuda]'). With --arch it needs no GPU.
     """
     from ksieve.backends.cuda.jit import build as planning
     from ksieve.backends.cuda.jit import cache
@@ -112,11 +110,11 @@ def _present_device() -> DeviceInfo:
     try:
         return cuda.device_info(0)
     except BackendError as error:
-        raise BackendError(f"without --arch this machine's GPU is asked, in vain: {error}") from None
+        raise BackendError(f"pass --arch: this machine's GPU cannot be used ({error})") from None
 
 
 def cache(clear: Annotated[bool, flag("--clear", "Remove every compiled kernel.")] = False) -> None:
-    """Show the compiled kernels on disk, of the CPU and of CUDA, or remove them."""
+    """Show the compiled CPU and CUDA kernels on disk, or remove them."""
     from ksieve.backends import code_cache
 
     path, stores = code_cache.cache_dir(), {kind: code_cache.Store(kind) for kind in code_cache.KINDS}

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, so that they read the same everywhere."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def choice(name: str, choices: type[StrEnum], text: str) -> Any:
 
 
 def words(*choices: str) -> Callable[[str], list[str]]:
-    """Shell completion of an option or argument that takes one of these words, or something else."""
+    """Shell completion of an option or argument that suggests these words and takes others too."""
     return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
@@ -68,7 +68,7 @@ def count(name: str, metavar: str, text: str, *, minimum: int | None = None) -> 
 CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
 CaptureK = Annotated[
     int | None,
-    count("--k", "K", "Slots per row, 1 to 1048576. What the capture suggests when omitted."),
+    count("--k", "K", "Slots per row, 1 to 1048576. Default: the K stored in the capture."),
 ]
 PolicyName = Annotated[
     str | None,
@@ -77,7 +77,7 @@ PolicyName = Annotated[
         metavar="NAME",
         autocompletion=words("direct", *POLICIES),
         help=f"Sampling policy: direct (never samples), {', '.join(POLICIES)}, or a policy file (.json) of "
-        "ksieve calibrate. Chosen by the row width when omitted.",
+        "ksieve calibrate. Default: chosen by the row width.",
     ),
 ]
 BackendName = Annotated[
@@ -85,6 +85,6 @@ BackendName = Annotated[
     choice(
         "--backend",
         Backend,
-        "auto takes a CUDA GPU that PyTorch can use, else the CPU; reference is the NumPy model: slow, for study.",
+        "auto: a CUDA GPU that PyTorch can use, else the CPU. reference: the NumPy model, slow.",
     ),
 ]

@@ -37,10 +37,8 @@ from ksieve.planning.devices import DEVICES, resolve_device
 def select(
     capture: CapturePath,
     k: CaptureK = None,
-    out: Annotated[
-        str | None, output("Where the indices go, .npy or .safetensors; nothing is written when omitted.")
-    ] = None,
-    stats: Annotated[bool, flag("--stats", "Print how rows reached their answer, and the traffic.")] = False,
+    out: Annotated[str | None, output("File for the indices, .npy or .safetensors. Default: none is written.")] = None,
+    stats: Annotated[bool, flag("--stats", "Print the routes of the rows, and the scores read.")] = False,
     stats_out: Annotated[
         str | None, output("Write one line of statistics per row, .csv or .npy.", "--stats-out")
     ] = None,
@@ -50,7 +48,7 @@ def select(
     """Select the K largest scores of every row of a capture, exactly.
 
     The capture is read in blocks of rows, so it may be larger than memory. Indices are int32 of shape (rows, K), in no
-    particular order within a row; a row shorter than K ends in -1.
+    particular order within a row; unused slots of a row shorter than K hold -1.
     """
     target = files.optional_target("--out", out, f"{capture.stem}-indices.npy", files.INDEX_SUFFIXES)
     stats_target = files.optional_target("--stats-out", stats_out, f"{capture.stem}-stats.csv", (".csv", ".npy"))
@@ -101,19 +99,19 @@ def select(
 
 
 def suggested_k(source: Capture, k: int | None) -> int:
-    """Return k, or what the capture is meant for when the caller said nothing."""
+    """Return k, or if it is None the K that the capture is meant for."""
     if k is None and source.k is None:
-        raise ArgumentError("--k", "nothing", f"an int from 1 to {MAX_K}: {source.path} suggests none")
+        raise ArgumentError("--k", "nothing", f"an int from 1 to {MAX_K}: {source.path} stores none")
     return check_k(source.k if k is None else k)
 
 
 def valid_lengths(source: Capture) -> NDArray[np.int64]:
-    """Lengths as the contract reads them, clamped to [0, width]."""
+    """Lengths of a capture, clamped to [0, width]."""
     return np.clip(source.lengths.astype(np.int64), 0, source.width)
 
 
 def routes(stats: Stats, valid: NDArray[np.int64]) -> dict[str, dict[str, float]]:
-    """Rows and row scans (score reads over valid scores) per route, and over all rows as "all"."""
+    """Return rows and row scans (scores read over valid scores) per route, and for all rows as "all"."""
     reads = stats.score_reads(valid)
     found: dict[str, dict[str, float]] = {}
     for route, number in stats.route_counts().items():
@@ -125,7 +123,7 @@ def routes(stats: Stats, valid: NDArray[np.int64]) -> dict[str, dict[str, float]
 
 
 def print_stats(stats: Stats, valid: NDArray[np.int64]) -> None:
-    """Print rows, share and score traffic per route, then over all rows."""
+    """Print rows, share and row scans per route, then for all rows."""
     rows = []
     for route, found in routes(stats, valid).items():
         share = found["rows"] / len(stats) if route != "all" else 1
@@ -143,14 +141,14 @@ def verify(
         ),
     ],
     k: Annotated[int | None, count("--k", "K", "Expected slots per row.")] = None,
-    sentinel: Annotated[int, typer.Option("--sentinel", metavar="INT", help="What unused slots hold.")] = -1,
+    sentinel: Annotated[int, typer.Option("--sentinel", metavar="INT", help="Value of unused slots.")] = -1,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Array to take where INDICES holds several.")
+        str | None, typer.Option("--name", metavar="NAME", help="Array to read if INDICES holds several.")
     ] = None,
 ) -> None:
-    """Prove or refute that an index array, of any library, is an exact Top-K answer for a capture.
+    """Check that an index array, from any library, is an exact Top-K answer for a capture.
 
-    Every row is checked, none is sampled. Exit code 0: exact. 1: refuted, and the first offending row is explained.
+    Every row is checked. Exit code 0: exact. 1: not exact, and the first wrong row is explained.
     """
     from ksieve.checking.verify import verify as check
 
@@ -164,12 +162,12 @@ def verify(
 
 
 def plan(
-    rows: Annotated[int, count("--rows", "M", "Rows of the score matrix, at most.")],
-    width: Annotated[int, count("--width", "N", "Scores per row, at most.")],
+    rows: Annotated[int, count("--rows", "M", "Largest number of rows of a call.")],
+    width: Annotated[int, count("--width", "N", "Largest number of scores per row.")],
     k: Annotated[int, count("--k", "K", "Slots per row, 1 to 1048576.")],
     pitch: Annotated[
         int | None,
-        count("--pitch", "P", "Scores from one row to the next. The width when omitted."),
+        count("--pitch", "P", "Scores from one row to the next. Default: the width."),
     ] = None,
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype.")] = Dtype.float32,
     device: Annotated[
@@ -178,15 +176,16 @@ def plan(
             "--device",
             metavar="NAME",
             autocompletion=words("cpu", "cuda", *DEVICES),
-            help=f"cpu, cuda or cuda:1 of this machine, or a GPU that need not be present: {', '.join(DEVICES)}.",
+            help=f"cpu, cuda or cuda:1 of this machine, or the name of a GPU, present or not: {', '.join(DEVICES)}.",
         ),
     ] = "cpu",
     family: Annotated[
-        str | None, typer.Option("--family", metavar="NAME", help="Force a kernel family instead of choosing one.")
+        str | None,
+        typer.Option("--family", metavar="NAME", help="Force a kernel family. Default: the planner's choice."),
     ] = None,
     policy: PolicyName = None,
 ) -> None:
-    """Print the plan for a shape: kernel family, geometry, workspace, and why."""
+    """Print the plan for a shape: kernel family, launch geometry, workspace size, and the reason."""
     chosen = api.plan(
         rows=rows,
         width=width,

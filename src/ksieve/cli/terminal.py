@@ -1,7 +1,7 @@
-"""How the command line talks: results on stdout, progress and errors on stderr, colour only on a terminal.
+"""Output of the command line: results on stdout, progress and errors on stderr, colour only on a terminal.
 
-Names, metadata and file names come from files of others: every text goes through
-`ksieve.core.text.printable`, here `safe`, and none is read as markup.
+Names, metadata and file names are untrusted: every text passes through `ksieve.core.text.printable`, here `safe`, and
+no text is interpreted as markup.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NARROW = 20
 
 @dataclass
 class Mode:
-    """What a command prints: everything, one JSON object (`json`), or errors alone (`quiet`)."""
+    """Output mode of a command: all output, one JSON object (`json`), or only errors (`quiet`)."""
 
     json: bool = False
     quiet: bool = False
@@ -46,12 +46,12 @@ mode = Mode()
 
 
 def reset() -> None:
-    """Print everything again: the next command has its own options."""
+    """Restore the default mode, for the next command."""
     mode.json = mode.quiet = False
 
 
 class _Console(Console):
-    """Console whose reader may leave: that is for the caller to see, not an exit with 1."""
+    """Console that raises BrokenPipeError when its reader closes the pipe, in place of an exit with 1."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise
@@ -60,7 +60,7 @@ class _Console(Console):
 def stdout() -> Console:
     """Console of results; made anew on each use, so that it follows a redirected ``sys.stdout``.
 
-    It is mute where the command prints JSON or nothing.
+    It prints nothing in the modes `json` and `quiet`.
     """
     return _Console(highlight=False, soft_wrap=True, quiet=mode.json or mode.quiet)
 
@@ -71,18 +71,18 @@ def stderr() -> Console:
 
 
 def say(text: object = "", *, style: str | None = None) -> None:
-    """Print one result line as it is: no markup, no wrapping."""
+    """Print one result line, without markup or wrapping."""
     stdout().print(Text(safe(text, lines=True), style=style or ""))
 
 
 def print_json(facts: Any) -> None:
     """Print the facts of a command as one JSON object on stdout: NaN and infinities are null."""
-    # Characters beyond ASCII are escaped: any locale can print them, and no terminal is steered by them.
+    # Characters beyond ASCII are escaped: any locale can print them, and no control character reaches the terminal.
     _Console(highlight=False, soft_wrap=True).out(json.dumps(plain(facts), indent=1, allow_nan=False), highlight=False)
 
 
 def result(facts: Callable[[], Any]) -> None:
-    """Print a command's facts where ``--json`` asks for them; `facts` is called only then."""
+    """Print a command's facts with ``--json``; `facts` is called only then."""
     if mode.json:
         print_json(facts())
 
@@ -100,7 +100,7 @@ def note(text: object) -> None:
 
 
 class _Notes(logging.Handler):
-    """Shows what the package logs as remarks; on a terminal above whatever progress is shown."""
+    """Prints the package's log records as notes; on a terminal above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

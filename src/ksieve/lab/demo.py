@@ -24,7 +24,7 @@ from ksieve.core.stats import Stats
 from ksieve.planning.plan import Plan
 
 MAX_BYTES = 512 << 20
-"""Most float32 score bytes that a demonstration keeps in memory; of a larger capture it takes the first rows."""
+"""Bound on the float32 score bytes of a demonstration; of a larger capture it reads the first rows."""
 
 ROUNDS = 5
 """Timed rounds; every contender runs once in each, and its median counts."""
@@ -44,7 +44,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Everything a demonstration found; `contenders` starts with ksieve itself."""
+    """Results of a demonstration; the first of `contenders` is ksieve."""
 
     plan: Plan
     rows: int

@@ -76,7 +76,7 @@ def test_what_cannot_be_built_is_refused(run, words, message):
 
 @pytest.mark.skipif(cuda_devices() > 0, reason="this machine has a CUDA device")
 def test_build_without_a_gpu_asks_for_an_architecture(run):
-    with pytest.raises(BackendError, match="without --arch this machine's GPU is asked"):
+    with pytest.raises(BackendError, match="pass --arch: this machine's GPU cannot be used"):
         run("build")
 
 

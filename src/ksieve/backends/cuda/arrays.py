@@ -1,4 +1,4 @@
-"""What differs between array libraries on CUDA: the stream to follow, new arrays, and when a result is ready.
+"""Differences between array libraries on CUDA: the current stream, new arrays, and when a result is ready.
 
 =========  ==============================  ======================================================
 library    stream                          result
@@ -9,7 +9,7 @@ JAX        legacy default stream           ``jax.Array``; waits for the scores, 
 others     the one their interface names   needs ``out=``
 =========  ==============================  ======================================================
 
-JAX orders its own streams and knows nothing of ours, so that both waits are needed there.
+JAX does not order its streams after work of ksieve, so that both waits are needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEGACY_DEFAULT_STREAM = 0
 
 
 def current_stream(library: str, array: Any, index: int) -> int:
-    """Handle of the stream that work on `array` has to follow."""
+    """Return the handle of the stream on which work on `array` must be enqueued."""
     if library == "torch":
         return torch_stream(index)
     if library == "cupy":
@@ -39,7 +39,7 @@ def current_stream(library: str, array: Any, index: int) -> int:
 
 
 def ambient_library() -> str:
-    """Name the array library with CUDA that this process uses, PyTorch before CuPy; "none" without one."""
+    """Name the array library with CUDA support that this process has loaded: torch, else cupy, else "none"."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return "torch"
@@ -60,8 +60,8 @@ def new(library: str, shape: tuple[int, int], dtype: str, index: int, name: str 
     Raises
     ------
     ArgumentError
-        If the library is unknown, since its arrays can be read and written, but not made; or if it is JAX, and 64-bit
-        integers are asked for and disabled. `name` is the argument that would bring the array.
+        If the library is another one, whose arrays ksieve can read and write but not make; or if JAX is to make 64-bit
+        integers while they are disabled. `name` is the argument that supplies the array in either case.
     """
     if library == "torch":
         import torch
@@ -78,7 +78,7 @@ def new(library: str, shape: tuple[int, int], dtype: str, index: int, name: str 
 
         if dtype == "int64" and not jax.config.jax_enable_x64:
             raise ArgumentError("index_dtype", "'int64' while JAX's 64-bit types are off", "jax_enable_x64, or 'int32'")
-        # JAX arrays are immutable to their users; this one has no user yet.
+        # JAX arrays are immutable once other code refers to them; this one is not shared yet.
         device = jax.devices("gpu")[index]
         return jax.device_put(jnp.empty(shape, dtype), device).block_until_ready()
     article = "an" if dtype.startswith("int") else "a"

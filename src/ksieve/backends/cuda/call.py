@@ -30,14 +30,14 @@ def run(
     workspace: Any = None,
     return_stats: bool = False,
 ) -> Any:
-    """Enqueue one selection on the scores' current stream; the call is covered by the plan.
+    """Enqueue one selection, which the plan covers, on the current stream of the scores' library.
 
     Returns
     -------
     indices : array of the options' index dtype, shape (rows, k)
         `out`, or a new array of the scores' library.
     values, raw : array, shape (rows, k)
-        Only if the plan's options ask for them; as `indices`.
+        Present if the plan's options include them; as `indices`.
     stats : Stats
         Only with ``return_stats=True``, which waits for the stream.
 
@@ -46,7 +46,7 @@ def run(
     WorkspaceError
         If the workspace cannot serve the plan.
     BackendError
-        If the kernel is not available, or cannot become so during a stream capture.
+        If the kernel cannot be compiled or loaded; during a stream capture also if it is not loaded yet.
     """
     info, scores, out = call.scores, call.arrays["scores"], call.arrays.get("out")
     (rows, width), k, index = info.shape, plan.problem.k, plan.problem.device.index
@@ -63,7 +63,7 @@ def run(
         return _answer(results, Stats(np.zeros((0, len(STATS_COLUMNS)), np.int32)) if return_stats else None)
     target = problem.inspect(result, "out") if out is None else call.described["out"]
     stream = arrays.current_stream(info.library, scores, index)
-    # One row has no next one: whatever pitch its array reports must not be mistaken for a short one.
+    # The reported pitch of a single row is arbitrary and may be below the width.
     pitch, out_pitch = max(info.strides[0], width), max(target.strides[0], k)
     lengths_at, live_at = call.address("lengths"), call.address("num_rows")
     launcher = launch.launcher_of(plan, stats=return_stats, stream=stream)
@@ -72,11 +72,10 @@ def run(
         capturing = driver.is_capturing(stream)
         if return_stats:
             if capturing:
-                raise BackendError("return_stats reads results back, which a stream that is being captured forbids")
+                raise BackendError("return_stats reads results back, which is not possible while a stream is captured")
             stats_memory = workspaces.DriverMemory(driver, rows * 4 * len(STATS_COLUMNS), launcher.context)
         memory, owner = _workspace_memory(plan, workspace, stream, capturing, info.library)
-        # Nothing else orders the kernel before what JAX, or this call, does with the memory afterwards: so wait here,
-        # whatever is raised.
+        # JAX, and the reads of this call, are not ordered after the kernel on its stream: wait here, also on errors.
         waits, handle = info.library == "jax" or stats_memory is not None, ctypes.c_void_p(stream)
         try:
             launcher.launch(
@@ -97,14 +96,14 @@ def run(
 
 
 def _answer(results: tuple[Any, ...], stats: Stats | None) -> Any:
-    """What `ksieve.topk` returns: the indices alone, or a tuple of everything that was asked for."""
+    """Result of `ksieve.topk`: the indices, or a tuple of the indices and the further outputs."""
     if stats is not None:
         return (*results, stats)
     return results[0] if len(results) == 1 else results
 
 
 def _workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, library: str) -> tuple[int, Any]:
-    """Address of memory whose leading bytes are zero when the kernel starts, and what keeps it alive."""
+    """Return the address of a workspace whose first bytes are zero when the kernel starts, and its owner."""
     if isinstance(workspace, Workspace):
         return workspace.pointer, workspace
     if not plan.workspace_bytes:
@@ -116,7 +115,7 @@ def _workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, 
     if workspace is not None:
         pointer, owner = workspaces.pointer_of(plan, workspace), workspace
     elif library == "torch":
-        # PyTorch allocates from the graph's own pool here: the memory must not outlive this call in our cache.
+        # PyTorch allocates from the graph's pool here: the memory must not stay in ksieve's cache.
         pointer, owner = workspaces.allocate(plan, driver, library)
     else:
         raise BackendError(
@@ -128,6 +127,6 @@ def _workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, 
 
 
 def forget() -> None:
-    """Drop everything prepared, as in a new process; for tests."""
+    """Drop all launchers and workspaces, as in a new process; for tests."""
     implicit_workspaces.clear()
     launch.forget()

@@ -1,7 +1,7 @@
-"""The fast path: a plan that has run, called again with PyTorch tensors, costs little more than reading them.
+"""The fast path of repeated calls: a plan that has run before, called with PyTorch tensors.
 
-It repeats the checks of `ksieve.core.call.parse` in the form that is cheapest for tensors, and never reports an
-error: whatever it does not recognise as right is left to the general path, which says what is wrong.
+It repeats the checks of `ksieve.core.call.parse` in the form that is cheapest for tensors, and raises no
+`ArgumentError` of its own: a call that fails a check takes the general path, which reports the fault.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ksieve.backends.cuda.runtime.workspace import ALIGNMENT, Workspace
 from ksieve.planning.plan import Plan
 
 FastPath = Callable[[Any, Any, Any, Any, Any, Any], Any]
-"""Called with (scores, lengths, k, out, workspace, num_rows); returns the indices, or None having done nothing."""
+"""Called with (scores, lengths, k, out, workspace, num_rows); returns the indices, or None without any effect."""
 
 
 def make_fast_path(plan: Plan) -> FastPath:
-    """Prepare the fast path of a plan whose launcher exists; it keeps the plan alive.
+    """Make the fast path of a plan that has a launcher; it refers to the plan.
 
-    A closure, since its forty names are read fastest as cells.
+    It is a closure, because reading forty names is fastest from cells.
     """
     import torch
 

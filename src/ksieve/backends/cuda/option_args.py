@@ -1,4 +1,4 @@
-"""What the options of a plan add to a call: arrays to fill, and the fields of `launch.OPTIONS`."""
+"""Option arguments of a kernel: further output arrays, and the fields of `launch.OPTIONS`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED = 1, 2, 4, 8, 16
 
 
 def outputs(plan: Plan, call: Call) -> dict[str, Any]:
-    """Arrays to fill beside the indices, by name and in the order of the answer: the caller's, or new ones.
+    """Return the further output arrays by name, in the order of the result: the caller's, or new ones.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
         if info is None and name in filled:
             info = problem.inspect(filled[name], f"{name}_out")
         addresses.append(info.pointer if info is not None else 0)
-        # One row has no next one: whatever pitch its array reports must not be mistaken for a short one.
+        # The reported pitch of a single row is arbitrary and may be below the width.
         pitches.append(max(info.strides[0], k) if info is not None else 0)
     requests, pages, table_pitch = 0, 0, 0
     if table := call.described.get("page_table"):

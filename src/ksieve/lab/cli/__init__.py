@@ -1,1 +1,1 @@
-"""The `ksieve` command line: commands of the laboratory beside those of the library."""
+"""The `ksieve` command line: the commands of the laboratory, added to those of the library."""

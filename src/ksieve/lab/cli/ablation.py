@@ -25,7 +25,7 @@ def bench_ablation(
     ] = "245K,430K",
     k: K = 2048,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="auto|cpu|cuda", help="auto takes a GPU where there is one.")
+        str, typer.Option("--backend", metavar="auto|cpu|cuda", help="auto: a GPU if there is one, else the CPU.")
     ] = "auto",
     scores: Annotated[
         str, typer.Option("--scores", metavar="NAME", help="endpoint, normal, or on a GPU factors:PATH.")
@@ -34,18 +34,18 @@ def bench_ablation(
     step_tokens: Annotated[int, count("--step-tokens", "INT", "Query tokens of a scheduler step.")] = 65_536,
     budget_bytes: Annotated[
         int,
-        count("--budget-bytes", "INT", "Most bytes of one call's score matrix."),
+        count("--budget-bytes", "INT", "Largest score matrix of one call, in bytes."),
     ] = 6_300_000_000,
     rounds: Rounds = 5,
     seed: Seed = 0,
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """Repeat the paper's ablations on this machine, each beside what the paper found.
+    """Repeat the paper's ablations on this machine, and print the paper's results with them.
 
-    The last scheduler steps of long requests run call by call with other margins, strides, with and without rescue, and
-    with an exact proposal; activation sweeps row widths from 16K to 64K. Every answer is verified. On a CPU the rates
-    mean the same and the times are its own: choose a small prompt, few step tokens and a small budget.
+    The last scheduler steps of long requests run call by call with other margins and strides, with and without rescue,
+    and with an exact proposal; activation sweeps row widths from 16K to 64K. Every answer is verified. On a CPU only
+    the rates compare with the paper's: choose a small prompt, few step tokens and a small budget.
     """
     from ksieve.lab.bench import ablation
     from ksieve.lab.bench.targets import stem_of
@@ -119,7 +119,7 @@ def _print_activation(widths: list[dict[str, Any]]) -> None:
 
 
 def _print_paper(paper: dict[str, Any]) -> None:
-    """Say what the paper found, part by part."""
+    """Print the paper's result of each part."""
     for part, found in paper.items():
         terminal.note(f"paper, {part}: {found['says']}")
         for key in ("recovery_percent", "speedup", "245K", "430K", "wins", "median_speedup_at_64K"):

@@ -14,7 +14,7 @@ _ORDER = (
     "replay",
 )  # fmt: skip
 
-bench_app = typer.Typer(help="Measure a backend beside other libraries, on the same rows.", **SETTINGS)
+bench_app = typer.Typer(help="Time a backend and other libraries on the same rows.", **SETTINGS)
 
 add(
     app,

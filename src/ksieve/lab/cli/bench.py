@@ -28,7 +28,7 @@ def bench_trace(
     step_tokens: Annotated[int, count("--step-tokens", "INT", "Query tokens of a scheduler step.")] = 65_536,
     budget_bytes: Annotated[
         int,
-        count("--budget-bytes", "INT", "Most bytes of an invocation's score matrix."),
+        count("--budget-bytes", "INT", "Largest score matrix of one call, in bytes."),
     ] = 6_300_000_000,
     decode_steps: Annotated[int, count("--decode-steps", "INT", "Tokens decoded after the prompt.")] = 0,
     batch: Annotated[int, count("--batch", "INT", "Requests of this length.")] = 1,
@@ -40,10 +40,10 @@ def bench_trace(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """Time every selection that serving a long prompt takes, and sum them.
+    """Time every selection of the prefill of a long prompt, and sum the times.
 
-    A prompt is cut into scheduler steps, and each step into invocations whose score matrix fits a budget, with causal
-    lengths, as vLLM does. The sum is compared with the floors' sum over the same rows.
+    A prompt is split into scheduler steps, and each step into calls whose score matrix fits a budget, with causal
+    lengths, as vLLM does. The sum is compared with that of plain reads of the same rows.
     """
     from ksieve.lab.bench import trace
 
@@ -114,11 +114,11 @@ def bench_worst(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """Time adversarial rows against the plain-read floor of their shape.
+    """Time adversarial rows, relative to a plain read of the same shape.
 
     Ties and plateaus, rows inside one float16 value, sorted and periodic rows in every phase, subnormals, infinities
-    and NaN, made on the GPU. Periodic rows have the period of the planner's view; others aim at the very positions
-    that it samples.
+    and NaN, made on the GPU. Periodic rows have the period of the sampling policy; others place extreme scores at the
+    sampled positions.
     """
     from ksieve.lab.bench import adversarial_gpu as hard
     from ksieve.lab.bench import worst
@@ -165,7 +165,7 @@ def _ratio(case: dict[str, Any]) -> str:
 
 
 def _judge(cases: list[dict[str, Any]]) -> None:
-    """Exit with another code than 0 if an answer of ours was wrong or missing."""
+    """Exit with a code other than 0 if an answer of ksieve is wrong or missing."""
     exits.judge(case["selectors"]["ksieve"].get("exact") for case in cases if "skipped" not in case)
 
 
@@ -185,9 +185,9 @@ def bench_planner(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """Time every kernel family, policy and split count against the planner's choice.
+    """Time every kernel family, policy and split count, and compare them with the planner's choice.
 
-    The result file is what the planner's thresholds are held to.
+    A test compares the planner's thresholds with the result file.
     """
     from ksieve.lab.bench import planner
 
@@ -224,12 +224,12 @@ def bench_planner(
 def bench_plot(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result files of GPU benches.")],
     folder: Annotated[
-        Path, typer.Option("--figures", metavar="DIR", help="Folder to draw into, as PNG and SVG.")
+        Path, typer.Option("--figures", metavar="DIR", help="Folder for the figures, PNG and SVG.")
     ] = Path("figures"),
 ) -> None:
-    """Draw result files: latency over rows, fractions of the floor, decode curves, worst cases, traces.
+    """Draw figures from result files: latency over rows, fractions of the plain-read speed, worst cases, traces.
 
-    A figure is named after its file.
+    A figure has the name of its result file.
     """
     from ksieve.lab.bench import plots, record
 

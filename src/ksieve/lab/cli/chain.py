@@ -21,7 +21,7 @@ def bench_chain(
     dim: Annotated[int, typer.Option("--dim", metavar="INT", help="Dimensions per head.")] = 128,
     producer: Annotated[
         str,
-        typer.Option("--producer", metavar="NAME", help="triton (ours), or deep_gemm where it is installed."),
+        typer.Option("--producer", metavar="NAME", help="triton (ksieve's own), or deep_gemm if it is installed."),
     ] = "triton",
     peers: Peers = "all",
     rounds: Rounds = 7,
@@ -31,8 +31,8 @@ def bench_chain(
 ) -> None:
     """Time an indexer's fp8 score production and the selection after it, in one CUDA graph.
 
-    The last scheduler step of a long request runs call by call in order; every answer is verified. What the chain takes
-    longer than its score production alone is the selection's share.
+    The last scheduler step of a long request runs call by call in order; every answer is verified. The selection's
+    share is the time of the chain minus the time of its score production alone.
     """
     from ksieve.lab.bench import chain
 
@@ -53,7 +53,7 @@ def bench_chain(
 
 
 def _print(request: dict[str, Any], paper: dict[str, Any] | None) -> bool | None:
-    """Print one request; return whether our answer was exact, None where it is missing."""
+    """Print one request; return whether ksieve's answer is exact, None if it is missing."""
     terminal.say(f"{request['request']}: {len(request['calls'])} calls of the last step, {request['width']:,} wide")
     if "skipped" in request:
         terminal.say(f"  skipped: {request['skipped']}")

@@ -22,16 +22,14 @@ Shapes = Annotated[
         "512x131072, separated by commas."
     ),
 ]  # fmt: skip
-Only = Annotated[
-    str | None, typer.Option("--only", metavar="TEXT", help="Of the shapes, those whose MxN contains TEXT.")
-]
+Only = Annotated[str | None, typer.Option("--only", metavar="TEXT", help="Only the shapes whose MxN contains TEXT.")]
 K = Annotated[int, count("--k", "K", "Slots per row.")]
 Lengths = Annotated[
     str | None,
     typer.Option(
         "--lengths",
         metavar="NAME",
-        help="causal, ragged, full, uniform, or a number that all rows have. What suits the shapes when omitted.",
+        help="causal, ragged, full, uniform, or one length for all rows. Default: depends on the list of shapes.",
     ),
 ]
 Element = Annotated[Dtype, choice("--dtype", Dtype, "Score dtype.")]
@@ -71,7 +69,7 @@ TorchRounds = Annotated[
 Seed = Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the scores.")]
 Out = Annotated[str | None, output("JSON file to write.")]
 Figures = Annotated[
-    Path | None, typer.Option("--figures", metavar="DIR", help="Draw the result into this folder, as PNG and SVG.")
+    Path | None, typer.Option("--figures", metavar="DIR", help="Folder for figures of the result, PNG and SVG.")
 ]
 
 
@@ -92,10 +90,10 @@ def bench_gpu(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """Time selection on this GPU beside other libraries and the plain-read floor, on the same tensors.
+    """Time selection on this GPU, other libraries, and a plain read, on the same tensors.
 
-    CUDA-graph replays in rotated rounds on inputs that L2 does not hold; every answer is verified. Libraries that are
-    not installed are named and left out. torch.topk knows no lengths and reads whole rows.
+    CUDA-graph replays in rotated rounds on inputs that are not in L2; every answer is verified. Libraries that are not
+    installed are listed and left out. torch.topk takes no lengths and reads whole rows.
     """
     _measure(
         "gpu", shapes, only, k, lengths, dtype, scores, families, policies, variants, peers, rounds, torch_rounds,
@@ -142,7 +140,7 @@ bench_decode = _named(
     "decode",
     """Time decode batches: 1 to 256 rows of 8K to 1M scores, 80 to 100 % of them valid.
 
-    Inputs rotate so that L2 holds none of them. Everything else is as in bench gpu.
+    Inputs rotate so that none is in L2. Everything else is as in bench gpu.
     """,
 )
 bench_short = _named(

@@ -24,15 +24,15 @@ def demo(
         Path | None,
         typer.Argument(
             metavar="[CAPTURE]",
-            help="Score capture. When omitted: the bundled one in the repository's folder, synthetic scores elsewhere.",
+            help="Score capture. Default: the bundled one in the repository's folder, synthetic scores elsewhere.",
         ),
     ] = None,
     k: CaptureK = None,
 ) -> None:
     """Select from a capture on this machine, verify, and compare with other libraries on the same rows.
 
-    The bundled capture holds real indexer-style scores; `ksieve info` says how they were made. Synthetic scores have
-    their best ones near both ends of a row, as those of indexers do.
+    The bundled capture holds real indexer-style scores; `ksieve info` prints their origin. The best synthetic scores
+    are near both ends of a row, as in an indexer's rows.
     """
     from ksieve.lab.demo import ROUNDS, demonstrate, synthetic_capture
 
@@ -122,12 +122,14 @@ def bench_cpu(
     ] = None,
     k: Annotated[int, count("--k", "K", "Slots per row.")] = 2048,
     rounds: Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds; medians are reported.")] = 9,
-    no_adversarial: Annotated[bool, flag("--no-adversarial", "Leave out the families made to hurt.")] = False,
-    no_starts: Annotated[bool, flag("--no-starts", "Leave out import, first call and memory.")] = False,
+    no_adversarial: Annotated[bool, flag("--no-adversarial", "Leave out the adversarial families.")] = False,
+    no_starts: Annotated[
+        bool, flag("--no-starts", "Leave out the times of import and first call, and memory.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the producers.")] = 0,
     out: Annotated[str | None, output("JSON file to write.")] = None,
 ) -> None:
-    """Time the CPU backend beside torch.topk, numpy.argpartition and a plain read, on the same rows.
+    """Time the CPU backend, torch.topk, numpy.argpartition and a plain read, on the same rows.
 
     All contenders run in one process in rotated rounds, and every answer is verified. The defaults take minutes.
     """

@@ -35,7 +35,7 @@ def replay(
     ] = 65_536,
     budget_bytes: Annotated[
         int,
-        count("--budget-bytes", "INT", "With --prompt: most bytes of one call's scores."),
+        count("--budget-bytes", "INT", "With --prompt: largest score matrix of one call, in bytes."),
     ] = 6_300_000_000,
     decode_steps: Annotated[
         int,
@@ -43,14 +43,14 @@ def replay(
     ] = 0,
     batch: Annotated[int, count("--batch", "INT", "With --prompt: requests.")] = 1,
     save: Annotated[str | None, output("Also write the trace as JSON, to edit or share.", "--save")] = None,
-    k: Annotated[int | None, count("--k", "K", "Slots per row. The trace's when omitted.")] = None,
+    k: Annotated[int | None, count("--k", "K", "Slots per row. Default: the K of the trace.")] = None,
     scores: Annotated[
         str | None,
         typer.Option(
             "--scores",
             metavar="SOURCE",
             help="endpoint, normal, another producer's name (ksieve synth --list), or a capture whose rows are used in "
-            "turn. endpoint when omitted; a recording brings its own.",
+            "turn. Default: endpoint, or a recording's own scores.",
         ),
     ] = None,
     backend: BackendName = Backend.auto,
@@ -63,8 +63,8 @@ def replay(
 ) -> None:
     """Replay every selection of serving requests, call by call in their order.
 
-    Prompts are cut into scheduler steps, and steps into calls whose score matrix fits a budget; decoding adds a call
-    per token. Every call is timed beside a plain read of the same valid scores, and every answer is verified.
+    Prompts are split into scheduler steps, and steps into calls whose score matrix fits a budget; decoding adds a call
+    per token. Every call and a plain read of the same valid scores are timed, and every answer is verified.
     """
     from ksieve.lab.bench.targets import stem_of
     from ksieve.lab.traces import replay as traces

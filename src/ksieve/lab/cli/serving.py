@@ -17,7 +17,7 @@ def bench_options(
         str, typer.Option("--shapes", metavar="LIST", help="rows x width such as 64x65536, separated by commas.")
     ] = "",
     only: Annotated[
-        str, typer.Option("--only", metavar="LIST", help="Of the options, these, separated by semicolons.")
+        str, typer.Option("--only", metavar="LIST", help="Only these options, separated by semicolons.")
     ] = "",
     k: K = 2048,
     lengths: Lengths = None,
@@ -27,9 +27,9 @@ def bench_options(
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Time what every serving option costs: windows, page tables, values, orders, tie-breaks and the rest.
+    """Time the cost of every serving option: windows, page tables, values, orders, tie-breaks and others.
 
-    Each is timed beside the plain call on the same tensors in the same rounds, and every answer is verified.
+    Each option and the plain call are timed on the same tensors in the same rounds, and every answer is verified.
     """
     from ksieve.lab.bench import options
 

@@ -29,7 +29,7 @@ class StudyDevice(StrEnum):
 Captures = Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Score captures (.safetensors).")]
 StudyK = Annotated[
     int | None,
-    count("--k", "K", "Slots per row. What the captures suggest when omitted."),
+    count("--k", "K", "Slots per row. Default: the K stored in the captures."),
 ]
 Rows = Annotated[
     int,
@@ -60,11 +60,11 @@ def study(
     k: StudyK = None,
     rows: Rows = 4096,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where report, figures and result file go.")
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for report, figures and result file.")
     ] = Path("study"),
     result: Annotated[str | None, output("Result file instead of FOLDER/study.json; - prints it.", "--json")] = None,
     figures: Annotated[
-        Path | None, typer.Option("--figures", metavar="FOLDER", help="Figures there instead of in FOLDER/figures.")
+        Path | None, typer.Option("--figures", metavar="FOLDER", help="Folder for the figures. Default: OUT/figures.")
     ] = None,
     device: RankDevice = StudyDevice.cpu,
     plan_for: Annotated[
@@ -77,11 +77,11 @@ def study(
         ),
     ] = None,
 ) -> None:
-    """Ask whether sampling holds on a model's own scores, with every observation of the paper.
+    """Test whether sampled boundaries are accurate on a model's own scores, and repeat the paper's measurements.
 
-    Measures how much a wrong boundary costs, where sampled ranks fall in the complete row, where the top K lies, and
-    what order statistics predict of it, over every phase of every view. Captures may be larger than memory. Writes
-    an HTML report, figures and a result file; see docs/guide/study.md.
+    Measures the cost of a wrong boundary, the complete-row ranks of sampled scores, and the positions of the top K,
+    over every phase of every sampling policy, and compares them with order statistics. Captures may be larger than
+    memory. Writes an HTML report, figures and a result file; see docs/guide/study.md.
     """
     from ksieve.lab.report import figures as drawing
     from ksieve.lab.study import run, words
@@ -120,20 +120,20 @@ def calibrate(
     k: StudyK = None,
     cost: Annotated[
         str,
-        typer.Option("--cost", metavar="|".join(DEVICE_COSTS), help="Device whose costs the policies are weighed by."),
+        typer.Option("--cost", metavar="|".join(DEVICE_COSTS), help="Device whose cost model ranks the policies."),
     ] = "h200",
     rows: Rows = 4096,
     out: Annotated[str, output("Policy file to write (.json).")] = "policy.json",
     result: Annotated[
-        str | None, output("Also write a result file with everything tried; - prints it.", "--json")
+        str | None, output("Also write a result file with all policies tried; - prints it.", "--json")
     ] = None,
     device: RankDevice = StudyDevice.cpu,
 ) -> None:
-    """Recommend a sampling policy for a model's own scores, and show on held-back rows that it does what it says.
+    """Recommend a sampling policy for a model's own scores, and check its predicted costs on held-back rows.
 
-    Half of the rows are calibrated on: stride, margin and rescue are chosen by measured underfill and candidates and
-    the device's costs. The other half is selected with the policy, and its routes are set against the prediction.
-    The file is taken by ksieve.plan(policy="policy.json"), ksieve.topk and ksieve select --policy.
+    Stride, margin and rescue are chosen on half of the rows, by measured underfill and candidates and the device's
+    costs. The other half is selected with the policy, and its routes are compared with the prediction. Pass the policy
+    file as policy="policy.json" to ksieve.plan and ksieve.topk, or to ksieve select --policy.
     """
     from ksieve.lab.bench import record
     from ksieve.lab.study import calibrate as calibration

@@ -41,13 +41,14 @@ def synth(
         ),
     ] = "full",
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; narrower ones are rounded.")] = Dtype.float32,
-    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed: the same one gives the same file.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed; equal seeds give equal files.")] = 0,
     k: Annotated[
         int,
         count("--k", "K", "The K that the capture is meant for; stored with it."),
     ] = 2048,
     _list: Annotated[
-        bool, flag("--list", "List producers and kinds of lengths, and exit.", callback=_print_producers, is_eager=True)
+        bool,
+        flag("--list", "Describe producers and kinds of lengths, and exit.", callback=_print_producers, is_eager=True),
     ] = False,
 ) -> None:
     """Make a capture of synthetic scores, block by block."""

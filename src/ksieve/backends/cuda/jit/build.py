@@ -1,4 +1,4 @@
-"""Filling the cache ahead of time: which kernels a set of shapes needs, and what the compiler made of each."""
+"""Compilation ahead of time: the kernels that a set of shapes needs, and the compiler's report of each."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _RESERVED_SHARED = 1024
 
 
 def device_of_arch(arch: str) -> DeviceInfo:
-    """Known device that an architecture's plans are made for.
+    """Return the known device for which the plans of an architecture are made.
 
     Raises
     ------
     ArgumentError
         If no device of `DEVICES` has that architecture.
     """
-    # The last one of the table: of two chips with one architecture, the one with more memory traffic to save.
+    # The last entry of the table: of two GPUs with one architecture, the one with the higher memory bandwidth.
     known = {architecture(device.capability): device for device in DEVICES.values()}
     if arch not in known:
         raise ArgumentError("arch", repr(arch), f"one of {', '.join(known)}")
@@ -53,10 +53,10 @@ def needed(
     stats: bool = False,
     options: Options = PLAIN,
 ) -> dict[KernelSpec, Plan]:
-    """Distinct specialisations that the planner's choices for all these shapes need, each with one of its plans.
+    """Return the distinct specialisations that the plans of all these shapes need, each with one of its plans.
 
-    Shapes share most of their kernels: rows, width and k are run-time parameters of one. Calls without a plan take
-    other kernels for a few shapes (`planner.choose`, `kept`); those are compiled when they first run.
+    Shapes share most of their kernels, because rows, width and k are run-time parameters. For a few shapes, calls
+    without a plan use other kernels (`kept` of `ksieve.planning.choose.choose`), which are compiled at first use.
 
     Raises
     ------
@@ -73,15 +73,15 @@ def needed(
 
 
 def shortcomings(plan: Plan, spec: KernelSpec, used: Resources) -> list[str]:
-    """What keeps a compiled kernel from running as its plan says; nothing when it is as it should be.
+    """List the reasons why a compiled kernel cannot run as planned; empty if it can.
 
-    Residency is what the kernel was compiled for: with statistics, which cost registers, that is one block.
+    The number of resident blocks is that of the kernel's launch bounds: with statistics, which take registers, one.
     """
     device, found = plan.device, []
     blocks = dict(spec.defines)["KSIEVE_CTAS_PER_SM"]
     if used.spill_stores or used.spill_loads:
         found.append(f"spills {used.spill_stores} bytes to and {used.spill_loads} from local memory")
-    # Registers are given to warps in units of eight per thread.
+    # Registers are allocated to warps in units of eight per thread.
     registers = -(-used.registers // 8) * 8 * plan.threads * blocks
     if registers > _REGISTERS_PER_SM:
         found.append(f"{used.registers} registers leave no room for {blocks} blocks of {plan.threads}")

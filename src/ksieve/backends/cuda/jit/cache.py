@@ -1,4 +1,4 @@
-"""Compiled CUDA kernels on disk: what decides a cubin, and its entry in `ksieve.backends.code_cache`."""
+"""Compiled CUDA kernels on disk: the facts of a cubin, and its entry in `ksieve.backends.code_cache`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def facts_of(spec: KernelSpec, sources: Sources) -> dict[str, Any]:
-    """Everything that decides the machine code of a specialisation; an entry is taken only if all of it agrees."""
+    """Return all inputs that determine the machine code of a specialisation; an entry is used only if all agree."""
     return {
         "kernel": spec.stem,
         "arch": spec.arch,
@@ -32,7 +32,7 @@ def facts_of(spec: KernelSpec, sources: Sources) -> dict[str, Any]:
 def obtain(
     spec: KernelSpec, sources: Sources | None = None, directory: Path | None = None, *, required: bool = False
 ) -> tuple[Cubin, bool]:
-    """Return a compiled kernel and whether it had to be compiled now.
+    """Return a compiled kernel, and whether this call compiled it.
 
     Parameters
     ----------
@@ -42,12 +42,12 @@ def obtain(
     directory : Path, optional
         `ksieve.backends.code_cache.cache_dir` when omitted.
     required : bool
-        Fail where the kernel cannot be kept, in place of a warning and a compilation per process.
+        Raise if the kernel cannot be stored, in place of a warning and a compilation in every process.
 
     Raises
     ------
     BackendError
-        If compilation is needed and fails, or the kernel was `required` to be kept and cannot be.
+        If compilation fails, or if the kernel cannot be stored and `required` is set.
     """
     sources = sources or compiler.shipped_sources()
 

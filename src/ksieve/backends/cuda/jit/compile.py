@@ -21,7 +21,7 @@ _NO_NVRTC = f"NVRTC, CUDA's run-time compiler, was not found: {INSTALL}"
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas reports of one kernel; sizes in bytes.
+    """Resources of one kernel as reported by ptxas; sizes in bytes.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """Machine code of one specialisation, and the compiler's report of it."""
+    """Machine code of one specialisation, and the compiler's report."""
 
     code: bytes
     log: str
@@ -143,7 +143,7 @@ def compile_with_ptx(spec: KernelSpec, sources: Sources) -> tuple[Cubin, str]:
     from cuda.bindings import nvrtc
 
     program, cubin = _compiled(spec, sources)
-    # cuda-core compiles anew for PTX, and asks the driver whether it can load that: NVRTC has it already.
+    # cuda-core would compile again for PTX, and query the driver; NVRTC already holds the PTX.
     code, size = nvrtc.nvrtcGetPTXSize(program.handle)
     text = bytearray(size)
     if not int(code):
@@ -171,7 +171,7 @@ def _compiled(spec: KernelSpec, sources: Sources) -> tuple[Any, Cubin]:
         code = program.compile("cubin", logs=log).code
     except BackendError:
         raise
-    except Exception as error:  # cuda-core has no exception of its own for a failed compilation
+    except Exception as error:  # cuda-core has no specific exception for a failed compilation
         raise BackendError(f"{version} could not compile {describe(spec)}:\n{_first_errors(str(error))}") from error
     return program, Cubin(bytes(code), log.getvalue().replace("\0", ""))
 
@@ -189,13 +189,13 @@ def parse_resources(log: str) -> Resources:
     if len(used) != 1 or not frame:
         raise ValueError(f"not the ptxas report of one kernel: {log!r}")
     shared = re.search(r"(\d+) bytes smem", used[0][1])
-    # Functions that were not inlined have frames of their own; what spills anywhere spills.
+    # Functions that were not inlined have their own frames; their spills count too.
     stack, stores, loads = (max(int(f[i]) for f in frame) for i in range(3))
     return Resources(int(used[0][0]), stack, stores, loads, int(shared[1]) if shared else 0)
 
 
 _importing = threading.Lock()
-"""Threads that meet in the first import of cuda-core may find it half done, and take it for missing."""
+"""Serialises the first import of cuda-core: a second thread may see a partial import and report it as missing."""
 
 
 def _cuda_core() -> tuple[Any, Any]:
@@ -229,6 +229,6 @@ def _check_architecture(arch: str, version: str) -> None:
 
 
 def _first_errors(text: str, limit: int = 8) -> str:
-    """First lines that name an error; all of a text that names none, shortened."""
+    """Return the first lines that contain an error; without any, the start of the text."""
     lines = [line for line in text.splitlines() if re.search(r"\berror\b", line)] or text.splitlines()
     return "\n".join(lines[:limit])

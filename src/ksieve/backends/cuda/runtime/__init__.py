@@ -1,1 +1,1 @@
-"""What runs machine code: the driver, launches and workspaces."""
+"""Running machine code: the driver, launches and workspaces."""

@@ -1,7 +1,7 @@
-"""The CUDA driver: the calls that this package makes, and their errors in words.
+"""The CUDA driver: the calls that this package makes, and the text of their errors.
 
-Calls off the hot path go through ``cuda.bindings``. The few that every selection makes (the current context, the
-capture state, the launch) go through ctypes with prebuilt arguments: that is the least a call costs in Python.
+Calls off the hot path go through ``cuda.bindings``. The few calls of every selection (current context, capture state,
+launch) go through ctypes with prebuilt arguments, the cheapest call in Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_DEVICE = 100
 
 
 def missing_package(error: ImportError) -> BackendError:
-    """Say which Python package the CUDA backend misses and how to get it."""
+    """Return an error that names the missing Python package and how to install it."""
     return BackendError(f"the CUDA backend needs cuda-core, cuda-bindings and NVRTC ({error}): {INSTALL}")
 
 
@@ -72,7 +72,7 @@ class Driver:
         """Name and explain a driver's error code."""
         try:
             result = self._api.CUresult(code)
-        except ValueError:  # newer than the bindings
+        except ValueError:  # an error code newer than the bindings
             return f"error {code}"
         name, text = (self._api.cuGetErrorName(result)[1], self._api.cuGetErrorString(result)[1])
         return f"{name.decode()} ({code}), {text.decode()}"
@@ -85,7 +85,7 @@ class Driver:
     # ---- devices -------------------------------------------------------------------------------------------
 
     def device_info(self, index: int) -> DeviceInfo:
-        """Facts of a device; no context is created.
+        """Return the properties of a device, without creating a context.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class Driver:
         )
 
     def context(self, index: int) -> int:
-        """Primary context of a device: the one that PyTorch, CuPy and JAX use. Kept for the process's life."""
+        """Return the primary context of a device, which PyTorch, CuPy and JAX use too; retained until exit."""
         with self._lock:
             if index not in self._contexts:
                 device = self._call("cuDeviceGet", index)
@@ -129,7 +129,7 @@ class Driver:
 
     @contextmanager
     def activated(self, context: int) -> Iterator[None]:
-        """Make a context current for a block of calls, then restore what was current before."""
+        """Make a context current for a block of calls, then restore the previous one."""
         before = self._call("cuCtxGetCurrent")
         try:  # an interrupt on either side of the next call leaves no foreign context current
             self._call("cuCtxSetCurrent", self._api.CUcontext(context))
@@ -140,10 +140,10 @@ class Driver:
     # ---- kernels -------------------------------------------------------------------------------------------
 
     def load(self, code: bytes, entry: str, shared_bytes: int, *, clusters: bool = False) -> int:
-        """Load a cubin into the current context and return its entry function, ready to be launched, in clusters if so.
+        """Load a cubin into the current context and return its entry function; with `clusters` it may run in clusters.
 
-        The module is never unloaded. Loading is forced here, since the driver's lazy loading would otherwise do
-        it at the first launch, which may be inside a stream capture.
+        The module is never unloaded. Loading is forced here: the driver would otherwise load lazily at the first
+        launch, which may be inside a stream capture.
         """
         api = self._api
         result, module = api.cuModuleLoadData(code)
@@ -158,7 +158,7 @@ class Driver:
         kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", function, kind, shared_bytes)
         if clusters:
-            # Those of more than 8 CTAs are not portable: a device has to be asked for them.
+            # Clusters of more than 8 CTAs are not portable: the function needs an attribute to allow them.
             kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             self._call("cuFuncSetAttribute", function, kind, 1)
         if hasattr(api, "cuFuncLoad"):
@@ -199,7 +199,7 @@ class Driver:
             self._call("cuMemFree", pointer)
 
     def read(self, pointer: int, size: int) -> bytearray:
-        """Copy device memory to the host; waits for the copy alone, not for other streams."""
+        """Copy device memory to the host; waits for the copy, not for other streams."""
         host = bytearray(size)
         if size:
             address = ctypes.addressof((ctypes.c_char * size).from_buffer(host))
@@ -219,7 +219,7 @@ _guard = threading.Lock()
 
 
 def get() -> Driver:
-    """Return this process's driver, started on first use; a failure is tried again on the next call."""
+    """Return this process's driver, initialised on first use; after a failure the next call tries again."""
     global _instance
     if _instance is None:
         with _guard:

@@ -1,4 +1,4 @@
-"""Launching: one prepared call site per plan, of which a call patches pointers, row count and stream."""
+"""Kernel launches: one prepared launch per plan; a call only sets pointers, row count and stream."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _REMEDIES = {
     _TOO_FEW_RESIDENT: "; its thread blocks wait for each other, and this process may use fewer multiprocessors than "
     "the device has (MPS, a green context): pass a plan with family='cluster_exact' or 'split_sampled'",
 }
-"""What to do about a driver's error, by its code (CUresult)."""
+"""Remedies of driver errors, by code (CUresult)."""
 
 _functions: dict[tuple[int, KernelSpec], int] = {}
 _loading = threading.Lock()
@@ -82,7 +82,7 @@ def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sourc
 
 
 def _check_device(plan: Plan, present: DeviceInfo) -> None:
-    """Refuse a plan made from another GPU's facts: its code or its shared memory may not fit this one."""
+    """Refuse a plan made for another GPU model: its code or its shared memory may not fit this device."""
     made = plan.device
     if (made.capability, made.shared_per_block) != (present.capability, present.shared_per_block):
         raise ArgumentError("plan", f"one made for {made.name}", f"one for cuda:{present.index}, {present.name}")
@@ -166,7 +166,7 @@ class Launcher:
         primary, rescue = self._ranks
         blocks = min(rows * self._splits, self._most)
         memory = self._memory
-        # The driver copies Params before it returns, so that one block of memory serves every call.
+        # The driver copies Params before it returns, so that every call can reuse one block of memory.
         with self._lock:
             if options:
                 _PATCH_OPTIONS.pack_into(
@@ -179,10 +179,10 @@ class Launcher:
                     indices, out_pitch, stats, workspace, self._lists, primary, rescue, blocks,
                 )  # fmt: skip
             if stream != self._stream:
-                self._stream = _UNKNOWN_STREAM  # until it is known again: an interrupt may come in between
+                self._stream = _UNKNOWN_STREAM  # an interrupt may come before the new stream is stored
                 _STREAM.pack_into(memory, self._stream_at, stream)
                 self._stream = stream
-            # A default stream belongs to whatever context is current: another device's, or none in a new thread.
+            # A default stream belongs to the current context, which may be another device's, or none in a new thread.
             if self._get_current(self._current_ref) == 0 and self._current.value == self.context:
                 code = self._enqueue(self._config, self._function, self._arguments, None)
             else:
@@ -199,7 +199,7 @@ _launchers: dict[tuple[Plan, bool], Launcher] = {}
 
 
 def launcher_of(plan: Plan, *, stats: bool, stream: int) -> Launcher:
-    """Return the prepared launcher of a plan, made on first use; equal plans share one."""
+    """Return the launcher of a plan, made on first use; equal plans share one."""
     launcher = _launchers.get((plan, stats))
     if launcher is None:
         if len(_launchers) >= 4096:

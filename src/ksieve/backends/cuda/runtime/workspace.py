@@ -1,7 +1,7 @@
-"""Workspaces: the device memory that a plan needs, allocated here or brought by the caller.
+"""Workspaces: the device memory that a plan needs, allocated here or supplied by the caller.
 
-A workspace's leading bytes are counters that must be zero before its first use; kernels leave them zero. So an
-undisturbed workspace serves any number of calls, one after another on one stream.
+The first bytes of a workspace are counters that must be zero before its first use; kernels leave them zero. If no other
+code writes to it, a workspace serves any number of calls, one after another on one stream.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ksieve.planning import memory
 from ksieve.planning.plan import Plan
 
 ALIGNMENT = 256
-"""Bytes that the address of a caller's workspace must be a multiple of."""
+"""Required alignment of a caller's workspace, in bytes."""
 
 
 class Workspace:
-    """Device memory bound to one plan. Serves one call at a time: use one per stream.
+    """Device memory for the calls of one plan, one at a time: use one per stream.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Workspace:
     pointer : int
         Device address; 0 when the plan needs no workspace.
     owner : object
-        What keeps the memory alive.
+        Object that keeps the memory alive.
     """
 
     __slots__ = ("owner", "plan", "pointer")
@@ -50,12 +50,12 @@ class Workspace:
         return f"Workspace({self.nbytes} bytes on {self.plan.problem.device}, for {self.plan.family})"
 
     def covers(self, plan: Plan) -> bool:
-        """Whether it is large enough, and zeroed far enough, for a plan of the same layout."""
+        """Whether its size and its zeroed part suffice for a plan of the same layout."""
         made = self.plan
         return made.workspace_bytes >= plan.workspace_bytes and made.workspace_zeroed >= plan.workspace_zeroed
 
     def check(self, plan: Plan) -> None:
-        """Refuse to serve another plan: its counters may lie where this one's data did.
+        """Refuse another plan, whose counters may overlap data of this plan.
 
         Raises
         ------
@@ -69,16 +69,16 @@ class Workspace:
 
 
 def make(plan: Plan, buffer: Any, stream: int, library: str) -> Workspace:
-    """Allocate a plan's workspace from a library, or wrap the caller's bytes; ready on every stream on return.
+    """Allocate a plan's workspace from a library, or wrap the caller's bytes; every stream may use it on return.
 
-    While `stream` is being captured, allocation and zeroing become part of the graph instead.
+    While `stream` is being captured, allocation and zeroing become nodes of the graph instead.
 
     Raises
     ------
     ArgumentError
         If the plan is not for a CUDA device.
     WorkspaceError
-        If the caller's bytes are too few, misaligned, or elsewhere.
+        If the caller's memory is too small, misaligned, or on another device.
     """
     if plan.problem.device.kind != "cuda":
         raise ArgumentError("plan", f"a plan for {plan.problem.device}", "a plan for a CUDA device: no other needs one")
@@ -94,8 +94,8 @@ def make(plan: Plan, buffer: Any, stream: int, library: str) -> Workspace:
 def allocate(plan: Plan, driver: Driver, library: str) -> tuple[int, Any]:
     """Allocate a plan's bytes, not zeroed, on the library's current stream; the device's context is current.
 
-    PyTorch's and CuPy's pools reuse memory in the order of that stream, so that the owner may be dropped while
-    work on it is still enqueued. Other libraries get memory from the driver, which waits when it is freed.
+    The pools of PyTorch and CuPy reuse memory in stream order, so that the owner may be dropped while work on the
+    memory is still enqueued. For other libraries the driver allocates it, and freeing waits for the device.
     """
     size, index = plan.workspace_bytes, plan.problem.device.index
     if not size:
@@ -116,7 +116,7 @@ def allocate(plan: Plan, driver: Driver, library: str) -> tuple[int, Any]:
 
 
 def pointer_of(plan: Plan, buffer: Any) -> int:
-    """Address of caller-owned bytes, once they are known to serve a plan.
+    """Check the caller's memory for a plan and return its address.
 
     Raises
     ------
@@ -142,9 +142,9 @@ def pointer_of(plan: Plan, buffer: Any) -> int:
 class Cache:
     """Implicit workspaces: one per device, stream and memory layout, kept between calls.
 
-    Calls on one stream run one after another, so plans of one layout share: kernel source, splits, capacity, room to
-    sort and the bytes that must be zero fix where every counter lies, and a plan for fewer rows uses the leading part
-    of a larger one's.
+    Calls on one stream run one after another, so that plans of one layout share a workspace. Kernel source, splits,
+    capacity, sort space and the number of zeroed bytes determine the layout; a plan for fewer rows uses the first part
+    of the workspace of a larger one.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Cache:
     def get(self, plan: Plan, stream: int, library: str) -> Workspace:
         """Return this stream's workspace, at least as large as a plan needs; `stream` is not being captured.
 
-        Hold the result until the launch is enqueued: another thread may replace it by a larger one meanwhile.
+        Keep a reference until the launch is enqueued: another thread may replace the workspace by a larger one.
         """
         key = (
             plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity,
@@ -169,15 +169,15 @@ class Cache:
         return held
 
     def clear(self) -> None:
-        """Give all implicit workspaces back."""
+        """Release all implicit workspaces."""
         with self._lock:
             self._held.clear()
 
 
 class DriverMemory:
-    """Memory from the driver itself, freed (which waits for the device) when dropped."""
+    """Memory allocated by the driver; freed, which waits for the device, when the object is collected."""
 
     def __init__(self, driver: Driver, size: int, context: int) -> None:
         self.pointer = driver.allocate(size)
-        # At exit the driver frees everything itself, and may be gone before this is called.
+        # At exit the driver frees all memory, and may be unloaded before this runs.
         weakref.finalize(self, driver.free, self.pointer, context).atexit = False
