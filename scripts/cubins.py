@@ -100,9 +100,9 @@ def digest(*parts: bytes | str) -> str:
 
 
 def machine_code(cubin: bytes, ptx: str) -> tuple[int, list[bytes | str]]:
-    """Bytes of code, and what identifies it: code and constants, and how much memory the parameters take.
+    """Return the size of the code in bytes, and its parts to hash: code, constants, and the size of the parameters.
 
-    Where calls are resolved by the loader, the code does not say which function they mean: the PTX then counts as well.
+    If the loader resolves calls, the code does not name the called function: the PTX is then hashed too.
     """
     from elftools.elf.elffile import ELFFile
 
@@ -153,7 +153,7 @@ def verdict(record: Record, found: Record) -> str:
 
 
 def changes(record: Record, found: Record) -> str:
-    """What differs between a record and a compiled kernel, for a reader."""
+    """Describe the difference between a record and a compiled kernel."""
     if "code" not in record:
         return "new"
     facts = [f"{name} {record[name]} -> {found[name]}" for name in FACTS if record[name] != found[name]]
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compiled(plans: dict[KernelSpec, Plan], jobs: int) -> dict[KernelSpec, Record]:
-    """Compile kernels in several processes; a terminal is told how many are done.
+    """Compile kernels in several processes; on a terminal, print how many are done.
 
     Raises
     ------
@@ -259,7 +259,7 @@ def report(
     target: Path | None,
     version: str,
 ) -> int:
-    """Print what became of every kernel; write a list if asked for, else return 1 if one changed."""
+    """Print the result of every kernel; write the list with --update, else return 1 if a kernel changed."""
     groups: dict[str, list[str]] = {SAME: [], ORDER: [], CHANGED: []}
     for spec, (record, _) in kernels.items():
         now = verdict(record, found[spec]) if "code" in record else CHANGED

@@ -36,7 +36,7 @@ def requirements() -> list[str]:
 
 
 def paths_of(names: tuple[str, ...]) -> list[str]:
-    """Find each test file, in whatever folder it is."""
+    """Find each test file, in any folder."""
     found = {name: list((ROOT / "tests").rglob(f"{name}.py")) for name in names}
     if unknown := [name for name, paths in found.items() if len(paths) != 1]:
         raise SystemExit(f"scripts/floors.py: not exactly one file each: {', '.join(unknown)}")

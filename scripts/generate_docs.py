@@ -1,4 +1,4 @@
-"""Write every measured number of the documentation from result files; the site has the command reference from here.
+"""Write every measured number of the documentation from result files, and the command reference of the site.
 
 ``--check`` writes nothing and exits 1 naming what is out of date. The parts lie between marker comments, so that the
 prose around them stays hand-written.

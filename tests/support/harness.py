@@ -59,7 +59,7 @@ def model_arguments(plan):
     """What `reference.select` has to know of a plan for its statistics."""
     if plan.family == "cpu":
         return cpu.model_arguments(plan, plan.problem.width)
-    studied = length_bins.studied(plan)
+    studied = length_bins.stats_plan(plan)
     return {"policy": plan.policy, "capacity": studied.capacity, "held": studied.held, "splits": studied.splits}
 
 

@@ -147,7 +147,7 @@ class Store:
         self._make()
         header = json.dumps({"facts": facts, "report": code.report})
         rest = header.encode() + b"\n" + code.code
-        handle, name = tempfile.mkstemp(prefix=_PARTIAL, dir=self.folder)  # of mode 0600, whatever the umask
+        handle, name = tempfile.mkstemp(prefix=_PARTIAL, dir=self.folder)  # mode 0600, for any umask
         partial, place = Path(name), self.path(facts)
         try:
             with os.fdopen(handle, "wb") as file:

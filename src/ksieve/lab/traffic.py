@@ -1,6 +1,7 @@
-"""Score-row traffic: what each route should read, set against what statistics say it read.
+"""Score-row traffic: the reads that each route should make, compared with those in the statistics.
 
-Source: the paper's table "Score-row traffic before frontier-only FP32 refinement" and its expected-traffic
+Source: Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention", Tencent; table
+"Score-row traffic before frontier-only FP32 refinement" and the expected-traffic
 formula ``E[R_eq] = 1 + 1/s + p_band + 2 p_exact``, where R_eq is scores read from a row over its valid length.
 With P segments per row each rereads the view, so 1/s becomes P/s. The CPU backend recovers with one scan instead of
 two, because it guesses a cutoff (`ksieve.core.guess`): 2 p_exact becomes p_exact.
@@ -69,7 +70,7 @@ def expected_traffic(stride: int, p_band: float, p_exact: float, *, splits: int 
 def expected_reads(
     stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0, family: str = ""
 ) -> NDArray[np.int64]:
-    """Scores each row should have read given its route, its view and its length, without rescans.
+    """Return the scores that each row should read by its route, samples and length, without rescans.
 
     Parameters
     ----------
@@ -156,7 +157,7 @@ class Traffic:
 def check_traffic(
     stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0, family: str = ""
 ) -> Traffic:
-    """Set the traffic that statistics report against the paper's table and formula.
+    """Compare the traffic in statistics with the paper's table and formula.
 
     Parameters
     ----------

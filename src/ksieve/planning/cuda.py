@@ -199,7 +199,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
-        return None  # a forced family samples whatever it can; rows too short for the view go direct on the device
+        return None  # a forced family samples at any width; rows too short for the samples go direct on the device
     reach = width // max(k, LINES_RANK)
     if reach < DENSE_LINES:
         return QUADS_16

@@ -1,6 +1,6 @@
 """Plans of several launches on CUDA devices: which kernels a plan runs, and in which order.
 
-`planner_cuda` decides whether rows are dealt by their length, and `Plan.bands` holds what short ones are dealt to.
+`ksieve.planning.cuda` decides whether rows are binned by length; `Plan.bands` holds the launches of the shorter bins.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import STAGES
 
 DEALER_THREADS = 1024
-"""Of each CTA that deals rows."""
+"""Threads of a CTA of the kernel that bins rows by length."""
 
 DEALER_CANDIDATES = 256
-"""It stores none."""
+"""Placeholder for the candidate capacity of that kernel, which stores none."""
 
 
-def studied(plan: Plan) -> Plan:
-    """The plan that statistics are of: the same with one launch for all rows, which its ring holds whole, if there is
-    room, and with room for k candidates also where a cluster stores none of the rows it holds. Of rows that CTAs hold
-    together without being a cluster, a cluster's.
+def stats_plan(plan: Plan) -> Plan:
+    """Return the plan of the statistics build: one launch for all rows, whose ring holds the row if it fits.
+
+    It has room for k candidates, also where the plan itself keeps rows on chip and stores none. A grid of CTAs that
+    share a row is replaced by a cluster.
     """
     if plan.family == "cooperative_exact":
         plan = planner.choose(plan.problem, plan.device, family="cluster_exact")
@@ -37,8 +38,8 @@ def studied(plan: Plan) -> Plan:
 
 
 def launches(plan: Plan) -> tuple[Plan, ...]:
-    """Plans of all kernels that a plan launches, in their order: itself, behind those that take shorter rows and, in
-    front of all, what deals rows to them.
+    """Return the plans of all kernels that a plan launches, in order: with length bins, first the kernel that bins the
+    rows, then the launches of the shorter bins; last the plan itself.
     """
     if not plan.bands:
         return (plan,)

@@ -35,7 +35,7 @@ CANDIDATE_BYTES = 8
 """One candidate: ordered key and index."""
 
 NARROW_BYTES = 6
-"""One in a column where a place among the scores that a thread reads, in 16 bits, tells the index."""
+"""One in a column: ordered key and a 16-bit position among the scores of the thread, which determines the index."""
 
 HEIGHT_BYTES = 4
 """Shared memory per thread besides its column and its places in the ring: the height of the column, if it has one."""
@@ -238,7 +238,7 @@ def with_workspace(plan: Plan) -> Plan:
 
 
 def meeting_bytes(holders: int) -> int:
-    """Workspace of a row that several CTAs hold, by which they tell each other (resident/grid_mailbox.cuh, Meeting)."""
+    """Workspace in which the CTAs that share a row exchange messages (resident/grid_mailbox.cuh, Meeting)."""
     counts, told = 2 * HISTOGRAM_BYTES, holders * (16 + 8 * FEWEST)
     return _round_up(counts + told + 4 * holders * holders + OWNER_BYTES + 4 * (BARRIERS + 4), 16)
 

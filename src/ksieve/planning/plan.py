@@ -62,8 +62,8 @@ class Plan:
         Launches in front of this plan's own, each for the rows that are no longer than what it keeps on chip, shorter
         ones first; empty if one launch serves all rows (CUDA). Not used with statistics.
     band : int or None
-        Which of the launches that rows are dealt to by their length this plan is: the last has the rows that are too
-        long for the others. None if rows are not dealt (CUDA).
+        Number of this launch among those that rows are binned to by length; the last one takes the rows that are too
+        long for the others. None if rows are not binned (CUDA).
     reason : str
         Why this family and these numbers were chosen.
     """
@@ -86,7 +86,7 @@ class Plan:
     workspace_bytes: int = 0
     workspace_zeroed: int = 0
     lists_at: int = 0
-    bands: tuple[Plan, ...] = field(default=(), hash=False)  # calls look plans up, and the rest tells them apart
+    bands: tuple[Plan, ...] = field(default=(), hash=False)  # unhashed for fast lookups; == compares it
     band: int | None = None
     reason: str = ""
 

@@ -22,7 +22,7 @@ CLASSES = ("hopper", "blackwell", "ampere", "small")
 """Files in ``planning/data``, without their suffix."""
 
 STAGES = 6
-"""Loads of 16 bytes that a thread keeps in flight, unless it holds a row or is told otherwise."""
+"""Default number of 16-byte loads in flight per thread, for rows that do not stay on chip."""
 
 
 @dataclass(frozen=True, slots=True)

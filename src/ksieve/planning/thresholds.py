@@ -96,7 +96,7 @@ SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/decisions/0009-split-rows.md."""
 
 MANY_SHORT = Threshold(512, "rows from which `Shapes.short` holds", _STREAM)
-BANDED_ROWS = Threshold(16_384, "rows from which short ones are dealt to launches of their own", _LENGTH_BINS)
+BANDED_ROWS = Threshold(16_384, "rows from which short ones are binned to separate launches", _LENGTH_BINS)
 WIDEST_BANDED = Threshold(
     65_536, "of matrices no wider than this, in scores: wider ones hardly have such rows", _LENGTH_BINS
 )

@@ -54,7 +54,7 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
     assert [part.band for part in parts] == [bands, *range(bands), bands]
     assert (parts[0].family, parts[0].ctas, parts[-1]) == ("deal", bands + 1, plan)
     assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % memory.HEADER_BYTES == 0
-    room = max(memory.with_workspace(length_bins.studied(part)).workspace_bytes for part in parts[1:])
+    room = max(memory.with_workspace(length_bins.stats_plan(part)).workspace_bytes for part in parts[1:])
     assert plan.lists_at >= max(room, plan.workspace_zeroed)
     assert plan.workspace_bytes == plan.lists_at + memory.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
     assert all(f"up to {band.held}" in str(plan) for band in plan.bands)
@@ -248,7 +248,7 @@ def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
 def test_few_short_rows_stay_in_registers(rows, width, k, options, registers):
     plan = ksieve.plan(rows=rows, width=width, k=k, device=H200, family="row_exact", options=options)
     assert plan.registers == registers
-    assert not length_bins.studied(plan).registers, "statistics are of the paper's digits"
+    assert not length_bins.stats_plan(plan).registers, "statistics are of the paper's digits"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -262,7 +262,7 @@ def test_rings_hold_a_row(family, width, dtype):
         vectors = plan.stages + plan.beside
         assert vectors * plan.threads * 16 * holders == plan.held * memory.ITEM_BYTES[dtype]
         assert plan.held // (plan.threads * holders) <= 128, "two steps share a register"
-        studied = length_bins.studied(plan)
+        studied = length_bins.stats_plan(plan)
         assert (studied.stages, studied.beside, studied.bands) == (vectors, 0, ())
         assert memory.shared_bytes(studied) <= H200.shared_per_block
     assert plan.stages % memory.BATCH == 0
@@ -272,7 +272,7 @@ def test_rings_hold_a_row(family, width, dtype):
 def test_parts_that_no_ring_holds_whole_are_streamed_for_statistics_and_ties(family, width):
     plan = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family)
     assert (plan.held, plan.beside) == (width, 8)
-    studied = length_bins.studied(plan)
+    studied = length_bins.stats_plan(plan)
     assert (studied.held, studied.stages, studied.beside) == (0, shapes.STAGES, 0)
     assert studied.capacity >= 2048 and memory.shared_bytes(studied) <= H200.shared_per_block
     tied = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family, options=Options(tie_break="low"))
@@ -309,7 +309,7 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
     more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200, options=overlap)
     assert (more.family, more.splits) != (plan.family, plan.splits), "they would not all run at once"
-    studied = length_bins.studied(plan)
+    studied = length_bins.stats_plan(plan)
     assert studied.capacity == studied.shared_capacity >= max(2048, plan.capacity)
     assert memory.shared_bytes(studied) <= H200.shared_per_block
     low = Options(tie_break="low")
@@ -349,7 +349,7 @@ def test_ctas_that_wait_for_each_other_are_all_resident(shape):
     assert ksieve.plan(rows=shape.most_rows, width=shape.held, k=2048, device=fewer).family != "cooperative_exact"
     turns = ksieve.plan(rows=1000, width=shape.held, k=2048, device=H200, family="cooperative_exact")
     assert turns.ctas <= H200.sm_count and turns.ctas % turns.splits == 0, "rows are held in turn"
-    studied = length_bins.studied(plan)
+    studied = length_bins.stats_plan(plan)
     assert studied.family == "cluster_exact" and studied.capacity >= 2048
 
 

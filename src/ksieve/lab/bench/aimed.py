@@ -35,7 +35,7 @@ SHIFTS = (-10.0, -1.0, -0.05, 0.05, 1.0, 10.0)
 
 @dataclass(frozen=True)
 class Found:
-    """The dearest row of a search.
+    """The row of a search that costs the most work.
 
     Attributes
     ----------

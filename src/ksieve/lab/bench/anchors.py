@@ -1,4 +1,4 @@
-"""Published times of other selectors, to be shown beside measured ones and never mixed with them."""
+"""Published times of other selectors, shown next to measured ones and never mixed with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(path: Path = FILE) -> dict[str, Any] | None:
 
 
 def published(anchors: Mapping[str, Any] | None, payload: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Microseconds per library, by ``MxN``, that stand beside a result: same GPU model, k and dtype.
+    """Return published microseconds per library, by ``MxN``, for the GPU model, k and dtype of a result.
 
     Parameters
     ----------

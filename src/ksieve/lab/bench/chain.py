@@ -1,7 +1,7 @@
 """Score production and selection in one CUDA graph, over the terminal scheduler step of long requests.
 
 The step's invocations run in order, as a framework issues them, into one score buffer of the framework's budget. A
-chain is timed beside its score production alone; what the chain takes longer is the selection's share. Both are
+chain and its score production alone are timed; the difference is the selection's share. Both are
 graphs of the same process, replayed in rotated rounds. Afterwards the scores of every invocation are produced once
 more and its answer is verified against them: production is deterministic.
 """

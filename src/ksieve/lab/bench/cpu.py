@@ -1,7 +1,7 @@
-"""The CPU backend beside other libraries: the same rows, one process, rotated rounds, every answer verified.
+"""The CPU backend and other libraries: the same rows, one process, rotated rounds, every answer verified.
 
-Four parts: `_compare` times the contenders on rows like a user's, `_adversarial` sets families made to hurt
-beside plain random rows of the same shape, `_aimed` does so with rows that a search finds
+Four parts: `_compare` times the contenders on ordinary rows, `_adversarial` compares adversarial families with plain
+random rows of the same shape, `_aimed` does the same with rows that a search finds
 (`ksieve.lab.bench.aimed`), and `ksieve.lab.bench.startup` measures what lies outside a call.
 """
 
@@ -85,9 +85,9 @@ def run(
     rounds : int
         Timed rounds; medians are reported.
     adversarial : bool
-        Also time every adversarial family beside plain random rows, and the rows of `searched`.
+        Also time every adversarial family against plain random rows, and the rows of `searched`.
     searched : sequence of (width, k)
-        Of the searches for the dearest row.
+        Width and k of the searches for the row that costs the most.
     starts : bool
         Also measure import, first call and memory in fresh processes.
     seed : int
@@ -166,7 +166,7 @@ Load = Callable[[int, int, int, int], tuple[str, F32]]
 
 
 def _check_source(source: str | os.PathLike[str]) -> Load:
-    """Turn a source into a function that makes its rows; errors come now, not after minutes of measuring."""
+    """Turn a source into a function that makes its rows; errors are raised before the measurement."""
     name = os.fspath(source)
     if not Path(name).exists():
         try:
@@ -238,7 +238,7 @@ def _adversarial(scores: F32, plain: F32, plan: Plan, rounds: int) -> dict[str, 
 
 
 def _aimed(width: int, k: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Search for the dearest row of a width, and time it and a plain one in turns."""
+    """Search for the row of a width that costs the most, and time it and a plain one in turns."""
     plan = api.plan(rows=1, width=width, k=k)
     found = aimed.search(plan, aimed.STEPS, seed)
     plain = find_producer(BASELINE)(1, width, seed=seed, k=k)
@@ -378,7 +378,7 @@ def tables(payload: dict[str, Any]) -> Iterator[TableOfTexts]:
         ]
         if adversarial:
             columns = ("family", "ksieve", "of plain rows", "model scans", "routes")
-            yield f"{title}: rows made to hurt", columns, adversarial
+            yield f"{title}: adversarial rows", columns, adversarial
     if results["aimed"]:
         searched = [
             (
@@ -390,7 +390,7 @@ def tables(payload: dict[str, Any]) -> Iterator[TableOfTexts]:
             for case in results["aimed"]
         ]
         heads = ("row", "work of a random row's", "ksieve", "of a plain row")
-        yield "The dearest rows that a search finds, one at a time", heads, searched
+        yield "The most expensive rows that a search finds, one at a time", heads, searched
     if "start" in results:
         start, memory = results["start"], results["memory"]
         grown = memory["resident_growth_bytes_per_thread"]

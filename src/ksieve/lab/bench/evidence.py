@@ -1,6 +1,6 @@
 """Result files of ablations, chains and replays as Markdown: the generated part of docs/guide/evidence.md.
 
-Every number comes out of a payload, the paper's beside ours; an answer that was not exact stops the page.
+Every number is read from a payload, and the paper's is printed with it; an inexact answer raises an error.
 """
 
 from __future__ import annotations

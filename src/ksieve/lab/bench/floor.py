@@ -33,7 +33,7 @@ class ReadKernel:
     unroll : int
         16-byte loads in flight per thread, or shared buffers of a CTA (`BULK`).
     chunk : int
-        Bytes dealt at a time.
+        Bytes that a CTA takes at a time.
     ctas_per_sm : int
         Resident CTAs per multiprocessor; unused by `PER_ROW`.
     """
@@ -75,7 +75,7 @@ KERNELS = (
     ReadKernel("bulk, 8 x 8K", BULK, 32, 8, 8192, 3),
     ReadKernel("bulk, 8 x 4K", BULK, 32, 8, 4096, 6),
 )
-"""Kernels whose best time is the floor: whole rows, dealt chunks and bulk copies, from few large to many small."""
+"""Kernels whose best time is the floor: whole rows, chunks taken in turn, and bulk copies, in several sizes."""
 
 
 def available(device: DeviceInfo) -> list[ReadKernel]:

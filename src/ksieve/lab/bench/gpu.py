@@ -100,7 +100,7 @@ def run(
     progress: Progress | None = None,
     each: Tell | None = None,
 ) -> dict[str, Any]:
-    """Measure the planner's choice, the variants asked for, and other libraries.
+    """Measure the planner's choice, other plans, and other libraries.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def run(
     source : str
         Of the scores: "endpoint", "normal" or "factors:PATH".
     variants : sequence of Variant
-        Timed beside the planner's choice.
+        Further plans to time.
     peer_names : iterable of str, optional
         Other libraries; None means every one that is installed.
     rounds, torch_rounds : int
@@ -169,7 +169,7 @@ def run_floor(
 def over(
     cases: Sequence[Any], measure: Callable[[Any], dict[str, Any]], progress: Progress | None, each: Tell | None
 ) -> list[dict[str, Any]]:
-    """Measure cases in turn, telling how far it is and what came out."""
+    """Measure cases in turn, and report progress and results."""
     results = []
     for done, case in enumerate(cases):
         if progress is not None:

@@ -98,7 +98,7 @@ def own_time(shape: Mapping[str, Any]) -> str:
 
 
 def beside(value: float, target: float, *, most: bool = False) -> str:
-    """A target and whether a value meets it; with `most`, the value must not exceed it."""
+    """Text of a target and whether a value reaches it; with `most` the target is an upper bound."""
     return f"target {target}: {'met' if (value <= target if most else value >= target) else 'missed'}"
 
 

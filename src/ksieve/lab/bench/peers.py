@@ -1,8 +1,8 @@
 """Selectors of other libraries as contenders: used where they can be imported, skipped with a reason where not.
 
-Each adapter calls the library the way an engine does, on the same tensors, with whatever the library lets a caller
-prepare left outside the clock (outputs, page tables, workspaces) and what it does not (SGLang's plan over the lengths)
-inside. What comes back is turned into plain indices and judged by `ksieve.verify`, like everybody's.
+Each adapter calls the library as an engine does, on the same tensors. Preparation that the library allows (outputs,
+page tables, workspaces) is not timed; preparation inside a call (SGLang's plan over the lengths) is. Results are
+converted to plain indices and checked by `ksieve.verify`, as those of every contender.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def available(names: Iterable[str] | None = None) -> tuple[list[tuple[Peer, Any]
     Raises
     ------
     ArgumentError
-        If a name is nobody's.
+        If no library has a name of the list.
     """
     asked = list(names) if names is not None else None
     for name in asked or ():

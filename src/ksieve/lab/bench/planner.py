@@ -102,7 +102,7 @@ def run(
     progress: Progress | None = None,
     each: Tell | None = None,
 ) -> dict[str, Any]:
-    """Time the planner's choice beside every alternative.
+    """Time the planner's choice and every alternative.
 
     Every answer of the choice is verified, and the first of every alternative. Arguments as in `gpu.run`.
 

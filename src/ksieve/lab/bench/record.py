@@ -45,7 +45,7 @@ def payload(bench: str, settings: Mapping[str, Any], results: Any, *, gpu: bool 
     bench : str
         Name of the measurement.
     settings : mapping
-        What was asked for: shapes, rounds, seeds.
+        Arguments of the measurement: shapes, rounds, seeds.
     results : JSON-able
     gpu : bool
         Ask for the GPU too.
@@ -119,7 +119,7 @@ def environment(*, gpu: bool = False) -> dict[str, Any]:
 
 
 def command_line(arguments: list[str]) -> str:
-    """Join a command line, folders left out: a result file says what was run, not where somebody keeps it."""
+    """Join a command line without folders: a result file must not contain local paths."""
     if arguments and Path(arguments[0]).parts[-2:] == ("ksieve", "__main__.py"):  # python -m ksieve
         arguments = ["ksieve", *arguments[1:]]
     return shlex.join(printable(_without_folders(a)) for a in arguments)

@@ -1,4 +1,4 @@
-"""Costs outside a call, measured in fresh processes: import, first call, and memory beside the arguments."""
+"""Costs outside a call, measured in fresh processes: import, first call, and memory in addition to the arguments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Machines that ablations and replays run on: how scores are made there, plans timed, and statistics read.
 
-All hand back the same facts, so that the studies above know nothing of devices: on the GPU CUDA-graph replays beside
-the plain-read floor (`ksieve.lab.bench.gpu`), on the CPU wall time in rotated rounds beside a plain maximum.
+All return the same facts, so that ablations and replays do not depend on the device. On the GPU they time CUDA-graph
+replays and the plain-read floor (`ksieve.lab.bench.gpu`), on the CPU wall time in rotated rounds and a plain maximum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Machine(Protocol):
     name: str
 
     def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
-        """Make a score matrix and put the lengths beside it."""
+        """Make a score matrix and its lengths on the same device."""
 
     def time(
         self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None

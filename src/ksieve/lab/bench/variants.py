@@ -1,4 +1,4 @@
-"""Plans to time beside the planner's own choice: forced families, policies, splits, and other launch shapes."""
+"""Plans to compare with the planner's choice: forced families, policies, splits, and other launch shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ksieve.planning.plan import Plan
 
 @dataclass(frozen=True)
 class Variant:
-    """A plan to time beside the planner's own choice: forced family and policy, and fields of the plan replaced."""
+    """A plan to compare with the planner's choice: forced family and policy, and replaced fields of the plan."""
 
     name: str
     family: str | None = None

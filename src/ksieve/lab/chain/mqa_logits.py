@@ -88,7 +88,7 @@ class Tile:
 
 
 TILE = Tile()
-"""What the kernel uses when nobody says otherwise. At 64 heads of 128 dimensions four programs fit a multiprocessor of
+"""Default launch shape of the kernel. At 64 heads of 128 dimensions four programs fit a multiprocessor of
 an H100 or H200, so that one's head sums run while another's products do."""
 
 

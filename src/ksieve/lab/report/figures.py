@@ -4,7 +4,7 @@ A figure is a solid light card with dark ink, so the same file reads in print, o
 Inside an HTML report of our own, `inline_svg` names its colours by CSS variables instead, and `PAGE_CSS` gives them
 light and dark values, so that there a figure follows the reader's theme.
 
-Colours are Okabe and Ito's (2008), which readers with any common colour vision tell apart; `series` pairs each
+Colours are Okabe and Ito's (2008), which readers with any common colour vision distinguish; `series` pairs each
 with a marker and a dash of its own, so that nothing hangs on colour alone. Matplotlib is imported when a figure is
 drawn, never by importing ksieve.
 

@@ -17,7 +17,7 @@ PAPER_K = 2048
 """The k of the paper's captures: at another one its figures mean nothing."""
 
 TIED, SHORT, BEYOND = "tied", "rows too short", "beyond the ranks resolved"
-"""Why a figure is missing: rows have no boundary to speak of, too few scores, or ranks past `tally.MOST`."""
+"""Why a figure is missing: rows are tied at rank k, have too few scores, or ranks past `tally.MOST`."""
 
 Kind = Literal["rank", "within", "share", "count", "change"]
 
@@ -115,7 +115,7 @@ def compare(results: Results) -> list[Line]:
 
 
 def all_tied(capture: Capture) -> bool:
-    """Whether no row studied has a boundary to speak of: its scores are equal at rank k."""
+    """Whether every row studied is tied at rank k, so that no row has a distinct boundary."""
     return bool(capture["tail"]["tied"] == capture["studied"])
 
 

@@ -29,7 +29,7 @@ class DeviceCost:
     name : str
     kind : {"cpu", "cuda"}
     fixed_ns : float
-        Per row, whatever it holds.
+        Per row, independent of its scores.
     byte_ns : float
         Per byte of the row and complete scan.
     line_ns : float

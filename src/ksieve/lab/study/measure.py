@@ -231,7 +231,7 @@ def study_row(row: RankedRow, found: CaptureStudy, number: int) -> None:
     found.studied += 1
     if _tail(row, found):
         _views(row, found)
-    if row.ranks[found.k - 1] == found.k:  # else which of the tied positions belong to the top is anybody's choice
+    if row.ranks[found.k - 1] == found.k:  # with a tie at rank k the set of top positions is not unique
         found.shares.append(np.bincount(row.order[: found.k] * 10 // row.length, minlength=10) / found.k)
     _regions(row, found)
     for judged in found.plans:

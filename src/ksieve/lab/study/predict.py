@@ -47,7 +47,7 @@ def sample_ranks(view: SamplingPolicy, k: int) -> I64:
 
 def with_ranks(view: SamplingPolicy, k: int, primary: int, rescue: int | None) -> SamplingPolicy:
     """Give a view the margins that request these sample ranks at this k."""
-    # A quarter of a rank below the rank itself: ceil() meets it whatever the rounding.
+    # A quarter below the rank, so that ceil() gives the rank for any rounding error.
     margin, rescue_margin = (None if q is None else round((q - 0.25) * view.stride / k, 6) for q in (primary, rescue))
     assert margin is not None
     policy = replace(view, margin=margin, rescue_margin=rescue_margin, sigmas=0.0, min_rank=min(primary, 16))

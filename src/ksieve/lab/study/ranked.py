@@ -1,8 +1,8 @@
 """Rows in rank order: the best scores of a row with their positions, and exact counts over all of it.
 
-Everything a study asks of a row concerns its upper tail, so only the best `keep` scores are ordered; whatever falls
-behind them is counted over the complete row. Ties count at their worst: the rank of a value is how many scores are
-at least as good, which is what an inclusive boundary there would admit.
+A study needs only the upper tail of a row, so that only the best `keep` scores are ordered; ranks past them are counted
+over the complete row. The rank of a value counts ties: it is the number of scores at least as good, which an inclusive
+boundary there would admit.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _rank_on_cuda(matrix: F32, lengths: I64, keep: int) -> Iterator[RankedRow]:
     comparable = torch.where(columns < valid[:, None], comparable, float("-inf"))
     best = torch.topk(comparable, min(keep, matrix.shape[1]), dim=1, sorted=True).indices.cpu().numpy()
     for row, length, found in zip(matrix, lengths, best, strict=True):
-        # -inf, NaN and the padding tie on the device: what is valid is told apart here, where keys decide.
+        # -inf, NaN and the padding tie on the device: keys on the host separate valid scores from padding.
         order = found[found < length]
         kept = row[order]
         if order.size < min(keep, int(length)) or (order.size and not kept.min() > -np.inf):

@@ -1,4 +1,4 @@
-"""Which rows of a capture are looked at, and reading them a block at a time."""
+"""Selection of the rows of a capture to study, and reading them block by block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_LENGTH = 4
 """Rows of at least this many k scores are eligible, so that every one has an upper tail of several k (paper)."""
 
 ROWS = 4096
-"""Rows taken of a capture unless told otherwise, at equal spacing among the eligible ones (paper)."""
+"""Default number of rows of a capture, at equal spacing among the eligible ones (paper)."""
 
 
 class RowBlock(NamedTuple):

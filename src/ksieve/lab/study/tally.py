@@ -1,4 +1,4 @@
-"""Distributions of realised ranks, gathered without keeping the ranks."""
+"""Distributions of realised ranks, collected without storing the ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RankTally:
         Parameters
         ----------
         ranks : ndarray of int64
-            `UNUSABLE` ones are counted apart.
+            `UNUSABLE` ones are counted separately.
         reference : array_like, same shape or scalar
             Expected squared error of each, such as `theory.exchangeable_square_error`.
         """

@@ -1,6 +1,7 @@
 """What order statistics predict about tails and views: plain formulas, no data.
 
-Source: the paper's section "Theoretical Basis". Ranks count from 1 at the largest score.
+Source: Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention", Tencent; section
+"Theoretical Basis". Ranks count from 1 at the largest score.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Judged:
         """Begin with no row."""
         policy, k = plan.policy, plan.problem.k
         tally = RankTally(k, float(policy.primary_rank(k) * policy.stride)) if policy else None
-        return cls(length_bins.studied(plan) if plan.device.kind == "cuda" else plan, tally)
+        return cls(length_bins.stats_plan(plan) if plan.device.kind == "cuda" else plan, tally)
 
     @property
     def name(self) -> str:

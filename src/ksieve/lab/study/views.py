@@ -1,4 +1,4 @@
-"""What every phase of a sampled view would have proposed for a row, all phases at once.
+"""Boundaries that every phase of a sampling policy would propose for a row, all phases at once.
 
 A view is a `SamplingPolicy`, here without its margins: `stride`, `group`, `peaks` and `boundary` say which scores
 stand for the row, a sample rank is asked for separately. The paper's regular views are policies of group 1.

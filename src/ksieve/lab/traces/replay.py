@@ -1,4 +1,4 @@
-"""Replaying the selections of requests: call by call in their order, on any backend, verified, beside the floor.
+"""Replaying the selections of requests: call by call in order, on any backend, verified, and compared with the floor.
 
 A trace is a list of calls. It is generated from requests as a serving framework schedules them
 (`ksieve.lab.traces.serving`), read from a JSON file, or taken from a recording (`ksieve.record`), which brings its own
@@ -196,7 +196,7 @@ def run(
     rounds : int
         Timed rounds per call; its median counts.
     peers : sequence of str or None
-        On CUDA, other selectors timed beside; None means all that are installed.
+        On CUDA, other selectors that are timed too; None means all that are installed.
     seed : int
     progress : callable, optional
         Called as ``progress(calls done, calls in all)``.

@@ -1,8 +1,9 @@
-"""The selections that serving one long request takes: what a framework's scheduler hands to a Top-K kernel.
+"""The selections of one long request: the calls that a framework's scheduler makes of a Top-K kernel.
 
 A scheduler cuts a prompt into steps of bounded query tokens, and the indexer cuts each step again, so that the score
 matrix of one invocation (rows times the keys there are at the end of the step, float32) stays within a budget of bytes
-(paper, section "Framework-Level Top-K Performance"). With 65,536 query tokens per step and 6.3e9 bytes, requests of
+(Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention", Tencent; section
+"Framework-Level Top-K Performance"). With 65,536 query tokens per step and 6.3e9 bytes, requests of
 245,000 and 430,000 tokens take 4 and 7 steps and 26 and 71 invocations, as published. Decoding adds one invocation
 per token, of one row per request of the batch.
 """
@@ -25,7 +26,7 @@ BUDGET_BYTES = 6_300_000_000
 """Score-matrix bytes of one invocation that reproduce the paper's invocation counts."""
 
 SCORE_BYTES = 4
-"""Indexers write float32 scores, whatever precision they read."""
+"""Indexers write float32 scores, for any input precision."""
 
 PAPER_REQUESTS = {"245K": 245_000, "430K": 430_000}
 """Prompt tokens of the paper's traces by name."""

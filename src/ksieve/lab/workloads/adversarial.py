@@ -106,7 +106,7 @@ def _descending(rng: RNG, width: int, row: int, k: int) -> F32:
 
 
 def _one_cluster(rng: RNG, width: int, row: int, k: int) -> F32:
-    """The top k lie side by side at a random place: one thread or segment meets them all."""
+    """The top k are adjacent at a random position: one thread or segment reads all of them."""
     out = _normal(rng, width)
     begin = int(rng.integers(0, max(width - k, 0) + 1))
     out[begin : begin + k] = np.float32(16) + np.abs(out[begin : begin + k])
@@ -135,7 +135,7 @@ def _locked(
     Parameters
     ----------
     policy : SamplingPolicy or str, optional
-        Default: what the planner gives rows of this width, so that the worst case is met.
+        Default: the planner's policy for rows of this width, which gives the worst case.
     """
     return make
 

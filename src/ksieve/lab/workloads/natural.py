@@ -1,4 +1,4 @@
-"""Score families with a natural shape; `ksieve.lab.workloads.rowwise` states what all of them take and give."""
+"""Score families that resemble real scores; `ksieve.lab.workloads.rowwise` defines their common interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _endpoint_structured(
 
     The paper measures that share on captured rows at K = 2048 (section on proposal quality). Scores are
     ``Exp(1) + log density(position)``: with an exponential tail, a share of the top k in a region is its share of
-    the density whatever k is, until k exceeds about an eighth of the width.
+    the density for any k up to about an eighth of the width.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def _endpoint_structured(
     reach : float
         Decay length of the two ends, in units of the width.
     """
-    if width < 10:  # no deciles to speak of
+    if width < 10:  # too narrow for deciles
         return rng.standard_exponential(width)
     target = rng.uniform(*share)
     x = (np.arange(width) + 0.5) / width
@@ -73,7 +73,7 @@ def _smooth_structured(
     if reach < 1 or not 0 <= alike <= 1:
         raise ArgumentError("reach, alike", f"{reach}, {alike}", "a reach of at least 1 and a share from 0 to 1")
     noise = rng.standard_normal((2, width))
-    if width < 10:  # no deciles to speak of
+    if width < 10:  # too narrow for deciles
         short: NDArray[np.float64] = noise[0]
         return short
     decay = np.exp(-1 / reach)
@@ -117,4 +117,4 @@ NATURAL = (
     Producer("relu_plateau", "k/2 positive scores, then exact zeros: rank k is a zero", by_rows(_relu_plateau)),
     Producer("heavy_tailed", "Cauchy scores, some beyond float16", by_rows(_heavy_tailed)),
 )
-"""Producers shaped like what a selector meets in service."""
+"""Producers that resemble the rows of a serving system."""

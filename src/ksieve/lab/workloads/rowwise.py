@@ -1,9 +1,9 @@
-"""What a producer of synthetic scores is, and how one is made from a function of one row.
+"""Interface of producers of synthetic scores, and their construction from a function of one row.
 
 Every producer is ``f(rows, width, *, seed=0, first_row=0, k=2048, **options) -> float32 (rows, width)``. Row r is
 a function of ``(seed, first_row + r)``, the width and the options alone, so a matrix can be made in blocks.
-`k` is the K that families with a boundary of their own (plateaus, ties) are aimed at. Any shape works,
-down to zero rows or scores; a family that cannot show its point in so few scores shows what it can.
+`k` is the K at which some families (plateaus, ties) place their boundary. Any shape works, down to zero rows or scores;
+in very short rows a family may lack its characteristic feature.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
     if plan.family not in STEMS:
         raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")
     if stats:
-        plan = length_bins.studied(plan)
+        plan = length_bins.stats_plan(plan)
     policy = plan.policy
     defines = {
         "KSIEVE_THREADS": plan.threads,

@@ -92,7 +92,7 @@ class Launcher:
     """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
 
     def __init__(self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None) -> None:
-        self.plan = plan = length_bins.studied(plan) if stats else plan
+        self.plan = plan = length_bins.stats_plan(plan) if stats else plan
         self.driver = driver = driver or cuda_driver.get()
         index = plan.problem.device.index
         _check_device(plan, driver.device_info(index))

@@ -1,5 +1,6 @@
-"""The paper's ablations on ksieve's kernels: retention margin, stride, rescue, exact against sampled proposal, and from
-which row width on sampling pays; each beside what the paper found.
+"""The ablations of the paper (Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
+Attention", Tencent) on ksieve's kernels: retention margin, stride, rescue, exact against sampled proposal, and the row
+width from which sampling pays. Each result file also holds the paper's results.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def run(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure the parts asked for.
+    """Measure some of the ablations.
 
     Parameters
     ----------
@@ -59,7 +60,7 @@ def run(
     source : str
         Scores: "endpoint" or "normal", on the GPU also "factors:PATH".
     peers : sequence of str or None
-        Names of `ksieve.lab.bench.peers` timed beside; None means all that are installed.
+        Names of `ksieve.lab.bench.peers`, timed as well; None means all that are installed.
     step_tokens, budget_bytes : int
         The scheduler's.
     widths, rows : sequence of int

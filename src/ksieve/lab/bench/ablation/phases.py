@@ -1,6 +1,6 @@
 """Time per phase of a row, from clock stamps that a profiled build of the shipped kernels leaves behind.
 
-The profiled build is the shipped sources with five stamps put in where the phases meet (`STAMPS`); a stamp waits for
+The profiled build is the shipped sources with five stamps inserted between the phases (`STAMPS`); a stamp waits for
 the whole CTA and adds the cycles since the one before it to the row's statistics memory. The sources on disk carry no
 trace of this. Where a place to stamp is not found exactly once, because a kernel was rewritten, the profile says so
 and measures nothing.
@@ -168,7 +168,7 @@ def profile(machine: Gpu, scores: Any, lengths: Any, k: int, choice: Choice, *, 
 
 @contextmanager
 def _in_place_of(plan: Plan, index: int, function: int) -> Iterator[None]:
-    """Let calls that ask for statistics run another function for a while."""
+    """Within a ``with`` block, run another function in calls with statistics."""
     place, prepared = (index, kernel_spec(plan, stats=True)), (plan, True)
     before = launch._functions.pop(place, None)
     launch._launchers.pop(prepared, None)

@@ -47,7 +47,7 @@ def lines_policy(stride: int, margin: float) -> SamplingPolicy:
 
 
 def choices_of(parts: Iterable[str]) -> dict[str, Choice]:
-    """Every variant that the parts asked for need, once each, by name."""
+    """Return every variant that some of the parts need, by name."""
     wanted = set(parts)
     found: dict[str, Choice] = {PLANNED: (None, None)}
 
