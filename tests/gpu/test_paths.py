@@ -124,7 +124,7 @@ def widest_plan(extra):
 def test_places_in_columns_reach_the_end_of_the_widest_rows(extra, tally):
     """The best scores lie at the end, where places are greatest."""
     plan = widest_plan(extra)
-    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_NARROW"] == (extra == 0)
+    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_LOCAL_INDEX16"] == (extra == 0)
     scores = torch.randn(2, plan.problem.width, device=runner.DEVICE)
     scores[:, -6000:] += 9
     lengths = torch.tensor([plan.problem.width, plan.problem.width - 3], dtype=torch.int32, device=runner.DEVICE)

@@ -107,7 +107,7 @@ def test_the_thresholds_are_the_kernels():
     assert tuple(map(int, re.findall(r"all > (\d+)", text))) == BEYOND
     assert [32 * int(warps) for warps in re.findall(r"kSome = (\d+);", text)] == [SAMPLERS]
     text = (KERNELS / "common/storage.cuh").read_text(encoding="utf-8")
-    assert [int(room) for room in re.findall(r"kRoomy = kRoom >= (\d+);", text)] == [ROOMY]
+    assert [int(room) for room in re.findall(r"kRoomy = kSpareRegisters >= (\d+);", text)] == [ROOMY]
 
 
 @pytest.mark.parametrize("warps", [8, 16, 32, 64, 256])

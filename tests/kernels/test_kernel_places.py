@@ -28,7 +28,7 @@ static Storage storage;
 static Thread threadIdx;
 static Storage& shared_storage() { return storage; }
 constexpr int kThreads = THREADS, kVector = VECTOR, kStep = kThreads * kVector, kBatch = BATCH;
-constexpr bool kNarrow = true, kSmall = kThreads <= 256; // where threads move on
+constexpr bool kLocalIndex16 = true, kSmall = kThreads <= 256; // where threads move on
 %(functions)s
 int main() {
   constexpr int kTurns = 65536 / (kBatch * kVector);

@@ -32,7 +32,7 @@ using u64 = unsigned long long;
 #define __device__
 #define __forceinline__ inline
 static u32 __umulhi(u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); }
-constexpr int kPool = KSIEVE_PEAKS ? 4 : 1, kStride = KSIEVE_STRIDE, kGroup = KSIEVE_GROUP;
+constexpr int kPool = KSIEVE_POOLING ? 4 : 1, kStride = KSIEVE_STRIDE, kGroup = KSIEVE_GROUP;
 constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
 constexpr bool kJitter = KSIEVE_JITTER != 0;
 %(constants)s
@@ -80,7 +80,7 @@ def test_a_plan_says_whether_its_kernel_jitters(policy):
 )
 def test_the_kernels_look_where_the_model_does(policy, tmp_path: Path):
     defines = {
-        "STRIDE": policy.stride, "GROUP": policy.group, "PEAKS": int(policy.peaks), "JITTER": int(policy.jitter),
+        "STRIDE": policy.stride, "GROUP": policy.group, "POOLING": int(policy.peaks), "JITTER": int(policy.jitter),
         "PHASE_MULTIPLIER": policy.phase_multiplier,
     }  # fmt: skip
     (tmp_path / "view.cpp").write_text(source(), encoding="utf-8")

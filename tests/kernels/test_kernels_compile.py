@@ -253,15 +253,15 @@ def test_a_rank_is_no_define():
 def test_options_are_compiled_in_only_where_they_are_asked_for(family):
     """A plain plan's kernel has no define of theirs: so the code, the cache entry and the parameters it always had."""
     plain = specialisation(family, "sm_90a")[0]
-    known = {"WINDOWS", "FINISH", "ORDER", "TIES", "OVERLAP", "SORT_SLOTS"}
+    known = {"WINDOWS", "EPILOGUE", "ORDER", "TIES", "OVERLAP", "SORT_SLOTS"}
     assert not {name.removeprefix("KSIEVE_") for name, _ in plain.defines} & known
     for asked, names in (
         (Options(next_n=2), {"WINDOWS"}),
         (Options(per_row_k=True), {"WINDOWS"}),
         (Options(tie_break="low"), {"TIES"}),
-        (Options(index_dtype="int64"), {"FINISH"}),
-        (Options(transform="offsets", overlap=True), {"FINISH", "OVERLAP"}),
-        (Options(order="index"), {"FINISH", "ORDER"}),
+        (Options(index_dtype="int64"), {"EPILOGUE"}),
+        (Options(transform="offsets", overlap=True), {"EPILOGUE", "OVERLAP"}),
+        (Options(order="index"), {"EPILOGUE", "ORDER"}),
         (Options(index_base="start", page_size=8), set()),
     ):
         found = dict(specialisation(family, "sm_90a", asked=asked)[0].defines)

@@ -1,7 +1,8 @@
 // Deals the rows of a matrix to the launches that follow, by their length: one CTA for each launch.
 //
 //   1. a warp looks at kAtOnce times 32 neighbouring rows, whose lengths it waits for together
-//   2. rows of at most kHeld scores are for the first launch, of at most twice as many for the second, and so on; those
+//   2. rows of at most kMaxResident scores are for the first launch, of at most twice as many for the second, and so
+//   on; those
 //      too long for all others for the last
 //   3. every launch has a list (length_bins.cuh), where the rows of a warp stay together: CTAs that run at once then
 //   work on
@@ -13,7 +14,7 @@
 
 constexpr int kAtOnce = 8;
 
-__device__ __forceinline__ int band_of(int length) { return min(max(length - 1, 0) / kHeld, kBand); }
+__device__ __forceinline__ int band_of(int length) { return min(max(length - 1, 0) / kMaxResident, kBin); }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_length_bins(const __grid_constant__ Params p) {
@@ -43,10 +44,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (dealt[i] >> (threadIdx.x & 31) & 1)
-        *dealt_row(p, place + __popc(dealt[i] & lanes_below()), band) = {begin + own + i * 32, length[i]};
+        *binned_row(p, place + __popc(dealt[i] & lanes_below()), band) = {begin + own + i * 32, length[i]};
       place += __popc(dealt[i]);
     }
   }
   __syncthreads(); // all rows are counted
-  if (threadIdx.x == 0) dealt_counts(p)[band] = count;
+  if (threadIdx.x == 0) bin_counts(p)[band] = count;
 }

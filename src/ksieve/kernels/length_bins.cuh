@@ -4,34 +4,32 @@
 #include "common/load.cuh"
 #include "common/workspace.cuh"
 
-#ifndef KSIEVE_DEALT
-#define KSIEVE_DEALT 0 // rows are dealt to several launches
-#define KSIEVE_BAND 0  // and this is which of them; of what deals them, the last
+#ifndef KSIEVE_BINNED
+#define KSIEVE_BINNED 0 // rows are dealt to several launches
+#define KSIEVE_BIN 0    // and this is which of them; of what deals them, the last
 #endif
-constexpr bool kDealt = KSIEVE_DEALT != 0;
-constexpr int kBand = KSIEVE_BAND;
+constexpr bool kBinned = KSIEVE_BINNED != 0;
+constexpr int kBin = KSIEVE_BIN;
 
 // In the workspace from Params::lists on: how many rows each launch has, and from kHeaderBytes behind that on, with
 // room for all rows each, the lists.
-struct alignas(8) DealtRow {
+struct alignas(8) BinnedRow {
   int id;
   int length;
 };
-__device__ __forceinline__ unsigned char* dealt_lists(const Params& p) {
+__device__ __forceinline__ unsigned char* bin_lists(const Params& p) {
   i64 lists = p.lists;
   asm volatile("" : "+l"(lists)); // the address is not kept, and spilled, from the beginning
   return p.workspace + lists;
 }
-__device__ __forceinline__ int* dealt_counts(const Params& p) { return reinterpret_cast<int*>(dealt_lists(p)); }
-__device__ __forceinline__ DealtRow* dealt_row(const Params& p, int number, int band) {
-  DealtRow* rows = reinterpret_cast<DealtRow*>(dealt_lists(p) + kHeaderBytes);
+__device__ __forceinline__ int* bin_counts(const Params& p) { return reinterpret_cast<int*>(bin_lists(p)); }
+__device__ __forceinline__ BinnedRow* binned_row(const Params& p, int number, int band) {
+  BinnedRow* rows = reinterpret_cast<BinnedRow*>(bin_lists(p) + kHeaderBytes);
   return rows + static_cast<i64>(band) * p.rows + number;
 }
 
 // Rows of this launch.
-__device__ __forceinline__ int rows_of(const Params& p) {
-  return kDealt ? min(dealt_counts(p)[kBand], p.rows) : p.rows;
-}
+__device__ __forceinline__ int rows_of(const Params& p) { return kBinned ? min(bin_counts(p)[kBin], p.rows) : p.rows; }
 
 // A row with its length in hand; a window's is asked for again.
 __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
@@ -43,8 +41,8 @@ __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length
 }
 
 __device__ __forceinline__ Row nth_row(const Params& p, int number) {
-  if constexpr (!kDealt) return load_row(p, number);
-  DealtRow dealt = *dealt_row(p, number, kBand);
+  if constexpr (!kBinned) return load_row(p, number);
+  BinnedRow dealt = *binned_row(p, number, kBin);
   return row_of_length(p, dealt.id, dealt.length);
 }
 
@@ -56,8 +54,8 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
     u32 at = static_cast<u32>(__cvta_generic_to_shared(&to));
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
   };
-  if constexpr (kDealt) {
-    const DealtRow* dealt = dealt_row(p, number, kBand);
+  if constexpr (kBinned) {
+    const BinnedRow* dealt = binned_row(p, number, kBin);
     fetch(s.next_id, &dealt->id);
     fetch(s.next_length, &dealt->length);
   } else if (!KSIEVE_WINDOWS && p.lengths) {
@@ -68,6 +66,6 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
 // The row that was fetched: for whoever fetched it, or behind a barrier.
 __device__ __forceinline__ Row fetched_row(const Params& p, int number) {
   const SharedStorage& s = shared_storage();
-  if (kDealt) return row_of_length(p, s.next_id, s.next_length);
+  if (kBinned) return row_of_length(p, s.next_id, s.next_length);
   return row_of_length(p, number, p.lengths ? s.next_length : p.width);
 }

@@ -56,7 +56,7 @@ SCALAR_BYTES = 1056
 """Shared memory behind the candidates and heights; slots are sorted in what lies before (epilogue/epilogue.cuh)."""
 
 DESCRIBED_BYTES = 12 * 96
-"""And that of families that hold rows: they describe more of them ahead (kernels/common/storage.cuh, kHeldRows)."""
+"""And that of families that hold rows: they describe more of them ahead (kernels/common/storage.cuh, kDescriptors)."""
 
 SAMPLE_BYTES = 2
 """And for each of their threads, what it samples."""
@@ -74,7 +74,7 @@ STORED_STEP = 256
 """Bytes that room for candidates is a multiple of where rows are held."""
 
 FEWEST = 32
-"""Unresolved candidates that are ranked at once (kernels/common/params.cuh, kFewest)."""
+"""Unresolved candidates that are ranked at once (kernels/common/params.cuh, kTailMax)."""
 
 OWNER_BYTES = 16 + 8 * FEWEST
 """What such CTAs count together on rare routes (kernels/resident/grid_mailbox.cuh, Owner)."""
@@ -238,7 +238,7 @@ def with_workspace(plan: Plan) -> Plan:
 
 
 def meeting_bytes(holders: int) -> int:
-    """Workspace in which the CTAs that share a row exchange messages (resident/grid_mailbox.cuh, Meeting)."""
+    """Workspace in which the CTAs that share a row exchange messages (resident/grid_mailbox.cuh, GridMailbox)."""
     counts, told = 2 * HISTOGRAM_BYTES, holders * (16 + 8 * FEWEST)
     return _round_up(counts + told + 4 * holders * holders + OWNER_BYTES + 4 * (BARRIERS + 4), 16)
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
   struct alignas(sizeof(Count) * kPerThread) Own {
     Count bin[kPerThread];
   } own;
-  const int thread = thread_again();
+  const int thread = reread_tid();
   const int lane = thread & 31;
   const int warp = thread >> 5;
   constexpr int kTogether = kPerThread < 4 ? kPerThread : 4; // bins that a thread reads at a time
@@ -105,10 +105,10 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
   return s.found[0];
 }
 
-// Lists an entry among the few; at most kFewest may come. A barrier must follow before they are ranked.
-__device__ __forceinline__ void list_few(u64 entry, SharedStorage& s = shared_storage()) {
-  int place = atomicAdd(&s.few_count, 1);
-  if (place < kFewest) s.few[place] = entry;
+// Lists an entry among the few; at most kTailMax may come. A barrier must follow before they are ranked.
+__device__ __forceinline__ void list_tail(u64 entry, SharedStorage& s = shared_storage()) {
+  int place = atomicAdd(&s.tail_count, 1);
+  if (place < kTailMax) s.tail[place] = entry;
 }
 
 // The lane-th of `count` listed entries and how many of them are less; entries are distinct. For whole warps.
@@ -116,14 +116,14 @@ struct RankedEntry {
   u64 entry;
   int rank;
 };
-__device__ __forceinline__ RankedEntry rank_few(int count) {
+__device__ __forceinline__ RankedEntry rank_tail(int count) {
   const SharedStorage& s = shared_storage();
   int lane = static_cast<int>(threadIdx.x & 31);
   asm volatile("" : "+r"(lane)); // its place is not kept, and spilled, from the beginning
-  u64 mine = lane < count ? s.few[lane] : ~0ull;
+  u64 mine = lane < count ? s.tail[lane] : ~0ull;
   int rank = 0;
 #pragma unroll 4
   for (int other = 0; other < count; ++other)
-    rank += s.few[other] < mine;
+    rank += s.tail[other] < mine;
   return {mine, rank};
 }

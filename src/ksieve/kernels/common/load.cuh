@@ -186,7 +186,8 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
   Body body = body_of(scores, begin, end);
   if (kColumns && threadIdx.x == 0) shared_storage().origin = body.begin;
   u32 ring = own_ring();
-  constexpr int kUnrolled = kHeld ? 1 : kBatches; // where a row is copied in bulk, this is rare and shall be short
+  constexpr int kUnrolled =
+      kMaxResident ? 1 : kBatches; // where a row is copied in bulk, this is rare and shall be short
 #pragma unroll kUnrolled
   for (int batch = 0; batch < kBatches; ++batch) {
     int first = body.begin + moved_on(own_place(), batch);
@@ -230,7 +231,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     if (kSmall) next = scores + batch + kTurn + moved_on(place, kBatches);
     if (kResident) {
       // nothing makes room for anything
-    } else if (!rarely(batch > steady)) {
+    } else if (!unlikely(batch > steady)) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u)
         copy_ahead(slot + u * kStageBytes, next + u * kStep);
@@ -252,7 +253,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     slot += kBatch * kStageBytes;
     if (slot == ring + kStages * kStageBytes) slot = ring;
   }
-  if (rarely(body.begin != begin || body.end != end)) {
+  if (unlikely(body.begin != begin || body.end != end)) {
     int edge = begin + static_cast<int>(threadIdx.x);
     if (edge >= body.begin) edge += body.end - body.begin;
     bool valid = threadIdx.x < 2 * kVector && edge < end;

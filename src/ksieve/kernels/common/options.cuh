@@ -6,8 +6,8 @@
 #ifndef KSIEVE_WINDOWS
 #define KSIEVE_WINDOWS 0 // rows have windows, entries of several rows, or a k of their own
 #endif
-#ifndef KSIEVE_FINISH
-#define KSIEVE_FINISH 0 // a row's slots take a pass after the selection: epilogue/epilogue.cuh
+#ifndef KSIEVE_EPILOGUE
+#define KSIEVE_EPILOGUE 0 // a row's slots take a pass after the selection: epilogue/epilogue.cuh
 #endif
 #ifndef KSIEVE_ORDER
 #define KSIEVE_ORDER 0 // 1: slots by score, 2: by index
@@ -22,12 +22,12 @@
 #ifndef KSIEVE_SORT_SLOTS
 #define KSIEVE_SORT_SLOTS 0 // 8-byte places per worker in the workspace, where slots do not fit shared memory to sort
 #endif
-#define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_FINISH || KSIEVE_TIES)
+#define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES)
 
-constexpr bool kFinish = KSIEVE_FINISH != 0;
+constexpr bool kEpilogue = KSIEVE_EPILOGUE != 0;
 constexpr bool kTies = KSIEVE_TIES != 0;
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;
-static_assert(kFinish || KSIEVE_ORDER == 0, "an order is made by the finishing pass");
+static_assert(kEpilogue || KSIEVE_ORDER == 0, "an order is made by the finishing pass");
 
 #if KSIEVE_OPTIONS
 struct Options {

@@ -42,19 +42,20 @@ constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
 constexpr bool kJitter = KSIEVE_JITTER != 0; // every period of a row takes a group of its own, by a hash
 constexpr u32 kJitterRow = 0xC2B2AE35, kJitterPeriod = 0x85EBCA6B, kJitterMix = 0x9E3779B1; // policy.py, JITTER_*
 constexpr int kJitterShift = 13;
-constexpr int kPool = KSIEVE_PEAKS ? 4 : 1; // adjacent scores of which the best alone is ranked: policy.py, PEAK
+constexpr int kPool = KSIEVE_POOLING ? 4 : 1; // adjacent scores of which the best alone is ranked: policy.py, PEAK
 constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
-constexpr int kColumns = KSIEVE_COLUMNS;                // candidates in each thread's own column
-constexpr bool kNarrow = KSIEVE_NARROW != 0;            // columns tell indices by places: common/storage.cuh
-constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // and in the list behind the columns
+constexpr int kColumns = KSIEVE_COLUMNS;                  // candidates in each thread's own column
+constexpr bool kLocalIndex16 = KSIEVE_LOCAL_INDEX16 != 0; // columns tell indices by places: common/storage.cuh
+constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY;   // and in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
-constexpr int kHeld = KSIEVE_HELD; // longest row that row_exact or a cluster holds
-#ifndef KSIEVE_BESIDE
-#define KSIEVE_BESIDE 0
+constexpr int kMaxResident = KSIEVE_MAX_RESIDENT; // longest row that row_exact or a cluster holds
+#ifndef KSIEVE_OVERFLOW_VECTORS
+#define KSIEVE_OVERFLOW_VECTORS 0
 #endif
-constexpr int kBeside = KSIEVE_BESIDE; // and 16-byte loads per thread that such a row takes beside those in the ring
+constexpr int kOverflowVectors =
+    KSIEVE_OVERFLOW_VECTORS; // and 16-byte loads per thread that such a row takes beside those in the ring
 #ifndef KSIEVE_REGISTERS
 #define KSIEVE_REGISTERS 0 // rows that row_exact holds stay in registers
 #endif
@@ -62,14 +63,14 @@ constexpr bool kStats = KSIEVE_STATS != 0;
 
 // Rare branches say so: their code is then kept out of the way of what every row runs, which matters as much as its
 // length does, since a CTA meets most of it only once.
-__device__ __forceinline__ bool rarely(bool condition) { return __builtin_expect(condition, false); }
+__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
 constexpr u32 kFullWarp = 0xffffffffu;
 constexpr u32 kNanKey = 0xffffffffu; // the worst ordered key
 constexpr int kBinBits = 11;
 constexpr int kBins = 1 << kBinBits; // of every histogram, coarse and exact
 constexpr int kRounds = 3;           // exact digits of 11, 11 and 10 bits
-constexpr int kFewest = 32;          // so many unresolved candidates are ranked at once
+constexpr int kTailMax = 32;         // so many unresolved candidates are ranked at once
 
 // Columns of the statistics array: core/stats.py, STATS_COLUMNS.
 constexpr int kStatsColumns = 16;

@@ -11,9 +11,9 @@ struct Boundary {
 
 // How a scan treats the scores that reach its cutoff.
 enum class Mode {
-  kInclusive, // all are candidates
-  kApart,     // better ones are candidates; equal ones are counted, and fill the output from its end
-  kClassify,  // some are better than the candidates, some are candidates
+  kInclusive,    // all are candidates
+  kSeparateTies, // better ones are candidates; equal ones are counted, and fill the output from its end
+  kClassify,     // some are better than the candidates, some are candidates
 };
 
 // Bins of a histogram over ordered keys: bin 0 takes every key up to `base`, and the ones after it equal steps.
@@ -31,27 +31,32 @@ struct ScanRule {
   Digit digit; // that candidates are counted by
   int k;
   int* row_out;
-  int* emitted; // output slots taken from the front: this CTA's counter, or its cluster's
-  int* ties;    // and from the back, by scores equal to an exact boundary: this CTA's, or its row's
+  int* num_selected; // output slots taken from the front: this CTA's counter, or its cluster's
+  int* num_ties;     // and from the back, by scores equal to an exact boundary: this CTA's, or its row's
 };
 
 struct alignas(16) RingSlot {
   u32 word[4];
 };
 
-enum class Way : unsigned char { kNone, kOther, kShort, kHeld }; // kNone: past the rows; kShort: all is selected
+enum class RowRoute : unsigned char {
+  kNone,
+  kStreamed,
+  kShort,
+  kResident
+}; // kNone: past the rows; kShort: all is selected
 
 // Where the k-th score of a row is looked for.
-struct alignas(16) HeldRange {
-  u32 least;   // ordered keys: its end
-  u32 most;    // and its beginning
+struct alignas(16) Bracket {
+  u32 worst;   // ordered keys: its end
+  u32 best;    // and its beginning
   int signs;   // whether some of those are not positive
   u32 plateau; // key of a score that kPlateau samples of a warp are, or more; 0: none
 };
 
 // A row that is copied whole: what everybody must know of it and of the part that this CTA holds, which one thread
 // finds out, and its counters.
-struct alignas(16) HeldRow {
+struct alignas(16) RowDescriptor {
   const void* body;   // what is copied 16 bytes at a time
   u32 bytes;          // of that
   int copy;           // parity of its bulk copy's number; -1: it is not copied in bulk
@@ -66,13 +71,13 @@ struct alignas(16) HeldRow {
   unsigned char first; // samples of a warp that are better than where the range begins; 32 times more: it is raised
   unsigned char last;  // and ends; or lengthened, by 2^times - 1 ranges
   bool edges;          // whether scores are beside the body
-  Way way;
+  RowRoute way;
   int base; // with windows: what is added to an index that is written
-  HeldRange range;
-  int better;    // scores better than a plateau
-  int equal;     // and equal to it
-  int emitted;   // output positions collected by this CTA
-  int few_count; // entries of `few`, or output slots taken by equal scores
+  Bracket range;
+  int better;       // scores better than a plateau
+  int equal;        // and equal to it
+  int num_selected; // output positions collected by this CTA
+  int tail_count;   // entries of `few`, or output slots taken by equal scores
 };
 
 template <bool kHalf> struct PlaceType {
@@ -81,34 +86,36 @@ template <bool kHalf> struct PlaceType {
 template <> struct PlaceType<true> {
   using Type = unsigned short;
 };
-using Place = PlaceType<kNarrow>::Type;
+using Place = PlaceType<kLocalIndex16>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
 constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
 
-constexpr int kMostChunks = 4;            // of a row that is copied
-constexpr int kHeldRows = kHeld ? 16 : 3; // places for what is known of rows; half of them are described at a time
-constexpr int kSamples = kHeld ? kThreads : sizeof(HeldRow) / 2; // of each thread; or nothing, in place of a row
+constexpr int kMostChunks = 4; // of a row that is copied
+constexpr int kDescriptors =
+    kMaxResident ? 16 : 3; // places for what is known of rows; half of them are described at a time
+constexpr int kSamples =
+    kMaxResident ? kThreads : sizeof(RowDescriptor) / 2; // of each thread; or nothing, in place of a row
 
 struct alignas(16) SharedStorage {
   RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: common/load.cuh
   u32 histogram[kBins];             // all zero whenever a counting step begins
   alignas(8) unsigned char candidates[kColumnBytes + kSharedCapacity * sizeof(u64)]; // columns, then the list
-  int height[kColumns ? kThreads : 4];          // filled part of each column; its thread's own
-  u64 few[kFewest];                             // the last unresolved candidates
+  int thread_count[kColumns ? kThreads : 4];    // filled part of each column; its thread's own
+  u64 tail[kTailMax];                           // the last unresolved candidates
   alignas(16) unsigned short samples[kSamples]; // of held rows, ranked by their warps
   u32 warp_totals[32];
   ScanRule rule;
   u64* spill; // this worker's slice of global workspace
   Boundary found[2];
-  u32 cutoff[2]; // inclusive ordered keys of the primary and the rescue boundary
-  u32 view_best; // best ordered key of the view
-  int apart;     // an exact boundary that the view saw more than once: expect a plateau
-  int few_count; // entries of `few`, or output slots taken by members of the last frontier
-  int listed;    // list slots handed out; may exceed kListed, storage never does
-  int count;     // candidates admitted, stored or not
-  int emitted;   // output slots taken from the front
-  int ties;      // and from the back
-  u32 least;     // least and greatest key among candidates that found no slot
+  u32 cutoff[2];      // inclusive ordered keys of the primary and the rescue boundary
+  u32 view_best;      // best ordered key of the view
+  int expect_plateau; // an exact boundary that the view saw more than once: expect a plateau
+  int tail_count;     // entries of `few`, or output slots taken by members of the last frontier
+  int listed;         // list slots handed out; may exceed kListed, storage never does
+  int count;          // candidates admitted, stored or not
+  int num_selected;   // output slots taken from the front
+  int num_ties;       // and from the back
+  u32 least;          // least and greatest key among candidates that found no slot
   u32 greatest;
   int next; // next row of a persistent CTA; of row_exact, the first that is not described
   int next_length;
@@ -125,7 +132,7 @@ struct alignas(16) SharedStorage {
   u64 arrival[kMostChunks]; // of bulk copies
   int copies;               // that rows described so far take
   int next_id;              // of rows that were dealt by their length: the number of the one whose length was fetched
-  HeldRow held[kHeldRows];  // of row_exact: rows beside the current one, in turn; of a cluster one
+  RowDescriptor descriptors[kDescriptors]; // of row_exact: rows beside the current one, in turn; of a cluster one
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planning/memory.py mirrors this struct");
 
@@ -162,7 +169,7 @@ __device__ __forceinline__ Place& column_place(int at) {
 __device__ __forceinline__ u32 load_place(int at) {
   u32 address = static_cast<u32>(__cvta_generic_to_shared(&column_place(at)));
   u32 place;
-  if constexpr (kNarrow) {
+  if constexpr (kLocalIndex16) {
     asm volatile("ld.shared.u16 %0, [%1];" : "=r"(place) : "r"(address));
   } else {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(place) : "r"(address));
@@ -187,15 +194,16 @@ __device__ __forceinline__ int moved_on(int place, int batches) {
 // Registers of a thread that are left by the steps of a row which one CTA holds, and what they suffice for: ptxas would
 // spill otherwise, and for what options need.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
-constexpr bool kOwns = kHeld > 0 && kHeld == (kStages + kBeside) * kStep && !KSIEVE_REGISTERS && !kFinish;
-constexpr int kRoom = kOwns ? kRegisters - kHeld / kThreads / 2 : 0;
-constexpr bool kRoomy = kRoom >= 24;
-constexpr bool kKnownEarly = kRoom >= 30; // where a row's boundary is looked for, before everybody has come
+constexpr bool kOwns =
+    kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep && !KSIEVE_REGISTERS && !kEpilogue;
+constexpr int kSpareRegisters = kOwns ? kRegisters - kMaxResident / kThreads / 2 : 0;
+constexpr bool kRoomy = kSpareRegisters >= 24;
+constexpr bool kKnownEarly = kSpareRegisters >= 30; // where a row's boundary is looked for, before everybody has come
 
-// This thread's number, read where it is rarely needed: addresses made of it are not kept from row to row, and spilled.
-// To read it takes as long as a load on chip, which is why it is kept where there is room.
-__device__ __forceinline__ int thread_again() {
-  if (kRoom >= (kBeside ? 56 : 40)) return static_cast<int>(threadIdx.x);
+// This thread's number, read where it is unlikely needed: addresses made of it are not kept from row to row, and
+// spilled. To read it takes as long as a load on chip, which is why it is kept where there is room.
+__device__ __forceinline__ int reread_tid() {
+  if (kSpareRegisters >= (kOverflowVectors ? 56 : 40)) return static_cast<int>(threadIdx.x);
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
@@ -204,7 +212,7 @@ __device__ __forceinline__ int thread_again() {
 __device__ __forceinline__ int own_place() { return static_cast<int>(threadIdx.x) * kVector; }
 
 __device__ __forceinline__ int index_of_place(u32 place, int own = own_place()) {
-  if (!kNarrow) return static_cast<int>(place);
+  if (!kLocalIndex16) return static_cast<int>(place);
   int vector = static_cast<int>(place / kVector);
   int within = moved_on(own, vector / kBatch) + static_cast<int>(place % kVector);
   return shared_storage().origin + vector * kStep + within;
@@ -213,11 +221,11 @@ __device__ __forceinline__ int index_of_place(u32 place, int own = own_place()) 
 // What tells an index to any thread: a place and whose it is, or with the sign bit the index itself. To make it costs
 // one instruction for every entry of a column; to read it is left to those that are written.
 __device__ __forceinline__ int code_of_place(u32 place) {
-  return static_cast<int>(kNarrow ? threadIdx.x << 16 | place : place);
+  return static_cast<int>(kLocalIndex16 ? threadIdx.x << 16 | place : place);
 }
-__device__ __forceinline__ int code_of_index(int index) { return kNarrow ? index | 1 << 31 : index; }
+__device__ __forceinline__ int code_of_index(int index) { return kLocalIndex16 ? index | 1 << 31 : index; }
 __device__ __forceinline__ int index_of_code(int code) {
-  if (!kNarrow) return code;
+  if (!kLocalIndex16) return code;
   int index = index_of_place(code & 0xffff, (code >> 16) * kVector);
   return code < 0 ? code & 0x7fffffff : index;
 }
@@ -234,7 +242,7 @@ __device__ __forceinline__ u64& list_entry(int slot) {
   return kSharedCapacity == kListed || slot < kSharedCapacity ? shared_list(s)[slot] : s.spill[slot - kSharedCapacity];
 }
 
-__device__ __forceinline__ int own_height() { return kColumns ? shared_storage().height[threadIdx.x] : 0; }
+__device__ __forceinline__ int own_height() { return kColumns ? shared_storage().thread_count[threadIdx.x] : 0; }
 
 // Stored candidates of this thread: its column, then its part of the list.
 __device__ __forceinline__ int own_count() {
@@ -242,22 +250,22 @@ __device__ __forceinline__ int own_count() {
   return own_height() + max(listed + kThreads - 1, 0) / kThreads;
 }
 
-__device__ __forceinline__ u64 own_entry(int i, int height) {
-  return i < height ? column_entry(i) : list_entry((i - height) * kThreads + static_cast<int>(threadIdx.x));
+__device__ __forceinline__ u64 own_entry(int i, int thread_count) {
+  return i < thread_count ? column_entry(i) : list_entry((i - thread_count) * kThreads + static_cast<int>(threadIdx.x));
 }
 
 // Calls visit(entry, at) for each entry of this thread's column. Entries are loaded four at a time, so that the lanes
 // of a warp wait together.
-template <class Visit> __device__ __forceinline__ void each_in_column(int height, Visit visit) {
+template <class Visit> __device__ __forceinline__ void each_in_column(int thread_count, Visit visit) {
 #pragma unroll 1
-  for (int i = 0; i < height; i += 4) {
+  for (int i = 0; i < thread_count; i += 4) {
     u64 entry[4];
 #pragma unroll
     for (int b = 0; b < 4; ++b)
-      entry[b] = column_entry(min(i + b, height - 1));
+      entry[b] = column_entry(min(i + b, thread_count - 1));
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-      if (i + b >= height) break;
+      if (i + b >= thread_count) break;
       visit(entry[b], i + b);
     }
   }
@@ -285,7 +293,7 @@ __device__ __forceinline__ void fold_extremes(SharedStorage& s, u32 least, u32 g
 // Forgets all candidates. Between barriers.
 __device__ __forceinline__ void forget_candidates() {
   SharedStorage& s = shared_storage();
-  if (kColumns) s.height[threadIdx.x] = 0;
+  if (kColumns) s.thread_count[threadIdx.x] = 0;
   if (threadIdx.x != 0) return;
   s.listed = s.count = 0;
   s.least = kNanKey;
@@ -307,7 +315,7 @@ __device__ __forceinline__ void clear_storage() {
   SharedStorage& s = shared_storage();
   clear_counts();
   if (threadIdx.x == 0) {
-    s.emitted = s.few_count = s.ties = s.apart = 0;
+    s.num_selected = s.tail_count = s.num_ties = s.expect_plateau = 0;
     s.view_best = kNanKey;
     if (kTies) s.tie_quota = 0;
   }

@@ -15,7 +15,7 @@ struct Queue {
 
 struct RowState {
   u64 progress; // high word: segments that have published; low word: candidates of all segments
-  int ties;     // scores equal to an exact boundary, set apart
+  int num_ties; // scores equal to an exact boundary, set apart
   u32 padding[5];
 };
 constexpr int kHeaderBytes = 256;

@@ -5,7 +5,7 @@
 #pragma once
 #include "stream/certify.cuh"
 
-#if KSIEVE_FINISH
+#if KSIEVE_EPILOGUE
 #if KSIEVE_ORDER == 1
 using Sorted = u64; // key and place
 #else
@@ -167,11 +167,11 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 
 // Behind the selection of a row, by the CTA that ended it. `slice`: kSortSlots in the workspace, of this worker alone.
 // The row's facts are read again: kept until here, they would cost every scan its registers.
-__device__ __forceinline__ void finish_row(const Params& p, int id, u64* slice) {
+__device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
   Row row = load_row(p, id);
   int slots = slots_of(p, row);
   if (kTies && row.length > slots) collect_ties(row, slots);
-#if KSIEVE_FINISH
+#if KSIEVE_EPILOGUE
   int selected = min(row.length, slots);
   Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
   __syncthreads(); // every slot has its position, and nobody reads a candidate any more

@@ -8,13 +8,13 @@
 #pragma once
 #include "resident/overfull.cuh"
 
-static_assert(KSIEVE_REGISTERS && kHolds && kHeld == kPart, "one CTA has all of a row");
+static_assert(KSIEVE_REGISTERS && kFits && kMaxResident == kTile, "one CTA has all of a row");
 constexpr int kRanked = kThreads < 512 ? kThreads / 2 : 256; // scores of the boundary's bin that are ranked at once
 constexpr int kTogether = kThreads < 512 ? 32 : 64;          // of them that are looked at at a time
 constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;
-static_assert(kWords == 1 && kBeside == 0 && KSIEVE_ORDER == 0);
+static_assert(kWords == 1 && kOverflowVectors == 0 && KSIEVE_ORDER == 0);
 
-// The coarse bins of this thread's scores, as steps are kept (HeldSteps).
+// The coarse bins of this thread's scores, as steps are kept (BucketIds).
 struct CoarseBins {
   static constexpr u32 kNone = kBins; // of what is not in the row; counted too, as that takes no branch
 
@@ -54,7 +54,7 @@ struct LoadedRow {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       if (first() + v * kStep < body.end) raw[v] = load_raw(row.scores + first() + v * kStep);
-    if (!rarely(body.begin != 0 || body.end < row.length)) return;
+    if (!unlikely(body.begin != 0 || body.end < row.length)) return;
     edge.at = static_cast<int>(threadIdx.x);
     if (edge.at >= body.begin) edge.at += body.end - body.begin;
     edge.valid = threadIdx.x < 2 * kVector && edge.at < row.length;
@@ -105,7 +105,7 @@ struct Listed {
     position[number] = static_cast<unsigned short>(at);
   }
 };
-static_assert(sizeof(Listed) <= kSharedCapacity * sizeof(u64) && kHeld <= 1 << 16);
+static_assert(sizeof(Listed) <= kSharedCapacity * sizeof(u64) && kMaxResident <= 1 << 16);
 
 // Whether keys of a bin are less than 2^22 apart: it has no infinities, nor what float16 knows as subnormal.
 __device__ __forceinline__ bool keys_are_close(int bin) {
@@ -115,10 +115,10 @@ __device__ __forceinline__ bool keys_are_close(int bin) {
 }
 
 // Writes the best `quota` of `count` listed scores. Four threads rank one together.
-template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int quota, Shown shown) {
+template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int remaining_k, Shown shown) {
   constexpr int kSharers = 4;
   const Listed& listed = Listed::of_row();
-  const int thread = thread_again(); // made here, not in front of the row's length
+  const int thread = reread_tid(); // made here, not in front of the row's length
   const RingSlot* others = reinterpret_cast<const RingSlot*>(listed.negated) + thread % kSharers;
 #pragma unroll 1
   for (int at = thread / kSharers; (at & ~7) < count; at += kThreads / kSharers) {
@@ -139,14 +139,14 @@ template <class Shown> __device__ __forceinline__ void write_listed(int* out, in
     } while (from < count);
     rank += __shfl_xor_sync(kFullWarp, rank, 1);
     rank += __shfl_xor_sync(kFullWarp, rank, 2);
-    if (thread % kSharers == 0 && at < count && rank < quota) out[rank] = shown(position);
+    if (thread % kSharers == 0 && at < count && rank < remaining_k) out[rank] = shown(position);
   }
 }
 
 // Called, since this is rare; the row's facts are read again, as in front of a finishing pass.
 __device__ __noinline__ void describe_loaded(const Params& p, int id) {
   const Row row = load_row(p, id);
-  HeldRow& to = shared_storage().held[0];
+  RowDescriptor& to = shared_storage().descriptors[0];
   if (threadIdx.x == 0) {
     describe(p, row, 0, row.length, limit_of(p), to);
     clear_row(to);
@@ -158,19 +158,19 @@ __device__ __noinline__ void describe_loaded(const Params& p, int id) {
 struct Again {
   u32 chosen; // better than those of the boundary's new bin
   u32 last;
-  int quota;
+  int remaining_k;
   Boundary found;
 };
 
 // Counts marked scores of a bin, which the ring has, by how far their keys are from its first: by 2^7 keys, then by
 // one, if need be; so far that others are beyond the last bin. Called, since this is rare.
-__device__ __noinline__ Again count_again(u32 marks, int bin, int quota) {
+__device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
   constexpr int kUpper = 8; // bits of a key that tell nothing
-  Again again = {0, marks, quota, {}};
+  Again again = {0, marks, remaining_k, {}};
   u32 base = static_cast<u32>(bin) << kKeyBits;
 #pragma unroll 1
   for (int shift = kKeyBits - kBinBits; shift >= 0; shift -= kKeyBits - kBinBits) {
-    HeldSteps bins;
+    BucketIds bins;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const Raw raw = read_ring(own_ring() + v * kStageBytes);
@@ -188,12 +188,12 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int quota) {
         bins.pair[(v * kVector + i) / 2] = one | next << 16;
       }
     }
-    again.found = Alone::find(again.quota, [] {});
+    again.found = BlockScope::find_kth_bin(again.remaining_k, [] {});
     const Divided divided = divide(bins, again.found.bin);
     again.chosen |= divided.before.word[0];
     again.last = divided.within.word[0];
-    again.quota -= again.found.before;
-    if (again.found.count == again.quota || again.found.count <= kRanked) break;
+    again.remaining_k -= again.found.before;
+    if (again.found.count == again.remaining_k || again.found.count <= kRanked) break;
     base += static_cast<u32>(again.found.bin) << shift;
   }
   return again;
@@ -204,7 +204,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   SharedStorage& s = shared_storage();
   const Edge& edge = loaded.edge;
   const int valid = min(loaded.body.end, loaded.row.length) - loaded.first();
-  HeldSteps bins;
+  BucketIds bins;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v)
 #pragma unroll
@@ -212,32 +212,32 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
       bins.pair[(v * kVector + i) / 2] =
           CoarseBins::count_pair(unpack(loaded.raw[v], i), unpack(loaded.raw[v], i + 1), valid - v * kStep - i);
   const int edge_bin = edge.valid ? coarse_bin(edge.score) : CoarseBins::kNone;
-  if (rarely(edge.valid)) CoarseBins::count(edge_bin);
-  Boundary found = Alone::find(k, release_dependents);
+  if (unlikely(edge.valid)) CoarseBins::count(edge_bin);
+  Boundary found = BlockScope::find_kth_bin(k, release_dependents);
   const int bin = found.bin;
-  int quota = k - found.before;
+  int remaining_k = k - found.before;
   const Divided divided = divide(bins, bin);
   u32 chosen = divided.before.word[0];
   u32 last = divided.within.word[0];
-  auto crowded = [&] { return found.count != quota && (found.count > kRanked || !keys_are_close(bin)); };
-  if (rarely(crowded())) {
+  auto crowded = [&] { return found.count != remaining_k && (found.count > kRanked || !keys_are_close(bin)); };
+  if (unlikely(crowded())) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
     // Not where scores beside the body would be in the way.
     if (keys_are_close(bin) && loaded.body.begin == 0 && loaded.body.end >= loaded.row.length) {
-      const Again again = count_again(last, bin, quota);
+      const Again again = count_again(last, bin, remaining_k);
       chosen |= again.chosen;
       last = again.last;
-      quota = again.quota;
+      remaining_k = again.remaining_k;
       found = again.found;
     }
     if (crowded()) {
       describe_loaded(p, loaded.row.id);
-      return select_crowded<Alone, CoarseBins>(0, {chosen}, {last}, bin, quota, found.count);
+      return select_overfull_bucket<BlockScope, CoarseBins>(0, {chosen}, {last}, bin, remaining_k, found.count);
     }
   }
-  const bool whole = found.count == quota;
+  const bool whole = found.count == remaining_k;
   const bool edge_chosen = edge_bin < bin + whole;
   const bool edge_last = !whole && edge_bin == bin;
   if (whole) {
@@ -277,17 +277,17 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   if (edge_last) Listed::of_row().put(number, edge.score, edge.at);
   __syncthreads(); // all are collected, or listed
 #if KSIEVE_WINDOWS
-  auto shown = [&](int position) { return kFinish ? position : position + loaded.row.base; };
+  auto shown = [&](int position) { return kEpilogue ? position : position + loaded.row.base; };
 #else
   auto shown = [](int position) { return position; };
 #endif
   int* out = row_output(p, loaded.row.id);
-  const int collected = whole ? k : k - quota;
+  const int collected = whole ? k : k - remaining_k;
   // Some warps rank while others write, where they suffice for all that is listed.
   const int ranking = whole ? 0 : (found.count + 7) / 8 * 32;
   const bool apart = ranking <= kThreads / 4 * 3;
   const int writer = static_cast<int>(threadIdx.x) - (apart ? ranking : 0);
-  if (!whole && (!apart || writer < 0)) write_listed(out + collected, found.count, quota, shown);
+  if (!whole && (!apart || writer < 0)) write_listed(out + collected, found.count, remaining_k, shown);
   if (writer >= 0)
     write_collected<false>(out, positions, collected, collected, shown, apart ? kThreads - ranking : kThreads, writer);
 }
@@ -313,7 +313,7 @@ struct AskedRow {
 __device__ __forceinline__ void select_in_registers(const Params& p) {
   constexpr bool kEmptyFirst = kThreads >= 512;
   auto empty = [] {
-    clear_counts(thread_again());
+    clear_counts(reread_tid());
     __syncthreads(); // counters are empty, and nobody still works on the row before
   };
   int number = blockIdx.x; // one of the rows: there are no more CTAs
@@ -322,7 +322,7 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
     if (kEmptyFirst) empty();
     const Row row = asked.come(p);
 #if KSIEVE_WINDOWS
-    if (kFinish && threadIdx.x == 0) shared_storage().base = row.base;
+    if (kEpilogue && threadIdx.x == 0) shared_storage().base = row.base;
 #endif
     if (!select_short(p, row)) {
       const LoadedRow loaded(row, limit_of(p));
@@ -335,8 +335,8 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
       }
       if (more) select_loaded(p, loaded, slots_of(p, row));
     }
-    finish_row(p, row.id, sort_slice(p, blockIdx.x));
-    if (kFinish) __syncthreads(); // nobody still reads where the row begins
+    run_epilogue(p, row.id, sort_slice(p, blockIdx.x));
+    if (kEpilogue) __syncthreads(); // nobody still reads where the row begins
     number += grid_size();
   } while (number < p.rows);
 }

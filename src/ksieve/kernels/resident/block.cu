@@ -1,6 +1,6 @@
 // Family row_exact: one CTA per row, which is read once if it fits.
 //
-//   1. a row of at most kHeld scores is copied to the ring once, and its steps are counted from there
+//   1. a row of at most kMaxResident scores is copied to the ring once, and its steps are counted from there
 //   (resident/select.cuh)
 //   2. the next row's copy starts, and its sample is looked at; the row is selected from its steps
 //   3. rows that are not held come last: in the ring with statistics or tie-breaks, otherwise streamed twice
@@ -11,8 +11,8 @@
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_block(const __grid_constant__ Params p) {
   wait_for_inputs();
-  if (kDealt && blockIdx.x >= rows_of(p)) return;
-  if constexpr (kHolds)
+  if (kBinned && blockIdx.x >= rows_of(p)) return;
+  if constexpr (kFits)
     if (!select_held_rows(p)) return;
   select_others(p);
 }

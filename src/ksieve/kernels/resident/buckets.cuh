@@ -1,4 +1,4 @@
-// Steps that scores of a held row are counted by, and the output positions that are collected from them.
+// LinearBuckets that scores of a held row are counted by, and the output positions that are collected from them.
 #pragma once
 #include "resident/descriptor.cuh"
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ void count_at(u32 bytes) {
 // Scores from `most` down to `least` in equal steps, numbered from 0; the last has whatever is no better than `least`.
 // A step is a float: kOne + number units, whose bits are as far apart as the numbers are. Those of kOne vanish when a
 // number of bytes is made of them.
-struct Steps {
+struct LinearBuckets {
   static constexpr float kOne = 2.0f;
   static constexpr float kUnit = 0x1p-22f;
   static constexpr u32 kOneBits = 0x40000000;
@@ -30,14 +30,14 @@ struct Steps {
 
   // A sixteenth of the distance: the whole one may be twice the greatest float. Of subnormal scores it may come out as
   // nothing or less.
-  __device__ __forceinline__ static float sixteenth(float least, float most) {
-    return finite(most) * 0x1p-4f - finite(least) * 0x1p-4f;
+  __device__ __forceinline__ static float sixteenth(float worst, float best) {
+    return finite(best) * 0x1p-4f - finite(worst) * 0x1p-4f;
   }
 
   // `least` itself is not beyond: its product is rounded up.
-  __device__ __forceinline__ Steps(float least, float most) {
-    const float low = finite(least);
-    scale = finite(most) > low ? __fdividef(0x1p-4f, sixteenth(least, most)) : 1.0f;
+  __device__ __forceinline__ LinearBuckets(float worst, float best) {
+    const float low = finite(worst);
+    scale = finite(best) > low ? __fdividef(0x1p-4f, sixteenth(worst, best)) : 1.0f;
     offset = -__fmul_ru(low, scale);
   }
 
@@ -52,7 +52,7 @@ struct Steps {
 };
 
 // The numbers of the steps that this thread's scores are in, two in a word.
-struct HeldSteps {
+struct BucketIds {
   u32 pair[kEach / 2];
 
   __device__ __forceinline__ void put(int at, float step, float next) {
@@ -77,7 +77,7 @@ struct Divided {
 
 // Of each pair, 0 for a step before, 1 for the one, 2 for those behind are digits of two bits; those of eight pairs are
 // the halves of a word, which are then put together so that neighbours alternate.
-__device__ __forceinline__ Divided divide(const HeldSteps& steps, int number) {
+__device__ __forceinline__ Divided divide(const BucketIds& steps, int number) {
   const u32 less = (static_cast<u32>(1 - number) & 0xffffu) * 0x10001u;
   auto digits = [&](int from) {
     u32 all = 0;
@@ -106,28 +106,32 @@ __device__ __forceinline__ Divided divide(const HeldSteps& steps, int number) {
 // The steps of the range that was found, from shared memory. Where scores go over so many octaves that few steps are
 // left for the last of them, or are too small to be multiplied, they are spread first: how far their keys are from that
 // of `least` takes their place. Not where `least` is near zero by chance, as samples of either sign tell.
-struct FoundSteps {
+struct BracketBuckets {
   static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a step is then 1/32 of the last one
-  u32 least;
-  u32 most;
-  bool spreads;
+  u32 worst;
+  u32 best;
+  bool uses_key_distance;
 
-  __device__ __forceinline__ explicit FoundSteps(int slot) : FoundSteps(held_row(slot).range) {}
-  template <class Range> __device__ __forceinline__ explicit FoundSteps(Range& row) : least(row.least), most(row.most) {
-    const float range = Steps::sixteenth(score_of_key(least), score_of_key(most));
-    spreads = range < 0x1p-126f ? most < least : !row.signs && static_cast<int>(least - most) > kWide;
+  __device__ __forceinline__ explicit BracketBuckets(int slot) : BracketBuckets(descriptor_at(slot).range) {}
+  template <class Range>
+  __device__ __forceinline__ explicit BracketBuckets(Range& row) : worst(row.worst), best(row.best) {
+    const float range = LinearBuckets::sixteenth(score_of_key(worst), score_of_key(best));
+    uses_key_distance = range < 0x1p-126f ? best < worst : !row.signs && static_cast<int>(worst - best) > kWide;
   }
 
-  __device__ __forceinline__ Steps steps() const {
-    return spreads ? Steps(0, static_cast<float>(least - most)) : Steps(score_of_key(least), score_of_key(most));
+  __device__ __forceinline__ LinearBuckets steps() const {
+    return uses_key_distance ? LinearBuckets(0, static_cast<float>(worst - best))
+                             : LinearBuckets(score_of_key(worst), score_of_key(best));
   }
 
   __device__ __forceinline__ float spread(float score) const {
-    const u32 end = least - kInfinityKey;
+    const u32 end = worst - kInfinityKey;
     return static_cast<float>(end - shifted_key(score, end));
   }
 
-  __device__ __forceinline__ float of(float score) const { return steps().of(spreads ? spread(score) : score); }
+  __device__ __forceinline__ float of(float score) const {
+    return steps().of(uses_key_distance ? spread(score) : score);
+  }
 
   // Of a crowded step (resident/overfull.cuh): its scores once more, and the number of one where the range is not in
   // hand.
@@ -135,23 +139,23 @@ struct FoundSteps {
     return load_raw(scores + vector * kStep);
   }
   __device__ __forceinline__ static int of(float score, int slot) {
-    return static_cast<int>(__float_as_uint(FoundSteps(slot).of(score)) - Steps::kOneBits);
+    return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);
   }
 
   // Where shifted keys of a step about are, with a step on either side: rounding may put some there. Better scores than
   // the range's may be in the first one: two octaves of them.
   __device__ __forceinline__ static KeyRange keys_of(int bin, int slot) {
     constexpr u32 kRounding = 8;
-    const FoundSteps range(slot);
-    const u32 end = range.least - kInfinityKey;
+    const BracketBuckets range(slot);
+    const u32 end = range.worst - kInfinityKey;
     if (bin == kBins - 1) return {end, kNanKey};
-    const Steps linear = range.steps();
+    const LinearBuckets linear = range.steps();
     auto key_of = [&](int number) { // where that step begins
       const float part = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
       const float at = __fdividef(part - linear.offset, linear.scale);
-      return range.spreads ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
+      return range.uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
     };
-    const u32 best = bin ? key_of(bin - 1) : range.most - kInfinityKey;
+    const u32 best = bin ? key_of(bin - 1) : range.best - kInfinityKey;
     return {best - min(best, bin ? kRounding : 2u << 23), key_of(bin + 2) + kRounding};
   }
 };
@@ -164,43 +168,43 @@ struct Sampled {
 };
 
 // The best of where warps' ranges begin, and the worst of where they end.
-__device__ __forceinline__ void fold_sampled(const Sampled& warp, HeldRow& row) {
-  atomicMin(&row.range.most, warp.range.best);
-  atomicMax(&row.range.least, warp.range.worst);
+__device__ __forceinline__ void fold_sampled(const Sampled& warp, RowDescriptor& row) {
+  atomicMin(&row.range.best, warp.range.best);
+  atomicMax(&row.range.worst, warp.range.worst);
   if (warp.signs) atomicOr(&row.range.signs, 1);
-  if (rarely(warp.plateau != 0)) atomicMax(&row.range.plateau, warp.plateau);
+  if (unlikely(warp.plateau != 0)) atomicMax(&row.range.plateau, warp.plateau);
 }
 
-__device__ __forceinline__ void write_last(int slot, int listed, int quota);
+__device__ __forceinline__ void write_last(int slot, int listed, int remaining_k);
 
 // What crowded rows ask of holders whose owner keeps what they count in shared memory.
 template <class Self> struct OnChip {
   __device__ __forceinline__ static Boundary find_again(int rank) {
-    return Self::find(rank, [] {});
+    return Self::find_kth_bin(rank, [] {});
   }
 
-  __device__ __forceinline__ static void write_listed(int slot, int count, int quota) {
-    if (Self::owns()) write_last(slot, count, quota);
+  __device__ __forceinline__ static void write_listed(int slot, int count, int remaining_k) {
+    if (Self::owns()) write_last(slot, count, remaining_k);
   }
 };
 
 // Who holds a row: one CTA.
-struct Alone : OnChip<Alone> {
+struct BlockScope : OnChip<BlockScope> {
   static constexpr bool kAlone = true;
   __device__ __forceinline__ static SharedStorage& owner() { return shared_storage(); }
   __device__ __forceinline__ static bool owns() { return true; }
   __device__ __forceinline__ static void sync() { __syncthreads(); }
 
   // Folds what a warp found in its samples into a row. A barrier of all must follow.
-  __device__ __forceinline__ static void fold(const Sampled& warp, int slot) {
+  __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int slot) {
     asm volatile("" : "+r"(slot)); // or the atomics of one lane are gathered from all
-    if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().held[slot]);
+    if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().descriptors[slot]);
   }
 
-  __device__ __forceinline__ static void know(int) { __syncthreads(); } // the range is known
+  __device__ __forceinline__ static void await_bracket(int) { __syncthreads(); } // the range is known
 
   // find_boundary over what all have counted, as soon as then() has run.
-  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then then) {
+  template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then then) {
     __syncthreads(); // the tail is counted
     then();
     return find_boundary(rank);
@@ -208,7 +212,7 @@ struct Alone : OnChip<Alone> {
 };
 
 __device__ __forceinline__ void collect(int index, int slot) {
-  collected()[atomicAdd(&shared_storage().held[slot].emitted, 1)] = index;
+  collected()[atomicAdd(&shared_storage().descriptors[slot].num_selected, 1)] = index;
 }
 
 // Collects positions that threads have few of (write_collected), from a place on: where it ends.
@@ -233,51 +237,51 @@ __device__ __forceinline__ int collect_at(const Marks& marks, int first, int pla
   return place + marks.count();
 }
 __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
-  const int place = reserve_many(&shared_storage().held[slot].emitted, marks.count());
+  const int place = reserve_many(&shared_storage().descriptors[slot].num_selected, marks.count());
   collect_at(marks, held_first(slot), place);
 }
 
 // Lists an unresolved score for the owner of the row, one of at most kMost: if those are many, in place of what is
 // collected.
-template <class Holders, int kMost = kFewest>
+template <class Scope, int kMost = kTailMax>
 __device__ __forceinline__ void list_last(int index, float score, int slot) {
-  auto& owner = Holders::owner();
-  int place = atomicAdd(&owner.held[slot].few_count, 1);
-  u64* list = owner.few;
-  if constexpr (kMost > kFewest) list = shared_list(owner);
+  auto& owner = Scope::owner();
+  int place = atomicAdd(&owner.descriptors[slot].tail_count, 1);
+  u64* list = owner.tail;
+  if constexpr (kMost > kTailMax) list = shared_list(owner);
   if (place < kMost) list[place] = make_entry(order_key(score), index);
 }
-template <class Holders, int kMost = kFewest>
-__device__ __forceinline__ void list_marked(const Marks& marks, int slot) {
-  const Score* scores = static_cast<const Score*>(held_row(slot).scores);
+template <class Scope, int kMost = kTailMax> __device__ __forceinline__ void list_marked(const Marks& marks, int slot) {
+  const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores);
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
     for (u32 bits = marks.word[w]; bits;) {
       int index = index_of_mark(w, take_bit(bits), held_first(slot));
-      list_last<Holders, kMost>(index, widen(scores[index]), slot);
+      list_last<Scope, kMost>(index, widen(scores[index]), slot);
     }
 }
 
 // What is written for a position.
 __device__ __forceinline__ int held_position(int index, int slot) {
-  return KSIEVE_WINDOWS && !kFinish ? index + held_row(slot).base : index;
+  return KSIEVE_WINDOWS && !kEpilogue ? index + descriptor_at(slot).base : index;
 }
 
 // Ranks what is listed, if anything is: the best `quota` are the last of the row's slots. Behind a barrier, by one
 // warp: not one of the first, which look after next rows.
-__device__ __forceinline__ void write_last(int slot, int listed, int quota) {
+__device__ __forceinline__ void write_last(int slot, int listed, int remaining_k) {
   if (!listed || threadIdx.x < kThreads - 32) return;
-  RankedEntry mine = rank_few(listed);
-  if (static_cast<int>(threadIdx.x & 31) < listed && mine.rank < quota)
-    held_row(slot).out[held_row(slot).slots - quota + mine.rank] = held_position(entry_index(mine.entry), slot);
+  RankedEntry mine = rank_tail(listed);
+  if (static_cast<int>(threadIdx.x & 31) < listed && mine.rank < remaining_k)
+    descriptor_at(slot).out[descriptor_at(slot).slots - remaining_k + mine.rank] =
+        held_position(entry_index(mine.entry), slot);
 }
 
 // Writes what was collected, and what was listed. Nobody waits for it.
-__device__ __forceinline__ void write_answer(int slot, int listed, int quota) {
+__device__ __forceinline__ void write_answer(int slot, int listed, int remaining_k) {
   __syncthreads(); // all are collected, and the last are listed
-  const int emitted = held_row(slot).emitted;
-  const int count = min(emitted, held_row(slot).slots);
-  write_collected<true>(held_row(slot).out, collected(), emitted, count,
+  const int num_selected = descriptor_at(slot).num_selected;
+  const int count = min(num_selected, descriptor_at(slot).slots);
+  write_collected<true>(descriptor_at(slot).out, collected(), num_selected, count,
                         [&](int position) { return held_position(position, slot); });
-  write_last(slot, listed, quota);
+  write_last(slot, listed, remaining_k);
 }

@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   trace_begin();
   const bool looked_at = select_clustered(p, id, cluster_rank());
   release_dependents();
-  if (looked_at || kFinish) cluster_sync(); // the row is written, and nobody looks at a peer's storage any more
+  if (looked_at || kEpilogue) cluster_sync(); // the row is written, and nobody looks at a peer's storage any more
   if (cluster_rank() != 0) return;
-  finish_row(p, id, sort_slice(p, id));
+  run_epilogue(p, id, sort_slice(p, id));
   trace_write(p, id);
 }

@@ -31,12 +31,12 @@ __device__ __forceinline__ void gather_peers(int splits) {
   }
 }
 
-constexpr bool kResident = kHeld > 0; // the planner sees to it that rows then fit
+constexpr bool kResident = kMaxResident > 0; // the planner sees to it that rows then fit
 
 // This CTA's segment: a turn of the ring if the cluster holds rows.
 __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u32 rank) {
   RowTask task = whole_row(p, row, nullptr);
-  const int size = kResident ? kPart : segment_size(row.length, p.splits);
+  const int size = kResident ? kTile : segment_size(row.length, p.splits);
   task.begin = static_cast<int>(rank) * size;
   task.end = max(min(task.begin + size, row.length), task.begin);
   return task;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
   SharedStorage& owner = *in_rank(&s, 0);
   trace_set(kColRoute, kDirect);
   Frontier frontier = classified(task, owner.found[0]);
-  if (threadIdx.x == 0) s.rule.emitted = &owner.emitted;
+  if (threadIdx.x == 0) s.rule.num_selected = &owner.num_selected;
   if (kResident) {
     __syncthreads(); // the rule is visible
     Classify classify(s.rule);
@@ -88,9 +88,9 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
 
 // Returns whether peers may still look at this CTA's storage.
 __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
-  if constexpr (kHolds) {
-    const PartOf part = select_part<Clustered>(p, id, static_cast<int>(rank), true);
-    if (part.held) return !part.written;
+  if constexpr (kFits) {
+    const PartOf part = select_part<ClusterScope>(p, id, static_cast<int>(rank), true);
+    if (part.resident) return !part.written;
   } else {
     clear_counts();
     cluster_sync(); // storage is empty everywhere

@@ -63,30 +63,30 @@ struct alignas(16) Counts {
   RingSlot sums[kBins / 8];
 };
 __device__ __forceinline__ u32 halves(u32 low, u32 high) {
-  constexpr bool kFit = kPart + 2 * kVector < 1 << 16; // of a part
+  constexpr bool kFit = kTile + 2 * kVector < 1 << 16; // of a part
   return kFit ? low | high << 16 : min(low, 0xffffu) | min(high, 0xffffu) << 16;
 }
-static_assert(!kHolds || kCollected < 1 << 16, "no k is more than a sum holds, nor a share");
-constexpr bool kApart = kSharedCapacity * sizeof(u64) >= sizeof(Counts);
+static_assert(!kFits || kCollected < 1 << 16, "no k is more than a sum holds, nor a share");
+constexpr bool kCountsHaveOwnBuffer = kSharedCapacity * sizeof(u64) >= sizeof(Counts);
 __device__ __forceinline__ Counts& counts_of_all() {
   SharedStorage& s = shared_storage();
-  return *reinterpret_cast<Counts*>(kApart ? reinterpret_cast<void*>(s.candidates) : s.ring);
+  return *reinterpret_cast<Counts*>(kCountsHaveOwnBuffer ? reinterpret_cast<void*>(s.candidates) : s.ring);
 }
 
 // In place of rows to come: there are none.
-struct alignas(16) Exchange {
-  RingSlot ranges[kHolders]; // each CTA's Range
-  u32 shares[kHolders];      // how many positions each has collected, and 2^16 times as many as it has listed
-  u64 known;                 // arrival of the ranges,
-  u64 counted;               // of counts that this CTA adds up,
-  u64 summed;                // of all sums,
-  u64 divided;               // of the shares,
-  u64 listed;                // and, at the owner, of the few that it ranks
-  u32 rounds;                // of counts before these
+struct alignas(16) ClusterMailbox {
+  RingSlot ranges[kCtasPerRow]; // each CTA's Range
+  u32 shares[kCtasPerRow];      // how many positions each has collected, and 2^16 times as many as it has listed
+  u64 known;                    // arrival of the ranges,
+  u64 counted;                  // of counts that this CTA adds up,
+  u64 summed;                   // of all sums,
+  u64 divided;                  // of the shares,
+  u64 listed;                   // and, at the owner, of the few that it ranks
+  u32 rounds;                   // of counts before these
 };
-static_assert(!kHolds || sizeof(Exchange) <= (kHeldRows - 2) * sizeof(HeldRow), "two rows are described");
-__device__ __forceinline__ Exchange& exchange() {
-  return *reinterpret_cast<Exchange*>(&shared_storage().held[kOwn + 1]);
+static_assert(!kFits || sizeof(ClusterMailbox) <= (kDescriptors - 2) * sizeof(RowDescriptor), "two rows are described");
+__device__ __forceinline__ ClusterMailbox& exchange() {
+  return *reinterpret_cast<ClusterMailbox*>(&shared_storage().descriptors[kOwn + 1]);
 }
 
 // By one thread, in front of a cluster barrier.
@@ -95,7 +95,7 @@ __device__ __forceinline__ void expect_counts() {
   expect_bytes(sizeof(Counts::sums), &exchange().summed);
 }
 __device__ __forceinline__ void prepare_exchange() {
-  Exchange& e = exchange();
+  ClusterMailbox& e = exchange();
   expect_bytes(sizeof(e.ranges), &e.known);
   expect_counts();
   expect_bytes(sizeof(e.shares), &e.divided);
@@ -103,18 +103,18 @@ __device__ __forceinline__ void prepare_exchange() {
 }
 
 // Who holds a row (resident/select.cuh): the CTAs of a cluster, a turn of the ring each.
-struct Clustered : OnChip<Clustered> {
+struct ClusterScope : OnChip<ClusterScope> {
   static constexpr bool kAlone = false;
-  static constexpr bool kChooses = kHeld > 131072; // it costs 0.1 us, which narrower rows do not win back
+  static constexpr bool kTrimsBracket = kMaxResident > 131072; // it costs 0.1 us, which narrower rows do not win back
   static constexpr bool kRanksFirst = true;
-  static constexpr bool kReadsAgain = true; // whether a row is held: kept, it would be spilled
+  static constexpr bool kRereadsDescriptor = true; // whether a row is held: kept, it would be spilled
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
   __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }
 
   // Arrivals are made before peers count there.
   __device__ __forceinline__ static void begin() {
-    Exchange& e = exchange();
+    ClusterMailbox& e = exchange();
     if (threadIdx.x == kThreads - 1) {
       for (u64* arrival : {&e.known, &e.counted, &e.summed, &e.divided, &e.listed})
         init_arrival(arrival);
@@ -123,34 +123,36 @@ struct Clustered : OnChip<Clustered> {
     __syncwarp();
     cluster_arrive_relaxed();
   }
-  __device__ __forceinline__ static void prepare(HeldRow& part) {
+  __device__ __forceinline__ static void prepare(RowDescriptor& part) {
     if (threadIdx.x == kThreads - 1) {
       clear_row(part);
-      clear_row(shared_storage().held[kOwn]);
+      clear_row(shared_storage().descriptors[kOwn]);
       prepare_exchange();
     }
   }
   __device__ __forceinline__ static void ready() { cluster_wait(); }
   __device__ __forceinline__ static int copies() { return 0; } // of rows before
 
-  __device__ __forceinline__ static void fold(const Sampled& warp, int) {
-    const Range own = own_range<kChooses>(warp);
-    if (threadIdx.x < kHolders) send(&exchange().ranges[cluster_rank()], own.told(), threadIdx.x, &exchange().known);
+  __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
+    const Range own = own_range<kTrimsBracket>(warp);
+    if (threadIdx.x < kCtasPerRow)
+      send(&exchange().ranges[cluster_rank()], own.message(), threadIdx.x, &exchange().known);
   }
-  __device__ __forceinline__ static void know(int slot) {
+  __device__ __forceinline__ static void await_bracket(int slot) {
     if (threadIdx.x < 32) {
       wait_arrival(&exchange().known, 0);
-      fold_ranges(threadIdx.x < kHolders ? Range::of(exchange().ranges[threadIdx.x]) : kNoRange, slot);
+      fold_ranges(threadIdx.x < kCtasPerRow ? Range::of(exchange().ranges[threadIdx.x]) : kNoRange, slot);
     }
     __syncthreads(); // the range is known
   }
 
   // Every CTA adds up a slice of the bins, for all.
-  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
-    constexpr u32 kSlice = kBins / 8 / kHolders; // eight bins at a time
-    static_assert(!kHolds || kApart || sizeof(Counts) <= sizeof(SharedStorage::ring), "there is room for counts");
-    Exchange& e = exchange();
-    if (kApart) {
+  template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then) {
+    constexpr u32 kSlice = kBins / 8 / kCtasPerRow; // eight bins at a time
+    static_assert(!kFits || kCountsHaveOwnBuffer || sizeof(Counts) <= sizeof(SharedStorage::ring),
+                  "there is room for counts");
+    ClusterMailbox& e = exchange();
+    if (kCountsHaveOwnBuffer) {
       __syncthreads(); // this CTA's part is counted
     } else {
       cluster_sync(); // every part is, and its ring has been read
@@ -172,7 +174,7 @@ struct Clustered : OnChip<Clustered> {
       u32 low = 0;
       u32 high = 0;
 #pragma unroll
-      for (u32 peer = 0; peer < kHolders; ++peer) {
+      for (u32 peer = 0; peer < kCtasPerRow; ++peer) {
         const u32 two = reinterpret_cast<const u32*>(all.parts)[peer * 4 * kSlice + within];
         low += two & 0xffff;
         high += two >> 16;
@@ -183,8 +185,8 @@ struct Clustered : OnChip<Clustered> {
       for (int i = 0; i < 4; ++i)
         eight.word[i] = __shfl_sync(kFullWarp, sums, i, 4);
 #pragma unroll
-      for (u32 peer = 0; peer < kHolders; peer += 4)
-        if (kHolders % 4 == 0 || peer + threadIdx.x % 4 < kHolders)
+      for (u32 peer = 0; peer < kCtasPerRow; peer += 4)
+        if (kCtasPerRow % 4 == 0 || peer + threadIdx.x % 4 < kCtasPerRow)
           send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &e.summed);
     }
     __syncwarp();
@@ -200,30 +202,30 @@ struct Clustered : OnChip<Clustered> {
   // Writes the answer of a row whose steps are divided: what is before, and the best `quota` of the few within, which
   // the owner ranks.
   __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
-                                               int quota) {
+                                               int remaining_k) {
     SharedStorage& s = shared_storage();
-    Exchange& e = exchange();
+    ClusterMailbox& e = exchange();
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within);
-    if (threadIdx.x < kHolders) send(&e.shares[cluster_rank()], share.all, threadIdx.x, &e.divided);
+    if (threadIdx.x < kCtasPerRow) send(&e.shares[cluster_rank()], share.all, threadIdx.x, &e.divided);
     collect_share(share, slot, divided, edge_before);
 
     wait_arrival(&e.divided, 0);
-    const u32 shared = lane < kHolders ? e.shares[lane] : 0;
+    const u32 shared = lane < kCtasPerRow ? e.shares[lane] : 0;
     const u32 in_front = __reduce_add_sync(kFullWarp, lane < cluster_rank() ? shared : 0);
-    const int few = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kFewest);
-    if (threadIdx.x == 0 && owns() && few) expect_bytes(few * sizeof(u64), &e.listed);
+    const int tail = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kTailMax);
+    if (threadIdx.x == 0 && owns() && tail) expect_bytes(tail * sizeof(u64), &e.listed);
     share.before += in_front & 0xffff0000u;
     share.each_listed(slot, [&](int number, int index, float score) {
-      if (number < kFewest) send(&s.few[number], make_entry(order_key(score), index), 0, &e.listed);
+      if (number < kTailMax) send(&s.tail[number], make_entry(order_key(score), index), 0, &e.listed);
     });
     __syncthreads(); // all of this CTA's are collected
     const int begin = static_cast<int>(in_front & 0xffff);
-    const int count = min(static_cast<int>(share.all & 0xffff), held_row(slot).slots - begin);
-    write_collected<false>(held_row(slot).out + begin, collected(), count, count,
+    const int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
+    write_collected<false>(descriptor_at(slot).out + begin, collected(), count, count,
                            [&](int position) { return held_position(position, slot); });
-    if (!owns() || !few || threadIdx.x < kThreads - 32) return;
+    if (!owns() || !tail || threadIdx.x < kThreads - 32) return;
     wait_arrival(&e.listed, 0);
-    write_last(slot, few, quota);
+    write_last(slot, tail, remaining_k);
   }
 };

@@ -4,9 +4,9 @@
 #include "common/ptx.cuh"
 #include "stream/select.cuh"
 
-constexpr int kVectors = kStages + kBeside; // of each thread
+constexpr int kVectors = kStages + kOverflowVectors; // of each thread
 constexpr int kEach = kVectors * kVector;
-constexpr int kPart = kVectors * kStep;                   // what a CTA holds at most
+constexpr int kTile = kVectors * kStep;                   // what a CTA holds at most
 constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
 
 // Where CTAs share a multiprocessor, 8 of 16 warps sample a row: fewer instructions (20,480 scores 1.8 % faster). Where
@@ -21,39 +21,45 @@ __device__ __forceinline__ bool is_sampler() {
 // counted: every other one from the second on, so that both ends of a row are in the ring, which is where it is
 // sampled.
 __device__ __forceinline__ constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
-constexpr int kBlocks = common_divisor(kVectors, kBeside);
-constexpr int kBlock = kBeside ? kVectors / kBlocks : kVectors;
-constexpr int kOut = kBeside ? kBeside / kBlocks : 1;
-constexpr int kCopied = kBeside ? kBlock - kOut : kBlock; // vectors of a block that are
-static_assert(kVectors % kBlock == 0 && (kBeside == 0 || kCopied > kOut && kVectors / kBlock * kOut == kBeside),
+constexpr int kBlocks = common_divisor(kVectors, kOverflowVectors);
+constexpr int kBlock = kOverflowVectors ? kVectors / kBlocks : kVectors;
+constexpr int kOverflowPerBlock = kOverflowVectors ? kOverflowVectors / kBlocks : 1;
+constexpr int kCopied = kOverflowVectors ? kBlock - kOverflowPerBlock : kBlock; // vectors of a block that are
+static_assert(kVectors % kBlock == 0 &&
+                  (kOverflowVectors == 0 ||
+                   kCopied > kOverflowPerBlock && kVectors / kBlock * kOverflowPerBlock == kOverflowVectors),
               "blocks are whole, and mostly copied");
 __device__ __forceinline__ constexpr int vector_beside(int number) {
-  return number / kOut * kBlock + number % kOut * 2 + 1;
+  return number / kOverflowPerBlock * kBlock + number % kOverflowPerBlock * 2 + 1;
 }
 __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
   const int place = stage % kCopied;
-  return kBeside ? stage / kCopied * kBlock + (place < kOut ? 2 * place : place + kOut) : stage;
+  return kOverflowVectors
+             ? stage / kCopied * kBlock + (place < kOverflowPerBlock ? 2 * place : place + kOverflowPerBlock)
+             : stage;
 }
 // How many of them are counted before a stage: if they are `asked` for beforehand, as late as their block allows.
 __device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
   const int place = stage % kCopied;
-  return kBeside ? stage / kCopied * kOut + (asked ? place * kOut / kCopied : min(place, kOut)) : 0;
+  return kOverflowVectors ? stage / kCopied * kOverflowPerBlock +
+                                (asked ? place * kOverflowPerBlock / kCopied : min(place, kOverflowPerBlock))
+                          : 0;
 }
 
 // Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
-constexpr bool kHolds = kHeld > 0 && kEach <= 128 && !kStats && !kTies;
-static_assert(kHolds || kBeside == 0, "otherwise rows are read in the ring alone");
+constexpr bool kFits = kMaxResident > 0 && kEach <= 128 && !kStats && !kTies;
+static_assert(kFits || kOverflowVectors == 0, "otherwise rows are read in the ring alone");
 
 // Output positions of this CTA before they are written in order, where what is counted while a row's boundary is looked
 // for is zero before and after, and in the list's place.
 constexpr int kCollected = kBins + kSharedCapacity * static_cast<int>(sizeof(u64) / sizeof(int));
 __device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_storage().histogram); }
-static_assert(!kHolds || kColumnBytes == 0, "the list follows the histogram");
+static_assert(!kFits || kColumnBytes == 0, "the list follows the histogram");
 
 // Whether a row is selected here: positions are collected on chip, where those beside a row's body have room of their
 // own even if they change under a running kernel.
-__device__ __forceinline__ bool holds(const Row& row, int k) {
-  return kHolds && row.length > k && row.length <= kHeld && k <= kCollected - 2 * kVector;
+__device__ __forceinline__ bool fits(const Row& row, int k) {
+  return kFits && row.length > k && row.length <= kMaxResident && k <= kCollected - 2 * kVector;
 }
 
 // How samples tell where a row's k-th score is looked for: of 32 parts of a row, `warps` warps have a sample each. The
@@ -62,8 +68,8 @@ __device__ __forceinline__ bool holds(const Row& row, int k) {
 // 100,000, whatever the distribution (test_held_range.py has the model), unless neighbouring scores are alike: warps
 // that share 64 bytes are then not independent, and up to 4 % of the rows miss their range. Of rows
 // in order, warps meet the same number, or one more; those of other CTAs of a cluster none.
-__device__ __forceinline__ void reach(int length, int k, int warps, HeldRow& to) {
-  const float seen = fminf(32.0f / kPart * static_cast<float>(length), 32.0f);             // samples of a warp
+__device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowDescriptor& to) {
+  const float seen = fminf(32.0f / kTile * static_cast<float>(length), 32.0f);             // samples of a warp
   const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen; // of them better
   const float worse = seen - mean;
   const float deviations = warps <= 4 ? 1.75f : warps <= 8 ? 0.85f : warps <= 16 ? 0.15f : 0.0f;
@@ -95,9 +101,10 @@ __device__ __forceinline__ Body copied_body(const Row& row, int begin, int end, 
 
 // Finds out what everybody must know of a row of which this CTA holds [begin, end), but for its reach. By one thread.
 // Up to `limit` may be copied.
-__device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit, HeldRow& to) {
+__device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit,
+                                         RowDescriptor& to) {
   const int k = slots_of(p, row);
-  const bool held = holds(row, k);
+  const bool resident = fits(row, k);
   const Body body = copied_body(row, begin, end, limit);
   to.body = row.scores + body.begin;
   to.bytes = static_cast<u32>(body.end - body.begin) * sizeof(Score);
@@ -111,7 +118,7 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.body_begin = body.begin;
   to.valid = min(body.end, end) - body.begin;
   to.edges = body.begin != begin || body.end < end;
-  to.way = held ? Way::kHeld : row.length <= k ? Way::kShort : Way::kOther;
+  to.way = resident ? RowRoute::kResident : row.length <= k ? RowRoute::kShort : RowRoute::kStreamed;
 #if KSIEVE_WINDOWS
   to.base = row.base;
 #else
@@ -120,26 +127,28 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
 }
 
 // Nothing is known yet of a row's samples, nor counted. By one thread.
-__device__ __forceinline__ void clear_row(HeldRow& to) {
+__device__ __forceinline__ void clear_row(RowDescriptor& to) {
   to.range = {0, kNanKey, 0, 0};
-  to.better = to.equal = to.emitted = to.few_count = 0;
+  to.better = to.equal = to.num_selected = to.tail_count = 0;
 }
 
 // A row's facts, read again wherever they are needed: kept in registers, they would not leave enough of them for the
 // steps of its scores.
-__device__ __forceinline__ const volatile HeldRow& held_row(int slot) { return shared_storage().held[slot]; }
+__device__ __forceinline__ const volatile RowDescriptor& descriptor_at(int slot) {
+  return shared_storage().descriptors[slot];
+}
 
 // The same at once.
-__device__ __forceinline__ HeldRange range_of(int slot) {
-  const Raw raw = read_ring(shared_address(&shared_storage().held[slot].range));
+__device__ __forceinline__ Bracket range_of(int slot) {
+  const Raw raw = read_ring(shared_address(&shared_storage().descriptors[slot].range));
   return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
 }
 
 // Scores of a part that the copy has; the same for all, as the compiler then knows.
-__device__ __forceinline__ int held_valid(int slot) { return __reduce_max_sync(kFullWarp, held_row(slot).valid); }
+__device__ __forceinline__ int held_valid(int slot) { return __reduce_max_sync(kFullWarp, descriptor_at(slot).valid); }
 
 // Position of the first score that this thread holds.
-__device__ __forceinline__ int held_first(int slot) { return held_row(slot).body_begin + own_place(); }
+__device__ __forceinline__ int held_first(int slot) { return descriptor_at(slot).body_begin + own_place(); }
 
 // Starts copying a body to the ring, behind a barrier after its last use. By all threads.
 __device__ __forceinline__ void copy_body(const void* body, int scores) {
@@ -149,19 +158,21 @@ __device__ __forceinline__ void copy_body(const void* body, int scores) {
     copy_ahead(own_ring() + stage * kStageBytes, first + vector_of_stage(stage) * kStep);
   commit_copies();
 }
-__device__ __forceinline__ void copy_body(const HeldRow& row) {
+__device__ __forceinline__ void copy_body(const RowDescriptor& row) {
   copy_body(row.body, static_cast<int>(row.bytes / sizeof(Score)));
 }
 
 // A large part comes in so many chunks, each with an arrival of its own: what has come is counted while the rest does.
 constexpr int kChunks = kStages * static_cast<int>(kStageBytes) >= 128 << 10 ? kMostChunks : 1;
-constexpr int kAtOnce = kChunks == 1 ? 1 : kBeside ? 3 : 2; // of them: half of the part
+constexpr int kAtOnce = kChunks == 1 ? 1 : kOverflowVectors ? 3 : 2; // of them: half of the part
 
 // Stretches of the ring that are copied at once: they lie between vectors that are not copied; the first is one vector.
-constexpr int kStretches = kOut > 1 ? kStages : kBeside ? kBeside + 1 : kChunks;
+constexpr int kStretches = kOverflowPerBlock > 1 ? kStages : kOverflowVectors ? kOverflowVectors + 1 : kChunks;
 static_assert(kStretches >= kChunks, "every chunk has one");
 __device__ __forceinline__ constexpr int stretch_begin(int number) { // its first stage
-  return kBeside == 0 || kOut > 1 ? number * kStages / kStretches : number ? 1 + (number - 1) * kCopied : 0;
+  return kOverflowVectors == 0 || kOverflowPerBlock > 1 ? number * kStages / kStretches
+         : number                                       ? 1 + (number - 1) * kCopied
+                                                        : 0;
 }
 __device__ __forceinline__ constexpr int chunk_begin(int chunk) { return chunk * kStretches / kChunks; } // and stretch
 __device__ __forceinline__ constexpr int chunk_of(int stretch) { return ((stretch + 1) * kChunks - 1) / kStretches; }
@@ -170,14 +181,14 @@ __device__ __forceinline__ constexpr int chunk_of(int stretch) { return ((stretc
 // last copy, which a barrier orders; only where they wrote to it, to sort slots, does it take a fence.
 __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int begin = 0, int end = kChunks) {
   SharedStorage& s = shared_storage();
-  const int stretch = thread_again() % 32;
+  const int stretch = reread_tid() % 32;
   const int chunk = chunk_of(stretch);
   const bool mine = stretch < kStretches && chunk >= begin && chunk < end;
   const int stage = stretch_begin(stretch);
   const u32 from = vector_of_stage(stage) * kStageBytes;
   const u32 most = (min(stretch_begin(stretch + 1), kStages) - stage) * kStageBytes;
   const u32 bytes = mine ? min(max(size, from) - from, most) : 0;
-  if (kFinish && mine) order_copies();
+  if (kEpilogue && mine) order_copies();
   if (kStretches == 1) {
     if (mine) expect_bytes(bytes, &s.arrival[0]);
   } else {
@@ -189,7 +200,7 @@ __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int beg
 }
 
 // The same for a described row, if that is copied in bulk.
-__device__ __forceinline__ void copy_in_bulk(const HeldRow& row) {
+__device__ __forceinline__ void copy_in_bulk(const RowDescriptor& row) {
   struct alignas(16) Copy {
     const void* body;
     u32 bytes;
@@ -225,7 +236,7 @@ __device__ __forceinline__ void copy_first(const Score* body, int scores) {
 // The rest, of a described row that is held.
 __device__ __forceinline__ void copy_rest(int slot) {
 #if __CUDA_ARCH__ >= 900
-  const HeldRow& row = shared_storage().held[slot];
+  const RowDescriptor& row = shared_storage().descriptors[slot];
   if (kChunks > 1 && threadIdx.x / 32 == 0) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
 #endif
 }
@@ -233,7 +244,7 @@ __device__ __forceinline__ void copy_rest(int slot) {
 // Returns when a chunk of the row is in the ring, or before Hopper this thread's part of the row.
 __device__ __forceinline__ void wait_chunk(int slot, int chunk) {
 #if __CUDA_ARCH__ >= 900
-  const int copy = held_row(slot).copy;
+  const int copy = descriptor_at(slot).copy;
   if (copy >= 0) wait_arrival(&shared_storage().arrival[chunk], copy);
 #else
   if (chunk == 0) arrived();
@@ -293,7 +304,7 @@ __device__ __forceinline__ void unpack_held(const Raw& raw, float (&score)[kVect
 
 // What of a thread's vector is behind the row is no better than any score.
 __device__ __forceinline__ void clear_behind(int vector, int valid, float (&score)[kVector]) {
-  const int left = valid - thread_again() * kVector;
+  const int left = valid - reread_tid() * kVector;
 #pragma unroll
   for (int i = 0; i < kVector; ++i)
     if (vector * kStep + i >= left) score[i] = __uint_as_float(kMinusInfinityKey);
@@ -305,14 +316,14 @@ __device__ __forceinline__ void clear_behind(int vector, int valid, float (&scor
 // for vectors behind a row that one CTA holds, and ready() in front of the first visit.
 template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class Ready>
 __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip skip, Ready ready) {
-  constexpr bool kReplaced = kLast && kBeside && kChunks > 1;
-  constexpr bool kSkips = kAlone && kPart > 8192; // shorter ones do not pay for the branches
+  constexpr bool kReplaced = kLast && kOverflowVectors && kChunks > 1;
+  constexpr bool kSkips = kAlone && kTile > 8192; // shorter ones do not pay for the branches
   auto at_beside = [&](int vector) {              // whose address is not kept: there are no registers for it
-    return static_cast<const Score*>(held_row(slot).body) + vector * kStep + thread_again() * kVector;
+    return static_cast<const Score*>(descriptor_at(slot).body) + vector * kStep + reread_tid() * kVector;
   };
   auto load_beside = [&](int vector) {
     Raw raw = {};
-    if (vector * kStep + thread_again() * kVector < valid) raw = load_raw(at_beside(vector));
+    if (vector * kStep + reread_tid() * kVector < valid) raw = load_raw(at_beside(vector));
     return raw;
   };
   auto read = [&](int stage) {
@@ -325,7 +336,7 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
     float score[kVector];
     unpack_held(raw, score);
-    if (rarely(valid < (vector + 1) * kStep)) { // asked first, since it is so for one or two of them
+    if (unlikely(valid < (vector + 1) * kStep)) { // asked first, since it is so for one or two of them
       if (kSkips && vector * kStep >= valid) return skip(vector);
       clear_behind(vector, valid, score);
     }
@@ -336,22 +347,22 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
   Raw beside = {};
   constexpr bool kReadsAhead = kEarly && (kEach <= 72 || kSmThreads <= 512); // or there are no registers for it
   if (kReadsAhead) next = read(0);
-  if (kEarly && kBeside && !kReplaced) beside = load_beside(vector_beside(0));
+  if (kEarly && kOverflowVectors && !kReplaced) beside = load_beside(vector_beside(0));
   ready();
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     const Raw raw = kReadsAhead ? next : read(stage);
     if (kReadsAhead && stage + 1 < kStages) next = read(stage + 1);
-    if (kReplaced && stage < kBeside && vector_beside(stage) * kStep + own_place() < valid)
+    if (kReplaced && stage < kOverflowVectors && vector_beside(stage) * kStep + own_place() < valid)
       copy_ahead(own_ring() + stage * kStageBytes, at_beside(vector_beside(stage)));
     look(vector_of_stage(stage), raw);
-    if constexpr (kBeside > 0 && !kReplaced)
+    if constexpr (kOverflowVectors > 0 && !kReplaced)
 #pragma unroll
-      for (int i = 0; i < kOut; ++i) {
+      for (int i = 0; i < kOverflowPerBlock; ++i) {
         const int number = due_beside(stage, kEarly && kRoomy) + i;
         if (number >= due_beside(stage + 1, kEarly && kRoomy)) continue;
         const Raw raw = kEarly ? beside : load_beside(vector_beside(number));
-        if (kEarly && number + 1 < kBeside) beside = load_beside(vector_beside(number + 1));
+        if (kEarly && number + 1 < kOverflowVectors) beside = load_beside(vector_beside(number + 1));
         look(vector_beside(number), raw);
       }
   }
@@ -359,7 +370,7 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
     commit_copies();
     arrived();
 #pragma unroll
-    for (int stage = 0; stage < kBeside; ++stage)
+    for (int stage = 0; stage < kOverflowVectors; ++stage)
       look(vector_beside(stage), read_ring(own_ring() + stage * kStageBytes));
     order_copies(); // the next row's come behind
   }
@@ -372,7 +383,7 @@ struct Edge {
   bool valid;
 };
 __device__ __forceinline__ Edge load_edge(int slot) {
-  const volatile HeldRow& row = held_row(slot);
+  const volatile RowDescriptor& row = descriptor_at(slot);
   const int body = static_cast<int>(row.bytes / sizeof(Score));
   int at = row.begin + static_cast<int>(threadIdx.x);
   if (at >= row.body_begin) at += body;
@@ -383,7 +394,7 @@ __device__ __forceinline__ Edge load_edge(int slot) {
 
 // Calls visit(edge) in rows that have any.
 template <class Visit> __device__ __forceinline__ void each_edge(int slot, Visit visit) {
-  if (!rarely(held_row(slot).edges)) return;
+  if (!unlikely(descriptor_at(slot).edges)) return;
   Edge edge = load_edge(slot);
   if (edge.valid) visit(edge);
 }

@@ -5,7 +5,7 @@
 
 // A row that the ring holds, where its steps are not wanted: its coarse histogram gives the boundary bin,
 // classification reads the ring again, refine (stream/refine.cuh).
-__device__ __forceinline__ void select_resident(const RowTask& t) {
+__device__ __forceinline__ void select_from_ring(const RowTask& t) {
   start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
   __syncthreads(); // storage is empty
@@ -34,16 +34,16 @@ __device__ KSIEVE_APART void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
     const int k = slots_of(p, t.row);
-    if (kHolds && (t.row.length <= k || holds(t.row, k))) continue;
+    if (kFits && (t.row.length <= k || fits(t.row, k))) continue;
     trace_begin();
-    if (!kHolds && t.row.length > k && t.row.length <= kHeld) {
-      select_resident(t);
+    if (!kFits && t.row.length > k && t.row.length <= kMaxResident) {
+      select_from_ring(t);
     } else {
       LoadedView none;
       select_row(t, false, none, [] {}, [] {});
     }
     if (number + grid_size() >= rows_of(p)) release_dependents();
-    finish_row(p, t.row.id, sort_slice(p, blockIdx.x));
+    run_epilogue(p, t.row.id, sort_slice(p, blockIdx.x));
     trace_write(p, t.row.id);
     __syncthreads(); // nobody still works on the row
   }

@@ -13,21 +13,21 @@ static_assert(KSIEVE_ORDER == 0 && !KSIEVE_OVERLAP, "slots are not sorted, and a
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_grid(const __grid_constant__ Params p) {
   prepare_meetings(p);
-  int id = blockIdx.x / kHolders;
+  int id = blockIdx.x / kCtasPerRow;
   while (true) {
-    const bool first = id == static_cast<int>(blockIdx.x) / kHolders;
-    const PartOf part = select_part<Gathered>(p, id, holder(), first);
-    if (part.held) {
-      if (kFinish) Gathered::hand_over();
-      if (!part.written) Gathered::leave();
-    } else if (Gathered::owns()) {
+    const bool first = id == static_cast<int>(blockIdx.x) / kCtasPerRow;
+    const PartOf part = select_part<GridScope>(p, id, holder(), first);
+    if (part.resident) {
+      if (kEpilogue) GridScope::hand_over();
+      if (!part.written) GridScope::leave();
+    } else if (GridScope::owns()) {
       select_short(p, load_row(p, id));
     }
-    if (Gathered::owns()) finish_row(p, id, nullptr);
-    id = together().row + grid_size() / kHolders; // read again: kept, it would be spilled
+    if (GridScope::owns()) run_epilogue(p, id, nullptr);
+    id = grid_state().row + grid_size() / kCtasPerRow; // read again: kept, it would be spilled
     if (id >= p.rows) break;
     __threadfence(); // what was cleared of the row is
     __syncthreads(); // nobody still works on it
-    next_meeting(p, part.held);
+    next_meeting(p, part.resident);
   }
 }

@@ -6,43 +6,44 @@
 #include "common/workspace.cuh"
 #include "resident/tile.cuh"
 
-static_assert(kHolds, "its rows are held");
+static_assert(kFits, "its rows are resident");
 
 struct OwnerRow {
   int better;
   int equal;
-  int emitted;
-  int few_count;
+  int num_selected;
+  int tail_count;
 };
 // Of rare routes: what all holders count, as resident/overfull.cuh knows it.
 struct alignas(16) Owner {
-  OwnerRow held[1];
-  u64 few[kFewest];
+  OwnerRow descriptors[1];
+  u64 tail[kTailMax];
 };
 
 constexpr int kBarriers = 24; // of a row, at most: a plateau has one, a crowded step three each round and one more
 
 // In the workspace, for as many CTAs as hold a row, which use two in turn if they hold more than one: whoever is told
 // something of the next row but one has seen all of them begin with the next. planning/memory.py, meeting_bytes.
-struct alignas(16) Meeting {
-  u32 counts[2][kBins];           // all CTAs' together: of steps, and of keys in a round of crowded ones
-  RingSlot ranges[kHolders];      // each CTA's Range
-  u64 listed[kHolders][kFewest];  // entries that each has sent to the owner, which ranks them
-  u32 shares[kHolders][kHolders]; // for whom, from whom: kTold, how many positions it has collected, and 2^16 times as
-                                  // many as it has listed
+struct alignas(16) GridMailbox {
+  u32 counts[2][kBins];                 // all CTAs' together: of steps, and of keys in a round of crowded ones
+  RingSlot ranges[kCtasPerRow];         // each CTA's Range
+  u64 listed[kCtasPerRow][kTailMax];    // entries that each has sent to the owner, which ranks them
+  u32 shares[kCtasPerRow][kCtasPerRow]; // for whom, from whom: kPresent, how many positions it has collected, and 2^16
+                                        // times as many as it has listed
   Owner owner;
   u32 arrived[kBarriers + 1]; // at each barrier of all, and in front of the finishing pass
   u32 left[3];                // how many have left
 };
-static_assert(sizeof(Meeting) == KSIEVE_MEETING_BYTES, "planning/memory.py mirrors this struct");
-__device__ __forceinline__ Meeting* meeting_of(const Params& p, int number) {
-  return reinterpret_cast<Meeting*>(p.workspace + kHeaderBytes) + (number % 2 * gridDim.x + blockIdx.x) / kHolders;
+static_assert(sizeof(GridMailbox) == KSIEVE_MAILBOX_BYTES, "planning/memory.py mirrors this struct");
+__device__ __forceinline__ GridMailbox* meeting_of(const Params& p, int number) {
+  return reinterpret_cast<GridMailbox*>(p.workspace + kHeaderBytes) +
+         (number % 2 * gridDim.x + blockIdx.x) / kCtasPerRow;
 }
-constexpr u32 kTold = 0x80000000u;
+constexpr u32 kPresent = 0x80000000u;
 
 // This CTA's knowledge of it, in place of rows to come: there are none.
-struct Together {
-  Meeting* meeting;
+struct GridState {
+  GridMailbox* grid_mailbox;
   int row;    // the current one
   int copies; // that came to the ring for those before
   int meetings;
@@ -50,43 +51,43 @@ struct Together {
   int in_front;
   int leaves_last;
 };
-static_assert(sizeof(Together) <= sizeof(HeldRow), "two rows are described");
-__device__ __forceinline__ volatile Together& together() {
-  return *reinterpret_cast<volatile Together*>(&shared_storage().held[kOwn + 1]);
+static_assert(sizeof(GridState) <= sizeof(RowDescriptor), "two rows are described");
+__device__ __forceinline__ volatile GridState& grid_state() {
+  return *reinterpret_cast<volatile GridState*>(&shared_storage().descriptors[kOwn + 1]);
 }
-__device__ __forceinline__ Meeting& meeting() { return *together().meeting; }
-__device__ __forceinline__ int holder() { return static_cast<int>(blockIdx.x) % kHolders; }
+__device__ __forceinline__ GridMailbox& grid_mailbox() { return *grid_state().grid_mailbox; }
+__device__ __forceinline__ int holder() { return static_cast<int>(blockIdx.x) % kCtasPerRow; }
 
 // By one thread; a barrier must follow.
 __device__ __forceinline__ void meet(const Params& p) {
-  volatile Together& t = together();
-  t.meeting = meeting_of(p, t.meetings);
+  volatile GridState& t = grid_state();
+  t.grid_mailbox = meeting_of(p, t.meetings);
   t.barriers = 0;
 }
 __device__ __forceinline__ void prepare_meetings(const Params& p) {
   if (threadIdx.x != kScribe) return;
-  volatile Together& t = together();
-  t.row = blockIdx.x / kHolders;
+  volatile GridState& t = grid_state();
+  t.row = blockIdx.x / kCtasPerRow;
   t.copies = t.meetings = 0;
   meet(p);
 }
-__device__ __forceinline__ void next_meeting(const Params& p, bool held) {
-  if (thread_again() != kScribe) return;
-  volatile Together& t = together();
-  t.row = t.row + gridDim.x / kHolders;
-  t.copies = t.copies + held;
-  t.meetings = t.meetings + held;
+__device__ __forceinline__ void next_meeting(const Params& p, bool resident) {
+  if (reread_tid() != kScribe) return;
+  volatile GridState& t = grid_state();
+  t.row = t.row + gridDim.x / kCtasPerRow;
+  t.copies = t.copies + resident;
+  t.meetings = t.meetings + resident;
   meet(p);
 }
 
 // Relaxed accesses to what others write or read meanwhile, each a whole.
-__device__ __forceinline__ void tell(u32* to, u32 value) {
+__device__ __forceinline__ void store_relaxed(u32* to, u32 value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
-__device__ __forceinline__ void tell(u64* to, u64 value) {
+__device__ __forceinline__ void store_relaxed(u64* to, u64 value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
-__device__ __forceinline__ void tell(RingSlot* to, const RingSlot& value) {
+__device__ __forceinline__ void store_relaxed(RingSlot* to, const RingSlot& value) {
   asm volatile("{\n"
                ".reg .b64 low;\n"
                ".reg .b64 high;\n"
@@ -99,17 +100,17 @@ __device__ __forceinline__ void tell(RingSlot* to, const RingSlot& value) {
                "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
                : "memory");
 }
-__device__ __forceinline__ u32 heard(const u32* from) {
+__device__ __forceinline__ u32 load_relaxed(const u32* from) {
   u32 value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
-__device__ __forceinline__ u64 heard(const u64* from) {
+__device__ __forceinline__ u64 load_relaxed(const u64* from) {
   u64 value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
   return value;
 }
-__device__ __forceinline__ RingSlot heard(const RingSlot* from) {
+__device__ __forceinline__ RingSlot load_relaxed(const RingSlot* from) {
   RingSlot value;
   asm volatile("{\n"
                ".reg .b64 low;\n"
@@ -130,19 +131,19 @@ __device__ __forceinline__ void add(u32* to, u32 value) {
 }
 
 // What the lanes of a warp hear from all holders, each from some.
-constexpr int kHeard = (kHolders + 31) / 32;
+constexpr int kHeard = (kCtasPerRow + 31) / 32;
 template <class Value, class There>
-__device__ __forceinline__ void hear_all(const Value* from, Value (&value)[kHeard], There there) {
+__device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kHeard], There there) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   bool all;
   do {
     all = true;
 #pragma unroll
     for (int i = 0; i < kHeard; ++i)
-      if (kHolders % 32 == 0 || lane < kHolders) value[i] = heard(from + 32 * i + lane);
+      if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) value[i] = load_relaxed(from + 32 * i + lane);
 #pragma unroll
     for (int i = 0; i < kHeard; ++i)
-      if (kHolders % 32 == 0 || lane < kHolders) all &= there(value[i]);
+      if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) all &= there(value[i]);
   } while (!all);
   __syncwarp();
 }
@@ -151,9 +152,9 @@ __device__ __forceinline__ void hear_all(const Value* from, Value (&value)[kHear
 __device__ __forceinline__ void arrive(u32* arrived) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
 }
-__device__ __forceinline__ void await(const u32* arrived) {
+__device__ __forceinline__ void spin_until(const u32* arrived) {
   u32 come;
   do
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(arrived) : "memory");
-  while (come < kHolders);
+  while (come < kCtasPerRow);
 }

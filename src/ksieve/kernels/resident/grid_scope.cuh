@@ -13,52 +13,52 @@ template <bool kWaits> __device__ __forceinline__ void barrier_of_writers() {
 }
 
 // Who holds a row (resident/select.cuh): CTAs that tell each other over the workspace, a turn of the ring each.
-struct Gathered {
+struct GridScope {
   static constexpr int kWriters = kThreads - 32;
   static constexpr bool kAlone = false;
-  static constexpr bool kChooses = true;
+  static constexpr bool kTrimsBracket = true;
   static constexpr bool kRanksFirst = false;
-  static constexpr bool kReadsAgain = false;
-  __device__ __forceinline__ static Owner& owner() { return meeting().owner; }
+  static constexpr bool kRereadsDescriptor = false;
+  __device__ __forceinline__ static Owner& owner() { return grid_mailbox().owner; }
   __device__ __forceinline__ static bool owns() { return holder() == 0; }
 
   // On rare routes alone.
   __device__ __forceinline__ static void sync() {
     __syncthreads(); // this CTA has come
     if (threadIdx.x == 0) {
-      u32* arrived = &meeting().arrived[min(together().barriers, kBarriers - 1)];
+      u32* arrived = &grid_mailbox().arrived[min(grid_state().barriers, kBarriers - 1)];
       arrive(arrived);
-      await(arrived);
-      together().barriers = together().barriers + 1;
+      spin_until(arrived);
+      grid_state().barriers = grid_state().barriers + 1;
     }
     __syncthreads(); // all have
   }
 
   __device__ __forceinline__ static void begin() {}
-  __device__ __forceinline__ static void prepare(HeldRow& part) {
+  __device__ __forceinline__ static void prepare(RowDescriptor& part) {
     if (threadIdx.x == kThreads - 1) {
       clear_row(part);
-      clear_row(shared_storage().held[kOwn]);
+      clear_row(shared_storage().descriptors[kOwn]);
     }
   }
   __device__ __forceinline__ static void ready() {}
-  __device__ __forceinline__ static int copies() { return together().copies; } // for the thread that counts them
+  __device__ __forceinline__ static int copies() { return grid_state().copies; } // for the thread that counts them
 
-  __device__ __forceinline__ static void fold(const Sampled& warp, int) {
-    const Range own = own_range<kChooses>(warp);
-    if (threadIdx.x == 0) tell(&meeting().ranges[holder()], own.told());
+  __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
+    const Range own = own_range<kTrimsBracket>(warp);
+    if (threadIdx.x == 0) store_relaxed(&grid_mailbox().ranges[holder()], own.message());
   }
-  __device__ __forceinline__ static void know(int slot) {
+  __device__ __forceinline__ static void await_bracket(int slot) {
     if (threadIdx.x < 32) {
-      RingSlot told[kHeard];
+      RingSlot message[kHeard];
 #pragma unroll
       for (int i = 0; i < kHeard; ++i)
-        told[i] = kNoRange.told();
-      hear_all(meeting().ranges, told, [](const RingSlot& one) { return one.word[2] != 0; });
-      Range some = Range::of(told[0]);
+        message[i] = kNoRange.message();
+      poll_all(grid_mailbox().ranges, message, [](const RingSlot& one) { return one.word[2] != 0; });
+      Range some = Range::of(message[0]);
 #pragma unroll
       for (int i = 1; i < kHeard; ++i)
-        some.join(Range::of(told[i]));
+        some.join(Range::of(message[i]));
       fold_ranges(some, slot);
     }
     __syncthreads(); // the range is known
@@ -81,11 +81,11 @@ struct Gathered {
   // The sums are complete when they add up to what all have counted: as many as they hold, and scores beside their
   // bodies, for which each stands in with the most that there may be. Nothing is taken off, or sums of some could add
   // up to as much.
-  template <class Then> __device__ __forceinline__ static Boundary find(int rank, Then) {
+  template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then) {
     SharedStorage& s = shared_storage();
-    const volatile HeldRow& row = held_row(0);
+    const volatile RowDescriptor& row = descriptor_at(0);
     __syncthreads(); // this CTA's part is counted
-    u32* sums = meeting().counts[0];
+    u32* sums = grid_mailbox().counts[0];
     constexpr u32 kMostBeside = 2 * kVector;
     add_counts(sums, kMostBeside - static_cast<u32>(row.end - row.begin - row.valid));
     static_assert(kBins == 4 * kThreads, "a thread has four bins");
@@ -107,7 +107,7 @@ struct Gathered {
       if (lane == 0) s.warp_totals[turn + warp] = total;
       __syncthreads(); // every warp's sum is written
       theirs = lane < kWarps ? s.warp_totals[turn + lane] : 0;
-    } while (__reduce_add_sync(kFullWarp, theirs) != kHeld + kHolders * kMostBeside);
+    } while (__reduce_add_sync(kFullWarp, theirs) != kMaxResident + kCtasPerRow * kMostBeside);
     u32 before = __reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + lanes_up_to(sum) - sum;
     const u32 wanted = static_cast<u32>(rank);
     if (before < wanted && wanted <= before + sum) {
@@ -125,7 +125,7 @@ struct Gathered {
   // The same where it is not known what they add up to.
   __device__ __forceinline__ static Boundary find_again(int rank) {
     __syncthreads(); // this CTA's part is counted
-    u32* sums = meeting().counts[1];
+    u32* sums = grid_mailbox().counts[1];
     add_counts(sums, 0);
     sync();
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
@@ -139,26 +139,26 @@ struct Gathered {
   }
 
   // The owner's last warp ranks what all have listed.
-  __device__ __forceinline__ static void write_listed(int slot, int count, int quota) {
+  __device__ __forceinline__ static void write_listed(int slot, int count, int remaining_k) {
     if (!owns()) return;
     const int lane = static_cast<int>(threadIdx.x & 31);
-    if (threadIdx.x >= kWriters && lane < count) shared_storage().few[lane] = __ldcg(&owner().few[lane]);
+    if (threadIdx.x >= kWriters && lane < count) shared_storage().tail[lane] = __ldcg(&owner().tail[lane]);
     __syncwarp();
-    write_last(slot, count, quota);
+    write_last(slot, count, remaining_k);
   }
 
   // Writes the answer of a row whose steps are divided: what is before, and the best `quota` of the few within, which
   // the owner ranks.
   __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
-                                               int quota) {
+                                               int remaining_k) {
     SharedStorage& s = shared_storage();
-    Meeting& m = meeting();
+    GridMailbox& m = grid_mailbox();
     const int rank = holder();
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within);
-    if (threadIdx.x < kHolders) tell(&m.shares[threadIdx.x][rank], kTold | share.all);
+    if (threadIdx.x < kCtasPerRow) store_relaxed(&m.shares[threadIdx.x][rank], kPresent | share.all);
     share.each_listed(slot, [&](int number, int index, float score) {
-      if (number < kFewest) tell(&m.listed[rank][number], make_entry(order_key(score), index));
+      if (number < kTailMax) store_relaxed(&m.listed[rank][number], make_entry(order_key(score), index));
     });
     collect_share(share, slot, divided, edge_before);
 
@@ -166,61 +166,61 @@ struct Gathered {
     // nobody waits for that, nor it for what others write.
     if (threadIdx.x < kWriters) {
       barrier_of_writers<true>(); // all of this CTA's are collected, and it is known how many are in front
-      const int begin = together().in_front;
-      const int count = min(static_cast<int>(share.all & 0xffff), held_row(slot).slots - begin);
+      const int begin = grid_state().in_front;
+      const int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
       write_collected<false>(
-          held_row(slot).out + begin, collected(), count, count,
+          descriptor_at(slot).out + begin, collected(), count, count,
           [&](int position) { return held_position(position, slot); }, kWriters);
       if (owns()) clear_told();
       return;
     }
-    u32 told[kHeard] = {};
-    hear_all(m.shares[rank], told, [](u32 one) { return one != 0; });
+    u32 message[kHeard] = {};
+    poll_all(m.shares[rank], message, [](u32 one) { return one != 0; });
     u32 in_front = 0;
 #pragma unroll
     for (u32 i = 0; i < kHeard; ++i)
-      if (static_cast<int>(32 * i + lane) < rank) in_front += told[i] & 0xffff;
+      if (static_cast<int>(32 * i + lane) < rank) in_front += message[i] & 0xffff;
     in_front = __reduce_add_sync(kFullWarp, in_front);
-    if (lane == 0) together().in_front = static_cast<int>(in_front);
+    if (lane == 0) grid_state().in_front = static_cast<int>(in_front);
     __syncwarp();
     barrier_of_writers<false>();
 #pragma unroll
     for (u32 i = 0; i < kHeard; ++i)
-      if (kHolders % 32 == 0 || lane < kHolders) tell(&m.shares[rank][32 * i + lane], 0u);
+      if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[rank][32 * i + lane], 0u);
     if (!owns()) return;
     // Who has sent each of the listed, and then all at once.
-    u32 few = 0;
+    u32 tail = 0;
 #pragma unroll
     for (u32 i = 0; i < kHeard; ++i) {
-      const u32 some = told[i] >> 16 & 0x7fff;
-      const u32 begin = few + lanes_up_to(some) - some;
-      for (u32 j = 0; j < some && begin + j < kFewest; ++j)
-        s.samples[begin + j] = static_cast<unsigned short>((32 * i + lane) * kFewest + j);
-      few += __reduce_add_sync(kFullWarp, some);
+      const u32 some = message[i] >> 16 & 0x7fff;
+      const u32 begin = tail + lanes_up_to(some) - some;
+      for (u32 j = 0; j < some && begin + j < kTailMax; ++j)
+        s.samples[begin + j] = static_cast<unsigned short>((32 * i + lane) * kTailMax + j);
+      tail += __reduce_add_sync(kFullWarp, some);
     }
-    few = min(few, kFewest);
+    tail = min(tail, kTailMax);
     __syncwarp(); // it is known
-    if (lane < few) {
+    if (lane < tail) {
       u64* from = &m.listed[0][s.samples[lane]];
       u64 entry;
       do
-        entry = heard(from);
+        entry = load_relaxed(from);
       while (entry == 0);
-      tell(from, 0ull);
-      s.few[lane] = entry;
+      store_relaxed(from, 0ull);
+      s.tail[lane] = entry;
     }
     __syncwarp(); // they are listed
-    write_last(slot, static_cast<int>(few), quota);
+    write_last(slot, static_cast<int>(tail), remaining_k);
   }
 
-  // By the owner's writers when it has heard all shares: nobody needs ranges and sums any more.
+  // By the owner's writers when it has load_relaxed all shares: nobody needs ranges and sums any more.
   __device__ __forceinline__ static void clear_told() {
-    Meeting& m = meeting();
+    GridMailbox& m = grid_mailbox();
     for (int i = threadIdx.x; i < kBins / 4; i += kWriters)
       reinterpret_cast<RingSlot*>(m.counts[0])[i] = {};
-    if (threadIdx.x < kHolders) m.ranges[threadIdx.x] = {};
+    if (threadIdx.x < kCtasPerRow) m.ranges[threadIdx.x] = {};
     if (threadIdx.x == 0) {
-      m.owner.held[0] = {};
+      m.owner.descriptors[0] = {};
       m.arrived[0] = 0;
     }
   }
@@ -229,11 +229,11 @@ struct Gathered {
   __device__ __forceinline__ static void hand_over() {
     __syncthreads(); // this CTA has
     if (threadIdx.x == 0) {
-      u32* arrived = &meeting().arrived[kBarriers];
+      u32* arrived = &grid_mailbox().arrived[kBarriers];
       arrive(arrived);
       if (owns()) {
-        await(arrived);
-        tell(arrived, 0);
+        spin_until(arrived);
+        store_relaxed(arrived, 0);
       }
     }
     __syncthreads(); // all have
@@ -244,13 +244,16 @@ struct Gathered {
     __syncthreads(); // this CTA needs nothing any more
     if (threadIdx.x == 0) {
       u32 before;
-      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&meeting().left[0]) : "memory");
-      together().leaves_last = before == kHolders - 1;
+      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                   : "=r"(before)
+                   : "l"(&grid_mailbox().left[0])
+                   : "memory");
+      grid_state().leaves_last = before == kCtasPerRow - 1;
     }
     __syncthreads(); // it is known whether others do
-    if (!together().leaves_last) return;
-    RingSlot* all = reinterpret_cast<RingSlot*>(&meeting());
-    for (u32 i = threadIdx.x; i < sizeof(Meeting) / sizeof(RingSlot); i += kThreads)
+    if (!grid_state().leaves_last) return;
+    RingSlot* all = reinterpret_cast<RingSlot*>(&grid_mailbox());
+    for (u32 i = threadIdx.x; i < sizeof(GridMailbox) / sizeof(RingSlot); i += kThreads)
       all[i] = {};
   }
 };

@@ -5,42 +5,43 @@
 
 // Writes positions that belong to the answer at once: where they would be collected, keys are counted. All holders
 // take output slots from one counter.
-template <class Holders> __device__ __forceinline__ void emit_marks(const Marks& marks, int slot) {
-  int place = reserve_many(&Holders::owner().held[slot].emitted, marks.count());
+template <class Scope> __device__ __forceinline__ void emit_marks(const Marks& marks, int slot) {
+  int place = reserve_many(&Scope::owner().descriptors[slot].num_selected, marks.count());
   const int first = held_first(slot);
-  const int k = held_row(slot).slots;
-  int* out = held_row(slot).out;
+  const int k = descriptor_at(slot).slots;
+  int* out = descriptor_at(slot).out;
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
     for (u32 bits = marks.word[w]; bits && place < k; ++place)
       out[place] = held_position(index_of_mark(w, take_bit(bits), first), slot);
 }
-template <class Holders> __device__ __forceinline__ void emit_edge(int slot) {
-  int place = atomicAdd(&Holders::owner().held[slot].emitted, 1);
-  if (place < held_row(slot).slots) held_row(slot).out[place] = held_position(load_edge(slot).at, slot);
+template <class Scope> __device__ __forceinline__ void emit_edge(int slot) {
+  int place = atomicAdd(&Scope::owner().descriptors[slot].num_selected, 1);
+  if (place < descriptor_at(slot).slots) descriptor_at(slot).out[place] = held_position(load_edge(slot).at, slot);
 }
 
 // Writes `quota` of all holders' `count` equal scores, any of them, to the last of the row's slots. Where they are
 // many, or registers few, a vector of each thread at a time, since otherwise few threads would have to write them all.
-template <class Holders>
-__device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, int count, int quota, int slot) {
-  int* taken = &Holders::owner().held[slot].few_count;
+template <class Scope>
+__device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, int count, int remaining_k, int slot) {
+  int* taken = &Scope::owner().descriptors[slot].tail_count;
   const int first = held_first(slot);
-  int* out = held_row(slot).out + (held_row(slot).slots - quota);
+  int* out = descriptor_at(slot).out + (descriptor_at(slot).slots - remaining_k);
   auto write = [&](int w, u32 some, int place) {
-    for (; some && place < quota; ++place)
+    for (; some && place < remaining_k; ++place)
       out[place] = held_position(index_of_mark(w, take_bit(some), first), slot);
     return place;
   };
   int place = reserve_many(taken, edge_equal);
-  if (edge_equal && place < quota) out[place] = held_position(load_edge(slot).at, slot);
-  const bool many = !Holders::kAlone || count > held_row(slot).valid / 8;
+  if (edge_equal && place < remaining_k) out[place] = held_position(load_edge(slot).at, slot);
+  const bool many = !Scope::kAlone || count > descriptor_at(slot).valid / 8;
   if (!many) place = reserve_many(taken, equal.count());
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
     if (!many) place = write(w, equal.word[w], place);
 #pragma unroll 1
-    for (u32 vector = (1u << kVector) - 1; many && vector && __any_sync(kFullWarp, place < quota); vector <<= kVector) {
+    for (u32 vector = (1u << kVector) - 1; many && vector && __any_sync(kFullWarp, place < remaining_k);
+         vector <<= kVector) {
       const u32 offered = equal.word[w] & vector;
       place = reserve_many(taken, __popc(offered));
       write(w, offered, place);
@@ -50,7 +51,7 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
 
 // Those of some places that hold scores of the row.
 __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
-  const int left = held_row(slot).valid - own_place();
+  const int left = descriptor_at(slot).valid - own_place();
   const int vectors = max(left + kStep - 1, 0) / kStep;
   const int count = vectors * kVector - max(vectors * kStep - (kStep - kVector) - left, 0);
 #pragma unroll
@@ -60,7 +61,7 @@ __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
 }
 
 // What is better than a value, and what equals it, of the part that this thread holds.
-template <class Holders, bool kIsNan>
+template <class Scope, bool kIsNan>
 __device__ __forceinline__ void compare_held(int slot, float value, Divided& found, bool& edge_better,
                                              bool& edge_equal) {
   auto beats = [&](float score) { return kIsNan ? score == score : score > value; };
@@ -77,54 +78,54 @@ __device__ __forceinline__ void compare_held(int slot, float value, Divided& fou
       found.within.word[at / 32] |= equals(score[i]) ? 1u << at % 32 : 0u;
     }
   };
-  constexpr bool kSkips = Holders::kAlone && !kFinish; // of others, ptxas would spill
-  each_held<Holders::kAlone, false, kSkips>(slot, held_valid(slot), mark, [](int) {}, [] {});
+  constexpr bool kSkips = Scope::kAlone && !kEpilogue; // of others, ptxas would spill
+  each_held<Scope::kAlone, false, kSkips>(slot, held_valid(slot), mark, [](int) {}, [] {});
 }
 
 // Selects a row whose k-th score is a value, of which nothing need be divided, or read again: whether it is, and if
 // not, whether that is better. `ahead()` runs if it is, when nobody needs the ring any more.
 enum class Kth { kEqual, kBetter, kWorse };
-template <class Holders, class Ahead> __device__ __forceinline__ Kth select_equal(u32 key, int slot, Ahead ahead) {
+template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(u32 key, int slot, Ahead ahead) {
   const float value = score_of_key(key);
   Divided found = {};
   bool edge_better = false;
   bool edge_equal = false;
-  if (Holders::kAlone && value != value) { // of others, ptxas would spill
-    compare_held<Holders, true>(slot, value, found, edge_better, edge_equal);
+  if (Scope::kAlone && value != value) { // of others, ptxas would spill
+    compare_held<Scope, true>(slot, value, found, edge_better, edge_equal);
   } else {
-    compare_held<Holders, false>(slot, value, found, edge_better, edge_equal);
+    compare_held<Scope, false>(slot, value, found, edge_better, edge_equal);
   }
   const Marks better = in_row(found.before, slot); // what is behind the row is read as minus infinity
   const Marks equal = in_row(found.within, slot);
-  auto& counted = Holders::owner().held[slot];
+  auto& counted = Scope::owner().descriptors[slot];
   reserve_many(&counted.better, better.count() + edge_better);
   reserve_many(&counted.equal, equal.count() + edge_equal);
-  Holders::sync(); // both are counted, and the ring has been read
-  const int quota = held_row(slot).slots - counted.better;
-  if (quota < 0) return Kth::kBetter;
-  if (quota > counted.equal) return Kth::kWorse;
+  Scope::sync(); // both are counted, and the ring has been read
+  const int remaining_k = descriptor_at(slot).slots - counted.better;
+  if (remaining_k < 0) return Kth::kBetter;
+  if (remaining_k > counted.equal) return Kth::kWorse;
   ahead();
-  if (edge_better) emit_edge<Holders>(slot);
-  emit_marks<Holders>(better, slot);
-  emit_equal<Holders>(equal, edge_equal, counted.equal, quota, slot);
+  if (edge_better) emit_edge<Scope>(slot);
+  emit_marks<Scope>(better, slot);
+  emit_equal<Scope>(equal, edge_equal, counted.equal, remaining_k, slot);
   return Kth::kEqual;
 }
 
 // Samples are mostly one value, or a warp's are. Of two values they may have told the wrong one: then the best that
 // begins their range is tried too, if there are registers for it.
-template <class Holders, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
-  const u32 told = held_row(slot).range.plateau;
-  if constexpr (!Holders::kAlone || kEach > 64) return select_equal<Holders>(told, slot, ahead) == Kth::kEqual;
-  u32 key = told;
+template <class Scope, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
+  const u32 message = descriptor_at(slot).range.plateau;
+  if constexpr (!Scope::kAlone || kEach > 64) return select_equal<Scope>(message, slot, ahead) == Kth::kEqual;
+  u32 key = message;
 #pragma unroll 1
   for (;;) {
-    const Kth kth = select_equal<Holders>(key, slot, ahead);
+    const Kth kth = select_equal<Scope>(key, slot, ahead);
     if (kth == Kth::kEqual) return true;
-    const u32 best = held_row(slot).range.most;
+    const u32 best = descriptor_at(slot).range.best;
     if (kth == Kth::kWorse || key == best) return false;
     key = best;
     __syncthreads(); // all have read what is counted
-    auto& counted = shared_storage().held[slot];
+    auto& counted = shared_storage().descriptors[slot];
     if (threadIdx.x == 0) counted.better = counted.equal = 0;
     __syncthreads();
   }
@@ -179,7 +180,7 @@ __device__ __forceinline__ void count_key(u32 bin) {
 // again, and with kNone for others near them; the compiler knows `bit` if `kUnrolled`.
 template <class Bins, bool kUnrolled, class Visit>
 __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyBins keys, Visit visit) {
-  const Score* scores = static_cast<const Score*>(held_row(slot).scores) + held_first(slot);
+  const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores) + held_first(slot);
   constexpr int kInWord = 32 / kVector;
   constexpr int kTogether = kUnrolled && kSmThreads <= 512 ? 8 : kEach > 32 && kSmThreads >= 1024 ? 2 : 4;
   auto look = [&](int w, int from) {
@@ -214,22 +215,22 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
 
 // The same: counts them, and has the histogram searched for the best `quota`. Of one CTA, registers keep which bins
 // they are in; CTAs that share a row, and would spill, read them once more.
-template <class Holders, class Bins>
-__device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int quota,
+template <class Scope, class Bins>
+__device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int remaining_k,
                                                 Divided& divided) {
-  if constexpr (Holders::kAlone && kEach <= (1 << 16) / kSmThreads) {
-    HeldSteps bins;
+  if constexpr (Scope::kAlone && kEach <= (1 << 16) / kSmThreads) {
+    BucketIds bins;
     each_undecided<Bins, true>(left, slot, keys, [&](u32 bin, int w, int bit) {
       const int at = w * 32 + bit;
       count_key(bin);
       if (at < kEach) bins.pair[at / 2] = at % 2 ? bins.pair[at / 2] | bin << 16 : bin;
     });
-    const Boundary found = Holders::find_again(quota);
+    const Boundary found = Scope::find_again(remaining_k);
     divided = divide(bins, found.bin);
     return found;
   } else {
     each_undecided<Bins, false>(left, slot, keys, [&](u32 bin, int, int) { count_key(bin); });
-    const Boundary found = Holders::find_again(quota);
+    const Boundary found = Scope::find_again(remaining_k);
     divided = {};
     each_undecided<Bins, false>(left, slot, KeyBins(shared_storage().rule.digit), [&](u32 bin, int w, int bit) {
       divided.before.word[w] |= bin < static_cast<u32>(found.bin) ? 1u << bit : 0u;
@@ -240,10 +241,10 @@ __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, Key
 }
 
 // So many undecided scores one CTA ranks at once, each by a thread of its own; others as many as a warp does.
-template <class Holders> constexpr int kRankedAlike = Holders::kAlone && kSharedCapacity >= 256 ? 256 : kFewest;
+template <class Scope> constexpr int kRankedAlike = Scope::kAlone && kSharedCapacity >= 256 ? 256 : kTailMax;
 
 // Writes the best `quota` of as many listed scores.
-__device__ __forceinline__ void write_ranked(int slot, int listed, int quota) {
+__device__ __forceinline__ void write_ranked(int slot, int listed, int remaining_k) {
   const u64* list = shared_list(shared_storage());
   const int at = static_cast<int>(threadIdx.x);
   if (at >= listed) return;
@@ -251,8 +252,9 @@ __device__ __forceinline__ void write_ranked(int slot, int listed, int quota) {
 #pragma unroll 4
   for (int other = 0; other < listed; ++other)
     rank += list[other] < list[at];
-  if (rank < quota)
-    held_row(slot).out[held_row(slot).slots - quota + rank] = held_position(entry_index(list[at]), slot);
+  if (rank < remaining_k)
+    descriptor_at(slot).out[descriptor_at(slot).slots - remaining_k + rank] =
+        held_position(entry_index(list[at]), slot);
 }
 
 // The step of the k-th score, or its coarse bin, number `bin`, is crowded by `count` scores, or is the last step, of
@@ -260,23 +262,25 @@ __device__ __forceinline__ void write_ranked(int slot, int listed, int quota) {
 // value, or as many as are wanted: any of those will do. The bin's keys are about known: each round takes one
 // traversal, and one round mostly suffices. The score beside the body is loaded whenever it is looked at: few threads
 // have one.
-template <class Holders, class Bins = FoundSteps>
-__device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, int bin, int quota, int count) {
-  constexpr int kRanked = kRankedAlike<Holders>;
+template <class Scope, class Bins = BracketBuckets>
+__device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Marks last, int bin, int remaining_k,
+                                                    int count) {
+  constexpr int kRanked = kRankedAlike<Scope>;
   SharedStorage& s = shared_storage();
   constexpr int kDivisions = 6; // one in vain, four of all keys; more if scores change meanwhile
   auto edge_key = [&] { return shifted_key(load_edge(slot).score); };
   bool edge_last = false;
   each_edge(slot, [&](const Edge& edge) {
     const int number = Bins::of(edge.score, slot);
-    if (number < bin) emit_edge<Holders>(slot);
+    if (number < bin) emit_edge<Scope>(slot);
     edge_last = number == bin;
   });
-  emit_marks<Holders>(better, slot);
+  emit_marks<Scope>(better, slot);
   KeyRange keys = {0, KeyBins::kLowest + 1}; // where the k-th is
   KeyRange likely = Bins::keys_of(bin, slot);
 #pragma unroll 1
-  for (int round = 0; count > kRanked && count != quota && keys.best != keys.worst && round < kDivisions; ++round) {
+  for (int round = 0; count > kRanked && count != remaining_k && keys.best != keys.worst && round < kDivisions;
+       ++round) {
     const KeyBins likely_bins(likely);
     if (edge_last) count_at(likely_bins.of(edge_key()) * 4);
     if (threadIdx.x == 0) { // the search leaves them no registers
@@ -285,28 +289,28 @@ __device__ __noinline__ void select_crowded(int slot, Marks better, Marks last, 
       s.rule.worst = keys.worst;
     }
     Divided divided;
-    const Boundary found = divide_keys<Holders, Bins>(last, slot, likely_bins, quota, divided);
+    const Boundary found = divide_keys<Scope, Bins>(last, slot, likely_bins, remaining_k, divided);
     const KeyBins bins(s.rule.digit);
     likely = keys = bins.keys_of(found.bin, {s.rule.best, s.rule.worst});
     const u32 edge_bin = edge_last ? bins.of(edge_key()) : KeyBins::kNone;
-    if (edge_bin < static_cast<u32>(found.bin)) emit_edge<Holders>(slot);
+    if (edge_bin < static_cast<u32>(found.bin)) emit_edge<Scope>(slot);
     edge_last = edge_bin == static_cast<u32>(found.bin);
-    emit_marks<Holders>(divided.before, slot);
+    emit_marks<Scope>(divided.before, slot);
     last = divided.within;
-    quota -= found.before;
+    remaining_k -= found.before;
     count = found.count;
     __syncthreads(); // nobody still reads what the next round writes
   }
-  if (count != quota && count <= kRanked && keys.best != keys.worst) {
-    list_marked<Holders, kRanked>(last, slot);
-    if (edge_last) list_last<Holders, kRanked>(load_edge(slot).at, load_edge(slot).score, slot);
-    Holders::sync(); // all are listed
-    if constexpr (kRanked > kFewest) {
-      write_ranked(slot, count, quota);
+  if (count != remaining_k && count <= kRanked && keys.best != keys.worst) {
+    list_marked<Scope, kRanked>(last, slot);
+    if (edge_last) list_last<Scope, kRanked>(load_edge(slot).at, load_edge(slot).score, slot);
+    Scope::sync(); // all are listed
+    if constexpr (kRanked > kTailMax) {
+      write_ranked(slot, count, remaining_k);
     } else {
-      Holders::write_listed(slot, count, quota);
+      Scope::write_listed(slot, count, remaining_k);
     }
   } else {
-    emit_equal<Holders>(last, edge_last, count, quota, slot);
+    emit_equal<Scope>(last, edge_last, count, remaining_k, slot);
   }
 }

@@ -4,8 +4,8 @@
 //   is found.
 //      Two steps share a register, and the scores themselves are needed no more: the ring takes the next row
 //   3. better steps are written to the output; of that step, few scores are left, which one warp ranks
-// Steps are monotone in the score, so the answer is exact whatever the sample. resident/overfull.cuh has what they do
-// not decide.
+// LinearBuckets are monotone in the score, so the answer is exact whatever the sample. resident/overfull.cuh has what
+// they do not decide.
 #pragma once
 #include "resident/overfull.cuh"
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   const u32 key = valid ? shifted_key(sample) : kAbsent;
   const u32 coarse = key >> 17;
   SharedStorage& s = shared_storage();
-  const u32 thread = thread_again();
+  const u32 thread = reread_tid();
   s.samples[thread] = static_cast<unsigned short>(-coarse);
   __syncwarp();
   const RingSlot* pairs = reinterpret_cast<const RingSlot*>(&s.samples[thread & ~31u]);
@@ -48,8 +48,8 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
   const bool valid = mine.valid;
   const u32 better = mine.better;
   const u32 ordered = mine.ordered;
-  const u32 first = held_row(slot).first;
-  const u32 last = held_row(slot).last;
+  const u32 first = descriptor_at(slot).first;
+  const u32 last = descriptor_at(slot).last;
   u32 worst = __reduce_max_sync(kFullWarp, better <= last % 32 && valid ? ordered : 0);
   // Of equal ranks, the worst one ends the range, and the best one begins it.
   const u32 rank = __reduce_max_sync(kFullWarp, better <= first % 32 ? better : 0);
@@ -59,12 +59,12 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
   const bool crowd = alike >= kCrowd && 4 * ahead <= 3 * (first % 32) + last % 32;
   u32 plateau = worst == kInfinityKey || crowd || best == worst && alike >= kPlateau ? worst : 0;
   const u32 numbers = __popc(__ballot_sync(kFullWarp, valid));
-  if (rarely(numbers <= last % 32)) { // the k-th may be none
+  if (unlikely(numbers <= last % 32)) { // the k-th may be none
     const u32 lowest = __popc(__ballot_sync(kFullWarp, mine.lowest));
     const u32 all = __popc(__ballot_sync(kFullWarp, mine.there));
     if (all >= numbers + kPlateau) plateau = numbers + lowest <= last % 32 ? kNanKey : kMinusInfinityKey;
   }
-  if (rarely(numbers != 0 && (first >= 32 || last >= 32))) { // in short rows a warp may have none
+  if (unlikely(numbers != 0 && (first >= 32 || last >= 32))) { // in short rows a warp may have none
     // By so many ranges, but not beyond zero where scores go over many octaves.
     const float top = score_of_key(best);
     const float end = score_of_key(worst);
@@ -84,8 +84,8 @@ __device__ __forceinline__ int sampled_score(int id) {
   constexpr u32 kAlike = 4;
   constexpr u32 kOthers = kSamplers / kAlike;
   constexpr u32 kEachPart = kStages * (kWarps / kSamplers);
-  static_assert(!kHolds || kSamplers % kAlike == 0 && kWarps % kSamplers == 0);
-  const u32 thread = thread_again();
+  static_assert(!kFits || kSamplers % kAlike == 0 && kWarps % kSamplers == 0);
+  const u32 thread = reread_tid();
   const u32 warp = thread / 32;
   const u32 part = thread % 32 * kOthers + warp % kOthers; // of kEachPart times as many
   const u32 draw = (static_cast<u32>(id) * (32 * kOthers) + part) * 0x9e3779b1u;
@@ -95,13 +95,13 @@ __device__ __forceinline__ int sampled_score(int id) {
 }
 // Where that is in the part's body.
 __device__ __forceinline__ int sampled_place(int at) {
-  return kBeside ? vector_of_stage(at / kStep) * kStep + at % kStep : at;
+  return kOverflowVectors ? vector_of_stage(at / kStep) * kStep + at % kStep : at;
 }
 
 // Finds out where a described row's boundary is looked for, given what this thread has sampled. A barrier of all must
 // follow.
 __device__ __forceinline__ void look_at(float sample, int place, int slot) {
-  Alone::fold(look_at_samples(rank_sample(sample, place < held_row(slot).valid), slot), slot);
+  BlockScope::reduce_bracket(look_at_samples(rank_sample(sample, place < descriptor_at(slot).valid), slot), slot);
 }
 
 // A sample that is loaded from the `scores` of a body, beside the copies.
@@ -118,7 +118,7 @@ __device__ __forceinline__ LoadedSample load_sample(const Score* body, int score
 __device__ __forceinline__ void sample_held(int slot) {
   wait_copy(slot);
   if (!is_sampler()) return;
-  const volatile HeldRow& row = held_row(slot);
+  const volatile RowDescriptor& row = descriptor_at(slot);
 #if __CUDA_ARCH__ >= 900
   const int at = sampled_score(row.id);
   look_at(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_place(at), slot);
@@ -130,15 +130,15 @@ __device__ __forceinline__ void sample_held(int slot) {
 
 // Counts the scores that this thread holds, and keeps which steps they are in.
 template <bool kEarly, bool kAlone, class Spread, class Ready>
-__device__ __forceinline__ void count_steps(int slot, int valid, Steps linear, HeldSteps& steps, Spread spread,
+__device__ __forceinline__ void count_steps(int slot, int valid, LinearBuckets linear, BucketIds& steps, Spread spread,
                                             Ready ready) {
   auto count = [&](int vector, const float (&score)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; i += 2) {
       const float step = linear.of(spread(score[i]));
       const float next = linear.of(spread(score[i + 1]));
-      Steps::count(step);
-      Steps::count(next);
+      LinearBuckets::count(step);
+      LinearBuckets::count(next);
       steps.put(vector * kVector + i, step, next);
     }
   };
@@ -150,11 +150,11 @@ __device__ __forceinline__ void count_steps(int slot, int valid, Steps linear, H
   each_held<kEarly, true, kAlone>(slot, valid, count, skip, ready);
 }
 
-// The same for scores that are spread first (FoundSteps): called, since inlined it would be spilled, as it would with
-// vectors left out.
-__device__ __noinline__ HeldSteps count_spread(int slot) {
-  const FoundSteps range(slot);
-  HeldSteps steps;
+// The same for scores that are spread first (BracketBuckets): called, since inlined it would be spilled, as it would
+// with vectors left out.
+__device__ __noinline__ BucketIds count_spread(int slot) {
+  const BracketBuckets range(slot);
+  BucketIds steps;
   auto spread = [&](float score) { return range.spread(score); };
   count_steps<false, false>(slot, held_valid(slot), range.steps(), steps, spread, [] {});
   return steps;
@@ -162,50 +162,50 @@ __device__ __noinline__ HeldSteps count_spread(int slot) {
 
 // Selects a sampled row; what counts it is zero, or becomes so in front of a barrier. `ahead()` runs when all of the
 // ring has been read, `meanwhile()` where most warps wait for others, but for rare rows: whether it has.
-template <class Holders, class Ahead, class Meanwhile>
-__device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile meanwhile) {
+template <class Scope, class Ahead, class Meanwhile>
+__device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile meanwhile) {
   // Where one CTA holds a row, the range is known before everybody has come.
-  constexpr bool kKnown = Holders::kAlone && kKnownEarly;
-  if (!kKnown) Holders::know(slot);
-  const HeldRange told = kKnown ? range_of(slot) : HeldRange{0, 0, 0, held_row(slot).range.plateau};
+  constexpr bool kKnown = Scope::kAlone && kKnownEarly;
+  if (!kKnown) Scope::await_bracket(slot);
+  const Bracket message = kKnown ? range_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).range.plateau};
   const int valid = held_valid(slot);
-  auto know = [&] {
-    if (kKnown) Holders::know(slot);
+  auto await_bracket = [&] {
+    if (kKnown) Scope::await_bracket(slot);
   };
-  if (rarely(told.plateau != 0)) {
-    know();
-    if (select_plateau<Holders>(slot, ahead)) return false;
+  if (unlikely(message.plateau != 0)) {
+    await_bracket();
+    if (select_plateau<Scope>(slot, ahead)) return false;
   }
-  HeldSteps steps;
-  const FoundSteps range = kKnown ? FoundSteps(told) : FoundSteps(slot);
-  if (rarely(range.spreads)) {
-    know();
+  BucketIds steps;
+  const BracketBuckets range = kKnown ? BracketBuckets(message) : BracketBuckets(slot);
+  if (unlikely(range.uses_key_distance)) {
+    await_bracket();
     steps = count_spread(slot);
   } else {
     auto plain = [](float score) { return score; };
-    count_steps<!kFinish, Holders::kAlone>(slot, valid, range.steps(), steps, plain, know);
+    count_steps<!kEpilogue, Scope::kAlone>(slot, valid, range.steps(), steps, plain, await_bracket);
   }
-  each_edge(slot, [&](const Edge& edge) { Steps::count(FoundSteps(slot).of(edge.score)); });
-  const Boundary found = Holders::find(held_row(slot).slots, ahead);
-  const int quota = held_row(slot).slots - found.before;
+  each_edge(slot, [&](const Edge& edge) { LinearBuckets::count(BracketBuckets(slot).of(edge.score)); });
+  const Boundary found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);
+  const int remaining_k = descriptor_at(slot).slots - found.before;
   const bool beyond = found.bin == kBins - 1; // nothing is known of the last step
-  const bool whole = found.count == quota && !beyond;
+  const bool whole = found.count == remaining_k && !beyond;
   Divided divided = divide(steps, found.bin);
-  if (rarely(beyond || !whole && found.count > kFewest)) {
-    const int count = beyond ? kHeld : found.count;
-    select_crowded<Holders>(slot, divided.before, in_row(divided.within, slot), found.bin, quota, count);
+  if (unlikely(beyond || !whole && found.count > kTailMax)) {
+    const int count = beyond ? kMaxResident : found.count;
+    select_overfull_bucket<Scope>(slot, divided.before, in_row(divided.within, slot), found.bin, remaining_k, count);
     return false;
   }
   divided.join(whole);
-  if constexpr (!Holders::kAlone) {
+  if constexpr (!Scope::kAlone) {
     bool edge_chosen = false;
     bool edge_last = false;
     each_edge(slot, [&](const Edge& edge) {
-      const int number = FoundSteps::of(edge.score, slot);
+      const int number = BracketBuckets::of(edge.score, slot);
       edge_chosen = number < found.bin + whole;
       edge_last = !whole && number == found.bin;
     });
-    Holders::write(slot, divided, edge_chosen, edge_last, quota);
+    Scope::write(slot, divided, edge_chosen, edge_last, remaining_k);
     return true;
   }
   // One of the last is fetched while the others are collected.
@@ -214,24 +214,24 @@ __device__ __forceinline__ bool select_held(int slot, Ahead ahead, Meanwhile mea
   float early_score = 0;
   if (listing) {
     early = take_mark(divided.within, held_first(slot));
-    early_score = widen(static_cast<const Score*>(held_row(slot).scores)[early]);
+    early_score = widen(static_cast<const Score*>(descriptor_at(slot).scores)[early]);
   }
   each_edge(slot, [&](const Edge& edge) {
-    const float step = FoundSteps(slot).of(edge.score);
-    const float bound = Steps::numbered(found.bin);
+    const float step = BracketBuckets(slot).of(edge.score);
+    const float bound = LinearBuckets::numbered(found.bin);
     if (step < bound || whole && step == bound) {
       collect(edge.at, slot);
     } else if (step == bound) {
-      list_last<Holders>(edge.at, edge.score, slot);
+      list_last<Scope>(edge.at, edge.score, slot);
     }
   });
   collect_marks(divided.before, slot);
   if (kRoomy) meanwhile();
   if (listing) {
-    list_last<Holders>(early, early_score, slot);
-    list_marked<Holders>(divided.within, slot);
+    list_last<Scope>(early, early_score, slot);
+    list_marked<Scope>(divided.within, slot);
   }
   if (!kRoomy) meanwhile();
-  write_answer(slot, whole ? 0 : found.count, quota);
+  write_answer(slot, whole ? 0 : found.count, remaining_k);
   return true;
 }

@@ -1,23 +1,23 @@
-// A row that several CTAs hold, a part of kPart scores each: how a CTA begins with its part, and what the samples of
-// all tell. Holders say how they tell each other: resident/cluster_scope.cuh over distributed shared memory,
+// A row that several CTAs hold, a part of kTile scores each: how a CTA begins with its part, and what the samples of
+// all tell. Scope say how they tell each other: resident/cluster_scope.cuh over distributed shared memory,
 // resident/grid_scope.cuh over the workspace.
 #pragma once
 #include "resident/select.cuh"
 
-constexpr int kHolders = kHeld ? kHeld / kPart : 1;
+constexpr int kCtasPerRow = kMaxResident ? kMaxResident / kTile : 1;
 
 // Threads that find out what everybody must know, side by side: of different warps, and not of that which starts
 // copies.
 constexpr int kScribe = 64;
 constexpr int kReaches = 32;
 constexpr int kChoosesEnds = 96;
-static_assert(!kHolds || kThreads > kChoosesEnds);
+static_assert(!kFits || kThreads > kChoosesEnds);
 
 constexpr int kOwn = 1; // the slot of what is known of this CTA's samples, and `edges` if they end the range, and of
                         // which of its warps: `last`; slot 0 is the row's
 
 // How many CTAs' samples end the range: of a row that is shorter than they hold, the last ones have few scores or none.
-__device__ __forceinline__ int samplers_of(int length) { return max(length / kPart, 1); }
+__device__ __forceinline__ int samplers_of(int length) { return max(length / kTile, 1); }
 
 // Which of the ends of its warps' ranges, from the best on, each CTA tells; the worst of those ends the row's range. If
 // all CTAs were alike, each would meet so many samples better than the k-th score; that all of them meet as many is
@@ -37,16 +37,16 @@ __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
 
 // What CTAs tell each other of their samples.
 struct Range {
-  static constexpr u32 kTold = 2; // so that none is zero
-  u32 best;                       // ordered keys
+  static constexpr u32 kPresent = 2; // so that none is zero
+  u32 best;                          // ordered keys
   u32 worst;
-  u32 signs; // kTold, and whether the end is not positive
+  u32 signs; // kPresent, and whether the end is not positive
   u32 plateau;
 
-  __device__ __forceinline__ static Range of(const RingSlot& told) {
-    return {told.word[0], told.word[1], told.word[2], told.word[3]};
+  __device__ __forceinline__ static Range of(const RingSlot& message) {
+    return {message.word[0], message.word[1], message.word[2], message.word[3]};
   }
-  __device__ __forceinline__ RingSlot told() const { return {{best, worst, signs, plateau}}; }
+  __device__ __forceinline__ RingSlot message() const { return {{best, worst, signs, plateau}}; }
 
   __device__ __forceinline__ void join(const Range& other) {
     best = min(best, other.best);
@@ -59,18 +59,18 @@ constexpr Range kNoRange = {kNanKey, 0, 0, 0};
 
 // Folds what the warps of this CTA found in their samples. For the first warp. Choosing among their ends takes it 0.1
 // us, which rows of up to 131,072 scores in a cluster do not win back.
-template <bool kChooses> __device__ __forceinline__ Range own_range(const Sampled& warp) {
+template <bool kTrimsBracket> __device__ __forceinline__ Range own_range(const Sampled& warp) {
   SharedStorage& s = shared_storage();
-  HeldRow& own = s.held[kOwn];
+  RowDescriptor& own = s.descriptors[kOwn];
   const u32 lane = threadIdx.x % 32;
   if (lane == 0) {
     fold_sampled(warp, own);
-    if (kChooses) s.warp_totals[threadIdx.x / 32] = warp.range.worst - 1; // of those without samples the worst
+    if (kTrimsBracket) s.warp_totals[threadIdx.x / 32] = warp.range.worst - 1; // of those without samples the worst
   }
   __syncthreads(); // every warp's samples are folded
   if (threadIdx.x >= 32) return kNoRange;
-  u32 worst = own.edges ? own.range.least : 0;
-  if (kChooses && worst && own.last < kWarps && s.held[0].last == 0) {
+  u32 worst = own.edges ? own.range.worst : 0;
+  if (kTrimsBracket && worst && own.last < kWarps && s.descriptors[0].last == 0) {
     const u32 mine = s.warp_totals[lane % kWarps];
     u32 no_worse = 0;
 #pragma unroll
@@ -82,17 +82,17 @@ template <bool kChooses> __device__ __forceinline__ Range own_range(const Sample
     }
     worst = min(worst, __reduce_min_sync(kFullWarp, no_worse >= own.last ? mine : worst - 1) + 1);
   }
-  return {own.range.most, worst, Range::kTold | (own.edges && worst - 1 >= kZeroKey - 1), own.range.plateau};
+  return {own.range.best, worst, Range::kPresent | (own.edges && worst - 1 >= kZeroKey - 1), own.range.plateau};
 }
 
 // The row's range, from what the lanes of the first warp know of all parts'. A barrier must follow.
 __device__ __forceinline__ void fold_ranges(const Range& some, int slot) {
-  const u32 most = __reduce_min_sync(kFullWarp, some.best);
-  const u32 least = __reduce_max_sync(kFullWarp, some.worst);
+  const u32 best = __reduce_min_sync(kFullWarp, some.best);
+  const u32 worst = __reduce_max_sync(kFullWarp, some.worst);
   const u32 signs = __reduce_or_sync(kFullWarp, some.signs);
   const u32 plateau = __reduce_max_sync(kFullWarp, some.plateau);
   if (threadIdx.x != 0) return;
-  shared_storage().held[slot].range = {least, most, static_cast<int>(signs & ~Range::kTold), plateau};
+  shared_storage().descriptors[slot].range = {worst, best, static_cast<int>(signs & ~Range::kPresent), plateau};
 }
 
 // What a part has of the answer: how many positions are collected and, 2^16 times, how many scores are listed of the
@@ -110,7 +110,7 @@ struct Share {
   // Calls list(number, index, score) for this thread's.
   template <class List> __device__ __forceinline__ void each_listed(int slot, List list) {
     int number = static_cast<int>(before >> 16);
-    const Score* scores = static_cast<const Score*>(held_row(slot).scores);
+    const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores);
     if (listing) list(number++, early, early_score);
 #pragma unroll
     for (int w = 0; w < kWords; ++w)
@@ -132,7 +132,7 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
   share.early_score = 0;
   if (share.listing) {
     share.early = take_mark(share.listed, share.first);
-    share.early_score = widen(static_cast<const Score*>(held_row(slot).scores)[share.early]);
+    share.early_score = widen(static_cast<const Score*>(descriptor_at(slot).scores)[share.early]);
   }
   const Sums sums = sum_threads(mine);
   share.before = sums.before;
@@ -150,53 +150,53 @@ __device__ __forceinline__ void collect_share(const Share& share, int slot, cons
 // not depend on a row's length: samples are asked for while that is fetched, and would queue up behind copies. What
 // follows is `written` by all, or was put together on a rare route.
 struct PartOf {
-  bool held;
+  bool resident;
   bool written;
 };
-template <class Holders> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
+template <class Scope> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
   if (first && threadIdx.x == 0) prepare_copies();
-  Holders::begin(); // before anything is asked for: others wait for that
+  Scope::begin(); // before anything is asked for: others wait for that
   const Row row = load_row(p, id);
-  const int from = rank * kPart;
-  auto end_of = [&](int length) { return max(min(from + kPart, length), from); };
+  const int from = rank * kTile;
+  auto end_of = [&](int length) { return max(min(from + kTile, length), from); };
   const Row all = KSIEVE_WINDOWS ? row : widest_row(p, id); // a window begins anywhere
   const Body sampled = body_of(all.scores, from, end_of(all.length));
   const LoadedSample sample = load_sample(all.scores + sampled.begin, sampled.end - sampled.begin, id);
   const bool there = sampled.begin + sample.place < row.length;
-  if (holds(row, slots_of(p, row))) {
+  if (fits(row, slots_of(p, row))) {
     const Body body = copied_body(row, from, end_of(row.length), end_of(limit_of(p)));
     copy_first(row.scores + body.begin, body.end - body.begin);
   }
-  HeldRow& part = s.held[0];
-  Holders::prepare(part);
+  RowDescriptor& part = s.descriptors[0];
+  Scope::prepare(part);
   clear_counts();
   if (threadIdx.x == kScribe) {
 #if KSIEVE_WINDOWS
     s.base = row.base;
 #endif
     describe(p, row, from, end_of(row.length), end_of(limit_of(p)), part);
-    s.held[kOwn].edges = rank < samplers_of(row.length);
-    part.copy = Holders::copies() & 1;
+    s.descriptors[kOwn].edges = rank < samplers_of(row.length);
+    part.copy = Scope::copies() & 1;
   } else if (threadIdx.x == kReaches) {
-    reach(row.length, slots_of(p, row), kWarps * samplers_of(row.length), part);
-  } else if (Holders::kChooses && threadIdx.x == kChoosesEnds) {
+    bracket_ranks(row.length, slots_of(p, row), kWarps * samplers_of(row.length), part);
+  } else if (Scope::kTrimsBracket && threadIdx.x == kChoosesEnds) {
     const int ends = ends_of(row.length, slots_of(p, row), samplers_of(row.length));
-    s.held[kOwn].last = static_cast<unsigned char>(ends);
+    s.descriptors[kOwn].last = static_cast<unsigned char>(ends);
   }
   // In front of the barrier only if samples arrive before the row is described. On a grid they arrive later, and
   // ranking them here would delay the description: one row of 1,048,576 scores 8.50 us in place of 8.26.
   RankedSample ranked = {};
-  if (Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
+  if (Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
   __syncthreads(); // the part is described, and storage is empty
-  Holders::ready();
-  const bool known = part.way == Way::kHeld;
+  Scope::ready();
+  const bool known = part.way == RowRoute::kResident;
   if (known) {
-    if (!Holders::kRanksFirst) ranked = rank_sample(sample.score, there);
-    Holders::fold(look_at_samples(ranked, 0), 0);
+    if (!Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
+    Scope::reduce_bracket(look_at_samples(ranked, 0), 0);
     copy_rest(0);
     if (kChunks == 1) wait_copy(0);
   }
-  const bool held = Holders::kReadsAgain ? part.way == Way::kHeld : known;
-  return {held, held && select_held<Holders>(0, [] {}, [] {})};
+  const bool resident = Scope::kRereadsDescriptor ? part.way == RowRoute::kResident : known;
+  return {resident, resident && select_resident<Scope>(0, [] {}, [] {})};
 }

@@ -10,7 +10,7 @@
 
 // Half of the CTAs, of each multiprocessor, start late by half a scan when there are rows for several
 // rounds. Otherwise all of them propose, scan and refine in step, and memory rests while nobody scans.
-__device__ __forceinline__ void fall_behind(const Params& p, int rows) {
+__device__ __forceinline__ void stagger_start(const Params& p, int rows) {
   constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 60
   constexpr i64 kMost = 50'000;
   if (!kSampled || rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
@@ -26,14 +26,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   wait_for_inputs();
   const int rows = rows_of(p);
   LoadedView view;
-  constexpr bool kKnown = kSampled && !KSIEVE_WINDOWS && !kDealt; // where rows begin, before their lengths
+  constexpr bool kKnown = kSampled && !KSIEVE_WINDOWS && !kBinned; // where rows begin, before their lengths
   if (blockIdx.x < rows) {
     fetch_row(p, blockIdx.x);
     if (kKnown) view.load(widest_row(p, blockIdx.x), 0);
-    if (kLines && !kDealt) prefetch_view(p, blockIdx.x, p.width, LoadedView::kAll * kPool);
+    if (kLines && !kBinned) prefetch_view(p, blockIdx.x, p.width, LoadedView::kAll * kPool);
     clear_storage();
   }
-  fall_behind(p, rows);
+  stagger_start(p, rows);
   arrived();
   __syncthreads(); // the first row's length is there
   if (kSampled && !kKnown && blockIdx.x < rows) view.load(fetched_row(p, blockIdx.x), 0);
@@ -47,19 +47,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
         [&] {
           if (threadIdx.x != 0) return;
           s.next = grid_size() + claimed;
-          if (kDealt && s.next < rows) fetch_row(p, s.next); // its view is asked for where it has arrived
+          if (kBinned && s.next < rows) fetch_row(p, s.next); // its view is asked for where it has arrived
         },
         [&] {
           int next = s.next;
           if (next >= rows) return release_dependents();
-          if (!kDealt) fetch_row(p, next);
-          if (kSampled) prefetch_view(p, kDealt ? s.next_id : next, kDealt ? s.next_length : task.row.length);
+          if (!kBinned) fetch_row(p, next);
+          if (kSampled) prefetch_view(p, kBinned ? s.next_id : next, kBinned ? s.next_length : task.row.length);
         });
-    if (rarely(task.row.length <= slots_of(p, task.row))) {
+    if (unlikely(task.row.length <= slots_of(p, task.row))) {
       __syncthreads(); // everybody has read this row's length, and the next row is known
       if (s.next < rows) fetch_row(p, s.next);
     }
-    finish_row(p, task.row.id, sort_slice(p, blockIdx.x));
+    run_epilogue(p, task.row.id, sort_slice(p, blockIdx.x));
     trace_write(p, task.row.id);
     arrived();
     __syncthreads(); // the next row is known, and nobody still works on this one

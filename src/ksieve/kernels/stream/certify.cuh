@@ -22,10 +22,10 @@ struct RowTask {
 // Unresolved candidates (paper: Q_j, k_j). The shared histogram counts them by `digit`; up to kCapacity of them are
 // stored, more only if all are equal. quota 0: the row is complete.
 struct Frontier {
-  KeyRange keys; // all of them are within it
-  int count;     // |Q_j|
-  int quota;     // output slots still open
-  int round;     // j
+  KeyRange keys;   // all of them are within it
+  int count;       // |Q_j|
+  int remaining_k; // output slots still open
+  int round;       // j
   Digit digit;
 
   __device__ __forceinline__ bool resolved() const { return kStats ? round == kRounds : keys.best == keys.worst; }
@@ -46,14 +46,14 @@ __device__ __forceinline__ Digit next_digit(const Frontier& q) {
   return kStats ? paper_digit(q.round, q.keys.best) : digit_over(q.keys.best, q.keys.worst);
 }
 
-enum class Stage { kProposed, kBand, kUnbounded, kClassified, kNarrowed };
+enum class Stage { kProposed, kBin, kUnbounded, kClassified, kNarrowed };
 
 // Behind every use of the old rule, before a barrier.
 __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, KeyRange keys, Digit digit) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return;
   int* out = row_output(t.params, t.row.id);
-  s.rule = {mode, emit_from, keys.best, keys.worst, digit, open_slots(t.params), out, &s.emitted, &s.ties};
+  s.rule = {mode, emit_from, keys.best, keys.worst, digit, open_slots(t.params), out, &s.num_selected, &s.num_ties};
 }
 
 // From the best score that the view saw to the last boundary: what lies beyond shares the first bin.
@@ -64,21 +64,21 @@ __device__ __forceinline__ Digit proposal_digit() {
 
 // The rule of a proposal's scan. `ties` is this CTA's counter or its row's. Minus infinity, which the ring also holds
 // behind a row, and NaN are no cutoffs for the proposal's scan.
-__device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* ties) {
+__device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_ties) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return; // which has just written the boundary
   u32 cutoff = s.cutoff[0];
-  Mode mode = s.apart ? Mode::kApart : cutoff < kMinusInfinityKey ? Mode::kInclusive : Mode::kClassify;
+  Mode mode = s.expect_plateau ? Mode::kSeparateTies : cutoff < kMinusInfinityKey ? Mode::kInclusive : Mode::kClassify;
   set_rule(t, mode, 0, {0, cutoff}, proposal_digit());
-  s.rule.ties = ties;
+  s.rule.num_ties = num_ties;
 }
 
 // Narrows a frontier to the bin that holds its quota; better bins are committed. Needs a barrier after the last
 // count; leaves the histogram empty.
 __device__ __forceinline__ void narrow(Frontier& q) {
-  Boundary found = find_boundary(q.quota);
+  Boundary found = find_boundary(q.remaining_k);
   q.keys = range_of(found.bin, q.digit, q.keys);
-  q.quota -= found.before;
+  q.remaining_k -= found.before;
   q.count = found.count;
   ++q.round;
   if (!q.resolved()) q.digit = next_digit(q);
@@ -102,22 +102,22 @@ __device__ __forceinline__ bool single_valued() {
 }
 
 // Writes the stored candidates behind the output slots already taken, as far as `quota` goes.
-__device__ __forceinline__ void emit_any(int quota) {
+__device__ __forceinline__ void emit_any(int remaining_k) {
   SharedStorage& s = shared_storage();
-  int place = reserve_many(&s.few_count, own_count());
+  int place = reserve_many(&s.tail_count, own_count());
   each_own([&](u64 entry) {
-    if (place < quota) write_front(s.emitted + place, entry_index(entry));
+    if (place < remaining_k) write_front(s.num_selected + place, entry_index(entry));
     ++place;
   });
 }
 
 // An exact boundary that is the answer itself: better scores are all stored, ties wait at the end of the output.
-__device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int ties) {
+__device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int num_ties) {
   int k = open_slots(t.params);
   trace_set(kColCommitted0, strict);
   trace_set(kColFilled, k - strict);
   for (int round = 0; round <= kRounds; ++round)
-    trace_set(kColFrontier0 + round, round > 0 && strict + ties == k ? 0 : ties);
+    trace_set(kColFrontier0 + round, round > 0 && strict + num_ties == k ? 0 : num_ties);
   emit_any(strict);
   if (kTies) leave_ties(shared_storage().cutoff[0], k - strict);
 }
@@ -149,7 +149,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
   int begin = t.begin;
   int end = t.end;
   for (bool first = true;; first = false) {
-    if (kSampled ? rarely(stage == Stage::kUnbounded) : stage == Stage::kUnbounded) {
+    if (kSampled ? unlikely(stage == Stage::kUnbounded) : stage == Stage::kUnbounded) {
       CoarseCount counting;
       if (!first) start_scan(scores_of(t), begin, end);
       scan(scores_of(t), begin, end, counting);
@@ -164,8 +164,8 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       if (!first && stage != Stage::kClassified) start_scan(scores_of(t), begin, end);
       scan_by_rule(scores_of(t), begin, end);
     }
-    if (kDealt) arrived(); // what a scan has left behind, and what is known of the coming row
-    __syncthreads();       // everything admitted is stored or counted
+    if (kBinned) arrived(); // what a scan has left behind, and what is known of the coming row
+    __syncthreads();        // everything admitted is stored or counted
     Merged merged = first ? merge() : Merged::kWhole;
     if (merged == Merged::kOther) return false;
     begin = 0;
@@ -173,25 +173,25 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
     trace_scans(1);
     if (merged == Merged::kOutgrown) continue;
 
-    if (stage == Stage::kProposed || stage == Stage::kBand) {
+    if (stage == Stage::kProposed || stage == Stage::kBin) {
       int k = open_slots(t.params);
       int strict = s.count;
-      int ties = kExactBoundary ? s.ties : 0;
+      int num_ties = kExactBoundary ? s.num_ties : 0;
       bool primary = stage == Stage::kProposed;
       u32 worst = s.cutoff[primary ? 0 : 1];
-      trace_set(kColAdmitted0 + !primary, strict + ties);
+      trace_set(kColAdmitted0 + !primary, strict + num_ties);
       trace_set(kColRoute, primary ? kCertified : kRescued);
-      q = {{0, worst - (kExactBoundary && s.apart)}, strict, k, 0, s.rule.digit};
-      if (rarely(strict < k && strict + ties >= k)) {
-        finish_tied(t, strict, ties);
-        q.quota = q.count = 0;
+      q = {{0, worst - (kExactBoundary && s.expect_plateau)}, strict, k, 0, s.rule.digit};
+      if (unlikely(strict < k && strict + num_ties >= k)) {
+        finish_tied(t, strict, num_ties);
+        q.remaining_k = q.count = 0;
         return true;
       }
-      if (rarely(strict < k)) {
+      if (unlikely(strict < k)) {
         __syncthreads(); // nobody still reads the counts or the rule that led here
         if (kRescue && primary) {
           set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
-          stage = Stage::kBand;
+          stage = Stage::kBin;
         } else {
           trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);
           clear_storage();
@@ -202,7 +202,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       }
       trace_set(kColFrontier0, strict);
     }
-    if (!rarely(q.count > kCapacity && !q.resolved())) return true;
+    if (!unlikely(q.count > kCapacity && !q.resolved())) return true;
     if (single_valued()) {
       for (int round = q.round; round < kRounds; ++round)
         trace_set(kColFrontier0 + round + 1, q.count);

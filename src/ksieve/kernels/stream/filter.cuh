@@ -91,7 +91,7 @@ template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&r
 // One bit for each score of a batch of which `left` are valid from the first on.
 __device__ __forceinline__ u32 valid_bits(int left) {
   constexpr u32 kAll = ~0u >> (32 - kBatch * kVector);
-  if (!rarely(left < (kBatch - 1) * kStep + kVector)) return kAll;
+  if (!unlikely(left < (kBatch - 1) * kStep + kVector)) return kAll;
   u32 valid = 0;
 #pragma unroll
   for (int u = 0; u < kBatch; ++u)
@@ -203,7 +203,7 @@ __device__ __forceinline__ void emit_bits(u32 bits, int first) {
   const ScanRule& rule = shared_storage().rule;
   Places places = few_before<32>(__popc(bits));
   int base = 0;
-  if ((threadIdx.x & 31) == 0 && places.total) base = atomicAdd(rule.emitted, places.total);
+  if ((threadIdx.x & 31) == 0 && places.total) base = atomicAdd(rule.num_selected, places.total);
   u32 place = __shfl_sync(kFullWarp, base, 0) + places.before;
   u32 k = rule.k;
   int* out = rule.row_out;
@@ -215,7 +215,7 @@ __device__ __forceinline__ void emit_bits(u32 bits, int first) {
 // among lanes or an atomic: a row costs as many instructions as there are scores, and this loop has most of them.
 // Columns hold raw scores until `finish` turns them into keys and counts them. Where the fast test does not do, scores
 // are compared; those equal to a boundary that is a plateau are then not stored, but offered to the end of the output.
-template <bool kFast> struct Admit {
+template <bool kFast> struct Filter {
   Above above;
   float cutoff;
   u32 top;      // shared address of the column's next free entry
@@ -224,11 +224,13 @@ template <bool kFast> struct Admit {
 
   static constexpr u32 kPitch = kThreads * sizeof(u32); // from one entry of a column to the next
 
-  __device__ __forceinline__ explicit Admit(const ScanRule& rule)
-      : above(bound_below(rule.worst)), cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kApart))), top(base()),
-        end(base() + kColumns * kPitch) {}
+  __device__ __forceinline__ explicit Filter(const ScanRule& rule)
+      : above(bound_below(rule.worst)), cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kSeparateTies))),
+        top(base()), end(base() + kColumns * kPitch) {}
 
-  __device__ __forceinline__ static bool apart() { return !kFast && shared_storage().rule.mode == Mode::kApart; }
+  __device__ __forceinline__ static bool separate_ties() {
+    return !kFast && shared_storage().rule.mode == Mode::kSeparateTies;
+  }
   // NaN means every NaN.
   __device__ __forceinline__ static float plateau() { return score_of_key(shared_storage().rule.worst); }
 
@@ -237,7 +239,7 @@ template <bool kFast> struct Admit {
   // Where a score comes from goes to the same entry of the columns behind.
   __device__ __forceinline__ void put(float score, u32 bit, int first) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(top), "f"(score) : "memory");
-    if constexpr (kNarrow) {
+    if constexpr (kLocalIndex16) {
       u32 columns = static_cast<u32>(__cvta_generic_to_shared(shared_storage().candidates));
       u32 before = static_cast<u32>(first) / kThreads / kVector * kVector; // scores of this thread
       auto place = static_cast<unsigned short>(before + bit);
@@ -258,19 +260,19 @@ template <bool kFast> struct Admit {
     } else {
       u32 valid = valid_bits(left);
       hits = gather_bits(raw, [&](float score) { return score >= cutoff; }) & valid;
-      if (apart()) {
+      if (separate_ties()) {
         float value = plateau();
         u32 equal = gather_bits(raw, [&](float score) { return score == value; });
-        set_apart((value == value ? equal : ~hits) & valid, first);
+        set_aside_tie((value == value ? equal : ~hits) & valid, first);
       }
     }
-    while (hits && !rarely(top >= end)) {
+    while (hits && !unlikely(top >= end)) {
       u32 bit = take_bit(hits);
       put(read_back(ring, bit), bit, first);
     }
-    if (rarely(hits != 0)) {
+    if (unlikely(hits != 0)) {
       // Sorted rows fill the columns of small CTAs so that whole warps come here.
-      if (kSmall && rarely(__activemask() == kFullWarp)) {
+      if (kSmall && unlikely(__activemask() == kFullWarp)) {
         list_warp_bits(hits, ring, first);
       } else {
         list_bits(hits, ring, first);
@@ -280,18 +282,19 @@ template <bool kFast> struct Admit {
 
   __device__ __forceinline__ void edge(float score, int index, bool valid) {
     if (valid && score >= cutoff) list_candidate(order_key(score), index);
-    if (apart()) set_apart(valid && (score == plateau() || (score != score && plateau() != plateau())), index);
+    if (separate_ties())
+      set_aside_tie(valid && (score == plateau() || (score != score && plateau() != plateau())), index);
   }
 
   // Every warp offers its first k; more can never be needed.
-  __device__ __forceinline__ void set_apart(u32 equal, int first) {
+  __device__ __forceinline__ void set_aside_tie(u32 equal, int first) {
     if (!__any_sync(kFullWarp, equal)) return;
     const ScanRule& rule = shared_storage().rule;
     int mine = __popc(equal);
     int before = lanes_before(mine);
     int total = __shfl_sync(kFullWarp, before + mine, 31);
     int start = 0;
-    if ((threadIdx.x & 31) == 0) start = atomicAdd(rule.ties, total);
+    if ((threadIdx.x & 31) == 0) start = atomicAdd(rule.num_ties, total);
     if (!kTies && tied < rule.k) {
       start = __shfl_sync(kFullWarp, start, 0);
       for (int t = start + before; equal; equal &= equal - 1, ++t)
@@ -302,28 +305,28 @@ template <bool kFast> struct Admit {
 
   __device__ __forceinline__ void finish() {
     SharedStorage& s = shared_storage();
-    int height = kColumns ? static_cast<int>((top - base()) / kPitch) : 0;
-    s.height[threadIdx.x] = height;
+    int thread_count = kColumns ? static_cast<int>((top - base()) / kPitch) : 0;
+    s.thread_count[threadIdx.x] = thread_count;
     Digit digit = s.rule.digit;
-    each_in_column(height, [&](u64 entry, int at) {
+    each_in_column(thread_count, [&](u64 entry, int at) {
       u32 key = number_key(__uint_as_float(entry_key(entry))); // nothing admitted is NaN
       column_key(at) = key;
       atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
     });
-    int total = __reduce_add_sync(kFullWarp, height);
+    int total = __reduce_add_sync(kFullWarp, thread_count);
     if ((threadIdx.x & 31) == 0 && total) atomicAdd(&s.count, total);
   }
 };
 
 // The scan of any other set: better than the candidates, candidate, or neither.
 struct Classify {
-  float gone;   // reached by what earlier scans have emitted; NaN: nothing
-  float better; // by what this scan emits, too
-  float cutoff; // by candidates, too
-  bool nan;     // NaN is a candidate, which no comparison finds
+  float emitted_cutoff; // reached by what earlier scans have emitted; NaN: nothing
+  float better;         // by what this scan emits, too
+  float cutoff;         // by candidates, too
+  bool nan;             // NaN is a candidate, which no comparison finds
 
   __device__ __forceinline__ explicit Classify(const ScanRule& rule)
-      : gone(cutoff_before(rule.emit_from)), better(cutoff_before(rule.best)), cutoff(hot_cutoff(rule.worst)),
+      : emitted_cutoff(cutoff_before(rule.emit_from)), better(cutoff_before(rule.best)), cutoff(hot_cutoff(rule.worst)),
         nan(rule.worst == kNanKey) {}
 
   // A float that scores with keys better than this one reach, and no others; NaN if there are none.
@@ -338,7 +341,8 @@ struct Classify {
     if (!__any_sync(kFullWarp, in)) return;
     u32 chosen = gather_bits(raw, [&](float score) { return score >= better; }) & valid;
     in &= ~chosen;
-    if (gone == gone) chosen &= ~gather_bits(raw, [&](float score) { return score >= gone; });
+    if (emitted_cutoff == emitted_cutoff)
+      chosen &= ~gather_bits(raw, [&](float score) { return score >= emitted_cutoff; });
     if (__any_sync(kFullWarp, chosen)) emit_bits(chosen, first);
     if (in) list_bits(in, ring, first);
   }
@@ -346,8 +350,8 @@ struct Classify {
   __device__ __forceinline__ void edge(float score, int index, bool valid) {
     bool chosen = valid && score >= better;
     bool in = valid && !chosen && (nan || score >= cutoff);
-    chosen = chosen && !(score >= gone);
-    int slot = reserve(shared_storage().rule.emitted, chosen);
+    chosen = chosen && !(score >= emitted_cutoff);
+    int slot = reserve(shared_storage().rule.num_selected, chosen);
     if (chosen) write_front(slot, index);
     if (in) list_candidate(order_key(score), index);
   }
@@ -402,11 +406,11 @@ struct CoarseCount {
 __device__ __forceinline__ void scan_by_rule(const Score* scores, int begin, int end) {
   const ScanRule& rule = shared_storage().rule;
   bool proposal = kSampled && rule.mode != Mode::kClassify;
-  if (kSampled && !rarely(rule.mode != Mode::kInclusive || Above(bound_below(rule.worst)).scale == 0)) {
-    Admit<true> admit(rule);
+  if (kSampled && !unlikely(rule.mode != Mode::kInclusive || Above(bound_below(rule.worst)).scale == 0)) {
+    Filter<true> admit(rule);
     scan(scores, begin, end, admit);
   } else if (proposal) {
-    Admit<false> admit(rule);
+    Filter<false> admit(rule);
     scan(scores, begin, end, admit);
   } else {
     Classify classify(rule);

@@ -7,18 +7,18 @@
 #include "stream/certify.cuh"
 
 // With statistics every digit is resolved; without, this many last candidates are ranked by one warp.
-constexpr int kFew = kStats ? 0 : kFewest;
+constexpr int kFew = kStats ? 0 : kTailMax;
 
 // Emits the stored candidates that belong to the answer; q is what is left unresolved of them. With a tie-break those
 // of it are taken whose place is at most `last_place`.
 __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   SharedStorage& s = shared_storage();
-  bool rank_last = q.count > q.quota && q.count <= kFew;
+  bool rank_last = q.count > q.remaining_k && q.count <= kFew;
   // Whether a member of the last frontier is emitted at once: if all are, or if all are equal and it is early.
   auto taken = [&](u64 entry) {
     if (kTies && !rank_last) return tie_place(entry_index(entry)) <= last_place;
-    if (!rank_last) return q.count == q.quota || atomicAdd(&s.few_count, 1) < q.quota;
-    list_few(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
+    if (!rank_last) return q.count == q.remaining_k || atomicAdd(&s.tail_count, 1) < q.remaining_k;
+    list_tail(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
     return false;
   };
   // Codes of indices are collected in the ring, which is idle, where all output slots are still free (write_collected).
@@ -28,18 +28,18 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   int* out = s.rule.row_out;
   bool collects = kColumns && s.rule.mode != Mode::kClassify && k <= kCollected;
   int* to = collects ? ring : out;
-  int height = own_height();
+  int thread_count = own_height();
   u32 chosen = 0; // entries of this thread's column, as bits
   u32 last = 0;
   constexpr int kTogether = 8; // entries that are loaded at once
 #pragma unroll
   for (int at = 0; at < kColumns; ++at) {
-    if (at % kTogether == 0 && !__any_sync(kFullWarp, at < height)) break;
+    if (at % kTogether == 0 && !__any_sync(kFullWarp, at < thread_count)) break;
     u32 key = column_key(at);
     chosen |= key < q.keys.best ? 1u << at : 0u;
     last |= key <= q.keys.worst ? 1u << at : 0u;
   }
-  u32 stored = height == 32 ? ~0u : (1u << height) - 1;
+  u32 stored = thread_count == 32 ? ~0u : (1u << thread_count) - 1;
   chosen &= stored;
   for (last &= stored & ~chosen; last; last &= last - 1)
     if (taken(column_entry(__ffs(last) - 1))) chosen |= last & -last;
@@ -50,16 +50,16 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     u64 entry = slot < listed ? list_entry(slot) : 0;
     u32 key = slot < listed ? entry_key(entry) : kNanKey;
     bool wanted = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));
-    u32 place = reserve(&s.emitted, wanted);
+    u32 place = reserve(&s.num_selected, wanted);
     int index = entry_index(entry);
     if (wanted && place < k) to[place] = collects ? code_of_index(index) : shown_position(index);
   }
   const bool ranks = rank_last && threadIdx.x >= kThreads - 32; // the last warp, when all last candidates are listed
   auto rank = [&] {
-    RankedEntry mine = rank_few(q.count);
+    RankedEntry mine = rank_tail(q.count);
     int index = entry_index(mine.entry);
-    if (static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.quota)
-      write_front(s.rule.k - q.quota + mine.rank, kTies ? tie_position(index) : index);
+    if (static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k)
+      write_front(s.rule.k - q.remaining_k + mine.rank, kTies ? tie_position(index) : index);
   };
   if (rank_last && !collects) {
     __syncthreads(); // the last candidates are listed
@@ -69,14 +69,14 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   if (!kColumns) return;
   Places places = few_before<kColumns>(__popc(chosen));
   u32 place = 0;
-  if ((threadIdx.x & 31) == 0 && places.total) place = atomicAdd(&s.emitted, places.total);
+  if ((threadIdx.x & 31) == 0 && places.total) place = atomicAdd(&s.num_selected, places.total);
   place = __shfl_sync(kFullWarp, place, 0) + places.before;
-  if (rarely(!collects)) {
+  if (unlikely(!collects)) {
     for (; chosen && place < k; chosen &= chosen - 1)
       out[place++] = shown_position(entry_index(column_entry(__ffs(chosen) - 1)));
     return;
   }
-  if (rarely(place + __popc(chosen) > kCollected)) chosen = 0;         // only if scores have changed meanwhile
+  if (unlikely(place + __popc(chosen) > kCollected)) chosen = 0;       // only if scores have changed meanwhile
   u32 next = static_cast<u32>(__cvta_generic_to_shared(ring + place)); // a shared address: its stores are cheaper
 #pragma unroll
   for (int from = 0; from < kColumns; from += kTogether) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   }
   __syncthreads(); // all are collected, and the last ones listed
   if (ranks) return rank();
-  const int count = static_cast<int>(min(static_cast<u32>(s.emitted), k));
+  const int count = static_cast<int>(min(static_cast<u32>(s.num_selected), k));
   write_collected<false>(
       out, ring, count, count, [](int code) { return shown_position(index_of_code(code)); },
       rank_last ? kThreads - 32 : kThreads);
@@ -103,21 +103,22 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
 // Needs a barrier after the last count.
 __device__ __forceinline__ void refine(Frontier q) {
   SharedStorage& s = shared_storage();
-  if (rarely(q.quota == 0)) return;
-  trace_set(kColFilled, q.quota);
-  if (rarely(q.count > kCapacity)) { // one value throughout: any stored members will do
-    if (kTies) return leave_ties(q.resolved() ? q.keys.best : s.least, q.quota);
-    return emit_any(q.quota);
+  if (unlikely(q.remaining_k == 0)) return;
+  trace_set(kColFilled, q.remaining_k);
+  if (unlikely(q.count > kCapacity)) { // one value throughout: any stored members will do
+    if (kTies) return leave_ties(q.resolved() ? q.keys.best : s.least, q.remaining_k);
+    return emit_any(q.remaining_k);
   }
-  while (!q.resolved() && q.count != q.quota && q.count > kFew) {
+  while (!q.resolved() && q.count != q.remaining_k && q.count > kFew) {
     narrow(q);
-    trace_set(kColFilled, q.quota);
-    if (!rarely(!q.resolved() && q.count != q.quota && q.count > kFew)) break;
+    trace_set(kColFilled, q.remaining_k);
+    if (!unlikely(!q.resolved() && q.count != q.remaining_k && q.count > kFew)) break;
     each_own([&](u64 entry) {
       u32 key = entry_key(entry);
       if (key >= q.keys.best && key <= q.keys.worst) atomicAdd(&s.histogram[bin_of(key, q.digit)], 1u);
     });
     __syncthreads(); // the next digit is counted
   }
-  emit_stored(q, kTies && q.count > q.quota && q.count > kFew ? last_tied_place(q.keys, q.quota) : kNoPlace);
+  emit_stored(q,
+              kTies && q.count > q.remaining_k && q.count > kFew ? last_tied_place(q.keys, q.remaining_k) : kNoPlace);
 }

@@ -91,7 +91,7 @@ struct LoadedView {
   }
 
   __device__ __forceinline__ float statistic(int b, const Row& row, int first) const {
-    if (rarely(!loads_whole(row, first))) return load_statistic(row, first);
+    if (unlikely(!loads_whole(row, first))) return load_statistic(row, first);
     float best = unpack(raw[b], 0);
 #pragma unroll
     for (int i = 1; i < kPool; ++i)
@@ -147,15 +147,15 @@ __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, Key
   return {range.best, same};
 }
 
-// The same of the keys of a coarse bin, if they are at most kFewest, as is usual: the first warp ranks them and alone
+// The same of the keys of a coarse bin, if they are at most kTailMax, as is usual: the first warp ranks them and alone
 // knows the answer. Their places only tell equal keys apart.
-__device__ __forceinline__ Ranked ranked_key_of_few(const KeptKeys& keys, int count, int rank, int bin) {
+__device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int count, int rank, int bin) {
   keys.each([&](u32 key, int place) {
-    if (coarse_bin(score_of_key(key)) == bin) list_few(make_entry(key, place)); // cheaper than the bin's range
+    if (coarse_bin(score_of_key(key)) == bin) list_tail(make_entry(key, place)); // cheaper than the bin's range
   });
   __syncthreads(); // the keys of the bin are listed
   if (threadIdx.x >= 32) return {};
-  RankedEntry mine = rank_few(count);
+  RankedEntry mine = rank_tail(count);
   bool listed = static_cast<int>(threadIdx.x) < count;
   u32 owner = __ballot_sync(kFullWarp, listed && mine.rank == rank - 1);
   u32 wanted = __shfl_sync(kFullWarp, entry_key(mine.entry), __ffs(owner) - 1);
@@ -182,7 +182,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
   KeptKeys keys;
   u32 best = kNanKey;
   for (int from = 0; from < count; from += LoadedView::kAll) {
-    if (rarely(from)) view.load(row, from);
+    if (unlikely(from)) view.load(row, from);
 #pragma unroll
     for (int b = 0; b < LoadedView::kEach; ++b) {
       const int ordinal = from + b * kThreads + static_cast<int>(threadIdx.x);
@@ -205,19 +205,19 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
     Ranked boundary;
     if (kExactBoundary) {
       int rank = p.primary_rank - found.before;
-      boundary = rarely(found.count > kFewest) ? ranked_key(keys, rank, keys_of_bin(found.bin))
-                                               : ranked_key_of_few(keys, found.count, rank, found.bin);
+      boundary = unlikely(found.count > kTailMax) ? ranked_key(keys, rank, keys_of_bin(found.bin))
+                                                  : ranked_key_of_tail(keys, found.count, rank, found.bin);
     } else {
       boundary = {bin_cutoff_key(found.bin), 0};
     }
     trace_set(kColTau0 + which, kExactBoundary ? static_cast<int>(boundary.key) : found.bin);
     if (threadIdx.x == 0) {
       s.cutoff[which] = boundary.key;
-      s.apart = kExactBoundary && (boundary.same > 1 || boundary.key == kNanKey);
+      s.expect_plateau = kExactBoundary && (boundary.same > 1 || boundary.key == kNanKey);
     }
   }
   static_assert(!(kExactBoundary && kRescue), "an exact boundary has no rescue: its samples are gone by then");
-  if (threadIdx.x == 0) s.few_count = 0;
+  if (threadIdx.x == 0) s.tail_count = 0;
 }
 
 // Whole lines of a view are kept in L2, if it can be helped, until the scan reads them again. Groups that are less lie

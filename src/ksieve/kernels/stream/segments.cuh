@@ -7,14 +7,14 @@
 __device__ __forceinline__ void publish(RowState* state, u64* list) {
   SharedStorage& s = shared_storage();
   int own = own_count();
-  int height = own_height();
+  int thread_count = own_height();
   int before = lanes_before(own);
   int place = 0;
   if ((threadIdx.x & 31) == 31 && before + own) place = state_count(state, before + own);
   place = __shfl_sync(kFullWarp, place, 31) + before;
 #pragma unroll 4
   for (int i = 0; i < own; ++i)
-    if (static_cast<u32>(place + i) < static_cast<u32>(kListed)) list[place + i] = own_entry(i, height);
+    if (static_cast<u32>(place + i) < static_cast<u32>(kListed)) list[place + i] = own_entry(i, thread_count);
   // Candidates that found no slot here are only counted: the row outgrows its list as well.
   if (threadIdx.x == 0 && s.listed > kListed) state_count(state, s.listed - kListed);
 }
@@ -39,7 +39,7 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
   SharedStorage& s = shared_storage();
   int count = s.count;
   Digit digit = s.rule.digit;
-  int height = 0;
+  int thread_count = 0;
   constexpr int kTogether = 4;
   for (int first = threadIdx.x; first < count; first += kTogether * kThreads) {
     u64 entry[kTogether];
@@ -51,18 +51,18 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
       int at = first + b * kThreads;
       if (at >= count) break;
       atomicAdd(&s.histogram[bin_of(entry_key(entry[b]), digit)], 1u);
-      if (height < kColumns) {
-        column_key(height) = entry_key(entry[b]);
-        column_place(height++) = entry_index(entry[b]);
+      if (thread_count < kColumns) {
+        column_key(thread_count) = entry_key(entry[b]);
+        column_place(thread_count++) = entry_index(entry[b]);
       } else {
         list_entry(at - kColumns * kThreads) = entry[b];
       }
     }
   }
-  if (kColumns) s.height[threadIdx.x] = height;
+  if (kColumns) s.thread_count[threadIdx.x] = thread_count;
   if (threadIdx.x == 0) {
     s.listed = max(count - kColumns * kThreads, 0);
-    s.ties = __ldcg(&state->ties);
+    s.num_ties = __ldcg(&state->num_ties);
   }
 }
 
@@ -74,9 +74,9 @@ __device__ __forceinline__ Merged join(RowState* state, const u64* list) {
   __syncthreads(); // the row's candidates are loaded and counted, or everybody knows that they do not fit
   if (threadIdx.x == 0) {
     state->progress = 0;
-    state->ties = 0;
-    s.rule.ties = &s.ties;
-    if (!fits) s.count = s.ties = 0;
+    state->num_ties = 0;
+    s.rule.num_ties = &s.num_ties;
+    if (!fits) s.count = s.num_ties = 0;
   }
   return fits ? Merged::kWhole : Merged::kOutgrown;
 }

@@ -62,7 +62,7 @@ __device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedV
   trace_set(kColRoute, kDirect);
   if (view_usable(t.params, t.row)) {
     propose(t.params, t.row, view, 1);
-    set_proposal_rule(t, &shared_storage().ties);
+    set_proposal_rule(t, &shared_storage().num_ties);
     stage = Stage::kProposed;
   }
   ahead();

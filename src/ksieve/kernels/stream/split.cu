@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     __syncthreads(); // storage is empty
     if (shared_work) {
       propose(p, row, view, p.splits);
-      set_proposal_rule(task, &state->ties);
+      set_proposal_rule(task, &state->num_ties);
     } else {
       trace_set(kColRoute, kDirect);
     }
@@ -50,6 +50,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     release_dependents();
     refine(frontier);
   }
-  finish_row(p, id, row_sort_slice(p, id));
+  run_epilogue(p, id, row_sort_slice(p, id));
   trace_write(p, id);
 }

@@ -16,15 +16,15 @@ __device__ __forceinline__ int tie_position(int place) {
 }
 
 // Leaves the rest of a row's answer, `quota` scores of one key, to collect_ties.
-__device__ __forceinline__ void leave_ties(u32 key, int quota) {
+__device__ __forceinline__ void leave_ties(u32 key, int remaining_k) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return;
   s.tie_key = key;
-  s.tie_quota = quota;
+  s.tie_quota = remaining_k;
 }
 
 // Place of the `quota`-th of the stored candidates with keys within a range, which are more. Nobody counts any more.
-__device__ __forceinline__ int last_tied_place(KeyRange keys, int quota) {
+__device__ __forceinline__ int last_tied_place(KeyRange keys, int remaining_k) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < kBins; i += kThreads)
     s.histogram[i] = 0;
@@ -38,11 +38,11 @@ __device__ __forceinline__ int last_tied_place(KeyRange keys, int quota) {
       if (in) atomicAdd(&s.histogram[(place - low) >> shift], 1u);
     });
     __syncthreads(); // this digit is counted
-    Boundary found = find_boundary(quota);
-    quota -= found.before;
+    Boundary found = find_boundary(remaining_k);
+    remaining_k -= found.before;
     low |= found.bin << shift;
     high = low | ((1 << shift) - 1);
-    if (shift == 0 || found.count == quota) return high;
+    if (shift == 0 || found.count == remaining_k) return high;
   }
 }
 
@@ -82,8 +82,8 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
   SharedStorage& s = shared_storage();
   constexpr int kChunk = kWarps * kTieVectors * kWarpStep;
   __syncthreads(); // what is left is known
-  int quota = s.tie_quota;
-  if (quota == 0) return;
+  int remaining_k = s.tie_quota;
+  if (remaining_k == 0) return;
   trace_scans(1);
   u32 key = s.tie_key;
   bool backwards = s.tie_from != 0;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
   int before_row = static_cast<int>(reinterpret_cast<u64>(row.scores) / sizeof(Score) % kVector);
   int chunks = (row.length - 1 + before_row) / kChunk + 1;
   int taken = 0;
-  for (int turn = 0; turn < chunks && taken < quota; ++turn) {
+  for (int turn = 0; turn < chunks && taken < remaining_k; ++turn) {
     int chunk = backwards ? chunks - 1 - turn : turn;
     int first = chunk * kChunk - before_row + warp * kTieVectors * kWarpStep + lane * kVector;
     u32 bits = tie_bits(row, first, key);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
       u32 vector = vector_of(bits, u);
       for (int place = ahead + places[u]; vector; vector &= vector - 1, ++place) {
         int rank = taken + (backwards ? all - 1 - place : place);
-        if (rank < quota) write_front(slots - quota + rank, first + u * kWarpStep + __ffs(vector) - 1);
+        if (rank < remaining_k) write_front(slots - remaining_k + rank, first + u * kWarpStep + __ffs(vector) - 1);
       }
     }
     taken += all;

@@ -94,22 +94,24 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_GROUP": policy.group if policy else 1,
         "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
         "KSIEVE_JITTER": int(policy is not None and policy.jitter),
-        "KSIEVE_PEAKS": int(policy is not None and policy.peaks),
+        "KSIEVE_POOLING": int(policy is not None and policy.peaks),
         "KSIEVE_EXACT_BOUNDARY": int(policy is not None and policy.boundary == "exact"),
         "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
         "KSIEVE_COLUMNS": plan.columns,
-        "KSIEVE_NARROW": int(memory.entry_bytes(plan.family, plan.problem.width, plan.threads) == memory.NARROW_BYTES),
+        "KSIEVE_LOCAL_INDEX16": int(
+            memory.entry_bytes(plan.family, plan.problem.width, plan.threads) == memory.NARROW_BYTES
+        ),
         "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
         "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
-        "KSIEVE_HELD": plan.held,
+        "KSIEVE_MAX_RESIDENT": plan.held,
         "KSIEVE_STATS": int(stats),
         "KSIEVE_DTYPE": DTYPES[plan.problem.dtype],
         "KSIEVE_SHARED_BYTES": memory.shared_bytes(plan),
         **_option_defines(plan),
-        **({"KSIEVE_BESIDE": plan.beside} if plan.beside else {}),
+        **({"KSIEVE_OVERFLOW_VECTORS": plan.beside} if plan.beside else {}),
         **({"KSIEVE_REGISTERS": 1} if plan.registers else {}),
-        **({"KSIEVE_MEETING_BYTES": memory.meeting_bytes(plan.splits)} if cooperative(plan) else {}),
-        **({"KSIEVE_DEALT": 1, "KSIEVE_BAND": plan.band} if plan.band is not None else {}),
+        **({"KSIEVE_MAILBOX_BYTES": memory.meeting_bytes(plan.splits)} if cooperative(plan) else {}),
+        **({"KSIEVE_BINNED": 1, "KSIEVE_BIN": plan.band} if plan.band is not None else {}),
     }
     stem = REGISTER_STEM if plan.registers else STEMS[plan.family]
     return KernelSpec(stem, arch or architecture(plan.device.capability), tuple(defines.items()))
@@ -123,7 +125,7 @@ def _option_defines(plan: Plan) -> dict[str, int]:
     options = plan.problem.options
     found = {
         "KSIEVE_WINDOWS": int(options.windows != "none" or options.next_n > 1 or options.per_row_k),
-        "KSIEVE_FINISH": int(options.rewritten),
+        "KSIEVE_EPILOGUE": int(options.rewritten),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
         "KSIEVE_TIES": int(options.tie_break != "any"),
         "KSIEVE_OVERLAP": int(overlaps(plan)),
@@ -144,7 +146,7 @@ def cooperative(plan: Plan) -> bool:
 
 def extended(plan: Plan) -> bool:
     """Whether a plan's kernel takes the pointers and numbers of its options."""
-    return any(f"KSIEVE_{name}" in _option_defines(plan) for name in ("WINDOWS", "FINISH", "TIES"))
+    return any(f"KSIEVE_{name}" in _option_defines(plan) for name in ("WINDOWS", "EPILOGUE", "TIES"))
 
 
 def describe(spec: KernelSpec) -> str:
