@@ -123,7 +123,7 @@ class Report:
         return bool(ran) and all(t.exact for t in ran)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `ksieve doctor --json` prints."""
+        """Return the fields of `ksieve doctor --json`."""
         advice = advise(self)
         return {**asdict(self), "works": self.works, "fix_first": asdict(advice) if advice else None}
 

@@ -169,7 +169,7 @@ def table(
         have no value.
     title : str, optional
     blocks : {"rows", "columns"}
-        What a block stands for: whichever of the two holds the reader's own captures.
+        Whether a block is a row or a column: choose the one that holds the user's captures.
     """
     columns = [safe(column) for column in columns]
     lines = [tuple(safe(cell) for cell in row) for row in rows]
@@ -241,7 +241,7 @@ def _wrapped(console: Console, text: str, style: str = "", *, indent: int = 0) -
 def progress(
     description: str, total: int | None = None, unit: str = "rows", *, waiting: str | None = None
 ) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on a terminal's stderr; until its first update it says what it is waiting for.
+    """Show a progress bar on a terminal's stderr; until its first update it shows the text `waiting`.
 
     Yields
     ------
@@ -271,7 +271,7 @@ def progress(
 
 @contextmanager
 def status(text: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal's stderr what is being done; the yielded function replaces the text."""
+    """Show a status text on a terminal's stderr; the yielded function replaces it."""
     console = stderr()
     if mode.quiet or not console.is_terminal:
         yield lambda _: None

@@ -203,7 +203,9 @@ def _from_torch(tensor: Any, name: str) -> ArrayInfo:
     first, end = info.span
     if first < end and not (base and base <= first and end <= base + size):
         got = f"a tensor of {end - first} bytes whose storage has {size if base else 'none'}"
-        raise ArgumentError(name, got, "a tensor with memory: .clone() of what was freed, resized or never allocated")
+        raise ArgumentError(
+            name, got, "a tensor with memory: use it before its storage is freed or resized, or pass a .clone()"
+        )
     return info
 
 

@@ -5,8 +5,8 @@ complete and on disk. If writing ends before that (an error, Ctrl-C, a full disk
 removed and an existing target stays as it was. A reader therefore sees either the old file or the new one.
 
 - A symbolic link as the target is followed: the file that it points to is replaced, and the link stays.
-- An existing file keeps its mode, and its owner where the process may set it. A new file gets what the umask leaves of
-  0666. A file that may not be written is refused, although a rename would succeed.
+- An existing file keeps its mode, and its owner where the process may set it. A new file gets mode 0666 less the umask.
+  A file that may not be written is refused, although a rename would succeed.
 - Pipes, devices and the process's own descriptors (``/dev/stdout``, ``/dev/fd/3``) are written directly: they have no
   contents to protect.
 """
@@ -129,7 +129,7 @@ class Draft:
     def discard(self) -> None:
         """Close the file and remove the draft; no effect after `publish`."""
         try:
-            # Closing writes what is buffered, which fails on a full disk.
+            # Closing flushes the buffer, which fails on a full disk.
             with contextlib.suppress(OSError, ValueError):
                 self.file.close()
         finally:

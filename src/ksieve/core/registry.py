@@ -1,7 +1,7 @@
 """The late-bound door from a plan to the backend that runs it.
 
-A plan is data and knows no backend. What acts on a device (`Plan.prepare`, `Plan.workspace`, a call) asks here for the
-backend, which is imported then: ``import ksieve`` loads neither Numba nor CUDA.
+A plan is data and refers to no backend. `Plan.prepare`, `Plan.workspace` and every call get the backend from here, and
+it is imported at that moment: ``import ksieve`` loads neither Numba nor CUDA.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Backend(Protocol):
         """Allocate or wrap the plan's workspace."""
 
     def run(self, plan: Any, call: Any, *, workspace: Any = None, return_stats: bool = False) -> Any:
-        """Run a `Call` that the plan covers, and return what `ksieve.topk` does."""
+        """Run a `Call` that the plan covers, and return the result of `ksieve.topk`."""
 
     def make_fast_path(self, plan: Any) -> Any:
         """Prepare the fast path of repeated plain calls with PyTorch tensors ("cuda" only)."""

@@ -124,7 +124,7 @@ def demonstrate(source: Any, k: int, *, progress: Callable[[int, int], None] | N
 
 
 def _others(scores: F32, lengths: I32, k: int) -> dict[str, Callable[[], Any]]:
-    """Other libraries' ways to the same answer; what they need prepared is prepared here, outside the clock."""
+    """Functions of other libraries for the same answer; their preparation is made here and not timed."""
     valid = np.clip(lengths, 0, scores.shape[1])
 
     def argpartition() -> I32:
@@ -139,7 +139,7 @@ def _others(scores: F32, lengths: I32, k: int) -> dict[str, Callable[[], Any]]:
     if importlib.util.find_spec("torch") is not None and (valid >= k).all():
         import torch
 
-        # torch.topk takes no lengths: what lies beyond them is masked beforehand, at no cost to it.
+        # torch.topk takes no lengths: scores past them are masked beforehand, which is not timed.
         masked = torch.from_numpy(np.where(np.arange(scores.shape[1]) < valid[:, None], scores, -np.inf))
         others["torch.topk(sorted=False)"] = lambda: torch.topk(masked, k, dim=1, sorted=False).indices
     return others

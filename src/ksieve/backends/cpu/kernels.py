@@ -6,7 +6,7 @@ Steps of `select_rows`, per row of L > k valid scores:
    to the cutoff of their coarse bin.
 2. Certify (`_sieve`): one read of the row stores every (index, key) up to the cutoff. At least k of them prove
    containment. Underfilled: the rescue cutoff, then every score.
-3. Refine (`kth`, `emit`): the exact k-th key of what is stored, then everything better and enough ties.
+3. Refine (`kth`, `emit`): the exact k-th key of the stored ones, then all better candidates and enough ties.
 
 Storage is bounded for any data. When it is full, a tighter cutoff is guessed from a sample that depends on the call's
 seed (`ksieve.core.guess`). If that does not make enough room, the best candidates are kept and only better scores pass

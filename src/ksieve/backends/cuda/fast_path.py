@@ -42,7 +42,7 @@ def make_fast_path(plan: Plan) -> FastPath:
             return None
         lengths_at = live_at = out_at = 0
         try:
-            # What is no tensor raises here, and a sparse or wrapped one; the general path names what is wrong with it.
+            # An object that is no tensor, or a sparse or wrapped one, raises here; the general path reports the fault.
             rows, width = scores.shape
             pitch, unit = scores.stride()
             scores_at = scores.data_ptr()

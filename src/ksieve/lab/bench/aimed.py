@@ -41,7 +41,7 @@ class Found:
     ----------
     row : ndarray of float32, shape (width,)
     work : int
-        Its work, the least of several fresh seeds: not what one unlucky seed made of it.
+        Its work, the minimum over several fresh seeds, so that one unlucky seed does not count.
     random_work : float
         Median work of plain random rows.
     """

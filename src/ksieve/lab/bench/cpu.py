@@ -2,7 +2,7 @@
 
 Four parts: `_compare` times the contenders on ordinary rows, `_adversarial` compares adversarial families with plain
 random rows of the same shape, `_aimed` does the same with rows that a search finds
-(`ksieve.lab.bench.aimed`), and `ksieve.lab.bench.startup` measures what lies outside a call.
+(`ksieve.lab.bench.aimed`), and `ksieve.lab.bench.startup` measures the costs outside a call.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`; `tables` lists what it says.
+        For `ksieve.lab.bench.record.write_json`; `tables` formats it.
 
     Raises
     ------

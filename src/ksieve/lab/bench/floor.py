@@ -46,7 +46,7 @@ class ReadKernel:
     ctas_per_sm: int = 0
 
     def spec(self, device: DeviceInfo) -> KernelSpec:
-        """What to compile for a device."""
+        """Specification of the kernel for a device."""
         defines = {
             "KSIEVE_MODE": self.mode,
             "KSIEVE_THREADS": self.threads,

@@ -45,7 +45,7 @@ MEMORY = 0.75
 """Share of the free device memory that inputs may take."""
 
 PITCH_BYTES = 1024
-"""Rows start at multiples of this: what the most demanding peer asks for, and what score producers allocate."""
+"""Alignment of row starts: that of score producers, and the largest that a peer requires."""
 
 Tell = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, int], None]
@@ -53,7 +53,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Ask:
-    """What is measured of every case.
+    """Measurements to make of every case.
 
     Attributes
     ----------
@@ -329,7 +329,7 @@ def _without_rounds(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def compact(facts: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a case what a large result file need not hold: single rounds, every plain read, plans in full."""
+    """Remove details of a case from a large result file: single rounds, every plain read, full plans."""
     kept = (
         "median_us",
         "min_us",
@@ -389,7 +389,7 @@ def _selector(variant: Variant, plan: Plan, task: Task, ask: Ask) -> Contender:
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the shapes say together.
+    """Summarise the shapes.
 
     Returns
     -------

@@ -16,7 +16,7 @@ from ksieve.lab.bench.scores import lengths_text
 
 TARGET_MEAN = 0.92
 TARGET_LEAST = 0.82
-"""What the operator shapes are to reach of the plain read: their geometric mean, and each of them."""
+"""Targets of the operator shapes, as fractions of the plain-read speed: for the geometric mean, and for each shape."""
 
 TARGET_TRACE = 0.90
 TARGET_WORST = 2.5
@@ -56,7 +56,7 @@ def command(payload: Payload) -> str:
 
 
 def machine(payload: Payload) -> str:
-    """Write what a result was measured on."""
+    """Describe the machine of a result."""
     facts = payload["environment"]
     gpu, packages = (facts.get("gpu") or {}).get("devices", [{}])[0], facts.get("packages", {})
     parts = [
@@ -103,7 +103,7 @@ def beside(value: float, target: float, *, most: bool = False) -> str:
 
 
 def source(payload: Payload) -> str:
-    """What the scores were."""
+    """Describe the scores of a result."""
     name = payload["settings"].get("scores", "endpoint")
     return {"endpoint": "endpoint-structured", "normal": "normal"}.get(name, f"real factors ({name.partition(':')[2]})")
 

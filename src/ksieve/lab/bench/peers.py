@@ -30,7 +30,7 @@ class UnsupportedError(KsieveError):
 
 @dataclass(frozen=True)
 class Task:
-    """What a contender works on.
+    """Input of a contender.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Calls:
     indices : callable
         ``indices(i)``: what it left behind, as indices (rows, k).
     sentinel : int
-        What unused slots hold.
+        Value of unused slots.
     prefix : bool
         Whether it knows lengths; a selector that does not is judged on whole rows.
     """
@@ -96,7 +96,7 @@ class Peer:
     Attributes
     ----------
     name : str
-        What tables print.
+        Name in tables.
     modules : tuple of str
         The first of them that can be imported is handed to `prepare`.
     prepare : callable

@@ -86,7 +86,7 @@ def _sensible(plan: Plan) -> bool:
 
 
 def key(plan: Plan) -> str:
-    """Name of what a plan decides: family, policy and CTAs per row."""
+    """Name of a plan's choices: family, policy and CTAs per row."""
     policy = plan.policy.name if plan.policy else "direct"
     return f"{plan.family} {policy}" + (f" x{plan.splits}" if plan.splits > 1 else "")
 

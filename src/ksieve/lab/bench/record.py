@@ -1,4 +1,4 @@
-"""What every measurement is written with: the machine, the software, the time, and one JSON layout.
+"""Result files: the environment of a measurement (machine, software, time), and one JSON layout.
 
 A payload is ``{"schema": 1, "bench": name, "environment": {...}, "settings": {...}, "results": ...}``; what the
 results hold is the bench's own affair. Nothing here imports a package just to ask its version.
@@ -99,7 +99,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def environment(*, gpu: bool = False) -> dict[str, Any]:
-    """Collect the facts that a number depends on; what cannot be found out is None or left out."""
+    """Collect the facts that a number depends on; unknown ones are None or absent."""
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": command_line(sys.argv),

@@ -26,7 +26,7 @@ ksieve.topk(scores, k=2048)
 print(time.perf_counter() - start)
 """
 
-# Writing 5 to clear_refs resets the peak (VmHWM), so that what follows is measured, not the start of Python.
+# Writing 5 to clear_refs resets the peak (VmHWM), so that the start of Python is not measured.
 _MEMORY = """
 import sys
 import numpy as np

@@ -30,11 +30,11 @@ class Contender:
     run : callable
         ``run(i)`` enqueues the work on input set `i` on the current stream; it must be capturable.
     check : callable, optional
-        ``check(i)`` says whether what ``run(i)`` left behind is right; called once, on poisoned outputs.
+        ``check(i)`` states whether the output of ``run(i)`` is correct; called once, on poisoned outputs.
     poison : callable, optional
         ``poison(i)`` overwrites the output of set `i`.
     rounds : int, optional
-        Fewer rounds than the others get, for a slow contender.
+        Smaller number of rounds for a slow contender.
     """
 
     name: str

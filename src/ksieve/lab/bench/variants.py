@@ -76,7 +76,7 @@ def variants_of(families: Sequence[str | None], policies: Sequence[str | None], 
     Raises
     ------
     ArgumentError
-        If the JSON is none, or names what does not exist.
+        If the text is no JSON, or names an unknown family, policy or field.
     """
     found = []
     if families or policies:

@@ -117,7 +117,7 @@ def mqa_logits(
     key_scale : torch.Tensor of float32, shape (keys,), optional
         Default: 1.
     out : torch.Tensor of float32, shape (queries, keys), last stride 1, optional
-        What lies past a query's length is not written.
+        Scores past a query's length are not written.
     masked : bool
         Write -inf past every query's length, for selectors that know no lengths.
     tile : Tile

@@ -34,7 +34,7 @@ the first and last decile of long rows 53 to 74 % of their best 0.8 %, as in pub
 
 @dataclass(frozen=True)
 class Factors:
-    """What an indexer scores with; torch tensors on one device.
+    """Factors of an indexer's scores; torch tensors on one device.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class ScoreProducer:
     package : str
         Distribution whose version explains a number.
     module : str
-        What has to be importable.
+        Package that must be importable.
     load : callable
         Returns its `Produce`.
     """

@@ -227,7 +227,7 @@ def bench_floor(
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Time plain reads of the valid scores on this GPU: what no selector can beat.
+    """Time plain reads of the valid scores on this GPU, a lower bound for every selector.
 
     The floor of a shape is its best kernel.
     """
@@ -254,7 +254,7 @@ def bench_floor(
     finish(path, payload, None)
 
 
-# ---- what every GPU bench command says and writes ---------------------------------------------------------
+# ---- output of every GPU bench command --------------------------------------------------------------------
 
 
 def shapes_of(text: str, only: str | None) -> tuple[list[tuple[int, int]], str]:
@@ -282,7 +282,7 @@ def peers_of(text: str) -> list[str] | None:
 
 
 def teller() -> Callable[[dict[str, Any]], None] | None:
-    """Where no progress bar is seen, a line per case: what an interrupted run has measured is not lost."""
+    """Print a line per case where there is no progress bar, so that an interrupted run shows its measurements."""
     if terminal.stderr().is_terminal:
         return None
 
@@ -341,7 +341,7 @@ def _short(path: Path) -> Path:
 
 
 def head(payload: dict[str, Any]) -> None:
-    """Print what was measured where."""
+    """Print the device, dtype, k and lengths of a measurement."""
     from ksieve.lab.bench.scores import lengths_text
 
     gpu = payload["environment"].get("gpu") or {}

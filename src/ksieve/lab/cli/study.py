@@ -72,8 +72,8 @@ def study(
         typer.Option(
             "--plan-for",
             metavar="DEVICE",
-            help=f"Device whose plan is judged, which need not be present: cpu, cuda, {', '.join(DEVICES)}. That of "
-            "--device when omitted.",
+            help=f"Device whose plan is judged, which need not be present: cpu, cuda, {', '.join(DEVICES)}. Default: that "
+            "of --device.",
         ),
     ] = None,
 ) -> None:

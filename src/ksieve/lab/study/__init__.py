@@ -1,4 +1,4 @@
-"""What a model's own scores say about sampling: the paper's observations, measured on captures, and calibration.
+"""Accuracy of sampling on a model's own scores: the paper's measurements repeated on captures, and calibration.
 
 `theory` states what order statistics predict, `ranked` orders rows, `views` finds what every phase of a view would
 have proposed, `measure` gathers both over captures of any size, `draw` and `report` show it, `calibrate` turns it

@@ -128,15 +128,15 @@ def calibrate(
     max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """Recommend a sampling policy, predict what it does, and check that on rows held back.
+    """Recommend a sampling policy, predict its costs, and check the prediction on held-back rows.
 
     Parameters
     ----------
     captures : sequence of Capture
     k : int, optional
-        What the captures suggest when omitted.
+        Default: the K stored in the captures.
     cost : str or DeviceCost
-        What rows cost on the device to calibrate for; a name of `costs.DEVICE_COSTS`.
+        Cost model of the device to calibrate for; a name of `costs.DEVICE_COSTS`.
     rows : int or None
         At most this many rows of each capture; None takes all.
     device : {"cpu", "cuda"}

@@ -1,4 +1,4 @@
-"""What the paper found set against what was found here, as numbers; `ksieve.lab.study.words` writes them out.
+"""Comparison of the paper's results with measured ones, as numbers; `ksieve.lab.study.words` formats them.
 
 The paper's figures are those of its section "Empirical Observations": three captures of Hy4-Preview indexer scores,
 K = 2048, 4,096 rows each.
@@ -37,7 +37,7 @@ class Line:
     kind : {"rank", "within", "share", "count", "change"}
         Ranks and scores in units of k; largest relative deviation; share of 1; n of how many; relative change.
     paper, predicted : Value
-        What the paper printed, at its own k alone, and what theory says.
+        The paper's published value, for its own k only, and the value by theory.
     here : tuple of Value
         Of each capture.
     why : tuple of str or None
@@ -155,5 +155,5 @@ def _range_of_ratios(capture: Capture) -> tuple[float, float] | str:
 
 
 def _resolved(value: float | None) -> float | None:
-    """A finite number, or None for what is missing, infinite, or NaN; result files hold all of these as null."""
+    """A finite number, or None for a missing, infinite or NaN one; result files store null for these."""
     return None if value is None or not abs(value) < float("inf") else float(value)

@@ -19,7 +19,7 @@ COLOURS = list(PALETTE.values())
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One figure: its file stem, its heading, and what makes it."""
+    """One figure: file stem, heading, and drawing function."""
 
     stem: str
     heading: str
@@ -383,7 +383,7 @@ def _percent(share: float) -> str:
 
 
 def _or_nan(value: float | None) -> float:
-    """A figure that can be drawn: NaN for what is missing or beyond the resolved ranks."""
+    """A number that can be drawn: NaN if it is missing or beyond the resolved ranks."""
     return float("nan") if value is None or not np.isfinite(value) else value
 
 

@@ -1,4 +1,4 @@
-"""A whole study: captures in; result file, figures and report out."""
+"""A complete study: from captures to result file, figures and report."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def study(
     ----------
     captures : sequence of Capture
     k : int, optional
-        What the captures suggest when omitted.
+        Default: the K stored in the captures.
     rows : int or None
         At most this many rows of each capture, at equal spacing among the eligible ones; None takes all.
     device : {"cpu", "cuda"}
@@ -69,7 +69,7 @@ def study(
     plan_for : str, optional
         Device whose plan is judged, as `ksieve.plan` takes it or a name such as "h200"; `device` when omitted.
     max_bytes : int
-        Bound on the bytes of scores held at a time.
+        Bound on the bytes of scores in memory at a time.
     progress : callable, optional
         Called as ``progress(rows done, rows in all)``.
 
@@ -128,7 +128,7 @@ def targets(folder: Path, *, result: Path | None = None, figures: Path | None = 
 def write(
     payload: dict[str, Any], folder: Path, *, result: Path | None = None, figures: Path | None = None
 ) -> list[Path]:
-    """Write everything a study gives: ``study.json``, ``report.html`` and figures as PNG and SVG.
+    """Write the results of a study: ``study.json``, ``report.html`` and figures as PNG and SVG.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Whether sampling holds on a capture: what the plan of its calls, and every named policy, would do to its rows.
+"""Whether sampling holds on a capture: the effect of the plan of its calls, and of every named policy, on its rows.
 
-Rates are taken over every phase of a policy's view. What no phase changes, such as scans for want of candidate
-storage, is what the model of the selection (`ksieve.model.reference`) counts for each row as the plan would run it.
+Rates are taken over every phase of a policy's sample positions. Counts that do not depend on the phase, such as scans
+for want of candidate storage, come from the model (`ksieve.model.reference`), which runs each row as the plan would.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def plans_of(capture: Capture, k: int, device: str | DeviceInfo = "cpu") -> list
 
 @dataclass
 class Judged:
-    """What one plan does to the rows studied, added up row by row.
+    """Effect of one plan on the rows studied, summed over rows.
 
     Attributes
     ----------
     plan : Plan
-        That statistics are of.
+        The plan of the statistics build (`length_bins.stats_plan`).
     tally : RankTally or None
         Scores that the primary boundary admits, over all phases; None without a policy.
     phases, band, recovered, direct, scanned_twice : int

@@ -1,4 +1,4 @@
-"""A study's numbers in words: the same for terminal, report and documentation."""
+"""Text of a study's numbers, shared by terminal, report and documentation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def verdict_sentence(results: Results) -> str:
 
 
 def verdict_table(results: Results) -> Table:
-    """What the plan of each capture does to its rows."""
+    """Effect of the plan of each capture on its rows."""
     columns = ("capture", "verdict", "plan", "underfill", "candidates / K", "row scans", "tied rows")
     rows: list[tuple[str, ...]] = []
     for c in results["captures"]:

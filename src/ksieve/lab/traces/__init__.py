@@ -1,1 +1,1 @@
-"""Serving traces: what they consist of, and their replay."""
+"""Serving traces: their calls, and their replay."""

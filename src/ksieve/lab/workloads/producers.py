@@ -67,7 +67,7 @@ def write_synthetic(
     options : mapping, optional
         The producer's own options.
     max_bytes : int
-        Bound on the bytes of float32 scores held at a time.
+        Bound on the bytes of float32 scores in memory at a time.
     progress : callable, optional
         Called as ``progress(rows done, rows in all)``.
 

@@ -59,7 +59,7 @@ class Producer:
     make : callable
         ``make(rows, width, *, seed=0, first_row=0, k=2048, **options)``.
     adversarial : bool
-        Meant to break a selector rather than to look like one's input.
+        Whether the family is designed to break selectors, not to resemble real scores.
     """
 
     name: str

@@ -23,7 +23,7 @@ CHOICES: dict[str, Choice] = {
     "s = 64": ("persistent_sampled", PAPER_64),
     "s = 128 with rescue": ("persistent_sampled", PAPER_128),
 }
-"""What is timed: the planner's choice; the same kernel with an exact and with sampled proposals, as in the paper; and
+"""The timed plans: the planner's choice; the same kernel with an exact and with sampled proposals, as in the paper; and
 the planner's best kernel that does not sample."""
 
 

@@ -6,8 +6,8 @@ trace of this. Where a place to stamp is not found exactly once, because a kerne
 and measures nothing.
 
 Cycles become microseconds by the ratio of the GPU's nanosecond timer to its cycle counter over all rows. The stamps'
-barriers cost each row about five times 20 ns, and what a row overlaps with its successor (the prefetch of a view)
-counts where it is waited for.
+barriers cost each row about five times 20 ns. Work that overlaps with the next row (the prefetch of its samples) counts
+in the phase that waits for it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
          f"      q = classified(t, find_boundary(open_slots(t.params)));\n      if (first) {_stamp(0)}\n"),
     ),
 }  # fmt: skip
-"""Per source file, what is replaced by what."""
+"""Per source file, pairs of old and new text."""
 
 
 def profiled_sources(folder: Path) -> Sources:

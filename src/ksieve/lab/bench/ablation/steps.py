@@ -21,7 +21,7 @@ from ksieve.lab.traces.serving import Invocation
 MARGINS = (1.0, 1.25, 1.5, 1.75, 2.0)
 STRIDES = (16, 32, 64, 128, 256)
 STRIDE, MARGIN = 128, 1.5
-"""What the other sweep holds fixed: the paper's policy."""
+"""Stride and margin of the paper's policy, each fixed while the other one is swept."""
 
 LINE_STRIDES = (32, 64, 128, 256)
 """Denser views by lines have more statistics than a CTA can rank."""
@@ -74,7 +74,7 @@ def choices_of(parts: Iterable[str]) -> dict[str, Choice]:
 
 @dataclass
 class Tally:
-    """What a variant did over the calls of a step so far."""
+    """Times, verdicts and routes of a variant over the calls of a step so far."""
 
     microseconds: float = 0.0
     exact: bool = True
@@ -170,7 +170,7 @@ class _Wave:
 
     A row's view starts at a phase that its number fixes, so a row keeps its number modulo the stride. The same rows are
     timed under three policies: with rescue, without it (exact recovery), and with a margin that certifies them at
-    once. What the first two take longer than the third is the latency of their recovery path.
+    once. The latency of a recovery path is its time minus that of the third.
     """
 
     def __init__(self, machine: Machine, width: int) -> None:
@@ -203,7 +203,7 @@ class _Wave:
             "recovery": (FAMILY, paper_policy(STRIDE, MARGIN)),
         }
         routes = {"certified": Route.CERTIFIED, "rescue": Route.RESCUED, "recovery": Route.RECOVERED}
-        # Only rows that every policy sends where it should: the others would blur the difference.
+        # Only rows that take the intended route under every policy: other rows would blur the difference.
         keep = self._valid > 0
         for name, choice in choices.items():
             stats = self._machine.stats(self._matrix, self._machine.lengths(self._valid), k, choice)
