@@ -136,8 +136,8 @@ def topk(
 
     On CUDA the call enqueues kernels on the current stream of the scores' library and returns without waiting; with
     JAX arrays and with ``return_stats=True`` it waits for the result. It can be captured in a CUDA graph after
-    ``plan.prepare()`` or one call of the same plan outside the capture: pass `out`, and ``plan.workspace()`` unless the
-    scores are PyTorch tensors.
+    ``plan.prepare()`` or one call with the same plan outside the capture. PyTorch then allocates outputs and workspace
+    from the graph's pool; with other libraries pass `out` and ``workspace=plan.workspace()``.
 
     Examples
     --------

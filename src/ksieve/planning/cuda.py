@@ -90,7 +90,7 @@ def choose(
 
 
 def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometry:
-    """Launch shape of a family on a device; `roomy` trades resident CTAs for registers.
+    """Launch shape of a family on a device; with `roomy`, fewer resident CTAs and more registers for each.
 
     Raises
     ------
@@ -104,12 +104,12 @@ def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometr
 
 
 def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
-    """Whether a specialisation needs more registers than two 512-thread CTAs leave it: ptxas would spill."""
+    """Whether a specialisation would spill with two resident CTAs of 512 threads."""
     return problem.dtype != "float32" or (policy is not None and policy.boundary == "coarse")
 
 
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
-    """Launch shape of a family for a problem: fewer resident CTAs where only so its slots can be sorted on chip."""
+    """Launch shape of a family for a problem; with fewer resident CTAs if only then its slots can be sorted on chip."""
     roomy = _roomy(problem, policy)
     geometry = geometry_of(device, family, roomy)
     found = shapes.of(device)
@@ -183,7 +183,7 @@ def _gathered(problem: Problem, device: DeviceInfo, geometry: Geometry) -> bool:
 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
-    """Whether a problem is one for many small CTAs: its rows are many and short."""
+    """Whether a problem has many short rows, for which many small CTAs are faster."""
     found = shapes.of(device)
     if family not in found.short or geometry_of(device, family, problem.dtype != "float32") is not found.usual[family]:
         return False
@@ -191,7 +191,7 @@ def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
 
 
 def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, kept: bool) -> SamplingPolicy | None:
-    """Sampling policy by row width; None where sampling cannot pay."""
+    """Sampling policy by row width; None where sampling does not pay."""
     width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
         return None
@@ -209,7 +209,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None, kept: bool) -> tuple[str, str]:
-    """Family of a shape, with the reason in words."""
+    """Family of a shape, and the reason as text."""
     rows, width = problem.rows, problem.width
     if policy is not None:
         splits = _splits(problem, device)
@@ -345,7 +345,7 @@ def _plan(
 
 
 def _banded(plan: Plan) -> Plan:
-    """Add launches of their own for rows that may be much shorter than the others, where there are enough rows."""
+    """Add launches for bins of shorter rows, if there are enough rows."""
     problem, device = plan.problem, plan.device
     if problem.rows < BANDED_ROWS or problem.width > WIDEST_BANDED or tied(problem):
         return plan

@@ -23,7 +23,7 @@ HISTOGRAM_BYTES = 8192
 """Shared memory of a CTA's histogram; where rows are held, their output positions come in its place."""
 
 BATCH = 2
-"""Vectors of 16 bytes that a thread looks at together."""
+"""Vectors of 16 bytes that a thread processes together."""
 
 STATE_ROWS = 1024
 """Rows that room for states is made for at a time, so that plans for different batches can share a workspace."""
@@ -62,7 +62,7 @@ SAMPLE_BYTES = 2
 """And for each of their threads, what it samples."""
 
 SORT_CHUNK = 128
-"""Fewest elements of a sort (kernels/epilogue/epilogue.cuh)."""
+"""Smallest number of elements of a sort (kernels/epilogue/epilogue.cuh)."""
 
 POSITIONS_BESIDE = 8
 """Output positions of a held row that have room of their own beside those of its slots (descriptor.cuh, holds)."""
@@ -102,7 +102,7 @@ def held_positions(room: int) -> int:
 
 
 def sort_bytes(problem: Problem) -> int:
-    """Memory that the slots of a row are sorted in: keys and positions for an order by value, or positions alone."""
+    """Memory in which the slots of a row are sorted: keys and positions for an order by value, else positions."""
     if problem.options.order == "any":
         return 0
     elements = max(1 << (problem.k - 1).bit_length(), SORT_CHUNK)
@@ -110,7 +110,7 @@ def sort_bytes(problem: Problem) -> int:
 
 
 def sort_slots(plan: Plan) -> int:
-    """8-byte places of the workspace that each worker sorts in; 0 where its shared memory is large enough."""
+    """8-byte elements of the workspace in which each CTA sorts; 0 if its shared memory is large enough."""
     needed = sort_bytes(plan.problem)
     return 0 if needed <= shared_bytes(plan) - bytes_behind(plan.held, plan.threads, plan.columns) else needed // 8
 
@@ -136,7 +136,7 @@ def fewest_stored(problem: Problem) -> int:
 
 
 def tied(problem: Problem) -> bool:
-    """Whether it matters which of equal scores are taken: then candidates are stored in any case."""
+    """Whether the plan has a tie-break, which needs stored candidates in any case."""
     return problem.options.tie_break != "any"
 
 
@@ -145,7 +145,7 @@ def storage_of(
 ) -> Storage:
     """Room for the candidates of a row.
 
-    The list takes all of them if need be: of periodic scores, one thread may meet them all. It has room for k, and for
+    The list can hold all of them, since with periodic scores one thread may read them all. It has room for k, and for
     an admitted tail `TAIL_SIGMAS` standard deviations above its mean (paper, equation "exchangeable": variance of the
     realised rank is about the requested rank times the stride). Four covered exchangeable rows, but clumped ones
     overflowed and were scanned again, at twice the latency of a small call. Of a sorted row, every score that peaks
@@ -208,7 +208,7 @@ def batches(stages: int) -> int:
 
 
 def statistics_bound(width: int, policy: SamplingPolicy) -> int:
-    """Most statistics that a view of a row of `width` scores can have."""
+    """Largest number of ranked samples of a row of `width` scores."""
     scores = math.ceil(width / (policy.stride * policy.group)) * policy.group
     return math.ceil(scores / PEAK) if policy.peaks else scores
 

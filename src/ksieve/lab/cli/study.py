@@ -72,8 +72,7 @@ def study(
         typer.Option(
             "--plan-for",
             metavar="DEVICE",
-            help=f"Device whose plan is judged, which need not be present: cpu, cuda, {', '.join(DEVICES)}. Default: that "
-            "of --device.",
+            help=f"Device whose plan is judged, present or not: cpu, cuda, {', '.join(DEVICES)}. Default: --device.",
         ),
     ] = None,
 ) -> None:
