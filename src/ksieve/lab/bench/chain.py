@@ -66,7 +66,7 @@ class Selector:
     run : callable
         ``run(i)`` selects from stage `i`'s scores.
     exact : callable
-        ``exact(i)`` judges what it left behind, while the scores of stage `i` are in the buffer.
+        ``exact(i)`` verifies its output while the scores of stage `i` are in the buffer.
     poison : callable
         ``poison(i)`` overwrites its output.
     masked : bool

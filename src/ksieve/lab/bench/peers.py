@@ -76,7 +76,7 @@ class Calls:
     run : callable
         ``run(i)`` selects from set `i`; capturable in a CUDA graph.
     indices : callable
-        ``indices(i)``: what it left behind, as indices (rows, k).
+        ``indices(i)``: its output as indices of shape (rows, k).
     sentinel : int
         Value of unused slots.
     prefix : bool

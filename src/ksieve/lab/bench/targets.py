@@ -246,7 +246,7 @@ def _copies(scores: Any) -> list[Any]:
 
 
 def stem_of(backend: str, *words: str) -> str:
-    """Name of a result file: led by "gpu" where that is what the backend will be."""
+    """Name of a result file: "gpu-" and the words on CUDA, else the words and the backend."""
     from ksieve.captures.stream import choose_backend
 
     chosen = choose_backend() if backend == "auto" else backend

@@ -114,7 +114,7 @@ class Calibration:
         return record.payload("calibrate", settings, results)
 
     def save(self, path: Path, captures: Sequence[Capture]) -> None:
-        """Write the policy file, with all that led to it beside the policy."""
+        """Write the policy file, with the calibration's settings and results next to the policy."""
         self.chosen.policy.save(path, extra={"calibration": plain(self.payload(captures))})
 
 

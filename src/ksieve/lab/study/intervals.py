@@ -48,7 +48,7 @@ class Estimate:
 
 
 NEVER = Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
-"""Rate of what cannot happen."""
+"""Rate of an impossible event."""
 
 
 def wilson(rate: float, count: float, level: float = LEVEL) -> tuple[float, float]:

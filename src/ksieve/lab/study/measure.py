@@ -50,7 +50,7 @@ KEPT = 8
 
 @dataclass
 class CaptureStudy:
-    """What was found in one capture; see `results` for the figures."""
+    """Measurements of one capture; see `results` for the figures."""
 
     name: str
     title: str
@@ -227,7 +227,7 @@ def study_capture(
 
 
 def study_row(row: RankedRow, found: CaptureStudy, number: int) -> None:
-    """Add the figures of a row, given its number in the capture, to what was found."""
+    """Add the figures of a row, given its number in the capture, to the measurements."""
     found.studied += 1
     if _tail(row, found):
         _views(row, found)

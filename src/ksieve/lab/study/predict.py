@@ -1,4 +1,4 @@
-"""What policies do to rows: measured over every phase of some, weighed by cost, and predicted for others."""
+"""Effect of policies on rows: measured over every phase of some rows, weighted by cost, and predicted for others."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a policy is expected to do to rows like those measured.
+    """Predicted effect of a policy on rows like those measured.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class Prediction:
 
 
 QUANTITIES = ("p_band", "p_exact", "traffic", "admitted")
-"""What is predicted and then counted: rates of band scans and of exact recovery, row scans, admitted scores / k."""
+"""Predicted and counted quantities: rates of band scans and of exact recovery, row scans, admitted scores / k."""
 
 
 def capacities(view: SamplingPolicy, ranks: I64, k: int, width: int, cost: DeviceCost) -> I64:
@@ -186,7 +186,7 @@ def try_row(
 def cheapest(tried: Tried, k: int, cost: DeviceCost, sample: Sample) -> Prediction | None:
     """Choose a view's sample ranks by the model, with failure rates at the upper end of their intervals.
 
-    The upper end, because few rows cannot rule out what none of them showed. Among ranks that cost the same within
+    The upper end, because few rows cannot exclude an unseen event. Among ranks that cost the same within
     `SLACK`, the one with the fewest failures: a call is as slow as its slowest row.
     """
     usable = [int(i) for i in np.flatnonzero(tried.direct.max(axis=0) == 0)]

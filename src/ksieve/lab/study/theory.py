@@ -1,4 +1,4 @@
-"""What order statistics predict about tails and views: plain formulas, no data.
+"""Predictions of order statistics about tails and samples: formulas, no data.
 
 Source: Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention", Tencent; section
 "Theoretical Basis". Ranks count from 1 at the largest score.

@@ -86,7 +86,7 @@ class Judged:
         return self.plan.policy.name if self.plan.policy else "direct"
 
     def add(self, row: RankedRow, row_id: int) -> None:
-        """Add a row; `row_id` is its number in the capture, which decides what its view samples."""
+        """Add a row; `row_id` is its number in the capture, which determines its sample positions."""
         plan, policy, k = self.plan, self.plan.policy, self.plan.problem.k
         on_cpu = plan.family == "cpu"
         model: dict[str, Any] = {"seed": _SEED} if on_cpu else {"held": plan.held, "splits": plan.splits}

@@ -4,8 +4,8 @@ A view is a `SamplingPolicy`, here without its margins: `stride`, `group`, `peak
 stand for the row, a sample rank is asked for separately. The paper's regular views are policies of group 1.
 
 A jittered view has a group of its own in every period, by a hash of the row number. Its *phases* are the same hash
-turned by 0 to `stride` - 1 groups: phase 0 is what that row number samples, all of them partition the row, and each is
-as likely as any other to be what some row samples.
+turned by 0 to `stride` - 1 groups. Phase 0 is the one that the row number samples; the phases partition the row, and
+every phase is equally likely to be sampled by some row.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Trace:
         Slots per row; None leaves it to the replay.
     calls : tuple of Invocation
     requests : tuple of dict
-        What the calls were generated from, if they were.
+        Requests from which the calls were generated; empty for other traces.
     """
 
     name: str
@@ -107,7 +107,7 @@ def load(source: str | os.PathLike[str]) -> Trace:
     Raises
     ------
     CaptureFormatError
-        If a file is no trace; the message names the file and what is wrong.
+        If a file is no trace; the message names the file and the fault.
     """
     text = os.fspath(source)
     if text.upper() in PAPER_REQUESTS and not Path(text).exists():
