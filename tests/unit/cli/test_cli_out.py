@@ -79,7 +79,7 @@ def test_completion() -> None:
         return done.stdout.split()
 
     assert complete("ksieve ver") == ["verify"]
-    assert set(complete("ksieve plan --device h")) == {"h100", "h200"}
+    assert set(complete("ksieve plan --device h")) == {"h20", "h100", "h200"}
     assert "direct" in complete("ksieve select --policy d")
     assert complete("ksieve synth relu") == ["relu_plateau"]
     assert complete("ksieve plan --dtype b") == ["bfloat16"]
