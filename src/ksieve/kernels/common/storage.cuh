@@ -200,7 +200,7 @@ constexpr int kSpareRegisters = kOwns ? kRegisters - kMaxResident / kThreads / 2
 constexpr bool kRoomy = kSpareRegisters >= 24;
 constexpr bool kKnownEarly = kSpareRegisters >= 30; // where a row's boundary is looked for, before everybody has come
 
-// This thread's number, read where it is unlikely needed: addresses made of it are not kept from row to row, and
+// This thread's number, read where it is rarely needed: addresses made of it are not kept from row to row, and
 // spilled. To read it takes as long as a load on chip, which is why it is kept where there is room.
 __device__ __forceinline__ int reread_tid() {
   if (kSpareRegisters >= (kOverflowVectors ? 56 : 40)) return static_cast<int>(threadIdx.x);
