@@ -1,4 +1,4 @@
-// Deals the rows of a matrix to the launches that follow, by their length: one CTA for each launch.
+// Lists the rows of a matrix by length for the launches that follow: one CTA for each launch.
 //
 //   1. a warp looks at kAtOnce times 32 neighbouring rows, whose lengths it waits for together
 //   2. rows of at most kMaxResident scores are for the first launch, of at most twice as many for the second, and so
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   release_dependents();
   wait_for_inputs();
   if (threadIdx.x == 0) count = 0;
-  __syncthreads(); // nobody is counted
+  __syncthreads(); // no thread is counted
   const int band = static_cast<int>(blockIdx.x);
   const int own = static_cast<int>(threadIdx.x / 32 * 32 * kAtOnce + threadIdx.x % 32);
   for (int begin = 0; begin < p.rows; begin += kAtOnce * kThreads) {

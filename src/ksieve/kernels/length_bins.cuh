@@ -1,11 +1,11 @@
-// Which rows a launch works on: all of a matrix, or those that were dealt to it by their length (length_bins.cu).
+// Which rows a launch works on: all of a matrix, or the list for its range of lengths (length_bins.cu).
 // Kernels count their rows from 0; only here does such a number become a row.
 #pragma once
 #include "common/load.cuh"
 #include "common/workspace.cuh"
 
 #ifndef KSIEVE_BINNED
-#define KSIEVE_BINNED 0 // rows are dealt to several launches
+#define KSIEVE_BINNED 0 // rows are listed for several launches
 #define KSIEVE_BIN 0    // and this is which of them; of what deals them, the last
 #endif
 constexpr bool kBinned = KSIEVE_BINNED != 0;
@@ -46,7 +46,7 @@ __device__ __forceinline__ Row nth_row(const Params& p, int number) {
   return row_of_length(p, dealt.id, dealt.length);
 }
 
-// One thread fetches what must be known of a coming row, which nobody waits for before `arrived`.
+// One thread fetches what must be known of a coming row, which no thread waits for before `arrived`.
 __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   if (threadIdx.x != 0) return;
   SharedStorage& s = shared_storage();
@@ -63,7 +63,7 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   }
 }
 
-// The row that was fetched: for whoever fetched it, or behind a barrier.
+// The row that was fetched: for the thread that fetched it, or after a barrier.
 __device__ __forceinline__ Row fetched_row(const Params& p, int number) {
   const SharedStorage& s = shared_storage();
   if (kBinned) return row_of_length(p, s.next_id, s.next_length);

@@ -79,7 +79,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
   }
   u32 inclusive = lanes_up_to(sum);
   if (lane == 31) s.warp_totals[warp] = inclusive;
-  __syncthreads(); // every warp's total is written, and nobody reads the previous `found` any more
+  __syncthreads(); // every warp's total is written, and no thread reads the previous `found` any more
   u32 before = __reduce_add_sync(kFullWarp, lane < warp ? s.warp_totals[lane] : 0) + inclusive - sum;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
       if (up_to[j] >= wanted) with = up_to[j];
     s.found[which] = {thread * kPerThread + i, static_cast<int>(before + better), static_cast<int>(with - better)};
   }
-  __syncthreads(); // `found` is visible, and the histogram is clear for everybody
+  __syncthreads(); // `found` is visible, and the histogram is clear for every thread
   return s.found[0];
 }
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ int coarse_bin(float score) {
   return score != score ? kBins - 1 : static_cast<int>(key >> 5);
 }
 
-// The same for two scores at once, as keys of 16 bits whose upper 11 are the bin: `a` in the low half.
+// coarse_bin of two scores at once, as keys of 16 bits whose upper 11 are the bin: `a` in the low half.
 __device__ __forceinline__ u32 coarse_keys(float a, float b) {
   u32 halves;
   u32 nan;

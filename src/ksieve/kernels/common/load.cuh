@@ -76,7 +76,7 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
 __device__ __forceinline__ Row load_row(const Params& p, int id) { return row_of(p, id, length_of(p, id)); }
 #endif
 
-// What a row may be while its length is not known yet; not of windows.
+// A row at its full width, for loads before its length is known. Not for windows.
 __device__ __forceinline__ Row widest_row(const Params& p, int id) {
   Row row = {static_cast<const Score*>(p.scores) + id * p.pitch, id, p.width};
   return row;
@@ -94,7 +94,7 @@ __device__ __forceinline__ Raw load_raw(const Score* address) {
   return raw;
 }
 
-// The same for 8 or 16 bytes of the view: the scan, which reads all of them again, had better find them in L2.
+// 8 or 16 bytes of the view, kept in L2: the scan reads them again.
 template <int kBytes> __device__ __forceinline__ Raw load_kept(const Score* address) {
   Raw raw = {};
   u64 kept;
@@ -143,7 +143,7 @@ __device__ __forceinline__ Score worst_score() {
 #endif
 }
 
-// What the ring holds behind a row: minus infinity.
+// Minus infinity, which the ring holds behind a row.
 __device__ __forceinline__ void fill_behind(u32 ring) {
   constexpr u32 kWorst = KSIEVE_DTYPE == 0 ? 0xff800000u : KSIEVE_DTYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(ring), "r"(kWorst) : "memory");
@@ -202,7 +202,7 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
   if (body.end - body.begin < kTurn) fill_rest(body);
 }
 
-// Shows a visitor every score in [begin, end), whatever the alignment. The body is 16-byte loads that run ahead through
+// Visits every score in [begin, end), at any alignment. The body is 16-byte loads that run ahead through
 // a ring in shared memory, kBatch vectors at a time: a thread reads back only what it copied, so the ring needs no
 // barrier and no registers. The at most kVector - 1 scores on either side come last, one per lane. A visitor's `see` is
 // given loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart) and

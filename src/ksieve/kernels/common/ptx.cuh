@@ -1,4 +1,4 @@
-// Bulk asynchronous copies to shared memory (sm_90 and later): one thread asks for kilobytes, everybody waits for them.
+// Bulk asynchronous copies to shared memory (sm_90 and later): one thread starts them, every thread waits for them.
 #pragma once
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void expect_bytes(unsigned bytes, unsigned long long*
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// The same where others tell the rest, in front of it.
+// Adds to the bytes that a phase expects, before the thread that arrives for it.
 __device__ __forceinline__ void expect_more(unsigned bytes, unsigned long long* arrival) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
                : "memory");

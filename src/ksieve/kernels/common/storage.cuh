@@ -54,8 +54,7 @@ struct alignas(16) Bracket {
   u32 plateau; // key of a score that kPlateau samples of a warp are, or more; 0: none
 };
 
-// A row that is copied whole: what everybody must know of it and of the part that this CTA holds, which one thread
-// finds out, and its counters.
+// A row that is copied whole, and the tile of it in this CTA: facts that one thread computes for all, and counters.
 struct alignas(16) RowDescriptor {
   const void* body;   // what is copied 16 bytes at a time
   u32 bytes;          // of that
@@ -70,7 +69,7 @@ struct alignas(16) RowDescriptor {
   int valid;           // scores of the part that the copy has, from there on
   unsigned char first; // samples of a warp that are better than where the range begins; 32 times more: it is raised
   unsigned char last;  // and ends; or lengthened, by 2^times - 1 ranges
-  bool edges;          // whether scores are beside the body
+  bool edges;          // whether scores are outside the body
   RowRoute way;
   int base; // with windows: what is added to an index that is written
   Bracket range;
@@ -102,7 +101,7 @@ struct alignas(16) SharedStorage {
   alignas(8) unsigned char candidates[kColumnBytes + kSharedCapacity * sizeof(u64)]; // columns, then the list
   int thread_count[kColumns ? kThreads : 4];    // filled part of each column; its thread's own
   u64 tail[kTailMax];                           // the last unresolved candidates
-  alignas(16) unsigned short samples[kSamples]; // of held rows, ranked by their warps
+  alignas(16) unsigned short samples[kSamples]; // of resident rows, ranked by their warps
   u32 warp_totals[32];
   ScanRule rule;
   u64* spill; // this worker's slice of global workspace
@@ -120,7 +119,7 @@ struct alignas(16) SharedStorage {
   int next; // next row of a persistent CTA; of row_exact, the first that is not described
   int next_length;
   int origin; // position of the first score that thread 0 reads
-  int flag;   // block-wide broadcast of the split family; of row_exact: whether rows are not held
+  int flag;   // block-wide broadcast of the split family; of row_exact: whether rows are not resident
   int trace[kStatsColumns];
   const void* window;       // of windows: the row's first score
   int row_slots;            // its own k
@@ -131,7 +130,7 @@ struct alignas(16) SharedStorage {
   u32 tie_key;              // of this key
   u64 arrival[kMostChunks]; // of bulk copies
   int copies;               // that rows described so far take
-  int next_id;              // of rows that were dealt by their length: the number of the one whose length was fetched
+  int next_id;              // of rows that are listed by length: the number of the one whose length was fetched
   RowDescriptor descriptors[kDescriptors]; // of row_exact: rows beside the current one, in turn; of a cluster one
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planning/memory.py mirrors this struct");
@@ -191,14 +190,14 @@ __device__ __forceinline__ int moved_on(int place, int batches) {
   return kSmall ? (place + batches * kLine) & (kStep - 1) : place;
 }
 
-// Registers of a thread that are left by the steps of a row which one CTA holds, and what they suffice for: ptxas would
-// spill otherwise, and for what options need.
+// Registers left for each thread beside the bucket numbers of a row in one CTA. They gate code that would spill.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
 constexpr bool kOwns =
     kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep && !KSIEVE_REGISTERS && !kEpilogue;
 constexpr int kSpareRegisters = kOwns ? kRegisters - kMaxResident / kThreads / 2 : 0;
 constexpr bool kRoomy = kSpareRegisters >= 24;
-constexpr bool kKnownEarly = kSpareRegisters >= 30; // where a row's boundary is looked for, before everybody has come
+constexpr bool kKnownEarly =
+    kSpareRegisters >= 30; // where a row's boundary is looked for, before every thread has come
 
 // This thread's number, read where it is rarely needed: addresses made of it are not kept from row to row, and
 // spilled. To read it takes as long as a load on chip, which is why it is kept where there is room.

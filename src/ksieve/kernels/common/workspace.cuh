@@ -3,7 +3,8 @@
 //   [0, 256)   queue: next row, CTAs that have left
 //   then       split family: a RowState per row, all zero before the first launch; from Params::lists on, per row its
 //              list of candidates, a spill slice for each of its CTAs, and kSortSlots
-//   or         other families: a spill slice and kSortSlots for each CTA; where rows are dealt to several launches, all
+//   or         other families: a spill slice and kSortSlots for each CTA; where rows are listed for several launches,
+//   all
 //              of which share this, from Params::lists on the lists of length_bins.cuh
 #pragma once
 #include "common/storage.cuh"
@@ -24,7 +25,7 @@ __device__ __forceinline__ Queue* queue_of(const Params& p) { return reinterpret
 
 __device__ __forceinline__ int claim_row(const Params& p) { return atomicAdd(&queue_of(p)->next, 1u); }
 
-// atomicInc wraps to zero at the last CTA, which alone then resets the queue: nobody claims any more.
+// atomicInc wraps to zero at the last CTA, which alone then resets the queue: no thread claims any more.
 __device__ __forceinline__ void leave_queue(const Params& p) {
   if (atomicInc(&queue_of(p)->left, gridDim.x - 1) == gridDim.x - 1) queue_of(p)->next = 0;
 }

@@ -174,7 +174,7 @@ __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice
 #if KSIEVE_EPILOGUE
   int selected = min(row.length, slots);
   Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
-  __syncthreads(); // every slot has its position, and nobody reads a candidate any more
+  __syncthreads(); // every slot has its position, and no thread reads a candidate any more
   if constexpr (KSIEVE_ORDER != 0) {
     const int* staged = row_output(p, id);
     int n = 1 << (32 - __clz(max(selected, kSortChunk) - 1));

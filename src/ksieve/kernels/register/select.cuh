@@ -3,7 +3,7 @@
 //   1. scores are counted by coarse bin as they arrive; the bin of the k-th is found
 //   2. positions of better ones are collected, scores of that bin listed
 //   3. what was collected is written, while the listed ones are ranked
-// A crowded bin is counted again by keys, or divided by them (resident/overfull.cuh). The row is waited for once, and
+// A overfull bin is counted again by keys, or divided by them (resident/overfull.cuh). The row is waited for once, and
 // there are six barriers.
 #pragma once
 #include "resident/overfull.cuh"
@@ -29,7 +29,7 @@ struct CoarseBins {
     return there;
   }
 
-  // Of a crowded bin (resident/overfull.cuh): its scores once more, and that of one.
+  // Of a overfull bin (resident/overfull.cuh): its scores once more, and that of one.
   __device__ __forceinline__ static Raw read_again(const Score*, int vector) {
     return read_ring(own_ring() + vector * kStageBytes);
   }
@@ -114,7 +114,7 @@ __device__ __forceinline__ bool keys_are_close(int bin) {
   return static_cast<u32>(bin % kSign - kOctave) < kSign - 2 * kOctave;
 }
 
-// Writes the best `quota` of `count` listed scores. Four threads rank one together.
+// Writes the best `remaining_k` of `count` listed scores. Four threads rank one together.
 template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int remaining_k, Shown shown) {
   constexpr int kSharers = 4;
   const Listed& listed = Listed::of_row();
@@ -224,7 +224,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
-    // Not where scores beside the body would be in the way.
+    // Not where scores outside the body would be in the way.
     if (keys_are_close(bin) && loaded.body.begin == 0 && loaded.body.end >= loaded.row.length) {
       const Again again = count_again(last, bin, remaining_k);
       chosen |= again.chosen;
@@ -314,7 +314,7 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
   constexpr bool kEmptyFirst = kThreads >= 512;
   auto empty = [] {
     clear_counts(reread_tid());
-    __syncthreads(); // counters are empty, and nobody still works on the row before
+    __syncthreads(); // counters are empty, and no thread still works on the row before
   };
   int number = blockIdx.x; // one of the rows: there are no more CTAs
   do {
@@ -336,7 +336,7 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
       if (more) select_loaded(p, loaded, slots_of(p, row));
     }
     run_epilogue(p, row.id, sort_slice(p, blockIdx.x));
-    if (kEpilogue) __syncthreads(); // nobody still reads where the row begins
+    if (kEpilogue) __syncthreads(); // no thread still reads where the row begins
     number += grid_size();
   } while (number < p.rows);
 }

@@ -3,9 +3,9 @@
 //   1. a row of at most kMaxResident scores is copied to the ring once, and its steps are counted from there
 //   (resident/select.cuh)
 //   2. the next row's copy starts, and its sample is looked at; the row is selected from its steps
-//   3. rows that are not held come last: in the ring with statistics or tie-breaks, otherwise streamed twice
+//   3. rows that are not resident come last: in the ring with statistics or tie-breaks, otherwise streamed twice
 //
-// Row reads: 1 held, 2 otherwise. Rows are dealt out in turn: no queue, and no workspace unless candidates spill.
+// Row reads: 1 resident, 2 otherwise. Rows are taken round robin: no queue, and no workspace unless candidates spill.
 #include "resident/rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)

@@ -133,7 +133,7 @@ struct BracketBuckets {
     return steps().of(uses_key_distance ? spread(score) : score);
   }
 
-  // Of a crowded step (resident/overfull.cuh): its scores once more, and the number of one where the range is not in
+  // Of a overfull step (resident/overfull.cuh): its scores once more, and the number of one where the range is not in
   // hand.
   __device__ __forceinline__ static Raw read_again(const Score* scores, int vector) {
     return load_raw(scores + vector * kStep);
@@ -160,7 +160,7 @@ struct BracketBuckets {
   }
 };
 
-// What the samples of a warp are.
+// Result of ranking the samples of a warp.
 struct Sampled {
   KeyRange range;
   bool signs;  // whether its end is not positive
@@ -177,7 +177,7 @@ __device__ __forceinline__ void fold_sampled(const Sampled& warp, RowDescriptor&
 
 __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k);
 
-// What crowded rows ask of holders whose owner keeps what they count in shared memory.
+// What overfull rows ask of holders whose owner keeps what they count in shared memory.
 template <class Self> struct OnChip {
   __device__ __forceinline__ static Boundary find_again(int rank) {
     return Self::find_kth_bin(rank, [] {});
@@ -188,7 +188,7 @@ template <class Self> struct OnChip {
   }
 };
 
-// Who holds a row: one CTA.
+// The scope of a row in one CTA.
 struct BlockScope : OnChip<BlockScope> {
   static constexpr bool kAlone = true;
   __device__ __forceinline__ static SharedStorage& owner() { return shared_storage(); }
@@ -266,8 +266,8 @@ __device__ __forceinline__ int held_position(int index, int slot) {
   return KSIEVE_WINDOWS && !kEpilogue ? index + descriptor_at(slot).base : index;
 }
 
-// Ranks what is listed, if anything is: the best `quota` are the last of the row's slots. Behind a barrier, by one
-// warp: not one of the first, which look after next rows.
+// Ranks what is listed, if anything is: the best `remaining_k` are the last of the row's slots. Behind a barrier, by
+// one warp: not one of the first, which look after next rows.
 __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k) {
   if (!listed || threadIdx.x < kThreads - 32) return;
   RankedEntry mine = rank_tail(listed);

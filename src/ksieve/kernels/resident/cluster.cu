@@ -7,7 +7,7 @@
 //   3. each CTA scans its segment again: better bins go to the output, boundary-bin candidates stay local
 //   4. rank 0 gathers its peers' candidates and histograms, and refines; peers stay resident until it has them
 //
-// Row reads: 1 held, else 2.
+// Row reads: 1 resident, else 2.
 #include "resident/cluster_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   trace_begin();
   const bool looked_at = select_clustered(p, id, cluster_rank());
   release_dependents();
-  if (looked_at || kEpilogue) cluster_sync(); // the row is written, and nobody looks at a peer's storage any more
+  if (looked_at || kEpilogue) cluster_sync(); // the row is written, and no thread looks at a peer's storage any more
   if (cluster_rank() != 0) return;
   run_epilogue(p, id, sort_slice(p, id));
   trace_write(p, id);

@@ -20,7 +20,7 @@ __device__ __forceinline__ void gather_peers(int splits) {
     }
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
       if (peer.histogram[bin]) atomicAdd(&s.histogram[bin], peer.histogram[bin]);
-    __syncthreads(); // everybody knows where the next peer's begin
+    __syncthreads(); // every thread knows where the next peer's begin
     if (threadIdx.x == 0) {
       s.listed += listed;
       atomicAdd(&s.count, peer.count);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
     __syncthreads(); // the histogram is the whole row's
     find_boundary(open_slots(p));
   }
-  cluster_sync(); // rank 0 has found the boundary; nobody reads a peer's coarse histogram any more
+  cluster_sync(); // rank 0 has found the boundary; no thread reads a peer's coarse histogram any more
   if (cluster_rank() != 0) clear_storage();
   SharedStorage& owner = *in_rank(&s, 0);
   trace_set(kColRoute, kDirect);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
   bool mine = certify(task, Stage::kClassified, kResident, frontier, [&] {
     cluster_sync(); // better bins are emitted, the boundary bin is stored in its segments
     if (cluster_rank() == 0) gather_peers(p.splits);
-    cluster_sync(); // nobody reads a peer's memory any more
+    cluster_sync(); // no thread reads a peer's memory any more
     return cluster_rank() == 0 ? Merged::kWhole : Merged::kOther;
   });
   if (mine) refine(frontier);
@@ -96,7 +96,7 @@ __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 ra
     cluster_sync(); // storage is empty everywhere
   }
   const Row row = load_row(p, id);
-  if (row.length <= slots_of(p, row)) { // the same for the whole cluster: nobody waits
+  if (row.length <= slots_of(p, row)) { // the same for the whole cluster: no thread waits
     whole_row(p, row, nullptr);
     __syncthreads(); // the row is known
     if (rank == 0) select_short(p, row);

@@ -1,6 +1,5 @@
-// What the CTAs of a cluster tell each other of a row that they hold together, and how its answer is put together. All
-// of it is sent (st.async), and counted where it arrives, one way: nobody asks, and nobody waits for more than what
-// comes to him.
+// Cluster scope: CTAs of a cluster that share a row. Push-only: st.async to each peer, one mbarrier for each kind of
+// message, so no CTA requests data, and each waits for its own messages alone.
 #pragma once
 #include "resident/tile.cuh"
 
@@ -17,7 +16,7 @@ __device__ __forceinline__ int cluster_number() {
 }
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-// The same where peers need to see nothing but arrivals that were made: it does not wait for what was loaded.
+// Without release: peers need to see initialised mbarriers alone, and outstanding loads are not waited for.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -27,7 +26,7 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait();
 }
 
-// The same shared object in another CTA of the cluster, as a generic address.
+// Generic address of this shared object in another CTA of the cluster.
 template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
   u64 remote;
   asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
@@ -102,7 +101,7 @@ __device__ __forceinline__ void prepare_exchange() {
   e.rounds = 0;
 }
 
-// Who holds a row (resident/select.cuh): the CTAs of a cluster, a turn of the ring each.
+// The scope of a row (resident/select.cuh) that the CTAs of a cluster share, a ring each.
 struct ClusterScope : OnChip<ClusterScope> {
   static constexpr bool kAlone = false;
   static constexpr bool kTrimsBracket = kMaxResident > 131072; // it costs 0.1 us, which narrower rows do not win back
@@ -199,8 +198,8 @@ struct ClusterScope : OnChip<ClusterScope> {
     return found;
   }
 
-  // Writes the answer of a row whose steps are divided: what is before, and the best `quota` of the few within, which
-  // the owner ranks.
+  // Writes the answer of a row whose steps are divided: what is before, and the best `remaining_k` of the few within,
+  // which the owner ranks.
   __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
                                                int remaining_k) {
     SharedStorage& s = shared_storage();

@@ -1,5 +1,5 @@
-// Rows that one CTA or a cluster holds on chip, kEach scores a thread: what everybody must know of one, how it comes to
-// the ring, and what lies beside its body.
+// Row descriptors and bulk loads for rows resident in shared memory (kEach scores per thread), and the scores outside a
+// row's aligned body.
 #pragma once
 #include "common/ptx.cuh"
 #include "stream/select.cuh"
@@ -56,7 +56,7 @@ constexpr int kCollected = kBins + kSharedCapacity * static_cast<int>(sizeof(u64
 __device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_storage().histogram); }
 static_assert(!kFits || kColumnBytes == 0, "the list follows the histogram");
 
-// Whether a row is selected here: positions are collected on chip, where those beside a row's body have room of their
+// Whether a row is selected here: positions are collected on chip, where those outside a row's body have room of their
 // own even if they change under a running kernel.
 __device__ __forceinline__ bool fits(const Row& row, int k) {
   return kFits && row.length > k && row.length <= kMaxResident && k <= kCollected - 2 * kVector;
@@ -92,14 +92,14 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
 __device__ __forceinline__ int limit_of(const Params& p) { return KSIEVE_WINDOWS ? 0 : p.width; }
 
 // What is copied of a row of which a CTA holds [begin, end), up to `limit`. Scores behind the row come with its last
-// ones, and are taken for none, if that leaves none beside the body.
+// ones, and are taken for none, if that leaves none outside the body.
 __device__ __forceinline__ Body copied_body(const Row& row, int begin, int end, int limit) {
   Body body = body_of(row.scores, begin, end);
   if (body.end < end && body.end + kVector <= limit) body.end += kVector;
   return body;
 }
 
-// Finds out what everybody must know of a row of which this CTA holds [begin, end), but for its reach. By one thread.
+// Fills the descriptor of a row whose tile here is [begin, end), but for bracket_ranks. By one thread.
 // Up to `limit` may be copied.
 __device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit,
                                          RowDescriptor& to) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ const volatile RowDescriptor& descriptor_at(int slot)
   return shared_storage().descriptors[slot];
 }
 
-// The same at once.
+// The bracket, in one load.
 __device__ __forceinline__ Bracket range_of(int slot) {
   const Raw raw = read_ring(shared_address(&shared_storage().descriptors[slot].range));
   return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
@@ -312,8 +312,8 @@ __device__ __forceinline__ void clear_behind(int vector, int valid, float (&scor
 
 // Calls visit(vector, scores) for what this thread holds, while the ring has it. The next vector is read before that,
 // as it would queue behind what is counted, and those beside the ring a block before, unless visit() needs the
-// registers. If nobody reads the ring again, those may come to it, in place of what has been read. Calls skip(vector)
-// for vectors behind a row that one CTA holds, and ready() in front of the first visit.
+// registers. If no thread reads the ring again, those may come to it, in place of what has been read. Calls
+// skip(vector) for vectors behind a row that one CTA holds, and ready() in front of the first visit.
 template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class Ready>
 __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip skip, Ready ready) {
   constexpr bool kReplaced = kLast && kOverflowVectors && kChunks > 1;
@@ -376,7 +376,7 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
   }
 }
 
-// The score beside the body that this thread looks after, if there is one: NaN, which is in the last step, if not.
+// The score outside the body that this thread looks after, if there is one: NaN, which is in the last step, if not.
 struct Edge {
   int at;
   float score;

@@ -29,7 +29,7 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t) {
 #define KSIEVE_APART __forceinline__
 #endif
 
-// Rows that are not held.
+// Rows that are not resident.
 __device__ KSIEVE_APART void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
@@ -45,6 +45,6 @@ __device__ KSIEVE_APART void select_others(const Params& p) {
     if (number + grid_size() >= rows_of(p)) release_dependents();
     run_epilogue(p, t.row.id, sort_slice(p, blockIdx.x));
     trace_write(p, t.row.id);
-    __syncthreads(); // nobody still works on the row
+    __syncthreads(); // no thread still works on the row
   }
 }

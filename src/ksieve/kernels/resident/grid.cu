@@ -1,7 +1,7 @@
-// Family cooperative_exact: several CTAs hold a row, for few long rows; all of them are resident.
+// Family cooperative_exact: several CTAs share a row, for few long rows; all of them are resident.
 //
-//   1. each copies its part to the ring, samples it and tells the others where its samples begin and end
-//   2. steps are counted; the counts of all are added up in the workspace, and everybody finds the k-th score's step
+//   1. each copies its part to the ring, samples it and publishes the ends of its bracket
+//   2. steps are counted; the counts of all are added up in the workspace, and every thread finds the k-th score's step
 //   3. each writes its share of the answer, and one of them the last few scores (resident/grid_scope.cuh,
 //   resident/select.cuh)
 //
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     id = grid_state().row + grid_size() / kCtasPerRow; // read again: kept, it would be spilled
     if (id >= p.rows) break;
     __threadfence(); // what was cleared of the row is
-    __syncthreads(); // nobody still works on it
+    __syncthreads(); // no thread still works on it
     next_meeting(p, part.resident);
   }
 }

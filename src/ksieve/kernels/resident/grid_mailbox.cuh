@@ -1,7 +1,6 @@
-// What CTAs tell each other of a row that they hold together without being a cluster: over the workspace, where all of
-// them are resident (cooperative launch). What is told is never zero, or adds up to a number that is known, so that
-// whoever waits reads until it is there: no fences, and no barriers of all but on rare routes. All that was told is
-// zero again at the end.
+// Messages between CTAs that share a row without being a cluster, in the workspace. All CTAs are resident (cooperative
+// launch). Messages validate themselves (non-zero words, sums with a known total): receivers spin, without fences or
+// flags, and barriers of all CTAs are on rare routes alone. All words are zero again at the end.
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/tile.cuh"
@@ -20,12 +19,12 @@ struct alignas(16) Owner {
   u64 tail[kTailMax];
 };
 
-constexpr int kBarriers = 24; // of a row, at most: a plateau has one, a crowded step three each round and one more
+constexpr int kBarriers = 24; // of a row, at most: a plateau has one, a overfull step three each round and one more
 
 // In the workspace, for as many CTAs as hold a row, which use two in turn if they hold more than one: whoever is told
 // something of the next row but one has seen all of them begin with the next. planning/memory.py, meeting_bytes.
 struct alignas(16) GridMailbox {
-  u32 counts[2][kBins];                 // all CTAs' together: of steps, and of keys in a round of crowded ones
+  u32 counts[2][kBins];                 // all CTAs' together: of steps, and of keys in a round of overfull ones
   RingSlot ranges[kCtasPerRow];         // each CTA's Range
   u64 listed[kCtasPerRow][kTailMax];    // entries that each has sent to the owner, which ranks them
   u32 shares[kCtasPerRow][kCtasPerRow]; // for whom, from whom: kPresent, how many positions it has collected, and 2^16
@@ -130,7 +129,7 @@ __device__ __forceinline__ void add(u32* to, u32 value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// What the lanes of a warp hear from all holders, each from some.
+// Polls a message of every CTA of the row, some for each lane of a warp.
 constexpr int kHeard = (kCtasPerRow + 31) / 32;
 template <class Value, class There>
 __device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kHeard], There there) {

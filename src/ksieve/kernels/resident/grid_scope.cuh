@@ -1,9 +1,9 @@
-// How CTAs that are no cluster hold a row together: what they tell each other over the workspace
-// (resident/grid_mailbox.cuh), and how its answer is put together.
+// Grid scope: CTAs that share a row without being a cluster. They exchange messages over the workspace
+// (resident/grid_mailbox.cuh), and each writes its part of the answer.
 #pragma once
 #include "resident/grid_mailbox.cuh"
 
-// A barrier at which the last warp does not wait for the others, but they for it.
+// A barrier at which the last warp arrives without waiting; the other warps wait for it.
 template <bool kWaits> __device__ __forceinline__ void barrier_of_writers() {
   if (kWaits) {
     asm volatile("barrier.cta.sync 1, %0;" ::"n"(kThreads) : "memory");
@@ -12,7 +12,7 @@ template <bool kWaits> __device__ __forceinline__ void barrier_of_writers() {
   }
 }
 
-// Who holds a row (resident/select.cuh): CTAs that tell each other over the workspace, a turn of the ring each.
+// The scope of a row (resident/select.cuh) whose CTAs, a ring each, exchange messages over the workspace.
 struct GridScope {
   static constexpr int kWriters = kThreads - 32;
   static constexpr bool kAlone = false;
@@ -130,7 +130,7 @@ struct GridScope {
     sync();
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
       shared_storage().histogram[bin] = __ldcg(&sums[bin]);
-    sync(); // to everybody
+    sync(); // to every thread
     if (owns())
       for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
         sums[bin] = 0;
@@ -147,8 +147,8 @@ struct GridScope {
     write_last(slot, count, remaining_k);
   }
 
-  // Writes the answer of a row whose steps are divided: what is before, and the best `quota` of the few within, which
-  // the owner ranks.
+  // Writes the answer of a row whose steps are divided: what is before, and the best `remaining_k` of the few within,
+  // which the owner ranks.
   __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
                                                int remaining_k) {
     SharedStorage& s = shared_storage();
@@ -162,8 +162,8 @@ struct GridScope {
     });
     collect_share(share, slot, divided, edge_before);
 
-    // The last warp hears of all shares, tells the others of this CTA how many are in front, and ranks what was listed:
-    // nobody waits for that, nor it for what others write.
+    // The last warp collects all shares, publishes to its CTA how many positions come before, and ranks the listed
+    // scores: no warp waits for the ranking, and it waits for no other writes.
     if (threadIdx.x < kWriters) {
       barrier_of_writers<true>(); // all of this CTA's are collected, and it is known how many are in front
       const int begin = grid_state().in_front;
@@ -213,7 +213,7 @@ struct GridScope {
     write_last(slot, static_cast<int>(tail), remaining_k);
   }
 
-  // By the owner's writers when it has load_relaxed all shares: nobody needs ranges and sums any more.
+  // By the owner's writers when it has load_relaxed all shares: no thread needs ranges and sums any more.
   __device__ __forceinline__ static void clear_told() {
     GridMailbox& m = grid_mailbox();
     for (int i = threadIdx.x; i < kBins / 4; i += kWriters)
@@ -239,7 +239,7 @@ struct GridScope {
     __syncthreads(); // all have
   }
 
-  // Where a row was decided on a rare route, whoever leaves last clears everything.
+  // After a rare route the last CTA to leave clears the mailbox.
   __device__ __noinline__ static void leave() {
     __syncthreads(); // this CTA needs nothing any more
     if (threadIdx.x == 0) {

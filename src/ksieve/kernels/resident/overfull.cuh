@@ -1,5 +1,5 @@
-// Held rows that their steps do not decide. A plateau is told by the samples and taken at once; a crowded step, or the
-// last one, which has whatever is no better than the sampled range, is read once more and divided by keys.
+// Resident rows that buckets do not decide. A plateau shows in the samples and is taken at once; an overfull bucket, or
+// the last one, which has whatever is no better than the sampled range, is read once more and divided by keys.
 #pragma once
 #include "resident/buckets.cuh"
 
@@ -20,8 +20,9 @@ template <class Scope> __device__ __forceinline__ void emit_edge(int slot) {
   if (place < descriptor_at(slot).slots) descriptor_at(slot).out[place] = held_position(load_edge(slot).at, slot);
 }
 
-// Writes `quota` of all holders' `count` equal scores, any of them, to the last of the row's slots. Where they are
-// many, or registers few, a vector of each thread at a time, since otherwise few threads would have to write them all.
+// Writes `remaining_k` of all holders' `count` equal scores, any of them, to the last of the row's slots. Where they
+// are many, or registers few, a vector of each thread at a time, since otherwise few threads would have to write them
+// all.
 template <class Scope>
 __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, int count, int remaining_k, int slot) {
   int* taken = &Scope::owner().descriptors[slot].tail_count;
@@ -49,7 +50,7 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
   }
 }
 
-// Those of some places that hold scores of the row.
+// Masks off positions past the end of the row.
 __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
   const int left = descriptor_at(slot).valid - own_place();
   const int vectors = max(left + kStep - 1, 0) / kStep;
@@ -83,7 +84,7 @@ __device__ __forceinline__ void compare_held(int slot, float value, Divided& fou
 }
 
 // Selects a row whose k-th score is a value, of which nothing need be divided, or read again: whether it is, and if
-// not, whether that is better. `ahead()` runs if it is, when nobody needs the ring any more.
+// not, whether that is better. `ahead()` runs if it is, when no thread needs the ring any more.
 enum class Kth { kEqual, kBetter, kWorse };
 template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(u32 key, int slot, Ahead ahead) {
   const float value = score_of_key(key);
@@ -213,8 +214,8 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
   }
 }
 
-// The same: counts them, and has the histogram searched for the best `quota`. Of one CTA, registers keep which bins
-// they are in; CTAs that share a row, and would spill, read them once more.
+// The same: counts them, and has the histogram searched for the best `remaining_k`. Of one CTA, registers keep which
+// bins they are in; CTAs that share a row, and would spill, read them once more.
 template <class Scope, class Bins>
 __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int remaining_k,
                                                 Divided& divided) {
@@ -243,7 +244,7 @@ __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, Key
 // So many undecided scores one CTA ranks at once, each by a thread of its own; others as many as a warp does.
 template <class Scope> constexpr int kRankedAlike = Scope::kAlone && kSharedCapacity >= 256 ? 256 : kTailMax;
 
-// Writes the best `quota` of as many listed scores.
+// Writes the best `remaining_k` of as many listed scores.
 __device__ __forceinline__ void write_ranked(int slot, int listed, int remaining_k) {
   const u64* list = shared_list(shared_storage());
   const int at = static_cast<int>(threadIdx.x);
@@ -257,10 +258,10 @@ __device__ __forceinline__ void write_ranked(int slot, int listed, int remaining
         held_position(entry_index(list[at]), slot);
 }
 
-// The step of the k-th score, or its coarse bin, number `bin`, is crowded by `count` scores, or is the last step, of
+// The step of the k-th score, or its coarse bin, number `bin`, is overfull by `count` scores, or is the last step, of
 // which nothing is known yet. Its scores, `last`, are read again and divided by their keys until few are left, or one
 // value, or as many as are wanted: any of those will do. The bin's keys are about known: each round takes one
-// traversal, and one round mostly suffices. The score beside the body is loaded whenever it is looked at: few threads
+// traversal, and one round mostly suffices. The score outside the body is loaded whenever it is looked at: few threads
 // have one.
 template <class Scope, class Bins = BracketBuckets>
 __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Marks last, int bin, int remaining_k,
@@ -299,7 +300,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     last = divided.within;
     remaining_k -= found.before;
     count = found.count;
-    __syncthreads(); // nobody still reads what the next round writes
+    __syncthreads(); // no thread still reads what the next round writes
   }
   if (count != remaining_k && count <= kRanked && keys.best != keys.worst) {
     list_marked<Scope, kRanked>(last, slot);

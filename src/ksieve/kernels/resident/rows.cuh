@@ -39,7 +39,7 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
   return __popc(copied);
 }
 
-// The same for those behind the rows that are described. By the warp of scouts, whose first lane keeps the counters.
+// Describes the next rows. By the warp of scouts, whose first lane keeps the counters.
 __device__ __forceinline__ void describe_more(const Params& p, int slot) {
   SharedStorage& s = shared_storage();
   const bool keeps = (static_cast<u32>(reread_tid()) & 31) == 0;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void stagger_start(const Params& p) {
     __nanosleep(100);
 }
 
-// Starts copying a row that is held.
+// Starts copying a resident row.
 __device__ __forceinline__ void copy_coming(int slot) {
   const RowDescriptor& row = shared_storage().descriptors[slot];
 #if __CUDA_ARCH__ >= 900
@@ -73,7 +73,7 @@ __device__ __forceinline__ void copy_coming(int slot) {
 #endif
 }
 
-// Samples a row that is held.
+// Samples a resident row.
 __device__ KSIEVE_APART void sample_coming(int slot) {
   if (descriptor_at(slot).way == RowRoute::kResident) sample_held(slot);
 }
@@ -122,7 +122,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   if (resident && kChunks == 1) wait_copy(0);
 }
 
-// Rows that are held. Whether there are others.
+// Selects the resident rows. Returns whether there are rows of another route.
 __device__ __forceinline__ bool select_held_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   start_rows(p);
@@ -155,7 +155,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     }
     if (kEpilogue || !looked) {
       if (kEpilogue || descriptor_at(slot).way != RowRoute::kResident) {
-        __syncthreads(); // nobody needs the ring any more, nor the histogram
+        __syncthreads(); // no thread needs the ring any more, nor the histogram
         if (kEpilogue) clear_counts(reread_tid());
         copy_coming(slot_after(slot));
         __syncthreads(); // it is known what the next row waits for
@@ -167,6 +167,6 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     __syncwarp(); // rows are begun by whole warps
   }
   if (!s.flag) return false; // the same for all: each has seen every row
-  __syncthreads();           // nobody still works on a row
+  __syncthreads();           // no thread still works on a row
   return true;
 }

@@ -1,4 +1,4 @@
-// Selection of a row that one CTA or a cluster holds: the boundary costs no second read.
+// Selection of a resident row, in any scope: the boundary costs no second read.
 //   1. one score of each thread is sampled: that gives a range where the k-th score is looked for
 //   2. what is better than its end is counted in equal steps of the score (resident/buckets.cuh); the step of the k-th
 //   is found.
@@ -42,8 +42,8 @@ __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   return {key + kInfinityKey, there, valid, there && sample == lowest, (sums & 0xffffu) + (sums >> 16)};
 }
 
-// Where a row's boundary is looked for, from the samples of a warp: those that `first` and `last` (reach) others are
-// better than begin and end it.
+// Where a row's boundary is looked for, from the samples of a warp: those that `first` and `last` (bracket_ranks)
+// others are better than begin and end it.
 __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int slot) {
   const bool valid = mine.valid;
   const u32 better = mine.better;
@@ -114,7 +114,8 @@ __device__ __forceinline__ LoadedSample load_sample(const Score* body, int score
   return {place < scores ? widen(body[place]) : 0.0f, place};
 }
 
-// The same as soon as the row's part is in the ring, and from there; before Hopper, others' copies are not waited for.
+// Samples a row from the ring once its tile is there. Before sm_90 it loads from global memory: copies of other threads
+// are not waited for.
 __device__ __forceinline__ void sample_held(int slot) {
   wait_copy(slot);
   if (!is_sampler()) return;
@@ -164,7 +165,7 @@ __device__ __noinline__ BucketIds count_spread(int slot) {
 // ring has been read, `meanwhile()` where most warps wait for others, but for rare rows: whether it has.
 template <class Scope, class Ahead, class Meanwhile>
 __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile meanwhile) {
-  // Where one CTA holds a row, the range is known before everybody has come.
+  // Where one CTA holds a row, the range is known before every thread has come.
   constexpr bool kKnown = Scope::kAlone && kKnownEarly;
   if (!kKnown) Scope::await_bracket(slot);
   const Bracket message = kKnown ? range_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).range.plateau};
@@ -208,7 +209,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
     Scope::write(slot, divided, edge_chosen, edge_last, remaining_k);
     return true;
   }
-  // One of the last is fetched while the others are collected.
+  // Prefetches one score of the k-th bucket, to hide its latency.
   const bool listing = divided.within.any();
   int early = 0;
   float early_score = 0;

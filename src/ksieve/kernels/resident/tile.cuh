@@ -1,12 +1,12 @@
-// A row that several CTAs hold, a part of kTile scores each: how a CTA begins with its part, and what the samples of
-// all tell. Scope say how they tell each other: resident/cluster_scope.cuh over distributed shared memory,
+// A row that several CTAs share, a tile of kTile scores each: how a CTA begins with its tile, and the bracket of all
+// samples. The scopes exchange messages: resident/cluster_scope.cuh over distributed shared memory,
 // resident/grid_scope.cuh over the workspace.
 #pragma once
 #include "resident/select.cuh"
 
 constexpr int kCtasPerRow = kMaxResident ? kMaxResident / kTile : 1;
 
-// Threads that find out what everybody must know, side by side: of different warps, and not of that which starts
+// Threads that find out what every thread must know, side by side: of different warps, and not of that which starts
 // copies.
 constexpr int kScribe = 64;
 constexpr int kReaches = 32;
@@ -19,7 +19,7 @@ constexpr int kOwn = 1; // the slot of what is known of this CTA's samples, and 
 // How many CTAs' samples end the range: of a row that is shorter than they hold, the last ones have few scores or none.
 __device__ __forceinline__ int samplers_of(int length) { return max(length / kTile, 1); }
 
-// Which of the ends of its warps' ranges, from the best on, each CTA tells; the worst of those ends the row's range. If
+// Rank of the warp bracket end that each CTA reports; the worst of those ends the row's range. If
 // all CTAs were alike, each would meet so many samples better than the k-th score; that all of them meet as many is
 // rarer than one row in 100,000, and rarer still where scores are clumped.
 __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
   return max(static_cast<int>(fminf(ends, static_cast<float>(kWarps))), 1);
 }
 
-// What CTAs tell each other of their samples.
+// Message about the samples of a CTA.
 struct Range {
   static constexpr u32 kPresent = 2; // so that none is zero
   u32 best;                          // ordered keys
@@ -146,8 +146,8 @@ __device__ __forceinline__ void collect_share(const Share& share, int slot, cons
   if (edge_before) collected()[place] = load_edge(slot).at;
 }
 
-// Selects a row of which this CTA holds a part, unless it is not held (the `first` row prepares its copies). Parts do
-// not depend on a row's length: samples are asked for while that is fetched, and would queue up behind copies. What
+// Selects a row of which this CTA holds a part, unless it is not resident (the `first` row prepares its copies). Parts
+// do not depend on a row's length: samples are asked for while that is fetched, and would queue up behind copies. What
 // follows is `written` by all, or was put together on a rare route.
 struct PartOf {
   bool resident;

@@ -9,7 +9,7 @@
 #include "stream/select.cuh"
 
 // Half of the CTAs, of each multiprocessor, start late by half a scan when there are rows for several
-// rounds. Otherwise all of them propose, scan and refine in step, and memory rests while nobody scans.
+// rounds. Otherwise all of them propose, scan and refine in step, and memory rests while no thread scans.
 __device__ __forceinline__ void stagger_start(const Params& p, int rows) {
   constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 60
   constexpr i64 kMost = 50'000;
@@ -56,13 +56,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
           if (kSampled) prefetch_view(p, kBinned ? s.next_id : next, kBinned ? s.next_length : task.row.length);
         });
     if (unlikely(task.row.length <= slots_of(p, task.row))) {
-      __syncthreads(); // everybody has read this row's length, and the next row is known
+      __syncthreads(); // every thread has read this row's length, and the next row is known
       if (s.next < rows) fetch_row(p, s.next);
     }
     run_epilogue(p, task.row.id, sort_slice(p, blockIdx.x));
     trace_write(p, task.row.id);
     arrived();
-    __syncthreads(); // the next row is known, and nobody still works on this one
+    __syncthreads(); // the next row is known, and no thread still works on this one
     number = s.next; // overwritten behind the next barrier
     if (kSampled && number < rows) view.load(fetched_row(p, number), 0);
   }

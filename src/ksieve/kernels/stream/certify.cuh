@@ -62,8 +62,8 @@ __device__ __forceinline__ Digit proposal_digit() {
   return kStats ? paper_digit(0, 0) : digit_over(s.view_best, s.cutoff[kRescue]);
 }
 
-// The rule of a proposal's scan. `ties` is this CTA's counter or its row's. Minus infinity, which the ring also holds
-// behind a row, and NaN are no cutoffs for the proposal's scan.
+// The rule of a proposal's scan. `num_ties` is this CTA's counter or its row's. Minus infinity, which the ring also
+// holds behind a row, and NaN are no cutoffs for the proposal's scan.
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_ties) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return; // which has just written the boundary
@@ -73,7 +73,7 @@ __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_tie
   s.rule.num_ties = num_ties;
 }
 
-// Narrows a frontier to the bin that holds its quota; better bins are committed. Needs a barrier after the last
+// Narrows a frontier to the bin that holds its `remaining_k`; better bins are committed. Needs a barrier after the last
 // count; leaves the histogram empty.
 __device__ __forceinline__ void narrow(Frontier& q) {
   Boundary found = find_boundary(q.remaining_k);
@@ -101,7 +101,7 @@ __device__ __forceinline__ bool single_valued() {
   return s.least == s.greatest;
 }
 
-// Writes the stored candidates behind the output slots already taken, as far as `quota` goes.
+// Writes the stored candidates behind the output slots already taken, as far as `remaining_k` goes.
 __device__ __forceinline__ void emit_any(int remaining_k) {
   SharedStorage& s = shared_storage();
   int place = reserve_many(&s.tail_count, own_count());
@@ -188,7 +188,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
         return true;
       }
       if (unlikely(strict < k)) {
-        __syncthreads(); // nobody still reads the counts or the rule that led here
+        __syncthreads(); // no thread still reads the counts or the rule that led here
         if (kRescue && primary) {
           set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
           stage = Stage::kBin;

@@ -402,7 +402,7 @@ struct CoarseCount {
   }
 };
 
-// Shows the stretch to whoever the rule asks for.
+// Runs the scan with the visitor that the rule selects.
 __device__ __forceinline__ void scan_by_rule(const Score* scores, int begin, int end) {
   const ScanRule& rule = shared_storage().rule;
   bool proposal = kSampled && rule.mode != Mode::kClassify;

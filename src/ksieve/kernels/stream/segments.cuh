@@ -71,7 +71,7 @@ __device__ __forceinline__ Merged join(RowState* state, const u64* list) {
   SharedStorage& s = shared_storage();
   bool fits = s.count <= kCapacity;
   if (fits) gather(state, list);
-  __syncthreads(); // the row's candidates are loaded and counted, or everybody knows that they do not fit
+  __syncthreads(); // the row's candidates are loaded and counted, or every thread knows that they do not fit
   if (threadIdx.x == 0) {
     state->progress = 0;
     state->num_ties = 0;

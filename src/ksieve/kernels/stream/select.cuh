@@ -48,7 +48,7 @@ __device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedV
                                            Meanwhile meanwhile) {
   if (select_short(t.params, t.row)) {
     arrived();
-    __syncthreads(); // everybody knows the row, and slots may be sorted where its copies were
+    __syncthreads(); // every thread knows the row, and slots may be sorted where its copies were
     return ahead();
   }
   if (first) {

@@ -15,7 +15,7 @@ __device__ __forceinline__ int tie_position(int place) {
   return from ? from - place : place;
 }
 
-// Leaves the rest of a row's answer, `quota` scores of one key, to collect_ties.
+// Leaves the rest of a row's answer, `remaining_k` scores of one key, to collect_ties.
 __device__ __forceinline__ void leave_ties(u32 key, int remaining_k) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return;
@@ -23,7 +23,8 @@ __device__ __forceinline__ void leave_ties(u32 key, int remaining_k) {
   s.tie_quota = remaining_k;
 }
 
-// Place of the `quota`-th of the stored candidates with keys within a range, which are more. Nobody counts any more.
+// Place of the `remaining_k`-th of the stored candidates with keys within a range, which are more. No thread counts any
+// more.
 __device__ __forceinline__ int last_tied_place(KeyRange keys, int remaining_k) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < kBins; i += kThreads)
