@@ -244,3 +244,17 @@ def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:
         return np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError):
         return np.asarray(array)
+
+
+def check_jax_int64() -> None:
+    """Refuse int64 results that JAX would silently narrow to 32 bits.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    import jax
+
+    if not jax.config.jax_enable_x64:
+        got = "'int64' while JAX's 64-bit types are off"
+        raise ArgumentError("index_dtype", got, "jax.config.update('jax_enable_x64', True) first, or 'int32'")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ksieve.backends.cpu.runner import model_arguments, run_finished, run_reference
 from ksieve.backends.cpu.runner import run as run_rows
 from ksieve.core import problem
+from ksieve.core.arrays import check_jax_int64
 from ksieve.core.call import Call
-from ksieve.core.errors import ArgumentError
 from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
@@ -53,7 +53,7 @@ def _with_options(
     lengths, starts, ks = (given.get(name) for name in ("lengths", "starts", "k"))
     index = np.dtype(options.index_dtype)
     if index == np.int64 and call.scores.library == "jax" and ("out" not in given or options.raw):
-        _check_jax_int64()
+        check_jax_int64()
     raw = given.get("raw_out", np.empty(shape, index) if options.raw else None)
     values = given.get("values_out", np.empty(shape, matrix.dtype) if options.values else None)
     result = given["out"] if "out" in given else np.empty(shape, index)
@@ -79,15 +79,6 @@ def _with_options(
     if return_stats:
         answer.append(stats)
     return tuple(answer) if len(answer) > 1 else answer[0]
-
-
-def _check_jax_int64() -> None:
-    """Refuse int64 results that JAX would silently narrow to 32 bits."""
-    import jax
-
-    if not jax.config.jax_enable_x64:
-        got = "'int64' while JAX's 64-bit types are off"
-        raise ArgumentError("index_dtype", got, "jax.config.update('jax_enable_x64', True) first, or 'int32'")
 
 
 def _like(result: Any, scores: Any, dtype_of: Any = None) -> Any:

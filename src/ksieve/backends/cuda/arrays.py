@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ksieve.core.arrays import check_jax_int64
 from ksieve.core.errors import ArgumentError
 
 LEGACY_DEFAULT_STREAM = 0
@@ -76,8 +77,8 @@ def new(library: str, shape: tuple[int, int], dtype: str, index: int, name: str 
         import jax
         import jax.numpy as jnp
 
-        if dtype == "int64" and not jax.config.jax_enable_x64:
-            raise ArgumentError("index_dtype", "'int64' while JAX's 64-bit types are off", "jax_enable_x64, or 'int32'")
+        if dtype == "int64":
+            check_jax_int64()
         # JAX arrays are immutable once other code refers to them; this one is not shared yet.
         device = jax.devices("gpu")[index]
         return jax.device_put(jnp.empty(shape, dtype), device).block_until_ready()
