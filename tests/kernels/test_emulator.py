@@ -215,7 +215,7 @@ def test_lanes_of_a_warp(emulate, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lanes_that_are_active_together(emulate, seed):
-    """All that take a branch, whoever comes first."""
+    """All threads that take a branch, in any order of arrival."""
     out = emulate("u32 m = 0; if (p.in[thread]) m = __activemask(); p.out[thread] = m;", [1, 0, 0, 1] * 8, seed=seed)
     assert (out == [0x99999999, 0, 0, 0x99999999] * 8).all()
 

@@ -30,7 +30,7 @@ SHAPES = {
 
 BANDED = (BANDED_ROWS, WIDEST_BANDED)
 HOPPER = of_class("hopper")
-"""Rows that are dealt to several launches: what deals them, one for each band, and one for the rest."""
+"""Rows listed by length for several launches: the kernel that lists them, one for each band, and one for the rest."""
 
 SHORT = {"persistent_sampled": (4096, 16_384)}
 """Many short rows, which run on more and smaller CTAs."""

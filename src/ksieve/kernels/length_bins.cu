@@ -30,12 +30,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
       length[i] = load_row(p, min(begin + own + i * 32, p.rows - 1)).length;
-    u32 dealt[kAtOnce];
+    u32 listed[kAtOnce];
     int total = 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      dealt[i] = __ballot_sync(kFullWarp, begin + own + i * 32 < p.rows && band_of(length[i]) == band);
-      total += __popc(dealt[i]);
+      listed[i] = __ballot_sync(kFullWarp, begin + own + i * 32 < p.rows && band_of(length[i]) == band);
+      total += __popc(listed[i]);
     }
     if (total == 0) continue;
     int place = 0;
@@ -43,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     place = __shfl_sync(kFullWarp, place, 0);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (dealt[i] >> (threadIdx.x & 31) & 1)
-        *binned_row(p, place + __popc(dealt[i] & lanes_below()), band) = {begin + own + i * 32, length[i]};
-      place += __popc(dealt[i]);
+      if (listed[i] >> (threadIdx.x & 31) & 1)
+        *binned_row(p, place + __popc(listed[i] & lanes_below()), band) = {begin + own + i * 32, length[i]};
+      place += __popc(listed[i]);
     }
   }
   __syncthreads(); // all rows are counted

@@ -42,8 +42,8 @@ __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length
 
 __device__ __forceinline__ Row nth_row(const Params& p, int number) {
   if constexpr (!kBinned) return load_row(p, number);
-  BinnedRow dealt = *binned_row(p, number, kBin);
-  return row_of_length(p, dealt.id, dealt.length);
+  BinnedRow listed = *binned_row(p, number, kBin);
+  return row_of_length(p, listed.id, listed.length);
 }
 
 // One thread fetches what must be known of a coming row, which no thread waits for before `arrived`.
@@ -55,9 +55,9 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
   };
   if constexpr (kBinned) {
-    const BinnedRow* dealt = binned_row(p, number, kBin);
-    fetch(s.next_id, &dealt->id);
-    fetch(s.next_length, &dealt->length);
+    const BinnedRow* listed = binned_row(p, number, kBin);
+    fetch(s.next_id, &listed->id);
+    fetch(s.next_length, &listed->length);
   } else if (!KSIEVE_WINDOWS && p.lengths) {
     fetch(s.next_length, p.lengths + number);
   }

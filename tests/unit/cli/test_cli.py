@@ -478,7 +478,7 @@ def test_output_to_a_pipe_is_plain_and_complete(capture: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error(capture: Path) -> None:
-    """`ksieve info x | head -1`: whoever read our output has gone, and nobody wants to hear about it."""
+    """`ksieve info x | head -1`: the reader of our output has gone: no message is due."""
     reading, writing = os.pipe()
     os.close(reading)
     try:

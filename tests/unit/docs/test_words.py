@@ -44,10 +44,12 @@ BANNED_IN_PYTHON = BANNED | {
     "timed beside": "timed as well",
     "what was asked for": "the arguments, or the options",
 }
-"""The same for Python texts, where two words may form a phrase. Kernel sources have no check of their own yet: add
-`SOURCES` of their comments here when their words are settled."""
+"""The same for Python texts, where two words may form a phrase."""
 
 SOURCES = sorted(path for folder in ("src", "scripts") for path in (ROOT / folder).rglob("*.py"))
+
+KERNELS = sorted(path for path in (ROOT / "src").rglob("*.cu*") if path.suffix in {".cu", ".cuh"})
+"""Of their comments, the words of pages are checked, and those for persons."""
 
 PAGES = [
     ROOT / "README.md",
@@ -92,6 +94,12 @@ def private_in_python(source: str) -> list[str]:
     return found
 
 
+def private_in_kernel(source: str) -> list[str]:
+    persons = {word: BANNED_IN_PYTHON[word] for word in ("somebody", "everybody", "anybody")}
+    comments = written(" ".join(re.findall(r"//(.*)", source)).lower())
+    return [f"{word}: {instead}" for word, instead in (BANNED | persons).items() if re.search(rf"\b{word}\b", comments)]
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_source_has_no_private_words(path: Path) -> None:
     assert private_in_python(path.read_text(encoding="utf-8")) == []
@@ -109,6 +117,15 @@ def test_a_source_has_no_private_words(path: Path) -> None:
 )
 def test_a_private_word_is_noticed_in_python(source: str, word: str) -> None:
     assert private_in_python(source) == ([f"{word}: {BANNED_IN_PYTHON[word]}"] if word else [])
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_kernel_has_no_private_words(path: Path) -> None:
+    assert private_in_kernel(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_private_word_is_noticed_in_a_kernel() -> None:
+    assert private_in_kernel("int dealt; // Nobody waits.\n// `told` by others\n") == [f"nobody: {BANNED['nobody']}"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -100,7 +100,7 @@ NO_GRID = "no measured grid: ksieve bench planner --out benchmarks/results, on a
 
 
 def losses(payload):
-    """Shapes of a measured grid where today's planner loses over 5 % to the best plan, or chose what nobody timed."""
+    """Shapes of a measured grid where today's planner loses over 5 % to the best plan, or chose an untimed plan."""
     found = {}
     settings = payload["settings"]
     device = next(d for d in DEVICES.values() if d.name == settings["device"])

@@ -3,7 +3,7 @@
 #include "common/keys.cuh"
 #include "common/storage.cuh"
 
-// Sum of `mine` over the lanes up to this one. The shuffle itself tells who takes part.
+// Sum of `mine` over the lanes up to this one. The shuffle's own predicate says which lanes take part.
 __device__ __forceinline__ u32 lanes_up_to(u32 mine) {
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2)

@@ -46,7 +46,7 @@ constexpr int kPool = KSIEVE_POOLING ? 4 : 1; // adjacent scores of which the be
 constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
 constexpr int kColumns = KSIEVE_COLUMNS;                  // candidates in each thread's own column
-constexpr bool kLocalIndex16 = KSIEVE_LOCAL_INDEX16 != 0; // columns tell indices by places: common/storage.cuh
+constexpr bool kLocalIndex16 = KSIEVE_LOCAL_INDEX16 != 0; // columns store places, not indices: common/storage.cuh
 constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY;   // and in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;

@@ -5,7 +5,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Called by one thread, once per launch; publish_arrivals() and a barrier must follow before anybody waits.
+// Called by one thread, once per launch; publish_arrivals() and a barrier must come before the first wait.
 __device__ __forceinline__ void init_arrival(unsigned long long* arrival) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)) : "memory");
 }

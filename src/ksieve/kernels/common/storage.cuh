@@ -154,8 +154,8 @@ __device__ __forceinline__ int entry_index(u64 entry) { return static_cast<int>(
 constexpr int kVector = KSIEVE_DTYPE == 0 ? 4 : 8; // scores in one 16-byte load
 constexpr int kStep = kThreads * kVector;          // scores between two vectors of a thread
 
-// Columns hold keys, and apart from them what tells the index: itself, or if narrow the place among the scores that
-// the thread reads, vector by vector, which takes two bytes less.
+// Columns hold keys, and in a separate array the index of each: itself, or, in two bytes less, its place among the
+// scores that the thread reads, vector by vector (kLocalIndex16).
 __device__ __forceinline__ u32& column_key(int at) {
   return reinterpret_cast<u32*>(shared_storage().candidates)[at * kThreads + static_cast<int>(threadIdx.x)];
 }
@@ -217,8 +217,8 @@ __device__ __forceinline__ int index_of_place(u32 place, int own = own_place()) 
   return shared_storage().origin + vector * kStep + within;
 }
 
-// What tells an index to any thread: a place and whose it is, or with the sign bit the index itself. To make it costs
-// one instruction for every entry of a column; to read it is left to those that are written.
+// An index in a form that any thread can decode: a place and its thread, or with the sign bit the index itself.
+// Encoding costs one instruction for each entry of a column; only entries that are written are decoded.
 __device__ __forceinline__ int code_of_place(u32 place) {
   return static_cast<int>(kLocalIndex16 ? threadIdx.x << 16 | place : place);
 }

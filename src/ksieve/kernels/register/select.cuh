@@ -76,12 +76,12 @@ struct LoadedRow {
   }
 };
 
-// Lower bits of a key that tell keys of a bin apart: 5 of the mantissa's 23 tell bins.
+// Lower bits of a key that distinguish keys of a bin: 5 of the mantissa's 23 bits distinguish bins.
 constexpr int kKeyBits = 18;
 
 // Scores of the boundary's bin, in the order that they were found: what they are ranked by, and where they are. Keys of
 // a bin are close to each other (keys_are_close), so that the lower bits of two, with their number in the list behind,
-// tell which is better. They are negated: one instruction then compares.
+// decide which is better. They are negated: one instruction then compares.
 struct Listed {
   int negated[kRanked + kTogether];
   unsigned short position[kRanked];
@@ -165,7 +165,7 @@ struct Again {
 // Counts marked scores of a bin, which the ring has, by how far their keys are from its first: by 2^7 keys, then by
 // one, if need be; so far that others are beyond the last bin. Called, since this is rare.
 __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
-  constexpr int kUpper = 8; // bits of a key that tell nothing
+  constexpr int kUpper = 8; // bits of a key that carry no information
   Again again = {0, marks, remaining_k, {}};
   u32 base = static_cast<u32>(bin) << kKeyBits;
 #pragma unroll 1
@@ -219,8 +219,8 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   const Divided divided = divide(bins, bin);
   u32 chosen = divided.before.word[0];
   u32 last = divided.within.word[0];
-  auto crowded = [&] { return found.count != remaining_k && (found.count > kRanked || !keys_are_close(bin)); };
-  if (unlikely(crowded())) {
+  auto overfull = [&] { return found.count != remaining_k && (found.count > kRanked || !keys_are_close(bin)); };
+  if (unlikely(overfull())) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
@@ -232,7 +232,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
       remaining_k = again.remaining_k;
       found = again.found;
     }
-    if (crowded()) {
+    if (overfull()) {
       describe_loaded(p, loaded.row.id);
       return select_overfull_bucket<BlockScope, CoarseBins>(0, {chosen}, {last}, bin, remaining_k, found.count);
     }

@@ -14,7 +14,7 @@ __device__ __forceinline__ void count_at(u32 bytes) {
   asm volatile("red.shared.add.u32 [%0 + %1], 1;" ::"r"(shared_address(shared_bytes) + bytes), "n"(kBehind) : "memory");
 }
 
-// Scores from `most` down to `least` in equal steps, numbered from 0; the last has whatever is no better than `least`.
+// Equal buckets from `best` down to `worst`, numbered from 0; the last one has all scores no better than `worst`.
 // A step is a float: kOne + number units, whose bits are as far apart as the numbers are. Those of kOne vanish when a
 // number of bytes is made of them.
 struct LinearBuckets {
@@ -105,7 +105,7 @@ __device__ __forceinline__ Divided divide(const BucketIds& steps, int number) {
 
 // The steps of the range that was found, from shared memory. Where scores go over so many octaves that few steps are
 // left for the last of them, or are too small to be multiplied, they are spread first: how far their keys are from that
-// of `least` takes their place. Not where `least` is near zero by chance, as samples of either sign tell.
+// of `worst` takes their place. Not where `worst` is near zero by chance, as samples of either sign show.
 struct BracketBuckets {
   static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a step is then 1/32 of the last one
   u32 worst;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void fold_sampled(const Sampled& warp, RowDescriptor&
 
 __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k);
 
-// What overfull rows ask of holders whose owner keeps what they count in shared memory.
+// What overfull rows need of a scope whose owner counts in shared memory.
 template <class Self> struct OnChip {
   __device__ __forceinline__ static Boundary find_again(int rank) {
     return Self::find_kth_bin(rank, [] {});
@@ -276,7 +276,7 @@ __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k
         held_position(entry_index(mine.entry), slot);
 }
 
-// Writes what was collected, and what was listed. Nobody waits for it.
+// Writes the collected positions and the listed scores. No barrier follows.
 __device__ __forceinline__ void write_answer(int slot, int listed, int remaining_k) {
   __syncthreads(); // all are collected, and the last are listed
   const int num_selected = descriptor_at(slot).num_selected;

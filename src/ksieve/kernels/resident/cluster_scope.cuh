@@ -156,7 +156,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     } else {
       cluster_sync(); // every part is, and its ring has been read
     }
-    const u32 round = *static_cast<volatile u32*>(&e.rounds); // behind the barrier: one thread has told it
+    const u32 round = *static_cast<volatile u32*>(&e.rounds); // after the barrier: one thread wrote it
     Counts& all = counts_of_all();
     const RingSlot* counts = reinterpret_cast<const RingSlot*>(shared_storage().histogram);
 #pragma unroll
@@ -179,7 +179,7 @@ struct ClusterScope : OnChip<ClusterScope> {
         high += two >> 16;
       }
       const u32 sums = min(low, 0xffffu) | min(high, 0xffffu) << 16;
-      RingSlot eight; // four neighbours know all of them, and tell every fourth CTA
+      RingSlot eight; // four neighbours have all of them, and each sends them to every fourth CTA
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         eight.word[i] = __shfl_sync(kFullWarp, sums, i, 4);

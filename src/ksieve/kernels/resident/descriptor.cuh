@@ -62,7 +62,7 @@ __device__ __forceinline__ bool fits(const Row& row, int k) {
   return kFits && row.length > k && row.length <= kMaxResident && k <= kCollected - 2 * kVector;
 }
 
-// How samples tell where a row's k-th score is looked for: of 32 parts of a row, `warps` warps have a sample each. The
+// Ranks of the samples that bracket a row's k-th score: of 32 parts of a row, `warps` warps have a sample each. The
 // worst over warps of what `last` are better than in each ends the range, the best of what `first` are better than
 // begins it. How many are better than the k-th score is binomial; all warps together meet less or more in one row of
 // 100,000, whatever the distribution (test_held_range.py has the model), unless neighbouring scores are alike: warps
@@ -211,7 +211,7 @@ __device__ __forceinline__ void copy_in_bulk(const RowDescriptor& row) {
 }
 
 // Prepares the arrival of bulk copies, by one thread of the warp that may start the first at once; a barrier must
-// follow before anybody waits for it.
+// come before the first wait for it.
 __device__ __forceinline__ void prepare_copies() {
 #if __CUDA_ARCH__ >= 900
 #pragma unroll

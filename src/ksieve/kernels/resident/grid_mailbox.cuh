@@ -13,7 +13,7 @@ struct OwnerRow {
   int num_selected;
   int tail_count;
 };
-// Of rare routes: what all holders count, as resident/overfull.cuh knows it.
+// Counters of rare routes that all CTAs of a row share (resident/overfull.cuh).
 struct alignas(16) Owner {
   OwnerRow descriptors[1];
   u64 tail[kTailMax];
@@ -21,8 +21,8 @@ struct alignas(16) Owner {
 
 constexpr int kBarriers = 24; // of a row, at most: a plateau has one, a overfull step three each round and one more
 
-// In the workspace, for as many CTAs as hold a row, which use two in turn if they hold more than one: whoever is told
-// something of the next row but one has seen all of them begin with the next. planning/memory.py, meeting_bytes.
+// In the workspace, one for the CTAs that share a row; with several rows they use two in turn. A CTA that receives a
+// message about the next row but one has seen all of them begin the next. planning/memory.py, meeting_bytes.
 struct alignas(16) GridMailbox {
   u32 counts[2][kBins];                 // all CTAs' together: of steps, and of keys in a round of overfull ones
   RingSlot ranges[kCtasPerRow];         // each CTA's Range
@@ -147,7 +147,7 @@ __device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kHear
   __syncwarp();
 }
 
-// A barrier of all holders, by one thread of each, that also orders what they access.
+// A barrier of all CTAs of a row, by one thread of each; it also orders their accesses.
 __device__ __forceinline__ void arrive(u32* arrived) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
 }

@@ -3,8 +3,8 @@
 #pragma once
 #include "resident/buckets.cuh"
 
-// Writes positions that belong to the answer at once: where they would be collected, keys are counted. All holders
-// take output slots from one counter.
+// Writes positions that belong to the answer at once: where they would be collected, keys are counted. All CTAs
+// of a row take output slots from one counter.
 template <class Scope> __device__ __forceinline__ void emit_marks(const Marks& marks, int slot) {
   int place = reserve_many(&Scope::owner().descriptors[slot].num_selected, marks.count());
   const int first = held_first(slot);
@@ -20,7 +20,7 @@ template <class Scope> __device__ __forceinline__ void emit_edge(int slot) {
   if (place < descriptor_at(slot).slots) descriptor_at(slot).out[place] = held_position(load_edge(slot).at, slot);
 }
 
-// Writes `remaining_k` of all holders' `count` equal scores, any of them, to the last of the row's slots. Where they
+// Writes `remaining_k` of the `count` equal scores of all CTAs, any of them, to the last of the row's slots. Where they
 // are many, or registers few, a vector of each thread at a time, since otherwise few threads would have to write them
 // all.
 template <class Scope>
@@ -112,7 +112,7 @@ template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(
   return Kth::kEqual;
 }
 
-// Samples are mostly one value, or a warp's are. Of two values they may have told the wrong one: then the best that
+// Samples are mostly one value, or a warp's are. Of two values they may have named the wrong one: then the best that
 // begins their range is tried too, if there are registers for it.
 template <class Scope, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
   const u32 message = descriptor_at(slot).range.plateau;
@@ -132,7 +132,7 @@ template <class Scope, class Ahead> __device__ __forceinline__ bool select_plate
   }
 }
 
-// Equal stretches of shifted keys, by which scores that nothing else tells apart are divided. Infinity has the first
+// Equal stretches of shifted keys, by which scores that nothing else distinguishes are divided. Infinity has the first
 // such key, minus infinity and NaN the last two, and each of those a bin of its own: what is masked in many rows. Keys
 // in front of the stretches are in the first bin, and those behind in the last but two, so that bins are right wherever
 // the k-th is.

@@ -9,7 +9,7 @@
 #pragma once
 #include "resident/overfull.cuh"
 
-constexpr int kPlateau = 8; // equal samples of a warp that tell a plateau from a range of one sample
+constexpr int kPlateau = 8; // equal samples of a warp that distinguish a plateau from a range of one sample
 constexpr int kCrowd = 16;  // and, from any range that ends with them, if the k-th is likely among them
 
 // A sample among those of its warp. Ranks are by 15 bits of a key, so that one instruction compares two. Scores that

@@ -156,7 +156,7 @@ struct PartOf {
 template <class Scope> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
   if (first && threadIdx.x == 0) prepare_copies();
-  Scope::begin(); // before anything is asked for: others wait for that
+  Scope::begin(); // before any load is issued: peers wait for it
   const Row row = load_row(p, id);
   const int from = rank * kTile;
   auto end_of = [&](int length) { return max(min(from + kTile, length), from); };

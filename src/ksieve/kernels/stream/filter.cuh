@@ -1,6 +1,6 @@
 // The scan of phase 2: compares every score with the cutoff, stores what it admits, counts it and builds the next exact
 // histogram, all on first encounter. Every scan of the row in any route is this one: a set of the algorithm is always
-// a contiguous range of ordered keys, so a scan is told three keys and a digit (ScanRule).
+// a contiguous range of ordered keys, so a scan takes three keys and a digit (ScanRule).
 #pragma once
 #include "common/histogram.cuh"
 #include "common/keys.cuh"
@@ -27,7 +27,7 @@ __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   return base + __popc(mask & lanes_below());
 }
 
-// Sums of `mine` over the lanes before this one and over all, where nobody's exceeds kMost: votes, unlike the shuffles
+// Sums of `mine` over the lanes before this one and over all, where no lane's exceeds kMost: votes, unlike the shuffles
 // of lanes_before, do not wait for each other.
 struct Places {
   int before;

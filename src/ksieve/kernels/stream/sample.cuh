@@ -148,7 +148,7 @@ __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, Key
 }
 
 // The same of the keys of a coarse bin, if they are at most kTailMax, as is usual: the first warp ranks them and alone
-// knows the answer. Their places only tell equal keys apart.
+// knows the answer. Their places only distinguish equal keys.
 __device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int count, int rank, int bin) {
   keys.each([&](u32 key, int place) {
     if (coarse_bin(score_of_key(key)) == bin) list_tail(make_entry(key, place)); // cheaper than the bin's range

@@ -2,7 +2,7 @@
 // its rows can be faster; `ksieve bench floor` takes the best of several specialisations.
 //
 //   mode 0  one CTA per row, 16-byte loads, KSIEVE_UNROLL of them in flight per thread
-//   mode 1  equal chunks of all rows, dealt in turn to a resident grid; the same loads
+//   mode 1  equal chunks of all rows, taken in turn by a resident grid; the same loads
 //   mode 2  the same chunks by bulk asynchronous copies into KSIEVE_UNROLL shared buffers per CTA (sm_90 and later)
 //
 // Rows start at multiples of 16 bytes. The last load of a row may run up to 15 bytes past its length, inside the pitch.
@@ -71,7 +71,7 @@ __device__ __forceinline__ u32 read(const Span& span) {
 
 extern __shared__ __align__(128) unsigned char ring[];
 
-// One thread keeps every buffer full; nobody looks at what arrives.
+// One thread keeps every buffer full; what arrives is not read.
 __device__ __forceinline__ void read_by_copies(const Params& p, i64 chunks, i64 per_row) {
   __shared__ u64 full[kUnroll];
   if (threadIdx.x != 0) return;
