@@ -1,8 +1,9 @@
-"""PTX with every symbol renamed by first use, so that two texts are equal where only names and their order differ.
+"""PTX with every name replaced by its first use, so that two texts are equal where only names and their order differ.
 
 NVRTC emits functions in the order of their mangled names, and numbers labels by that order: renaming a function or a
-type of its parameters changes the text without changing the program. Names are replaced consistently, never dropped:
-a call of another function stays a difference.
+type of its parameters changes the text without changing the program. It numbers virtual registers in the order in
+which the front end met them: moving an expression into a function of its own can exchange two numbers. Names are
+replaced consistently, never dropped: a call of another function, or the use of another register, stays a difference.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _LINE_INFO = re.compile(r"^\s*\.(?:file|loc)\b[^\n]*$", re.M)
@@ -62,7 +64,7 @@ class Canonical:
 
 
 def canonical(ptx: str) -> Canonical:
-    """Rename the symbols of a module with one kernel, and leave out what that one does not reach.
+    """Rename the symbols and registers of a module with one kernel, and leave out what that one does not reach.
 
     Raises
     ------
@@ -79,7 +81,7 @@ def canonical(ptx: str) -> Canonical:
     symbols, parts, data = {entries[0].name: "@0"}, [], []
     for name in (order := [entries[0].name]):
         item = by_name[name]
-        local = {name: f"l{n}" for n, name in enumerate(_local_names(item))}
+        local = {name: f"l{n}" for n, name in enumerate(_local_names(item))} | _registers(item)
         tokens = []
         for token in item.tokens:
             if token in by_name and token not in local and token not in symbols:
@@ -109,6 +111,19 @@ def _items(text: str) -> Iterator[Item]:
             if name:
                 yield Item(name, tokens)
             tokens, name, code = [], "", False
+
+
+def _registers(item: Item) -> dict[str, str]:
+    """Virtual registers of a function, and their numbers of the same kind by first use: %r7 is %r1 if read first."""
+    kinds = {token for token, after in pairwise(item.tokens) if token.startswith("%") and after == "<"}
+    numbered: dict[str, str] = {}
+    count = dict.fromkeys(kinds, 0)
+    for token in item.tokens:
+        kind = token.rstrip("0123456789")
+        if token != kind and kind in kinds and token not in numbered:
+            count[kind] += 1
+            numbered[token] = f"{kind}{count[kind]}"
+    return numbered
 
 
 def _local_names(item: Item) -> list[str]:

@@ -127,6 +127,17 @@ def test_names_and_order_do_not_matter(scripts):
     )
 
 
+def test_numbers_of_registers_do_not_matter_but_their_use_does(scripts):
+    canonical = scripts[0].canonical
+    text = PTX.replace("shared_bytes+4], %r1;", "shared_bytes+4], %r1; add.u32 %r2, %r1, %r3; st.u32 [%r3], %r2;")
+    text = text.replace("\t.reg .pred \t%p<2>;", "\t.reg .pred \t%p<2>;\n\t.reg .b32 \t%r<4>;")
+    exchanged = text.replace("%r1", "%r_").replace("%r2", "%r1").replace("%r_", "%r2")
+    assert exchanged != text and canonical(exchanged) == canonical(text)
+    assert canonical(text.replace("[%r3], %r2", "[%r3], %r1")) != canonical(text)
+    special = [canonical(text.replace("%r1, %r3;", f"%r1, {name};")) for name in ("%envreg3", "%envreg4")]
+    assert special[0] != special[1]  # no virtual registers
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
