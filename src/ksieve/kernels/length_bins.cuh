@@ -19,7 +19,7 @@ struct alignas(8) BinnedRow {
 };
 __device__ __forceinline__ unsigned char* bin_lists(const Params& p) {
   i64 lists = p.lists;
-  asm volatile("" : "+l"(lists)); // the address is not kept, and spilled, from the beginning
+  KSIEVE_OPAQUE_64(lists);
   return p.workspace + lists;
 }
 __device__ __forceinline__ int* bin_counts(const Params& p) { return reinterpret_cast<int*>(bin_lists(p)); }
@@ -50,16 +50,12 @@ __device__ __forceinline__ Row nth_row(const Params& p, int number) {
 __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   if (threadIdx.x != 0) return;
   SharedStorage& s = shared_storage();
-  auto fetch = [](int& to, const int* from) {
-    u32 at = static_cast<u32>(__cvta_generic_to_shared(&to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
-  };
   if constexpr (kBinned) {
     const BinnedRow* listed = binned_row(p, number, kBin);
-    fetch(s.next_id, &listed->id);
-    fetch(s.next_length, &listed->length);
+    copy_int_ahead(s.next_id, &listed->id);
+    copy_int_ahead(s.next_length, &listed->length);
   } else if (!KSIEVE_WINDOWS && p.lengths) {
-    fetch(s.next_length, p.lengths + number);
+    copy_int_ahead(s.next_length, p.lengths + number);
   }
 }
 

@@ -3,21 +3,6 @@
 #include "common/keys.cuh"
 #include "common/storage.cuh"
 
-// Sum of `mine` over the lanes up to this one. The shuffle's own predicate says which lanes take part.
-__device__ __forceinline__ u32 lanes_up_to(u32 mine) {
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2)
-    asm volatile("{\n"
-                 ".reg .u32 other;\n"
-                 ".reg .pred there;\n"
-                 "shfl.sync.up.b32 other|there, %0, %1, 0, -1;\n"
-                 "@there add.u32 %0, %0, other;\n"
-                 "}"
-                 : "+r"(mine)
-                 : "r"(offset));
-  return mine;
-}
-
 // Sums of `mine` over the threads in front of this one, and over all. Returns behind a barrier.
 struct Sums {
   u32 before;
@@ -119,7 +104,7 @@ struct RankedEntry {
 __device__ __forceinline__ RankedEntry rank_tail(int count) {
   const SharedStorage& s = shared_storage();
   int lane = static_cast<int>(threadIdx.x & 31);
-  asm volatile("" : "+r"(lane)); // its place is not kept, and spilled, from the beginning
+  KSIEVE_OPAQUE(lane);
   u64 mine = lane < count ? s.tail[lane] : ~0ull;
   int rank = 0;
 #pragma unroll 4

@@ -23,31 +23,22 @@ __device__ __forceinline__ float hot_cutoff(u32 key) {
 }
 
 __device__ __forceinline__ int coarse_bin(float score) {
-  unsigned short half;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(score + 0.0f));
-  u32 bits = half;
+  u32 bits = half_of(score + 0.0f);
   u32 key = bits & 0x8000u ? bits : bits ^ 0x7fffu;
   return score != score ? kBins - 1 : static_cast<int>(key >> 5);
 }
 
 // coarse_bin of two scores at once, as keys of 16 bits whose upper 11 are the bin: `a` in the low half.
 __device__ __forceinline__ u32 coarse_keys(float a, float b) {
-  u32 halves;
-  u32 nan;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(b + 0.0f), "f"(a + 0.0f));
-  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(halves));
-  halves |= nan;
-  u32 negative; // the sign of either half, throughout the half
-  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(negative) : "r"(halves));
-  return halves ^ (~negative & 0x7fff7fffu);
+  u32 halves = halves_of(b + 0.0f, a + 0.0f);
+  halves |= nan_halves(halves);
+  return halves ^ (~signs_of_halves(halves) & 0x7fff7fffu);
 }
 
 constexpr int kMinusInfinityBin = 0xfc00 >> 5;
 
 __device__ __forceinline__ float half_bits_to_float(u32 bits) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits)));
-  return value;
+  return float_of_half(static_cast<unsigned short>(bits));
 }
 
 // Largest ordered key whose score rounds into coarse bins 0..bin: keys.py, BIN_CUTOFF_KEY. The midpoint towards

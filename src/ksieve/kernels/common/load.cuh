@@ -13,9 +13,7 @@ __device__ __forceinline__ float widen(Score score) {
 #if KSIEVE_DTYPE == 0
   return score;
 #elif KSIEVE_DTYPE == 1
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(score));
-  return value;
+  return float_of_half(score);
 #else
   return __uint_as_float(static_cast<u32>(score) << 16);
 #endif
@@ -82,34 +80,7 @@ __device__ __forceinline__ Row widest_row(const Params& p, int id) {
   return row;
 }
 
-// The row is read once and is larger than L1: do not let it evict anything there.
-struct alignas(16) Raw {
-  u32 word[4];
-};
-__device__ __forceinline__ Raw load_raw(const Score* address) {
-  Raw raw;
-  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
-      : "l"(address));
-  return raw;
-}
-
-// 8 or 16 bytes of the view, kept in L2: the scan reads them again.
-template <int kBytes> __device__ __forceinline__ Raw load_kept(const Score* address) {
-  Raw raw = {};
-  u64 kept;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(kept));
-  if constexpr (kBytes == 16) {
-    asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
-        : "l"(address), "l"(kept));
-  } else {
-    asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(raw.word[0]), "=r"(raw.word[1])
-        : "l"(address), "l"(kept));
-  }
-  return raw;
-}
+using Raw = Words; // 16 bytes of scores
 
 __device__ __forceinline__ float unpack(const Raw& raw, int i) {
 #if KSIEVE_DTYPE == 0
@@ -130,11 +101,6 @@ __device__ __forceinline__ Body body_of(const Score* scores, int begin, int end)
   return {body, body + (end - body) / kVector * kVector};
 }
 
-// Copies 16 bytes to this thread's place in a stage of the ring, past the registers and past L1.
-__device__ __forceinline__ void copy_ahead(u32 ring, const Score* address) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(ring), "l"(address) : "memory");
-}
-
 __device__ __forceinline__ Score worst_score() {
 #if KSIEVE_DTYPE == 0
   return __uint_as_float(0xff800000u);
@@ -146,21 +112,7 @@ __device__ __forceinline__ Score worst_score() {
 // Minus infinity, which the ring holds behind a row.
 __device__ __forceinline__ void fill_behind(u32 ring) {
   constexpr u32 kWorst = KSIEVE_DTYPE == 0 ? 0xff800000u : KSIEVE_DTYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;
-  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(ring), "r"(kWorst) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// This thread's copies are there.
-__device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-__device__ __forceinline__ Raw read_ring(u32 ring) {
-  Raw raw;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
-               : "r"(ring)
-               : "memory");
-  return raw;
+  fill_shared_words<kWorst>(ring);
 }
 
 constexpr u32 kStageBytes = kThreads * 16; // of the ring
@@ -215,18 +167,18 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   const u32 ring = own_ring();
   u32 slot = ring;
   // Where threads move on, their places are made anew for each batch; elsewhere they run along, which costs less.
-  if (kSmall) asm volatile("" : "+l"(scores)); // sums with it, if made outside, would be spilled
+  if (kSmall) KSIEVE_OPAQUE_64(scores); // sums with it, if made outside, would be spilled
   int place = own_place();
   int first = body.begin + place;
   const Score* next = scores + body.begin + kTurn + moved_on(place, kBatches);
   const int steady = body.end - kTurn - kBatch * kStep; // up to there, all that a batch makes room for is in the row
 #pragma unroll 1
   for (int batch = body.begin; batch < body.end; batch += kBatch * kStep) { // as often for every thread of the block
-    asm volatile("cp.async.wait_group %0;" ::"n"(kBatches - 1) : "memory");
+    wait_copies<kBatches - 1>();
     Raw raw[kBatch];
 #pragma unroll
     for (int u = 0; u < kBatch; ++u)
-      raw[u] = read_ring(slot + u * kStageBytes);
+      raw[u] = load_shared_words(slot + u * kStageBytes);
     visitor.see(raw, slot, first, body.end - first);
     if (kSmall) next = scores + batch + kTurn + moved_on(place, kBatches);
     if (kResident) {

@@ -65,13 +65,13 @@ constexpr int kOptionBytes = 0;
 // Programmatic dependent launch. Before anything in global memory is read or written; every CTA has to come here.
 __device__ __forceinline__ void wait_for_inputs() {
 #if KSIEVE_OVERLAP
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_kernels_before();
 #endif
 }
 
 // Once a CTA needs the device no longer than its last row takes on chip: a waiting kernel may be made resident.
 __device__ __forceinline__ void release_dependents() {
 #if KSIEVE_OVERLAP
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  launch_next_kernel();
 #endif
 }

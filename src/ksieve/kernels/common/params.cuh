@@ -6,6 +6,7 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+#include "common/codegen.cuh"
 #include "common/options.cuh"
 
 // What rows are found by comes first: a kernel's first access waits for 64 bytes of constants, of which these are part.
@@ -60,10 +61,6 @@ constexpr int kOverflowVectors =
 #define KSIEVE_REGISTERS 0 // rows that row_exact holds stay in registers
 #endif
 constexpr bool kStats = KSIEVE_STATS != 0;
-
-// Rare branches say so: their code is then kept out of the way of what every row runs, which matters as much as its
-// length does, since a CTA meets most of it only once.
-__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
 constexpr u32 kFullWarp = 0xffffffffu;
 constexpr u32 kNanKey = 0xffffffffu; // the worst ordered key

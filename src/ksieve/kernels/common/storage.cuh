@@ -35,9 +35,7 @@ struct ScanRule {
   int* num_ties;     // and from the back, by scores equal to an exact boundary: this CTA's, or its row's
 };
 
-struct alignas(16) RingSlot {
-  u32 word[4];
-};
+using RingSlot = Words;
 
 enum class RowRoute : unsigned char {
   kNone,
@@ -164,16 +162,8 @@ __device__ __forceinline__ Place& column_place(int at) {
                                   kColumnKeys)[at * kThreads + static_cast<int>(threadIdx.x)];
 }
 
-// The same, loaded here and not where it is used: lanes that use it wait together.
 __device__ __forceinline__ u32 load_place(int at) {
-  u32 address = static_cast<u32>(__cvta_generic_to_shared(&column_place(at)));
-  u32 place;
-  if constexpr (kLocalIndex16) {
-    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(place) : "r"(address));
-  } else {
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(place) : "r"(address));
-  }
-  return place;
+  return load_shared_here<sizeof(Place)>(shared_address(&column_place(at)));
 }
 
 constexpr int kBatch = kStages / kBatches; // vectors that a thread looks at together
@@ -199,13 +189,10 @@ constexpr bool kRoomy = kSpareRegisters >= 24;
 constexpr bool kKnownEarly =
     kSpareRegisters >= 30; // where a row's boundary is looked for, before every thread has come
 
-// This thread's number, read where it is rarely needed: addresses made of it are not kept from row to row, and
-// spilled. To read it takes as long as a load on chip, which is why it is kept where there is room.
+// threadIdx.x where it is rarely needed: addresses made of it are then not kept from row to row, and spilled. Reading
+// it takes as long as a load from shared memory, so it is kept where registers are left.
 __device__ __forceinline__ int reread_tid() {
-  if (kSpareRegisters >= (kOverflowVectors ? 56 : 40)) return static_cast<int>(threadIdx.x);
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
+  return kSpareRegisters >= (kOverflowVectors ? 56 : 40) ? static_cast<int>(threadIdx.x) : read_tid();
 }
 
 __device__ __forceinline__ int own_place() { return static_cast<int>(threadIdx.x) * kVector; }

@@ -41,14 +41,7 @@ __device__ __forceinline__ int state_count(RowState* state, int candidates) {
 
 // Counts a segment as published; returns the progress before. Its low word is final when no other is missing. Releases
 // what this CTA has written before a barrier, and acquires what those before it have.
-__device__ __forceinline__ u64 state_arrive(RowState* state) {
-  u64 before;
-  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(&state->progress), "l"(1ull << 32)
-               : "memory");
-  return before;
-}
+__device__ __forceinline__ u64 state_arrive(RowState* state) { return add_acq_rel(&state->progress, 1ull << 32); }
 
 __device__ __forceinline__ u64* row_list(const Params& p, int row) {
   i64 candidates = kListed + static_cast<i64>(p.splits) * kSpillCapacity + kSortSlots;

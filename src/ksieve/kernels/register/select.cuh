@@ -31,7 +31,7 @@ struct CoarseBins {
 
   // Of a overfull bin (resident/overfull.cuh): its scores once more, and that of one.
   __device__ __forceinline__ static Raw read_again(const Score*, int vector) {
-    return read_ring(own_ring() + vector * kStageBytes);
+    return load_shared_words(own_ring() + vector * kStageBytes);
   }
   __device__ __forceinline__ static int of(float score, int) { return coarse_bin(score); }
   __device__ __forceinline__ static KeyRange keys_of(int bin, int) {
@@ -53,7 +53,7 @@ struct LoadedRow {
       : row(all), body(copied_body(all, 0, all.length, limit)), raw(), edge() {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
-      if (first() + v * kStep < body.end) raw[v] = load_raw(row.scores + first() + v * kStep);
+      if (first() + v * kStep < body.end) raw[v] = load_once(row.scores + first() + v * kStep);
     if (!unlikely(body.begin != 0 || body.end < row.length)) return;
     edge.at = static_cast<int>(threadIdx.x);
     if (edge.at >= body.begin) edge.at += body.end - body.begin;
@@ -173,7 +173,7 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
     BucketIds bins;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const Raw raw = read_ring(own_ring() + v * kStageBytes);
+      const Raw raw = load_shared_words(own_ring() + v * kStageBytes);
       auto number = [&](int i) {
         const int beyond = static_cast<int>((number_key(unpack(raw, i)) - base) << kUpper) >> (kUpper + shift);
         return again.last >> (v * kVector + i) & 1 ? static_cast<u32>(min(max(beyond, 0), kBins - 1))
@@ -253,16 +253,8 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   const int first = loaded.first();
 #pragma unroll
   for (int at = 0; at < kEach; ++at)
-    asm volatile("{\n"
-                 ".reg .pred chosen;\n"
-                 "setp.ne.u32 chosen, %1, 0;\n"
-                 "@chosen st.shared.u32 [%0], %2;\n"
-                 "@chosen add.u32 %0, %0, 4;\n"
-                 "}"
-                 : "+r"(to)
-                 : "r"(chosen & 1u << at), "r"(index_of_bit(at, first))
-                 : "memory");
-  if (edge_chosen) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(edge.at) : "memory");
+    store_shared_if(to, chosen & 1u << at, index_of_bit(at, first));
+  if (edge_chosen) store_shared(to, edge.at);
   int number = static_cast<int>(before >> 16);
   while (last) { // two at a time, which do not wait for each other
     const u32 one = take_bit(last);
@@ -330,7 +322,7 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
       if (!kEmptyFirst) {
         empty();
         int scores = row.length;
-        asm volatile("" : "+r"(scores));
+        KSIEVE_OPAQUE(scores);
         more = scores > 0; // always; or ptxas waits for them in front of the barrier
       }
       if (more) select_loaded(p, loaded, slots_of(p, row));

@@ -11,7 +11,7 @@ __device__ __forceinline__ u32 shifted_key(float score, u32 worst = kMinusInfini
 // address.
 __device__ __forceinline__ void count_at(u32 bytes) {
   constexpr int kBehind = sizeof(SharedStorage::ring); // where the histogram is
-  asm volatile("red.shared.add.u32 [%0 + %1], 1;" ::"r"(shared_address(shared_bytes) + bytes), "n"(kBehind) : "memory");
+  count_shared<kBehind>(shared_address(shared_bytes) + bytes);
 }
 
 // Equal buckets from `best` down to `worst`, numbered from 0; the last one has all scores no better than `worst`.
@@ -136,7 +136,7 @@ struct BracketBuckets {
   // Of a overfull step (resident/overfull.cuh): its scores once more, and the number of one where the range is not in
   // hand.
   __device__ __forceinline__ static Raw read_again(const Score* scores, int vector) {
-    return load_raw(scores + vector * kStep);
+    return load_once(scores + vector * kStep);
   }
   __device__ __forceinline__ static int of(float score, int slot) {
     return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);
@@ -197,7 +197,7 @@ struct BlockScope : OnChip<BlockScope> {
 
   // Folds what a warp found in its samples into a row. A barrier of all must follow.
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int slot) {
-    asm volatile("" : "+r"(slot)); // or the atomics of one lane are gathered from all
+    KSIEVE_OPAQUE(slot); // or the atomics of one lane are gathered from all
     if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().descriptors[slot]);
   }
 
@@ -224,14 +224,7 @@ __device__ __forceinline__ int collect_at(const Marks& marks, int first, int pla
       const int one = index_of_mark(w, take_bit(bits), first);
       const u32 more = bits;
       const int other = index_of_mark(w, take_bit(bits), first);
-      asm volatile("{\n"
-                   ".reg .pred more;\n"
-                   "setp.ne.u32 more, %3, 0;\n"
-                   "st.shared.u32 [%0], %1;\n"
-                   "@more st.shared.u32 [%0 + 4], %2;\n"
-                   "}" ::"r"(to),
-                   "r"(one), "r"(other), "r"(more)
-                   : "memory");
+      store_shared_one_or_two(to, one, other, more);
       to += more ? 2 * sizeof(int) : sizeof(int);
     }
   return place + marks.count();

@@ -3,58 +3,6 @@
 #pragma once
 #include "resident/tile.cuh"
 
-__device__ __forceinline__ u32 cluster_rank() {
-  u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ __forceinline__ int cluster_number() {
-  int number;
-  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
-  return number;
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-// Without release: peers need to see initialised mbarriers alone, and outstanding loads are not waited for.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
-}
-
-// Generic address of this shared object in another CTA of the cluster.
-template <class T> __device__ __forceinline__ T* in_rank(T* local, u32 rank) {
-  u64 remote;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
-  return reinterpret_cast<T*>(remote);
-}
-
-// Stores 4, 8 or 16 bytes to another CTA of the cluster, whose arrival counts them; both are given as this CTA's own.
-template <class T> __device__ __forceinline__ void send(T* to, const T& value, u32 rank, u64* arrival) {
-  u32 there;
-  u32 counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(arrival)), "r"(rank));
-  if constexpr (sizeof(T) == 4) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
-                 "r"(value), "r"(counted)
-                 : "memory");
-  } else if constexpr (sizeof(T) == 8) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
-                 "l"(value), "r"(counted)
-                 : "memory");
-  } else {
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
-        "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3]), "r"(counted)
-        : "memory");
-  }
-}
-
 // Counts of all CTAs' bins that come here, and their sums, of 16 bits: what is more than a sum holds is more than any
 // k. In the ring if there is no other room.
 struct alignas(16) Counts {

@@ -140,7 +140,7 @@ __device__ __forceinline__ const volatile RowDescriptor& descriptor_at(int slot)
 
 // The bracket, in one load.
 __device__ __forceinline__ Bracket range_of(int slot) {
-  const Raw raw = read_ring(shared_address(&shared_storage().descriptors[slot].range));
+  const Raw raw = load_shared_words(shared_address(&shared_storage().descriptors[slot].range));
   return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
 }
 
@@ -323,14 +323,14 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
   };
   auto load_beside = [&](int vector) {
     Raw raw = {};
-    if (vector * kStep + reread_tid() * kVector < valid) raw = load_raw(at_beside(vector));
+    if (vector * kStep + reread_tid() * kVector < valid) raw = load_once(at_beside(vector));
     return raw;
   };
   auto read = [&](int stage) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk)
       if (kChunks > 1 && stretch_begin(chunk_begin(chunk)) == stage) wait_chunk(slot, chunk);
-    return read_ring(own_ring() + stage * kStageBytes);
+    return load_shared_words(own_ring() + stage * kStageBytes);
   };
   auto look = [&](int vector, const Raw& raw) {
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
@@ -371,7 +371,7 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
     arrived();
 #pragma unroll
     for (int stage = 0; stage < kOverflowVectors; ++stage)
-      look(vector_beside(stage), read_ring(own_ring() + stage * kStageBytes));
+      look(vector_beside(stage), load_shared_words(own_ring() + stage * kStageBytes));
     order_copies(); // the next row's come behind
   }
 }

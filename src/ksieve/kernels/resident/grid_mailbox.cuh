@@ -79,56 +79,6 @@ __device__ __forceinline__ void next_meeting(const Params& p, bool resident) {
   meet(p);
 }
 
-// Relaxed accesses to what others write or read meanwhile, each a whole.
-__device__ __forceinline__ void store_relaxed(u32* to, u32 value) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-__device__ __forceinline__ void store_relaxed(u64* to, u64 value) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
-}
-__device__ __forceinline__ void store_relaxed(RingSlot* to, const RingSlot& value) {
-  asm volatile("{\n"
-               ".reg .b64 low;\n"
-               ".reg .b64 high;\n"
-               ".reg .b128 all;\n"
-               "mov.b64 low, {%1, %2};\n"
-               "mov.b64 high, {%3, %4};\n"
-               "mov.b128 all, {low, high};\n"
-               "st.relaxed.gpu.global.b128 [%0], all;\n"
-               "}" ::"l"(to),
-               "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
-               : "memory");
-}
-__device__ __forceinline__ u32 load_relaxed(const u32* from) {
-  u32 value;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ __forceinline__ u64 load_relaxed(const u64* from) {
-  u64 value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ __forceinline__ RingSlot load_relaxed(const RingSlot* from) {
-  RingSlot value;
-  asm volatile("{\n"
-               ".reg .b64 low;\n"
-               ".reg .b64 high;\n"
-               ".reg .b128 all;\n"
-               "ld.relaxed.gpu.global.b128 all, [%4];\n"
-               "mov.b128 {low, high}, all;\n"
-               "mov.b64 {%0, %1}, low;\n"
-               "mov.b64 {%2, %3}, high;\n"
-               "}"
-               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
-               : "l"(from)
-               : "memory");
-  return value;
-}
-__device__ __forceinline__ void add(u32* to, u32 value) {
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
 // Polls a message of every CTA of the row, some for each lane of a warp.
 constexpr int kHeard = (kCtasPerRow + 31) / 32;
 template <class Value, class There>
@@ -148,12 +98,8 @@ __device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kHear
 }
 
 // A barrier of all CTAs of a row, by one thread of each; it also orders their accesses.
-__device__ __forceinline__ void arrive(u32* arrived) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
-}
+__device__ __forceinline__ void arrive(u32* arrived) { add_release(arrived); }
 __device__ __forceinline__ void spin_until(const u32* arrived) {
-  u32 come;
-  do
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(arrived) : "memory");
-  while (come < kCtasPerRow);
+  while (load_acquire(arrived) < kCtasPerRow) {
+  }
 }

@@ -3,15 +3,6 @@
 #pragma once
 #include "resident/grid_mailbox.cuh"
 
-// A barrier at which the last warp arrives without waiting; the other warps wait for it.
-template <bool kWaits> __device__ __forceinline__ void barrier_of_writers() {
-  if (kWaits) {
-    asm volatile("barrier.cta.sync 1, %0;" ::"n"(kThreads) : "memory");
-  } else {
-    asm volatile("barrier.cta.arrive 1, %0;" ::"n"(kThreads) : "memory");
-  }
-}
-
 // The scope of a row (resident/select.cuh) whose CTAs, a ring each, exchange messages over the workspace.
 struct GridScope {
   static constexpr int kWriters = kThreads - 32;
@@ -97,10 +88,7 @@ struct GridScope {
     u32 theirs;
     int turn = 0;
     do {
-      asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(bin[0]), "=r"(bin[1]), "=r"(bin[2]), "=r"(bin[3])
-                   : "l"(from)
-                   : "memory");
+      load_relaxed_words(from, bin);
       sum = bin[0] + bin[1] + (bin[2] + bin[3]);
       const u32 total = __reduce_add_sync(kFullWarp, sum);
       turn ^= 16;
@@ -165,7 +153,7 @@ struct GridScope {
     // The last warp collects all shares, publishes to its CTA how many positions come before, and ranks the listed
     // scores: no warp waits for the ranking, and it waits for no other writes.
     if (threadIdx.x < kWriters) {
-      barrier_of_writers<true>(); // all of this CTA's are collected, and it is known how many are in front
+      barrier_of_writers<true, kThreads>(); // all of this CTA's are collected, and it is known how many are in front
       const int begin = grid_state().in_front;
       const int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
       write_collected<false>(
@@ -183,7 +171,7 @@ struct GridScope {
     in_front = __reduce_add_sync(kFullWarp, in_front);
     if (lane == 0) grid_state().in_front = static_cast<int>(in_front);
     __syncwarp();
-    barrier_of_writers<false>();
+    barrier_of_writers<false, kThreads>();
 #pragma unroll
     for (u32 i = 0; i < kHeard; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[rank][32 * i + lane], 0u);
@@ -243,11 +231,7 @@ struct GridScope {
   __device__ __noinline__ static void leave() {
     __syncthreads(); // this CTA needs nothing any more
     if (threadIdx.x == 0) {
-      u32 before;
-      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-                   : "=r"(before)
-                   : "l"(&grid_mailbox().left[0])
-                   : "memory");
+      const u32 before = add_acq_rel(&grid_mailbox().left[0]);
       grid_state().leaves_last = before == kCtasPerRow - 1;
     }
     __syncthreads(); // it is known whether others do

@@ -168,13 +168,7 @@ struct KeyBins : Digit {
 
 // Counts a key by its bin, if it has one.
 __device__ __forceinline__ void count_key(u32 bin) {
-  asm volatile("{\n"
-               ".reg .pred there;\n"
-               "setp.ne.u32 there, %1, %2;\n"
-               "@there red.shared.add.u32 [%0], 1;\n"
-               "}" ::"r"(shared_address(shared_storage().histogram) + bin * 4),
-               "r"(bin), "n"(KeyBins::kNone)
-               : "memory");
+  count_shared_unless<KeyBins::kNone>(shared_address(shared_storage().histogram) + bin * 4, bin);
 }
 
 // Calls visit(bin, w, bit) for the undecided ones of the scores that this thread holds, by their marks, which are read

@@ -11,7 +11,7 @@ constexpr int kAhead = kDescriptors / 2;
 
 // Computed wherever it is needed: kept, it would be spilled.
 __device__ __forceinline__ int slot_after(int slot) {
-  asm volatile("" : "+r"(slot));
+  KSIEVE_OPAQUE(slot);
   return (slot + 1) & (kDescriptors - 1);
 }
 

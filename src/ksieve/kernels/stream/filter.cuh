@@ -6,13 +6,6 @@
 #include "common/keys.cuh"
 #include "common/output.cuh"
 
-// Lanes of the warp before this one.
-__device__ __forceinline__ u32 lanes_below() {
-  u32 mask;
-  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
-  return mask;
-}
-
 // Sum of `mine` over the lanes before this one.
 __device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
 
@@ -159,13 +152,9 @@ __device__ __forceinline__ u32 take_bit(u32& bits) {
 __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
   u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
 #if KSIEVE_DTYPE == 0
-  float score;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(score) : "r"(at));
-  return score;
+  return load_shared_float(at);
 #else
-  unsigned short score;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(score) : "r"(at));
-  return widen(score);
+  return widen(load_shared_half(at));
 #endif
 }
 
@@ -238,16 +227,14 @@ template <bool kFast> struct Filter {
 
   // Where a score comes from goes to the same entry of the columns behind.
   __device__ __forceinline__ void put(float score, u32 bit, int first) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(top), "f"(score) : "memory");
+    store_shared(top, score);
     if constexpr (kLocalIndex16) {
       u32 columns = static_cast<u32>(__cvta_generic_to_shared(shared_storage().candidates));
       u32 before = static_cast<u32>(first) / kThreads / kVector * kVector; // scores of this thread
       auto place = static_cast<unsigned short>(before + bit);
-      asm volatile("st.shared.u16 [%0 + %2], %1;" ::"r"((top >> 1) + (columns >> 1)), "h"(place), "n"(kColumnKeys)
-                   : "memory");
+      store_shared_at<kColumnKeys>((top >> 1) + (columns >> 1), place);
     } else {
-      asm volatile("st.shared.u32 [%0 + %2], %1;" ::"r"(top), "r"(index_of_bit(bit, first)), "n"(kColumnKeys)
-                   : "memory");
+      store_shared_at<kColumnKeys>(top, index_of_bit(bit, first));
     }
     top += kPitch;
   }

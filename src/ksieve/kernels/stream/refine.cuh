@@ -88,7 +88,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
 #pragma unroll
     for (int b = 0; b < kTogether && from + b < kColumns; ++b) {
       const u32 wanted = chosen & 1u << (from + b);
-      if (wanted) asm volatile("st.shared.u32 [%0], %1;" ::"r"(next), "r"(code[b]) : "memory");
+      if (wanted) store_shared(next, code[b]);
       next += (wanted >> (from + b)) * sizeof(int); // shift and sum are one instruction
     }
   }

@@ -79,11 +79,11 @@ struct LoadedView {
     if (!kSampled) return;
 #pragma unroll
     for (Raw& some : raw)
-      asm volatile("" : "+r"(some.word[0]), "+r"(some.word[1]), "+r"(some.word[2]), "+r"(some.word[3]));
+      KSIEVE_AWAIT_WORDS(some);
   }
 
   __device__ __forceinline__ static Raw load_pool(const Score* scores) {
-    if constexpr (kPool > 1) return load_kept<kPool * sizeof(Score)>(scores);
+    if constexpr (kPool > 1) return load_kept_in_l2<kPool * sizeof(Score)>(scores);
     Raw raw = {};
     raw.word[0] =
         sizeof(Score) == 4 ? *reinterpret_cast<const u32*>(scores) : *reinterpret_cast<const unsigned short*>(scores);
@@ -223,13 +223,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
 // Whole lines of a view are kept in L2, if it can be helped, until the scan reads them again. Groups that are less lie
 // so densely that it would have to keep a good part of the row.
 constexpr bool kLines = kGroup * sizeof(Score) >= 128;
-__device__ __forceinline__ void prefetch(const Score* scores) {
-  if (kLines) {
-    asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(scores));
-  } else {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(scores));
-  }
-}
+__device__ __forceinline__ void prefetch(const Score* scores) { prefetch_to_l2<kLines>(scores); }
 
 // Starts fetching another row's view from its `from`-th score on, on the guess that it is about as long as this one:
 // its latency is hidden behind whatever this row still has to do.

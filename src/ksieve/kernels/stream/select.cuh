@@ -32,13 +32,6 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
   return {p, row, 0, row.length};
 }
 
-// Read where it is needed: kept from the beginning, it would be spilled.
-__device__ __forceinline__ int grid_size() {
-  int size;
-  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(size));
-  return size;
-}
-
 // The row's `view` is on its way. `first` is a CTA's first row, with storage empty: nothing else of it is asked for
 // before that has come, since all CTAs do so at once, and memory prefers whole rows of the scan to the view's lines.
 // `ahead()` runs while nothing is waited for yet, before the row is scanned, and behind a barrier; `meanwhile()` when
