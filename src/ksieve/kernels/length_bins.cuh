@@ -33,11 +33,11 @@ __device__ __forceinline__ int rows_of(const Params& p) { return kBinned ? min(b
 
 // A row with its length in hand; a window's is asked for again.
 __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
-#if KSIEVE_WINDOWS
-  return load_row(p, id);
-#else
-  return row_of(p, id, length);
-#endif
+  if constexpr (kWindows) {
+    return load_row(p, id);
+  } else {
+    return row_of(p, id, length);
+  }
 }
 
 __device__ __forceinline__ Row nth_row(const Params& p, int number) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
     const BinnedRow* listed = binned_row(p, number, kBin);
     copy_int_ahead(s.next_id, &listed->id);
     copy_int_ahead(s.next_length, &listed->length);
-  } else if (!KSIEVE_WINDOWS && p.lengths) {
+  } else if (!kWindows && p.lengths) {
     copy_int_ahead(s.next_length, p.lengths + number);
   }
 }

@@ -15,3 +15,10 @@ __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expe
 // Loads of 16 bytes are waited for here.
 #define KSIEVE_AWAIT_WORDS(value)                                                                                      \
   asm volatile("" : "+r"((value).word[0]), "+r"((value).word[1]), "+r"((value).word[2]), "+r"((value).word[3]))
+
+// Rare functions. Where slots are sorted, registers do not suffice to have them inlined.
+#if KSIEVE_ORDER
+#define KSIEVE_COLD __noinline__
+#else
+#define KSIEVE_COLD __forceinline__
+#endif

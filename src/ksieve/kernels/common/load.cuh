@@ -2,61 +2,43 @@
 #pragma once
 #include "common/storage.cuh"
 
-#if KSIEVE_DTYPE == 0
-using Score = float;
-#else
-using Score = unsigned short;
-#endif
+using Score = Choose<kDtype == Dtype::kFloat32, float, unsigned short>::Type;
 static_assert(kVector == 16 / sizeof(Score), "a vector is 16 bytes");
 
 __device__ __forceinline__ float widen(Score score) {
-#if KSIEVE_DTYPE == 0
-  return score;
-#elif KSIEVE_DTYPE == 1
-  return float_of_half(score);
-#else
-  return __uint_as_float(static_cast<u32>(score) << 16);
-#endif
+  if constexpr (kDtype == Dtype::kFloat32) {
+    return score;
+  } else if constexpr (kDtype == Dtype::kFloat16) {
+    return float_of_half(static_cast<unsigned short>(score));
+  } else {
+    return __uint_as_float(static_cast<u32>(score) << 16);
+  }
 }
 
-struct Row {
+struct PlainRow {
+  __device__ __forceinline__ PlainRow(const Score* scores, int id, int length, int = 0, int = 0)
+      : scores(scores), id(id), length(length) {}
   const Score* scores;
   int id;
   int length; // clamped to [0, width]; 0 for a row past the live count
-#if KSIEVE_WINDOWS
+  static constexpr int slots = 0, base = 0;
+};
+struct WindowRow { // starts anywhere in its row: everything counts from there
+  const Score* scores;
+  int id;
+  int length;
   int slots; // the row's own k
   int base;  // added to an index that is written
-#endif
 };
+using Row = Choose<kWindows, WindowRow, PlainRow>::Type;
 
 // A row's own k.
-__device__ __forceinline__ int slots_of(const Params& p, const Row& row) {
-#if KSIEVE_WINDOWS
-  return row.slots;
-#else
-  return p.k;
-#endif
-}
+__device__ __forceinline__ int slots_of(const Params& p, const Row& row) { return kWindows ? row.slots : p.k; }
 
-#if KSIEVE_WINDOWS
 __device__ __forceinline__ int window_start(const Params& p, int id) {
   return p.options.starts ? min(max(p.options.starts[id], 0), p.width) : 0;
 }
 
-// A window is a row that starts elsewhere: everything after this works on positions from its start.
-__device__ __forceinline__ Row load_row(const Params& p, int id) {
-  const Options& o = p.options;
-  int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
-  int start = window_start(p, id);
-  int hidden = o.next_n - 1 - id % o.next_n; // of its request's scores, those a row does not see yet
-  int valid = max(p.lengths ? p.lengths[id / o.next_n] : p.width, hidden) - hidden;
-  bool ends = p.lengths == nullptr || o.flags & kEnds;
-  int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
-  int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
-  const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
-  return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
-}
-#else
 // Rows that are not past the live count, as the caller gives it.
 __device__ __forceinline__ int live_rows(const Params& p) { return p.num_rows ? *p.num_rows : p.rows; }
 
@@ -71,8 +53,22 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
   return row_of(p, id, length, live_rows(p));
 }
 
-__device__ __forceinline__ Row load_row(const Params& p, int id) { return row_of(p, id, length_of(p, id)); }
-#endif
+__device__ __forceinline__ Row load_row(const Params& p, int id) {
+  if constexpr (kWindows) { // a window is a row that starts elsewhere: everything after this counts from its start
+    const auto& o = p.options;
+    int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
+    int start = window_start(p, id);
+    int hidden = o.next_n - 1 - id % o.next_n; // of its request's scores, those a row does not see yet
+    int valid = max(p.lengths ? p.lengths[id / o.next_n] : p.width, hidden) - hidden;
+    bool ends = p.lengths == nullptr || o.flags & kEnds;
+    int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
+    int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
+    const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
+    return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
+  } else {
+    return row_of(p, id, length_of(p, id));
+  }
+}
 
 // A row at its full width, for loads before its length is known. Not for windows.
 __device__ __forceinline__ Row widest_row(const Params& p, int id) {
@@ -83,11 +79,11 @@ __device__ __forceinline__ Row widest_row(const Params& p, int id) {
 using Raw = Words; // 16 bytes of scores
 
 __device__ __forceinline__ float unpack(const Raw& raw, int i) {
-#if KSIEVE_DTYPE == 0
-  return __uint_as_float(raw.word[i]);
-#else
-  return widen(static_cast<Score>(raw.word[i / 2] >> (i % 2 * 16)));
-#endif
+  if constexpr (kDtype == Dtype::kFloat32) {
+    return __uint_as_float(raw.word[i]);
+  } else {
+    return widen(static_cast<Score>(raw.word[i / 2] >> (i % 2 * 16)));
+  }
 }
 
 // The 16-byte aligned part of a stretch of a row.
@@ -102,16 +98,18 @@ __device__ __forceinline__ Body body_of(const Score* scores, int begin, int end)
 }
 
 __device__ __forceinline__ Score worst_score() {
-#if KSIEVE_DTYPE == 0
-  return __uint_as_float(0xff800000u);
-#else
-  return KSIEVE_DTYPE == 1 ? 0xfc00 : 0xff80;
-#endif
+  if constexpr (kDtype == Dtype::kFloat32) {
+    return __uint_as_float(0xff800000u);
+  } else {
+    return kDtype == Dtype::kFloat16 ? 0xfc00 : 0xff80;
+  }
 }
 
 // Minus infinity, which the ring holds behind a row.
 __device__ __forceinline__ void fill_behind(u32 ring) {
-  constexpr u32 kWorst = KSIEVE_DTYPE == 0 ? 0xff800000u : KSIEVE_DTYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;
+  constexpr u32 kWorst = kDtype == Dtype::kFloat32   ? 0xff800000u
+                         : kDtype == Dtype::kFloat16 ? 0xfc00fc00u
+                                                     : 0xff80ff80u;
   fill_shared_words<kWorst>(ring);
 }
 

@@ -1,6 +1,5 @@
-// What a call asks for around the plain selection (options.py). A define is given only when it is not zero, so that the
-// plain selection compiles from the same text to the same code; what costs nothing per score is decided at run time.
-// Included by common/params.cuh alone.
+// What a call asks for around the plain selection (options.py). The host gives a define only where it is not zero; what
+// costs nothing per score is decided at run time. Included by common/params.cuh alone.
 #pragma once
 
 #ifndef KSIEVE_WINDOWS
@@ -24,12 +23,15 @@
 #endif
 #define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES)
 
+constexpr bool kWindows = KSIEVE_WINDOWS != 0;
 constexpr bool kEpilogue = KSIEVE_EPILOGUE != 0;
 constexpr bool kTies = KSIEVE_TIES != 0;
+constexpr bool kOverlap = KSIEVE_OVERLAP != 0;
+enum class Order { kAny, kValue, kIndex };
+constexpr Order kOrder = static_cast<Order>(KSIEVE_ORDER);
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;
-static_assert(kEpilogue || KSIEVE_ORDER == 0, "an order is made by the finishing pass");
+static_assert(kEpilogue || kOrder == Order::kAny, "an order is made by the finishing pass");
 
-#if KSIEVE_OPTIONS
 struct Options {
   const int* starts;     // (rows,) first score of each row's window, clamped to [0, width]; null: 0
   const int* row_k;      // (rows,) slots of each row, clamped to [0, k]; null: k
@@ -49,7 +51,20 @@ struct Options {
   int reserved;
 };
 static_assert(sizeof(Options) == 104, "the host packs 104 bytes");
-constexpr int kOptionBytes = sizeof(Options);
+
+// A plain call passes none: every option has a value that the compiler knows.
+struct NoOptions {
+  static constexpr const int* starts = nullptr;
+  static constexpr const int* row_k = nullptr;
+  static constexpr const int* page_table = nullptr;
+  static constexpr const int* request_of = nullptr;
+  static constexpr const int* offsets = nullptr;
+  static constexpr void* values = nullptr;
+  static constexpr void* raw = nullptr;
+  static constexpr i64 page_pitch = 0, values_pitch = 0, raw_pitch = 0;
+  static constexpr int next_n = 1, requests = 0, max_pages = 0, page_shift = 0, flags = 0;
+};
+constexpr int kOptionBytes = KSIEVE_OPTIONS ? sizeof(Options) : 0;
 
 enum OptionFlags {
   kEnds = 1,     // lengths are the exclusive ends of windows
@@ -58,20 +73,13 @@ enum OptionFlags {
   kHighest = 8,  // the highest indices of a tie are selected, not the lowest
   kPaged = 16,   // indices go through the page table, which may have no entry at all
 };
-#else
-constexpr int kOptionBytes = 0;
-#endif
 
 // Programmatic dependent launch. Before anything in global memory is read or written; every CTA has to come here.
 __device__ __forceinline__ void wait_for_inputs() {
-#if KSIEVE_OVERLAP
-  wait_for_kernels_before();
-#endif
+  if constexpr (kOverlap) wait_for_kernels_before();
 }
 
 // Once a CTA needs the device no longer than its last row takes on chip: a waiting kernel may be made resident.
 __device__ __forceinline__ void release_dependents() {
-#if KSIEVE_OVERLAP
-  launch_next_kernel();
-#endif
+  if constexpr (kOverlap) launch_next_kernel();
 }

@@ -4,12 +4,12 @@
 #include "common/storage.cuh"
 
 // The current row's own k, behind the barrier that follows whole_row: it need not stay in a register.
-__device__ __forceinline__ int open_slots(const Params& p) { return KSIEVE_WINDOWS ? shared_storage().row_slots : p.k; }
+__device__ __forceinline__ int open_slots(const Params& p) { return kWindows ? shared_storage().row_slots : p.k; }
 
 // What the selection writes for a position: with windows, unless slots are finished later, where the caller counts
 // from.
 __device__ __forceinline__ int shown_position(int index) {
-  return KSIEVE_WINDOWS && !kEpilogue ? index + shared_storage().base : index;
+  return kWindows && !kEpilogue ? index + shared_storage().base : index;
 }
 
 // Output slots of the current row, counted from either end. Slots are bounded here once more: scores that change
@@ -25,10 +25,8 @@ __device__ __forceinline__ void write_back(int t, int index) { write_front(share
 // Where the selection puts positions. With a finishing pass that is no more than their place in the output's memory: in
 // the upper half of 64-bit slots, so that slots can be written from the first to the last.
 __device__ __forceinline__ int* row_output(const Params& p, int id) {
-#if KSIEVE_EPILOGUE
-  if (p.options.flags & kWide)
+  if (kEpilogue && p.options.flags & kWide)
     return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
-#endif
   return p.indices + id * p.out_pitch;
 }
 
@@ -64,7 +62,7 @@ __device__ __forceinline__ void write_collected(int* out, int* from, int taken, 
 
 // L <= k: every valid index, then -1, in all `slots` of the output.
 __device__ __forceinline__ void write_short(int* out, int length, int slots, int base) {
-  const int shown = KSIEVE_WINDOWS && !kEpilogue ? base : 0;
+  const int shown = kWindows && !kEpilogue ? base : 0;
   auto position = [&](int i) { return i < length ? i + shown : -1; };
   const int fours = whole_fours(out, slots);
 #pragma unroll 1

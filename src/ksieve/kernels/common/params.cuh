@@ -6,6 +6,14 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+// One of two types, by a condition.
+template <bool kFirst, class First, class Second> struct Choose {
+  using Type = First;
+};
+template <class First, class Second> struct Choose<false, First, Second> {
+  using Type = Second;
+};
+
 #include "common/codegen.cuh"
 #include "common/options.cuh"
 
@@ -26,12 +34,18 @@ struct Params {
   i64 lists;                // bytes of the workspace before the split family's lists
   int primary_rank;         // sample rank of tau0
   int rescue_rank;          // sample rank of tau1; 0: no rescue boundary
-#if KSIEVE_OPTIONS
+#if KSIEVE_OPTIONS          // a member is there or not by the preprocessor alone
   Options options;
+#else
+  static constexpr NoOptions options = {};
 #endif
 };
 static_assert(sizeof(Params) == 96 + kOptionBytes, "the host packs 96 bytes, and those of the options");
 
+constexpr bool kBulkCopies = __CUDA_ARCH__ >= 900; // rows are copied in bulk
+
+enum class Dtype { kFloat32, kFloat16, kBfloat16 };
+constexpr Dtype kDtype = static_cast<Dtype>(KSIEVE_DTYPE);
 constexpr int kThreads = KSIEVE_THREADS;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStages = KSIEVE_STAGES;       // 16-byte loads in flight per thread

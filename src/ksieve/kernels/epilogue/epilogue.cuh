@@ -5,12 +5,7 @@
 #pragma once
 #include "stream/certify.cuh"
 
-#if KSIEVE_EPILOGUE
-#if KSIEVE_ORDER == 1
-using Sorted = u64; // key and place
-#else
-using Sorted = u32; // position
-#endif
+using Sorted = Choose<kOrder == Order::kValue, u64, u32>::Type; // key and place, or position
 constexpr int kPerLane = 4;
 constexpr int kSortChunk = 32 * kPerLane; // sorted by one warp in its registers; fewest elements of a sort
 constexpr int kInFlight = 4;              // slots per thread
@@ -87,21 +82,21 @@ __device__ __forceinline__ int staged_position(const int* staged, int slot, int 
 }
 
 __device__ __forceinline__ Sorted sortable(const Row& row, int index) {
-#if KSIEVE_ORDER == 1
-  int place = kTies ? tie_place(index) : index;
-  return index < 0 ? ~0ull : make_entry(order_key(widen(row.scores[index])), place);
-#else
-  return static_cast<u32>(index);
-#endif
+  if constexpr (kOrder == Order::kValue) {
+    int place = kTies ? tie_place(index) : index;
+    return index < 0 ? ~Sorted{0} : static_cast<Sorted>(make_entry(order_key(widen(row.scores[index])), place));
+  } else {
+    return static_cast<u32>(index);
+  }
 }
 
 __device__ __forceinline__ int position_of(Sorted sorted) {
-#if KSIEVE_ORDER == 1
-  int place = static_cast<int>(sorted & 0xffffffffu);
-  return kTies ? tie_position(place) : place;
-#else
-  return static_cast<int>(sorted);
-#endif
+  if constexpr (kOrder == Order::kValue) {
+    int place = static_cast<int>(sorted & 0xffffffffu);
+    return kTies ? tie_position(place) : place;
+  } else {
+    return static_cast<int>(sorted);
+  }
 }
 
 __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 index) {
@@ -114,7 +109,7 @@ __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 i
 
 // What is written for a position that counts from where the caller wants it.
 __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 offset, int index) {
-  const Options& o = p.options;
+  const auto& o = p.options;
   if (index < 0) return -1;
   if (!(o.flags & kPaged)) return index + offset;
   int page = index >> o.page_shift;
@@ -124,19 +119,19 @@ __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 off
 }
 
 __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int selected, const Sorted* area) {
-  const Options& o = p.options;
+  const auto& o = p.options;
   bool wide = o.flags & kWide;
   const int* staged = row_output(p, row.id);
   int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
-  int base = KSIEVE_WINDOWS ? shared_storage().base : 0;
+  int base = kWindows ? shared_storage().base : 0;
   for (int begin = 0; begin < p.k; begin += kInFlight * kThreads) {
     int first = begin + static_cast<int>(threadIdx.x);
     int index[kInFlight];
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kThreads;
-      if constexpr (KSIEVE_ORDER == 0) {
+      if constexpr (kOrder == Order::kAny) {
         index[b] = staged_position(staged, slot, selected, row.length);
       } else {
         index[b] = slot < selected ? position_of(area[slot]) : -1;
@@ -144,7 +139,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
       }
     }
     // 64-bit slots up to here lie over positions that have been read: row_output.
-    if (KSIEVE_ORDER == 0 && wide) __syncthreads();
+    if (kOrder == Order::kAny && wide) __syncthreads();
     if (o.values) {
       Score* values = static_cast<Score*>(o.values) + row.id * o.values_pitch;
 #pragma unroll
@@ -163,7 +158,6 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     }
   }
 }
-#endif
 
 // Behind the selection of a row, by the CTA that ended it. `slice`: kSortSlots in the workspace, of this worker alone.
 // The row's facts are read again: kept until here, they would cost every scan its registers.
@@ -171,29 +165,29 @@ __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice
   Row row = load_row(p, id);
   int slots = slots_of(p, row);
   if (kTies && row.length > slots) collect_ties(row, slots);
-#if KSIEVE_EPILOGUE
-  int selected = min(row.length, slots);
-  Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
-  __syncthreads(); // every slot has its position, and no thread reads a candidate any more
-  if constexpr (KSIEVE_ORDER != 0) {
-    const int* staged = row_output(p, id);
-    int n = 1 << (32 - __clz(max(selected, kSortChunk) - 1));
-    for (int first = threadIdx.x; first < n; first += kInFlight * kThreads) {
-      int index[kInFlight];
+  if constexpr (kEpilogue) {
+    int selected = min(row.length, slots);
+    Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
+    __syncthreads(); // every slot has its position, and no thread reads a candidate any more
+    if constexpr (kOrder != Order::kAny) {
+      const int* staged = row_output(p, id);
+      int n = 1 << (32 - __clz(max(selected, kSortChunk) - 1));
+      for (int first = threadIdx.x; first < n; first += kInFlight * kThreads) {
+        int index[kInFlight];
 #pragma unroll
-      for (int b = 0; b < kInFlight; ++b)
-        index[b] = staged_position(staged, first + b * kThreads, selected, row.length);
+        for (int b = 0; b < kInFlight; ++b)
+          index[b] = staged_position(staged, first + b * kThreads, selected, row.length);
 #pragma unroll
-      for (int b = 0; b < kInFlight; ++b)
-        if (first + b * kThreads < n) area[first + b * kThreads] = sortable(row, index[b]);
+        for (int b = 0; b < kInFlight; ++b)
+          if (first + b * kThreads < n) area[first + b * kThreads] = sortable(row, index[b]);
+      }
+      sort_area(area, n);
     }
-    sort_area(area, n);
+    write_slots(p, row, selected, area);
+  } else if constexpr (kWindows) {
+    if (row.length <= slots) return;
+    int* out = row_output(p, id);
+    for (int i = slots + static_cast<int>(threadIdx.x); i < p.k; i += kThreads)
+      out[i] = -1;
   }
-  write_slots(p, row, selected, area);
-#elif KSIEVE_WINDOWS
-  if (row.length <= slots) return;
-  int* out = row_output(p, id);
-  for (int i = slots + static_cast<int>(threadIdx.x); i < p.k; i += kThreads)
-    out[i] = -1;
-#endif
 }

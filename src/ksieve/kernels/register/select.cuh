@@ -12,7 +12,7 @@ static_assert(KSIEVE_REGISTERS && kFits && kMaxResident == kTile, "one CTA has a
 constexpr int kRanked = kThreads < 512 ? kThreads / 2 : 256; // scores of the boundary's bin that are ranked at once
 constexpr int kTogether = kThreads < 512 ? 32 : 64;          // of them that are looked at at a time
 constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;
-static_assert(kWords == 1 && kOverflowVectors == 0 && KSIEVE_ORDER == 0);
+static_assert(kWords == 1 && kOverflowVectors == 0 && kOrder == Order::kAny);
 
 // The coarse bins of this thread's scores, as steps are kept (BucketIds).
 struct CoarseBins {
@@ -268,11 +268,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   }
   if (edge_last) Listed::of_row().put(number, edge.score, edge.at);
   __syncthreads(); // all are collected, or listed
-#if KSIEVE_WINDOWS
-  auto shown = [&](int position) { return kEpilogue ? position : position + loaded.row.base; };
-#else
-  auto shown = [](int position) { return position; };
-#endif
+  auto shown = [&](int position) { return kWindows && !kEpilogue ? position + loaded.row.base : position; };
   int* out = row_output(p, loaded.row.id);
   const int collected = whole ? k : k - remaining_k;
   // Some warps rank while others write, where they suffice for all that is listed.
@@ -287,15 +283,21 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
 // A row whose length is asked for here, and waited for where the row is wanted; a window then asks for all it is.
 struct AskedRow {
   int id;
-#if KSIEVE_WINDOWS
-  __device__ __forceinline__ AskedRow(const Params&, int id) : id(id) {}
-  __device__ __forceinline__ Row come(const Params& p) const { return load_row(p, id); }
-#else
-  int length;
-  int live;
-  __device__ __forceinline__ AskedRow(const Params& p, int id) : id(id), length(length_of(p, id)), live(live_rows(p)) {}
-  __device__ __forceinline__ Row come(const Params& p) const { return row_of(p, id, length, live); }
-#endif
+  int length = 0;
+  int live = 0;
+  __device__ __forceinline__ AskedRow(const Params& p, int id) : id(id) {
+    if constexpr (!kWindows) {
+      length = length_of(p, id);
+      live = live_rows(p);
+    }
+  }
+  __device__ __forceinline__ Row come(const Params& p) const {
+    if constexpr (kWindows) {
+      return load_row(p, id);
+    } else {
+      return row_of(p, id, length, live);
+    }
+  }
 };
 
 // A CTA's rows, one after another; there are few. What is run for rows that are selected whole comes first, and is soon
@@ -313,9 +315,7 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
     const AskedRow asked(p, number);
     if (kEmptyFirst) empty();
     const Row row = asked.come(p);
-#if KSIEVE_WINDOWS
-    if (kEpilogue && threadIdx.x == 0) shared_storage().base = row.base;
-#endif
+    if (kWindows && kEpilogue && threadIdx.x == 0) shared_storage().base = row.base;
     if (!select_short(p, row)) {
       const LoadedRow loaded(row, limit_of(p));
       bool more = true;

@@ -256,7 +256,7 @@ template <class Scope, int kMost = kTailMax> __device__ __forceinline__ void lis
 
 // What is written for a position.
 __device__ __forceinline__ int held_position(int index, int slot) {
-  return KSIEVE_WINDOWS && !kEpilogue ? index + descriptor_at(slot).base : index;
+  return kWindows && !kEpilogue ? index + descriptor_at(slot).base : index;
 }
 
 // Ranks what is listed, if anything is: the best `remaining_k` are the last of the row's slots. Behind a barrier, by

@@ -89,7 +89,7 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
 }
 
 // How far scores behind a row may be copied with it: not behind a window.
-__device__ __forceinline__ int limit_of(const Params& p) { return KSIEVE_WINDOWS ? 0 : p.width; }
+__device__ __forceinline__ int limit_of(const Params& p) { return kWindows ? 0 : p.width; }
 
 // What is copied of a row of which a CTA holds [begin, end), up to `limit`. Scores behind the row come with its last
 // ones, and are taken for none, if that leaves none outside the body.
@@ -119,11 +119,7 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.valid = min(body.end, end) - body.begin;
   to.edges = body.begin != begin || body.end < end;
   to.way = resident ? RowRoute::kResident : row.length <= k ? RowRoute::kShort : RowRoute::kStreamed;
-#if KSIEVE_WINDOWS
   to.base = row.base;
-#else
-  to.base = 0;
-#endif
 }
 
 // Nothing is known yet of a row's samples, nor counted. By one thread.
@@ -213,42 +209,42 @@ __device__ __forceinline__ void copy_in_bulk(const RowDescriptor& row) {
 // Prepares the arrival of bulk copies, by one thread of the warp that may start the first at once; a barrier must
 // come before the first wait for it.
 __device__ __forceinline__ void prepare_copies() {
-#if __CUDA_ARCH__ >= 900
+  if constexpr (kBulkCopies) {
 #pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk)
-    init_arrival(&shared_storage().arrival[chunk]);
-  publish_arrivals();
-  order_copies();
-#endif
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      init_arrival(&shared_storage().arrival[chunk]);
+    publish_arrivals();
+    order_copies();
+  }
 }
 
 // Starts copying a part before its row is described. By all threads. What it samples would come behind all of a large
 // part: of that only half is copied at once, and the rest when samples have come.
 __device__ __forceinline__ void copy_first(const Score* body, int scores) {
-#if __CUDA_ARCH__ >= 900
-  __syncwarp(); // arrivals are prepared
-  if (threadIdx.x / 32 == 0) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
-#else
-  copy_body(body, scores);
-#endif
+  if constexpr (kBulkCopies) {
+    __syncwarp(); // arrivals are prepared
+    if (threadIdx.x / 32 == 0) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
+  } else {
+    copy_body(body, scores);
+  }
 }
 
 // The rest, of a described row that is held.
 __device__ __forceinline__ void copy_rest(int slot) {
-#if __CUDA_ARCH__ >= 900
-  const RowDescriptor& row = shared_storage().descriptors[slot];
-  if (kChunks > 1 && threadIdx.x / 32 == 0) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
-#endif
+  if constexpr (kBulkCopies && kChunks > 1) {
+    const RowDescriptor& row = shared_storage().descriptors[slot];
+    if (threadIdx.x / 32 == 0) copy_in_bulk(row.body, row.bytes, kAtOnce, kChunks);
+  }
 }
 
 // Returns when a chunk of the row is in the ring, or before Hopper this thread's part of the row.
 __device__ __forceinline__ void wait_chunk(int slot, int chunk) {
-#if __CUDA_ARCH__ >= 900
-  const int copy = descriptor_at(slot).copy;
-  if (copy >= 0) wait_arrival(&shared_storage().arrival[chunk], copy);
-#else
-  if (chunk == 0) arrived();
-#endif
+  if constexpr (kBulkCopies) {
+    const int copy = descriptor_at(slot).copy;
+    if (copy >= 0) wait_arrival(&shared_storage().arrival[chunk], copy);
+  } else {
+    if (chunk == 0) arrived();
+  }
 }
 __device__ __forceinline__ void wait_copy(int slot) {
 #pragma unroll

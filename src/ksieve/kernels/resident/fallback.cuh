@@ -22,15 +22,8 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t) {
   refine(frontier);
 }
 
-// Where slots are sorted too, registers do not suffice to have all of it in one function.
-#if KSIEVE_ORDER
-#define KSIEVE_APART __noinline__
-#else
-#define KSIEVE_APART __forceinline__
-#endif
-
 // Rows that are not resident.
-__device__ KSIEVE_APART void select_others(const Params& p) {
+__device__ KSIEVE_COLD void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
     const int k = slots_of(p, t.row);

@@ -8,7 +8,7 @@
 // Row reads: 1.
 #include "resident/grid_scope.cuh"
 
-static_assert(KSIEVE_ORDER == 0 && !KSIEVE_OVERLAP, "slots are not sorted, and all CTAs are resident");
+static_assert(kOrder == Order::kAny && !kOverlap, "slots are not sorted, and all CTAs are resident");
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_grid(const __grid_constant__ Params p) {

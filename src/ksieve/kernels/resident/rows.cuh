@@ -30,7 +30,7 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
       describe(p, row, 0, row.length, limit_of(p), to);
       bracket_ranks(row.length, to.slots, kSamplers, to);
       clear_row(to);
-      in_bulk = __CUDA_ARCH__ >= 900 && to.way == RowRoute::kResident;
+      in_bulk = kBulkCopies && to.way == RowRoute::kResident;
     }
   }
   const u32 copied = __ballot_sync(kFullWarp, in_bulk);
@@ -66,15 +66,15 @@ __device__ __forceinline__ void stagger_start(const Params& p) {
 // Starts copying a resident row.
 __device__ __forceinline__ void copy_coming(int slot) {
   const RowDescriptor& row = shared_storage().descriptors[slot];
-#if __CUDA_ARCH__ >= 900
-  if (threadIdx.x / 32 == 0) copy_in_bulk(row);
-#else
-  if (row.way == RowRoute::kResident) copy_body(row);
-#endif
+  if constexpr (kBulkCopies) {
+    if (threadIdx.x / 32 == 0) copy_in_bulk(row);
+  } else {
+    if (row.way == RowRoute::kResident) copy_body(row);
+  }
 }
 
 // Samples a resident row.
-__device__ KSIEVE_APART void sample_coming(int slot) {
+__device__ KSIEVE_COLD void sample_coming(int slot) {
   if (descriptor_at(slot).way == RowRoute::kResident) sample_held(slot);
 }
 
@@ -90,20 +90,20 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   stagger_start(p);
   // Samples are asked for beside the copies of a first row: 512 rows of 16,384 scores 16.0 -> 15.4 us with 512 threads.
   // Not where four CTAs of 256 threads share a multiprocessor: 512 rows of 8,192 scores 10.8 -> 11.5 us.
-  constexpr bool kLoads = !KSIEVE_WINDOWS && !kBinned && (kThreads >= 512 || kEach >= 64);
+  constexpr bool kLoads = !kWindows && !kBinned && (kThreads >= 512 || kEach >= 64);
   LoadedSample sample = {};
-#if !KSIEVE_WINDOWS
-  const Row row = nth_row(p, blockIdx.x);
-  if (kLoads && is_sampler()) {
-    const Row all = widest_row(p, blockIdx.x);
-    const Body body = body_of(all.scores, 0, all.length);
-    sample = load_sample(all.scores + body.begin, body.end - body.begin, all.id);
+  if constexpr (!kWindows) {
+    const Row row = nth_row(p, blockIdx.x);
+    if (kLoads && is_sampler()) {
+      const Row all = widest_row(p, blockIdx.x);
+      const Body body = body_of(all.scores, 0, all.length);
+      sample = load_sample(all.scores + body.begin, body.end - body.begin, all.id);
+    }
+    if (fits(row, slots_of(p, row))) {
+      const Body body = copied_body(row, 0, row.length, limit_of(p));
+      copy_first(row.scores + body.begin, body.end - body.begin);
+    }
   }
-  if (fits(row, slots_of(p, row))) {
-    const Body body = copied_body(row, 0, row.length, limit_of(p));
-    copy_first(row.scores + body.begin, body.end - body.begin);
-  }
-#endif
   const int thread = reread_tid();
   if (thread / 32 == kScouts) {
     const int copies = describe_rows(p, 0, blockIdx.x, 0);
@@ -116,8 +116,8 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   __syncthreads(); // rows are described, and storage is empty
   const bool resident = s.descriptors[0].way == RowRoute::kResident;
   if (kLoads && resident && is_sampler()) look_at(sample.score, sample.place, 0);
-  if (KSIEVE_WINDOWS) copy_coming(0); // registers do not suffice for a row that is not described
-  if (!KSIEVE_WINDOWS && resident) copy_rest(0);
+  if (kWindows) copy_coming(0); // registers do not suffice for a row that is not described
+  if (!kWindows && resident) copy_rest(0);
   if (!kLoads) return sample_coming(0);
   if (resident && kChunks == 1) wait_copy(0);
 }
@@ -145,7 +145,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
       } else {
         write_short(descriptor_at(slot).out, descriptor_at(slot).end, p.k, descriptor_at(slot).base);
       }
-      if (KSIEVE_OVERLAP && descriptor_at(slot_after(slot)).way == RowRoute::kNone) release_dependents();
+      if (kOverlap && descriptor_at(slot_after(slot)).way == RowRoute::kNone) release_dependents();
       if (kEpilogue) {
         if (threadIdx.x == 0) s.base = descriptor_at(slot).base;
         run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));

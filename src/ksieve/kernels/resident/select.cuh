@@ -120,13 +120,13 @@ __device__ __forceinline__ void sample_held(int slot) {
   wait_copy(slot);
   if (!is_sampler()) return;
   const volatile RowDescriptor& row = descriptor_at(slot);
-#if __CUDA_ARCH__ >= 900
-  const int at = sampled_score(row.id);
-  look_at(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_place(at), slot);
-#else
-  const LoadedSample sample = load_sample(static_cast<const Score*>(row.body), row.valid, row.id);
-  look_at(sample.score, sample.place, slot);
-#endif
+  if constexpr (kBulkCopies) {
+    const int at = sampled_score(row.id);
+    look_at(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_place(at), slot);
+  } else {
+    const LoadedSample sample = load_sample(static_cast<const Score*>(row.body), row.valid, row.id);
+    look_at(sample.score, sample.place, slot);
+  }
 }
 
 // Counts the scores that this thread holds, and keeps which steps they are in.

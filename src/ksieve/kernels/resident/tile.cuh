@@ -160,7 +160,7 @@ template <class Scope> __device__ __forceinline__ PartOf select_part(const Param
   const Row row = load_row(p, id);
   const int from = rank * kTile;
   auto end_of = [&](int length) { return max(min(from + kTile, length), from); };
-  const Row all = KSIEVE_WINDOWS ? row : widest_row(p, id); // a window begins anywhere
+  const Row all = kWindows ? row : widest_row(p, id); // a window begins anywhere
   const Body sampled = body_of(all.scores, from, end_of(all.length));
   const LoadedSample sample = load_sample(all.scores + sampled.begin, sampled.end - sampled.begin, id);
   const bool there = sampled.begin + sample.place < row.length;
@@ -172,9 +172,7 @@ template <class Scope> __device__ __forceinline__ PartOf select_part(const Param
   Scope::prepare(part);
   clear_counts();
   if (threadIdx.x == kScribe) {
-#if KSIEVE_WINDOWS
-    s.base = row.base;
-#endif
+    if (kWindows) s.base = row.base;
     describe(p, row, from, end_of(row.length), end_of(limit_of(p)), part);
     s.descriptors[kOwn].edges = rank < samplers_of(row.length);
     part.copy = Scope::copies() & 1;

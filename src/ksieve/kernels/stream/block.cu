@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   wait_for_inputs();
   const int rows = rows_of(p);
   LoadedView view;
-  constexpr bool kKnown = kSampled && !KSIEVE_WINDOWS && !kBinned; // where rows begin, before their lengths
+  constexpr bool kKnown = kSampled && !kWindows && !kBinned; // where rows begin, before their lengths
   if (blockIdx.x < rows) {
     fetch_row(p, blockIdx.x);
     if (kKnown) view.load(widest_row(p, blockIdx.x), 0);

@@ -33,11 +33,11 @@ struct Frontier {
 
 // A window's address is no sum of parameters: kept in shared memory, it costs no registers.
 __device__ __forceinline__ const Score* scores_of(const RowTask& t) {
-#if KSIEVE_WINDOWS
-  return static_cast<const Score*>(shared_storage().window);
-#else
-  return t.row.scores;
-#endif
+  if constexpr (kWindows) {
+    return static_cast<const Score*>(shared_storage().window);
+  } else {
+    return t.row.scores;
+  }
 }
 
 // How a frontier is divided next. Statistics count the paper's digits. Otherwise bins are spread evenly over the keys

@@ -151,11 +151,11 @@ __device__ __forceinline__ u32 take_bit(u32& bits) {
 // The score of a bit, from the batch's place in the ring (a shared address).
 __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
   u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
-#if KSIEVE_DTYPE == 0
-  return load_shared_float(at);
-#else
-  return widen(load_shared_half(at));
-#endif
+  if constexpr (kDtype == Dtype::kFloat32) {
+    return load_shared_float(at);
+  } else {
+    return widen(load_shared_half(at));
+  }
 }
 
 // Puts the scores of some bits into the list, for a whole warp: one reservation, and its entries side by side.

@@ -57,7 +57,7 @@ __device__ __forceinline__ float load_statistic(const Row& row, int first) {
 // Statistics of a view, from the `from`-th on, that are on their way to registers, kThreads apart for each thread. They
 // are asked for in front of a scan's first loads, or would come behind those.
 struct LoadedView {
-  static constexpr int kEach = kTies || KSIEVE_ORDER ? 1 : 2; // more of them would be spilled
+  static constexpr int kEach = kTies || kOrder != Order::kAny ? 1 : 2; // more of them would be spilled
   static constexpr int kAll = kEach * kThreads;
   Raw raw[kEach];
 
@@ -229,11 +229,11 @@ __device__ __forceinline__ void prefetch(const Score* scores) { prefetch_to_l2<k
 // its latency is hidden behind whatever this row still has to do.
 __device__ __forceinline__ void prefetch_view(const Params& p, int id, int length, int from = 0) {
   const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch;
-#if KSIEVE_WINDOWS
-  int start = window_start(p, id);
-  scores += start;
-  length = min(length, p.width - start);
-#endif
+  if constexpr (kWindows) {
+    int start = window_start(p, id);
+    scores += start;
+    length = min(length, p.width - start);
+  }
   int groups = view_scores(id, min(length, p.width)) / kGroup;
   for (int group = from / kGroup + threadIdx.x; group < groups; group += kThreads)
     prefetch(scores + (group * kStride + view_offset(id, group)) * kGroup);

@@ -8,26 +8,22 @@
 __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
   if (row.length > slots_of(p, row)) return false;
   trace_set(kColCommitted0, row.length);
-#if KSIEVE_WINDOWS
   write_short(row_output(p, row.id), row.length, p.k, row.base);
-#else
-  write_short(row_output(p, row.id), row.length, p.k, 0);
-#endif
   return true;
 }
 
 __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u64* spill) {
   if (threadIdx.x == 0) {
     shared_storage().spill = spill;
-#if KSIEVE_WINDOWS
-    shared_storage().row_slots = row.slots;
-    shared_storage().window = row.scores;
-    shared_storage().base = row.base;
-#endif
-#if KSIEVE_TIES
-    shared_storage().tie_last = row.length - 1;
-    shared_storage().tie_from = p.options.flags & kHighest ? row.length - 1 : 0;
-#endif
+    if constexpr (kWindows) {
+      shared_storage().row_slots = row.slots;
+      shared_storage().window = row.scores;
+      shared_storage().base = row.base;
+    }
+    if constexpr (kTies) {
+      shared_storage().tie_last = row.length - 1;
+      shared_storage().tie_from = p.options.flags & kHighest ? row.length - 1 : 0;
+    }
   }
   return {p, row, 0, row.length};
 }

@@ -16,9 +16,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   int id = blockIdx.x / p.splits;
   int part = blockIdx.x % p.splits;
   LoadedView view;
-  if (!KSIEVE_WINDOWS) view.load(widest_row(p, id), 0);
+  if (!kWindows) view.load(widest_row(p, id), 0);
   Row row = load_row(p, id);
-  if (KSIEVE_WINDOWS) view.load(row, 0);
+  if (kWindows) view.load(row, 0);
   bool shared_work = view_usable(p, row);
   if (!shared_work && part != 0) return; // short, or no usable view: nothing to share
   RowState* state = row_state(p, id);
