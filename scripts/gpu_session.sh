@@ -53,7 +53,7 @@ suite-rows() { suite rows $row_files; }
 large='registers_hold or nearly_all or subnormals or aimed or how_often'
 suite-held() { suite held $held_files -k "$large"; }
 suite-held-others() { suite held-others $held_files -k "not ($large)"; }
-suite-held-row() { suite held-row $held_files -k "not cluster_exact and not cooperative_exact"; }
+suite-held-row() { suite held-row $held_files -k "not resident_cluster and not resident_grid"; }
 suite-kernels() { suite kernels $kernel_files; }
 suite-contract() { suite contract tests/gpu/test_host_cost.py tests/contract/test_contract.py tests/contract/test_options.py; }
 pairs='every_pair or narrow_scores'

@@ -200,7 +200,7 @@ def plan(
     policy : SamplingPolicy or str, optional
         Force a sampling policy; ``"direct"`` never samples.
     splits : int, optional
-        With ``family="split_sampled"``: force how many CTAs share a row.
+        With ``family="stream_split"``: force how many CTAs share a row.
     options : Options
         Options of the calls that use the plan; with ``per_row_k``, `k` is the largest k of any row.
 

@@ -407,7 +407,12 @@ def test_cost_of_any_family(backend, shape):
         plan = ksieve.plan(rows=rows, width=width, k=k, device="cuda" if backend == "cuda" else "cpu")
         _, stats = topk_on(backend, scores, None, plan=plan, return_stats=True)
         traffic = check_traffic(
-            stats, [width] * rows, plan.policy, splits=plan.splits, held=plan.held, family=plan.family
+            stats,
+            [width] * rows,
+            plan.policy,
+            splits=plan.splits,
+            resident_width=plan.resident_width,
+            family=plan.family,
         )
         assert traffic.ok, (family, str(traffic))
         assert (stats.scans <= 7).all(), family

@@ -26,8 +26,9 @@ import ksieve
 import oracle
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
-from gpu.variants import ALL, VARIANTS, banded, crowded, possible, precompile, small_storage
+from gpu.variants import ALL, EITHER, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.lab.bench import record
+from ksieve.planning.families import QUEUED
 from ksieve.planning.thresholds import MANY_SHORT
 
 SHAPES = (
@@ -53,12 +54,12 @@ def plans(device):
                 if width == 9001:
                     yield variant.name, plan, True
         for plan in possible(variant, 8, *FEW, device=device):
-            yield variant.name, small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0), False
-        if variant.family in ("persistent_sampled", "persistent_exact", "row_exact"):
+            yield variant.name, small_storage(plan, 256, 256 if plan.family in QUEUED else 0), False
+        if variant.family in (*QUEUED, EITHER):
             # Rows that follow each other in a CTA, in the launch shapes for few rows and for many.
             for planned in (8, MANY_SHORT):
                 yield variant.name, crowded(variant, planned, 8, *FOLLOWING, ctas=2, device=device), planned > 8
-        if variant.family == "row_exact":
+        if variant.family == EITHER:
             for width, k in HELD:
                 yield variant.name, crowded(variant, 4096, 8, width, k, ctas=2, device=device), False
         for dtype in ("float16", "bfloat16"):
@@ -92,7 +93,7 @@ def served_plans(device):
             for plan in plans:
                 yield name, plan, bits, call, False
                 if width == 9001:
-                    spill = 256 if plan.family.startswith("persistent") else 0
+                    spill = 256 if plan.family in QUEUED else 0
                     yield name, small_storage(plan, 256, spill), bits, call, number == 0
 
 

@@ -15,6 +15,7 @@ import torch
 
 from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, small_storage
+from ksieve.planning.families import QUEUED
 
 SHAPES = (
     # width, k, rows of each value family, base offset, row padding
@@ -40,7 +41,7 @@ def counts(variant: Variant, scores, lengths, k: int, reps: int) -> list[str]:
 
 def overflowing(variant: Variant, scores, lengths, k: int) -> list[str]:
     plan = runner.plan_for(variant, scores, k)
-    plan = small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0)
+    plan = small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
     return runner.check(plan, scores, lengths) + runner.compare_stats(plan, scores, lengths)[0]
 
 

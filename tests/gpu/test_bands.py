@@ -10,7 +10,7 @@ import ksieve
 from gpu import judge, material, runner, served
 from gpu.variants import banded
 from ksieve.core.options import PLAIN, Options
-from ksieve.planning.thresholds import BAND, MOST_BANDS
+from ksieve.planning.thresholds import BIN_WIDTH, MOST_BINS
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +35,7 @@ def kernels():
 
 def lengths_of(width, rows, seed=3):
     """Lengths on both sides of every border, of slots and of the matrix, and then any."""
-    borders = (0, K, BAND, 2 * BAND, 3 * BAND, 4 * BAND, width)
+    borders = (0, K, BIN_WIDTH, 2 * BIN_WIDTH, 3 * BIN_WIDTH, 4 * BIN_WIDTH, width)
     known = [border + beside for border in borders for beside in (-1, 0, 1)] + [-9, width + 9, 3]
     drawn = np.random.default_rng(seed).integers(-5, width + 6, max(rows - len(known), 0))
     return torch.from_numpy(np.concatenate([known, drawn]).astype(np.int32)[:rows]).to(runner.DEVICE)
@@ -45,7 +45,7 @@ def test_widths_reach_every_number_of_bands():
     """Where registers hold rows at all. If the planner gave none, the tests below would judge one launch."""
     plans = [plan_of(8, width) for width in WIDTHS]
     if plans[0].device.capability == (9, 0):
-        assert [len(plan.bands) for plan in plans] == list(range(1, MOST_BANDS + 1))
+        assert [len(plan.bins) for plan in plans] == list(range(1, MOST_BINS + 1))
 
 
 @pytest.mark.parametrize("ctas", [None, 2])
@@ -74,7 +74,7 @@ def test_launches_without_a_row(width, tally):
     for count in (24, 3, 1):
         scores = material.place(np.ascontiguousarray(bits[:count]), "float32", runner.DEVICE)
         plan = plan_of(24, width, 2)
-        for length in (0, 5, K, *(BAND * (i + 1) for i in range(MOST_BANDS)), width, None):
+        for length in (0, 5, K, *(BIN_WIDTH * (i + 1) for i in range(MOST_BINS)), width, None):
             lengths = None
             if length is not None:
                 lengths = torch.full((count,), min(length, width), dtype=torch.int32, device=runner.DEVICE)
@@ -92,7 +92,7 @@ def test_options_of_dealt_rows(name, tally):
     scores = material.place(bits, "float32", runner.DEVICE, offset=2, padding=5)
     call = {"lengths": lengths_of(width, rows), "sorted": "value", "return_values": True}
     if name == "windows":
-        starts = torch.from_numpy(rng.integers(0, 3 * BAND, rows).astype(np.int32)).to(runner.DEVICE)
+        starts = torch.from_numpy(rng.integers(0, 3 * BIN_WIDTH, rows).astype(np.int32)).to(runner.DEVICE)
         call["starts"] = starts
     options = served.options_of(call)
     wrong = []
@@ -129,7 +129,7 @@ def test_replays_deal_anew():
     generator = torch.Generator(device="cuda").manual_seed(5)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for turn in range(200):
-        lengths.random_(-5, (turn % 8 + 1) * BAND + 9, generator=generator)
+        lengths.random_(-5, (turn % 8 + 1) * BIN_WIDTH + 9, generator=generator)
         live.random_(-2, rows + 3, generator=generator)
         target.poison()
         graph.replay()

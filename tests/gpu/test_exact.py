@@ -10,6 +10,7 @@ import torch
 
 from gpu import material, runner
 from gpu.variants import VARIANTS, possible, small_storage
+from ksieve.planning.families import QUEUED
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +43,7 @@ def kernels():
 
 
 def overflowing(plan, spill):
-    return small_storage(plan, 256, spill if plan.family.startswith("persistent") else 0)
+    return small_storage(plan, 256, spill if plan.family in QUEUED else 0)
 
 
 def layout(*what, vector=4):

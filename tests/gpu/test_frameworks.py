@@ -43,7 +43,7 @@ def test_torch_compile(backend, problem):
 )
 def test_torch_compile_with_a_plan_and_an_output(problem):
     scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
-    plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K, device="cuda", family="split_sampled").prepare()
+    plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K, device="cuda", family="stream_split").prepare()
     out = torch.full((ROWS, K), 7, dtype=torch.int32, device="cuda")
     live = torch.tensor([ROWS], dtype=torch.int32, device="cuda")
 

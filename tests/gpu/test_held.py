@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from gpu import material, runner, served
-from gpu.variants import ALL, possible
+from gpu.variants import Variant, possible
 from harness import sampled_at, samplers
+from ksieve.planning.families import ONE_CTA
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.shapes import of_class
 
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.gpu
 K = 700
 RESIDENT = of_class("hopper").resident
 SHAPES = [(family, shape) for family, shapes in RESIDENT.items() for shape in shapes]
-IDS = [f"{f}-{s.held}-{s.holders}x{s.threads}x{s.ctas_per_sm}{'-registers' * s.registers}" for f, s in SHAPES]
-NAMES = {"row_exact": "row", "cluster_exact": "cluster", "cooperative_exact": "cooperative"}
+IDS = [f"{f}-{s.resident_width}-{s.ctas_per_row}x{s.threads}x{s.ctas_per_sm}" for f, s in SHAPES]
+FORCED = {family: Variant(family, family) for family in RESIDENT}
 
 
 @contextlib.contextmanager
@@ -43,14 +44,14 @@ def alone(family, shape):
 
 def plan_of(family, shape, rows, k=K, **changes):
     with alone(family, shape):
-        plan = ALL[NAMES[family]].plan(rows, shape.held, k, device=runner.PLAN_DEVICE)
+        plan = FORCED[family].plan(rows, shape.resident_width, k, device=runner.PLAN_DEVICE)
     return with_workspace(dataclasses.replace(plan, **changes)) if changes else plan
 
 
 def kernels():
     yield from ((plan_of(family, shape, 32), False) for family, shape in SHAPES)
     for shape in OWNED:
-        yield plan_of("row_exact", shape, 32), True
+        yield plan_of("resident_block", shape, 32), True
         yield from ((plan, False) for plan in tied_plans(shape, 32))
 
 
@@ -107,7 +108,7 @@ def hard_rows(width):
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
 def test_rows_that_registers_hold(family, shape, full, tally):
-    width = shape.held
+    width = shape.resident_width
     rows = hard_rows(width)
     bits = np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)).view(np.int32)
     lengths, count = None, len(rows)
@@ -119,51 +120,53 @@ def test_rows_that_registers_hold(family, shape, full, tally):
         scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
         # Each CTA meets several rows: what one leaves behind is what the next begins with. Its first is copied before
         # it is known to be too short for that.
-        several = ((3, 0), (3, 4)) if family == "row_exact" else ()
+        several = ((3, 0), (3, 4)) if family in ONE_CTA else ()
         for ctas, rolled in ((0, 0), *several):
             plan = plan_of(family, shape, count, **({"ctas": ctas} if ctas else {}))
             found = runner.check(plan, scores, None if lengths is None else lengths.roll(-rolled))
             wrong += [f"offset={offset} padding={padding} {ctas=} {rolled=}: {text} of {list(rows)}" for text in found]
-    tally.add(NAMES[family], count, wrong)
+    tally.add(family, count, wrong)
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
 def test_k_from_one_to_nearly_all(family, shape, tally):
     """Up to where the sample's rank is beyond the sample, and positions beyond what is collected on chip."""
-    width = shape.held
+    width = shape.resident_width
     rng = np.random.default_rng(9)
     bits = rng.standard_normal((6, width)).astype(np.float32).view(np.int32)
     scores = material.place(bits, "float32", runner.DEVICE)
     wrong = []
     for k in (1, 2, 31, 2048, width // 4, width // 2, width * 3 // 4, width - 1):
         with alone(family, shape):
-            plans = list(possible(ALL[NAMES[family]], 6, width, k, device=runner.PLAN_DEVICE))
+            plans = list(possible(FORCED[family], 6, width, k, device=runner.PLAN_DEVICE))
         for plan in plans:
             wrong += [f"k={k}: {text}" for text in runner.check(plan, scores, None)]
-    tally.add(NAMES[family], 6, wrong)
+    tally.add(family, 6, wrong)
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
 def test_subnormals_a_few_apart(family, shape, tally):
     """A sixteenth of such scores is rounded: the distance of two may come out as -0, and a scale from that as -inf."""
-    width = shape.held
+    width = shape.resident_width
     rng = np.random.default_rng(10)
     count = 16 if runner.HOST else 192
     units = rng.integers(0, 16, (count, width)) + rng.integers(-400, 400, (count, 1))
     bits = (units * 2.0**-149).astype(np.float32).view(np.int32)
     lengths = torch.from_numpy(rng.integers(K + 1, width + 1, count).astype(np.int32)).to(runner.DEVICE)
     wrong = runner.check(plan_of(family, shape, count), material.place(bits, "float32", runner.DEVICE), lengths, runs=1)
-    tally.add(NAMES[family], count, wrong)
+    tally.add(family, count, wrong)
     assert not wrong, "\n".join(wrong)
 
 
 def sampled(plan, row):
     """Positions that a row of full length is sampled at (kernels/resident/select.cuh), if it starts on 16 bytes."""
-    vectors = plan.stages + plan.beside
-    blocks = math.gcd(vectors, plan.beside)
-    copied = [v for v in range(vectors) if v % (vectors // blocks) not in range(1, 2 * plan.beside // blocks, 2)]
+    vectors = plan.stages + plan.overflow_vectors
+    blocks = math.gcd(vectors, plan.overflow_vectors)
+    copied = [
+        v for v in range(vectors) if v % (vectors // blocks) not in range(1, 2 * plan.overflow_vectors // blocks, 2)
+    ]
     step = 4 * plan.threads
     (at,) = sampled_at(samplers(plan), plan.stages * step, [row])
     place = np.array(copied)[at // step] * step + at % step
@@ -175,12 +178,12 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
     """The k-th score is better than all samples, or worse: counted once more over the rest of the row's range."""
     plan = plan_of(family, shape, 12)
     rng = np.random.default_rng(11)
-    rows = rng.standard_normal((12, shape.held)).astype(np.float32)
+    rows = rng.standard_normal((12, shape.resident_width)).astype(np.float32)
     for row, scores in enumerate(rows):
         mine = sampled(plan, row)
         assert len(np.unique(mine)) == samplers(plan) * plan.splits
-        assert mine.max() < shape.held
-        others = np.setdiff1d(np.arange(shape.held), mine)
+        assert mine.max() < shape.resident_width
+        others = np.setdiff1d(np.arange(shape.resident_width), mine)
         best = rng.choice(others, K + (0, 1, 500)[row % 3], replace=False)
         kind = row // 3
         if kind == 0:
@@ -194,39 +197,51 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
             scores[others] = -np.exp2(rng.uniform(-120, 120, len(others))).astype(np.float32)
     bits = rows.view(np.int32)
     wrong = []
-    for k in (K, shape.threads * plan.splits + 1, shape.held // 2):
+    for k in (K, shape.threads * plan.splits + 1, shape.resident_width // 2):
         with alone(family, shape):
-            for chosen in possible(ALL[NAMES[family]], 12, shape.held, k, device=runner.PLAN_DEVICE):
+            for chosen in possible(FORCED[family], 12, shape.resident_width, k, device=runner.PLAN_DEVICE):
                 wrong += [
                     f"k={k}: {text}"
                     for text in runner.check(chosen, material.place(bits, "float32", runner.DEVICE), None)
                 ]
-    tally.add(NAMES[family], 12, wrong)
+    tally.add(family, 12, wrong)
     assert not wrong, "\n".join(wrong)
 
 
-OWNED = [shape for family, shape in SHAPES if family == "row_exact" and not shape.registers]
-RINGS = [f"{s.held}-{s.threads}x{s.ctas_per_sm}" for s in OWNED]
+OWNED = RESIDENT["resident_block"]
+RINGS = [f"{s.resident_width}-{s.threads}x{s.ctas_per_sm}" for s in OWNED]
 TIED = {"tie_break": "low", "sorted": "index"}
 SCANNED = ("normal", "plateau", "few values", "sorted", "ties around the rank", "a third NaN")
 
 
 def tied_plans(shape, rows):
-    with alone("row_exact", shape):
+    with alone("resident_block", shape):
         yield from possible(
-            ALL["row"], rows, shape.held, K, device=runner.PLAN_DEVICE, options=served.options_of(dict(TIED, lengths=0))
+            FORCED["resident_block"],
+            rows,
+            shape.resident_width,
+            K,
+            device=runner.PLAN_DEVICE,
+            options=served.options_of(dict(TIED, lengths=0)),
         )
 
 
 @pytest.mark.parametrize("shape", OWNED, ids=RINGS)
 def test_rows_that_are_scanned_in_the_ring(shape, tally):
     """Statistics and tie-breaks need all of a row there, and both of its scans, however many vectors that are."""
-    rows = [values for name, values in hard_rows(shape.held).items() if name in SCANNED]
+    rows = [values for name, values in hard_rows(shape.resident_width).items() if name in SCANNED]
     bits = np.ascontiguousarray(np.stack(rows).astype(np.float32)).view(np.int32)
-    lengths = [shape.held, shape.held - 1, shape.held * 15 // 16, shape.held * 5 // 8 + 3, K + 1, K]
+    lengths = [
+        shape.resident_width,
+        shape.resident_width - 1,
+        shape.resident_width * 15 // 16,
+        shape.resident_width * 5 // 8 + 3,
+        K + 1,
+        K,
+    ]
     lengths = torch.tensor(lengths, dtype=torch.int32, device=runner.DEVICE)
     scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
-    wrong, _ = runner.compare_stats(plan_of("row_exact", shape, len(rows)), scores, lengths)
+    wrong, _ = runner.compare_stats(plan_of("resident_block", shape, len(rows)), scores, lengths)
     for plan in tied_plans(shape, len(rows)):
         wrong += served.check(served.Served(plan, scores, dict(TIED, lengths=lengths)))
     tally.add("row", len(rows), wrong, stats_rows=len(rows))
@@ -245,29 +260,29 @@ def test_how_often_a_row_is_read(family, shape, tally):
     from gpu import emulated
 
     wrong = []
-    for name, row in hard_rows(shape.held).items():
+    for name, row in hard_rows(shape.resident_width).items():
         bits = np.ascontiguousarray(row[None].astype(np.float32)).view(np.int32)
         before = emulated.DRIVER.bytes_read
         wrong += runner.check(plan_of(family, shape, 1), material.place(bits, "float32", runner.DEVICE), None, runs=1)
         times = (emulated.DRIVER.bytes_read - before) / bits.nbytes
         if not 1 <= times <= READS.get(name, 1.45):
             wrong.append(f"{name}: read {times:.2f} times")
-    tally.add(NAMES[family], len(hard_rows(shape.held)), wrong)
+    tally.add(family, len(hard_rows(shape.resident_width)), wrong)
     assert not wrong, "\n".join(wrong)
 
 
-COOPERATIVE = [shape for family, shape in SHAPES if family == "cooperative_exact"]
+COOPERATIVE = [shape for family, shape in SHAPES if family == "resident_grid"]
 
 
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
-@pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.held}-{s.holders}" for s in COOPERATIVE])
+@pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.resident_width}-{s.ctas_per_row}" for s in COOPERATIVE])
 def test_what_ctas_tell_each_other_is_zero_again(shape, tally):
     """On every route, of rows in turn, and of fewer live rows."""
-    rows = hard_rows(shape.held)
+    rows = hard_rows(shape.resident_width)
     count, wrong = len(rows), []
     bits = np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)).view(np.int32)
     scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
-    plan = plan_of("cooperative_exact", shape, count)
+    plan = plan_of("resident_grid", shape, count)
     memory = torch.zeros(plan.workspace_bytes, dtype=torch.uint8, device=runner.DEVICE)
     workspace, out = plan.workspace(memory), torch.empty(count, K, dtype=torch.int32, device=runner.DEVICE)
     for live in (count, count // 2, 1):
@@ -280,13 +295,13 @@ def test_what_ctas_tell_each_other_is_zero_again(shape, tally):
     assert not wrong, "\n".join(wrong)
 
 
-REGISTERS = [shape for _, shape in SHAPES if shape.registers]
+REGISTERS = RESIDENT["register_block"]
 
 
-@pytest.mark.parametrize("shape", REGISTERS, ids=[str(shape.held) for shape in REGISTERS])
+@pytest.mark.parametrize("shape", REGISTERS, ids=[str(shape.resident_width) for shape in REGISTERS])
 def test_bins_as_full_as_are_ranked(shape, tally):
     """As many scores in the k-th one's coarse bin as are ranked at once, and more: all of it is wanted, or a part."""
-    width, rng = shape.held, np.random.default_rng(12)
+    width, rng = shape.resident_width, np.random.default_rng(12)
     most = min(shape.threads // 2, 256)  # kernels/register/select.cuh, kRanked
     k = 2 * most + 100
     rows = []
@@ -305,18 +320,19 @@ def test_bins_as_full_as_are_ranked(shape, tally):
     wrong = []
     for offset, padding in ((0, 0), (3, 1)):
         scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
-        plan = plan_of("row_exact", shape, len(rows), k=k)
+        plan = plan_of("register_block", shape, len(rows), k=k)
         wrong += [f"offset={offset}: {text}" for text in runner.check(plan, scores, None)]
-    tally.add(NAMES["row_exact"], len(rows), wrong)
+    tally.add("register_block", len(rows), wrong)
     assert not wrong, "\n".join(wrong)
 
 
 def test_shapes_are_those_of_the_planner():
     for family, shape in SHAPES:
-        same = [s for s in RESIDENT[family] if s.held == shape.held]
+        same = [s for s in RESIDENT[family] if s.resident_width == shape.resident_width]
         rows = shape.most_rows or max(shape.fewest_rows, max(s.most_rows for s in same) + 1)
-        if family == "row_exact" and same[0] is not shape and same[0].fewest_rows:
+        if family == "resident_block" and same[0] is not shape and same[0].fewest_rows:
             rows = same[0].fewest_rows - 1  # from there on it is another one's
-        plan = ALL[NAMES[family]].plan(rows, shape.held, K, device=runner.PLAN_DEVICE)
-        assert (plan.held, plan.threads, plan.splits) == (shape.held, shape.threads, shape.holders)
-        assert (plan.ctas_per_sm, plan.beside, plan.registers) == (shape.ctas_per_sm, shape.beside, shape.registers)
+        plan = FORCED[family].plan(rows, shape.resident_width, K, device=runner.PLAN_DEVICE)
+        names = ("resident_width", "threads", "ctas_per_sm", "overflow_vectors")
+        assert [getattr(plan, name) for name in names] == [getattr(shape, name) for name in names]
+        assert (plan.family, plan.splits) == (family, shape.ctas_per_row)

@@ -21,6 +21,7 @@ from gpu.served import Served, right_answer, same_bytes
 from gpu.variants import ALL, VARIANTS, small_storage
 from harness import to_cuda
 from ksieve.core.errors import ArgumentError
+from ksieve.planning.families import QUEUED
 
 pytestmark = pytest.mark.gpu
 
@@ -109,7 +110,7 @@ def possible_plan(name, scores, k, call):
 
 
 def overflowing(plan):
-    return small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0)
+    return small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
 
 
 def kernels():

@@ -25,12 +25,12 @@ LAVISH_RESCUE = SamplingPolicy("lavish-rescue", 64, margin=9.0, rescue_margin=10
 """Boundaries many times too low."""
 
 SEEING_ALL = {
-    "persistent-whole": Variant("persistent-whole", "persistent_sampled", WHOLE),
-    "persistent-whole-coarse": Variant("persistent-whole-coarse", "persistent_sampled", WHOLE_COARSE),
-    "split-2-whole": Variant("split-2-whole", "split_sampled", WHOLE, 2),
+    "persistent-whole": Variant("persistent-whole", "stream", WHOLE),
+    "persistent-whole-coarse": Variant("persistent-whole-coarse", "stream", WHOLE_COARSE),
+    "split-2-whole": Variant("split-2-whole", "stream_split", WHOLE, 2),
 }
 OWNERS = {name: VARIANTS[name] for name in ("row", "persistent-exact", "persistent-64", "persistent-tied")}
-OWNERS["persistent-quads"] = Variant("persistent-quads", "persistent_sampled", QUADS_16)
+OWNERS["persistent-quads"] = Variant("persistent-quads", "stream", QUADS_16)
 """Variants whose CTAs own whole rows, one after another."""
 DIRECT = ("row", "cluster", "persistent-exact")
 COLUMNS = ("persistent-64", "persistent-tied", "persistent-peaks", "split-2")
@@ -102,7 +102,7 @@ def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
     plan, wrong = owner_plan(name, planned, dtype), []
     width = owner_width(name, planned)
     bits = material.narrow(material.stack(width, K), dtype)
-    lengths = successions(len(bits), plan.held or 16_384, width).to(runner.DEVICE)
+    lengths = successions(len(bits), plan.resident_width or 16_384, width).to(runner.DEVICE)
     for offset, padding in ((0, 0), (1, 3), (5, 2)):
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
         found = judged(plan, scores, lengths, tally, name)
@@ -115,7 +115,7 @@ def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
 
 def widest_plan(extra):
     """The widest rows whose columns hold 16-bit places, or one score more; of CTAs of 512 threads."""
-    shared = Variant("persistent-shared", "persistent_sampled", many=MANY)
+    shared = Variant("persistent-shared", "stream", many=MANY)
     return shared.plan(2, (1 << 16) * 511 + extra, 2048, device=runner.PLAN_DEVICE)
 
 
@@ -222,9 +222,9 @@ def test_few_threads_meet_all_candidates(name, tally):
 # ---- far too many candidates --------------------------------------------------------------------------------
 
 LAVISH = {
-    "persistent-lavish": Variant("persistent-lavish", "persistent_sampled", LAVISH_TIED),
-    "persistent-lavish-rescue": Variant("persistent-lavish-rescue", "persistent_sampled", LAVISH_RESCUE),
-    "split-2-lavish": Variant("split-2-lavish", "split_sampled", LAVISH_TIED, 2),
+    "persistent-lavish": Variant("persistent-lavish", "stream", LAVISH_TIED),
+    "persistent-lavish-rescue": Variant("persistent-lavish-rescue", "stream", LAVISH_RESCUE),
+    "split-2-lavish": Variant("split-2-lavish", "stream_split", LAVISH_TIED, 2),
 }
 BETTER = 6000
 """Scores above a plateau that the boundary then is, of 65,536."""

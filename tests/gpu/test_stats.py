@@ -14,6 +14,7 @@ from gpu.variants import VARIANTS, Variant, possible, small_storage
 from ksieve.core.policy import QUADS_16, SamplingPolicy
 from ksieve.core.stats import Route
 from ksieve.lab.workloads.producers import PRODUCERS
+from ksieve.planning.families import QUEUED
 
 pytestmark = pytest.mark.gpu
 
@@ -24,12 +25,12 @@ THIN_TIED = SamplingPolicy("thin-tied", 32, margin=0.9, group=4, boundary="exact
 
 TRACED = {
     **VARIANTS,
-    "persistent-thin": Variant("persistent-thin", "persistent_sampled", THIN),
-    "persistent-thin-tied": Variant("persistent-thin-tied", "persistent_sampled", THIN_TIED),
-    "split-4-thin": Variant("split-4-thin", "split_sampled", THIN, 4),
-    "split-4-thin-jitter": Variant("split-4-thin-jitter", "split_sampled", THIN_JITTER, 4),
-    "persistent-quads": Variant("persistent-quads", "persistent_sampled", QUADS_16),
-    "split-2-thin-tied": Variant("split-2-thin-tied", "split_sampled", THIN_TIED, 2),
+    "persistent-thin": Variant("persistent-thin", "stream", THIN),
+    "persistent-thin-tied": Variant("persistent-thin-tied", "stream", THIN_TIED),
+    "split-4-thin": Variant("split-4-thin", "stream_split", THIN, 4),
+    "split-4-thin-jitter": Variant("split-4-thin-jitter", "stream_split", THIN_JITTER, 4),
+    "persistent-quads": Variant("persistent-quads", "stream", QUADS_16),
+    "split-2-thin-tied": Variant("split-2-thin-tied", "stream_split", THIN_TIED, 2),
 }
 
 SHAPES = ((9000, 1000), (30_001, 2048), (70_001, 512), (131_072, 2048))
@@ -49,7 +50,7 @@ def kernels():
 
 
 def overflowing(plan):
-    return small_storage(plan, 256, 256 if plan.family.startswith("persistent") else 0)
+    return small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
 
 
 def rows_for(variant, width, k):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import warnings
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
 from ksieve.planning.length_bins import launches
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
-from ksieve.planning.thresholds import BANDED_ROWS
+from ksieve.planning.thresholds import BINNED_ROWS
 
 EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
 EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")
@@ -26,6 +27,10 @@ EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")
 GROUPED = SamplingPolicy("grouped-64-rescue", 64, rescue_margin=1.75, group=4)
 PEAKS = SamplingPolicy("peaks-32x4", 32, group=4, peaks=True, boundary="exact")
 PEAKS_COARSE = SamplingPolicy("peaks-64x4-rescue", 64, rescue_margin=1.75, group=4, peaks=True)
+
+
+EITHER = "row_exact"
+"""The former name of both families of one CTA: the planner chooses between them."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +57,20 @@ class Variant:
         **changes: Any,
     ) -> Plan:
         """Force a plan; `changes` are fields of it to replace, such as a smaller shared capacity."""
-        plan = ksieve.plan(
-            rows=max(rows, self.many),
-            width=width,
-            k=k,
-            pitch=pitch,
-            dtype=dtype,
-            device=device,
-            family=self.family,
-            policy=self.policy,
-            splits=self.splits,
-            options=options,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "family 'row_exact'", DeprecationWarning)  # of EITHER
+            plan = ksieve.plan(
+                rows=max(rows, self.many),
+                width=width,
+                k=k,
+                pitch=pitch,
+                dtype=dtype,
+                device=device,
+                family=self.family,
+                policy=self.policy,
+                splits=self.splits,
+                options=options,
+            )
         if rows < self.many:
             changes = {"problem": replace(plan.problem, rows=rows), "ctas": min(rows, plan.ctas)} | changes
         return with_workspace(replace(plan, **changes)) if changes else plan
@@ -75,26 +82,26 @@ MANY = 200
 VARIANTS: dict[str, Variant] = {
     v.name: v
     for v in (
-        Variant("persistent-64", "persistent_sampled", PAPER_64),
-        Variant("persistent-128", "persistent_sampled", PAPER_128),
-        Variant("persistent-grouped", "persistent_sampled", GROUPED),
-        Variant("persistent-tied", "persistent_sampled", EXACT, many=MANY),
-        Variant("persistent-peaks", "persistent_sampled", PEAKS, many=MANY),
-        Variant("split-2", "split_sampled", PAPER_64, 2),
-        Variant("split-4", "split_sampled", PAPER_128, 4),
-        Variant("split-8", "split_sampled", PAPER_64, 8),
-        Variant("split-8-tied", "split_sampled", EXACT_128, 8),
-        Variant("split-32-lines", "split_sampled", LINES_64, 32),
-        Variant("persistent-lines", "persistent_sampled", LINES_64),
-        Variant("split-2-peaks", "split_sampled", PEAKS_COARSE, 2),
-        Variant("row", "row_exact"),
-        Variant("cluster", "cluster_exact"),
-        Variant("persistent-exact", "persistent_exact"),
+        Variant("persistent-64", "stream", PAPER_64),
+        Variant("persistent-128", "stream", PAPER_128),
+        Variant("persistent-grouped", "stream", GROUPED),
+        Variant("persistent-tied", "stream", EXACT, many=MANY),
+        Variant("persistent-peaks", "stream", PEAKS, many=MANY),
+        Variant("split-2", "stream_split", PAPER_64, 2),
+        Variant("split-4", "stream_split", PAPER_128, 4),
+        Variant("split-8", "stream_split", PAPER_64, 8),
+        Variant("split-8-tied", "stream_split", EXACT_128, 8),
+        Variant("split-32-lines", "stream_split", LINES_64, 32),
+        Variant("persistent-lines", "stream", LINES_64),
+        Variant("split-2-peaks", "stream_split", PEAKS_COARSE, 2),
+        Variant("row", EITHER),
+        Variant("cluster", "resident_cluster"),
+        Variant("persistent-exact", "stream_unsampled"),
     )
 }
 """Rows stay on chip in "row" and "cluster" as far as their launch shapes for the width go; others are streamed."""
 
-ALL = VARIANTS | {"cooperative": Variant("cooperative", "cooperative_exact")}
+ALL = VARIANTS | {"cooperative": Variant("cooperative", "resident_grid")}
 """And the one that has no other rows: of float32 alone, no longer than its launch shapes hold, and of few options."""
 
 
@@ -115,10 +122,10 @@ def crowded(variant: Variant, planned: int, rows: int, width: int, k: int, *, ct
 
 def banded(rows: int, width: int, k: int, *, ctas: int | None = None, **asked: Any) -> Plan:
     """The launches that many rows are dealt to, for fewer `rows`, with `ctas` blocks each."""
-    plan = ksieve.plan(rows=BANDED_ROWS, width=width, k=k, **asked)
+    plan = ksieve.plan(rows=BINNED_ROWS, width=width, k=k, **asked)
     fewer = {"ctas": ctas} if ctas else {}
-    bands = tuple(replace(band, **fewer) for band in plan.bands)
-    return with_workspace(replace(plan, problem=replace(plan.problem, rows=rows), bands=bands, **fewer))
+    bands = tuple(replace(band, **fewer) for band in plan.bins)
+    return with_workspace(replace(plan, problem=replace(plan.problem, rows=rows), bins=bands, **fewer))
 
 
 def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options: Any) -> list[Plan]:

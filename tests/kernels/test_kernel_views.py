@@ -68,9 +68,7 @@ def test_the_hash_has_the_policys_constants():
 
 @pytest.mark.parametrize("policy", [LINES_64, QUADS_16, PAPER_64, REGULAR, PAPER_JITTER], ids=lambda p: p.name)
 def test_a_plan_says_whether_its_kernel_jitters(policy):
-    plan = ksieve.plan(
-        rows=64, width=131_072, k=512, device=DEVICES["h200"], policy=policy, family="persistent_sampled"
-    )
+    plan = ksieve.plan(rows=64, width=131_072, k=512, device=DEVICES["h200"], policy=policy, family="stream")
     assert dict(spec.kernel_spec(plan).defines)["KSIEVE_JITTER"] == policy.jitter
 
 

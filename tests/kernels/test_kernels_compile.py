@@ -13,26 +13,27 @@ from ksieve.core import policy
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
+from ksieve.planning.families import QUEUED
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import of_class
-from ksieve.planning.thresholds import BANDED_ROWS, MOST_BANDS, WIDEST_BANDED
+from ksieve.planning.thresholds import BINNED_ROWS, MOST_BINS, WIDEST_BINNED
 
 pytest.importorskip("cuda.core")
 
 SHAPES = {
-    "persistent_sampled": (512, 131_072),
-    "persistent_exact": (512, 24_576),
-    "split_sampled": (16, 262_144),
-    "row_exact": (512, 8192),
-    "cluster_exact": (8, 24_576),
+    "stream": (512, 131_072),
+    "stream_unsampled": (512, 24_576),
+    "stream_split": (16, 262_144),
+    "resident_block": (512, 8192),
+    "resident_cluster": (8, 24_576),
 }
 """A shape (rows, width) that suits each family."""
 
-BANDED = (BANDED_ROWS, WIDEST_BANDED)
+BANDED = (BINNED_ROWS, WIDEST_BINNED)
 HOPPER = of_class("hopper")
 """Rows listed by length for several launches: the kernel that lists them, one for each band, and one for the rest."""
 
-SHORT = {"persistent_sampled": (4096, 16_384)}
+SHORT = {"stream": (4096, 16_384)}
 """Many short rows, which run on more and smaller CTAs."""
 
 ALONE = (128, 131_072)
@@ -73,16 +74,16 @@ def cases():
     """Every family on every architecture; every other variant of every family on one of them."""
     for arch in spec.ARCHITECTURES:
         for family in SHAPES:
-            if family != "cluster_exact" or arch not in ("sm_80", "sm_89"):
+            if family != "resident_cluster" or arch not in ("sm_80", "sm_89"):
                 # The frontier of k = 2048 needs more shared memory than a split row has on these.
-                small = family == "split_sampled" and arch in ("sm_89", "sm_120a")
+                small = family == "stream_split" and arch in ("sm_89", "sm_120a")
                 yield family, arch, {"k": 1024, "chosen": policy.PAPER_64} if small else {}
     for family in SHAPES:
         for dtype in ("float16", "bfloat16"):
             yield family, "sm_90a", {"dtype": dtype}
         yield family, "sm_90a", {"stats": True}
         yield family, "sm_90a", {"k": 16}
-        if family.startswith("persistent"):
+        if family in QUEUED:
             yield family, "sm_90a", {"k": 16_384}
             yield family, "sm_89", {"k": 4096}
         if family.endswith("sampled"):
@@ -101,26 +102,28 @@ def cases():
         yield family, "sm_100a", {"shape": ALONE}
         yield family, "sm_90a", {"shape": ALONE, "stats": True}
         yield family, "sm_90a", {"shape": ALONE, "k": 16_384}
-    for held in HOPPER.resident["cooperative_exact"]:
+    for held in HOPPER.resident["resident_grid"]:
         for asked in (PLAIN, *(asked for asked in OPTIONS.values() if together(asked, held))):
-            yield "cooperative_exact", "sm_90a", {"shape": (held.most_rows, held.held), "asked": asked}
-    for family in ("row_exact", "cluster_exact"):
+            yield "resident_grid", "sm_90a", {"shape": (held.most_rows, held.resident_width), "asked": asked}
+    for family in ("resident_block", "resident_cluster"):
         table = HOPPER.resident[family]
-        reached = next(s for s in table if SHAPES[family][1] <= s.held and not s.registers)  # with all options: SHAPES
+        reached = next(
+            s for s in table if SHAPES[family][1] <= s.resident_width and not s.registers
+        )  # with all options: SHAPES
         for held in table:
             asked_of = [asked for asked in (PLAIN, *OPTIONS.values()) if not held.registers or unordered(asked)]
             for asked in asked_of if held is not reached else ():
-                yield family, "sm_90a", {"shape": (rows_for(held, table), held.held), "asked": asked}
-    for part in range(MOST_BANDS + 2):
+                yield family, "sm_90a", {"shape": (rows_for(held, table), held.resident_width), "asked": asked}
+    for part in range(MOST_BINS + 2):
         for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
             yield "banded", "sm_90a", {"part": part, "asked": asked}
-    yield "persistent_sampled", "sm_90a", {"shape": SHORT["persistent_sampled"], "k": 512, "chosen": policy.LINES_64}
+    yield "stream", "sm_90a", {"shape": SHORT["stream"], "k": 512, "chosen": policy.LINES_64}
     yield from option_cases()
 
 
 def together(asked, shape):
     """Whether CTAs that are no cluster may hold a row together in a launch shape."""
-    return unordered(asked) and not asked.overlap and not (asked.rewritten and shape.beside)
+    return unordered(asked) and not asked.overlap and not (asked.rewritten and shape.overflow_vectors)
 
 
 def unordered(asked):
@@ -130,7 +133,7 @@ def unordered(asked):
 
 def rows_for(shape, shapes):
     """Rows that a launch shape is taken for: the most, or more than those of a width for fewer rows."""
-    least = max(other.most_rows for other in shapes if other.held == shape.held)
+    least = max(other.most_rows for other in shapes if other.resident_width == shape.resident_width)
     return shape.most_rows or 8 + max(least, shape.fewest_rows)
 
 
@@ -143,15 +146,15 @@ def option_cases():
         for dtype in ("float16", "bfloat16"):
             yield family, "sm_90a", {"dtype": dtype, "asked": everything}
         yield family, "sm_90a", {"stats": True, "asked": everything}
-        if family != "cluster_exact":
+        if family != "resident_cluster":
             yield family, "sm_90a", {"k": 16_384, "asked": everything}
     for arch in spec.ARCHITECTURES:
         for family in SHAPES:
-            if arch == "sm_90a" or (family == "cluster_exact" and arch in ("sm_80", "sm_89")):
+            if arch == "sm_90a" or (family == "resident_cluster" and arch in ("sm_80", "sm_89")):
                 continue
-            small = family == "split_sampled" and arch in ("sm_89", "sm_120a")
+            small = family == "stream_split" and arch in ("sm_89", "sm_120a")
             yield family, arch, {"asked": everything} | ({"k": 1024, "chosen": policy.PAPER_64} if small else {})
-        yield "persistent_exact", arch, {"k": 16_384, "asked": OPTIONS["by value"]}
+        yield "stream_unsampled", arch, {"k": 16_384, "asked": OPTIONS["by value"]}
 
 
 def name(case):
@@ -215,7 +218,7 @@ def test_cases_reach_every_source_and_define():
 
 
 def test_shortcomings_are_found():
-    found, plan = specialisation("persistent_sampled", "sm_90a")
+    found, plan = specialisation("stream", "sm_90a")
     fine = compiler.Resources(registers=64, stack=0, spill_stores=0, spill_loads=0, static_shared=0)
     assert build.shortcomings(plan, found, fine) == []
     for bad, words in (
@@ -234,7 +237,7 @@ def test_serving_shapes_need_few_kernels():
     assert {s.arch for s in needed} == {"sm_90a"}
     assert len(needed) <= 42, "the cache is filled with one kernel per shape"
     # Seven of them are of rows that CTAs hold together, which a family less would not need.
-    assert len([plan for plan in needed.values() if plan.family != "cooperative_exact"]) <= 40
+    assert len([plan for plan in needed.values() if plan.family != "resident_grid"]) <= 40
 
 
 def test_architectures_without_a_known_device_are_refused():
@@ -243,9 +246,9 @@ def test_architectures_without_a_known_device_are_refused():
 
 
 def test_a_rank_is_no_define():
-    first = specialisation("row_exact", "sm_90a", k=16)[0]
+    first = specialisation("resident_block", "sm_90a", k=16)[0]
     assert cache.facts_of(first, compiler.shipped_sources()) == cache.facts_of(
-        specialisation("row_exact", "sm_90a", k=17)[0], compiler.shipped_sources()
+        specialisation("resident_block", "sm_90a", k=17)[0], compiler.shipped_sources()
     )
 
 
@@ -266,6 +269,6 @@ def test_options_are_compiled_in_only_where_they_are_asked_for(family):
     ):
         found = dict(specialisation(family, "sm_90a", asked=asked)[0].defines)
         assert {name.removeprefix("KSIEVE_") for name in found} & known == names
-    if family != "cluster_exact":
+    if family != "resident_cluster":
         older = dict(specialisation(family, "sm_80", k=512, asked=Options(overlap=True))[0].defines)
         assert "KSIEVE_OVERLAP" not in older, "an architecture without programmatic dependent launch is asked for it"

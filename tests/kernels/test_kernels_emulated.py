@@ -23,10 +23,10 @@ PARTS = [
     ("h200", "exact", "few_candidates and (persistent-64 or persistent-lines or persistent-peaks)", 3),
     ("h200", "exact", "few_candidates and (split-4 or split-8-tied or cluster)", 3),
     # rows on chip: ordinary ones and those that samples, steps or registers do not decide
-    ("h200", "held", "registers_hold and (row_exact-12288 or row_exact-16384)", 6),
-    ("h200", "held", "registers_hold and (row_exact-32768 or cluster_exact-16384-4)", 4),
-    ("h200", "held", "how_often and (row_exact-32768 or row_exact-49152 or cluster_exact-65536-8)", 3),
-    ("h200", "held", "subnormals and (cooperative_exact-262144 or cluster_exact-65536-16)", 2),
+    ("h200", "held", "registers_hold and (register_block-12288 or resident_block-16384)", 6),
+    ("h200", "held", "registers_hold and (resident_block-32768 or resident_cluster-16384-4)", 4),
+    ("h200", "held", "how_often and (resident_block-32768 or resident_block-49152 or resident_cluster-65536-8)", 3),
+    ("h200", "held", "subnormals and (resident_grid-262144 or resident_cluster-65536-16)", 2),
     ("h200", "options", "windows_start and (persistent-peaks-float32 or cluster-float16 or row-bfloat16)", 3),
     ("h200", "bands", "without_a_row", 4),
     # architectures that kernels are compiled for and that have never been at hand

@@ -159,7 +159,7 @@ def test_the_papers_numbers_are_in_its_text():
 
 @pytest.mark.parametrize(
     ("family", "policy"),
-    [("persistent_exact", "direct"), ("persistent_sampled", steps.paper_policy(128, 1.5))],
+    [("stream_unsampled", "direct"), ("stream", steps.paper_policy(128, 1.5))],
 )
 def test_the_profiled_kernels_compile_as_the_shipped_ones_do(family, policy):
     """A kernel that was rewritten so that a stamp has no place fails here, not on a GPU."""

@@ -21,12 +21,12 @@ SMALL = [(8, 4096), (16, 4096), (16, 9000)]
 
 def test_shapes_are_measured_and_judged(host):
     told = []
-    payload = gpu.run(SMALL, 64, variants=[Variant("forced", "persistent_sampled")], torch_rounds=1, each=told.append)
+    payload = gpu.run(SMALL, 64, variants=[Variant("forced", "stream")], torch_rounds=1, each=told.append)
     assert payload["results"]["shapes"] == told and len(told) == 3
     shape = told[0]
     assert (shape["floor_us"], shape["floor_kernel"]) == (FLOOR_US, "read a")
     own = shape["selectors"]["ksieve"]
-    assert (own["exact"], own["of_floor"], own["family"]) == (True, FLOOR_US / OWN_US, "row_exact")
+    assert (own["exact"], own["of_floor"], own["family"]) == (True, FLOOR_US / OWN_US, "register_block")
     assert shape["selectors"]["torch.topk"] == {
         "median_us": OTHER_US, "min_us": OTHER_US, "spread": 0.0, "rounds_us": [OTHER_US], "exact": True,
         "of_floor": 0.5, "peer": True,
@@ -139,9 +139,9 @@ def test_alternatives_cover_families_policies_and_splits(rows, width):
     for variant in others:
         assert planner.key(variant.plan(rows, width, 2048, "float32", H200)) == variant.name
     families = {name.split()[0] for name in [*names, planner.key(plan)]}
-    assert "persistent_sampled" in families
+    assert "stream" in families
     if rows * 2 <= 2 * H200.sm_count and width >= 8192:
-        assert len([n for n in [*names, planner.key(plan)] if n.startswith("split_sampled lines-64")]) >= 2
+        assert len([n for n in [*names, planner.key(plan)] if n.startswith("stream_split lines-64")]) >= 2
 
 
 def test_a_bad_choice_is_seen():

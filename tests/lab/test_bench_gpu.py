@@ -36,21 +36,21 @@ def test_the_named_shapes():
 def test_variants_are_every_family_with_every_policy_then_the_list():
     text = json.dumps(
         [
-            {"family": "split_sampled", "policy": {"stride": 64, "group": 4}, "splits": 4},
-            {"name": "wide", "family": "persistent_sampled", "policy": "paper-64", "threads": 1024, "ctas_per_sm": 1},
+            {"family": "stream_split", "policy": {"stride": 64, "group": 4}, "splits": 4},
+            {"name": "wide", "family": "stream", "policy": "paper-64", "threads": 1024, "ctas_per_sm": 1},
         ]
     )
-    found = variants_of(["persistent_sampled", "row_exact"], ["paper-64", "paper-128"], text)
+    found = variants_of(["stream", "resident_block"], ["paper-64", "paper-128"], text)
     assert len(found) == 6
-    assert found[0].name == "persistent_sampled paper-64"
+    assert found[0].name == "stream paper-64"
     split = found[4].plan(16, 131_072, 512, "float32", H200)
-    assert (split.family, split.splits, split.ctas, split.policy.group) == ("split_sampled", 4, 64, 4)
+    assert (split.family, split.splits, split.ctas, split.policy.group) == ("stream_split", 4, 64, 4)
     wide = found[5].plan(5000, 131_072, 512, "float32", H200)
     assert (found[5].name, wide.threads, wide.ctas_per_sm, wide.ctas) == ("wide", 1024, 1, H200.sm_count)
     hopper = shapes.of_class("hopper")
     for policy, table in (("paper-64", hopper.roomy), ("lines-64", hopper.usual)):
-        plain = ksieve.plan(rows=5000, width=131_072, k=512, device=H200, family="persistent_sampled", policy=policy)
-        assert plain.threads == table["persistent_sampled"].threads != wide.threads
+        plain = ksieve.plan(rows=5000, width=131_072, k=512, device=H200, family="stream", policy=policy)
+        assert plain.threads == table["stream"].threads != wide.threads
     assert variants_of([], [], None) == []
 
 
@@ -61,8 +61,8 @@ def test_variants_are_every_family_with_every_policy_then_the_list():
         ("{}", "a JSON list of objects"),
         ("[3]", "a JSON list of objects"),
         ('[{"threads":512}]', "without a family"),
-        ('[{"family":"split_sampled","no_such":3}]', "no_such"),
-        ('[{"family":"split_sampled","policy":{"strid":3}}]', "fields of SamplingPolicy"),
+        ('[{"family":"stream_split","no_such":3}]', "no_such"),
+        ('[{"family":"stream_split","policy":{"strid":3}}]', "fields of SamplingPolicy"),
     ],
 )
 def test_a_bad_variant_is_named(text, words):
@@ -182,7 +182,7 @@ def measured(monkeypatch):
         facts["reads"] = {"dealt": {"median_us": 100.0}, "bulk": {"median_us": 104.0}}
         facts["selectors"] = {v.name: {"median_us": 125.0, "of_floor": 0.8, "exact": True} for v in ask.variants}
         if ask.variants:
-            facts["selectors"]["ksieve"] |= {"family": "row_exact"}
+            facts["selectors"]["ksieve"] |= {"family": "resident_block"}
             facts["selectors"]["torch.topk"] = {"error": "RuntimeError: out of memory", "exact": None}
         return {"rows": rows, "width": width} | facts
 
@@ -192,11 +192,11 @@ def measured(monkeypatch):
 
 
 def test_the_gpu_table(measured, tmp_path):
-    done = invoke("gpu", "--shapes", "512x131072,8192x1048576", "--families", "row_exact", "--out", str(tmp_path))
+    done = invoke("gpu", "--shapes", "512x131072,8192x1048576", "--families", "resident_block", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert any(line.split() == ["512", "x", "131072", "100.0", "4.50", "row_exact", "125.0", "0.80", "125.0", "0.80",
-                                "failed"] for line in lines), done.output  # fmt: skip
+    row = ["512", "x", "131072", "100.0", "4.50", "resident_block", "125.0", "0.80", "125.0", "0.80", "failed"]
+    assert any(line.split() == row for line in lines), done.output
     assert any("8192 x 1048576" in line and "34.4 GB of scores" in line for line in lines)
     assert "ksieve: geometric mean 0.800 of the floor, least 0.800, 1 shapes" in done.output
     assert "torch.topk: RuntimeError: out of memory" in done.output

@@ -55,13 +55,15 @@ def test_formula_is_the_mean_of_the_table():
 def test_every_trace_is_explained(family, rows, width, k, policy, slack, held, splits, seed):
     scores = scores_of(family, rows, width, k, seed=seed)
     lengths = np.random.default_rng(seed).integers(0, width + 1, rows)
-    _, stats = reference.select(scores, lengths, k, policy=policy, capacity=k + slack, held=held, splits=splits)
-    traffic = check_traffic(stats, lengths, policy, splits=splits, held=held)
+    _, stats = reference.select(
+        scores, lengths, k, policy=policy, capacity=k + slack, resident_width=held, splits=splits
+    )
+    traffic = check_traffic(stats, lengths, policy, splits=splits, resident_width=held)
     assert traffic.ok, str(traffic)
     if slack:
         assert traffic.rescans == 0
         np.testing.assert_array_equal(
-            stats.score_reads(lengths), expected_reads(stats, lengths, policy, splits=splits, held=held)
+            stats.score_reads(lengths), expected_reads(stats, lengths, policy, splits=splits, resident_width=held)
         )
     if traffic.rows:
         assert traffic.realised == pytest.approx(traffic.predicted + traffic.rounding + traffic.rescans)
@@ -100,7 +102,9 @@ def test_fewer_scans_than_the_route_needs_is_found():
     raw = stats.raw.copy()
     raw[1, STATS_COLUMNS.index("scans")] = 1
     assert check_traffic(Stats(raw), [400] * 3, None).mismatched == (1,)
-    assert check_traffic(Stats(raw), [400] * 3, None, held=400).ok is True  # 2 scans of a held row: one rescan
+    assert (
+        check_traffic(Stats(raw), [400] * 3, None, resident_width=400).ok is True
+    )  # 2 scans of a held row: one rescan
 
 
 def test_bad_arguments():

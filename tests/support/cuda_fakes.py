@@ -17,6 +17,7 @@ from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.families import QUEUED
 from ksieve.planning.plan import Plan
 
 WORKSPACE, ZEROED = 4096, 512
@@ -227,9 +228,9 @@ def run_options(p, asked, live):
         view(p["stats"], live * 16, np.int32)[:] = stats.raw[:live].ravel()
 
 
-def make_plan(rows=8, width=64, k=4, family="persistent_sampled", index=0, **changes):
+def make_plan(rows=8, width=64, k=4, family="stream", index=0, **changes):
     """A plan as the planner could make it, small enough for the model."""
-    per_row = {"cluster_exact": 8, "cooperative_exact": 16, "split_sampled": 4}.get(family, 1)
+    per_row = {"resident_cluster": 8, "resident_grid": 16, "stream_split": 4}.get(family, 1)
     plan = Plan(
         Problem(rows, width, width, k, "float32", Device("cuda", index)),
         replace(DEVICES["h200"], index=max(index, 0)),
@@ -237,7 +238,7 @@ def make_plan(rows=8, width=64, k=4, family="persistent_sampled", index=0, **cha
         None if family.endswith("exact") else PAPER_64,
         capacity=1536,
         splits=per_row,
-        ctas=5 if family.startswith("persistent") else rows * per_row,
+        ctas=5 if family in QUEUED else rows * per_row,
         threads=512,
         ctas_per_sm=2,
         shared_capacity=1024,

@@ -60,7 +60,12 @@ def model_arguments(plan):
     if plan.family == "cpu":
         return cpu.model_arguments(plan, plan.problem.width)
     studied = length_bins.stats_plan(plan)
-    return {"policy": plan.policy, "capacity": studied.capacity, "held": studied.held, "splits": studied.splits}
+    return {
+        "policy": plan.policy,
+        "capacity": studied.capacity,
+        "resident_width": studied.resident_width,
+        "splits": studied.splits,
+    }
 
 
 def serve_on(backend, scores, k, call, **more):
@@ -91,7 +96,7 @@ ROOMY = 24
 def samplers(plan):
     """Threads of a CTA that sample what it holds: not all where CTAs share a multiprocessor (descriptor.cuh)."""
     registers = 65_536 // (plan.threads * plan.ctas_per_sm) // 8 * 8
-    few = registers - plan.held // plan.threads // 2 >= ROOMY and plan.ctas_per_sm > 1 and plan.splits == 1
+    few = registers - plan.resident_width // plan.threads // 2 >= ROOMY and plan.ctas_per_sm > 1 and plan.splits == 1
     return min(plan.threads, SAMPLERS) if few else plan.threads
 
 

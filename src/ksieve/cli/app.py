@@ -144,7 +144,7 @@ add(
     kernels.build,
     "ksieve build",
     "ksieve build --arch sm_90a --arch sm_100a --k 2048",
-    "ksieve build --arch sm_80 --family persistent_exact --width 8192 --dtype bfloat16",
+    "ksieve build --arch sm_80 --family stream_unsampled --width 8192 --dtype bfloat16",
 )
 add(
     app,

@@ -68,7 +68,13 @@ def expected_traffic(stride: int, p_band: float, p_exact: float, *, splits: int 
 
 
 def expected_reads(
-    stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0, family: str = ""
+    stats: Stats,
+    lengths: Any,
+    policy: SamplingPolicy | None,
+    *,
+    splits: int = 1,
+    resident_width: int = 0,
+    family: str = "",
 ) -> NDArray[np.int64]:
     """Return the scores that each row should read by its route, samples and length, without rescans.
 
@@ -82,7 +88,7 @@ def expected_reads(
         The policy that made the statistics.
     splits : int
         Segments per row.
-    held : int
+    resident_width : int
         Rows of at most this length stay on chip in the direct-exact route and are read once.
     family : str
         Kernel family of the plan; "cpu" reads as `KEPT_SCANS` says.
@@ -92,7 +98,7 @@ def expected_reads(
     ndarray of int64, shape (rows,)
     """
     valid = _valid(stats, lengths)
-    scans: NDArray[np.int64] = _SCANS[stats.route] - ((stats.route == Route.DIRECT) & (valid <= held))
+    scans: NDArray[np.int64] = _SCANS[stats.route] - ((stats.route == Route.DIRECT) & (valid <= resident_width))
     if family == "cpu":
         scans = _KEPT[stats.route] - ((stats.route == Route.RECOVERED_AFTER_BAND) & (stats.tau0 == stats.tau1))
     sampled = np.isin(stats.route, _SAMPLED_ROUTES)
@@ -155,13 +161,19 @@ class Traffic:
 
 
 def check_traffic(
-    stats: Stats, lengths: Any, policy: SamplingPolicy | None, *, splits: int = 1, held: int = 0, family: str = ""
+    stats: Stats,
+    lengths: Any,
+    policy: SamplingPolicy | None,
+    *,
+    splits: int = 1,
+    resident_width: int = 0,
+    family: str = "",
 ) -> Traffic:
     """Compare the traffic in statistics with the paper's table and formula.
 
     Parameters
     ----------
-    stats, lengths, policy, splits, held, family
+    stats, lengths, policy, splits, resident_width, family
         As in `expected_reads`.
 
     Returns
@@ -171,7 +183,7 @@ def check_traffic(
     """
     valid = _valid(stats, lengths)
     reads = stats.score_reads(valid)
-    excess = reads - expected_reads(stats, valid, policy, splits=splits, held=held, family=family)
+    excess = reads - expected_reads(stats, valid, policy, splits=splits, resident_width=resident_width, family=family)
     rescans = np.where(valid > 0, excess // np.maximum(valid, 1), 0)
     most = MAX_RESCANS + (splits > 1)  # segments whose candidates do not fit together are scanned as a row
     explained = (excess == rescans * valid) & (rescans >= 0) & (rescans <= most)

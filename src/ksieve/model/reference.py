@@ -105,7 +105,7 @@ def select(
     *,
     policy: SamplingPolicy | None,
     capacity: int = UNBOUNDED,
-    held: int = 0,
+    resident_width: int = 0,
     splits: int = 1,
     seed: int | None = None,
     options: Options = PLAIN,
@@ -127,14 +127,14 @@ def select(
         None takes the direct-exact route on every row.
     capacity : int
         Candidates a backend can store per row, at least k; see the module docstring.
-    held : int
+    resident_width : int
         Rows of at most this length stay on chip in the direct-exact route, which then scans once.
     splits : int
         Segments of the KV-split composition. All returned numbers are independent of it, with two exceptions: each
         further segment reads the samples again, and candidates that exceed `capacity` together cost one more scan.
     seed : int, optional
-        Count the scans of the CPU backend, whose guesses use this seed. `held` and `splits` are then not used, and
-        `capacity` must be at least `ksieve.planning.cpu.least_capacity` or the length of the longest row.
+        Count the scans of the CPU backend, whose guesses use this seed. `resident_width` and `splits` are then not
+        used, and `capacity` must be at least `ksieve.planning.cpu.least_capacity` or the length of the longest row.
     options : Options
         `windows`, `next_n` and `tie_break` are used here, the others in `ksieve.model.epilogue`.
     starts : array_like of int, shape (rows,), optional
@@ -157,8 +157,8 @@ def select(
     for r in range(rows):
         row = widen(matrix[r, begins[r] : begins[r] + valid[r]])
         chosen, trace = select_row(
-            row, int(wanted[r]), row_id=r, policy=policy, capacity=capacity, held=held, splits=splits, max_k=k,
-            tie_break=options.tie_break, seed=seed,
+            row, int(wanted[r]), row_id=r, policy=policy, capacity=capacity, resident_width=resident_width,
+            splits=splits, max_k=k, tie_break=options.tie_break, seed=seed,
         )  # fmt: skip
         indices[r, : chosen.size] = chosen
         raw[r] = trace.columns()
@@ -172,7 +172,7 @@ def select_row(
     row_id: int = 0,
     policy: SamplingPolicy | None,
     capacity: int = UNBOUNDED,
-    held: int = 0,
+    resident_width: int = 0,
     splits: int = 1,
     max_k: int | None = None,
     tie_break: TieBreak = "any",
@@ -185,7 +185,7 @@ def select_row(
         return np.arange(trace.committed[0], dtype=np.int64), trace
     keys = order_key(row)
     boundaries = _propose(row, keys, max_k or k, policy, trace, splits)
-    state = _certify(row, keys, k, boundaries, trace, held, splits, capacity)
+    state = _certify(row, keys, k, boundaries, trace, resident_width, splits, capacity)
     chosen = _refine(keys, k, state, capacity, tie_break, trace)
     if seed is not None:
         trace.scans = _kept_scans(keys, k, boundaries or [], capacity, tie_break, seed, row_id)
@@ -229,7 +229,7 @@ def _certify(
     k: int,
     boundaries: list[_Boundary] | None,
     trace: RowTrace,
-    held: int,
+    resident_width: int,
     splits: int,
     capacity: int,
 ) -> _Certified:
@@ -239,7 +239,7 @@ def _certify(
     """
     if boundaries is None:
         trace.route = Route.DIRECT
-        trace.scans = 1 if row.size <= held else 2
+        trace.scans = 1 if row.size <= resident_width else 2
         return _exact_coarse(row, k, trace)
     counts = [-1, -1]
     for attempt, boundary in enumerate(boundaries):

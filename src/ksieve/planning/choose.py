@@ -53,7 +53,7 @@ def choose(
     policy : SamplingPolicy or str, optional
         Force a sampling policy; ``"direct"`` forces the direct-exact route.
     splits : int, optional
-        CUDA family "split_sampled" only: force the number of CTAs per row.
+        CUDA family "stream_split" only: force the number of CTAs per row.
     kept : bool
         Whether the workspace is kept between calls, so that it is zeroed once, as one from `Plan.workspace` is. If not,
         as in a captured graph, every call may have to zero it.

@@ -14,15 +14,15 @@ from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
 from ksieve.planning import shapes
+from ksieve.planning.families import FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
     RESERVED_SHARED,
-    SHARED_ROWS,
-    bytes_behind,
+    candidate_bytes_of,
     fewest_stored,
-    held_positions,
+    fixed_bytes,
+    resident_slots,
     ring_stages,
-    room_of,
     sort_bytes,
     storage_of,
     tied,
@@ -31,17 +31,17 @@ from ksieve.planning.memory import (
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import (
-    BAND,
-    BANDED_ROWS,
+    BIN_WIDTH,
+    BINNED_ROWS,
     CLUSTER,
     CROWDED,
     CROWDED_RATIO,
     DENSE_LINES,
     FEWEST_SPLITS,
-    HELD_RANK,
     LINES_RANK,
     MANY_SHORT,
-    MOST_BANDS,
+    MOST_BINS,
+    RESIDENT_RANK,
     SAMPLED_RATIO,
     SEGMENT,
     SHORTEST_CLUSTERED,
@@ -54,13 +54,12 @@ from ksieve.planning.thresholds import (
     WHOLE_QUARTERS,
     WHOLE_WAVES,
     WIDE_CLUSTERS,
-    WIDEST_BANDED,
+    WIDEST_BINNED,
 )
 
 MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
-SAMPLED = ("persistent_sampled", "split_sampled")
 MAX_SPLITS = 256
 
 
@@ -73,6 +72,10 @@ def choose(
     kept: bool = True,
 ) -> Plan:
     """Choose a CUDA plan; see `planner.choose`."""
+    if isinstance(family, str) and family in FORMER:
+        now = FORMER[family] if family != "row_exact" else _one_cta(problem, device)
+        warn_former("family", family, now)
+        family = now
     if family is not None and (not isinstance(family, str) or family not in shapes.families()):
         raise ArgumentError("family", shown(family), f"one of {list(shapes.families())} on a CUDA device")
     if problem.width > MAX_WIDTH:
@@ -85,7 +88,7 @@ def choose(
     if family is None:
         family, reason = _choose_family(problem, device, chosen, kept)
         plan = _plan(problem, device, family, chosen, splits, reason)
-        return _banded(plan) if policy is None else plan
+        return _binned(plan) if policy is None else plan
     return _plan(problem, device, family, chosen, splits, "family forced by the caller")
 
 
@@ -98,6 +101,7 @@ def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometr
         If the device cannot run the family.
     """
     found = shapes.of(device)
+    family = "resident_block" if family == "register_block" and family in found.resident else family
     if family not in found.usual or (family in SHARED_ROWS and device.capability < (9, 0)):
         raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
     return found.roomy[family] if roomy and family in found.roomy else found.usual[family]
@@ -113,79 +117,92 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     roomy = _roomy(problem, policy)
     geometry = geometry_of(device, family, roomy)
     found = shapes.of(device)
-    if geometry is found.usual[family] and _many_short(problem, device, family):
+    if geometry is found.usual.get(family) and _many_short(problem, device, family):
         geometry = found.short[family]
-    elif geometry is found.usual[family] and family in found.alone and problem.rows <= device.sm_count:
+    elif geometry is found.usual.get(family) and family in found.alone and problem.rows <= device.sm_count:
         geometry = found.alone[family]
     elif family in found.resident and not roomy:
-        geometry = _held_geometry(problem, device, family) or geometry
-    needed = bytes_behind(geometry.held, geometry.threads, 1) + sort_bytes(problem)
+        geometry = _resident_geometry(problem, device, (family,)) or geometry
+    needed = fixed_bytes(geometry.resident_width, geometry.threads, 1) + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)
     return geometry
 
 
-def _held_geometry(problem: Problem, device: DeviceInfo, family: str) -> Geometry | None:
+def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str, ...]) -> Geometry | None:
     """Launch shape that keeps rows of a width on chip, if there is one: the last of the narrowest for any more rows.
 
-    If the last of `row_exact` says for how many rows it is, more are kept for the sake of many slots alone. With fewer
+    If the last of `resident_block` says for how many rows it is, more are kept on chip only for a large k. With fewer
     resident CTAs where only so the positions of a row's slots can be collected.
     """
+    family = families[-1]
+    one_cta = family in ONE_CTA
+
+    def room(geometry: Geometry) -> int:
+        return candidate_bytes_of(geometry, device, problem.dtype)
 
     def alone(geometry: Geometry) -> Geometry:
-        return replace(geometry, ctas_per_sm=1, beside=0)
+        return replace(geometry, ctas_per_sm=1, overflow_vectors=0)
 
     def possible(geometry: Geometry) -> bool:
-        if geometry.holders > CLUSTER and device.sm_count < WIDE_CLUSTERS:
+        if geometry.ctas_per_row > CLUSTER and device.sm_count < WIDE_CLUSTERS:
             return False
         if geometry.registers and (tied(problem) or problem.options.order != "any"):
             return False
-        if family == "row_exact" and problem.rows < geometry.fewest_rows:
+        if one_cta and problem.rows < geometry.fewest_rows:
             return False
         if geometry.plain and not problem.options.plain:
             return False
-        if family == "cooperative_exact" and not _gathered(problem, device, geometry):
+        if family == "resident_grid" and not _grid_may_hold(problem, device, geometry):
             return False
-        if family == "cooperative_exact" and geometry.holders > device.sm_count * geometry.ctas_per_sm:
+        if family == "resident_grid" and geometry.ctas_per_row > device.sm_count * geometry.ctas_per_sm:
             return False  # its CTAs wait for each other, so all of them must run at once
-        if geometry.beside and tied(problem) and room_of(alone(geometry), device, problem.dtype) < 0:
+        if geometry.overflow_vectors and tied(problem) and room(alone(geometry)) < 0:
             return False  # tie-breaks need the whole row in the ring
-        stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "cluster_exact" and tied(problem) else 0
-        return problem.width <= geometry.held and stored <= room_of(geometry, device, problem.dtype)
+        stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "resident_cluster" and tied(problem) else 0
+        return problem.width <= geometry.resident_width and stored <= room(geometry)
 
-    fitting = [g for g in shapes.of(device).resident_of(family, device) if possible(g)]
-    same = [g for g in fitting if g.held == fitting[0].held]
+    known = shapes.of(device)
+    listed = [g for f in families if f in known.resident for g in known.resident_of(f, device)]
+    fitting = [g for g in sorted(listed, key=lambda g: g.resident_width) if possible(g)]  # keeps the families' order
+    same = [g for g in fitting if g.resident_width == fitting[0].resident_width]
     found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
     if found is None:
         return None
-    if family == "row_exact" and 0 < found.most_rows < problem.rows and problem.k <= HELD_RANK:
+    if one_cta and 0 < found.most_rows < problem.rows and problem.k <= RESIDENT_RANK:
         return None
 
     def resident(ctas: int) -> Geometry:
         return replace(found, ctas_per_sm=ctas, most_rows=found.most_rows * ctas // found.ctas_per_sm)
 
     whole = alone(resident(1))
-    if found.beside and tied(problem):
+    if found.overflow_vectors and tied(problem):
         return whole
     fewer = [resident(ctas) for ctas in (found.ctas_per_sm, *range(found.ctas_per_sm - 1, 1, -1))]
-    return next((g for g in (*fewer, whole) if held_positions(room_of(g, device, problem.dtype)) >= problem.k), None)
+    return next((g for g in (*fewer, whole) if resident_slots(room(g)) >= problem.k), None)
 
 
-def _gathered(problem: Problem, device: DeviceInfo, geometry: Geometry) -> bool:
-    """Whether CTAs may hold a row together over the workspace: its slots have no order and none of equal scores is
-    preferred, it waits for the call before, and a cluster could store its candidates, which is what statistics are of.
+def _grid_may_hold(problem: Problem, device: DeviceInfo, geometry: Geometry) -> bool:
+    """Whether CTAs of a grid may share the rows: slots have no order, ties no preference, the call waits for the one
+    before, and a cluster could store the candidates, since statistics are made there.
     """
     options = problem.options
     plain = options.order == "any" and not tied(problem) and not options.overlap
-    spills = geometry.beside > 0 and options.rewritten  # ptxas would
+    spills = geometry.overflow_vectors > 0 and options.rewritten  # ptxas would
     stored = CANDIDATE_BYTES * fewest_stored(problem)
-    return plain and not spills and stored <= room_of(geometry_of(device, "cluster_exact"), device, problem.dtype)
+    return (
+        plain
+        and not spills
+        and stored <= candidate_bytes_of(geometry_of(device, "resident_cluster"), device, problem.dtype)
+    )
 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
     """Whether a problem has many short rows, for which many small CTAs are faster."""
     found = shapes.of(device)
-    if family not in found.short or geometry_of(device, family, problem.dtype != "float32") is not found.usual[family]:
+    if family not in found.short or geometry_of(device, family, problem.dtype != "float32") is not found.usual.get(
+        family
+    ):
         return False
     return problem.rows >= MANY_SHORT and problem.width <= found.short[family].widest
 
@@ -195,7 +212,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
     width, k = problem.width, problem.k
     if family is not None and family not in SAMPLED:
         return None
-    if family is None and (_held_alone(problem, device) or _cooperates(problem, device, kept)):
+    if family is None and (_resident_without_grid(problem, device) or _fits_grid(problem, device, kept)):
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
@@ -214,66 +231,74 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     if policy is not None:
         splits = _splits(problem, device)
         if splits >= (2 if width >= SPLIT_IN_TWO else 4 if width >= SPLIT_IN_FOUR else FEWEST_SPLITS):
-            return "split_sampled", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
+            return "stream_split", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
     if policy is not None:
         if rows >= device.sm_count:
-            return "persistent_sampled", f"{rows} rows fill the device: one CTA owns a row"
-        return "persistent_sampled", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
-    if _cooperates(problem, device, kept):
-        holders = _geometry(problem, device, "cooperative_exact", None).holders
-        return "cooperative_exact", f"{rows} rows of {width} scores: {holders} CTAs keep a row on chip together"
-    if _clustered(problem, device):
-        holders = _geometry(problem, device, "cluster_exact", None).holders
-        return "cluster_exact", f"{rows} rows of {width} scores: a cluster of {holders} CTAs keeps a row on chip"
+            return "stream", f"{rows} rows fill the device: one CTA owns a row"
+        return "stream", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
+    if _fits_grid(problem, device, kept):
+        ctas = _geometry(problem, device, "resident_grid", None).ctas_per_row
+        return "resident_grid", f"{rows} rows of {width} scores: {ctas} CTAs keep a row on chip together"
+    if _fits_cluster(problem, device):
+        ctas = _geometry(problem, device, "resident_cluster", None).ctas_per_row
+        return "resident_cluster", f"{rows} rows of {width} scores: a cluster of {ctas} CTAs keeps a row on chip"
     if _resident(problem, device):
-        return "row_exact", f"rows of {width} scores stay on chip and are read once"
+        return _one_cta(problem, device), f"rows of {width} scores stay on chip and are read once"
     clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
     if clusters_pay and _cluster_stores(problem, device):
-        return "cluster_exact", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
-    return "persistent_exact", "rows too short to sample, or k too large for a resident frontier: exact boundary"
+        return "resident_cluster", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
+    return "stream_unsampled", "rows too short to sample, or k too large for a resident frontier: exact boundary"
 
 
 def _resident(problem: Problem, device: DeviceInfo) -> bool:
     """Whether one CTA can keep a row on chip: then its boundary costs no second read."""
-    return problem.width <= _geometry(problem, device, "row_exact", None).held
+    return problem.width <= _geometry(problem, device, "resident_block", None).resident_width
 
 
-def _clustered(problem: Problem, device: DeviceInfo) -> bool:
+def _one_cta(problem: Problem, device: DeviceInfo) -> str:
+    """Of the families whose CTAs keep a row each, the one with the better shape."""
+    if "register_block" not in shapes.of(device).resident or _roomy(problem, None):
+        return "resident_block"
+    found = _resident_geometry(problem, device, ONE_CTA)
+    return "register_block" if found is not None and found.registers else "resident_block"
+
+
+def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
     """Whether rows are few and short enough for clusters to keep on chip, which saves a merge over global memory.
 
     Not those that one CTA keeps with registers to spare.
     """
     if device.capability < (9, 0) or problem.width < SAMPLED_RATIO * problem.k or problem.width <= SHORTEST_CLUSTERED:
         return False
-    geometry = _geometry(problem, device, "cluster_exact", None)
-    fits = problem.width <= geometry.held and problem.rows <= geometry.most_rows
+    geometry = _geometry(problem, device, "resident_cluster", None)
+    fits = problem.width <= geometry.resident_width and problem.rows <= geometry.most_rows
     return fits and _cluster_stores(problem, device)
 
 
-def _held_alone(problem: Problem, device: DeviceInfo) -> bool:
+def _resident_without_grid(problem: Problem, device: DeviceInfo) -> bool:
     """Whether one CTA or a cluster can keep a row on chip: that takes no workspace."""
-    return _resident(problem, device) or _clustered(problem, device)
+    return _resident(problem, device) or _fits_cluster(problem, device)
 
 
-def _cooperates(problem: Problem, device: DeviceInfo, kept: bool) -> bool:
+def _fits_grid(problem: Problem, device: DeviceInfo, kept: bool) -> bool:
     """Whether CTAs that are no cluster keep rows on chip, and are all resident: they wait for each other.
 
     Zeroing a workspace in front of each call may take longer than that saves, where another family needs none.
     """
     if device.capability != (9, 0) or problem.width < SAMPLED_RATIO * problem.k:
         return False
-    if not kept and _held_alone(problem, device):
+    if not kept and _resident_without_grid(problem, device):
         return False
-    geometry = _geometry(problem, device, "cooperative_exact", None)
-    fits = problem.width <= geometry.held < 2 * problem.width
+    geometry = _geometry(problem, device, "resident_grid", None)
+    fits = problem.width <= geometry.resident_width < 2 * problem.width
     pays = geometry.fewest_rows <= problem.rows <= geometry.most_rows
-    return fits and pays and problem.rows * geometry.holders <= device.sm_count * geometry.ctas_per_sm
+    return fits and pays and problem.rows * geometry.ctas_per_row <= device.sm_count * geometry.ctas_per_sm
 
 
 def _cluster_stores(problem: Problem, device: DeviceInfo) -> bool:
     """Whether a cluster has room on chip for all the candidates of a row: it has no spill slice."""
-    geometry = _geometry(problem, device, "cluster_exact", None)
-    return storage_of(problem, device, geometry, "cluster_exact", None).spill == 0
+    geometry = _geometry(problem, device, "resident_cluster", None)
+    return storage_of(problem, device, geometry, "resident_cluster", None).spill == 0
 
 
 def _splits(problem: Problem, device: DeviceInfo) -> int:
@@ -300,28 +325,35 @@ def _plan(
         policy = None
     elif policy is None:
         raise ArgumentError("policy", "'direct'", f"a sampling policy for family {family!r}")
-    if splits is not None and family != "split_sampled":
-        raise ArgumentError("splits", splits, f"nothing for family {family!r}: only split_sampled splits rows")
+    if splits is not None and family != "stream_split":
+        raise ArgumentError("splits", splits, f"nothing for family {family!r}: only stream_split splits rows")
     geometry = _geometry(problem, device, family, policy)
-    if family == "cooperative_exact" and not geometry.held:
-        raise ArgumentError("family", repr(family), "another family: these rows cannot be held by several CTAs")
-    if family == "cluster_exact" and 0 < geometry.held < problem.width:
-        raise ArgumentError("geometry", f"held={geometry.held}", f"0, or at least the width of {problem.width}")
+    if family == "register_block" and not geometry.registers:
+        takes = (
+            "another family: registers hold rows of up to 16,384 float32 scores, in any order and without tie-breaks"
+        )
+        raise ArgumentError("family", repr(family), takes)
+    if family == "resident_grid" and not geometry.resident_width:
+        raise ArgumentError("family", repr(family), "another family: these rows cannot be kept on chip by several CTAs")
+    if family == "resident_cluster" and 0 < geometry.resident_width < problem.width:
+        raise ArgumentError(
+            "geometry", f"resident_width={geometry.resident_width}", f"0, or at least the width of {problem.width}"
+        )
     storage = storage_of(problem, device, geometry, family, policy)
-    if storage.spill and family == "cluster_exact":
+    if storage.spill and family == "resident_cluster":
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
     workers = device.sm_count * geometry.ctas_per_sm
     ctas, per_row = min(problem.rows, workers), 1
     mostly_whole = 4 * problem.k >= WHOLE_QUARTERS * problem.width
     if geometry.registers and mostly_whole and problem.rows <= WHOLE_WAVES * workers:
         ctas = problem.rows
-    if family == "split_sampled":
+    if family == "stream_split":
         per_row = splits or _splits(problem, device) or SPLITS[-1]
         ctas = problem.rows * per_row
     elif family in SHARED_ROWS:
-        per_row = geometry.holders if geometry.held else CLUSTER
+        per_row = geometry.ctas_per_row if geometry.resident_width else CLUSTER
         ctas = per_row * problem.rows
-        if family == "cooperative_exact":
+        if family == "resident_grid":
             ctas = per_row * min(problem.rows, workers // per_row)
     plan = Plan(
         problem,
@@ -329,36 +361,36 @@ def _plan(
         family,
         policy,
         storage.shared + storage.spill,
-        held=geometry.held,
+        resident_width=geometry.resident_width,
         splits=per_row,
         ctas=ctas,
         threads=geometry.threads,
         ctas_per_sm=geometry.ctas_per_sm,
         shared_capacity=storage.shared,
         stages=ring_stages(geometry, problem.dtype),
-        beside=geometry.beside,
-        registers=geometry.registers,
+        overflow_vectors=geometry.overflow_vectors,
         columns=storage.columns,
         reason=reason,
     )
     return with_workspace(plan)
 
 
-def _banded(plan: Plan) -> Plan:
+def _binned(plan: Plan) -> Plan:
     """Add launches for bins of shorter rows, if there are enough rows."""
     problem, device = plan.problem, plan.device
-    if problem.rows < BANDED_ROWS or problem.width > WIDEST_BANDED or tied(problem):
+    if problem.rows < BINNED_ROWS or problem.width > WIDEST_BINNED or tied(problem):
         return plan
-    bands = []
-    for limit in (BAND * (i + 1) for i in range(MOST_BANDS)):
+    bins: list[Plan] = []
+    for limit in (BIN_WIDTH * (i + 1) for i in range(MOST_BINS)):
         asked = replace(problem, width=limit)
-        if limit >= problem.width or _geometry(asked, device, "row_exact", None).held != limit:
+        family = _one_cta(asked, device)
+        if limit >= problem.width or _geometry(asked, device, family, None).resident_width != limit:
             break
-        band = _plan(asked, device, "row_exact", None, None, f"rows of up to {limit} scores stay on chip")
-        if band.ctas_per_sm < _geometry(replace(asked, k=1), device, "row_exact", None).ctas_per_sm:
+        launch = _plan(asked, device, family, None, None, f"rows of up to {limit} scores stay on chip")
+        if launch.ctas_per_sm < _geometry(replace(asked, k=1), device, family, None).ctas_per_sm:
             break  # where k leaves room for fewer rows at a time, nothing has been measured
-        bands.append(band)
-    if not bands:
+        bins.append(launch)
+    if not bins:
         return plan
-    dealt = tuple(replace(band, band=i) for i, band in enumerate(bands))
-    return with_workspace(replace(plan, bands=dealt, band=len(bands)))
+    numbered = tuple(replace(launch, bin=i) for i, launch in enumerate(bins))
+    return with_workspace(replace(plan, bins=numbered, bin=len(bins)))

@@ -1,6 +1,6 @@
 """Plans of several launches on CUDA devices: which kernels a plan runs, and in which order.
 
-`ksieve.planning.cuda` decides whether rows are binned by length; `Plan.bands` holds the launches of the shorter bins.
+`ksieve.planning.cuda` decides whether rows are binned by length; `Plan.bins` holds the launches of the shorter bins.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from ksieve.planning.memory import BATCH, fewest_stored, shared_bytes
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import STAGES
 
-DEALER_THREADS = 1024
+BINNING_THREADS = 1024
 """Threads of a CTA of the kernel that bins rows by length."""
 
-DEALER_CANDIDATES = 256
+BINNING_CANDIDATES = 256
 """Placeholder for the candidate capacity of that kernel, which stores none."""
 
 
@@ -25,12 +25,13 @@ def stats_plan(plan: Plan) -> Plan:
     It has room for k candidates, also where the plan itself keeps rows on chip and stores none. A grid of CTAs that
     share a row is replaced by a cluster.
     """
-    if plan.family == "cooperative_exact":
-        plan = planner.choose(plan.problem, plan.device, family="cluster_exact")
-    plan = replace(plan, bands=(), band=None, registers=False)
-    whole = replace(plan, stages=plan.stages + plan.beside, beside=0)
+    if plan.family == "resident_grid":
+        plan = planner.choose(plan.problem, plan.device, family="resident_cluster")
+    family = "resident_block" if plan.family == "register_block" else plan.family
+    plan = replace(plan, family=family, bins=(), bin=None)
+    whole = replace(plan, stages=plan.stages + plan.overflow_vectors, overflow_vectors=0)
     fits = shared_bytes(whole) <= plan.device.shared_per_block
-    plan = whole if fits else replace(plan, held=0, stages=STAGES, beside=0)
+    plan = whole if fits else replace(plan, resident_width=0, stages=STAGES, overflow_vectors=0)
     if plan.capacity >= plan.problem.k:
         return plan
     stored = fewest_stored(plan.problem)
@@ -41,12 +42,12 @@ def launches(plan: Plan) -> tuple[Plan, ...]:
     """Return the plans of all kernels that a plan launches, in order: with length bins, first the kernel that bins the
     rows, then the launches of the shorter bins; last the plan itself.
     """
-    if not plan.bands:
+    if not plan.bins:
         return (plan,)
-    count = len(plan.bands) + 1
-    dealer = replace(
-        plan, family="deal", policy=None, capacity=DEALER_CANDIDATES, shared_capacity=DEALER_CANDIDATES, columns=0,
-        stages=BATCH, held=plan.bands[0].held, threads=DEALER_THREADS, ctas_per_sm=1, ctas=count, splits=count,
-        bands=(),
+    count = len(plan.bins) + 1
+    binning = replace(
+        plan, family="length_bins", policy=None, capacity=BINNING_CANDIDATES, shared_capacity=BINNING_CANDIDATES,
+        columns=0, stages=BATCH, resident_width=plan.bins[0].resident_width, threads=BINNING_THREADS, ctas_per_sm=1,
+        ctas=count, splits=count, bins=(),
     )  # fmt: skip
-    return (dealer, *plan.bands, plan)
+    return (binning, *plan.bins, plan)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.problem import Problem
+from ksieve.planning.families import QUEUED, SHARED_ROWS
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import COLUMN_SIGMAS, EXACT_CAPACITY, SORTED_PERIODS, TAIL_SIGMAS
@@ -20,7 +21,7 @@ HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/common/workspace.cuh)."""
 
 HISTOGRAM_BYTES = 8192
-"""Shared memory of a CTA's histogram; where rows are held, their output positions come in its place."""
+"""Shared memory of a CTA's histogram; output positions of resident rows come in its place."""
 
 BATCH = 2
 """Vectors of 16 bytes that a thread processes together."""
@@ -64,14 +65,14 @@ SAMPLE_BYTES = 2
 SORT_CHUNK = 128
 """Smallest number of elements of a sort (kernels/epilogue/epilogue.cuh)."""
 
-POSITIONS_BESIDE = 8
-"""Output positions of a held row that have room of their own beside those of its slots (descriptor.cuh, holds)."""
+EXTRA_POSITIONS = 8
+"""Output positions of a resident row that have room of their own besides its slots (resident/descriptor.cuh, fits)."""
 
 SPILLED_STEP = 7168
 """Candidates that room for them is a multiple of where some may spill: plans for several k then share a kernel."""
 
 STORED_STEP = 256
-"""Bytes that room for candidates is a multiple of where rows are held."""
+"""Room for candidates is a multiple of so many bytes where rows are resident."""
 
 FEWEST = 32
 """Unresolved candidates that are ranked at once (kernels/common/params.cuh, kTailMax)."""
@@ -82,23 +83,20 @@ OWNER_BYTES = 16 + 8 * FEWEST
 BARRIERS = 24
 """And at most so many barriers of theirs (kernels/resident/grid_mailbox.cuh, kBarriers)."""
 
-SHARED_ROWS = ("cluster_exact", "cooperative_exact")
-"""Families whose CTAs share a row, and hold it if it fits."""
-
-DEALT_BYTES = 8
+BINNED_ROW_BYTES = 8
 """A row in the list of one launch: its number and its length (kernels/length_bins.cuh)."""
 
 
-def room_of(geometry: Geometry, device: DeviceInfo, dtype: str) -> int:
+def candidate_bytes_of(geometry: Geometry, device: DeviceInfo, dtype: str) -> int:
     """Bytes of shared memory for the candidates of a CTA that has no columns."""
     room = min(device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED, device.shared_per_block)
     ring = 16 * ring_stages(geometry, dtype) * geometry.threads
-    return room - HISTOGRAM_BYTES - ring - bytes_behind(geometry.held, geometry.threads, 0)
+    return room - HISTOGRAM_BYTES - ring - fixed_bytes(geometry.resident_width, geometry.threads, 0)
 
 
-def held_positions(room: int) -> int:
-    """Slots of a row that is held, of which room for candidates leaves room for the positions."""
-    return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - POSITIONS_BESIDE
+def resident_slots(room: int) -> int:
+    """Most slots of a resident row whose positions the histogram and `room` bytes for candidates can take."""
+    return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - EXTRA_POSITIONS
 
 
 def sort_bytes(problem: Problem) -> int:
@@ -112,12 +110,16 @@ def sort_bytes(problem: Problem) -> int:
 def sort_slots(plan: Plan) -> int:
     """8-byte elements of the workspace in which each CTA sorts; 0 if its shared memory is large enough."""
     needed = sort_bytes(plan.problem)
-    return 0 if needed <= shared_bytes(plan) - bytes_behind(plan.held, plan.threads, plan.columns) else needed // 8
+    return (
+        0
+        if needed <= shared_bytes(plan) - fixed_bytes(plan.resident_width, plan.threads, plan.columns)
+        else needed // 8
+    )
 
 
-def bytes_behind(held: int, threads: int, columns: int) -> int:
+def fixed_bytes(resident_width: int, threads: int, columns: int) -> int:
     """Shared memory behind the candidates: heights of columns and scalars."""
-    of_rows = DESCRIBED_BYTES + SAMPLE_BYTES * threads if held else 0
+    of_rows = DESCRIBED_BYTES + SAMPLE_BYTES * threads if resident_width else 0
     return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + of_rows
 
 
@@ -164,14 +166,14 @@ def storage_of(
     else:
         wanted = fewest_stored(problem)
     wanted = _round_up(wanted, 256)
-    room = room_of(geometry, device, problem.dtype)
+    room = candidate_bytes_of(geometry, device, problem.dtype)
     ring = 16 * ring_stages(geometry, problem.dtype)
     columns = 0
     if policy is not None:
         share = mean / geometry.threads
         columns = math.ceil(share + COLUMN_SIGMAS * math.sqrt(share))
         entry = entry_bytes(family, problem.width, geometry.threads)
-        room -= bytes_behind(0, geometry.threads, 1) - bytes_behind(0, geometry.threads, 0)  # heights of columns
+        room -= fixed_bytes(0, geometry.threads, 1) - fixed_bytes(0, geometry.threads, 0)  # heights of columns
         columns = min(columns, MAX_COLUMNS, (room - SHARED_LIST * CANDIDATE_BYTES) // (entry * geometry.threads))
         room -= columns * entry * geometry.threads
         ring += columns * entry
@@ -179,11 +181,11 @@ def storage_of(
     if 0 < sort_bytes(problem) - sortable <= room:
         # Candidates make room to sort in.
         wanted = max(wanted, _round_up((sort_bytes(problem) - sortable) // CANDIDATE_BYTES, 256))
-    step = STORED_STEP if geometry.held else 256 * CANDIDATE_BYTES  # rows that are held leave no more room
+    step = STORED_STEP if geometry.resident_width else 256 * CANDIDATE_BYTES  # resident rows leave no more room
     shared = min(wanted, room // step * step // CANDIDATE_BYTES)
-    held = family in SHARED_ROWS and geometry.held > 0 and not tied(problem)
-    if held and held_positions(room) >= problem.k:
-        wanted = shared  # all of its rows are held, and no candidate is stored
+    resident = family in SHARED_ROWS and geometry.resident_width > 0 and not tied(problem)
+    if resident and resident_slots(room) >= problem.k:
+        wanted = shared  # all of its rows are resident, and no candidate is stored
     if policy is not None and wanted > shared:
         wanted = _round_up(wanted, SPILLED_STEP)
     return Storage(columns, shared, wanted - shared)
@@ -191,15 +193,18 @@ def storage_of(
 
 def entry_bytes(family: str, width: int, threads: int) -> int:
     """Bytes of a column's entry. Segments that are joined mix the scores of many threads: those keep whole indices."""
-    narrow = family == "persistent_sampled" and width <= (1 << 16) * (threads - 1)
+    narrow = family == "stream" and width <= (1 << 16) * (threads - 1)
     return NARROW_BYTES if narrow else CANDIDATE_BYTES
 
 
 def ring_stages(geometry: Geometry, dtype: str) -> int:
-    """Stages of a CTA's ring of loads (common/load.cuh): what a row that is held fills, or those of the geometry."""
-    if not geometry.held:
+    """Stages of a CTA's ring of loads (common/load.cuh): what a resident row fills, or those of the geometry."""
+    if not geometry.resident_width:
         return geometry.stages
-    return geometry.held // geometry.holders * ITEM_BYTES[dtype] // (16 * geometry.threads) - geometry.beside
+    return (
+        geometry.resident_width // geometry.ctas_per_row * ITEM_BYTES[dtype] // (16 * geometry.threads)
+        - geometry.overflow_vectors
+    )
 
 
 def batches(stages: int) -> int:
@@ -216,38 +221,38 @@ def statistics_bound(width: int, policy: SamplingPolicy) -> int:
 def with_workspace(plan: Plan) -> Plan:
     """Size a plan's workspace from its other fields; needed again after `dataclasses.replace` changes one of them."""
     spill, sort = plan.spill_capacity, sort_slots(plan)
-    if plan.family == "split_sampled":
+    if plan.family == "stream_split":
         states = HEADER_BYTES + _round_up(plan.problem.rows, STATE_ROWS) * ROW_STATE_BYTES
         lists = plan.problem.rows * (plan.capacity + plan.splits * spill + sort) * CANDIDATE_BYTES
         return replace(plan, workspace_bytes=states + lists, workspace_zeroed=states, lists_at=states)
-    if plan.family == "cooperative_exact":
+    if plan.family == "resident_grid":
         together = plan.ctas // plan.splits
         turns = 1 if plan.problem.rows <= together else 2
-        size = HEADER_BYTES + turns * together * meeting_bytes(plan.splits)
+        size = HEADER_BYTES + turns * together * mailbox_bytes(plan.splits)
         return replace(plan, workspace_bytes=size, workspace_zeroed=size)
-    queue = plan.family.startswith("persistent")
+    queue = plan.family in QUEUED
     size = HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES if queue or spill or sort else 0
     plan = replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
-    if not plan.bands:
+    if not plan.bins:
         return plan
     # Launches come one after another and share what precedes their lists.
-    lists = _round_up(max(size, *(with_workspace(band).workspace_bytes for band in plan.bands)), HEADER_BYTES)
-    bands = tuple(replace(band, lists_at=lists) for band in plan.bands)
-    size = lists + HEADER_BYTES + plan.problem.rows * (len(bands) + 1) * DEALT_BYTES
-    return replace(plan, workspace_bytes=size, lists_at=lists, bands=bands)
+    lists = _round_up(max(size, *(with_workspace(launch).workspace_bytes for launch in plan.bins)), HEADER_BYTES)
+    bins = tuple(replace(launch, lists_at=lists) for launch in plan.bins)
+    size = lists + HEADER_BYTES + plan.problem.rows * (len(bins) + 1) * BINNED_ROW_BYTES
+    return replace(plan, workspace_bytes=size, lists_at=lists, bins=bins)
 
 
-def meeting_bytes(holders: int) -> int:
+def mailbox_bytes(ctas: int) -> int:
     """Workspace in which the CTAs that share a row exchange messages (resident/grid_mailbox.cuh, GridMailbox)."""
-    counts, told = 2 * HISTOGRAM_BYTES, holders * (16 + 8 * FEWEST)
-    return _round_up(counts + told + 4 * holders * holders + OWNER_BYTES + 4 * (BARRIERS + 4), 16)
+    counts, messages = 2 * HISTOGRAM_BYTES, ctas * (16 + 8 * FEWEST)
+    return _round_up(counts + messages + 4 * ctas * ctas + OWNER_BYTES + 4 * (BARRIERS + 4), 16)
 
 
 def shared_bytes(plan: Plan) -> int:
     """Dynamic shared memory of a plan's kernel."""
     column = plan.columns * entry_bytes(plan.family, plan.problem.width, plan.threads)
     threads = (16 * plan.stages + column) * plan.threads
-    behind = bytes_behind(plan.held, plan.threads, plan.columns)
+    behind = fixed_bytes(plan.resident_width, plan.threads, plan.columns)
     return HISTOGRAM_BYTES + threads + plan.shared_capacity * CANDIDATE_BYTES + behind
 
 

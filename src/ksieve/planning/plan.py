@@ -14,6 +14,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
 from ksieve.core.stats import html_table
+from ksieve.planning import families
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,10 @@ class Plan:
     capacity : int
         Candidates that each worker stores at most. On CUDA, the row of a larger frontier is scanned again; on the CPU
         the worst candidates are dropped.
-    held : int
-        Rows up to this length stay on chip in the direct-exact route.
+    resident_width : int
+        Rows up to this length stay on chip and are read once, in scores; 0: none do.
     splits : int
-        Workers per row.
+        Workers per row; on CUDA thread blocks.
     ctas : int
         Thread blocks launched (CUDA) or 0.
     threads : int
@@ -46,24 +47,22 @@ class Plan:
         Of `capacity`, the candidates held in shared memory (CUDA); the rest is bounded global spill.
     stages : int
         Loads of 16 bytes that each thread keeps in flight (CUDA).
-    beside : int
-        Further ones that a row which stays on chip needs (CUDA).
-    registers : bool
-        Whether the scores of such a row stay in registers (CUDA).
+    overflow_vectors : int
+        Further ones that each thread needs for a resident row which is larger than the ring (CUDA).
     columns : int
-        Further candidates that each thread holds in shared memory for itself (CUDA).
+        Candidates in each thread's own list in shared memory, besides `shared_capacity` (CUDA).
     workspace_bytes : int
         Bytes that a caller-owned workspace needs; they depend on the plan, not on the data.
     workspace_zeroed : int
         Number of its first bytes that must be zero before the first use; kernels leave them zero.
     lists_at : int
         Offset in the workspace, in bytes, of the lists that several thread blocks or launches share (CUDA).
-    bands : tuple of Plan
-        Launches in front of this plan's own, each for the rows that are no longer than what it keeps on chip, shorter
-        ones first; empty if one launch serves all rows (CUDA). Not used with statistics.
-    band : int or None
-        Number of this launch among those that rows are binned to by length; the last one takes the rows that are too
-        long for the others. None if rows are not binned (CUDA).
+    bins : tuple of Plan
+        Launches in front of this plan's own, one for each bin of shorter rows, shortest first; empty if one launch
+        serves all rows (CUDA). Not used with statistics.
+    bin : int or None
+        Number of this launch's bin of rows by length; the last bin has the rows that are too long for the others. None
+        if rows are not binned (CUDA).
     reason : str
         Why this family and these numbers were chosen.
     """
@@ -73,22 +72,29 @@ class Plan:
     family: str
     policy: SamplingPolicy | None
     capacity: int
-    held: int = 0
+    resident_width: int = 0
     splits: int = 1
     ctas: int = 0
     threads: int = 0
     ctas_per_sm: int = 0
     shared_capacity: int = 0
     stages: int = 0
-    beside: int = 0
-    registers: bool = False
+    overflow_vectors: int = 0
     columns: int = 0
     workspace_bytes: int = 0
     workspace_zeroed: int = 0
     lists_at: int = 0
-    bands: tuple[Plan, ...] = field(default=(), hash=False)  # unhashed for fast lookups; == compares it
-    band: int | None = None
+    bins: tuple[Plan, ...] = field(default=(), hash=False)  # unhashed for fast lookups; == compares it
+    bin: int | None = None
     reason: str = ""
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up a field by its former name, with a `DeprecationWarning`."""
+        now = families.FORMER_FIELDS.get(name)
+        if now is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        families.warn_former("Plan", name, now)
+        return getattr(self, now)
 
     @property
     def spill_capacity(self) -> int:
@@ -148,7 +154,7 @@ class Plan:
             **({} if p.options.plain else {"options": str(p.options)}),
             "capacity": f"{self.capacity} candidates per worker",
             "geometry": f"{self.ctas or '-'} blocks x {self.threads} threads, {self.splits} per row",
-            **{f"up to {b.held}": f"{b.family}, {b.ctas} blocks x {b.threads} threads" for b in self.bands},
+            **{f"up to {b.resident_width}": f"{b.family}, {b.ctas} blocks x {b.threads} threads" for b in self.bins},
             "workspace": f"{self.workspace_bytes} bytes",
             "reason": self.reason,
         }

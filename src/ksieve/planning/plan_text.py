@@ -15,6 +15,7 @@ from ksieve.core.options import Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
+from ksieve.planning import families
 from ksieve.planning.plan import Plan
 
 _TAKES = "the text of a plan of this version of ksieve: export the program again"
@@ -62,6 +63,10 @@ def decode_plan(text: str) -> Plan:
 
 
 def _plan_of(fields: dict[str, Any]) -> Plan:
+    former = {name: fields.pop(name) for name in (*families.FORMER_FIELDS, "registers") if name in fields}
+    fields |= {families.FORMER_FIELDS[name]: value for name, value in former.items() if name != "registers"}
+    one_cta = "register_block" if former.get("registers") else "resident_block"
+    fields["family"] = one_cta if fields["family"] == "row_exact" else families.current(fields["family"])
     asked = fields.pop("problem")
     asked["device"], asked["options"] = Device(**asked["device"]), Options(**asked["options"])
     device = fields.pop("device")
@@ -71,7 +76,7 @@ def _plan_of(fields: dict[str, Any]) -> Plan:
         problem=Problem(**asked),
         device=DeviceInfo(**device),
         policy=SamplingPolicy(**policy) if policy else None,
-        bands=tuple(map(_plan_of, fields.pop("bands"))),
+        bins=tuple(map(_plan_of, fields.pop("bins"))),
         **fields,
     )
 
@@ -99,7 +104,7 @@ def _check(plan: Plan) -> None:
 
 def _made(plan: Plan) -> Iterator[Plan]:
     """Make the planner's plans for the same problem: its own choice, then those of a forced family or policy."""
-    splits = (None, plan.splits) if plan.family == "split_sampled" else (None,)
+    splits = (None, plan.splits) if plan.family == "stream_split" else (None,)
     for family in (None, plan.family):
         for policy in (None, plan.policy or "direct"):
             for kept in (True, False):
@@ -118,4 +123,4 @@ def _numbers(plan: Plan) -> str:
 
 
 def _wordless(plan: Plan) -> Plan:
-    return replace(plan, reason="", bands=tuple(map(_wordless, plan.bands)))
+    return replace(plan, reason="", bins=tuple(map(_wordless, plan.bins)))

@@ -34,14 +34,15 @@ class Geometry:
     threads, ctas_per_sm : int
     stages : int
         Loads of 16 bytes that each thread keeps in flight.
-    held : int
+    resident_width : int
         Longest row, in scores, that the family keeps on chip and reads once; 0 for families that do not.
-    holders : int
-        CTAs that keep such a row together.
-    beside : int
-        Loads of a thread, of such a row, that its stages have no room for.
+    ctas_per_row : int
+        CTAs that share such a row, a tile of it each.
+    overflow_vectors : int
+        Loads of 16 bytes of such a row, for each thread, that the ring has no room for.
     registers : bool
-        Whether the scores of such a row stay in registers: of a plain call, or one whose slots have no order.
+        Whether the scores of such a row stay in registers (`register_block`): of a plain call, or one whose slots have
+        no order.
     plain : bool
         Whether the shape is for calls without options alone: ptxas would spill what those need.
     widest : int
@@ -55,9 +56,9 @@ class Geometry:
     threads: int
     ctas_per_sm: int
     stages: int = STAGES
-    held: int = 0
-    holders: int = 1
-    beside: int = 0
+    resident_width: int = 0
+    ctas_per_row: int = 1
+    overflow_vectors: int = 0
     registers: bool = False
     plain: bool = False
     widest: int = 0
@@ -91,9 +92,9 @@ class Shapes:
     alone : dict of str to Geometry
         For as many rows as there are multiprocessors, or fewer: a CTA has one to itself.
     resident : dict of str to tuple of Geometry
-        For rows that stay on chip: 12 to 128 scores a thread. More clusters than the last of a width is for would not
-        run at once; more rows than the last of `row_exact` is for are held if their slots are many (`HELD_RANK`). CTAs
-        that are no cluster share a row where that is faster: all of them must be resident at once.
+        For rows that stay on chip, 12 to 128 scores a thread, narrow ones first. More clusters than the last shape of a
+        width is for would not run at once. More rows than the last shape of `resident_block` is for are kept on chip if
+        k is large (`RESIDENT_RANK`). All CTAs of `resident_grid` must run at once.
     """
 
     name: str
@@ -147,7 +148,10 @@ def of_class(name: str) -> Shapes:
     text = Path(__file__).with_name("data").joinpath(f"{name}.json").read_text(encoding="utf-8")
     facts: dict[str, Any] = json.loads(text)
     listed = {
-        part: {family: tuple(Geometry(**shape) for shape in shapes) for family, shapes in facts[part].items()}
+        part: {
+            family: tuple(Geometry(**shape, registers=family == "register_block") for shape in shapes)
+            for family, shapes in facts[part].items()
+        }
         for part in ("usual", "roomy", "short", "alone", "resident")
     }
     least, end = facts["capability"]
@@ -181,4 +185,5 @@ def of(device: DeviceInfo) -> Shapes:
 
 def families() -> tuple[str, ...]:
     """Every kernel family that some class of devices can run."""
-    return tuple(dict.fromkeys(family for name in CLASSES for family in of_class(name).usual))
+    found = dict.fromkeys(family for name in CLASSES for family in of_class(name).usual)
+    return tuple(found | dict.fromkeys(family for name in CLASSES for family in of_class(name).resident))

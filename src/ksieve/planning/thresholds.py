@@ -95,12 +95,12 @@ SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/decisions/0009-split-rows.md."""
 
 MANY_SHORT = Threshold(512, "rows from which `Shapes.short` holds", _STREAM)
-BANDED_ROWS = Threshold(16_384, "rows from which short ones are binned to separate launches", _LENGTH_BINS)
-WIDEST_BANDED = Threshold(
+BINNED_ROWS = Threshold(16_384, "rows from which short ones are binned to separate launches", _LENGTH_BINS)
+WIDEST_BINNED = Threshold(
     65_536, "of matrices no wider than this, in scores: wider ones hardly have such rows", _LENGTH_BINS
 )
-BAND = Threshold(8192, "scores by which rows of one of these launches are longer than those before", _LENGTH_BINS)
-MOST_BANDS = Threshold(4, "of which there are so many, and one more for all longer rows", _LENGTH_BINS)
+BIN_WIDTH = Threshold(8192, "scores by which rows of one of these launches are longer than those before", _LENGTH_BINS)
+MOST_BINS = Threshold(4, "of which there are so many, and one more for all longer rows", _LENGTH_BINS)
 CLUSTER = Threshold(
     8,
     "CTAs of a cluster that does not hold its row",
@@ -112,9 +112,9 @@ WIDE_CLUSTERS = Threshold(
     _CLUSTERS,
 )
 SHORTEST_CLUSTERED = Threshold(12_288, "wider rows, in scores, are shared by a cluster while they are few", _CLUSTERS)
-HELD_RANK = Threshold(
+RESIDENT_RANK = Threshold(
     1024,
-    "slots beyond which wide rows are held however many they are: streamed, fewer slots have fewer candidates",
+    "slots beyond which wide rows are resident however many they are: streamed, fewer slots have fewer candidates",
     _RESIDENT,
 )
 WHOLE_QUARTERS = Threshold(

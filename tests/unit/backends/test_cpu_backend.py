@@ -43,7 +43,7 @@ def make_plan(scores, k, policy, capacity=16_384, held=0, threads=1):
         policy="direct" if policy is None else policy,
         device=ksieve.DeviceInfo("cpu", threads=threads),
     )
-    return dataclasses.replace(plan, capacity=max(capacity, k), held=held)
+    return dataclasses.replace(plan, capacity=max(capacity, k), resident_width=held)
 
 
 def select(run, plan, scores, lengths, return_stats=True, pad=3):

@@ -75,8 +75,8 @@ def test_device_facts(stub):
 
 
 def test_persistent_call(stub):
-    lines = stub("select('persistent_sampled', 131_072)")
-    plan = ksieve.plan(rows=3, width=131_072, k=512, device=DEVICES["h200"], family="persistent_sampled")
+    lines = stub("select('stream', 131_072)")
+    plan = ksieve.plan(rows=3, width=131_072, k=512, device=DEVICES["h200"], family="stream")
     shared, ranks = memory.shared_bytes(plan), f"{plan.policy.primary_rank(512)},{plan.policy.rescue_rank(512) or 0}"
     assert lines[:4] == [
         "load ELF in 0x7000",
@@ -92,7 +92,7 @@ def test_persistent_call(stub):
 
 
 def test_cluster_call_on_another_device_and_stream(stub):
-    lines = stub("select('cluster_exact', index=1, stream=0x55)")
+    lines = stub("select('resident_cluster', index=1, stream=0x55)")
     assert lines[0] == "load ELF in 0x7001"
     assert "grid=24,1,1" in lines[-1] and "attribute=4:8,1,1" in lines[-1]
     assert "stream=0x55 context=0x7001" in lines[-1] and "splits=8" in lines[-1]
@@ -100,15 +100,15 @@ def test_cluster_call_on_another_device_and_stream(stub):
 
 def test_split_call_with_a_workspace_and_statistics(stub):
     lines = stub(
-        "plan = ksieve.plan(rows=3, width=262_144, k=512, device='cuda', family='split_sampled')\n"
+        "plan = ksieve.plan(rows=3, width=262_144, k=512, device='cuda', family='stream_split')\n"
         "workspace = plan.workspace()\n"
-        "_, stats = select('split_sampled', 262_144, workspace=workspace, return_stats=True)\n"
+        "_, stats = select('stream_split', 262_144, workspace=workspace, return_stats=True)\n"
         "print('route', stats.route[0])\n"
         "del workspace, plan"
     )
     assert lines[0].startswith("allocate ") and lines[2] == "wait (nil)"
     assert lines[-4:] == ["wait (nil)", "free", "route 5", "free"]
-    splits = ksieve.plan(rows=3, width=262_144, k=512, device=DEVICES["h200"], family="split_sampled").splits
+    splits = ksieve.plan(rows=3, width=262_144, k=512, device=DEVICES["h200"], family="stream_split").splits
     assert splits == 32
     assert f"grid={3 * splits},1,1" in lines[-5] and f"splits={splits} " in lines[-5]
     assert "attribute=" not in lines[-5]
@@ -123,12 +123,12 @@ def test_split_call_with_a_workspace_and_statistics(stub):
         ({"STUB_LOAD": "209"}, "the driver refused a compiled kernel: CUDA_ERROR_STUB (209), stub failure. It supports "
          "CUDA 12.8: update the driver"),
         ({"STUB_ALLOC": "2"}, "could not allocate"),
-        ({"STUB_LAUNCH": "700"}, "CUDA error at the launch of persistent_sampled, possibly of earlier work"),
+        ({"STUB_LAUNCH": "700"}, "CUDA error at the launch of stream, possibly of earlier work"),
         ({"STUB_CAPTURING": "1"}, "a kernel has to be compiled or loaded while a stream is being captured: warm up"),
     ],
 )  # fmt: skip
 def test_failures_in_one_sentence(stub, environment, words):
-    assert f"refused: {words}" in stub("select('persistent_sampled', 131_072)", **environment)[-1]
+    assert f"refused: {words}" in stub("select('stream', 131_072)", **environment)[-1]
 
 
 def test_a_device_that_is_not_there(stub):

@@ -35,7 +35,7 @@ from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 
 FAMILIES = [
-    "persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact", "cooperative_exact",
+    "stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster", "resident_grid",
 ]  # fmt: skip
 
 needs_nvrtc = pytest.mark.skipif(
@@ -93,11 +93,11 @@ def test_launch_geometry_and_params_of_every_family(driver, rows, family):
     out = out_array(8, 4)
     assert ksieve.topk(FakeArray(scores), FakeArray(lengths), plan=plan, out=out) is out
     (seen,) = driver.launches
-    grid = {"split_sampled": 32, "row_exact": 8, "cluster_exact": 64, "cooperative_exact": 128}
+    grid = {"stream_split": 32, "resident_block": 8, "resident_cluster": 64, "resident_grid": 128}
     assert seen["grid"] == grid.get(family, 5)
-    assert seen["cooperative"] == (family == "cooperative_exact")
+    assert seen["cooperative"] == (family == "resident_grid")
     assert seen["block"] == 512 and seen["shared"] == 20_000
-    assert seen["cluster"] == ([8, 1, 1] if family == "cluster_exact" else None)
+    assert seen["cluster"] == ([8, 1, 1] if family == "resident_cluster" else None)
     assert (seen["rows"], seen["width"], seen["k"], seen["splits"]) == (8, 64, 4, plan.splits)
     assert (seen["primary"], seen["rescue"]) == ((0, 0) if family.endswith("exact") else (16, 0))
     assert (seen["pitch"], seen["out_pitch"], seen["stream"], seen["stats"]) == (64, 4, 0, 0)
@@ -159,14 +159,14 @@ def test_no_rows_launch_nothing(driver):
 
 def test_a_launch_error_names_the_family_and_the_code(driver, rows):
     driver.fail_next = 700
-    with pytest.raises(BackendError, match=r"launch of persistent_sampled.*CUDA_ERROR_FAKE \(700\)"):
+    with pytest.raises(BackendError, match=r"launch of stream.*CUDA_ERROR_FAKE \(700\)"):
         ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4))
 
 
 def test_too_few_multiprocessors_for_blocks_that_wait_for_each_other(driver, rows):
     driver.fail_next = 720
-    with pytest.raises(BackendError, match=r"launch of cooperative_exact.*pass a plan with family='cluster_exact'"):
-        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(family="cooperative_exact"), out=out_array(8, 4))
+    with pytest.raises(BackendError, match=r"launch of resident_grid.*pass a plan with family='resident_cluster'"):
+        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(family="resident_grid"), out=out_array(8, 4))
 
 
 def test_another_current_device_is_restored(driver, rows):
@@ -217,7 +217,7 @@ def test_equal_plans_share_a_launcher_and_specialisations_a_kernel(driver, rows)
     for plan in (make_plan(), make_plan(), make_plan(rows=9, k=5)):
         ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, plan.problem.k))
     assert len(driver.loads) == 1
-    ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(held=32), out=out_array(8, 4))
+    ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(resident_width=32), out=out_array(8, 4))
     assert len(driver.loads) == 2
 
 
@@ -245,8 +245,8 @@ def test_threads_do_not_mix_their_arguments(driver, rows):
 
 
 def banded_plan():
-    short = make_plan(family="row_exact", held=16, ctas=3, band=0, lists_at=512)
-    return make_plan(bands=(short,), band=1, lists_at=512)
+    short = make_plan(family="resident_block", resident_width=16, ctas=3, bin=0, lists_at=512)
+    return make_plan(bins=(short,), bin=1, lists_at=512)
 
 
 def test_rows_dealt_by_length_take_several_launches(driver, rows):
@@ -313,8 +313,8 @@ def test_implicit_workspaces_are_kept_per_stream_and_shared_by_layout(driver, ro
     first = where()
     assert where() == first and where(rows=100) == first
     assert where(stream=5) != first
-    assert where(family="row_exact") != first and where(capacity=2048) != first
-    assert where(family="persistent_exact") == first
+    assert where(family="resident_block") != first and where(capacity=2048) != first
+    assert where(family="stream_unsampled") == first
     larger = where(workspace_bytes=2 * WORKSPACE)
     assert larger != first and where() == larger
     assert (first, 1000) in driver.freed

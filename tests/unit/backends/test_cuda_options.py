@@ -25,7 +25,7 @@ from ksieve.planning.memory import with_workspace
 from oracle import assert_served
 
 H200 = DEVICES["h200"]
-FAMILIES = ("persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact")
+FAMILIES = ("stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def driver(monkeypatch):
     dispatch._choose.cache_clear()
 
 
-def plan_of(rows, width, k, options, family="persistent_exact"):
+def plan_of(rows, width, k, options, family="stream_unsampled"):
     plan = make_plan(rows, width, k, family)
     return replace(plan, problem=replace(plan.problem, options=options))
 
@@ -99,7 +99,7 @@ def test_a_page_table_without_entries_is_still_one(driver):
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_overlap_is_a_launch_attribute_from_hopper_on(driver, monkeypatch, family, capability):
     if capability == (8, 0):
-        if family == "cluster_exact":
+        if family == "resident_cluster":
             pytest.skip("clusters need 9.0")
         monkeypatch.setattr(driver, "device_info", lambda index: DEVICES["a100"])
     plan = plan_of(4, 64, 4, Options(overlap=True), family)
@@ -109,7 +109,7 @@ def test_overlap_is_a_launch_attribute_from_hopper_on(driver, monkeypatch, famil
     (seen,) = driver.launches
     assert seen["overlap"] == (capability == (9, 0))
     assert seen["options"] is None, "an overlapping call is a plain one otherwise"
-    assert seen["cluster"] == ([8, 1, 1] if family == "cluster_exact" else None)
+    assert seen["cluster"] == ([8, 1, 1] if family == "resident_cluster" else None)
 
 
 def test_plain_launches_have_no_options(driver):
@@ -148,7 +148,7 @@ def test_slots_have_room_to_be_sorted_on_every_device(name, order):
         try:
             plan = ksieve.plan(rows=8, width=70_000, k=k, device=device, family=family, options=Options(order=order))
         except ArgumentError:
-            assert family == "cluster_exact"
+            assert family == "resident_cluster"
             continue
         needed = memory.sort_bytes(plan.problem)
         assert needed >= max(k, 128) * (8 if order == "value" else 4)
@@ -159,7 +159,7 @@ def test_slots_have_room_to_be_sorted_on_every_device(name, order):
         assert memory.shared_bytes(plan) <= device.shared_per_block
         assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= device.shared_per_sm
         if slots:
-            workers = 8 if family == "split_sampled" else plan.ctas
+            workers = 8 if family == "stream_split" else plan.ctas
             assert plan.workspace_bytes >= memory.HEADER_BYTES + workers * (plan.spill_capacity + slots) * 8
             assert device.shared_per_block < 128 * 1024, "a large block has room for 16,384 slots"
         # Storage that a caller shrinks moves the sort to the workspace, and makes room for it there.
@@ -179,7 +179,7 @@ def test_workspaces_of_other_layouts_are_not_shared(driver, monkeypatch):
     """A plan that sorts in its workspace must not write where another one counts."""
     monkeypatch.setattr(memory, "shared_bytes", lambda plan: 1000)
     held = call.implicit_workspaces
-    sorting, plain = plan_of(4, 64, 4, Options(order="value")), make_plan(4, family="persistent_exact")
+    sorting, plain = plan_of(4, 64, 4, Options(order="value")), make_plan(4, family="stream_unsampled")
     first, second = held.get(sorting, 0, "none"), held.get(plain, 0, "none")
     assert memory.sort_slots(sorting) and first is not second
     assert held.get(plain, 0, "none") is second

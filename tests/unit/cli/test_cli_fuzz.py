@@ -26,7 +26,7 @@ VALUES = (
     "ragged", "random_normal", "relu-plateau", "endpoint", "2x33", "0x0", "²x²", "x", ",", ";", "[]", "[{}]", "null",
     '[{"family":1}]', "s.safetensors", "i.npy", "wrong.npy", "i.npz", "cut.npz", "zip.npy", "text.json", "deep.json",
     "list.json", "empty", "absent", "folder", "folder/", "new/", "out.npy", "out.json", "out.safetensors", "out.csv",
-    "/dev/null", "/dev/full", "/", ".", "x/" * 300, "n" * 300, "sm_90a", "sm_1", "cluster_exact", "quick", "decode",
+    "/dev/null", "/dev/full", "/", ".", "x/" * 300, "n" * 300, "sm_90a", "sm_1", "resident_cluster", "quick", "decode",
 )  # fmt: skip
 
 

@@ -35,7 +35,9 @@ def run(tmp_path, monkeypatch):
 def test_build_fills_the_cache_once_and_cache_shows_and_clears_it(run, tmp_path):
     assert run("cache").splitlines() == [f"path     {tmp_path / 'kernels'}", "entries  0", "size     0 KiB"]
     first = run(*ROW_KERNEL)
-    assert "row_exact direct float32 sm_90a" in first and "1 kernel in" in first and "1 of them compiled now" in first
+    assert (
+        "register_block direct float32 sm_90a" in first and "1 kernel in" in first and "1 of them compiled now" in first
+    )
     assert "0 of them compiled now" in run(*ROW_KERNEL, "--k", "1024")
     (entry,) = Store("cuda").entries()
     shown = run("cache")
@@ -65,7 +67,7 @@ def test_build_of_statistics_kernels(run):
         (("--arch", "sm_80", "--k", "0"), r"--k: got 0; takes an int of at least 1"),
         (("--arch", "sm_80", "--width", "-4"), r"--width: got -4"),
         (("--arch", "sm_80", "--family", "nope"), r"family: got 'nope'; takes one of"),
-        (("--arch", "sm_80", "--family", "cluster_exact"), r"family: got 'cluster_exact'; takes a device"),
+        (("--arch", "sm_80", "--family", "resident_cluster"), r"family: got 'resident_cluster'; takes a device"),
     ],
 )
 def test_what_cannot_be_built_is_refused(run, words, message):

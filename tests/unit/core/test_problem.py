@@ -473,7 +473,7 @@ def test_a_plan_refuses_what_it_does_not_cover(made, options, message):
         ({"dtype": "float64"}, "dtype: got 'float64'; takes one of ['float32', 'float16', 'bfloat16']"),
         ({"device": "tpu"}, "device: got 'tpu'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
         ({"device": "cuda:x"}, "device: got 'cuda:x'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
-        ({"family": "row_exact"}, "family: got 'row_exact'; takes 'cpu' on a CPU device"),
+        ({"family": "resident_block"}, "family: got 'resident_block'; takes 'cpu' on a CPU device"),
     ],
 )
 def test_plan_arguments(options, message):

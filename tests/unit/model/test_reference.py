@@ -144,7 +144,7 @@ def test_case_table(case):
 def test_exact_and_truthful_on_anything(problem, policy, slack, held):
     scores, lengths, k = problem
     capacity = k + slack
-    indices, stats = reference.select(scores, lengths, k, policy=policy, capacity=capacity, held=held)
+    indices, stats = reference.select(scores, lengths, k, policy=policy, capacity=capacity, resident_width=held)
     assert indices.dtype == np.int32
     assert_exact(scores, lengths, k, indices)
     check_trace(scores, lengths, k, policy, capacity, held, stats)
@@ -223,7 +223,7 @@ def test_forced_recovery_after_band():
 
 def test_forced_direct_and_held():
     for held, scans in ((0, 2), (399, 2), (400, 1)):
-        _, t = one(ramp(), 40, None, held=held)
+        _, t = one(ramp(), 40, None, resident_width=held)
         assert Route(t["route"]) is Route.DIRECT and t["scans"] == scans and t["sampled"] == 0
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import ksieve
 from ksieve.core.errors import ArgumentError
+from ksieve.planning import families
 from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
@@ -20,13 +21,13 @@ PLANS = {
     "bands": {"rows": 20_000, "width": 50_000, "k": 512, "device": DEVICES["h200"]},
     "cluster": {"rows": 64, "width": 200_000, "k": 512, "device": DEVICES["h200"]},
     "split": {
-        "rows": 2, "width": 2_000_000, "k": 2048, "device": DEVICES["h200"], "family": "split_sampled", "splits": 12,
+        "rows": 2, "width": 2_000_000, "k": 2048, "device": DEVICES["h200"], "family": "stream_split", "splits": 12,
     },
-    "forced": {"rows": 300, "width": 90_000, "k": 512, "device": DEVICES["h100"], "family": "persistent_exact"},
+    "forced": {"rows": 300, "width": 90_000, "k": 512, "device": DEVICES["h100"], "family": "stream_unsampled"},
 }  # fmt: skip
 DERIVED = (
-    "capacity", "held", "splits", "ctas", "threads", "ctas_per_sm", "shared_capacity", "stages", "beside", "columns",
-    "workspace_bytes", "workspace_zeroed", "lists_at",
+    "capacity", "resident_width", "splits", "ctas", "threads", "ctas_per_sm", "shared_capacity", "stages",
+    "overflow_vectors", "columns", "workspace_bytes", "workspace_zeroed", "lists_at",
 )  # fmt: skip
 ODD = [0, -1, 1, 2, 16_383, 2**20, 2**31, 2**62, 2**70, 1e18, 2.5, float("nan"), None, True, "x", [], {}]
 
@@ -78,7 +79,60 @@ def test_a_damaged_text_is_refused_or_a_plan_that_the_planner_makes(name):
             else:
                 taken.add(path[0])
                 assert isinstance(plan.problem.rows, int) and plan.problem.pitch >= plan.problem.width
-    assert taken <= {"problem", "device", "policy", "reason", "bands"}
+    assert taken <= {"problem", "device", "policy", "reason", "bins"}
+
+
+FORMER = {
+    "row_exact": {"rows": 512, "width": 16_384, "k": 512},
+    "row_exact in registers": {"rows": 64, "width": 8192, "k": 512},
+    "persistent_sampled": {"rows": 4096, "width": 131_072, "k": 512},
+    "persistent_exact": {"rows": 300, "width": 90_000, "k": 512, "family": "stream_unsampled"},
+    "split_sampled": {"rows": 16, "width": 1_048_576, "k": 512},
+    "cluster_exact": {"rows": 8, "width": 65_536, "k": 512},
+    "cooperative_exact": {"rows": 1, "width": 1_048_576, "k": 512},
+    "row_exact of several launches": {"rows": 20_000, "width": 50_000, "k": 2048},
+}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_text_with_former_names_is_read(name):
+    """An exported program holds the text of its plans."""
+    plan = ksieve.plan(**FORMER[name], device=DEVICES["h200"])
+    renamed = {"resident_width": "held", "overflow_vectors": "beside", "bins": "bands", "bin": "band"}
+
+    def former(fields):
+        old = {renamed.get(key, key): value for key, value in fields.items()}
+        old |= {"family": families.former(fields["family"]), "registers": fields["family"] == "register_block"}
+        return old | {"bands": [former(inner) for inner in fields["bins"]]}
+
+    text = former(json.loads(torch_ops.encode_plan(plan)))
+    assert text["family"] == name.split()[0]
+    assert torch_ops.decode_plan(json.dumps(text)) == plan
+
+
+@pytest.mark.parametrize(("former", "now"), families.FORMER.items())
+def test_a_former_family_is_forced_with_a_warning(former, now):
+    asked = {"rows": 8, "width": 65_536, "k": 512, "device": DEVICES["h200"]}
+    with pytest.warns(DeprecationWarning, match=f"family '{former}' is now '{now}'.*removed in") as seen:
+        assert ksieve.plan(**asked, family=former) == ksieve.plan(**asked, family=now)
+    assert seen[0].filename == __file__
+
+
+def test_the_former_family_of_one_cta_stands_for_two():
+    asked = {"rows": 64, "k": 512, "device": DEVICES["h200"], "family": "row_exact"}
+    for width, now in ((8192, "register_block"), (32_768, "resident_block")):
+        with pytest.warns(DeprecationWarning, match=f"family 'row_exact' is now '{now}'"):
+            assert ksieve.plan(width=width, **asked).family == now
+
+
+def test_former_fields_of_a_plan_warn():
+    plan = ksieve.plan(rows=20_000, width=50_000, k=2048, device=DEVICES["h200"])
+    for former, now in families.FORMER_FIELDS.items():
+        with pytest.warns(DeprecationWarning, match=f"Plan '{former}' is now '{now}'") as seen:
+            assert getattr(plan, former) == getattr(plan, now)
+        assert seen[0].filename == __file__
+    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'nothing'"):
+        plan.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "{}", "null", "[" * 10**5, '{"problem": ' + "9" * 5000 + "}", "5"])

@@ -15,49 +15,51 @@ from ksieve.planning import cuda as planner_cuda
 from ksieve.planning import length_bins, memory, shapes, thresholds
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.thresholds import (
-    BAND,
-    BANDED_ROWS,
-    HELD_RANK,
+    BIN_WIDTH,
+    BINNED_ROWS,
     MANY_SHORT,
+    RESIDENT_RANK,
     SHORTEST_CLUSTERED,
     SPARSE_LINES,
     SPLIT_IN_TWO,
-    WIDEST_BANDED,
+    WIDEST_BINNED,
 )
 
 H200 = DEVICES["h200"]
 RESIDENT = shapes.of_class("hopper").resident
-HELD = RESIDENT["row_exact"][-1].held
+HELD = RESIDENT["resident_block"][-1].resident_width
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
 
 
 @pytest.mark.parametrize(
     ("width", "bands", "family"),
     [
-        (BAND, 0, "row_exact"),
-        (BAND + 1, 1, "row_exact"),
-        (2 * BAND, 1, "row_exact"),
-        (4 * BAND, 3, "row_exact"),
-        (4 * BAND + 1, 4, "row_exact"),
-        (WIDEST_BANDED, 4, "row_exact"),
-        (WIDEST_BANDED + 1, 0, "persistent_sampled"),
+        (BIN_WIDTH, 0, "resident_block"),
+        (BIN_WIDTH + 1, 1, "resident_block"),
+        (2 * BIN_WIDTH, 1, "resident_block"),
+        (4 * BIN_WIDTH, 3, "resident_block"),
+        (4 * BIN_WIDTH + 1, 4, "resident_block"),
+        (WIDEST_BINNED, 4, "resident_block"),
+        (WIDEST_BINNED + 1, 0, "stream"),
     ],
 )
 def test_many_rows_are_dealt_by_their_length(width, bands, family):
-    plan = ksieve.plan(rows=BANDED_ROWS, width=width, k=2048, device=H200)
-    assert plan.family == family and [band.held for band in plan.bands] == [BAND * (i + 1) for i in range(bands)]
-    assert not ksieve.plan(rows=BANDED_ROWS - 1, width=width, k=2048, device=H200).bands
+    plan = ksieve.plan(rows=BINNED_ROWS, width=width, k=2048, device=H200)
+    assert plan.family == family and [band.resident_width for band in plan.bins] == [
+        BIN_WIDTH * (i + 1) for i in range(bands)
+    ]
+    assert not ksieve.plan(rows=BINNED_ROWS - 1, width=width, k=2048, device=H200).bins
     parts = length_bins.launches(plan)
     if not bands:
-        assert parts == (plan,) and plan.band is None
+        assert parts == (plan,) and plan.bin is None
         return
-    assert [part.band for part in parts] == [bands, *range(bands), bands]
-    assert (parts[0].family, parts[0].ctas, parts[-1]) == ("deal", bands + 1, plan)
+    assert [part.bin for part in parts] == [bands, *range(bands), bands]
+    assert (parts[0].family, parts[0].ctas, parts[-1]) == ("length_bins", bands + 1, plan)
     assert len({part.lists_at for part in parts}) == 1 and plan.lists_at % memory.HEADER_BYTES == 0
     room = max(memory.with_workspace(length_bins.stats_plan(part)).workspace_bytes for part in parts[1:])
     assert plan.lists_at >= max(room, plan.workspace_zeroed)
     assert plan.workspace_bytes == plan.lists_at + memory.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
-    assert all(f"up to {band.held}" in str(plan) for band in plan.bands)
+    assert all(f"up to {band.resident_width}" in str(plan) for band in plan.bins)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
         {"device": DEVICES["a100"]},
         {"device": DEVICES["b200"]},
         {"dtype": "bfloat16"},
-        {"family": "persistent_sampled"},
+        {"family": "stream"},
         {"policy": "lines-16"},
         {"k": 8192},
         {"options": Options(tie_break="low")},
@@ -75,77 +77,77 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
 )
 def test_what_has_one_launch_however_many_rows(asked):
     """Bands are for rows that registers hold, and never in the way of what a caller forces."""
-    usual = {"rows": BANDED_ROWS, "width": WIDEST_BANDED, "k": 2048, "device": H200}
-    assert ksieve.plan(**usual).bands
+    usual = {"rows": BINNED_ROWS, "width": WIDEST_BINNED, "k": 2048, "device": H200}
+    assert ksieve.plan(**usual).bins
     plan = ksieve.plan(**usual | asked)
-    assert plan.bands == () and plan.band is None
+    assert plan.bins == () and plan.bin is None
 
 
 @pytest.mark.parametrize(
     ("rows", "width", "k", "family", "policy"),
     [
-        (64, 2048, 512, "row_exact", None),
-        (4096, 2048, 512, "row_exact", None),
-        (4096, 8192, 512, "row_exact", None),
-        (4096, 32_768, 2048, "row_exact", None),
-        (1, SHORTEST_CLUSTERED, 2048, "row_exact", None),
-        (1, SHORTEST_CLUSTERED + 1, 2048, "cluster_exact", None),
-        (32, 16_384, 2048, "cluster_exact", None),
-        (33, 16_384, 2048, "row_exact", None),
-        (48, 32_768, 2048, "cluster_exact", None),
-        (49, 32_768, 2048, "row_exact", None),
-        (48, HELD, 2048, "cluster_exact", None),
-        (49, HELD, 2048, "row_exact", None),
-        (66, 32_768, 2048, "row_exact", None),
-        (511, HELD, 512, "row_exact", None),
-        (512, HELD, 512, "persistent_sampled", "lines-64"),
-        (512, HELD, 2048, "row_exact", None),
-        (4096, 65_536, HELD_RANK + 1, "row_exact", None),
-        (4096, 65_537, 2048, "persistent_sampled", "lines-16"),
-        (4096, 65_537, 2049, "persistent_sampled", "quads-16"),
-        (4096, 65_536, 1024, "persistent_sampled", "lines-64"),
-        (4096, 65_535, HELD_RANK, "persistent_sampled", "lines-16"),
-        (512, 45_057, HELD_RANK, "persistent_sampled", "lines-16"),
-        (4096, 45_056, 512, "row_exact", None),
-        (64, HELD + 1, 2048, "cluster_exact", None),
-        (64, 131_072, 512, "cluster_exact", None),
-        (65, 131_072, 2048, "persistent_sampled", "lines-64"),
-        (30, 131_073, 2048, "cluster_exact", None),
-        (31, 131_073, 2048, "cooperative_exact", None),
-        (33, 131_073, 2048, "cooperative_exact", None),
-        (34, 131_073, 2048, "persistent_sampled", "lines-64"),
-        (15, 262_145, 2048, "cluster_exact", None),
-        (16, 262_145, 2048, "cooperative_exact", None),
-        (16, 262_144, 30_000, "split_sampled", "quads-16"),
-        (17, 262_145, 2048, "split_sampled", "lines-64"),
-        (33, 262_145, 2048, "split_sampled", "lines-64"),
-        (34, 262_145, 2048, "persistent_sampled", "lines-64"),
-        (66, SPLIT_IN_TWO - 1, 2048, "persistent_sampled", "lines-128"),
-        (66, SPLIT_IN_TWO, 2048, "split_sampled", "lines-128"),
-        (2, 1_048_576, 2048, "cooperative_exact", None),
-        (3, 1_048_576, 2048, "cluster_exact", None),
-        (8, 1_048_576, 2048, "cooperative_exact", None),
-        (9, 1_048_576, 2048, "split_sampled", "lines-128"),
-        (1, 1_048_577, 2048, "split_sampled", "lines-128"),
-        (4096, 4096, 2048, "row_exact", None),
-        (256, 4096, 2048, "row_exact", None),
-        (4096, 131_072, 2048, "persistent_sampled", "lines-64"),
-        (16, 1_048_576, 2048, "split_sampled", "lines-128"),
-        (17, SPARSE_LINES - 1, 2048, "split_sampled", "lines-64"),
-        (17, SPARSE_LINES, 2048, "split_sampled", "lines-128"),
-        (132, SPARSE_LINES - 1, 2048, "persistent_sampled", "lines-64"),
-        (132, SPARSE_LINES, 512, "persistent_sampled", "lines-128"),
-        (133, SPARSE_LINES, 2048, "persistent_sampled", "lines-64"),
-        (1, 24_576, 12_289, "row_exact", None),
-        (1, 33_000, 16_500, "cluster_exact", None),
-        (1, 33_000, 20_000, "row_exact", None),
-        (1, 66_000, 60_000, "persistent_exact", None),
-        (4096, 24_576, 8192, "row_exact", None),
-        (4096, 33_000, 10_000, "row_exact", None),
-        (4096, 65_536, 10_000, "persistent_sampled", "quads-16"),
-        (400, 33_000, 10_000, "row_exact", None),
-        (400, 65_536, 10_000, "persistent_sampled", "quads-16"),
-        (400, 65_536, 40_000, "persistent_exact", None),
+        (64, 2048, 512, "register_block", None),
+        (4096, 2048, 512, "register_block", None),
+        (4096, 8192, 512, "resident_block", None),
+        (4096, 32_768, 2048, "resident_block", None),
+        (1, SHORTEST_CLUSTERED, 2048, "register_block", None),
+        (1, SHORTEST_CLUSTERED + 1, 2048, "resident_cluster", None),
+        (32, 16_384, 2048, "resident_cluster", None),
+        (33, 16_384, 2048, "register_block", None),
+        (48, 32_768, 2048, "resident_cluster", None),
+        (49, 32_768, 2048, "resident_block", None),
+        (48, HELD, 2048, "resident_cluster", None),
+        (49, HELD, 2048, "resident_block", None),
+        (66, 32_768, 2048, "resident_block", None),
+        (511, HELD, 512, "resident_block", None),
+        (512, HELD, 512, "stream", "lines-64"),
+        (512, HELD, 2048, "resident_block", None),
+        (4096, 65_536, RESIDENT_RANK + 1, "resident_block", None),
+        (4096, 65_537, 2048, "stream", "lines-16"),
+        (4096, 65_537, 2049, "stream", "quads-16"),
+        (4096, 65_536, 1024, "stream", "lines-64"),
+        (4096, 65_535, RESIDENT_RANK, "stream", "lines-16"),
+        (512, 45_057, RESIDENT_RANK, "stream", "lines-16"),
+        (4096, 45_056, 512, "resident_block", None),
+        (64, HELD + 1, 2048, "resident_cluster", None),
+        (64, 131_072, 512, "resident_cluster", None),
+        (65, 131_072, 2048, "stream", "lines-64"),
+        (30, 131_073, 2048, "resident_cluster", None),
+        (31, 131_073, 2048, "resident_grid", None),
+        (33, 131_073, 2048, "resident_grid", None),
+        (34, 131_073, 2048, "stream", "lines-64"),
+        (15, 262_145, 2048, "resident_cluster", None),
+        (16, 262_145, 2048, "resident_grid", None),
+        (16, 262_144, 30_000, "stream_split", "quads-16"),
+        (17, 262_145, 2048, "stream_split", "lines-64"),
+        (33, 262_145, 2048, "stream_split", "lines-64"),
+        (34, 262_145, 2048, "stream", "lines-64"),
+        (66, SPLIT_IN_TWO - 1, 2048, "stream", "lines-128"),
+        (66, SPLIT_IN_TWO, 2048, "stream_split", "lines-128"),
+        (2, 1_048_576, 2048, "resident_grid", None),
+        (3, 1_048_576, 2048, "resident_cluster", None),
+        (8, 1_048_576, 2048, "resident_grid", None),
+        (9, 1_048_576, 2048, "stream_split", "lines-128"),
+        (1, 1_048_577, 2048, "stream_split", "lines-128"),
+        (4096, 4096, 2048, "resident_block", None),
+        (256, 4096, 2048, "register_block", None),
+        (4096, 131_072, 2048, "stream", "lines-64"),
+        (16, 1_048_576, 2048, "stream_split", "lines-128"),
+        (17, SPARSE_LINES - 1, 2048, "stream_split", "lines-64"),
+        (17, SPARSE_LINES, 2048, "stream_split", "lines-128"),
+        (132, SPARSE_LINES - 1, 2048, "stream", "lines-64"),
+        (132, SPARSE_LINES, 512, "stream", "lines-128"),
+        (133, SPARSE_LINES, 2048, "stream", "lines-64"),
+        (1, 24_576, 12_289, "resident_block", None),
+        (1, 33_000, 16_500, "resident_cluster", None),
+        (1, 33_000, 20_000, "resident_block", None),
+        (1, 66_000, 60_000, "stream_unsampled", None),
+        (4096, 24_576, 8192, "resident_block", None),
+        (4096, 33_000, 10_000, "resident_block", None),
+        (4096, 65_536, 10_000, "stream", "quads-16"),
+        (400, 33_000, 10_000, "resident_block", None),
+        (400, 65_536, 10_000, "stream", "quads-16"),
+        (400, 65_536, 40_000, "stream_unsampled", None),
     ],
 )
 def test_the_choice_follows_the_shape(rows, width, k, family, policy):
@@ -154,12 +156,10 @@ def test_the_choice_follows_the_shape(rows, width, k, family, policy):
 
 
 @pytest.mark.parametrize("name", CUDA)
-@pytest.mark.parametrize(
-    "family", ["persistent_sampled", "persistent_exact", "split_sampled", "row_exact", "cluster_exact"]
-)
+@pytest.mark.parametrize("family", ["stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster"])
 def test_shared_memory_fits_every_device(name, family):
     device = DEVICES[name]
-    if family == "cluster_exact" and device.capability < (9, 0):
+    if family == "resident_cluster" and device.capability < (9, 0):
         with pytest.raises(ArgumentError, match=r"compute capability 9\.0"):
             ksieve.plan(rows=4, width=24_576, k=512, device=device, family=family)
         return
@@ -172,62 +172,62 @@ def test_shared_memory_fits_every_device(name, family):
 @pytest.mark.parametrize(
     ("family", "rows", "width", "dtype", "shape"),
     [
-        ("row_exact", 1, 4096, "float32", (256, 4, 4096)),
-        ("row_exact", 264, 8192, "float32", (512, 2, 8192)),
-        ("row_exact", 265, 8192, "float32", (256, 4, 8192)),
-        ("row_exact", 132, 8193, "float32", (512, 1, 12_288)),
-        ("row_exact", 133, 8193, "float32", (512, 2, 12_288)),
-        ("row_exact", 132, 12_289, "float32", (512, 1, 16_384)),
-        ("row_exact", 133, 12_289, "float32", (512, 2, 16_384)),
-        ("row_exact", 1057, 8193, "float32", (256, 3, 12_288)),
-        ("row_exact", 1057, 12_289, "float32", (256, 3, 16_384)),
-        ("row_exact", 1056, 16_385, "float32", (512, 2, 20_480)),
-        ("row_exact", 1057, 16_385, "float32", (256, 3, 17_408)),
-        ("row_exact", 1057, 17_409, "float32", (256, 3, 18_432)),
-        ("row_exact", 1, 20_481, "float32", (512, 2, 24_576)),
-        ("row_exact", 132, 24_577, "float32", (512, 1, 32_768)),
-        ("row_exact", 133, 24_577, "float32", (512, 2, 26_624)),
-        ("row_exact", 133, 26_625, "float32", (512, 2, 28_672)),
-        ("row_exact", 133, 28_673, "float32", (512, 2, 32_768)),
-        ("row_exact", 1, 32_769, "float32", (512, 1, 40_960)),
-        ("row_exact", 132, 40_961, "float32", (512, 1, 49_152)),
-        ("row_exact", 133, 32_769, "float32", (512, 2, 34_816)),
-        ("row_exact", 133, 34_817, "float32", (512, 2, 36_864)),
-        ("row_exact", 133, 36_865, "float32", (512, 2, 40_960)),
-        ("row_exact", 4096, 40_961, "float32", (512, 2, 45_056)),
-        ("row_exact", 511, 45_057, "float32", (512, 1, 49_152)),
-        ("row_exact", 512, 45_057, "float32", (512, 1, 16_384)),
-        ("row_exact", 1, 49_153, "float32", (512, 1, 57_344)),
-        ("row_exact", 1, 57_345, "float32", (512, 1, 65_536)),
-        ("row_exact", 1, 65_537, "float32", (512, 1, 16_384)),
-        ("row_exact", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
-        ("cluster_exact", 1, 24_576, "float32", (256, 2, 32_768)),
-        ("cluster_exact", 9, 24_576, "float32", (256, 2, 32_768)),
-        ("cluster_exact", 1000, 24_576, "float32", (256, 2, 32_768)),
-        ("cluster_exact", 1, 16_384, "float32", (256, 2, 16_384)),
-        ("cluster_exact", 8, 65_536, "float32", (256, 2, 65_536)),
-        ("cluster_exact", 13, 65_536, "float32", (512, 2, 65_536)),
-        ("cluster_exact", 1, 65_537, "float32", (256, 2, 131_072)),
-        ("cluster_exact", 5, 65_537, "float32", (512, 2, 131_072)),
-        ("cluster_exact", 25, 65_536, "float32", (256, 3, 65_536)),
-        ("cluster_exact", 13, 65_537, "float32", (256, 3, 131_072)),
-        ("cluster_exact", 29, 65_537, "float32", (512, 1, 131_072)),
-        ("cluster_exact", 1, 131_073, "float32", (512, 2, 262_144)),
-        ("cluster_exact", 5, 131_073, "float32", (256, 3, 262_144)),
-        ("cluster_exact", 11, 131_073, "float32", (512, 1, 262_144)),
-        ("cluster_exact", 1, 262_145, "float32", (512, 1, 524_288)),
-        ("cluster_exact", 1, 524_289, "float32", (512, 1, 1_048_576)),
-        ("cluster_exact", 1, 1_048_577, "float32", (512, 1, 0)),
-        ("cluster_exact", 1, 65_537, "float16", (512, 1, 0)),
-        ("persistent_sampled", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
-        ("persistent_sampled", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
-        ("persistent_sampled", MANY_SHORT, 65_537, "float32", (512, 2, 0)),
-        ("persistent_sampled", MANY_SHORT, 32_768, "bfloat16", (256, 2, 0)),
+        ("resident_block", 1, 4096, "float32", (256, 4, 4096)),
+        ("register_block", 264, 8192, "float32", (512, 2, 8192)),
+        ("resident_block", 265, 8192, "float32", (256, 4, 8192)),
+        ("register_block", 132, 8193, "float32", (512, 1, 12_288)),
+        ("resident_block", 133, 8193, "float32", (512, 2, 12_288)),
+        ("register_block", 132, 12_289, "float32", (512, 1, 16_384)),
+        ("resident_block", 133, 12_289, "float32", (512, 2, 16_384)),
+        ("resident_block", 1057, 8193, "float32", (256, 3, 12_288)),
+        ("resident_block", 1057, 12_289, "float32", (256, 3, 16_384)),
+        ("resident_block", 1056, 16_385, "float32", (512, 2, 20_480)),
+        ("resident_block", 1057, 16_385, "float32", (256, 3, 17_408)),
+        ("resident_block", 1057, 17_409, "float32", (256, 3, 18_432)),
+        ("resident_block", 1, 20_481, "float32", (512, 2, 24_576)),
+        ("resident_block", 132, 24_577, "float32", (512, 1, 32_768)),
+        ("resident_block", 133, 24_577, "float32", (512, 2, 26_624)),
+        ("resident_block", 133, 26_625, "float32", (512, 2, 28_672)),
+        ("resident_block", 133, 28_673, "float32", (512, 2, 32_768)),
+        ("resident_block", 1, 32_769, "float32", (512, 1, 40_960)),
+        ("resident_block", 132, 40_961, "float32", (512, 1, 49_152)),
+        ("resident_block", 133, 32_769, "float32", (512, 2, 34_816)),
+        ("resident_block", 133, 34_817, "float32", (512, 2, 36_864)),
+        ("resident_block", 133, 36_865, "float32", (512, 2, 40_960)),
+        ("resident_block", 4096, 40_961, "float32", (512, 2, 45_056)),
+        ("resident_block", 511, 45_057, "float32", (512, 1, 49_152)),
+        ("resident_block", 512, 45_057, "float32", (512, 1, 16_384)),
+        ("resident_block", 1, 49_153, "float32", (512, 1, 57_344)),
+        ("resident_block", 1, 57_345, "float32", (512, 1, 65_536)),
+        ("resident_block", 1, 65_537, "float32", (512, 1, 16_384)),
+        ("resident_block", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
+        ("resident_cluster", 1, 24_576, "float32", (256, 2, 32_768)),
+        ("resident_cluster", 9, 24_576, "float32", (256, 2, 32_768)),
+        ("resident_cluster", 1000, 24_576, "float32", (256, 2, 32_768)),
+        ("resident_cluster", 1, 16_384, "float32", (256, 2, 16_384)),
+        ("resident_cluster", 8, 65_536, "float32", (256, 2, 65_536)),
+        ("resident_cluster", 13, 65_536, "float32", (512, 2, 65_536)),
+        ("resident_cluster", 1, 65_537, "float32", (256, 2, 131_072)),
+        ("resident_cluster", 5, 65_537, "float32", (512, 2, 131_072)),
+        ("resident_cluster", 25, 65_536, "float32", (256, 3, 65_536)),
+        ("resident_cluster", 13, 65_537, "float32", (256, 3, 131_072)),
+        ("resident_cluster", 29, 65_537, "float32", (512, 1, 131_072)),
+        ("resident_cluster", 1, 131_073, "float32", (512, 2, 262_144)),
+        ("resident_cluster", 5, 131_073, "float32", (256, 3, 262_144)),
+        ("resident_cluster", 11, 131_073, "float32", (512, 1, 262_144)),
+        ("resident_cluster", 1, 262_145, "float32", (512, 1, 524_288)),
+        ("resident_cluster", 1, 524_289, "float32", (512, 1, 1_048_576)),
+        ("resident_cluster", 1, 1_048_577, "float32", (512, 1, 0)),
+        ("resident_cluster", 1, 65_537, "float16", (512, 1, 0)),
+        ("stream", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
+        ("stream", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
+        ("stream", MANY_SHORT, 65_537, "float32", (512, 2, 0)),
+        ("stream", MANY_SHORT, 32_768, "bfloat16", (256, 2, 0)),
     ],
 )
 def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
     plan = ksieve.plan(rows=rows, width=width, k=512, dtype=dtype, device=H200, family=family)
-    assert (plan.threads, plan.ctas_per_sm, plan.held) == shape
+    assert (plan.threads, plan.ctas_per_sm, plan.resident_width) == shape
     assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
 
 
@@ -246,37 +246,45 @@ def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
     ],
 )
 def test_few_short_rows_stay_in_registers(rows, width, k, options, registers):
-    plan = ksieve.plan(rows=rows, width=width, k=k, device=H200, family="row_exact", options=options)
-    assert plan.registers == registers
-    assert not length_bins.stats_plan(plan).registers, "statistics are of the paper's digits"
+    asked = {"rows": rows, "width": width, "k": k, "device": H200, "options": options}
+    plan = ksieve.plan(**asked)
+    assert plan.family == ("register_block" if registers else "resident_block")
+    assert length_bins.stats_plan(plan).family == "resident_block", "statistics are of the paper's digits"
+    assert ksieve.plan(**asked, family="resident_block").family == "resident_block"
+    if registers or (width <= 16_384 and options.plain):
+        assert ksieve.plan(**asked, family="register_block").family == "register_block"
+    else:
+        with pytest.raises(ArgumentError, match=r"family: got 'register_block'; takes another family: registers hold"):
+            ksieve.plan(**asked, family="register_block")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
-    ("family", "width"), [("row_exact", 4096), ("row_exact", 32_768), ("row_exact", 40_960), ("cluster_exact", 131_072)]
+    ("family", "width"),
+    [("resident_block", 4096), ("resident_block", 32_768), ("resident_block", 40_960), ("resident_cluster", 131_072)],
 )
 def test_rings_hold_a_row(family, width, dtype):
     plan = ksieve.plan(rows=1, width=width, k=512, dtype=dtype, device=H200, family=family)
-    holders = plan.splits if family == "cluster_exact" else 1
-    if plan.held:
-        vectors = plan.stages + plan.beside
-        assert vectors * plan.threads * 16 * holders == plan.held * memory.ITEM_BYTES[dtype]
-        assert plan.held // (plan.threads * holders) <= 128, "two steps share a register"
+    holders = plan.splits if family == "resident_cluster" else 1
+    if plan.resident_width:
+        vectors = plan.stages + plan.overflow_vectors
+        assert vectors * plan.threads * 16 * holders == plan.resident_width * memory.ITEM_BYTES[dtype]
+        assert plan.resident_width // (plan.threads * holders) <= 128, "two steps share a register"
         studied = length_bins.stats_plan(plan)
-        assert (studied.stages, studied.beside, studied.bands) == (vectors, 0, ())
+        assert (studied.stages, studied.overflow_vectors, studied.bins) == (vectors, 0, ())
         assert memory.shared_bytes(studied) <= H200.shared_per_block
     assert plan.stages % memory.BATCH == 0
 
 
-@pytest.mark.parametrize(("family", "width"), [("row_exact", 65_536), ("cluster_exact", 1_048_576)])
+@pytest.mark.parametrize(("family", "width"), [("resident_block", 65_536), ("resident_cluster", 1_048_576)])
 def test_parts_that_no_ring_holds_whole_are_streamed_for_statistics_and_ties(family, width):
     plan = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family)
-    assert (plan.held, plan.beside) == (width, 8)
+    assert (plan.resident_width, plan.overflow_vectors) == (width, 8)
     studied = length_bins.stats_plan(plan)
-    assert (studied.held, studied.stages, studied.beside) == (0, shapes.STAGES, 0)
+    assert (studied.resident_width, studied.stages, studied.overflow_vectors) == (0, shapes.STAGES, 0)
     assert studied.capacity >= 2048 and memory.shared_bytes(studied) <= H200.shared_per_block
     tied = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family, options=Options(tie_break="low"))
-    assert tied.held < width and tied.beside == 0
+    assert tied.resident_width < width and tied.overflow_vectors == 0
 
 
 @pytest.mark.parametrize(
@@ -293,10 +301,10 @@ def test_parts_that_no_ring_holds_whole_are_streamed_for_statistics_and_ties(fam
 def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
     """More slots, fewer rows at a time; and a row whose ties are broken lies in the ring as a whole."""
     options = Options(tie_break=tie_break)
-    plan = ksieve.plan(rows=8192, width=width, k=k, device=H200, family="row_exact", options=options)
-    assert (plan.threads, plan.ctas_per_sm, plan.beside) == shape
+    plan = ksieve.plan(rows=8192, width=width, k=k, device=H200, family="resident_block", options=options)
+    assert (plan.threads, plan.ctas_per_sm, plan.overflow_vectors) == shape
     in_histogram = memory.HISTOGRAM_BYTES // 4
-    assert in_histogram + 2 * plan.shared_capacity >= k + memory.POSITIONS_BESIDE
+    assert in_histogram + 2 * plan.shared_capacity >= k + memory.EXTRA_POSITIONS
 
 
 @pytest.mark.parametrize(("rows", "width"), [(48, 65_536), (28, 131_072), (10, 262_144), (6, 524_288)])
@@ -304,8 +312,8 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     """But with tie-breaks, and for statistics."""
     overlap = Options(overlap=True)  # or some would be held together without being a cluster
     plan = ksieve.plan(rows=rows, width=width, k=2048, device=H200, options=overlap)
-    assert (plan.family, plan.held) == ("cluster_exact", width)
-    assert memory.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + memory.POSITIONS_BESIDE
+    assert (plan.family, plan.resident_width) == ("resident_cluster", width)
+    assert memory.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + memory.EXTRA_POSITIONS
     assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
     more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200, options=overlap)
     assert (more.family, more.splits) != (plan.family, plan.splits), "they would not all run at once"
@@ -313,7 +321,7 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     assert studied.capacity == studied.shared_capacity >= max(2048, plan.capacity)
     assert memory.shared_bytes(studied) <= H200.shared_per_block
     low = Options(tie_break="low")
-    for family in (None, "cluster_exact"):
+    for family in (None, "resident_cluster"):
         chosen = ksieve.plan(rows=rows, width=width, k=2048, device=H200, family=family, options=low)
         assert chosen.capacity >= 2048
 
@@ -321,7 +329,7 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
 @pytest.mark.parametrize(("rows", "shape"), [(67, (1024, 1, 8)), (132, (1024, 1, 8)), (133, (512, 2, 6))])
 def test_streamed_rows_run_on_large_ctas_while_each_has_a_multiprocessor(rows, shape):
     plan = ksieve.plan(rows=rows, width=1_048_577, k=2048, device=H200)
-    assert plan.family == "persistent_sampled"
+    assert plan.family == "stream"
     assert (plan.threads, plan.ctas_per_sm, plan.stages) == shape
     fewer = replace(H200, sm_count=rows - 1)
     assert ksieve.plan(rows=rows, width=1_048_577, k=2048, device=fewer).threads == 512
@@ -336,21 +344,25 @@ def test_rows_that_are_mostly_selected_whole_have_a_cta_each(rows, width, ctas):
     assert ksieve.plan(rows=rows, width=width, k=2048, device=H200).ctas == ctas
 
 
-COOPERATIVE = RESIDENT["cooperative_exact"]
+COOPERATIVE = RESIDENT["resident_grid"]
 
 
-@pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.most_rows}x{s.held}" for s in COOPERATIVE])
+@pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.most_rows}x{s.resident_width}" for s in COOPERATIVE])
 def test_ctas_that_wait_for_each_other_are_all_resident(shape):
-    plan = ksieve.plan(rows=shape.most_rows, width=shape.held, k=2048, device=H200)
-    assert (plan.family, plan.splits, plan.held) == ("cooperative_exact", shape.holders, shape.held)
-    assert plan.ctas == shape.most_rows * shape.holders <= H200.sm_count
+    plan = ksieve.plan(rows=shape.most_rows, width=shape.resident_width, k=2048, device=H200)
+    assert (plan.family, plan.splits, plan.resident_width) == (
+        "resident_grid",
+        shape.ctas_per_row,
+        shape.resident_width,
+    )
+    assert plan.ctas == shape.most_rows * shape.ctas_per_row <= H200.sm_count
     assert plan.workspace_zeroed == plan.workspace_bytes <= 2 << 20
     fewer = replace(H200, sm_count=plan.ctas - 1)
-    assert ksieve.plan(rows=shape.most_rows, width=shape.held, k=2048, device=fewer).family != "cooperative_exact"
-    turns = ksieve.plan(rows=1000, width=shape.held, k=2048, device=H200, family="cooperative_exact")
+    assert ksieve.plan(rows=shape.most_rows, width=shape.resident_width, k=2048, device=fewer).family != "resident_grid"
+    turns = ksieve.plan(rows=1000, width=shape.resident_width, k=2048, device=H200, family="resident_grid")
     assert turns.ctas <= H200.sm_count and turns.ctas % turns.splits == 0, "rows are held in turn"
     studied = length_bins.stats_plan(plan)
-    assert studied.family == "cluster_exact" and studied.capacity >= 2048
+    assert studied.family == "resident_cluster" and studied.capacity >= 2048
 
 
 @pytest.mark.parametrize(
@@ -367,41 +379,44 @@ def test_ctas_that_wait_for_each_other_are_all_resident(shape):
 )
 def test_what_ctas_do_not_hold_together(asked):
     usual = {"rows": 1, "width": 1_048_576, "k": 2048, "device": H200}
-    assert ksieve.plan(**usual).family == "cooperative_exact"
-    assert ksieve.plan(**usual | asked).family != "cooperative_exact"
-    with pytest.raises(ArgumentError, match="family: got 'cooperative_exact'; takes another family"):
-        ksieve.plan(**usual | asked, family="cooperative_exact")
+    assert ksieve.plan(**usual).family == "resident_grid"
+    assert ksieve.plan(**usual | asked).family != "resident_grid"
+    with pytest.raises(ArgumentError, match="family: got 'resident_grid'; takes another family"):
+        ksieve.plan(**usual | asked, family="resident_grid")
 
 
 def test_parts_that_need_all_registers_are_not_finished():
     pages = Options(transform="pages", page_size=64)
-    assert ksieve.plan(rows=8, width=1_048_576, k=2048, device=H200).family == "cooperative_exact"
-    assert ksieve.plan(rows=8, width=1_048_576, k=2048, device=H200, options=pages).family == "split_sampled"
-    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=H200, options=pages).family == "cooperative_exact"
+    assert ksieve.plan(rows=8, width=1_048_576, k=2048, device=H200).family == "resident_grid"
+    assert ksieve.plan(rows=8, width=1_048_576, k=2048, device=H200, options=pages).family == "stream_split"
+    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=H200, options=pages).family == "resident_grid"
 
 
 def test_clusters_of_sixteen_need_room_side_by_side():
     fewer = replace(H200, sm_count=thresholds.WIDE_CLUSTERS - 1)
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=H200).splits == 16
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer).splits == 4
-    assert ksieve.plan(rows=5, width=1_048_576, k=2048, device=fewer).family == "split_sampled"
+    assert ksieve.plan(rows=5, width=1_048_576, k=2048, device=fewer).family == "stream_split"
     assert (
-        ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="cluster_exact").splits == thresholds.CLUSTER
+        ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="resident_cluster").splits
+        == thresholds.CLUSTER
     )
 
 
 def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):
     for table in shapes.of_class("hopper").tables():
-        if "cluster_exact" in table:
-            monkeypatch.setitem(table, "cluster_exact", replace(table["cluster_exact"], held=4096))
-    monkeypatch.setitem(RESIDENT, "cluster_exact", ())
-    assert ksieve.plan(rows=1, width=4096, k=512, device=H200, family="cluster_exact").held == 4096
-    with pytest.raises(ArgumentError, match=r"geometry: got held=4096; takes 0, or at least the width of 4097"):
-        ksieve.plan(rows=1, width=4097, k=512, device=H200, family="cluster_exact")
+        if "resident_cluster" in table:
+            monkeypatch.setitem(table, "resident_cluster", replace(table["resident_cluster"], resident_width=4096))
+    monkeypatch.setitem(RESIDENT, "resident_cluster", ())
+    assert ksieve.plan(rows=1, width=4096, k=512, device=H200, family="resident_cluster").resident_width == 4096
+    with pytest.raises(
+        ArgumentError, match=r"geometry: got resident_width=4096; takes 0, or at least the width of 4097"
+    ):
+        ksieve.plan(rows=1, width=4097, k=512, device=H200, family="resident_cluster")
 
 
 def test_only_sampled_rows_have_a_rank():
-    held = ksieve.plan(rows=1, width=16_384, k=2048, device=H200, family="row_exact")
+    held = ksieve.plan(rows=1, width=16_384, k=2048, device=H200, family="resident_block")
     assert planner_cuda.sample_ranks(held) == (0, 0)
     sampled = ksieve.plan(rows=4096, width=131_072, k=2048, device=H200)
     assert planner_cuda.sample_ranks(sampled) == (sampled.policy.primary_rank(2048), 0)
@@ -413,34 +428,34 @@ def test_narrow_columns_have_a_place_for_every_score_of_a_thread(threads):
     vectors = -(-(widest + 7) // (threads * 8))  # of 8 scores, in a row that starts up to 7 of them late
     assert vectors * 8 <= 1 << 16
     assert not _narrow(widest + 1, threads)
-    assert memory.entry_bytes("split_sampled", 4096, threads) == memory.CANDIDATE_BYTES
+    assert memory.entry_bytes("stream_split", 4096, threads) == memory.CANDIDATE_BYTES
 
 
 def _narrow(width, threads):
-    return memory.entry_bytes("persistent_sampled", width, threads) == memory.NARROW_BYTES
+    return memory.entry_bytes("stream", width, threads) == memory.NARROW_BYTES
 
 
 def test_splits_are_forced_or_refused():
     asked = {"rows": 4, "width": 131_072, "k": 512, "device": H200}
-    free = ksieve.plan(**asked, family="split_sampled")
-    forced = ksieve.plan(**asked, family="split_sampled", splits=3)
+    free = ksieve.plan(**asked, family="stream_split")
+    forced = ksieve.plan(**asked, family="stream_split", splits=3)
     assert (forced.splits, forced.ctas) == (3, 12) and free.splits > 3
     for bad in (0, 257, True):
         with pytest.raises(ArgumentError, match="splits: got"):
-            ksieve.plan(**asked, family="split_sampled", splits=bad)
-    with pytest.raises(ArgumentError, match="only split_sampled splits rows"):
-        ksieve.plan(**asked, family="persistent_sampled", splits=2)
+            ksieve.plan(**asked, family="stream_split", splits=bad)
+    with pytest.raises(ArgumentError, match="only stream_split splits rows"):
+        ksieve.plan(**asked, family="stream", splits=2)
 
 
 @pytest.mark.parametrize(
     ("rows", "width", "kept", "other"),
     [
-        (1, 1_048_576, "cooperative_exact", "cluster_exact"),
-        (2, 1_048_576, "cooperative_exact", "cluster_exact"),
-        (32, 262_144, "cooperative_exact", "cooperative_exact"),
-        (8, 1_048_576, "cooperative_exact", "cooperative_exact"),
-        (16, 1_048_576, "split_sampled", "split_sampled"),
-        (1, 131_072, "cluster_exact", "cluster_exact"),
+        (1, 1_048_576, "resident_grid", "resident_cluster"),
+        (2, 1_048_576, "resident_grid", "resident_cluster"),
+        (32, 262_144, "resident_grid", "resident_grid"),
+        (8, 1_048_576, "resident_grid", "resident_grid"),
+        (16, 1_048_576, "stream_split", "stream_split"),
+        (1, 131_072, "resident_cluster", "resident_cluster"),
     ],
 )
 def test_a_workspace_is_not_zeroed_for_what_another_family_does_without(rows, width, kept, other):
@@ -455,10 +470,10 @@ def test_a_workspace_is_not_zeroed_for_what_another_family_does_without(rows, wi
 def test_row_limits_follow_the_number_of_multiprocessors(count):
     device = replace(H200, sm_count=count)
     plans = [ksieve.plan(rows=rows, width=12_288, k=512, device=device) for rows in (count, count + 1, 8 * count + 1)]
-    assert [(plan.registers, plan.threads, plan.ctas_per_sm) for plan in plans] == [
-        (True, 512, 1),
-        (False, 512, 2),
-        (False, 256, 3),
+    assert [(plan.family, plan.threads, plan.ctas_per_sm) for plan in plans] == [
+        ("register_block", 512, 1),
+        ("resident_block", 512, 2),
+        ("resident_block", 256, 3),
     ]
     same = replace(device, name=H200.name, sm_count=132)
     assert count != 132 or ksieve.plan(rows=64, width=131_072, k=2048, device=device) == ksieve.plan(
@@ -472,7 +487,7 @@ def test_ctas_that_wait_for_each_other_all_run_at_once(count):
     device = replace(H200, sm_count=count)
     for rows, width in ((1, 1_048_576), (8, 1_048_576), (16, 524_288), (33, 262_144)):
         try:
-            plan = ksieve.plan(rows=rows, width=width, k=512, device=device, family="cooperative_exact")
+            plan = ksieve.plan(rows=rows, width=width, k=512, device=device, family="resident_grid")
         except ArgumentError as error:
             assert "another family" in str(error)
             continue
@@ -486,4 +501,4 @@ def test_a_device_that_no_file_covers_is_refused():
 
 def test_the_papers_own_card_has_plans_of_its_own():
     few, many = (ksieve.plan(rows=r, width=131_072, k=2048, device=DEVICES["h20"]) for r in (1, 512))
-    assert (few.family, few.splits) == ("cluster_exact", 8) and (many.family, many.ctas) == ("persistent_sampled", 156)
+    assert (few.family, few.splits) == ("resident_cluster", 8) and (many.family, many.ctas) == ("stream", 156)

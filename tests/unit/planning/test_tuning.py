@@ -20,7 +20,7 @@ SOURCES = {name: value.source for name, value in thresholds.thresholds().items()
     for family, shape in table.items()
 }
 SOURCES |= {
-    f"{found.name} {family} of {shape.held}, {shape.most_rows} rows": shape.source
+    f"{found.name} {family} of {shape.resident_width}, {shape.most_rows} rows": shape.source
     for found in map(shapes.of_class, shapes.CLASSES)
     for family, resident in found.resident.items()
     for shape in resident
@@ -129,7 +129,7 @@ def test_the_planner_is_within_5_percent_of_the_best_plan_of_the_measured_grid()
 def test_a_planner_that_chose_badly_would_be_noticed():
     shape = {"rows": 4096, "width": 131_072}
     best = planner.key(ksieve.plan(**shape, k=2048, device=DEVICES["h200"]))
-    other = "persistent_exact direct"
+    other = "stream_unsampled direct"
     settings = {"device": DEVICES["h200"].name, "k": 2048, "dtype": "float32"}
 
     def grid(**selectors):

@@ -65,14 +65,14 @@ constexpr bool kLocalIndex16 = KSIEVE_LOCAL_INDEX16 != 0; // columns store place
 constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY;   // and in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
-constexpr int kMaxResident = KSIEVE_MAX_RESIDENT; // longest row that row_exact or a cluster holds
+constexpr int kMaxResident = KSIEVE_MAX_RESIDENT; // longest row that resident_block or a cluster holds
 #ifndef KSIEVE_OVERFLOW_VECTORS
 #define KSIEVE_OVERFLOW_VECTORS 0
 #endif
 constexpr int kOverflowVectors =
     KSIEVE_OVERFLOW_VECTORS; // and 16-byte loads per thread that such a row takes beside those in the ring
 #ifndef KSIEVE_REGISTERS
-#define KSIEVE_REGISTERS 0 // rows that row_exact holds stay in registers
+#define KSIEVE_REGISTERS 0 // rows that resident_block holds stay in registers
 #endif
 constexpr bool kStats = KSIEVE_STATS != 0;
 

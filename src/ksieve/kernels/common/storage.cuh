@@ -114,10 +114,10 @@ struct alignas(16) SharedStorage {
   int num_ties;       // and from the back
   u32 least;          // least and greatest key among candidates that found no slot
   u32 greatest;
-  int next; // next row of a persistent CTA; of row_exact, the first that is not described
+  int next; // next row of a persistent CTA; of resident_block, the first that is not described
   int next_length;
   int origin; // position of the first score that thread 0 reads
-  int flag;   // block-wide broadcast of the split family; of row_exact: whether rows are not resident
+  int flag;   // block-wide broadcast of the split family; of resident_block: whether rows are not resident
   int trace[kStatsColumns];
   const void* window;       // of windows: the row's first score
   int row_slots;            // its own k
@@ -129,7 +129,7 @@ struct alignas(16) SharedStorage {
   u64 arrival[kMostChunks]; // of bulk copies
   int copies;               // that rows described so far take
   int next_id;              // of rows that are listed by length: the number of the one whose length was fetched
-  RowDescriptor descriptors[kDescriptors]; // of row_exact: rows beside the current one, in turn; of a cluster one
+  RowDescriptor descriptors[kDescriptors]; // of resident_block: rows beside the current one, in turn; of a cluster one
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planning/memory.py mirrors this struct");
 

@@ -1,4 +1,4 @@
-// Family row_exact, rows in registers.
+// Family register_block: one CTA per row, which stays in registers.
 #include "register/select.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)

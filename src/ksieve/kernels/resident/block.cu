@@ -1,4 +1,4 @@
-// Family row_exact: one CTA per row, which is read once if it fits.
+// Family resident_block: one CTA per row, which is read once if it fits.
 //
 //   1. a row of at most kMaxResident scores is copied to the ring once, and its steps are counted from there
 //   (resident/select.cuh)

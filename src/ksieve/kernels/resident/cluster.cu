@@ -1,4 +1,4 @@
-// Family cluster_exact: one thread block cluster per row, for few rows (sm_90 and later).
+// Family resident_cluster: one thread block cluster per row, for few rows (sm_90 and later).
 //
 //   1. a row that the cluster holds is selected there (resident/select.cuh), on distributed shared memory
 // Otherwise, or where that cannot decide:

@@ -1,4 +1,4 @@
-// Family cooperative_exact: several CTAs share a row, for few long rows; all of them are resident.
+// Family resident_grid: several CTAs share a row, for few long rows; all of them are resident.
 //
 //   1. each copies its part to the ring, samples it and publishes the ends of its bracket
 //   2. steps are counted; the counts of all are added up in the workspace, and every thread finds the k-th score's step

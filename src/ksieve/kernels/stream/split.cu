@@ -1,4 +1,4 @@
-// Family split_sampled: several CTAs per row, for few long rows (KV-split).
+// Family stream_split: several CTAs per row, for few long rows (KV-split).
 //
 //   1. every CTA of the row rebuilds the same view, and so the same boundary, from the row id alone
 //   2. each scans its own contiguous segment into its own candidate slots

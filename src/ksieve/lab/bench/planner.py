@@ -12,9 +12,8 @@ from ksieve.core.policy import POLICIES
 from ksieve.lab.bench import gpu, record, scores
 from ksieve.lab.bench.gpu import Ask, Progress, Tell
 from ksieve.lab.bench.variants import PLANNED, Variant
-from ksieve.planning import cuda as planner_cuda
 from ksieve.planning import shapes, thresholds
-from ksieve.planning.memory import SHARED_ROWS
+from ksieve.planning.families import ONE_CTA, SAMPLED, SHARED_ROWS, former
 from ksieve.planning.plan import Plan
 
 GRID = tuple(
@@ -53,9 +52,9 @@ def alternatives(rows: int, width: int, k: int, dtype: str, device: DeviceInfo) 
     """
     seen = {key(PLANNED.plan(rows, width, k, dtype, device))}
     for family in shapes.families():
-        sampled = family in planner_cuda.SAMPLED
+        sampled = family in SAMPLED
         for policy in [name for name in POLICIES if name not in PAPER] if sampled else [None]:
-            for splits in _splits(rows, width, device) if family == "split_sampled" else [None]:
+            for splits in _splits(rows, width, device) if family == "stream_split" else [None]:
                 try:
                     plan = api.plan(
                         rows=rows, width=width, k=k, dtype=dtype, device=device, family=family, policy=policy,
@@ -71,17 +70,17 @@ def alternatives(rows: int, width: int, k: int, dtype: str, device: DeviceInfo) 
 
 
 def _splits(rows: int, width: int, device: DeviceInfo) -> list[int]:
-    slots = device.sm_count * shapes.of(device).usual["split_sampled"].ctas_per_sm
+    slots = device.sm_count * shapes.of(device).usual["stream_split"].ctas_per_sm
     return [s for s in sorted(thresholds.SPLITS) if rows * s <= WAVES * slots and width >= s * SHORTEST_SEGMENT]
 
 
 def _sensible(plan: Plan) -> bool:
     """Whether a forced plan can win at all: direct routes stream long rows several times."""
     rows, width = plan.problem.rows, plan.problem.width
-    if plan.family == "row_exact":
-        return width <= 2 * plan.held
+    if plan.family in ONE_CTA:
+        return width <= 2 * plan.resident_width
     if plan.family in SHARED_ROWS:
-        return rows * plan.splits <= 2 * plan.device.sm_count and (plan.held > 0 or width <= 262_144)
+        return rows * plan.splits <= 2 * plan.device.sm_count and (plan.resident_width > 0 or width <= 262_144)
     return plan.policy is not None or width <= 131_072
 
 
@@ -148,8 +147,12 @@ def share_of_best(shape: dict[str, Any], chosen: str) -> float:
     """
     selectors = shape["selectors"]
     best = gpu.fastest(selectors)
+    asked = chosen
+    if chosen not in selectors:  # a file of before the families had their names
+        family, _, rest = chosen.partition(" ")
+        chosen = f"{former(family)} {rest}"
     if best is None or selectors.get(chosen, {}).get("exact") is not True:
-        raise KeyError(chosen)
+        raise KeyError(asked)
     return float(selectors[best]["median_us"] / selectors[chosen]["median_us"])
 
 

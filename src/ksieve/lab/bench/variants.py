@@ -30,12 +30,12 @@ class Variant:
     changes: tuple[tuple[str, int], ...] = field(default=())
 
     def plan(self, rows: int, width: int, k: int, dtype: str, device: DeviceInfo) -> Plan:
-        """Make the plan; `geometry` fields (threads, ctas_per_sm, held) re-derive the storage, `changes` do not."""
+        """Make the plan; `geometry` (threads, ctas_per_sm, ...) changes its storage too, `changes` does not."""
         asked: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "device": device}
         with _geometry(self.family, dict(self.geometry)):
             plan = api.plan(**asked, family=self.family, policy=self.policy)
         changes: dict[str, Any] = dict(self.changes)
-        if "splits" in changes and plan.family == "split_sampled":
+        if "splits" in changes and plan.family == "stream_split":
             changes.setdefault("ctas", rows * changes["splits"])
         return with_workspace(replace(plan, **changes)) if changes else plan
 
@@ -71,7 +71,7 @@ def variants_of(families: Sequence[str | None], policies: Sequence[str | None], 
     """Variants asked for: every family with every policy, then those of a JSON list.
 
     An object of the list may hold ``name``, ``family``, ``policy`` (a name, or an object of `SamplingPolicy` fields),
-    ``threads``, ``ctas_per_sm`` and ``held`` (storage is derived anew), and any other number of a `Plan`.
+    ``threads``, ``ctas_per_sm`` and ``resident_width`` (storage is derived anew), and any other number of a `Plan`.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def _variant(item: dict[str, Any]) -> Variant:
             policy = SamplingPolicy(**named)
         except TypeError as error:
             raise ArgumentError("--variants", f"policy {policy}", f"fields of SamplingPolicy ({error})") from None
-    geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "held") if key in item}
+    geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "resident_width") if key in item}
     if geometry and family not in shapes.families():
         raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(shapes.families())}")
     known = {f.name for f in fields(Plan)}

@@ -72,9 +72,8 @@ add(
     "gpu",
     gpu.bench_gpu,
     "ksieve bench gpu --shapes 512x131072,64x262144",
-    "ksieve bench gpu --shapes decode --only x131072 --families split_sampled,cluster_exact",
-    "ksieve bench gpu --shapes 512x131072 --torch-rounds 0 --variants "
-    '\'[{"family":"persistent_sampled","ctas_per_sm":3}]\'',
+    "ksieve bench gpu --shapes decode --only x131072 --families stream_split,resident_cluster",
+    'ksieve bench gpu --shapes 512x131072 --torch-rounds 0 --variants \'[{"family":"stream","ctas_per_sm":3}]\'',
 )
 add(
     bench_app,

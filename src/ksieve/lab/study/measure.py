@@ -96,7 +96,7 @@ class CaptureStudy:
             "dtype": self.dtype,
             "lengths": {"least": lengths.min(), "median": float(np.median(lengths)), "most": lengths.max()},
             "verdict": verdict(own, policies),
-            "plan": {"device": chosen.device.name, "family": chosen.family, "held": chosen.held,
+            "plan": {"device": chosen.device.name, "family": chosen.family, "held": chosen.resident_width,
                      "capacity": chosen.capacity, **own},
             "tail": self._tail_results(),
             "deciles": self._decile_results(),

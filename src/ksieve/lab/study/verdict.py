@@ -89,9 +89,11 @@ class Judged:
         """Add a row; `row_id` is its number in the capture, which determines its sample positions."""
         plan, policy, k = self.plan, self.plan.policy, self.plan.problem.k
         on_cpu = plan.family == "cpu"
-        model: dict[str, Any] = {"seed": _SEED} if on_cpu else {"held": plan.held, "splits": plan.splits}
+        model: dict[str, Any] = (
+            {"seed": _SEED} if on_cpu else {"resident_width": plan.resident_width, "splits": plan.splits}
+        )
         _, trace = reference.select_row(row.scores, k, row_id=row_id, policy=policy, capacity=plan.capacity, **model)
-        once = on_cpu or row.length <= plan.held
+        once = on_cpu or row.length <= plan.resident_width
         self.rows += 1
         self.scans += trace.scans
         least = KEPT_SCANS[trace.route] if on_cpu else ROUTE_SCANS[trace.route] - (trace.route == Route.DIRECT and once)

@@ -16,18 +16,16 @@ ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """Architectures that every kernel is compiled for in the tests; any newer one is compiled natively too."""
 
 STEMS = {
-    "persistent_sampled": "stream/block",
-    "persistent_exact": "stream/block",
-    "split_sampled": "stream/split",
-    "row_exact": "resident/block",
-    "cluster_exact": "resident/cluster",
-    "cooperative_exact": "resident/grid",
-    "deal": "length_bins",
+    "stream": "stream/block",
+    "stream_unsampled": "stream/block",
+    "stream_split": "stream/split",
+    "register_block": "register/block",
+    "resident_block": "resident/block",
+    "resident_cluster": "resident/cluster",
+    "resident_grid": "resident/grid",
+    "length_bins": "length_bins",
 }
 """Source file of each kernel family, and of the kernel that bins rows by length."""
-
-REGISTER_STEM = "register/block"
-"""Source file of plans whose rows stay in registers (`Plan.registers`)."""
 
 CLUSTER_STEM = "resident/cluster"
 """Source file of the kernel that runs in thread block clusters."""
@@ -103,18 +101,17 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         ),
         "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
         "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
-        "KSIEVE_MAX_RESIDENT": plan.held,
+        "KSIEVE_MAX_RESIDENT": plan.resident_width,
         "KSIEVE_STATS": int(stats),
         "KSIEVE_DTYPE": DTYPES[plan.problem.dtype],
         "KSIEVE_SHARED_BYTES": memory.shared_bytes(plan),
         **_option_defines(plan),
-        **({"KSIEVE_OVERFLOW_VECTORS": plan.beside} if plan.beside else {}),
-        **({"KSIEVE_REGISTERS": 1} if plan.registers else {}),
-        **({"KSIEVE_MAILBOX_BYTES": memory.meeting_bytes(plan.splits)} if cooperative(plan) else {}),
-        **({"KSIEVE_BINNED": 1, "KSIEVE_BIN": plan.band} if plan.band is not None else {}),
+        **({"KSIEVE_OVERFLOW_VECTORS": plan.overflow_vectors} if plan.overflow_vectors else {}),
+        **({"KSIEVE_REGISTERS": 1} if plan.family == "register_block" else {}),
+        **({"KSIEVE_MAILBOX_BYTES": memory.mailbox_bytes(plan.splits)} if cooperative(plan) else {}),
+        **({"KSIEVE_BINNED": 1, "KSIEVE_BIN": plan.bin} if plan.bin is not None else {}),
     }
-    stem = REGISTER_STEM if plan.registers else STEMS[plan.family]
-    return KernelSpec(stem, arch or architecture(plan.device.capability), tuple(defines.items()))
+    return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
 
 
 def _option_defines(plan: Plan) -> dict[str, int]:
@@ -136,12 +133,12 @@ def _option_defines(plan: Plan) -> dict[str, int]:
 
 def overlaps(plan: Plan) -> bool:
     """Whether a plan's kernel may be launched while the previous one drains, and lets the next one."""
-    return (plan.problem.options.overlap or plan.band is not None) and plan.device.capability >= (9, 0)
+    return (plan.problem.options.overlap or plan.bin is not None) and plan.device.capability >= (9, 0)
 
 
 def cooperative(plan: Plan) -> bool:
     """Whether the thread blocks of a plan's kernel wait for each other, so that all of them have to be resident."""
-    return plan.family == "cooperative_exact"
+    return plan.family == "resident_grid"
 
 
 def extended(plan: Plan) -> bool:

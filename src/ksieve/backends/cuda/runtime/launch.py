@@ -44,7 +44,7 @@ _UNKNOWN_STREAM = -1
 _TOO_FEW_RESIDENT = 720
 _REMEDIES = {
     _TOO_FEW_RESIDENT: "; its thread blocks wait for each other, and this process may use fewer multiprocessors than "
-    "the device has (MPS, a green context): pass a plan with family='cluster_exact' or 'split_sampled'",
+    "the device has (MPS, a green context): pass a plan with family='resident_cluster' or 'stream_split'",
 }
 """Remedies of driver errors, by code (CUresult)."""
 
@@ -106,11 +106,11 @@ class Launcher:
         self._lists = plan.lists_at
         self._most = max(plan.ctas, 1)
         self._lock = threading.Lock()
-        attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "cluster_exact" else []
+        attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "resident_cluster" else []
         if cooperative(plan):
             attributes.append((_COOPERATIVE, 1, 0, 0))
         self._before = tuple(Launcher(other, stats, stream, driver) for other in length_bins.launches(plan)[:-1])
-        if overlaps(plan) and (plan.family != "deal" or plan.problem.options.overlap):
+        if overlaps(plan) and (plan.family != "length_bins" or plan.problem.options.overlap):
             attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
         self.extended = extended(plan)
         config_at = PARAMS.size + (OPTIONS.size if self.extended else 0)

@@ -23,7 +23,7 @@ PARTS = tuple(PAPER)
 STEP_PARTS = PARTS[:-1]
 
 PHASE_CHOICES: dict[str, Choice] = {
-    steps.DIRECT: ("persistent_exact", "direct"),
+    steps.DIRECT: ("stream_unsampled", "direct"),
     "sampled, s = 128": (steps.FAMILY, steps.paper_policy(steps.STRIDE, steps.MARGIN)),
     "sampled by lines": (steps.FAMILY, LINES_128),
 }

@@ -18,10 +18,10 @@ ROWS = (64, 128, 256, 512, 1024, 2048, 4096)
 EXACT, PLANNED = "exact proposal", "ksieve"
 CHOICES: dict[str, Choice] = {
     PLANNED: (None, None),
-    EXACT: ("persistent_exact", "direct"),
+    EXACT: ("stream_unsampled", "direct"),
     "on-chip or cluster": (None, "direct"),
-    "s = 64": ("persistent_sampled", PAPER_64),
-    "s = 128 with rescue": ("persistent_sampled", PAPER_128),
+    "s = 64": ("stream", PAPER_64),
+    "s = 128 with rescue": ("stream", PAPER_128),
 }
 """The timed plans: the planner's choice; the same kernel with an exact and with sampled proposals, as in the paper; and
 the planner's best kernel that does not sample."""

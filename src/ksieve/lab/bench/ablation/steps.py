@@ -27,7 +27,7 @@ LINE_STRIDES = (32, 64, 128, 256)
 """Denser views by lines have more statistics than a CTA can rank."""
 
 PLANNED, DIRECT, RESCUED = "ksieve", "exact proposal", "with rescue"
-FAMILY = "persistent_sampled"
+FAMILY = "stream"
 WAVE = 256
 """Rows of the wave that measures recovery: two whole periods of the view, at most one wave of CTAs."""
 
@@ -68,7 +68,7 @@ def choices_of(parts: Iterable[str]) -> dict[str, Choice]:
     if "rescue" in wanted:
         found[RESCUED] = (FAMILY, replace(PAPER_128, min_rank=1))
     if "proposal" in wanted:
-        found[DIRECT] = ("persistent_exact", "direct")
+        found[DIRECT] = ("stream_unsampled", "direct")
     return found
 
 
