@@ -17,7 +17,8 @@ from typing import Any
 import typer
 
 from ksieve.core import atomic
-from ksieve.lab.bench import anchors, pages, plots
+from ksieve.lab.bench import anchors, pages
+from ksieve.lab.report import benches
 
 ROOT = Path(__file__).parent.parent
 
@@ -177,13 +178,13 @@ def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
     """
     stale = []
     for path in sorted(results.glob("gpu-*.json")):
-        names = plots.names(_payload(path), path.stem)
+        names = benches.names(_payload(path), path.stem)
         mark = f"<!-- drawn from {path.name}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()} -->\n"
         old = [n for n in names if not (at := folder / f"{n}.svg").exists() or not at.read_text("utf-8").endswith(mark)]
         stale += old
         if old and not check:
             with tempfile.TemporaryDirectory() as drawn:
-                plots.draw(_payload(path), Path(drawn), path.stem)
+                benches.draw(_payload(path), Path(drawn), path.stem)
                 folder.mkdir(parents=True, exist_ok=True)
                 for name in names:
                     text = (Path(drawn) / f"{name}.svg").read_text(encoding="utf-8")

@@ -14,10 +14,11 @@ from conftest import ROOT
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import PAPER_128
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
-from ksieve.lab.bench import ablation, plots, record
+from ksieve.lab.bench import ablation, record
 from ksieve.lab.bench.ablation import activation, phases, steps
 from ksieve.lab.bench.ablation.paper import PAPER
 from ksieve.lab.bench.targets import Cpu, machine_of, read_prefixes
+from ksieve.lab.report import benches
 from ksieve.planning.devices import DEVICES
 
 PAPER_TEXT = ROOT.parent / "shared" / "paper" / "000_cc15b63c323d553e.txt"
@@ -193,7 +194,7 @@ def test_stamped_cycles_become_microseconds():
 def test_every_part_is_drawn(payload, tmp_path):
     pytest.importorskip("matplotlib")
     path = record.write_json(tmp_path / "ablation.json", payload)
-    drawn = plots.draw(record.read_json(path), tmp_path, "ablation")
+    drawn = benches.draw(record.read_json(path), tmp_path, "ablation")
     assert {p.stem for p in drawn} == {f"ablation-{part}" for part in ablation.PARTS}
 
 

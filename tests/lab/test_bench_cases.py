@@ -10,8 +10,9 @@ import pytest
 from bench_host import FLOOR_US, H200, OTHER_US, OWN_US, host, invoke
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import adversarial_gpu as hard
-from ksieve.lab.bench import gpu, planner, plots, record, trace, worst
+from ksieve.lab.bench import gpu, planner, record, trace, worst
 from ksieve.lab.bench.variants import PLANNED, Variant
+from ksieve.lab.report import benches
 
 torch = pytest.importorskip("torch")
 
@@ -189,8 +190,8 @@ def test_an_inexact_selector_leaves_a_gap():
         "floor_us": 1.0,
         "selectors": {"a": {"median_us": 2.0, "exact": True}, "b": {"median_us": 1.0, "exact": False}},
     }
-    assert plots._microseconds(shape, "a") == 2.0
-    assert np.isnan(plots._microseconds(shape, "b")) and plots._names([shape]) == ["plain read", "a"]
+    assert benches._microseconds(shape, "a") == 2.0
+    assert np.isnan(benches._microseconds(shape, "b")) and benches._names([shape]) == ["plain read", "a"]
 
 
 def test_published_times_stand_apart(host, monkeypatch, tmp_path):

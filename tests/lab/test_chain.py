@@ -17,6 +17,7 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.lab.bench import chain, floor, timing
 from ksieve.lab.bench.timing import Timing
 from ksieve.lab.chain import producers
+from ksieve.lab.report import chain as drawing
 
 torch = pytest.importorskip("torch")
 
@@ -144,7 +145,7 @@ def test_the_figure_is_drawn(on_the_host, monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "measure", fake_measure([]))
     payload = run_small()
     payload["results"]["requests"][0]["floor_ms"] = 0.1
-    assert [p.suffix for p in chain.draw(payload, tmp_path / "chain")] == [".png", ".svg"]
+    assert [p.suffix for p in drawing.draw(payload, tmp_path / "chain")] == [".png", ".svg"]
 
 
 def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, tmp_path):

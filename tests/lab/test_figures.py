@@ -6,12 +6,15 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from conftest import ROOT
 from ksieve.core.errors import BackendError
-from ksieve.lab.report import figures
+from ksieve.lab.bench import pages, record
+from ksieve.lab.report import benches, figures
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 
@@ -31,6 +34,11 @@ def test_save_writes_png_and_svg_and_the_same_svg_twice(tmp_path):
     text = first[1].read_text()
     ElementTree.fromstring(text)
     assert ">width<" in text, "text is stored as text"
+    dark = re.findall(r'\[style\*="(fill|stroke): (#\w+)"\]{\1:(#\w+)!important}', text)
+    for use, colour, _ in dark:
+        assert f"{use}: {colour}" in text.partition("</style>")[2]
+    assert {("fill", figures.INK), ("fill", figures.CARD), ("stroke", figures.GRID)} <= {pair[:2] for pair in dark}
+    assert "@media (prefers-color-scheme: dark)" in text
     second = figures.save(draw()[0], tmp_path / "again.svg")
     assert [p.name for p in second] == ["again.png", "again.svg"]
     assert second[1].read_text() == text
@@ -95,3 +103,69 @@ def test_twelve_series_look_different():
     for marker in (True, False):
         looks = [str(figures.series(index, marker=marker)) for index in range(12)]
         assert len(set(looks)) == 12
+
+
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("gpu-*.json"))
+
+
+def drawn(path):
+    """Every figure of a committed result, by the end of its name."""
+    kept = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda figure, stem, **_: kept.update({Path(stem).name: figure}) or [])
+        benches.draw(record.read_json(path), Path("nowhere"), path.stem)
+    return kept
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=[path.stem for path in RESULTS])
+def test_no_words_of_a_figure_lie_on_others_or_outside(path):
+    for name, figure in drawn(path).items():
+        figure.draw_without_rendering()
+        whole = figure.bbox
+        titles = [figure._suptitle] if figure._suptitle else []
+        boxes = {
+            "title": [t.get_window_extent() for t in titles],
+            "legend": [x.get_window_extent() for x in figure.legends],
+        }
+        texts = [t for axes in figure.axes for t in axes.texts if t.get_text().strip() and axes.get_visible()]
+        labels = [t for a in figure.axes if a.get_visible() for t in (*a.get_xticklabels(), *a.get_yticklabels())]
+        boxes["text"] = [t.get_window_extent() for t in texts if len(texts) < 60]  # not the cells of a heat map
+        for kind, found in boxes.items():
+            for box in found:
+                assert box.x0 >= whole.x0 - 1 and box.x1 <= whole.x1 + 1, f"{name}: a {kind} is cut off"
+                assert box.y0 >= whole.y0 - 1 and box.y1 <= whole.y1 + 1, f"{name}: a {kind} is cut off"
+        everything = [box for found in boxes.values() for box in found]
+        for i, one in enumerate(everything):
+            for other in everything[:i]:
+                apart = (
+                    one.x1 <= other.x0 + 1 or other.x1 <= one.x0 + 1 or one.y1 <= other.y0 + 1 or other.y1 <= one.y0 + 1
+                )
+                assert apart, f"{name}: words lie on each other"
+        assert min((t.get_fontsize() for t in (*texts, *labels)), default=8) >= 7.5, name
+
+
+@pytest.mark.parametrize("stem", ["gpu-decode-k2048", "gpu-short-k2048", "gpu-operator-k2048"])
+def test_panels_have_few_curves_and_the_page_names_the_others(stem):
+    payload = record.read_json(ROOT / "benchmarks" / "results" / f"{stem}.json")
+    (curves,) = (figure for name, figure in drawn(ROOT / "benchmarks" / "results" / f"{stem}.json").items()
+                 if name.endswith(benches.CURVES))  # fmt: skip
+    for axes in curves.axes:
+        if axes.get_visible():
+            names = [line.get_label() for line in axes.get_lines()]
+            assert names[:2] == ["plain read", "ksieve"] and len(names) <= benches.MOST_CURVES
+    timed = {n for s in payload["results"]["shapes"] for n, f in s.get("selectors", {}).items() if f.get("median_us")}
+    assert set(benches.left_out(payload)) <= timed - set(names)
+    assert pages.images(payload, stem)[-1].startswith("Not drawn") == bool(benches.left_out(payload))
+
+
+def test_options_are_bars_of_time_over_the_plain_call():
+    path = ROOT / "benchmarks" / "results" / "gpu-options-k2048.json"
+    (figure,) = drawn(path).values()
+    shapes = record.read_json(path)["results"]["shapes"]
+    assert len([a for a in figure.axes if a.get_visible()]) == len(shapes)
+    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    for axes, shape in zip(figure.axes, shapes, strict=True):
+        for bar in axes.patches:
+            name = names[round(bar.get_y() + bar.get_height() / 2)]
+            plain = shape["selectors"]["plain"]["median_us"]
+            assert bar.get_width() == pytest.approx(shape["selectors"][name]["median_us"] / plain)

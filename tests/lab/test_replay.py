@@ -9,8 +9,9 @@ import pytest
 
 import ksieve
 from ksieve.core.errors import ArgumentError, CaptureFormatError
-from ksieve.lab.bench import plots, record
+from ksieve.lab.bench import record
 from ksieve.lab.bench import targets as machines
+from ksieve.lab.report import benches
 from ksieve.lab.traces import replay
 from ksieve.lab.traces.serving import Invocation, invocations
 from ksieve.lab.workloads.producers import write_synthetic
@@ -144,7 +145,7 @@ def test_the_example_is_small_and_the_figure_is_drawn(tmp_path):
     assert sum(c.valid_scores for c in replay.EXAMPLE.calls) < 5e7
     payload = replay.run(SMALL, backend="cpu", rounds=1)
     path = record.write_json(tmp_path / "replay.json", payload)
-    assert len(plots.draw(record.read_json(path), tmp_path, "replay")) == 2
+    assert len(benches.draw(record.read_json(path), tmp_path, "replay")) == 2
 
 
 def test_the_commands_say_what_they_did(tmp_path, monkeypatch):

@@ -17,8 +17,8 @@ from conftest import ROOT
 from ksieve.captures.format import open_capture
 from ksieve.captures.writer import CaptureWriter
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.lab.report.study import FIGURES, draw_policies
 from ksieve.lab.study import measure, pages, run
-from ksieve.lab.study.draw import FIGURES, draw_policies
 from ksieve.lab.study.rows import eligible_rows, read_blocks
 from ksieve.lab.study.tally import MOST, RankTally, rank_text
 from ksieve.lab.study.views import UNUSABLE

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ksieve.lab.bench import pages, plots
+from ksieve.lab.bench import pages
 from ksieve.lab.bench.ablation import inexact, steps
 from ksieve.lab.bench.pages import InexactError, fenced, machine, table
+from ksieve.lab.report import benches
 
 Payload = Mapping[str, Any]
 
@@ -33,7 +34,9 @@ def section(files: Sequence[tuple[str, str, Payload]]) -> str:
             if payload["bench"] == bench:
                 parts += [f"### {stem}", f"{machine(payload)}; {link}:", fenced("text", pages.command(payload))]
                 parts += writers[bench](payload)
-                parts += [f"![{name.replace('-', ' ')}](../figures/{name}.svg)" for name in plots.names(payload, stem)]
+                parts += [
+                    f"![{name.replace('-', ' ')}](../figures/{name}.svg)" for name in benches.names(payload, stem)
+                ]
     return "\n\n".join(parts)
 
 

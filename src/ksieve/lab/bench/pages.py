@@ -1,7 +1,7 @@
 """Result files of GPU benches as Markdown: the tables and figures of docs/reference/benchmarks.md.
 
 Every number comes out of a payload; an answer that was not exact stops the page. Figures are referred to by the names
-that `plots.names` gives; who writes the page draws them.
+that `benches.names` gives; who writes the page draws them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ksieve.lab.bench import anchors, plots
+from ksieve.lab.bench import anchors
 from ksieve.lab.bench.scores import lengths_text
+from ksieve.lab.report import benches
 
 TARGET_MEAN = 0.92
 TARGET_LEAST = 0.82
@@ -109,8 +110,11 @@ def source(payload: Payload) -> str:
 
 
 def images(payload: Payload, stem: str) -> list[str]:
-    """Figures of a result, relative to a folder of docs/."""
-    return [f"![{name.replace('-', ' ')}](../figures/{name}.svg)" for name in plots.names(payload, stem)]
+    """Figures of a result, relative to a folder of docs/, and which selectors their curves leave out."""
+    names = benches.names(payload, stem)
+    shown = [f"![{name.replace('-', ' ')}](../figures/{name}.svg)" for name in names]
+    absent = benches.left_out(payload) if any(name.endswith(benches.CURVES) for name in names) else []
+    return [*shown, f"Not drawn, slower on average, and in the table: {', '.join(absent)}."] if absent else shown
 
 
 def operator_targets(payloads: Sequence[Payload]) -> str:

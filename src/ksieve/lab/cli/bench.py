@@ -231,7 +231,8 @@ def bench_plot(
 
     A figure has the name of its result file.
     """
-    from ksieve.lab.bench import plots, record
+    from ksieve.lab.bench import record
+    from ksieve.lab.report import benches
 
     gpu.ready(folder)
     for path in results:
@@ -239,7 +240,7 @@ def bench_plot(
             payload = record.read_json(path)
         except ValueError as error:
             raise ArgumentError("RESULT", str(path), f"a result file ({error})") from None
-        drawn = plots.draw(payload, folder, path.stem)
+        drawn = benches.draw(payload, folder, path.stem)
         if not drawn:
             terminal.note(f"{path}: nothing to draw in a result of bench {payload['bench']}")
         for file in drawn:

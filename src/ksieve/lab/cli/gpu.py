@@ -328,10 +328,10 @@ def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> 
     if path is not None:
         terminal.say(f"written: {_short(record.write_json(path.absolute(), payload))}")
     if figures is not None:
-        from ksieve.lab.bench import plots
+        from ksieve.lab.report import benches
 
         stem = path.stem if path is not None else payload["bench"]
-        for drawn in plots.draw(payload, figures.absolute(), stem):
+        for drawn in benches.draw(payload, figures.absolute(), stem):
             terminal.say(f"drawn: {_short(drawn)}")
     terminal.result(lambda: payload)
 

@@ -1,8 +1,8 @@
 """One look for every figure: style, colours, axes in powers of two, heat maps, and saving as PNG and SVG.
 
-A figure is a solid light card with dark ink, so the same file reads in print, on a light page and on a dark one.
-Inside an HTML report of our own, `inline_svg` names its colours by CSS variables instead, and `PAGE_CSS` gives them
-light and dark values, so that there a figure follows the reader's theme.
+A PNG is a solid light card with dark ink. An SVG is the same card, and holds a style sheet that gives its colours dark
+values where the reader prefers a dark page; viewers without style sheets show the light ones. Inside an HTML report of
+our own, `inline_svg` names the colours by CSS variables, to which `PAGE_CSS` gives light and dark values.
 
 Colours are Okabe and Ito's (2008), which readers with any common colour vision distinguish; `series` pairs each
 with a marker and a dash of its own, so that nothing hangs on colour alone. Matplotlib is imported when a figure is
@@ -177,8 +177,22 @@ def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160) -> list[P
         pixels = io.BytesIO()
         figure.savefig(pixels, format="png", dpi=dpi, metadata={"Software": None})
     atomic.write_bytes(png, pixels.getvalue())
-    atomic.write_text(svg, _svg_text(figure))
+    atomic.write_text(svg, _themed(_svg_text(figure)))
     return [png, svg]
+
+
+def _themed(svg: str) -> str:
+    """Add a style sheet for readers who prefer a dark page: every colour of ours, by the value that is written."""
+    rules = [
+        f'[style*="{use}: {light}"]{{{use}:{dark}!important}}'
+        for (name, light), dark in zip(_LIGHT.items(), _DARK.values(), strict=True)
+        for use in ("fill", "stroke")
+        if f"{use}: {light}" in svg and name in _DARK
+    ]
+    if not rules:
+        return svg
+    end = svg.index(">", svg.index("<svg")) + 1
+    return f"{svg[:end]}\n <style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>{svg[end:]}"
 
 
 def inline_svg(figure: Any, *, label: str = "") -> str:

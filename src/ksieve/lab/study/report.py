@@ -7,9 +7,9 @@ from html import escape
 from typing import Any
 
 from ksieve.lab.report import figures
+from ksieve.lab.report.study import FIGURES
 from ksieve.lab.study import words
 from ksieve.lab.study.compare import PAPER_K
-from ksieve.lab.study.draw import FIGURES
 from ksieve.lab.study.verdict import HOLDS
 
 EXPLANATIONS = {

@@ -118,7 +118,7 @@ def study(
 
 def targets(folder: Path, *, result: Path | None = None, figures: Path | None = None) -> list[Path]:
     """List the files that `write` writes: the report, the result file, then the figures."""
-    from ksieve.lab.study.draw import FIGURES
+    from ksieve.lab.report.study import FIGURES
 
     stems = [(figures or folder / "figures") / f"study-{entry.stem}" for entry in FIGURES]
     drawn = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg")]
@@ -147,7 +147,7 @@ def write(
         Files written, the report first.
     """
     from ksieve.lab.report import figures as drawing
-    from ksieve.lab.study.draw import FIGURES
+    from ksieve.lab.report.study import FIGURES
     from ksieve.lab.study.report import report
 
     drawing.require_matplotlib()

@@ -18,19 +18,32 @@ from ksieve.lab.bench.variants import PLANNED
 from ksieve.lab.report import figures
 
 OWN = PLANNED.name
+PLAIN = "plain"
 FLOOR = "plain read"
 DECODE_ROWS = (1, 8, 64, 256)
 """Batches that get a panel of decode curves."""
+
+CURVES = ("-decode", "-latency")
+"""Ends of the names of figures that are curves, one for each selector."""
+
+MOST_CURVES = 5
+"""Curves of a panel: the plain read, ksieve, the paper's kernels and the fastest others; tables have all selectors."""
+
+MOST_PANELS = 8
+"""Panels of a figure of many widths: the narrowest, the widest, and widths between them."""
+
+PAPERS = "hpc-ops"
+"""Beginning of the names of the paper's own kernels."""
 
 WORST_TARGET = 2.5
 """Times over the floor that no input is to exceed."""
 
 ELSEWHERE = {
-    "ablation": "ksieve.lab.bench.ablation.draw",
-    "chain": "ksieve.lab.bench.chain",
-    "replay": "ksieve.lab.traces.replay",
+    "ablation": "ksieve.lab.report.ablation",
+    "chain": "ksieve.lab.report.chain",
+    "replay": "ksieve.lab.report.replay",
 }
-"""Benches whose own modules draw their results."""
+"""Modules that draw the other benches' results."""
 
 Shape = Mapping[str, Any]
 
@@ -84,12 +97,15 @@ def _makers(payload: Mapping[str, Any]) -> list[tuple[str, Callable[[Mapping[str
     if bench == "trace":
         return [("", _trace)] if any("floor_us" in found for found in results["traces"].values()) else []
     shapes = _shapes(results)
+    if bench == "options":
+        return [("", _options)] if any(math.isfinite(_microseconds(shape, PLAIN)) for shape in shapes) else []
     if bench == "planner":
         return [("", _planner)] if any(_chosen(shape) for shape in shapes) else []
     if not shapes or "floor_us" not in shapes[0] or "selectors" not in shapes[0]:
         return []
     heat = [("-of-floor", _heat)] if any(math.isfinite(_microseconds(shape, OWN)) for shape in shapes) else []
-    return [*heat, ("-decode", _decode) if _is_decode(results) else ("-latency", _latency)]
+    decode, latency = CURVES
+    return [*heat, (decode, _decode) if _is_decode(results) else (latency, _latency)]
 
 
 def _shapes(results: Mapping[str, Any]) -> list[Shape]:
@@ -122,10 +138,22 @@ def _microseconds(shape: Shape, name: str) -> float:
 
 
 def _names(shapes: Sequence[Shape]) -> list[str]:
-    """Selectors with at least one exact time: the floor and our own first."""
+    """`MOST_CURVES` selectors at most: the floor, our own, the paper's, then those that are fastest on average."""
     found = dict.fromkeys(name for shape in shapes for name in shape.get("selectors", {}))
-    others = [n for n in found if n != OWN and any(math.isfinite(_microseconds(s, n)) for s in shapes)]
-    return [FLOOR, *([OWN] if OWN in found else []), *others]
+    times = {n: [_microseconds(s, n) / _microseconds(s, FLOOR) for s in shapes] for n in found if n != OWN}
+    ratios = {n: [math.log(t) for t in known if math.isfinite(t)] for n, known in times.items()}
+    # One that answers few of the shapes comes after those that answer most.
+    order = {n: (2 * len(r) < len(shapes), sum(r) / len(r)) for n, r in ratios.items() if r}
+    others = sorted(order, key=lambda n: (not n.startswith(PAPERS), order[n]))
+    return [FLOOR, *([OWN] if OWN in found else []), *others][:MOST_CURVES]
+
+
+def left_out(payload: Mapping[str, Any]) -> list[str]:
+    """Selectors with times that a figure of curves does not show."""
+    shapes = _shapes(payload["results"])
+    timed = dict.fromkeys(n for s in shapes for n in s.get("selectors", {}) if math.isfinite(_microseconds(s, n)))
+    shown = _names(shapes)
+    return [name for name in timed if name not in shown]
 
 
 def _look(names: Sequence[str], name: str) -> dict[str, Any]:
@@ -168,9 +196,47 @@ def _panels(payload: Mapping[str, Any], by: str, values: Sequence[int], x: str) 
         return figure
 
 
+def _options(payload: Mapping[str, Any]) -> Any:
+    """Bars: every option's time over the plain call's, a panel for each shape; options in one order, dearest on top."""
+    shapes = [s for s in _shapes(payload["results"]) if math.isfinite(_microseconds(s, PLAIN))]
+    ratios = [
+        {n: ratio for n in s["selectors"] if n != PLAIN and math.isfinite(ratio := _microseconds(s, n) / plain)}
+        for s in shapes
+        for plain in [_microseconds(s, PLAIN)]
+    ]
+    names = dict.fromkeys(name for found in ratios for name in found)
+    known = {name: [found[name] for found in ratios if name in found] for name in names}
+    names_in_order = sorted(names, key=lambda name: sum(known[name]) / len(known[name]))
+    columns = min(len(shapes), 3)
+    rows = math.ceil(len(shapes) / columns)
+    most = max(max(found.values(), default=1) for found in ratios)
+    size = (1.9 + 2.5 * columns, 0.9 + rows * (0.75 + 0.2 * len(names)))
+    with figures.canvas(rows, columns, size=size, sharex=True, sharey=True, squeeze=False) as (figure, grid):
+        for axes, shape, found in zip(grid.flat, shapes, ratios, strict=False):
+            places = [i for i, name in enumerate(names_in_order) if name in found]
+            values = [found[names_in_order[i]] for i in places]
+            bars = axes.barh(places, values, 0.68, color=figures.PALETTE["sky"])
+            axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=3, fontsize=8)
+            axes.axvline(1, color=figures.INK, linewidth=1)
+            axes.set_xlim(0, most * 1.18)
+            axes.set_yticks(range(len(names_in_order)), names_in_order)
+            axes.grid(visible=False, axis="y")
+            plain = _microseconds(shape, PLAIN)
+            axes.set_title(f"{shape['rows']} x {figures.size_text(shape['width'])}: plain {plain:.3g} us")
+        for axes in list(grid.flat)[len(shapes) :]:
+            axes.set_visible(False)
+        for axes in grid[-1]:
+            axes.set_xlabel("time over the plain call's")
+        figure.suptitle(_title(payload), fontsize=10, x=0.01, ha="left")
+        return figure
+
+
 def _latency(payload: Mapping[str, Any]) -> Any:
     shapes = _shapes(payload["results"])
-    return _panels(payload, "width", sorted({shape["width"] for shape in shapes}), "rows")
+    widths = sorted({shape["width"] for shape in shapes})
+    if len(widths) > MOST_PANELS:
+        widths = [widths[round(i * (len(widths) - 1) / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
+    return _panels(payload, "width", widths, "rows")
 
 
 def _decode(payload: Mapping[str, Any]) -> Any:
@@ -221,26 +287,30 @@ def _worst(payload: Mapping[str, Any]) -> Any:
     found = payload["results"]["worst"]
     families = sorted((f for f in found if OWN in found[f]), key=lambda f: found[f][OWN]["ratio"])
     others = list(dict.fromkeys(name for family in families for name in found[family] if name != OWN))
-    with figures.canvas(size=(7.2, 1.4 + 0.26 * len(families))) as (figure, axes):
+    with figures.canvas(size=(7.6, 1.6 + 0.26 * len(families))) as (figure, axes):
         ratios = [found[family][OWN]["ratio"] for family in families]
-        axes.barh(range(len(families)), ratios, color=figures.PALETTE["blue"], height=0.7, label=OWN)
-        for i, ratio in enumerate(ratios):
-            axes.text(ratio, i, f" {ratio:.2f}", va="center", fontsize=8)
+        axes.barh(range(len(families)), ratios, color=figures.PALETTE["blue"], height=0.7, label=OWN, zorder=2)
+        farthest = [max(r["ratio"] for r in found[family].values()) for family in families]
+        beyond = (WORST_TARGET - 0.02) if max(ratios) > WORST_TARGET else math.inf
+        for i, (ratio, last) in enumerate(zip(ratios, farthest, strict=True)):
+            # A label that would lie on the line of the target comes behind it.
+            behind = max(last, WORST_TARGET) if beyond - 0.075 * max(farthest) < last < beyond else last
+            axes.text(behind, i, f"  {ratio:.2f}", va="center", fontsize=8.5)
         for index, name in enumerate(others, 1):
             known = [(found[f][name]["ratio"], i) for i, f in enumerate(families) if name in found[f]]
             look = figures.series(index) | {"linestyle": "none"}
             axes.plot([x for x, _ in known], [y for _, y in known], label=name, **look)
-        axes.axvline(
-            WORST_TARGET, color=figures.PALETTE["vermilion"], linewidth=1.2, label=f"{WORST_TARGET}, the target"
-        )
-        axes.axvline(1, color=figures.MUTED, linewidth=1.0, label=FLOOR)
+        target = f"the target, {WORST_TARGET}"
+        axes.axvline(WORST_TARGET, color=figures.PALETTE["vermilion"], linewidth=1.2, label=target, zorder=1)
+        axes.axvline(1, color=figures.PALETTE["orange"], linewidth=1.2, linestyle=(0, (4, 2)), label=FLOOR, zorder=3)
         axes.set_yticks(range(len(families)), [family.replace("_", " ") for family in families])
         axes.grid(axis="y", visible=False)
         axes.set_xlim(left=0)
         axes.set_ylim(-0.6, len(families) - 0.4)
-        axes.set_xlabel("times the plain read of the same rows, worst shape of each family")
+        axes.set_xlabel("time over that of a plain read of the same rows; the worst shape of each family")
+        axes.set_ylabel("family of inputs")
         figure.legend(loc="outside lower center", ncols=4)
-        figure.suptitle(_title(payload), fontsize=9, x=0.01, ha="left")
+        figure.suptitle(_title(payload), fontsize=10, x=0.01, ha="left")
         return figure
 
 
