@@ -1,12 +1,12 @@
 // Lists the rows of a matrix by length for the launches that follow: one CTA for each launch.
 //
-//   1. a warp looks at kAtOnce times 32 neighbouring rows, whose lengths it waits for together
+//   1. a warp loads the lengths of kAtOnce times 32 neighbouring rows together
 //   2. rows of at most kMaxResident scores are for the first launch, of at most twice as many for the second, and so
-//   on; those
-//      too long for all others for the last
-//   3. every launch has a list (length_bins.cuh), where the rows of a warp stay together: CTAs that run at once then
-//   work on
-//      rows that lie close to each other in memory. Which warp comes first is left to chance, and of no consequence
+//   on;
+//      rows too long for all others are for the last
+//   3. every launch has a list (length_bins.cuh). Rows of a warp stay together in it, so that CTAs that run at once
+//   work
+//      on rows that are close in memory. The order of warps varies from run to run, without effect on the answer
 //
 // Row reads: none.
 #include "length_bins.cuh"
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   release_dependents();
   wait_for_inputs();
   if (threadIdx.x == 0) count = 0;
-  __syncthreads(); // no thread is counted
+  __syncthreads(); // thread 0 cleared the counter, for every warp
   const int band = static_cast<int>(blockIdx.x);
   const int own = static_cast<int>(threadIdx.x / 32 * 32 * kAtOnce + threadIdx.x % 32);
   for (int begin = 0; begin < p.rows; begin += kAtOnce * kThreads) {
@@ -48,6 +48,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       place += __popc(listed[i]);
     }
   }
-  __syncthreads(); // all rows are counted
+  __syncthreads(); // every warp's rows are counted, for thread 0
   if (threadIdx.x == 0) bin_counts(p)[band] = count;
 }

@@ -1,18 +1,18 @@
 // Which rows a launch works on: all of a matrix, or the list for its range of lengths (length_bins.cu).
-// Kernels count their rows from 0; only here does such a number become a row.
+// Kernels number the rows of their launch from 0; functions here turn such a number into a row.
 #pragma once
 #include "common/load.cuh"
 #include "common/workspace.cuh"
 
 #ifndef KSIEVE_BINNED
 #define KSIEVE_BINNED 0 // rows are listed for several launches
-#define KSIEVE_BIN 0    // and this is which of them; of what deals them, the last
+#define KSIEVE_BIN 0    // this launch's bin; in the kernel that lists the rows, the last bin
 #endif
 constexpr bool kBinned = KSIEVE_BINNED != 0;
 constexpr int kBin = KSIEVE_BIN;
 
-// In the workspace from Params::lists on: how many rows each launch has, and from kHeaderBytes behind that on, with
-// room for all rows each, the lists.
+// In the workspace from Params::lists on: the number of rows of each launch; kHeaderBytes further on, the lists, each
+// with room for all rows.
 struct alignas(8) BinnedRow {
   int id;
   int length;
@@ -31,7 +31,7 @@ __device__ __forceinline__ BinnedRow* binned_row(const Params& p, int number, in
 // Rows of this launch.
 __device__ __forceinline__ int rows_of(const Params& p) { return kBinned ? min(bin_counts(p)[kBin], p.rows) : p.rows; }
 
-// A row with its length in hand; a window's is asked for again.
+// A row whose length is already loaded; of a window, it is loaded again.
 __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
   if constexpr (kWindows) {
     return load_row(p, id);
@@ -46,7 +46,7 @@ __device__ __forceinline__ Row nth_row(const Params& p, int number) {
   return row_of_length(p, listed.id, listed.length);
 }
 
-// One thread fetches what must be known of a coming row, which no thread waits for before `arrived`.
+// Starts loading what is needed of a coming row, by thread 0; arrived() waits for it.
 __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   if (threadIdx.x != 0) return;
   SharedStorage& s = shared_storage();

@@ -3,7 +3,7 @@
 #include "common/keys.cuh"
 #include "common/storage.cuh"
 
-// Sums of `mine` over the threads in front of this one, and over all. Returns behind a barrier.
+// Sums of `mine` over the threads before this one, and over all threads. Returns behind a barrier.
 struct Sums {
   u32 before;
   u32 all;
@@ -15,7 +15,7 @@ __device__ __forceinline__ Sums sum_threads(u32 mine) {
   const u32 total = __reduce_add_sync(kFullWarp, mine);
   if (lane == 0) s.warp_totals[warp] = total;
   const u32 in_warp = lanes_up_to(mine) - mine;
-  __syncthreads(); // every warp's total is written
+  __syncthreads(); // every warp's total is written, for all warps
   const u32 theirs = lane < kWarps ? s.warp_totals[lane] : 0;
   const u32 all = __reduce_add_sync(kFullWarp, theirs);
   return {__reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + in_warp, all};
@@ -23,8 +23,8 @@ __device__ __forceinline__ Sums sum_threads(u32 mine) {
 
 // Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
 // Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
-// into the cleared histogram at once. A rank beyond the total leaves bin = kBins - 1 with what there is. `counts` may
-// be others than the histogram's, of 16 bits too.
+// into the cleared histogram at once. A rank beyond the total gives bin = kBins - 1. `counts` may be another array than
+// the histogram, also of 16-bit counts.
 template <class Count = u32>
 __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
                                                   const Count* counts = shared_storage().histogram) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
     mine[v ^ turned] = {};
   }
   if (kHalves) own = reinterpret_cast<const Own*>(counts)[thread];
-  u32 up_to[kPerThread]; // how many are in this thread's bins up to each
+  u32 up_to[kPerThread]; // members of this thread's bins up to each
   u32 sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
     wanted -= before;
     int i = 0;
     u32 better = 0;
-    u32 with = sum; // those of the bin, too
+    u32 with = sum; // members up to and with the bin
 #pragma unroll
     for (int j = 0; j < kPerThread - 1; ++j) {
       if (up_to[j] >= wanted) continue;
@@ -90,13 +90,13 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
   return s.found[0];
 }
 
-// Lists an entry among the few; at most kTailMax may come. A barrier must follow before they are ranked.
+// Appends an entry to the tail; at most kTailMax may come. A barrier must follow before they are ranked.
 __device__ __forceinline__ void list_tail(u64 entry, SharedStorage& s = shared_storage()) {
   int place = atomicAdd(&s.tail_count, 1);
   if (place < kTailMax) s.tail[place] = entry;
 }
 
-// The lane-th of `count` listed entries and how many of them are less; entries are distinct. For whole warps.
+// The lane-th of `count` entries of the tail and its rank among them; entries are distinct. Call by whole warps.
 struct RankedEntry {
   u64 entry;
   int rank;

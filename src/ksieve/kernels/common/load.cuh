@@ -39,12 +39,12 @@ __device__ __forceinline__ int window_start(const Params& p, int id) {
   return p.options.starts ? min(max(p.options.starts[id], 0), p.width) : 0;
 }
 
-// Rows that are not past the live count, as the caller gives it.
+// The live row count as the caller gives it; row_of clamps it.
 __device__ __forceinline__ int live_rows(const Params& p) { return p.num_rows ? *p.num_rows : p.rows; }
 
 __device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? p.lengths[id] : p.width; }
 
-// A row whose length, as the caller gives it, is known already.
+// A row whose length, as the caller gives it, is loaded already.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
   const bool alive = id < min(max(live, 0), p.rows);
   return {static_cast<const Score*>(p.scores) + id * p.pitch, id, alive ? min(max(length, 0), p.width) : 0};
@@ -105,7 +105,7 @@ __device__ __forceinline__ Score worst_score() {
   }
 }
 
-// Minus infinity, which the ring holds behind a row.
+// Writes minus infinity, which the ring holds behind a row, to 16 bytes of the ring.
 __device__ __forceinline__ void fill_behind(u32 ring) {
   constexpr u32 kWorst = kDtype == Dtype::kFloat32   ? 0xff800000u
                          : kDtype == Dtype::kFloat16 ? 0xfc00fc00u
@@ -121,7 +121,7 @@ __device__ __forceinline__ u32 own_ring() {
   return static_cast<u32>(__cvta_generic_to_shared(&shared_storage().ring[0][threadIdx.x]));
 }
 
-// Fills what the ring holds behind a body that is shorter than a turn of it.
+// Fills the ring behind a body that is shorter than one turn of it.
 __device__ __forceinline__ void fill_rest(Body body) {
   u32 ring = own_ring();
 #pragma unroll 1
@@ -131,13 +131,13 @@ __device__ __forceinline__ void fill_rest(Body body) {
   }
 }
 
-// Starts the first loads of a scan, which must follow over the same stretch: they arrive while a boundary is made.
+// Starts the first loads of a scan, which must follow over the same positions: they arrive while a boundary is
+// computed.
 __device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
   Body body = body_of(scores, begin, end);
   if (kColumns && threadIdx.x == 0) shared_storage().origin = body.begin;
   u32 ring = own_ring();
-  constexpr int kUnrolled =
-      kMaxResident ? 1 : kBatches; // where a row is copied in bulk, this is rare and shall be short
+  constexpr int kUnrolled = kMaxResident ? 1 : kBatches; // with resident rows this is rare: short code
 #pragma unroll kUnrolled
   for (int batch = 0; batch < kBatches; ++batch) {
     int first = body.begin + moved_on(own_place(), batch);
@@ -152,26 +152,29 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
   if (body.end - body.begin < kTurn) fill_rest(body);
 }
 
-// Visits every score in [begin, end), at any alignment. The body is 16-byte loads that run ahead through
-// a ring in shared memory, kBatch vectors at a time: a thread reads back only what it copied, so the ring needs no
-// barrier and no registers. The at most kVector - 1 scores on either side come last, one per lane. A visitor's `see` is
-// given loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart) and
-// how many scores of the body lie from there on: a vector is wholly valid or minus infinity throughout. Its `edge` is
-// given one score, valid or not. Both are called by whole warps. Follows start_scan. A resident row, which the ring
-// holds whole, stays there and can be shown again.
+// Visits every score in [begin, end), at any alignment; start_scan must come first. The body is loaded 16 bytes at a
+// time through a ring in shared memory, kBatch vectors ahead. A thread reads back only what it copied, so the ring
+// needs no barrier and no registers. The at most kVector - 1 scores on either side come last, one per lane. A visitor's
+// `see` takes loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart)
+// and the number of scores of the body from there on: a vector is wholly valid, or minus infinity throughout. Its
+// `edge` takes one score, valid or not. Both are called by whole warps. With kResident the ring holds the whole row,
+// and keeps it.
 template <bool kResident = false, class Visitor>
 __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Visitor& visitor) {
   Body body = body_of(scores, begin, end);
   const u32 ring = own_ring();
   u32 slot = ring;
-  // Where threads move on, their places are made anew for each batch; elsewhere they run along, which costs less.
-  if (kSmall) KSIEVE_OPAQUE_64(scores); // sums with it, if made outside, would be spilled
+  // In small CTAs, whose threads move on (moved_on), addresses are computed for each batch; elsewhere they are
+  // incremented.
+  if (kSmall) KSIEVE_OPAQUE_64(scores); // sums with it, computed outside the loop, would be spilled
   int place = own_place();
   int first = body.begin + place;
   const Score* next = scores + body.begin + kTurn + moved_on(place, kBatches);
-  const int steady = body.end - kTurn - kBatch * kStep; // up to there, all that a batch makes room for is in the row
+  const int steady =
+      body.end - kTurn - kBatch * kStep; // up to there, every load that follows a batch is inside the body
 #pragma unroll 1
-  for (int batch = body.begin; batch < body.end; batch += kBatch * kStep) { // as often for every thread of the block
+  for (int batch = body.begin; batch < body.end;
+       batch += kBatch * kStep) { // the same number of iterations for every thread
     wait_copies<kBatches - 1>();
     Raw raw[kBatch];
 #pragma unroll
@@ -180,7 +183,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     visitor.see(raw, slot, first, body.end - first);
     if (kSmall) next = scores + batch + kTurn + moved_on(place, kBatches);
     if (kResident) {
-      // nothing makes room for anything
+      // the row stays in the ring
     } else if (!unlikely(batch > steady)) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u)

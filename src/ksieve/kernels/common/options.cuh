@@ -1,25 +1,25 @@
-// What a call asks for around the plain selection (options.py). The host gives a define only where it is not zero; what
-// costs nothing per score is decided at run time. Included by common/params.cuh alone.
+// Options of a call beyond the plain selection (core/options.py). The host passes a define only where it is not zero;
+// options that cost nothing per score are decided at run time. Included by common/params.cuh alone.
 #pragma once
 
 #ifndef KSIEVE_WINDOWS
 #define KSIEVE_WINDOWS 0 // rows have windows, entries of several rows, or a k of their own
 #endif
 #ifndef KSIEVE_EPILOGUE
-#define KSIEVE_EPILOGUE 0 // a row's slots take a pass after the selection: epilogue/epilogue.cuh
+#define KSIEVE_EPILOGUE 0 // slots are sorted, transformed or given values: epilogue/epilogue.cuh
 #endif
 #ifndef KSIEVE_ORDER
 #define KSIEVE_ORDER 0 // 1: slots by score, 2: by index
 #endif
 #ifndef KSIEVE_TIES
 #define KSIEVE_TIES                                                                                                    \
-  0 // which of the scores equal to the worst selected one are selected is decided: stream/tie_break.cuh
+  0 // of scores equal to the worst selected one, those at the lowest or highest positions: stream/tie_break.cuh
 #endif
 #ifndef KSIEVE_OVERLAP
-#define KSIEVE_OVERLAP 0 // launched while the previous kernel drains: its results are waited for
+#define KSIEVE_OVERLAP 0 // programmatic dependent launch: starts while the previous kernel drains
 #endif
 #ifndef KSIEVE_SORT_SLOTS
-#define KSIEVE_SORT_SLOTS 0 // 8-byte places per worker in the workspace, where slots do not fit shared memory to sort
+#define KSIEVE_SORT_SLOTS 0 // 8-byte elements of the workspace for each CTA, where slots do not fit shared memory
 #endif
 #define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES)
 
@@ -74,12 +74,12 @@ enum OptionFlags {
   kPaged = 16,   // indices go through the page table, which may have no entry at all
 };
 
-// Programmatic dependent launch. Before anything in global memory is read or written; every CTA has to come here.
+// Programmatic dependent launch: waits for the kernels before. Call in every CTA, before any global memory access.
 __device__ __forceinline__ void wait_for_inputs() {
   if constexpr (kOverlap) wait_for_kernels_before();
 }
 
-// Once a CTA needs the device no longer than its last row takes on chip: a waiting kernel may be made resident.
+// Lets the next kernel start. Call when only on-chip work of the CTA's last row is left.
 __device__ __forceinline__ void release_dependents() {
   if constexpr (kOverlap) launch_next_kernel();
 }

@@ -1,13 +1,13 @@
-// Output writer: where a selected index goes. Families and phases never touch the result in any other way.
+// Output: everything that the selection writes to the result goes through here.
 #pragma once
 #include "common/load.cuh"
 #include "common/storage.cuh"
 
-// The current row's own k, behind the barrier that follows whole_row: it need not stay in a register.
+// The current row's own k. Call behind the barrier that follows whole_row; in shared memory it takes no register.
 __device__ __forceinline__ int open_slots(const Params& p) { return kWindows ? shared_storage().row_slots : p.k; }
 
-// What the selection writes for a position: with windows, unless slots are finished later, where the caller counts
-// from.
+// The index that is written for a position: with windows it counts from where the caller does, unless the epilogue
+// writes the slots.
 __device__ __forceinline__ int shown_position(int index) {
   return kWindows && !kEpilogue ? index + shared_storage().base : index;
 }
@@ -22,8 +22,8 @@ __device__ __forceinline__ void write_front(int slot, int index) {
 // The t-th score equal to an exact boundary: ties fill the row from its end.
 __device__ __forceinline__ void write_back(int t, int index) { write_front(shared_storage().rule.k - 1 - t, index); }
 
-// Where the selection puts positions. With a finishing pass that is no more than their place in the output's memory: in
-// the upper half of 64-bit slots, so that slots can be written from the first to the last.
+// Where the selection writes positions. The epilogue reads them there and writes the slots in order: for 64-bit slots
+// positions lie in the upper half of the row's output, so that no slot is overwritten before it is read.
 __device__ __forceinline__ int* row_output(const Params& p, int id) {
   if (kEpilogue && p.options.flags & kWide)
     return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void write_collected(int* out, int* from, int taken, 
   }
 }
 
-// L <= k: every valid index, then -1, in all `slots` of the output.
+// A row with at most k scores: writes every valid index, then -1, in all `slots` of the output.
 __device__ __forceinline__ void write_short(int* out, int length, int slots, int base) {
   const int shown = kWindows && !kEpilogue ? base : 0;
   auto position = [&](int i) { return i < length ? i + shown : -1; };

@@ -17,7 +17,7 @@ template <class First, class Second> struct Choose<false, First, Second> {
 #include "common/codegen.cuh"
 #include "common/options.cuh"
 
-// What rows are found by comes first: a kernel's first access waits for 64 bytes of constants, of which these are part.
+// Members that locate a row come first: a kernel's first access waits for 64 bytes of constants, which have them all.
 struct Params {
   const void* scores;  // (rows, width) scores, `pitch` apart
   const int* lengths;  // (rows,) valid prefix of each row, clamped here; null: every row is full
@@ -50,29 +50,30 @@ constexpr int kThreads = KSIEVE_THREADS;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStages = KSIEVE_STAGES;       // 16-byte loads in flight per thread
 constexpr int kBatches = KSIEVE_BATCHES;     // batches they come in
-constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise direct-exact
+constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise the exact route without a sample
 constexpr int kStride = kSampled ? KSIEVE_STRIDE : 1;
 constexpr int kGroup = KSIEVE_GROUP;
 constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
-constexpr bool kJitter = KSIEVE_JITTER != 0; // every period of a row takes a group of its own, by a hash
+constexpr bool kJitter = KSIEVE_JITTER != 0; // each period of a row samples another group, by a hash
 constexpr u32 kJitterRow = 0xC2B2AE35, kJitterPeriod = 0x85EBCA6B, kJitterMix = 0x9E3779B1; // policy.py, JITTER_*
 constexpr int kJitterShift = 13;
-constexpr int kPool = KSIEVE_POOLING ? 4 : 1; // adjacent scores of which the best alone is ranked: policy.py, PEAK
+constexpr int kPool = KSIEVE_POOLING ? 4 : 1; // adjacent scores whose best is one sample: policy.py, PEAK
 constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
-constexpr int kColumns = KSIEVE_COLUMNS;                  // candidates in each thread's own column
-constexpr bool kLocalIndex16 = KSIEVE_LOCAL_INDEX16 != 0; // columns store places, not indices: common/storage.cuh
-constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY;   // and in the list behind the columns
+constexpr int kColumns = KSIEVE_COLUMNS; // candidates in each thread's column
+constexpr bool kLocalIndex16 =
+    KSIEVE_LOCAL_INDEX16 != 0;                          // columns store 16-bit places, not indices: common/storage.cuh
+constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // candidates in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
-constexpr int kMaxResident = KSIEVE_MAX_RESIDENT; // longest row that resident_block or a cluster holds
+constexpr int kMaxResident = KSIEVE_MAX_RESIDENT; // longest resident row; 0: none is
 #ifndef KSIEVE_OVERFLOW_VECTORS
 #define KSIEVE_OVERFLOW_VECTORS 0
 #endif
 constexpr int kOverflowVectors =
-    KSIEVE_OVERFLOW_VECTORS; // and 16-byte loads per thread that such a row takes beside those in the ring
+    KSIEVE_OVERFLOW_VECTORS; // 16-byte loads of a resident row, per thread, that the ring has no room for
 #ifndef KSIEVE_REGISTERS
-#define KSIEVE_REGISTERS 0 // rows that resident_block holds stay in registers
+#define KSIEVE_REGISTERS 0 // rows stay in registers: register/block.cu
 #endif
 constexpr bool kStats = KSIEVE_STATS != 0;
 
@@ -81,7 +82,7 @@ constexpr u32 kNanKey = 0xffffffffu; // the worst ordered key
 constexpr int kBinBits = 11;
 constexpr int kBins = 1 << kBinBits; // of every histogram, coarse and exact
 constexpr int kRounds = 3;           // exact digits of 11, 11 and 10 bits
-constexpr int kTailMax = 32;         // so many unresolved candidates are ranked at once
+constexpr int kTailMax = 32;         // undecided candidates that one warp ranks at once
 
 // Columns of the statistics array: core/stats.py, STATS_COLUMNS.
 constexpr int kStatsColumns = 16;

@@ -22,17 +22,17 @@ struct Digit {
   int shift;
 };
 
-// What the current scan does with each score; written by thread 0, read only where a score passes the cutoff.
+// What the current scan does with each score. Thread 0 writes it; threads read it where a score passes the cutoff.
 struct ScanRule {
   Mode mode;
-  u32 emit_from; // keys [emit_from, best): part of the answer already, straight to the output
+  u32 emit_from; // keys [emit_from, best): decided, written to the output
   u32 best;      // keys [best, worst]: candidates
   u32 worst;
-  Digit digit; // that candidates are counted by
+  Digit digit; // bins that candidates are counted in
   int k;
   int* row_out;
-  int* num_selected; // output slots taken from the front: this CTA's counter, or its cluster's
-  int* num_ties;     // and from the back, by scores equal to an exact boundary: this CTA's, or its row's
+  int* num_selected; // counter of output slots taken from the front: this CTA's, or its cluster's
+  int* num_ties; // counter of slots taken from the back, by scores equal to an exact boundary: this CTA's or its row's
 };
 
 using RingSlot = Words;
@@ -42,39 +42,40 @@ enum class RowRoute : unsigned char {
   kStreamed,
   kShort,
   kResident
-}; // kNone: past the rows; kShort: all is selected
+}; // kNone: there is no such row; kShort: every position is selected
 
-// Where the k-th score of a row is looked for.
+// Two scores between which the k-th score of a row lies, almost always; see resident/select.cuh.
 struct alignas(16) Bracket {
-  u32 worst;   // ordered keys: its end
-  u32 best;    // and its beginning
-  int signs;   // whether some of those are not positive
-  u32 plateau; // key of a score that kPlateau samples of a warp are, or more; 0: none
+  u32 worst;   // ordered key of its end
+  u32 best;    // ordered key of its beginning
+  int signs;   // whether some warp's end is not positive
+  u32 plateau; // key of a value that kPlateau or more samples of a warp have; 0: there is none
 };
 
-// A row that is copied whole, and the tile of it in this CTA: facts that one thread computes for all, and counters.
+// A resident row and the tile of it in this CTA: facts that one thread computes for all, and counters.
 struct alignas(16) RowDescriptor {
-  const void* body;   // what is copied 16 bytes at a time
-  u32 bytes;          // of that
-  int copy;           // parity of its bulk copy's number; -1: it is not copied in bulk
-  const void* scores; // the row's first
+  const void* body;   // the 16-byte aligned part of the tile, which is copied
+  u32 bytes;          // its size
+  int copy;           // parity of its bulk copy's number, for the mbarrier; -1: it is not copied in bulk
+  const void* scores; // the row's first score
   int* out;
   int id;
-  int slots; // its k
-  int begin; // of the part
+  int slots; // the row's k
+  int begin; // positions [begin, end) are this CTA's tile
   int end;
-  int body_begin;      // the position where the body begins
-  int valid;           // scores of the part that the copy has, from there on
-  unsigned char first; // samples of a warp that are better than where the range begins; 32 times more: it is raised
-  unsigned char last;  // and ends; or lengthened, by 2^times - 1 ranges
-  bool edges;          // whether scores are outside the body
+  int body_begin;      // position of the body's first score
+  int valid;           // scores of the tile in the body
+  unsigned char first; // rank of the sample that begins a warp's bracket, plus 32 times the code of its extension
+  unsigned char
+      last;   // rank of the sample that ends it, plus 32 times the code: extended by 2^code - 1 times its length
+  bool edges; // whether scores of the tile are outside the body
   RowRoute way;
-  int base; // with windows: what is added to an index that is written
+  int base; // with windows: added to an index that is written
   Bracket range;
-  int better;       // scores better than a plateau
-  int equal;        // and equal to it
+  int better;       // scores better than a plateau's value
+  int equal;        // scores equal to it
   int num_selected; // output positions collected by this CTA
-  int tail_count;   // entries of `few`, or output slots taken by equal scores
+  int tail_count;   // entries of `tail`, or output slots taken by equal scores
 };
 
 template <bool kHalf> struct PlaceType {
@@ -87,49 +88,50 @@ using Place = PlaceType<kLocalIndex16>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
 constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
 
-constexpr int kMostChunks = 4; // of a row that is copied
-constexpr int kDescriptors =
-    kMaxResident ? 16 : 3; // places for what is known of rows; half of them are described at a time
+constexpr int kMostChunks = 4;                      // of a tile: resident/descriptor.cuh
+constexpr int kDescriptors = kMaxResident ? 16 : 3; // slots for row descriptors; half of them are filled at a time
 constexpr int kSamples =
-    kMaxResident ? kThreads : sizeof(RowDescriptor) / 2; // of each thread; or nothing, in place of a row
+    kMaxResident
+        ? kThreads
+        : sizeof(RowDescriptor) / 2; // one of each thread; without resident rows padding, so that the size stays fixed
 
 struct alignas(16) SharedStorage {
   RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: common/load.cuh
   u32 histogram[kBins];             // all zero whenever a counting step begins
   alignas(8) unsigned char candidates[kColumnBytes + kSharedCapacity * sizeof(u64)]; // columns, then the list
-  int thread_count[kColumns ? kThreads : 4];    // filled part of each column; its thread's own
-  u64 tail[kTailMax];                           // the last unresolved candidates
+  int thread_count[kColumns ? kThreads : 4];                                         // entries in each thread's column
+  u64 tail[kTailMax];                           // the last undecided candidates, which one warp ranks
   alignas(16) unsigned short samples[kSamples]; // of resident rows, ranked by their warps
   u32 warp_totals[32];
   ScanRule rule;
-  u64* spill; // this worker's slice of global workspace
+  u64* spill; // this CTA's slice of the global workspace
   Boundary found[2];
   u32 cutoff[2];      // inclusive ordered keys of the primary and the rescue boundary
   u32 view_best;      // best ordered key of the view
-  int expect_plateau; // an exact boundary that the view saw more than once: expect a plateau
-  int tail_count;     // entries of `few`, or output slots taken by members of the last frontier
+  int expect_plateau; // whether the view has an exact boundary's value more than once
+  int tail_count;     // entries of `tail`, or output slots taken by members of the last frontier
   int listed;         // list slots handed out; may exceed kListed, storage never does
   int count;          // candidates admitted, stored or not
   int num_selected;   // output slots taken from the front
-  int num_ties;       // and from the back
-  u32 least;          // least and greatest key among candidates that found no slot
+  int num_ties;       // output slots taken from the back
+  u32 least;          // least and greatest key of candidates that found no slot
   u32 greatest;
-  int next; // next row of a persistent CTA; of resident_block, the first that is not described
+  int next; // stream: the next row of this CTA; resident: the first row without a descriptor
   int next_length;
   int origin; // position of the first score that thread 0 reads
-  int flag;   // block-wide broadcast of the split family; of resident_block: whether rows are not resident
+  int flag;   // stream_split: this CTA finishes the row; resident_block: some row is not resident
   int trace[kStatsColumns];
-  const void* window;       // of windows: the row's first score
-  int row_slots;            // its own k
-  int base;                 // and what is added to an index that is written
-  int tie_last;             // of tie-breaks: the row's last position
-  int tie_from;             // and the position that ties are preferred from, one end of the row
-  int tie_quota;            // what one more traversal has to collect: this many scores
-  u32 tie_key;              // of this key
-  u64 arrival[kMostChunks]; // of bulk copies
-  int copies;               // that rows described so far take
-  int next_id;              // of rows that are listed by length: the number of the one whose length was fetched
-  RowDescriptor descriptors[kDescriptors]; // of resident_block: rows beside the current one, in turn; of a cluster one
+  const void* window;                      // windows: the row's first score
+  int row_slots;                           // windows: the row's own k
+  int base;                                // windows: added to an index that is written
+  int tie_last;                            // tie-breaks: the row's last position
+  int tie_from;                            // tie-breaks: the preferred end of the row, a position
+  int tie_quota;                           // tie-breaks: scores that collect_ties still has to select
+  u32 tie_key;                             // tie-breaks: their key
+  u64 arrival[kMostChunks];                // resident: mbarriers of bulk copies
+  int copies;                              // resident: bulk copies of the rows described so far
+  int next_id;                             // length bins: the row whose length was fetched
+  RowDescriptor descriptors[kDescriptors]; // resident: rows of a block in turn; of a cluster or grid, one and a mailbox
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planning/memory.py mirrors this struct");
 
@@ -137,10 +139,11 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 __device__ __forceinline__ SharedStorage& shared_storage() { return *reinterpret_cast<SharedStorage*>(shared_bytes); }
 
-// A stored candidate: high word its ordered key, low word its index. A thread owns a column in shared memory, which
-// it alone writes and reads, and every kThreads-th slot of the list, which holds what outgrows a column: the first
-// kSharedCapacity slots of it in shared memory, later ones in the spill slice. All of kCapacity fits the list, so
-// whatever the columns' share, a frontier up to kCapacity is stored; stream/certify.cuh scans again for a larger one.
+// A stored candidate has its ordered key in the high word and its index in the low word. Candidates are in two places:
+// a column of each thread in shared memory, which that thread alone writes and reads; and a list for what outgrows
+// columns, whose first kSharedCapacity slots are in shared memory and the later ones in the spill slice. The list alone
+// has room for kCapacity, so that every frontier of that size is stored; stream/certify.cuh scans again for a larger
+// one.
 constexpr int kListed = kCapacity;
 
 __device__ __forceinline__ u64 make_entry(u32 high, int index) {
@@ -152,8 +155,8 @@ __device__ __forceinline__ int entry_index(u64 entry) { return static_cast<int>(
 constexpr int kVector = kDtype == Dtype::kFloat32 ? 4 : 8; // scores in one 16-byte load
 constexpr int kStep = kThreads * kVector;                  // scores between two vectors of a thread
 
-// Columns hold keys, and in a separate array the index of each: itself, or, in two bytes less, its place among the
-// scores that the thread reads, vector by vector (kLocalIndex16).
+// Columns hold keys, and in a separate array an index for each: 32 bits, or with kLocalIndex16 its 16-bit place among
+// the scores that the thread reads, counted vector by vector.
 __device__ __forceinline__ u32& column_key(int at) {
   return reinterpret_cast<u32*>(shared_storage().candidates)[at * kThreads + static_cast<int>(threadIdx.x)];
 }
@@ -166,28 +169,27 @@ __device__ __forceinline__ u32 load_place(int at) {
   return load_shared_here<sizeof(Place)>(shared_address(&column_place(at)));
 }
 
-constexpr int kBatch = kStages / kBatches; // vectors that a thread looks at together
+constexpr int kBatch = kStages / kBatches; // vectors that a thread compares together
 static_assert(kStages % kBatches == 0, "a turn of the ring is whole batches");
 
-constexpr bool kSmall = kColumns > 0 && kThreads <= 256; // few columns, which many candidates soon outgrow
+constexpr bool kSmall = kColumns > 0 && kThreads <= 256; // few columns: candidates outgrow them sooner
 
-// Where this thread's vectors lie in the steps of a batch, given where they did `batches` before. Threads of small CTAs
-// move on by a line each time: a period of the scores would otherwise meet the same few of them throughout. Larger ones
-// would pay 1% for it.
+// Offset of this thread's vectors in a batch, given the offset `batches` before. In small CTAs threads move by a line
+// with each batch: otherwise a period in the scores would fill the same few columns. Larger CTAs would lose 1 % by it.
 __device__ __forceinline__ int moved_on(int place, int batches) {
   constexpr int kLine = 128 / 16 * kVector;
   static_assert((kStep & (kStep - 1)) == 0, "places go round");
   return kSmall ? (place + batches * kLine) & (kStep - 1) : place;
 }
 
-// Registers left for each thread beside the bucket numbers of a row in one CTA. They gate code that would spill.
+// Registers of a thread besides the bucket numbers of a resident row in one CTA: code that needs more than are left
+// would be spilled and is left out.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
 constexpr bool kOwns =
     kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep && !KSIEVE_REGISTERS && !kEpilogue;
 constexpr int kSpareRegisters = kOwns ? kRegisters - kMaxResident / kThreads / 2 : 0;
 constexpr bool kRoomy = kSpareRegisters >= 24;
-constexpr bool kKnownEarly =
-    kSpareRegisters >= 30; // where a row's boundary is looked for, before every thread has come
+constexpr bool kKnownEarly = kSpareRegisters >= 30; // a warp may know the row's bracket before the others arrive
 
 // threadIdx.x where it is rarely needed: addresses made of it are then not kept from row to row, and spilled. Reading
 // it takes as long as a load from shared memory, so it is kept where registers are left.
@@ -204,7 +206,7 @@ __device__ __forceinline__ int index_of_place(u32 place, int own = own_place()) 
   return shared_storage().origin + vector * kStep + within;
 }
 
-// An index in a form that any thread can decode: a place and its thread, or with the sign bit the index itself.
+// An index as a code that any thread can decode: a place and its thread, or the index itself with the sign bit set.
 // Encoding costs one instruction for each entry of a column; only entries that are written are decoded.
 __device__ __forceinline__ int code_of_place(u32 place) {
   return static_cast<int>(kLocalIndex16 ? threadIdx.x << 16 | place : place);
@@ -230,7 +232,7 @@ __device__ __forceinline__ u64& list_entry(int slot) {
 
 __device__ __forceinline__ int own_height() { return kColumns ? shared_storage().thread_count[threadIdx.x] : 0; }
 
-// Stored candidates of this thread: its column, then its part of the list.
+// Number of this thread's stored candidates: in its column, and in its part of the list.
 __device__ __forceinline__ int own_count() {
   int listed = min(shared_storage().listed, kListed) - static_cast<int>(threadIdx.x);
   return own_height() + max(listed + kThreads - 1, 0) / kThreads;
@@ -266,7 +268,7 @@ template <class Visit> __device__ __forceinline__ void each_own(Visit visit) {
     visit(list_entry(slot));
 }
 
-// Folds keys of a warp's lanes into the extremes that `s` keeps. A barrier must follow.
+// Joins the least and greatest keys of a warp into those of the CTA. A barrier must follow.
 __device__ __forceinline__ void fold_extremes(SharedStorage& s, u32 least, u32 greatest) {
   least = __reduce_min_sync(kFullWarp, least);
   greatest = __reduce_max_sync(kFullWarp, greatest);
@@ -276,7 +278,7 @@ __device__ __forceinline__ void fold_extremes(SharedStorage& s, u32 least, u32 g
   }
 }
 
-// Forgets all candidates. Between barriers.
+// Removes all candidates. Call between barriers.
 __device__ __forceinline__ void forget_candidates() {
   SharedStorage& s = shared_storage();
   if (kColumns) s.thread_count[threadIdx.x] = 0;
@@ -286,7 +288,7 @@ __device__ __forceinline__ void forget_candidates() {
   s.greatest = 0;
 }
 
-// The same, and what they were counted into. A barrier must follow.
+// Removes all candidates and clears the histogram. A barrier must follow.
 __device__ __forceinline__ void clear_counts(int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kSlots = kBins / 4;
 #pragma unroll
@@ -296,7 +298,7 @@ __device__ __forceinline__ void clear_counts(int thread = static_cast<int>(threa
   forget_candidates();
 }
 
-// Empties everything a row leaves behind. A barrier must follow.
+// Clears every counter for the next row. A barrier must follow.
 __device__ __forceinline__ void clear_storage() {
   SharedStorage& s = shared_storage();
   clear_counts();

@@ -1,11 +1,10 @@
-// Layout of the global workspace; planning/memory.py computes the same sizes. Kernels leave everything they count with
-// zero.
+// Layout of the global workspace; planning/memory.py computes the same sizes. Kernels leave every counter zero.
 //   [0, 256)   queue: next row, CTAs that have left
-//   then       split family: a RowState per row, all zero before the first launch; from Params::lists on, per row its
-//              list of candidates, a spill slice for each of its CTAs, and kSortSlots
-//   or         other families: a spill slice and kSortSlots for each CTA; where rows are listed for several launches,
-//   all
-//              of which share this, from Params::lists on the lists of length_bins.cuh
+//   then       stream/split.cu: a RowState per row, all zero before the first launch; from Params::lists on, for each
+//   row
+//              its list of candidates, a spill slice for each of its CTAs, and kSortSlots
+//   or         other kernels: a spill slice and kSortSlots for each CTA; with length bins the launches share these, and
+//              the lists of length_bins.cuh begin at Params::lists
 #pragma once
 #include "common/storage.cuh"
 
@@ -16,7 +15,7 @@ struct Queue {
 
 struct RowState {
   u64 progress; // high word: segments that have published; low word: candidates of all segments
-  int num_ties; // scores equal to an exact boundary, set apart
+  int num_ties; // scores equal to an exact boundary, which fill the output from its end
   u32 padding[5];
 };
 constexpr int kHeaderBytes = 256;
@@ -39,8 +38,8 @@ __device__ __forceinline__ int state_count(RowState* state, int candidates) {
   return static_cast<int>(atomicAdd(&state->progress, static_cast<u64>(candidates)));
 }
 
-// Counts a segment as published; returns the progress before. Its low word is final when no other is missing. Releases
-// what this CTA has written before a barrier, and acquires what those before it have.
+// Counts a segment as published; returns the progress before. Its low word is final when no other segment is missing.
+// Releases this CTA's writes of before a barrier, and acquires those of the segments counted before.
 __device__ __forceinline__ u64 state_arrive(RowState* state) { return add_acq_rel(&state->progress, 1ull << 32); }
 
 __device__ __forceinline__ u64* row_list(const Params& p, int row) {
@@ -52,7 +51,7 @@ __device__ __forceinline__ u64* segment_spill(const Params& p, int row, int part
   return row_list(p, row) + kListed + part * kSpillCapacity;
 }
 
-// Spill slice of a worker of the other families; null when nothing spills. Slots are sorted behind it.
+// Spill slice of a CTA of the other kernels; null when nothing spills. The memory to sort slots in follows it.
 __device__ __forceinline__ u64* spill_slice(const Params& p, int worker) {
   constexpr int kSlice = kSpillCapacity + kSortSlots;
   if (kSlice == 0) return nullptr;

@@ -1,7 +1,7 @@
-// The finishing pass: what a call wants of a row's slots beyond the positions that the selection has left in them.
-//   1. with an order: positions, and keys if slots go by score, are sorted where ring, histogram and candidates were
-//   2. slots are written anew: values, raw indices, transformed indices; unused ones last
-// A row's slots are then a function of its set alone, if an order is asked for.
+// The epilogue: what a call asks of a row's slots beyond the positions that the selection has written.
+//   1. with an order, positions (and keys, for an order by score) are sorted where ring, histogram and candidates were
+//   2. slots are written again: values, raw indices, transformed indices; unused slots last
+// With an order, a row's slots depend on the selected set alone.
 #pragma once
 #include "stream/certify.cuh"
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ void sort_area(Sorted* area, int n) {
   int warp = threadIdx.x >> 5;
   for (int size = kSortChunk; size <= n; size *= 2) {
     for (int stride = size / 2; stride >= kSortChunk; stride /= 2) {
-      __syncthreads(); // the previous step is done
+      __syncthreads(); // every thread's exchanges of the previous step are written
       for (int i = threadIdx.x; i < n / 2; i += kThreads) {
         int low = 2 * i - (i & (stride - 1));
         Sorted a = area[low];
@@ -54,7 +54,7 @@ __device__ __forceinline__ void sort_area(Sorted* area, int n) {
         area[low + stride] = b;
       }
     }
-    __syncthreads(); // what is left of this merge stays within chunks
+    __syncthreads(); // the exchanges are written; the rest of this merge stays within chunks
     for (int chunk = warp * kSortChunk; chunk < n; chunk += kWarps * kSortChunk) {
       int at = chunk + lane * kPerLane;
       Sorted v[kPerLane];
@@ -72,7 +72,7 @@ __device__ __forceinline__ void sort_area(Sorted* area, int n) {
         area[at + e] = v[e];
     }
   }
-  __syncthreads(); // all is in order
+  __syncthreads(); // every chunk is written, for all threads
 }
 
 // Position in a slot as the selection left it. Scores that change under a running kernel may leave anything there.
@@ -107,7 +107,7 @@ __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 i
   }
 }
 
-// What is written for a position that counts from where the caller wants it.
+// The index that is written for a position, which counts from where the caller does.
 __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 offset, int index) {
   const auto& o = p.options;
   if (index < 0) return -1;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
         if (static_cast<u32>(index[b]) >= static_cast<u32>(row.length)) index[b] = -1;
       }
     }
-    // 64-bit slots up to here lie over positions that have been read: row_output.
+    // 64-bit slots up to here overwrite positions that have been read: row_output.
     if (kOrder == Order::kAny && wide) __syncthreads();
     if (o.values) {
       Score* values = static_cast<Score*>(o.values) + row.id * o.values_pitch;
@@ -159,8 +159,8 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   }
 }
 
-// Behind the selection of a row, by the CTA that ended it. `slice`: kSortSlots in the workspace, of this worker alone.
-// The row's facts are read again: kept until here, they would cost every scan its registers.
+// Ends a row behind its selection, in the CTA that selected it. `slice`: kSortSlots in the workspace, of this CTA
+// alone. The row is loaded again: kept in registers until here, it would cost every scan.
 __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
   Row row = load_row(p, id);
   int slots = slots_of(p, row);

@@ -1,26 +1,26 @@
-// Selection of a short row whose scores stay in registers. Where there are hardly more rows than CTAs, what counts is
-// how many steps wait for each other, so nothing is sampled:
-//   1. scores are counted by coarse bin as they arrive; the bin of the k-th is found
-//   2. positions of better ones are collected, scores of that bin listed
-//   3. what was collected is written, while the listed ones are ranked
-// A overfull bin is counted again by keys, or divided by them (resident/overfull.cuh). The row is waited for once, and
-// there are six barriers.
+// Selection of a short row whose scores stay in registers. With hardly more rows than CTAs, latency decides, so nothing
+// is sampled:
+//   1. scores are counted by coarse bin as they arrive; the bin of the k-th score is found
+//   2. positions in better bins are collected, scores of that bin listed
+//   3. collected positions are written while the listed scores are ranked
+// An overfull bin is divided by keys: from the ring (count_again), or by resident/overfull.cuh. The row is waited for
+// once, and there are six barriers.
 #pragma once
 #include "resident/overfull.cuh"
 
 static_assert(KSIEVE_REGISTERS && kFits && kMaxResident == kTile, "one CTA has all of a row");
 constexpr int kRanked = kThreads < 512 ? kThreads / 2 : 256; // scores of the boundary's bin that are ranked at once
-constexpr int kTogether = kThreads < 512 ? 32 : 64;          // of them that are looked at at a time
+constexpr int kTogether = kThreads < 512 ? 32 : 64;          // listed scores that a thread compares in one step
 constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;
 static_assert(kWords == 1 && kOverflowVectors == 0 && kOrder == Order::kAny);
 
-// The coarse bins of this thread's scores, as steps are kept (BucketIds).
+// The coarse bins of this thread's scores, kept as bucket numbers are (BucketIds).
 struct CoarseBins {
-  static constexpr u32 kNone = kBins; // of what is not in the row; counted too, as that takes no branch
+  static constexpr u32 kNone = kBins; // for scores that are not in the row; counted as well, without a branch
 
   __device__ __forceinline__ static void count(u32 bin) { count_at(bin * 4); }
 
-  // Counts two neighbours, of which `left` scores are in the row: their bins.
+  // Counts two neighbouring scores, of which the first `left` are in the row; returns their bins.
   __device__ __forceinline__ static u32 count_pair(float a, float b, int left) {
     const u32 bins = coarse_keys(a, b) >> 5 & 0x07ff07ff;
     const u32 there = left > 1 ? bins : left == 1 ? __byte_perm(bins, kNone, 0x5410) : kNone * 0x10001u;
@@ -29,7 +29,7 @@ struct CoarseBins {
     return there;
   }
 
-  // Of a overfull bin (resident/overfull.cuh): its scores once more, and that of one.
+  // For an overfull bin (resident/overfull.cuh): loads scores once more, and gives a score's bin.
   __device__ __forceinline__ static Raw read_again(const Score*, int vector) {
     return load_shared_words(own_ring() + vector * kStageBytes);
   }
@@ -40,7 +40,7 @@ struct CoarseBins {
   }
 };
 
-// A row in registers: 16 bytes of it at a time, and for a few threads a score beside those.
+// A row in registers: 16-byte vectors, and in a few threads a score outside the body.
 struct LoadedRow {
   Row row;
   Body body;
@@ -61,7 +61,7 @@ struct LoadedRow {
     if (edge.valid) edge.score = widen(row.scores[edge.at]);
   }
 
-  // One of this thread's scores: halves of them are chosen from, as registers have no address.
+  // One of this thread's scores, by binary choice: registers have no addresses.
   __device__ __forceinline__ float pick(u32 at) const {
     float some[1 << kPickBits];
 #pragma unroll
@@ -79,9 +79,9 @@ struct LoadedRow {
 // Lower bits of a key that distinguish keys of a bin: 5 of the mantissa's 23 bits distinguish bins.
 constexpr int kKeyBits = 18;
 
-// Scores of the boundary's bin, in the order that they were found: what they are ranked by, and where they are. Keys of
-// a bin are close to each other (keys_are_close), so that the lower bits of two, with their number in the list behind,
-// decide which is better. They are negated: one instruction then compares.
+// The list of scores in the k-th score's bin: what each is ranked by, and its position. Keys of a bin are close to each
+// other (keys_are_close), so their low bits, followed by the number in the list, rank them. Stored negated, so that one
+// instruction compares two.
 struct Listed {
   int negated[kRanked + kTogether];
   unsigned short position[kRanked];
@@ -95,7 +95,7 @@ struct Listed {
   __device__ __forceinline__ static Listed& of_row() {
     return *reinterpret_cast<Listed*>(shared_list(shared_storage()));
   }
-  // Something that is worse than any of a bin: the lower 24 bits of its keys begin at 2^18 times its number.
+  // A value worse than any score of the bin: the low 24 bits of its keys begin at 2^18 times its number.
   __device__ __forceinline__ void end(u32 bin, int number) {
     negated[number] = rank_by((bin << kKeyBits) + (1 << 21), 0);
   }
@@ -107,18 +107,18 @@ struct Listed {
 };
 static_assert(sizeof(Listed) <= kSharedCapacity * sizeof(u64) && kMaxResident <= 1 << 16);
 
-// Whether keys of a bin are less than 2^22 apart: it has no infinities, nor what float16 knows as subnormal.
+// Whether keys of a bin are less than 2^22 apart: not with infinities, nor with numbers that are subnormal in float16.
 __device__ __forceinline__ bool keys_are_close(int bin) {
-  constexpr int kOctave = 1024 / 32; // bins of one
+  constexpr int kOctave = 1024 / 32; // bins of an octave
   constexpr int kSign = kBins / 2;
   return static_cast<u32>(bin % kSign - kOctave) < kSign - 2 * kOctave;
 }
 
-// Writes the best `remaining_k` of `count` listed scores. Four threads rank one together.
+// Ranks `count` listed scores, four threads for each, and writes the best `remaining_k`.
 template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int remaining_k, Shown shown) {
   constexpr int kSharers = 4;
   const Listed& listed = Listed::of_row();
-  const int thread = reread_tid(); // made here, not in front of the row's length
+  const int thread = reread_tid(); // read here, not before the row's length arrives
   const RingSlot* others = reinterpret_cast<const RingSlot*>(listed.negated) + thread % kSharers;
 #pragma unroll 1
   for (int at = thread / kSharers; (at & ~7) < count; at += kThreads / kSharers) {
@@ -143,7 +143,7 @@ template <class Shown> __device__ __forceinline__ void write_listed(int* out, in
   }
 }
 
-// Called, since this is rare; the row's facts are read again, as in front of a finishing pass.
+// Describes the row for resident/overfull.cuh. Rare, so a function of its own, which loads the row's facts again.
 __device__ __noinline__ void describe_loaded(const Params& p, int id) {
   const Row row = load_row(p, id);
   RowDescriptor& to = shared_storage().descriptors[0];
@@ -151,19 +151,19 @@ __device__ __noinline__ void describe_loaded(const Params& p, int id) {
     describe(p, row, 0, row.length, limit_of(p), to);
     clear_row(to);
   }
-  __syncthreads(); // the row is described
+  __syncthreads(); // thread 0 described the row, for all
 }
 
-// Scores of a bin that were divided once more.
+// Result of count_again.
 struct Again {
-  u32 chosen; // better than those of the boundary's new bin
+  u32 chosen; // marks of scores better than the k-th score's new bin; `last` marks those in it
   u32 last;
   int remaining_k;
   Boundary found;
 };
 
-// Counts marked scores of a bin, which the ring has, by how far their keys are from its first: by 2^7 keys, then by
-// one, if need be; so far that others are beyond the last bin. Called, since this is rare.
+// Divides the marked scores of a bin, which are in the ring, by the distance of their keys from the bin's first: in
+// steps of 2^7 keys, then of one key if needed. Rare, so a function of its own.
 __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
   constexpr int kUpper = 8; // bits of a key that carry no information
   Again again = {0, marks, remaining_k, {}};
@@ -199,7 +199,7 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
   return again;
 }
 
-// Selects a row of more than k scores. What counts is zero, and becomes so again.
+// Selects a row of more than k scores. The histogram is zero before and after.
 __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& loaded, int k) {
   SharedStorage& s = shared_storage();
   const Edge& edge = loaded.edge;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
-    // Not where scores outside the body would be in the way.
+    // Only where no score is outside the body.
     if (keys_are_close(bin) && loaded.body.begin == 0 && loaded.body.end >= loaded.row.length) {
       const Again again = count_again(last, bin, remaining_k);
       chosen |= again.chosen;
@@ -244,7 +244,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     chosen |= last;
     last = 0;
   }
-  // Places of both at once: of what is collected in the lower half.
+  // One sum gives both offsets: of collected positions in the low half, of listed scores in the high half.
   const u32 mine = __popc(chosen) + edge_chosen + (__popc(last) + edge_last << 16);
   if (!whole && threadIdx.x < kTogether) Listed::of_row().end(bin, found.count + threadIdx.x);
   const u32 before = sum_threads(mine).before;
@@ -256,7 +256,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     store_shared_if(to, chosen & 1u << at, index_of_bit(at, first));
   if (edge_chosen) store_shared(to, edge.at);
   int number = static_cast<int>(before >> 16);
-  while (last) { // two at a time, which do not wait for each other
+  while (last) { // two at a time, for more parallelism
     const u32 one = take_bit(last);
     const bool more = last != 0;
     const u32 other = more ? take_bit(last) : one;
@@ -267,11 +267,11 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     number += 1 + more;
   }
   if (edge_last) Listed::of_row().put(number, edge.score, edge.at);
-  __syncthreads(); // all are collected, or listed
+  __syncthreads(); // every thread's positions are collected, and its scores listed
   auto shown = [&](int position) { return kWindows && !kEpilogue ? position + loaded.row.base : position; };
   int* out = row_output(p, loaded.row.id);
   const int collected = whole ? k : k - remaining_k;
-  // Some warps rank while others write, where they suffice for all that is listed.
+  // Some warps rank while the others write, if so many suffice for the list.
   const int ranking = whole ? 0 : (found.count + 7) / 8 * 32;
   const bool apart = ranking <= kThreads / 4 * 3;
   const int writer = static_cast<int>(threadIdx.x) - (apart ? ranking : 0);
@@ -280,7 +280,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     write_collected<false>(out, positions, collected, collected, shown, apart ? kThreads - ranking : kThreads, writer);
 }
 
-// A row whose length is asked for here, and waited for where the row is wanted; a window then asks for all it is.
+// A row whose length starts loading here and is waited for in come(); a window is loaded there.
 struct AskedRow {
   int id;
   int length = 0;
@@ -300,17 +300,16 @@ struct AskedRow {
   }
 };
 
-// A CTA's rows, one after another; there are few. What is run for rows that are selected whole comes first, and is soon
-// fetched. Of narrow rows that may be most, whose answers then keep memory busy: scores are asked for as soon as a
-// row's length is known. The CTAs of wide ones empty counters while the length is fetched, and each of their many warps
-// counts as soon as it has its scores.
+// Selects the few rows of a CTA. Code for rows that are selected whole comes first, so that it is fetched soon: of
+// narrow rows most may be. Their scores are loaded as soon as the length is known. CTAs of wide rows clear counters
+// while the length arrives, and each of their many warps counts as soon as it has its scores.
 __device__ __forceinline__ void select_in_registers(const Params& p) {
   constexpr bool kEmptyFirst = kThreads >= 512;
   auto empty = [] {
     clear_counts(reread_tid());
-    __syncthreads(); // counters are empty, and no thread still works on the row before
+    __syncthreads(); // every counter is zero, and no thread works on the row before any more
   };
-  int number = blockIdx.x; // one of the rows: there are no more CTAs
+  int number = blockIdx.x; // a row: the grid has no more CTAs than rows
   do {
     const AskedRow asked(p, number);
     if (kEmptyFirst) empty();
@@ -323,12 +322,12 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
         empty();
         int scores = row.length;
         KSIEVE_OPAQUE(scores);
-        more = scores > 0; // always; or ptxas waits for them in front of the barrier
+        more = scores > 0; // always true; otherwise ptxas waits for the scores in front of the barrier
       }
       if (more) select_loaded(p, loaded, slots_of(p, row));
     }
     run_epilogue(p, row.id, sort_slice(p, blockIdx.x));
-    if (kEpilogue) __syncthreads(); // no thread still reads where the row begins
+    if (kEpilogue) __syncthreads(); // every thread has read s.base, which the next row writes
     number += grid_size();
   } while (number < p.rows);
 }

@@ -1,22 +1,21 @@
-// LinearBuckets that scores of a held row are counted by, and the output positions that are collected from them.
+// The buckets that scores of a resident row are counted in, and the output positions that are collected from them.
 #pragma once
 #include "resident/descriptor.cuh"
 
-// The ordered key shifted, so that +infinity is 0 and NaN of either sign needs not be asked for: it gets the worst key.
+// The ordered key minus that of +infinity. NaN of either sign gets the worst key without a test of its own.
 __device__ __forceinline__ u32 shifted_key(float score, u32 worst = kMinusInfinityKey - kInfinityKey + 1) {
   return min(number_key(score) - kInfinityKey, worst);
 }
 
-// Counts one in the histogram, given a number of bytes from its first bin on: the hardware adds up what lanes do to one
-// address.
+// Adds one to the histogram's bin at this byte offset. The hardware combines the lanes of a warp that add to one bin.
 __device__ __forceinline__ void count_at(u32 bytes) {
-  constexpr int kBehind = sizeof(SharedStorage::ring); // where the histogram is
+  constexpr int kBehind = sizeof(SharedStorage::ring); // the histogram follows the ring
   count_shared<kBehind>(shared_address(shared_bytes) + bytes);
 }
 
-// Equal buckets from `best` down to `worst`, numbered from 0; the last one has all scores no better than `worst`.
-// A step is a float: kOne + number units, whose bits are as far apart as the numbers are. Those of kOne vanish when a
-// number of bytes is made of them.
+// Equal buckets from `best` down to `worst`, numbered from 0; the last one has every score no better than `worst`.
+// A bucket number is kept as the float kOne + number * kUnit: consecutive numbers have consecutive bit patterns, and
+// subtracting the bits of kOne gives the integer.
 struct LinearBuckets {
   static constexpr float kOne = 2.0f;
   static constexpr float kUnit = 0x1p-22f;
@@ -25,16 +24,16 @@ struct LinearBuckets {
   float scale;
   float offset;
 
-  // Infinity and NaN are replaced by the nearest that has steps; infinite scores are in the first step or in the last.
+  // The nearest finite score: the ends of a bracket are finite, and infinite scores fall into the first or last bucket.
   __device__ __forceinline__ static float finite(float score) { return fminf(fmaxf(score, -kGreatest), kGreatest); }
 
-  // A sixteenth of the distance: the whole one may be twice the greatest float. Of subnormal scores it may come out as
-  // nothing or less.
+  // A sixteenth of the distance between the ends: the whole may be twice the greatest float. Between subnormal ends
+  // rounding may make it zero or negative.
   __device__ __forceinline__ static float sixteenth(float worst, float best) {
     return finite(best) * 0x1p-4f - finite(worst) * 0x1p-4f;
   }
 
-  // `least` itself is not beyond: its product is rounded up.
+  // The product is rounded up, so that a score equal to `worst` is not counted in the last bucket.
   __device__ __forceinline__ LinearBuckets(float worst, float best) {
     const float low = finite(worst);
     scale = finite(best) > low ? __fdividef(0x1p-4f, sixteenth(worst, best)) : 1.0f;
@@ -45,13 +44,13 @@ struct LinearBuckets {
     return __fmaf_rd(__saturatef(fmaf(score, scale, offset)), (1 - kBins) * kUnit, kOne + (kBins - 1) * kUnit);
   }
 
-  // Every score is counted, the many of the last step too.
+  // Adds one to the bucket's bin. Scores of the last bucket, which are most, are counted as well: no branch.
   __device__ __forceinline__ static void count(float step) { count_at((__float_as_uint(step) - kOneBits) * 4); }
 
   __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number) * kUnit; }
 };
 
-// The numbers of the steps that this thread's scores are in, two in a word.
+// The bucket numbers of this thread's scores, two in a word.
 struct BucketIds {
   u32 pair[kEach / 2];
 
@@ -60,12 +59,12 @@ struct BucketIds {
   }
 };
 
-// Which scores are in steps before a given one, and which in that.
+// This thread's scores in buckets before a given one, and those in that one, as marks.
 struct Divided {
   Marks before;
   Marks within;
 
-  // If all of those within are wanted, they are before.
+  // With `all`, every score within is part of the answer and is moved to `before`.
   __device__ __forceinline__ void join(bool all) {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
@@ -75,8 +74,8 @@ struct Divided {
   }
 };
 
-// Of each pair, 0 for a step before, 1 for the one, 2 for those behind are digits of two bits; those of eight pairs are
-// the halves of a word, which are then put together so that neighbours alternate.
+// Compares all bucket numbers with `number`: each gives a two-bit digit, 0 before it, 1 equal, 2 behind it. The digits
+// of eight pairs fill the two halves of a word; byte permutes then interleave them into one bit for each score.
 __device__ __forceinline__ Divided divide(const BucketIds& steps, int number) {
   const u32 less = (static_cast<u32>(1 - number) & 0xffffu) * 0x10001u;
   auto digits = [&](int from) {
@@ -103,11 +102,11 @@ __device__ __forceinline__ Divided divide(const BucketIds& steps, int number) {
   return found;
 }
 
-// The steps of the range that was found, from shared memory. Where scores go over so many octaves that few steps are
-// left for the last of them, or are too small to be multiplied, they are spread first: how far their keys are from that
-// of `worst` takes their place. Not where `worst` is near zero by chance, as samples of either sign show.
+// The buckets of a row's bracket. Where the bracket spans so many octaves that the last of them gets few buckets, or is
+// so narrow that its scale overflows, a score is replaced by the distance of its key from that of `worst`. Not where
+// samples of both signs show that `worst` is near zero by chance.
 struct BracketBuckets {
-  static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a step is then 1/32 of the last one
+  static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a linear bucket is then 1/32 of the last octave
   u32 worst;
   u32 best;
   bool uses_key_distance;
@@ -133,8 +132,7 @@ struct BracketBuckets {
     return steps().of(uses_key_distance ? spread(score) : score);
   }
 
-  // Of a overfull step (resident/overfull.cuh): its scores once more, and the number of one where the range is not in
-  // hand.
+  // For an overfull bucket (resident/overfull.cuh): loads scores once more, and gives a score's bucket number.
   __device__ __forceinline__ static Raw read_again(const Score* scores, int vector) {
     return load_once(scores + vector * kStep);
   }
@@ -142,15 +140,15 @@ struct BracketBuckets {
     return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);
   }
 
-  // Where shifted keys of a step about are, with a step on either side: rounding may put some there. Better scores than
-  // the range's may be in the first one: two octaves of them.
+  // A range of shifted keys that surely has those of a bucket: one bucket more on either side, since rounding may put
+  // scores there. The first bucket also has scores better than the bracket: two octaves more.
   __device__ __forceinline__ static KeyRange keys_of(int bin, int slot) {
     constexpr u32 kRounding = 8;
     const BracketBuckets range(slot);
     const u32 end = range.worst - kInfinityKey;
     if (bin == kBins - 1) return {end, kNanKey};
     const LinearBuckets linear = range.steps();
-    auto key_of = [&](int number) { // where that step begins
+    auto key_of = [&](int number) { // of the best score in that bucket
       const float part = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
       const float at = __fdividef(part - linear.offset, linear.scale);
       return range.uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
@@ -160,14 +158,14 @@ struct BracketBuckets {
   }
 };
 
-// Result of ranking the samples of a warp.
+// What the samples of one warp say of the row.
 struct Sampled {
   KeyRange range;
-  bool signs;  // whether its end is not positive
-  u32 plateau; // the key of their value, if kPlateau of them are one; 0 if not
+  bool signs;  // the bracket's end is not positive
+  u32 plateau; // key of a value that kPlateau samples of the warp have; 0: there is none
 };
 
-// The best of where warps' ranges begin, and the worst of where they end.
+// Widens a row's bracket by that of a warp. Call by one lane.
 __device__ __forceinline__ void fold_sampled(const Sampled& warp, RowDescriptor& row) {
   atomicMin(&row.range.best, warp.range.best);
   atomicMax(&row.range.worst, warp.range.worst);
@@ -177,7 +175,7 @@ __device__ __forceinline__ void fold_sampled(const Sampled& warp, RowDescriptor&
 
 __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k);
 
-// What overfull rows need of a scope whose owner counts in shared memory.
+// What resident/overfull.cuh needs of a scope whose counters are in shared memory.
 template <class Self> struct OnChip {
   __device__ __forceinline__ static Boundary find_again(int rank) {
     return Self::find_kth_bin(rank, [] {});
@@ -195,17 +193,17 @@ struct BlockScope : OnChip<BlockScope> {
   __device__ __forceinline__ static bool owns() { return true; }
   __device__ __forceinline__ static void sync() { __syncthreads(); }
 
-  // Folds what a warp found in its samples into a row. A barrier of all must follow.
+  // Widens the row's bracket by this warp's. A barrier of all threads must follow.
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int slot) {
-    KSIEVE_OPAQUE(slot); // or the atomics of one lane are gathered from all
+    KSIEVE_OPAQUE(slot); // otherwise the compiler aggregates the atomics of one lane over the warp
     if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().descriptors[slot]);
   }
 
-  __device__ __forceinline__ static void await_bracket(int) { __syncthreads(); } // the range is known
+  __device__ __forceinline__ static void await_bracket(int) { __syncthreads(); } // every warp's bracket is in the row's
 
-  // find_boundary over what all have counted, as soon as then() has run.
+  // Returns the bucket of the score of this rank, after then() has run.
   template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then then) {
-    __syncthreads(); // the tail is counted
+    __syncthreads(); // every thread's scores are in the histogram
     then();
     return find_boundary(rank);
   }
@@ -215,12 +213,12 @@ __device__ __forceinline__ void collect(int index, int slot) {
   collected()[atomicAdd(&shared_storage().descriptors[slot].num_selected, 1)] = index;
 }
 
-// Collects positions that threads have few of (write_collected), from a place on: where it ends.
+// Writes the positions of marked scores to the collected ones, from `place` on; returns the next free place.
 __device__ __forceinline__ int collect_at(const Marks& marks, int first, int place) {
   u32 to = shared_address(collected() + place);
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
-    for (u32 bits = marks.word[w]; bits;) { // two at a time, whose places do not wait for each other
+    for (u32 bits = marks.word[w]; bits;) { // two at a time: their positions are computed in parallel
       const int one = index_of_mark(w, take_bit(bits), first);
       const u32 more = bits;
       const int other = index_of_mark(w, take_bit(bits), first);
@@ -234,8 +232,8 @@ __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
   collect_at(marks, held_first(slot), place);
 }
 
-// Lists an unresolved score for the owner of the row, one of at most kMost: if those are many, in place of what is
-// collected.
+// Appends an undecided score to the list of the CTA that ranks them. Room for kMost; more than kTailMax are listed
+// where candidates would be stored.
 template <class Scope, int kMost = kTailMax>
 __device__ __forceinline__ void list_last(int index, float score, int slot) {
   auto& owner = Scope::owner();
@@ -254,13 +252,13 @@ template <class Scope, int kMost = kTailMax> __device__ __forceinline__ void lis
     }
 }
 
-// What is written for a position.
+// The index that is written for a position.
 __device__ __forceinline__ int held_position(int index, int slot) {
   return kWindows && !kEpilogue ? index + descriptor_at(slot).base : index;
 }
 
-// Ranks what is listed, if anything is: the best `remaining_k` are the last of the row's slots. Behind a barrier, by
-// one warp: not one of the first, which look after next rows.
+// Ranks the listed scores and writes the best `remaining_k` to the last of the row's slots. Call behind a barrier; the
+// last warp works, since the first ones prepare the next rows.
 __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k) {
   if (!listed || threadIdx.x < kThreads - 32) return;
   RankedEntry mine = rank_tail(listed);
@@ -271,7 +269,7 @@ __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k
 
 // Writes the collected positions and the listed scores. No barrier follows.
 __device__ __forceinline__ void write_answer(int slot, int listed, int remaining_k) {
-  __syncthreads(); // all are collected, and the last are listed
+  __syncthreads(); // every thread's positions are collected, and its undecided scores listed
   const int num_selected = descriptor_at(slot).num_selected;
   const int count = min(num_selected, descriptor_at(slot).slots);
   write_collected<true>(descriptor_at(slot).out, collected(), num_selected, count,

@@ -1,7 +1,7 @@
 // Family resident_cluster: one thread block cluster per row, for few rows (sm_90 and later).
 //
-//   1. a row that the cluster holds is selected there (resident/select.cuh), on distributed shared memory
-// Otherwise, or where that cannot decide:
+//   1. a resident row is selected from buckets (resident/select.cuh) over distributed shared memory
+// Otherwise:
 //   1. each CTA counts its segment into its own coarse histogram
 //   2. rank 0 sums the histograms over distributed shared memory and publishes the exact boundary bin
 //   3. each CTA scans its segment again: better bins go to the output, boundary-bin candidates stay local
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   trace_begin();
   const bool looked_at = select_clustered(p, id, cluster_rank());
   release_dependents();
-  if (looked_at || kEpilogue) cluster_sync(); // the row is written, and no thread looks at a peer's storage any more
+  if (looked_at || kEpilogue) cluster_sync(); // the row is written, and no CTA reads a peer's shared memory any more
   if (cluster_rank() != 0) return;
   run_epilogue(p, id, sort_slice(p, id));
   trace_write(p, id);

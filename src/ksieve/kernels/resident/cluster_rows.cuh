@@ -1,9 +1,9 @@
-// The row of a cluster: its routes.
+// The row of a cluster and its two routes: resident buckets, or an exact coarse histogram (two reads).
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/cluster_scope.cuh"
 
-// Appends the peers' candidates, counts and histograms to rank 0's own. Behind a cluster barrier.
+// Appends the peers' candidates, counts and histograms to rank 0's own. Call behind a cluster barrier.
 __device__ __forceinline__ void gather_peers(int splits) {
   SharedStorage& s = shared_storage();
   for (int rank = 1; rank < splits; ++rank) {
@@ -20,20 +20,20 @@ __device__ __forceinline__ void gather_peers(int splits) {
     }
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
       if (peer.histogram[bin]) atomicAdd(&s.histogram[bin], peer.histogram[bin]);
-    __syncthreads(); // every thread knows where the next peer's begin
+    __syncthreads(); // every thread has read s.listed, which thread 0 changes
     if (threadIdx.x == 0) {
       s.listed += listed;
       atomicAdd(&s.count, peer.count);
       atomicMin(&s.least, peer.least);
       atomicMax(&s.greatest, peer.greatest);
     }
-    __syncthreads(); // and the list has its new end
+    __syncthreads(); // s.listed is where the next peer's candidates begin
   }
 }
 
-constexpr bool kResident = kMaxResident > 0; // the planner sees to it that rows then fit
+constexpr bool kResident = kMaxResident > 0; // the planner gives this family no wider rows then
 
-// This CTA's segment: a turn of the ring if the cluster holds rows.
+// This CTA's segment of the row: a tile if rows are resident.
 __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u32 rank) {
   RowTask task = whole_row(p, row, nullptr);
   const int size = kResident ? kTile : segment_size(row.length, p.splits);
@@ -42,13 +42,13 @@ __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u
   return task;
 }
 
-// The exact route.
+// The route by coarse histograms: of rows that are not resident, and of statistics and tie-breaks.
 __device__ __forceinline__ void select_exact(const Params& p, int id) {
   SharedStorage& s = shared_storage();
   const RowTask task = segment_of(p, load_row(p, id), cluster_rank());
   start_scan(task.row.scores, task.begin, task.end);
   clear_storage();
-  __syncthreads(); // storage is empty
+  __syncthreads(); // counters are zero, for every thread
   CoarseCount counting;
   scan<kResident>(task.row.scores, task.begin, task.end, counting);
   if (!kResident) {

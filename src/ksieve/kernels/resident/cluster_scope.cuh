@@ -1,16 +1,16 @@
-// Cluster scope: CTAs of a cluster that share a row. Push-only: st.async to each peer, one mbarrier for each kind of
-// message, so no CTA requests data, and each waits for its own messages alone.
+// Cluster scope: the CTAs of a cluster share a row. Messages are pushed: st.async stores them in each peer's mailbox
+// and completes an mbarrier there, one for each kind of message. No CTA reads a peer's memory.
 #pragma once
 #include "resident/tile.cuh"
 
-// Counts of all CTAs' bins that come here, and their sums, of 16 bits: what is more than a sum holds is more than any
-// k. In the ring if there is no other room.
+// Bucket counts that peers send here, and the sums of all, in 16 bits each. Sums saturate: a saturated one exceeds any
+// k. They lie where candidates would be stored, or in the ring where that is too small.
 struct alignas(16) Counts {
-  RingSlot parts[kBins / 8]; // of a slice of the bins, from each CTA
-  RingSlot sums[kBins / 8];
+  RingSlot parts[kBins / 8]; // counts of the slice of bins that this CTA adds up, from each CTA
+  RingSlot sums[kBins / 8];  // sums of all bins
 };
 __device__ __forceinline__ u32 halves(u32 low, u32 high) {
-  constexpr bool kFit = kTile + 2 * kVector < 1 << 16; // of a part
+  constexpr bool kFit = kTile + 2 * kVector < 1 << 16; // the counts of a tile fit 16 bits
   return kFit ? low | high << 16 : min(low, 0xffffu) | min(high, 0xffffu) << 16;
 }
 static_assert(!kFits || kCollected < 1 << 16, "no k is more than a sum holds, nor a share");
@@ -20,23 +20,23 @@ __device__ __forceinline__ Counts& counts_of_all() {
   return *reinterpret_cast<Counts*>(kCountsHaveOwnBuffer ? reinterpret_cast<void*>(s.candidates) : s.ring);
 }
 
-// In place of rows to come: there are none.
+// Messages to this CTA. In place of further row descriptors: a cluster has one row.
 struct alignas(16) ClusterMailbox {
-  RingSlot ranges[kCtasPerRow]; // each CTA's Range
-  u32 shares[kCtasPerRow];      // how many positions each has collected, and 2^16 times as many as it has listed
-  u64 known;                    // arrival of the ranges,
-  u64 counted;                  // of counts that this CTA adds up,
-  u64 summed;                   // of all sums,
-  u64 divided;                  // of the shares,
-  u64 listed;                   // and, at the owner, of the few that it ranks
-  u32 rounds;                   // of counts before these
+  RingSlot ranges[kCtasPerRow]; // each CTA's bracket
+  u32 shares[kCtasPerRow];      // each CTA's Share::all
+  u64 known;                    // mbarrier: the brackets arrived
+  u64 counted;                  // mbarrier: the counts that this CTA adds up arrived
+  u64 summed;                   // mbarrier: all sums arrived
+  u64 divided;                  // mbarrier: the shares arrived
+  u64 listed;                   // mbarrier, at rank 0: the undecided scores arrived
+  u32 rounds;                   // exchanges of counts so far: their parity is the mbarriers' phase
 };
 static_assert(!kFits || sizeof(ClusterMailbox) <= (kDescriptors - 2) * sizeof(RowDescriptor), "two rows are described");
 __device__ __forceinline__ ClusterMailbox& exchange() {
   return *reinterpret_cast<ClusterMailbox*>(&shared_storage().descriptors[kOwn + 1]);
 }
 
-// By one thread, in front of a cluster barrier.
+// Call by one thread, in front of a cluster barrier.
 __device__ __forceinline__ void expect_counts() {
   expect_bytes(sizeof(Counts::parts), &exchange().counted);
   expect_bytes(sizeof(Counts::sums), &exchange().summed);
@@ -49,17 +49,17 @@ __device__ __forceinline__ void prepare_exchange() {
   e.rounds = 0;
 }
 
-// The scope of a row (resident/select.cuh) that the CTAs of a cluster share, a ring each.
+// The scope of a row (resident/select.cuh) that a cluster shares.
 struct ClusterScope : OnChip<ClusterScope> {
   static constexpr bool kAlone = false;
-  static constexpr bool kTrimsBracket = kMaxResident > 131072; // it costs 0.1 us, which narrower rows do not win back
+  static constexpr bool kTrimsBracket = kMaxResident > 131072; // own_range: 0.1 us, which narrower rows do not win back
   static constexpr bool kRanksFirst = true;
-  static constexpr bool kRereadsDescriptor = true; // whether a row is held: kept, it would be spilled
+  static constexpr bool kRereadsDescriptor = true; // kept in a register, the route would be spilled
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
   __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }
 
-  // Arrivals are made before peers count there.
+  // Initialises this CTA's mbarriers; peers may send to them behind ready().
   __device__ __forceinline__ static void begin() {
     ClusterMailbox& e = exchange();
     if (threadIdx.x == kThreads - 1) {
@@ -78,7 +78,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     }
   }
   __device__ __forceinline__ static void ready() { cluster_wait(); }
-  __device__ __forceinline__ static int copies() { return 0; } // of rows before
+  __device__ __forceinline__ static int copies() { return 0; } // of earlier rows: there are none
 
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
     const Range own = own_range<kTrimsBracket>(warp);
@@ -90,21 +90,22 @@ struct ClusterScope : OnChip<ClusterScope> {
       wait_arrival(&exchange().known, 0);
       fold_ranges(threadIdx.x < kCtasPerRow ? Range::of(exchange().ranges[threadIdx.x]) : kNoRange, slot);
     }
-    __syncthreads(); // the range is known
+    __syncthreads(); // warp 0 wrote the row's bracket, for every thread
   }
 
-  // Every CTA adds up a slice of the bins, for all.
+  // Returns the bucket of the score of this rank. Every CTA adds up the counts of a slice of the bins and sends the
+  // sums to all CTAs.
   template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then) {
-    constexpr u32 kSlice = kBins / 8 / kCtasPerRow; // eight bins at a time
+    constexpr u32 kSlice = kBins / 8 / kCtasPerRow; // of a CTA, in groups of eight bins
     static_assert(!kFits || kCountsHaveOwnBuffer || sizeof(Counts) <= sizeof(SharedStorage::ring),
                   "there is room for counts");
     ClusterMailbox& e = exchange();
     if (kCountsHaveOwnBuffer) {
-      __syncthreads(); // this CTA's part is counted
+      __syncthreads(); // every thread's scores are in this CTA's histogram
     } else {
-      cluster_sync(); // every part is, and its ring has been read
+      cluster_sync(); // and every CTA has read its ring, where peers now write counts
     }
-    const u32 round = *static_cast<volatile u32*>(&e.rounds); // after the barrier: one thread wrote it
+    const u32 round = *static_cast<volatile u32*>(&e.rounds); // behind the barrier: thread 0 wrote it
     Counts& all = counts_of_all();
     const RingSlot* counts = reinterpret_cast<const RingSlot*>(shared_storage().histogram);
 #pragma unroll
@@ -127,7 +128,7 @@ struct ClusterScope : OnChip<ClusterScope> {
         high += two >> 16;
       }
       const u32 sums = min(low, 0xffffu) | min(high, 0xffffu) << 16;
-      RingSlot eight; // four neighbours have all of them, and each sends them to every fourth CTA
+      RingSlot eight; // of four neighbouring threads, each of which sends them to every fourth CTA
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         eight.word[i] = __shfl_sync(kFullWarp, sums, i, 4);
@@ -146,8 +147,8 @@ struct ClusterScope : OnChip<ClusterScope> {
     return found;
   }
 
-  // Writes the answer of a row whose steps are divided: what is before, and the best `remaining_k` of the few within,
-  // which the owner ranks.
+  // Writes this CTA's share of the answer: its positions in better buckets; the undecided scores go to rank 0, which
+  // writes the best `remaining_k` of them.
   __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
                                                int remaining_k) {
     SharedStorage& s = shared_storage();
@@ -166,7 +167,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     share.each_listed(slot, [&](int number, int index, float score) {
       if (number < kTailMax) send(&s.tail[number], make_entry(order_key(score), index), 0, &e.listed);
     });
-    __syncthreads(); // all of this CTA's are collected
+    __syncthreads(); // every thread's positions are collected
     const int begin = static_cast<int>(in_front & 0xffff);
     const int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
     write_collected<false>(descriptor_at(slot).out + begin, collected(), count, count,

@@ -1,30 +1,30 @@
-// Row descriptors and bulk loads for rows resident in shared memory (kEach scores per thread), and the scores outside a
-// row's aligned body.
+// Row descriptors and bulk copies of rows that are resident in shared memory, kEach scores for each thread, and the
+// scores outside a row's 16-byte aligned body.
 #pragma once
 #include "common/ptx.cuh"
 #include "stream/select.cuh"
 
-constexpr int kVectors = kStages + kOverflowVectors; // of each thread
+constexpr int kVectors = kStages + kOverflowVectors; // 16-byte vectors of a row for each thread
 constexpr int kEach = kVectors * kVector;
-constexpr int kTile = kVectors * kStep;                   // what a CTA holds at most
+constexpr int kTile = kVectors * kStep;                   // scores of a CTA at most
 constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
 
-// Where CTAs share a multiprocessor, 8 of 16 warps sample a row: fewer instructions (20,480 scores 1.8 % faster). Where
-// a CTA is alone all warps do, since more samples narrow the range: with 8 such rows are 1 to 3 % slower.
+// Where CTAs share a multiprocessor, 8 of 16 warps sample a row: fewer instructions (20,480 scores are 1.8 % faster).
+// Where a CTA has a multiprocessor to itself all warps do: more samples narrow the bracket (with 8, 1 to 3 % slower).
 constexpr int kSome = 8;
 constexpr int kSamplers = kRoomy && kWarps > kSome&& KSIEVE_CTAS_PER_SM > 1 ? kSome : kWarps;
 __device__ __forceinline__ bool is_sampler() {
   return kSamplers == kWarps || static_cast<int>(threadIdx.x) < 32 * kSamplers;
 }
 
-// Where the ring has no room for all, one or two vectors of each block are not copied there, but loaded where they are
-// counted: every other one from the second on, so that both ends of a row are in the ring, which is where it is
-// sampled.
+// Overflow vectors: where the ring has no room for the whole tile, one or two vectors of each block are not copied, but
+// loaded to registers where they are counted. They are every other one from a block's second on, so that both ends of a
+// tile are in the ring, where it is sampled.
 __device__ __forceinline__ constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
 constexpr int kBlocks = common_divisor(kVectors, kOverflowVectors);
 constexpr int kBlock = kOverflowVectors ? kVectors / kBlocks : kVectors;
 constexpr int kOverflowPerBlock = kOverflowVectors ? kOverflowVectors / kBlocks : 1;
-constexpr int kCopied = kOverflowVectors ? kBlock - kOverflowPerBlock : kBlock; // vectors of a block that are
+constexpr int kCopied = kOverflowVectors ? kBlock - kOverflowPerBlock : kBlock; // vectors of a block in the ring
 static_assert(kVectors % kBlock == 0 &&
                   (kOverflowVectors == 0 ||
                    kCopied > kOverflowPerBlock && kVectors / kBlock * kOverflowPerBlock == kOverflowVectors),
@@ -38,7 +38,7 @@ __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
              ? stage / kCopied * kBlock + (place < kOverflowPerBlock ? 2 * place : place + kOverflowPerBlock)
              : stage;
 }
-// How many of them are counted before a stage: if they are `asked` for beforehand, as late as their block allows.
+// Overflow vectors that are counted before a stage; with `asked`, those that are loaded before it, as late as possible.
 __device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
   const int place = stage % kCopied;
   return kOverflowVectors ? stage / kCopied * kOverflowPerBlock +
@@ -46,61 +46,65 @@ __device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
                           : 0;
 }
 
-// Not with statistics, which count the paper's digits, nor with tie-breaks, which need the candidates stored.
+// Rows are not selected by buckets with statistics, which count the paper's digits, nor with tie-breaks, which need the
+// candidates stored.
 constexpr bool kFits = kMaxResident > 0 && kEach <= 128 && !kStats && !kTies;
 static_assert(kFits || kOverflowVectors == 0, "otherwise rows are read in the ring alone");
 
-// Output positions of this CTA before they are written in order, where what is counted while a row's boundary is looked
-// for is zero before and after, and in the list's place.
+// Room for positions of this CTA before they are written in order: the histogram, which is not in use then, and the
+// candidates' list behind it.
 constexpr int kCollected = kBins + kSharedCapacity * static_cast<int>(sizeof(u64) / sizeof(int));
 __device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_storage().histogram); }
 static_assert(!kFits || kColumnBytes == 0, "the list follows the histogram");
 
-// Whether a row is selected here: positions are collected on chip, where those outside a row's body have room of their
-// own even if they change under a running kernel.
+// Whether a row is resident. Room is left for the positions outside the body, whatever they are: scores may change
+// under a running kernel.
 __device__ __forceinline__ bool fits(const Row& row, int k) {
   return kFits && row.length > k && row.length <= kMaxResident && k <= kCollected - 2 * kVector;
 }
 
-// Ranks of the samples that bracket a row's k-th score: of 32 parts of a row, `warps` warps have a sample each. The
-// worst over warps of what `last` are better than in each ends the range, the best of what `first` are better than
-// begins it. How many are better than the k-th score is binomial; all warps together meet less or more in one row of
-// 100,000, whatever the distribution (test_held_range.py has the model), unless neighbouring scores are alike: warps
-// that share 64 bytes are then not independent, and up to 4 % of the rows miss their range. Of rows
-// in order, warps meet the same number, or one more; those of other CTAs of a cluster none.
+// Writes the ranks of the samples that bracket the k-th score. Each of `warps` warps has one sample in each of 32 parts
+// of the row. Its bracket begins with the sample that `first` others are better than and ends with that which `last`
+// are better than; the row's bracket is the union. The number of a warp's samples better than the k-th score is
+// binomial, so the union misses it in one row of 100,000, whatever the distribution (tests/kernels/test_held_range.py
+// has the model); in up to 4 % of the rows where neighbouring scores are alike, since warps that share 64 bytes are
+// then not independent. In sorted rows, warps of one CTA have the same number of better samples or one more; of other
+// CTAs none.
 __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowDescriptor& to) {
-  const float seen = fminf(32.0f / kTile * static_cast<float>(length), 32.0f);             // samples of a warp
-  const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen; // of them better
+  const float seen = fminf(32.0f / kTile * static_cast<float>(length), 32.0f); // samples of a warp in the row
+  const float mean =
+      __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen; // of them better than the k-th score
   const float worse = seen - mean;
   const float deviations = warps <= 4 ? 1.75f : warps <= 8 ? 0.85f : warps <= 16 ? 0.15f : 0.0f;
   const float variance = __fdividef(mean * worse, seen);
   const float margin = deviations * variance * rsqrtf(variance) - 0.5f;
   int first = max(static_cast<int>(floorf(mean - fmaxf(margin + 1.0f, 1.0f))), 0);
   const int last = warps > 32 ? static_cast<int>(mean) : static_cast<int>(ceilf(mean + fmaxf(margin, 0.0f)));
-  // Where all samples may be worse, or better.
+  // Where all samples may be on one side of the k-th score, the bracket is extended: by how much, as a code.
   auto beyond = [&](float some) {
     const float all = some * static_cast<float>(warps);
     return all > 12 ? 0 : all > 6 ? 32 : all > 2 ? 64 : 96;
   };
   const int lengthened = beyond(worse);
-  if (lengthened) first = min(first, static_cast<int>(seen / 2)); // or the range is next to nothing
+  if (lengthened)
+    first = min(first, static_cast<int>(seen / 2)); // otherwise the bracket has next to no length to extend
   to.first = static_cast<unsigned char>(first + beyond(mean));
   to.last = static_cast<unsigned char>(min(last, 31) + lengthened);
 }
 
-// How far scores behind a row may be copied with it: not behind a window.
+// End of what may be copied with a row: scores behind its length too, but not behind a window.
 __device__ __forceinline__ int limit_of(const Params& p) { return kWindows ? 0 : p.width; }
 
-// What is copied of a row of which a CTA holds [begin, end), up to `limit`. Scores behind the row come with its last
-// ones, and are taken for none, if that leaves none outside the body.
+// The body that is copied of a CTA's tile [begin, end), up to `limit`: with scores behind the row, which are masked, if
+// then no score is outside the body.
 __device__ __forceinline__ Body copied_body(const Row& row, int begin, int end, int limit) {
   Body body = body_of(row.scores, begin, end);
   if (body.end < end && body.end + kVector <= limit) body.end += kVector;
   return body;
 }
 
-// Fills the descriptor of a row whose tile here is [begin, end), but for bracket_ranks. By one thread.
-// Up to `limit` may be copied.
+// Fills the descriptor of a row whose tile in this CTA is [begin, end), except what bracket_ranks writes. Up to `limit`
+// may be copied. Call by one thread.
 __device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit,
                                          RowDescriptor& to) {
   const int k = slots_of(p, row);
@@ -122,14 +126,14 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.base = row.base;
 }
 
-// Nothing is known yet of a row's samples, nor counted. By one thread.
+// Clears the bracket and the counters of a row. Call by one thread.
 __device__ __forceinline__ void clear_row(RowDescriptor& to) {
   to.range = {0, kNanKey, 0, 0};
   to.better = to.equal = to.num_selected = to.tail_count = 0;
 }
 
-// A row's facts, read again wherever they are needed: kept in registers, they would not leave enough of them for the
-// steps of its scores.
+// A row's descriptor, volatile so that members are read at each use: kept in registers, they would leave too few for
+// the bucket numbers.
 __device__ __forceinline__ const volatile RowDescriptor& descriptor_at(int slot) {
   return shared_storage().descriptors[slot];
 }
@@ -140,13 +144,13 @@ __device__ __forceinline__ Bracket range_of(int slot) {
   return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
 }
 
-// Scores of a part that the copy has; the same for all, as the compiler then knows.
+// Valid scores of the body; by a reduction, so that the compiler knows that all lanes have the same value.
 __device__ __forceinline__ int held_valid(int slot) { return __reduce_max_sync(kFullWarp, descriptor_at(slot).valid); }
 
-// Position of the first score that this thread holds.
+// Position of this thread's first score.
 __device__ __forceinline__ int held_first(int slot) { return descriptor_at(slot).body_begin + own_place(); }
 
-// Starts copying a body to the ring, behind a barrier after its last use. By all threads.
+// Starts copying a body to the ring. Call by all threads, behind a barrier after the ring's last use.
 __device__ __forceinline__ void copy_body(const void* body, int scores) {
   const Score* first = static_cast<const Score*>(body) + own_place();
 #pragma unroll 1
@@ -158,23 +162,26 @@ __device__ __forceinline__ void copy_body(const RowDescriptor& row) {
   copy_body(row.body, static_cast<int>(row.bytes / sizeof(Score)));
 }
 
-// A large part comes in so many chunks, each with an arrival of its own: what has come is counted while the rest does.
+// Chunks of a tile, each with an mbarrier of its own: of a large tile, what has arrived is counted while the rest
+// arrives.
 constexpr int kChunks = kStages * static_cast<int>(kStageBytes) >= 128 << 10 ? kMostChunks : 1;
-constexpr int kAtOnce = kChunks == 1 ? 1 : kOverflowVectors ? 3 : 2; // of them: half of the part
+constexpr int kAtOnce = kChunks == 1 ? 1 : kOverflowVectors ? 3 : 2; // chunks copied first: half of the tile
 
-// Stretches of the ring that are copied at once: they lie between vectors that are not copied; the first is one vector.
+// Stretches of the ring that one bulk copy fills: they lie between overflow vectors; the first is one vector.
 constexpr int kStretches = kOverflowPerBlock > 1 ? kStages : kOverflowVectors ? kOverflowVectors + 1 : kChunks;
 static_assert(kStretches >= kChunks, "every chunk has one");
-__device__ __forceinline__ constexpr int stretch_begin(int number) { // its first stage
+__device__ __forceinline__ constexpr int stretch_begin(int number) { // first stage of a stretch
   return kOverflowVectors == 0 || kOverflowPerBlock > 1 ? number * kStages / kStretches
          : number                                       ? 1 + (number - 1) * kCopied
                                                         : 0;
 }
-__device__ __forceinline__ constexpr int chunk_begin(int chunk) { return chunk * kStretches / kChunks; } // and stretch
+__device__ __forceinline__ constexpr int chunk_begin(int chunk) {
+  return chunk * kStretches / kChunks;
+} // first stretch of a chunk
 __device__ __forceinline__ constexpr int chunk_of(int stretch) { return ((stretch + 1) * kChunks - 1) / kStretches; }
 
-// The same in bulk, chunks [begin, end) of it. By a warp, a lane for each stretch. Others have read the ring since the
-// last copy, which a barrier orders; only where they wrote to it, to sort slots, does it take a fence.
+// Starts bulk copies of chunks [begin, end) of a body. Call by one warp: a lane for each stretch. A barrier must order
+// them behind other threads' reads of the ring; behind writes, which only the epilogue's sort does, they need a fence.
 __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int begin = 0, int end = kChunks) {
   SharedStorage& s = shared_storage();
   const int stretch = reread_tid() % 32;
@@ -189,13 +196,13 @@ __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int beg
     if (mine) expect_bytes(bytes, &s.arrival[0]);
   } else {
     if (bytes) expect_more(bytes, &s.arrival[chunk]);
-    __syncwarp(); // all of a chunk is expected
+    __syncwarp(); // every lane's bytes are expected before the chunk's thread arrives
     if (mine && stretch == chunk_begin(chunk)) expect_bytes(0, &s.arrival[chunk]);
   }
   if (mine) copy_part(&s.ring[stage], static_cast<const unsigned char*>(body) + from, bytes, &s.arrival[chunk]);
 }
 
-// The same for a described row, if that is copied in bulk.
+// Starts bulk copies of a described row, if it is copied in bulk.
 __device__ __forceinline__ void copy_in_bulk(const RowDescriptor& row) {
   struct alignas(16) Copy {
     const void* body;
@@ -206,8 +213,8 @@ __device__ __forceinline__ void copy_in_bulk(const RowDescriptor& row) {
   if (copy.number >= 0) copy_in_bulk(copy.body, copy.bytes);
 }
 
-// Prepares the arrival of bulk copies, by one thread of the warp that may start the first at once; a barrier must
-// come before the first wait for it.
+// Initialises the mbarriers of bulk copies. Call by one thread of the warp that starts the copies; a barrier must come
+// before other warps wait for them.
 __device__ __forceinline__ void prepare_copies() {
   if constexpr (kBulkCopies) {
 #pragma unroll
@@ -218,18 +225,18 @@ __device__ __forceinline__ void prepare_copies() {
   }
 }
 
-// Starts copying a part before its row is described. By all threads. What it samples would come behind all of a large
-// part: of that only half is copied at once, and the rest when samples have come.
+// Starts copying a tile before its row is described. Call by all threads. Samples would queue behind a whole large
+// tile: of that only half is copied now, and the rest once samples have arrived (copy_rest).
 __device__ __forceinline__ void copy_first(const Score* body, int scores) {
   if constexpr (kBulkCopies) {
-    __syncwarp(); // arrivals are prepared
+    __syncwarp(); // the mbarriers are initialised
     if (threadIdx.x / 32 == 0) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
   } else {
     copy_body(body, scores);
   }
 }
 
-// The rest, of a described row that is held.
+// Starts copying the rest of a resident row's tile. Call by all threads.
 __device__ __forceinline__ void copy_rest(int slot) {
   if constexpr (kBulkCopies && kChunks > 1) {
     const RowDescriptor& row = shared_storage().descriptors[slot];
@@ -237,7 +244,7 @@ __device__ __forceinline__ void copy_rest(int slot) {
   }
 }
 
-// Returns when a chunk of the row is in the ring, or before Hopper this thread's part of the row.
+// Waits until a chunk of the row is in the ring; before sm_90, until this thread's own copies are.
 __device__ __forceinline__ void wait_chunk(int slot, int chunk) {
   if constexpr (kBulkCopies) {
     const int copy = descriptor_at(slot).copy;
@@ -252,7 +259,7 @@ __device__ __forceinline__ void wait_copy(int slot) {
     wait_chunk(slot, chunk);
 }
 
-// Some of the scores that this thread holds, as bits.
+// A set of this thread's scores, one bit each.
 constexpr int kWords = (kEach + 31) / 32;
 struct Marks {
   u32 word[kWords];
@@ -274,12 +281,12 @@ struct Marks {
   }
 };
 
-// Position of a score in a word of marks, given that of the first one held.
+// Position of a marked score, given the position of the thread's first score.
 __device__ __forceinline__ int index_of_mark(int w, u32 bit, int first) {
   return index_of_bit(bit, first + w * (32 / kVector) * kStep);
 }
 
-// Takes one out, if there is any.
+// Removes one mark and returns its position; `first` if there is none.
 __device__ __forceinline__ int take_mark(Marks& marks, int first) {
   int index = first;
   bool taken = false;
@@ -298,7 +305,7 @@ __device__ __forceinline__ void unpack_held(const Raw& raw, float (&score)[kVect
     score[i] = unpack(raw, i);
 }
 
-// What of a thread's vector is behind the row is no better than any score.
+// Replaces scores of a vector that lie behind the row by minus infinity.
 __device__ __forceinline__ void clear_behind(int vector, int valid, float (&score)[kVector]) {
   const int left = valid - reread_tid() * kVector;
 #pragma unroll
@@ -306,15 +313,15 @@ __device__ __forceinline__ void clear_behind(int vector, int valid, float (&scor
     if (vector * kStep + i >= left) score[i] = __uint_as_float(kMinusInfinityKey);
 }
 
-// Calls visit(vector, scores) for what this thread holds, while the ring has it. The next vector is read before that,
-// as it would queue behind what is counted, and those beside the ring a block before, unless visit() needs the
-// registers. If no thread reads the ring again, those may come to it, in place of what has been read. Calls
-// skip(vector) for vectors behind a row that one CTA holds, and ready() in front of the first visit.
+// Calls visit(vector, scores) for each of this thread's vectors. With kEarly the next vector is read ahead, since it
+// would queue behind the counts, and an overflow vector a block ahead. With kLast no thread reads the ring afterwards,
+// and overflow vectors may be copied to where vectors were read. With kAlone, calls skip(vector) for vectors behind the
+// row. Calls ready() in front of the first visit.
 template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class Ready>
 __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip skip, Ready ready) {
   constexpr bool kReplaced = kLast && kOverflowVectors && kChunks > 1;
-  constexpr bool kSkips = kAlone && kTile > 8192; // shorter ones do not pay for the branches
-  auto at_beside = [&](int vector) {              // whose address is not kept: there are no registers for it
+  constexpr bool kSkips = kAlone && kTile > 8192; // shorter rows do not pay for the branches
+  auto at_beside = [&](int vector) {              // the address is computed at each use, to save registers
     return static_cast<const Score*>(descriptor_at(slot).body) + vector * kStep + reread_tid() * kVector;
   };
   auto load_beside = [&](int vector) {
@@ -332,16 +339,16 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
     float score[kVector];
     unpack_held(raw, score);
-    if (unlikely(valid < (vector + 1) * kStep)) { // asked first, since it is so for one or two of them
+    if (unlikely(valid < (vector + 1) * kStep)) { // tested first, since it holds for one or two vectors alone
       if (kSkips && vector * kStep >= valid) return skip(vector);
       clear_behind(vector, valid, score);
     }
     visit(vector, score);
-    if (!kEarly && kEach >= 64) __syncwarp(); // or ptxas interleaves so many that it spills
+    if (!kEarly && kEach >= 64) __syncwarp(); // otherwise ptxas interleaves so many vectors that it spills
   };
   Raw next = {};
   Raw beside = {};
-  constexpr bool kReadsAhead = kEarly && (kEach <= 72 || kSmThreads <= 512); // or there are no registers for it
+  constexpr bool kReadsAhead = kEarly && (kEach <= 72 || kSmThreads <= 512); // elsewhere there are no registers for it
   if (kReadsAhead) next = read(0);
   if (kEarly && kOverflowVectors && !kReplaced) beside = load_beside(vector_beside(0));
   ready();
@@ -368,11 +375,11 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
 #pragma unroll
     for (int stage = 0; stage < kOverflowVectors; ++stage)
       look(vector_beside(stage), load_shared_words(own_ring() + stage * kStageBytes));
-    order_copies(); // the next row's come behind
+    order_copies(); // the next row's bulk copies come behind these reads
   }
 }
 
-// The score outside the body that this thread looks after, if there is one: NaN, which is in the last step, if not.
+// The score outside the body that this thread processes; NaN, which is in the last bucket, if it has none.
 struct Edge {
   int at;
   float score;
@@ -388,7 +395,7 @@ __device__ __forceinline__ Edge load_edge(int slot) {
   return {at, valid ? widen(scores[at]) : __uint_as_float(0x7fffffffu), valid};
 }
 
-// Calls visit(edge) in rows that have any.
+// Calls visit(edge) in threads that have a score outside the body.
 template <class Visit> __device__ __forceinline__ void each_edge(int slot, Visit visit) {
   if (!unlikely(descriptor_at(slot).edges)) return;
   Edge edge = load_edge(slot);

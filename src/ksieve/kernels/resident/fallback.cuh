@@ -3,12 +3,12 @@
 #include "common/workspace.cuh"
 #include "resident/select.cuh"
 
-// A row that the ring holds, where its steps are not wanted: its coarse histogram gives the boundary bin,
-// classification reads the ring again, refine (stream/refine.cuh).
+// Selects a row that the ring holds without buckets, for statistics and tie-breaks: an exact coarse histogram gives the
+// boundary bin, the ring is classified against it, and refine (stream/refine.cuh) ends it.
 __device__ __forceinline__ void select_from_ring(const RowTask& t) {
   start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
-  __syncthreads(); // storage is empty
+  __syncthreads(); // counters are zero, for every thread
   CoarseCount counting;
   scan<true>(t.row.scores, t.begin, t.end, counting);
   __syncthreads(); // every score is counted
@@ -22,7 +22,7 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t) {
   refine(frontier);
 }
 
-// Rows that are not resident.
+// Selects the rows that are not resident.
 __device__ KSIEVE_COLD void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));

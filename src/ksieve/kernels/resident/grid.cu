@@ -1,9 +1,9 @@
 // Family resident_grid: several CTAs share a row, for few long rows; all of them are resident.
 //
-//   1. each copies its part to the ring, samples it and publishes the ends of its bracket
-//   2. steps are counted; the counts of all are added up in the workspace, and every thread finds the k-th score's step
-//   3. each writes its share of the answer, and one of them the last few scores (resident/grid_scope.cuh,
-//   resident/select.cuh)
+//   1. each CTA copies its tile to the ring, samples it and publishes its bracket
+//   2. buckets are counted and added up in the workspace, and every CTA finds the k-th score's bucket
+//   3. each CTA writes its share of the answer, and one of them ranks the last few scores
+//      (resident/grid_scope.cuh, resident/select.cuh)
 //
 // Row reads: 1.
 #include "resident/grid_scope.cuh"
@@ -24,9 +24,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       select_short(p, load_row(p, id));
     }
     if (GridScope::owns()) run_epilogue(p, id, nullptr);
-    id = grid_state().row + grid_size() / kCtasPerRow; // read again: kept, it would be spilled
+    id = grid_state().row + grid_size() / kCtasPerRow; // read again: kept in a register, it would be spilled
     if (id >= p.rows) break;
-    __threadfence(); // what was cleared of the row is
+    __threadfence(); // other CTAs see the row's mailbox cleared
     __syncthreads(); // no thread still works on it
     next_meeting(p, part.resident);
   }

@@ -1,6 +1,7 @@
 // Messages between CTAs that share a row without being a cluster, in the workspace. All CTAs are resident (cooperative
-// launch). Messages validate themselves (non-zero words, sums with a known total): receivers spin, without fences or
-// flags, and barriers of all CTAs are on rare routes alone. All words are zero again at the end.
+// launch), so they may wait for each other. A message is complete when its words are non-zero, or when sums reach a
+// known total: receivers poll it, without fences or flags. Barriers of all CTAs are on rare routes alone. Every word is
+// zero again when the kernel ends.
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/tile.cuh"
@@ -13,25 +14,25 @@ struct OwnerRow {
   int num_selected;
   int tail_count;
 };
-// Counters of rare routes that all CTAs of a row share (resident/overfull.cuh).
+// Counters of rare routes that all CTAs of a row share (resident/overfull.cuh); named as in SharedStorage.
 struct alignas(16) Owner {
   OwnerRow descriptors[1];
   u64 tail[kTailMax];
 };
 
-constexpr int kBarriers = 24; // of a row, at most: a plateau has one, a overfull step three each round and one more
+constexpr int kBarriers = 24; // of a row, at most: one for a plateau, three a round of an overfull bucket, one more
 
-// In the workspace, one for the CTAs that share a row; with several rows they use two in turn. A CTA that receives a
-// message about the next row but one has seen all of them begin the next. planning/memory.py, meeting_bytes.
+// In the workspace, one for the CTAs that share a row; with several rows they use two in turn, since a CTA that
+// receives a message about the next row but one knows that all CTAs have begun the next. Size: planning/memory.py,
+// mailbox_bytes.
 struct alignas(16) GridMailbox {
-  u32 counts[2][kBins];                 // all CTAs' together: of steps, and of keys in a round of overfull ones
-  RingSlot ranges[kCtasPerRow];         // each CTA's Range
-  u64 listed[kCtasPerRow][kTailMax];    // entries that each has sent to the owner, which ranks them
-  u32 shares[kCtasPerRow][kCtasPerRow]; // for whom, from whom: kPresent, how many positions it has collected, and 2^16
-                                        // times as many as it has listed
+  u32 counts[2][kBins];                 // sums over CTAs: of buckets, and of keys in a round of resident/overfull.cuh
+  RingSlot ranges[kCtasPerRow];         // each CTA's bracket
+  u64 listed[kCtasPerRow][kTailMax];    // undecided scores that each CTA has sent to the owner, which ranks them
+  u32 shares[kCtasPerRow][kCtasPerRow]; // [receiver][sender]: kPresent and the sender's Share::all
   Owner owner;
-  u32 arrived[kBarriers + 1]; // at each barrier of all, and in front of the finishing pass
-  u32 left[3];                // how many have left
+  u32 arrived[kBarriers + 1]; // CTAs that reached each barrier; the last one is in front of the epilogue
+  u32 left[3];                // CTAs that have left
 };
 static_assert(sizeof(GridMailbox) == KSIEVE_MAILBOX_BYTES, "planning/memory.py mirrors this struct");
 __device__ __forceinline__ GridMailbox* meeting_of(const Params& p, int number) {
@@ -40,15 +41,15 @@ __device__ __forceinline__ GridMailbox* meeting_of(const Params& p, int number) 
 }
 constexpr u32 kPresent = 0x80000000u;
 
-// This CTA's knowledge of it, in place of rows to come: there are none.
+// State of this CTA between rows, in place of further row descriptors.
 struct GridState {
   GridMailbox* grid_mailbox;
-  int row;    // the current one
-  int copies; // that came to the ring for those before
-  int meetings;
-  int barriers;
-  int in_front;
-  int leaves_last;
+  int row;         // the current one
+  int copies;      // bulk copies of earlier rows: their parity is the mbarrier's phase
+  int meetings;    // mailboxes used so far
+  int barriers;    // barriers of all CTAs that this row has passed
+  int in_front;    // positions that CTAs before this one write
+  int leaves_last; // this CTA is the last to leave, and clears the mailbox
 };
 static_assert(sizeof(GridState) <= sizeof(RowDescriptor), "two rows are described");
 __device__ __forceinline__ volatile GridState& grid_state() {
@@ -57,7 +58,7 @@ __device__ __forceinline__ volatile GridState& grid_state() {
 __device__ __forceinline__ GridMailbox& grid_mailbox() { return *grid_state().grid_mailbox; }
 __device__ __forceinline__ int holder() { return static_cast<int>(blockIdx.x) % kCtasPerRow; }
 
-// By one thread; a barrier must follow.
+// Takes the next mailbox. Call by one thread; a barrier must follow.
 __device__ __forceinline__ void meet(const Params& p) {
   volatile GridState& t = grid_state();
   t.grid_mailbox = meeting_of(p, t.meetings);
@@ -79,7 +80,7 @@ __device__ __forceinline__ void next_meeting(const Params& p, bool resident) {
   meet(p);
 }
 
-// Polls a message of every CTA of the row, some for each lane of a warp.
+// Polls a message of every CTA of the row, kHeard for each lane, until there(message) holds for all. Call by a warp.
 constexpr int kHeard = (kCtasPerRow + 31) / 32;
 template <class Value, class There>
 __device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kHeard], There there) {

@@ -13,16 +13,16 @@ struct GridScope {
   __device__ __forceinline__ static Owner& owner() { return grid_mailbox().owner; }
   __device__ __forceinline__ static bool owns() { return holder() == 0; }
 
-  // On rare routes alone.
+  // A barrier of all CTAs of the row. On rare routes alone.
   __device__ __forceinline__ static void sync() {
-    __syncthreads(); // this CTA has come
+    __syncthreads(); // every thread of this CTA has arrived
     if (threadIdx.x == 0) {
       u32* arrived = &grid_mailbox().arrived[min(grid_state().barriers, kBarriers - 1)];
       arrive(arrived);
       spin_until(arrived);
       grid_state().barriers = grid_state().barriers + 1;
     }
-    __syncthreads(); // all have
+    __syncthreads(); // every CTA has arrived: thread 0 saw it
   }
 
   __device__ __forceinline__ static void begin() {}
@@ -33,7 +33,9 @@ struct GridScope {
     }
   }
   __device__ __forceinline__ static void ready() {}
-  __device__ __forceinline__ static int copies() { return grid_state().copies; } // for the thread that counts them
+  __device__ __forceinline__ static int copies() {
+    return grid_state().copies;
+  } // of earlier rows; read by the thread that describes the row
 
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
     const Range own = own_range<kTrimsBracket>(warp);
@@ -52,10 +54,10 @@ struct GridScope {
         some.join(Range::of(message[i]));
       fold_ranges(some, slot);
     }
-    __syncthreads(); // the range is known
+    __syncthreads(); // warp 0 wrote the row's bracket, for every thread
   }
 
-  // Adds what this CTA has counted to the sums of all, and clears it; `more` to the last bin.
+  // Adds this CTA's histogram to the sums of all CTAs and clears it; adds `more` to the last bin.
   __device__ __forceinline__ static void add_counts(u32* sums, u32 more) {
     constexpr int kSlots = kBins / kThreads;
     u32* counts = shared_storage().histogram;
@@ -69,9 +71,9 @@ struct GridScope {
     }
   }
 
-  // The sums are complete when they add up to what all have counted: as many as they hold, and scores beside their
-  // bodies, for which each stands in with the most that there may be. Nothing is taken off, or sums of some could add
-  // up to as much.
+  // Sums are complete when they add up to a total that is known beforehand: the scores of all tiles, and for each CTA
+  // the greatest possible number of scores outside its body. Counts are only ever added: if some were subtracted, an
+  // incomplete sum could reach the total.
   template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then) {
     SharedStorage& s = shared_storage();
     const volatile RowDescriptor& row = descriptor_at(0);
@@ -93,7 +95,7 @@ struct GridScope {
       const u32 total = __reduce_add_sync(kFullWarp, sum);
       turn ^= 16;
       if (lane == 0) s.warp_totals[turn + warp] = total;
-      __syncthreads(); // every warp's sum is written
+      __syncthreads(); // every warp's sum is written, for all warps
       theirs = lane < kWarps ? s.warp_totals[turn + lane] : 0;
     } while (__reduce_add_sync(kFullWarp, theirs) != kMaxResident + kCtasPerRow * kMostBeside);
     u32 before = __reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + lanes_up_to(sum) - sum;
@@ -106,11 +108,11 @@ struct GridScope {
         before += bin[i];
       }
     }
-    __syncthreads(); // the boundary is found
+    __syncthreads(); // one thread wrote the boundary, for all
     return s.found[0];
   }
 
-  // The same where it is not known what they add up to.
+  // As find_kth_bin, where the total is not known beforehand: barriers of all CTAs.
   __device__ __forceinline__ static Boundary find_again(int rank) {
     __syncthreads(); // this CTA's part is counted
     u32* sums = grid_mailbox().counts[1];
@@ -126,7 +128,7 @@ struct GridScope {
     return find_boundary(rank);
   }
 
-  // The owner's last warp ranks what all have listed.
+  // The owner's last warp ranks the scores that all CTAs have listed.
   __device__ __forceinline__ static void write_listed(int slot, int count, int remaining_k) {
     if (!owns()) return;
     const int lane = static_cast<int>(threadIdx.x & 31);
@@ -135,8 +137,8 @@ struct GridScope {
     write_last(slot, count, remaining_k);
   }
 
-  // Writes the answer of a row whose steps are divided: what is before, and the best `remaining_k` of the few within,
-  // which the owner ranks.
+  // Writes this CTA's share of the answer: its positions in better buckets; the undecided scores go to the owner, which
+  // writes the best `remaining_k` of them.
   __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
                                                int remaining_k) {
     SharedStorage& s = shared_storage();
@@ -153,7 +155,7 @@ struct GridScope {
     // The last warp collects all shares, publishes to its CTA how many positions come before, and ranks the listed
     // scores: no warp waits for the ranking, and it waits for no other writes.
     if (threadIdx.x < kWriters) {
-      barrier_of_writers<true, kThreads>(); // all of this CTA's are collected, and it is known how many are in front
+      barrier_of_writers<true, kThreads>(); // positions are collected, and the last warp wrote in_front
       const int begin = grid_state().in_front;
       const int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
       write_collected<false>(
@@ -176,7 +178,7 @@ struct GridScope {
     for (u32 i = 0; i < kHeard; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[rank][32 * i + lane], 0u);
     if (!owns()) return;
-    // Who has sent each of the listed, and then all at once.
+    // Which CTA has sent each listed score; then all of them are loaded at once.
     u32 tail = 0;
 #pragma unroll
     for (u32 i = 0; i < kHeard; ++i) {
@@ -187,7 +189,7 @@ struct GridScope {
       tail += __reduce_add_sync(kFullWarp, some);
     }
     tail = min(tail, kTailMax);
-    __syncwarp(); // it is known
+    __syncwarp(); // every sender is known to all lanes
     if (lane < tail) {
       u64* from = &m.listed[0][s.samples[lane]];
       u64 entry;
@@ -197,11 +199,11 @@ struct GridScope {
       store_relaxed(from, 0ull);
       s.tail[lane] = entry;
     }
-    __syncwarp(); // they are listed
+    __syncwarp(); // every listed score is in the tail
     write_last(slot, static_cast<int>(tail), remaining_k);
   }
 
-  // By the owner's writers when it has load_relaxed all shares: no thread needs ranges and sums any more.
+  // Clears brackets and sums. By the owner's writing warps, once all shares have arrived: no CTA reads them any more.
   __device__ __forceinline__ static void clear_told() {
     GridMailbox& m = grid_mailbox();
     for (int i = threadIdx.x; i < kBins / 4; i += kWriters)
@@ -213,9 +215,9 @@ struct GridScope {
     }
   }
 
-  // The owner waits until all have written what is theirs.
+  // In front of the epilogue: the owner waits until every CTA has written its share of the answer.
   __device__ __forceinline__ static void hand_over() {
-    __syncthreads(); // this CTA has
+    __syncthreads(); // every thread of this CTA has written its part
     if (threadIdx.x == 0) {
       u32* arrived = &grid_mailbox().arrived[kBarriers];
       arrive(arrived);
@@ -227,14 +229,14 @@ struct GridScope {
     __syncthreads(); // all have
   }
 
-  // After a rare route the last CTA to leave clears the mailbox.
+  // After a rare route: the last CTA to leave clears the mailbox.
   __device__ __noinline__ static void leave() {
-    __syncthreads(); // this CTA needs nothing any more
+    __syncthreads(); // no thread of this CTA reads the mailbox any more
     if (threadIdx.x == 0) {
       const u32 before = add_acq_rel(&grid_mailbox().left[0]);
       grid_state().leaves_last = before == kCtasPerRow - 1;
     }
-    __syncthreads(); // it is known whether others do
+    __syncthreads(); // thread 0 wrote leaves_last, for all
     if (!grid_state().leaves_last) return;
     RingSlot* all = reinterpret_cast<RingSlot*>(&grid_mailbox());
     for (u32 i = threadIdx.x; i < sizeof(GridMailbox) / sizeof(RingSlot); i += kThreads)

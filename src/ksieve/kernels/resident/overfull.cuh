@@ -3,8 +3,8 @@
 #pragma once
 #include "resident/buckets.cuh"
 
-// Writes positions that belong to the answer at once: where they would be collected, keys are counted. All CTAs
-// of a row take output slots from one counter.
+// Writes positions of marked scores to the output at once: the buffer of collected positions is a histogram of keys
+// here. All CTAs of a row take output slots from one counter.
 template <class Scope> __device__ __forceinline__ void emit_marks(const Marks& marks, int slot) {
   int place = reserve_many(&Scope::owner().descriptors[slot].num_selected, marks.count());
   const int first = held_first(slot);
@@ -20,8 +20,8 @@ template <class Scope> __device__ __forceinline__ void emit_edge(int slot) {
   if (place < descriptor_at(slot).slots) descriptor_at(slot).out[place] = held_position(load_edge(slot).at, slot);
 }
 
-// Writes `remaining_k` of the `count` equal scores of all CTAs, any of them, to the last of the row's slots. Where they
-// are many, or registers few, a vector of each thread at a time, since otherwise few threads would have to write them
+// Writes any `remaining_k` of the `count` equal scores of all CTAs to the last of the row's slots. Where equal scores
+// are many, or registers few, threads reserve slots for one vector at a time: otherwise a few threads would write them
 // all.
 template <class Scope>
 __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, int count, int remaining_k, int slot) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
   return marks;
 }
 
-// What is better than a value, and what equals it, of the part that this thread holds.
+// Marks this thread's scores that are better than a value, and those that equal it.
 template <class Scope, bool kIsNan>
 __device__ __forceinline__ void compare_held(int slot, float value, Divided& found, bool& edge_better,
                                              bool& edge_equal) {
@@ -79,29 +79,29 @@ __device__ __forceinline__ void compare_held(int slot, float value, Divided& fou
       found.within.word[at / 32] |= equals(score[i]) ? 1u << at % 32 : 0u;
     }
   };
-  constexpr bool kSkips = Scope::kAlone && !kEpilogue; // of others, ptxas would spill
+  constexpr bool kSkips = Scope::kAlone && !kEpilogue; // elsewhere ptxas would spill
   each_held<Scope::kAlone, false, kSkips>(slot, held_valid(slot), mark, [](int) {}, [] {});
 }
 
-// Selects a row whose k-th score is a value, of which nothing need be divided, or read again: whether it is, and if
-// not, whether that is better. `ahead()` runs if it is, when no thread needs the ring any more.
+// Selects the row if its k-th score equals the value of `key`: no bucket is divided, and nothing is read again. Returns
+// whether it does, or whether the k-th is better or worse. If it does, ahead() runs once no thread needs the ring.
 enum class Kth { kEqual, kBetter, kWorse };
 template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(u32 key, int slot, Ahead ahead) {
   const float value = score_of_key(key);
   Divided found = {};
   bool edge_better = false;
   bool edge_equal = false;
-  if (Scope::kAlone && value != value) { // of others, ptxas would spill
+  if (Scope::kAlone && value != value) { // elsewhere ptxas would spill
     compare_held<Scope, true>(slot, value, found, edge_better, edge_equal);
   } else {
     compare_held<Scope, false>(slot, value, found, edge_better, edge_equal);
   }
-  const Marks better = in_row(found.before, slot); // what is behind the row is read as minus infinity
+  const Marks better = in_row(found.before, slot); // past the row's end the ring has minus infinity
   const Marks equal = in_row(found.within, slot);
   auto& counted = Scope::owner().descriptors[slot];
   reserve_many(&counted.better, better.count() + edge_better);
   reserve_many(&counted.equal, equal.count() + edge_equal);
-  Scope::sync(); // both are counted, and the ring has been read
+  Scope::sync(); // every thread's better and equal scores are counted, and the ring has been read
   const int remaining_k = descriptor_at(slot).slots - counted.better;
   if (remaining_k < 0) return Kth::kBetter;
   if (remaining_k > counted.equal) return Kth::kWorse;
@@ -112,8 +112,8 @@ template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(
   return Kth::kEqual;
 }
 
-// Samples are mostly one value, or a warp's are. Of two values they may have named the wrong one: then the best that
-// begins their range is tried too, if there are registers for it.
+// For a row where the samples of a warp are mostly one value. If that is not the k-th score, the value that begins the
+// bracket is tried as well, where registers suffice. Returns whether the row is selected.
 template <class Scope, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
   const u32 message = descriptor_at(slot).range.plateau;
   if constexpr (!Scope::kAlone || kEach > 64) return select_equal<Scope>(message, slot, ahead) == Kth::kEqual;
@@ -125,25 +125,24 @@ template <class Scope, class Ahead> __device__ __forceinline__ bool select_plate
     const u32 best = descriptor_at(slot).range.best;
     if (kth == Kth::kWorse || key == best) return false;
     key = best;
-    __syncthreads(); // all have read what is counted
+    __syncthreads(); // every thread has read the counts, which thread 0 clears
     auto& counted = shared_storage().descriptors[slot];
     if (threadIdx.x == 0) counted.better = counted.equal = 0;
     __syncthreads();
   }
 }
 
-// Equal stretches of shifted keys, by which scores that nothing else distinguishes are divided. Infinity has the first
-// such key, minus infinity and NaN the last two, and each of those a bin of its own: what is masked in many rows. Keys
-// in front of the stretches are in the first bin, and those behind in the last but two, so that bins are right wherever
-// the k-th is.
+// Bins of equal width over shifted keys, which divide scores of one bucket. Minus infinity and NaN, the last two keys,
+// have bins of their own, since many rows have masked scores. Keys better than the range are in the first bin, worse
+// ones in the last but two: bins are right wherever the k-th score is.
 struct KeyBins : Digit {
   static constexpr u32 kLowest = kMinusInfinityKey - kInfinityKey; // the shifted key of minus infinity
   static constexpr u32 kLowestBin = kBins - 2;
-  static constexpr u32 kNone = kBins; // of scores that are not divided
+  static constexpr u32 kNone = kBins; // for scores that are decided already
 
   __device__ __forceinline__ explicit KeyBins(Digit digit) : Digit(digit) {}
 
-  // Stretches over keys of [best, worst], one of them in front.
+  // Bins over the keys of [best, worst], the first of them in front of it.
   __device__ __forceinline__ explicit KeyBins(KeyRange keys) : Digit() {
     const u32 worst = min(keys.worst, kLowest - 1);
     const u32 span = worst - min(keys.best, worst);
@@ -157,7 +156,7 @@ struct KeyBins : Digit {
     return key >= kLowest ? key - kLowest + kLowestBin : number;
   }
 
-  // Keys of `all` that a bin with any has.
+  // The keys of `all` that fall into a bin.
   __device__ __forceinline__ KeyRange keys_of(u32 bin, KeyRange all) const {
     if (bin >= kLowestBin) return {kLowest + bin - kLowestBin, kLowest + bin - kLowestBin};
     const u32 low = base + (bin << shift);
@@ -166,13 +165,13 @@ struct KeyBins : Digit {
   }
 };
 
-// Counts a key by its bin, if it has one.
+// Adds one to a key's bin, unless it is kNone.
 __device__ __forceinline__ void count_key(u32 bin) {
   count_shared_unless<KeyBins::kNone>(shared_address(shared_storage().histogram) + bin * 4, bin);
 }
 
-// Calls visit(bin, w, bit) for the undecided ones of the scores that this thread holds, by their marks, which are read
-// again, and with kNone for others near them; the compiler knows `bit` if `kUnrolled`.
+// Loads this thread's undecided scores again, by their marks, and calls visit(bin, w, bit) for each; with kNone for
+// other scores of the same vectors. With kUnrolled, `bit` is a constant for the compiler.
 template <class Bins, bool kUnrolled, class Visit>
 __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyBins keys, Visit visit) {
   const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores) + held_first(slot);
@@ -191,7 +190,7 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
         const int bit = v * kVector + i;
         visit(marks >> bit & 1 ? keys.of(shifted_key(unpack(raw[v], i))) : KeyBins::kNone, w, from * kVector + bit);
       }
-    __syncwarp(); // or ptxas interleaves so many that it spills
+    __syncwarp(); // otherwise ptxas interleaves so many loads that it spills
   };
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
@@ -208,8 +207,8 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
   }
 }
 
-// The same: counts them, and has the histogram searched for the best `remaining_k`. Of one CTA, registers keep which
-// bins they are in; CTAs that share a row, and would spill, read them once more.
+// Counts the undecided scores in bins, finds the bin of the `remaining_k`-th, and divides the scores by it. In one CTA
+// registers keep their bins; where several CTAs share a row they would spill, and the scores are loaded once more.
 template <class Scope, class Bins>
 __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int remaining_k,
                                                 Divided& divided) {
@@ -235,10 +234,10 @@ __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, Key
   }
 }
 
-// So many undecided scores one CTA ranks at once, each by a thread of its own; others as many as a warp does.
+// Undecided scores that are ranked at once: in one CTA by a thread each, elsewhere by one warp.
 template <class Scope> constexpr int kRankedAlike = Scope::kAlone && kSharedCapacity >= 256 ? 256 : kTailMax;
 
-// Writes the best `remaining_k` of as many listed scores.
+// Ranks `listed` scores, one for each thread, and writes the best `remaining_k`. Call behind a barrier.
 __device__ __forceinline__ void write_ranked(int slot, int listed, int remaining_k) {
   const u64* list = shared_list(shared_storage());
   const int at = static_cast<int>(threadIdx.x);
@@ -252,17 +251,16 @@ __device__ __forceinline__ void write_ranked(int slot, int listed, int remaining
         held_position(entry_index(list[at]), slot);
 }
 
-// The step of the k-th score, or its coarse bin, number `bin`, is overfull by `count` scores, or is the last step, of
-// which nothing is known yet. Its scores, `last`, are read again and divided by their keys until few are left, or one
-// value, or as many as are wanted: any of those will do. The bin's keys are about known: each round takes one
-// traversal, and one round mostly suffices. The score outside the body is loaded whenever it is looked at: few threads
-// have one.
+// Selects from a bucket, or a coarse bin, with more scores than are ranked at once (`count`), or from the last bucket,
+// where nothing is known of the scores. Its scores (`last`) are loaded again and divided by their keys, until few are
+// left, or all have one value, or exactly `remaining_k` are left. A round is one traversal; the keys of the bucket are
+// nearly known, so one round mostly suffices. A score outside the body is loaded each time: few threads have one.
 template <class Scope, class Bins = BracketBuckets>
 __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Marks last, int bin, int remaining_k,
                                                     int count) {
   constexpr int kRanked = kRankedAlike<Scope>;
   SharedStorage& s = shared_storage();
-  constexpr int kDivisions = 6; // one in vain, four of all keys; more if scores change meanwhile
+  constexpr int kDivisions = 6; // 1 that may miss, 4 for all 32 bits of a key, 1 in case scores change under the kernel
   auto edge_key = [&] { return shifted_key(load_edge(slot).score); };
   bool edge_last = false;
   each_edge(slot, [&](const Edge& edge) {
@@ -271,14 +269,14 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     edge_last = number == bin;
   });
   emit_marks<Scope>(better, slot);
-  KeyRange keys = {0, KeyBins::kLowest + 1}; // where the k-th is
+  KeyRange keys = {0, KeyBins::kLowest + 1}; // they have the k-th score's
   KeyRange likely = Bins::keys_of(bin, slot);
 #pragma unroll 1
   for (int round = 0; count > kRanked && count != remaining_k && keys.best != keys.worst && round < kDivisions;
        ++round) {
     const KeyBins likely_bins(likely);
     if (edge_last) count_at(likely_bins.of(edge_key()) * 4);
-    if (threadIdx.x == 0) { // the search leaves them no registers
+    if (threadIdx.x == 0) { // kept in registers, they would be spilled by the search
       s.rule.digit = likely_bins;
       s.rule.best = keys.best;
       s.rule.worst = keys.worst;
@@ -294,12 +292,12 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     last = divided.within;
     remaining_k -= found.before;
     count = found.count;
-    __syncthreads(); // no thread still reads what the next round writes
+    __syncthreads(); // every thread has read the rule and the histogram, which the next round writes
   }
   if (count != remaining_k && count <= kRanked && keys.best != keys.worst) {
     list_marked<Scope, kRanked>(last, slot);
     if (edge_last) list_last<Scope, kRanked>(load_edge(slot).at, load_edge(slot).score, slot);
-    Scope::sync(); // all are listed
+    Scope::sync(); // every thread's undecided scores are listed
     if constexpr (kRanked > kTailMax) {
       write_ranked(slot, count, remaining_k);
     } else {

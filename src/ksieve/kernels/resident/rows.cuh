@@ -1,22 +1,22 @@
-// The rows of one CTA, one after another.
+// The resident rows of one CTA, one after another: copies and samples run rows ahead.
 #pragma once
 #include "resident/fallback.cuh"
 
 static_assert(kMaxResident == 0 || kMaxResident == kTile, "the ring holds a row, with what is beside it");
 
-// Rows are described eight at a time, the half of the slots that is not in use, by as many threads of a warp other than
-// that which copies rows, or ranks candidates, and that has no samples to look at, if there is one.
-constexpr int kScouts = kSamplers < kWarps ? kSamplers : 1; // that warp
+// The warp that describes rows: eight at a time, one for each lane, into the half of the slots that is not in use. It
+// is neither the warp that starts copies nor the one that ranks, and has no samples if some warp has none.
+constexpr int kScouts = kSamplers < kWarps ? kSamplers : 1;
 constexpr int kAhead = kDescriptors / 2;
 
-// Computed wherever it is needed: kept, it would be spilled.
+// Computed at each use: kept in a register, it would be spilled.
 __device__ __forceinline__ int slot_after(int slot) {
   KSIEVE_OPAQUE(slot);
   return (slot + 1) & (kDescriptors - 1);
 }
 
-// Describes rows of this CTA from the `first`-th of the launch on, for as many slots, when `copies` were started in
-// bulk before. How many of them will be.
+// Describes the next kAhead rows of this CTA, from the launch's `first`-th on, into the slots from `slot` on. `copies`
+// bulk copies were started before; returns how many these rows will take.
 __device__ __forceinline__ int describe_rows(const Params& p, int slot, int first, int copies) {
   const u32 lane = static_cast<u32>(reread_tid()) & 31;
   const u32 number = static_cast<u32>(first) + lane * static_cast<u32>(grid_size());
@@ -39,7 +39,7 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
   return __popc(copied);
 }
 
-// Describes the next rows. By the warp of scouts, whose first lane keeps the counters.
+// Describes the next rows. Call by the warp kScouts, whose first lane keeps the counters.
 __device__ __forceinline__ void describe_more(const Params& p, int slot) {
   SharedStorage& s = shared_storage();
   const bool keeps = (static_cast<u32>(reread_tid()) & 31) == 0;
@@ -51,8 +51,8 @@ __device__ __forceinline__ void describe_more(const Params& p, int slot) {
   s.copies = copies + more;
 }
 
-// CTAs of a multiprocessor begin one after another when there are rows for several rounds. Otherwise all of them copy,
-// then all count, and memory rests meanwhile. Rows of up to 8,192 scores gain nothing.
+// With rows for several rounds, CTAs of a multiprocessor begin one after another: otherwise all of them copy, then all
+// of them count, and memory is idle meanwhile. Rows of up to 8,192 scores gain nothing.
 __device__ __forceinline__ void stagger_start(const Params& p) {
   constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 58
   if (kMaxResident <= 8192 || rows_of(p) <= grid_size()) return;
@@ -78,9 +78,8 @@ __device__ KSIEVE_COLD void sample_coming(int slot) {
   if (descriptor_at(slot).way == RowRoute::kResident) sample_held(slot);
 }
 
-// Describes the first rows, and copies and samples the first. What is sampled would queue up behind what is copied, so
-// it is asked for before the row's length is known; but where memory is what they wait for, it had better not be asked
-// for single sectors.
+// Describes the first rows, and copies and samples the first one. Samples are loaded before the row's length is known,
+// since they would queue behind the copies; but not where memory bandwidth is the limit and single sectors cost most.
 __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   if (reread_tid() == 0) {
@@ -88,7 +87,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     s.flag = 0;
   }
   stagger_start(p);
-  // Samples are asked for beside the copies of a first row: 512 rows of 16,384 scores 16.0 -> 15.4 us with 512 threads.
+  // Samples loaded in front of the copies of a first row: 512 rows of 16,384 scores 16.0 -> 15.4 us with 512 threads.
   // Not where four CTAs of 256 threads share a multiprocessor: 512 rows of 8,192 scores 10.8 -> 11.5 us.
   constexpr bool kLoads = !kWindows && !kBinned && (kThreads >= 512 || kEach >= 64);
   LoadedSample sample = {};
@@ -113,20 +112,20 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     }
   }
   clear_counts(thread);
-  __syncthreads(); // rows are described, and storage is empty
+  __syncthreads(); // the scouts wrote the descriptors, and every thread cleared its counters
   const bool resident = s.descriptors[0].way == RowRoute::kResident;
   if (kLoads && resident && is_sampler()) look_at(sample.score, sample.place, 0);
-  if (kWindows) copy_coming(0); // registers do not suffice for a row that is not described
+  if (kWindows) copy_coming(0); // before its description there are no registers for a window's address
   if (!kWindows && resident) copy_rest(0);
   if (!kLoads) return sample_coming(0);
   if (resident && kChunks == 1) wait_copy(0);
 }
 
-// Selects the resident rows. Returns whether there are rows of another route.
+// Selects the resident rows. Returns whether rows of another route are left.
 __device__ __forceinline__ bool select_held_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   start_rows(p);
-  if (kKnownEarly) __syncthreads(); // the first row's range is known
+  if (kKnownEarly) __syncthreads(); // every warp's samples are in the first row's bracket
   for (int slot = 0;; slot = slot_after(slot)) {
     const RowRoute way = descriptor_at(slot).way;
     if (way == RowRoute::kNone) break;
@@ -135,7 +134,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
       if (!kEpilogue) sample_coming(slot_after(slot));
     };
     bool looked = false;
-    if (way != RowRoute::kResident) __syncwarp(); // or ptxas spills
+    if (way != RowRoute::kResident) __syncwarp(); // otherwise ptxas spills
     if (way != RowRoute::kStreamed) {
       auto copy_next = [&] {
         if (!kEpilogue) copy_coming(slot_after(slot)); // slots are sorted where the ring is
@@ -151,20 +150,20 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
         run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));
       }
     } else {
-      atomicOr(&s.flag, 1); // by all: where one thread did it, ptxas let that come to the barrier below by itself
+      atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below apart
     }
     if (kEpilogue || !looked) {
       if (kEpilogue || descriptor_at(slot).way != RowRoute::kResident) {
-        __syncthreads(); // no thread needs the ring any more, nor the histogram
+        __syncthreads(); // no thread reads the ring or the histogram of this row any more
         if (kEpilogue) clear_counts(reread_tid());
         copy_coming(slot_after(slot));
-        __syncthreads(); // it is known what the next row waits for
+        __syncthreads(); // counters are zero and the next row's copy has started, for every thread
       }
       if (!looked) look_ahead();
       if (kEpilogue) sample_coming(slot_after(slot));
-      if (kKnownEarly) __syncthreads(); // the next row's range is known
+      if (kKnownEarly) __syncthreads(); // every warp's samples are in the next row's bracket
     }
-    __syncwarp(); // rows are begun by whole warps
+    __syncwarp(); // a row begins with whole warps
   }
   if (!s.flag) return false; // the same for all: each has seen every row
   __syncthreads();           // no thread still works on a row

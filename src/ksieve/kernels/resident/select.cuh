@@ -1,25 +1,25 @@
 // Selection of a resident row, in any scope: the boundary costs no second read.
-//   1. one score of each thread is sampled: that gives a range where the k-th score is looked for
-//   2. what is better than its end is counted in equal steps of the score (resident/buckets.cuh); the step of the k-th
-//   is found.
-//      Two steps share a register, and the scores themselves are needed no more: the ring takes the next row
-//   3. better steps are written to the output; of that step, few scores are left, which one warp ranks
-// LinearBuckets are monotone in the score, so the answer is exact whatever the sample. resident/overfull.cuh has what
-// they do not decide.
+//   1. one score of each thread is sampled: the samples give a bracket that the k-th score surely lies in, almost
+//   always
+//   2. every score is counted in equal buckets between its ends (resident/buckets.cuh), and the k-th score's bucket is
+//      found. Threads keep bucket numbers, two in a register, not scores: the ring is free for the next row
+//   3. positions in better buckets are written; the few scores of that bucket are ranked by one warp
+// Bucket numbers are monotone in the score, so the answer is exact whatever the samples were. resident/overfull.cuh
+// selects where a bucket has too many scores.
 #pragma once
 #include "resident/overfull.cuh"
 
-constexpr int kPlateau = 8; // equal samples of a warp that distinguish a plateau from a range of one sample
-constexpr int kCrowd = 16;  // and, from any range that ends with them, if the k-th is likely among them
+constexpr int kPlateau = 8; // so many equal samples of a warp are a plateau if its bracket is that one value
+constexpr int kCrowd = 16;  // and so many if they end its bracket and the k-th score is likely among them
 
-// A sample among those of its warp. Ranks are by 15 bits of a key, so that one instruction compares two. Scores that
-// are not finite have no steps: minus infinity and NaN are no samples.
+// A sample and its rank among those of its warp. Ranks compare 15 bits of the keys, so that one instruction compares
+// two. Minus infinity and NaN cannot end a bracket: they are no samples.
 struct RankedSample {
-  u32 ordered; // its key
+  u32 ordered; // its ordered key
   bool there;
   bool valid;  // a number, and not minus infinity
   bool lowest; // minus infinity
-  u32 better;  // others
+  u32 better;  // samples of the warp that are better
 };
 __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   constexpr u32 kAbsent = 0xffffffffu; // no shifted key
@@ -42,8 +42,7 @@ __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   return {key + kInfinityKey, there, valid, there && sample == lowest, (sums & 0xffffu) + (sums >> 16)};
 }
 
-// Where a row's boundary is looked for, from the samples of a warp: those that `first` and `last` (bracket_ranks)
-// others are better than begin and end it.
+// Returns the bracket of a warp: the samples that `first` and `last` other samples are better than (bracket_ranks).
 __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int slot) {
   const bool valid = mine.valid;
   const u32 better = mine.better;
@@ -51,7 +50,7 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
   const u32 first = descriptor_at(slot).first;
   const u32 last = descriptor_at(slot).last;
   u32 worst = __reduce_max_sync(kFullWarp, better <= last % 32 && valid ? ordered : 0);
-  // Of equal ranks, the worst one ends the range, and the best one begins it.
+  // Of samples with equal ranks, the worst one ends the bracket, and the best one begins it.
   const u32 rank = __reduce_max_sync(kFullWarp, better <= first % 32 ? better : 0);
   u32 best = __reduce_min_sync(kFullWarp, better >= rank && valid && ordered > kInfinityKey ? ordered : kNanKey);
   const int alike = __popc(__ballot_sync(kFullWarp, valid && ordered == worst));
@@ -59,13 +58,13 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
   const bool crowd = alike >= kCrowd && 4 * ahead <= 3 * (first % 32) + last % 32;
   u32 plateau = worst == kInfinityKey || crowd || best == worst && alike >= kPlateau ? worst : 0;
   const u32 numbers = __popc(__ballot_sync(kFullWarp, valid));
-  if (unlikely(numbers <= last % 32)) { // the k-th may be none
+  if (unlikely(numbers <= last % 32)) { // the k-th score may be minus infinity or NaN
     const u32 lowest = __popc(__ballot_sync(kFullWarp, mine.lowest));
     const u32 all = __popc(__ballot_sync(kFullWarp, mine.there));
     if (all >= numbers + kPlateau) plateau = numbers + lowest <= last % 32 ? kNanKey : kMinusInfinityKey;
   }
-  if (unlikely(numbers != 0 && (first >= 32 || last >= 32))) { // in short rows a warp may have none
-    // By so many ranges, but not beyond zero where scores go over many octaves.
+  if (unlikely(numbers != 0 && (first >= 32 || last >= 32))) { // in short rows a warp may have no sample
+    // Extends the bracket by multiples of its length, but not past zero, where scores span many octaves.
     const float top = score_of_key(best);
     const float end = score_of_key(worst);
     auto by = [&](u32 code) { return static_cast<float>((1 << code / 32) - 1) * (top - end); };
@@ -73,13 +72,13 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
     if (first >= 32) best = kInfinityKey + shifted_key(top + by(first));
     if (last >= 32) worst = kInfinityKey + shifted_key(end > 0 ? fmaxf(longer, end * 0x1p-12f) : longer);
   }
-  const bool signs = worst - 1 >= kZeroKey - 1; // or there is none
+  const bool signs = worst - 1 >= kZeroKey - 1; // also where the warp has no sample: worst is 0
   return {{best, worst}, signs, plateau};
 }
 
-// Which of the scores in the ring this thread samples: in each of 32 parts of a row, anywhere, so that no period of the
-// scores meets all. Row by row and warp by warp elsewhere, but that four warps have their samples from the same 64
-// bytes: memory is slow at single sectors (128 rows of 65,536 scores: 15.4 us with sectors, 14.35 with 64 bytes).
+// Returns which score of the ring this thread samples. Lane i samples somewhere in the i-th of 32 parts of the row, by
+// a hash of row and warp, so that no period of the scores meets all samples. Four warps share 64 bytes: memory is slow
+// at single sectors (128 rows of 65,536 scores: 15.4 us with sectors, 14.35 us with 64 bytes).
 __device__ __forceinline__ int sampled_score(int id) {
   constexpr u32 kAlike = 4;
   constexpr u32 kOthers = kSamplers / kAlike;
@@ -87,24 +86,23 @@ __device__ __forceinline__ int sampled_score(int id) {
   static_assert(!kFits || kSamplers % kAlike == 0 && kWarps % kSamplers == 0);
   const u32 thread = reread_tid();
   const u32 warp = thread / 32;
-  const u32 part = thread % 32 * kOthers + warp % kOthers; // of kEachPart times as many
+  const u32 part = thread % 32 * kOthers + warp % kOthers; // numbered over lanes and groups of warps
   const u32 draw = (static_cast<u32>(id) * (32 * kOthers) + part) * 0x9e3779b1u;
   const u32 vector =
       (part * kEachPart + ((draw >> 16) * kEachPart >> 16)) * kAlike + (warp / kOthers + thread) % kAlike;
   return static_cast<int>(vector * kVector + (draw >> 13) % kVector);
 }
-// Where that is in the part's body.
+// Returns that score's place in the body of the tile.
 __device__ __forceinline__ int sampled_place(int at) {
   return kOverflowVectors ? vector_of_stage(at / kStep) * kStep + at % kStep : at;
 }
 
-// Finds out where a described row's boundary is looked for, given what this thread has sampled. A barrier of all must
-// follow.
+// Joins this thread's sample into the bracket of a described row. A barrier of all threads must follow.
 __device__ __forceinline__ void look_at(float sample, int place, int slot) {
   BlockScope::reduce_bracket(look_at_samples(rank_sample(sample, place < descriptor_at(slot).valid), slot), slot);
 }
 
-// A sample that is loaded from the `scores` of a body, beside the copies.
+// A sample that is loaded from global memory while the row is still being copied.
 struct LoadedSample {
   float score;
   int place;
@@ -114,8 +112,8 @@ __device__ __forceinline__ LoadedSample load_sample(const Score* body, int score
   return {place < scores ? widen(body[place]) : 0.0f, place};
 }
 
-// Samples a row from the ring once its tile is there. Before sm_90 it loads from global memory: copies of other threads
-// are not waited for.
+// Samples a row from the ring once its tile has arrived. Before sm_90 from global memory: a thread cannot wait for the
+// copies of others.
 __device__ __forceinline__ void sample_held(int slot) {
   wait_copy(slot);
   if (!is_sampler()) return;
@@ -129,7 +127,7 @@ __device__ __forceinline__ void sample_held(int slot) {
   }
 }
 
-// Counts the scores that this thread holds, and keeps which steps they are in.
+// Counts this thread's scores in buckets, and keeps their bucket numbers.
 template <bool kEarly, bool kAlone, class Spread, class Ready>
 __device__ __forceinline__ void count_steps(int slot, int valid, LinearBuckets linear, BucketIds& steps, Spread spread,
                                             Ready ready) {
@@ -151,8 +149,8 @@ __device__ __forceinline__ void count_steps(int slot, int valid, LinearBuckets l
   each_held<kEarly, true, kAlone>(slot, valid, count, skip, ready);
 }
 
-// The same for scores that are spread first (BracketBuckets): called, since inlined it would be spilled, as it would
-// with vectors left out.
+// count_steps for key distances (BracketBuckets::spread). A function of its own, and without skipped vectors: otherwise
+// ptxas would spill.
 __device__ __noinline__ BucketIds count_spread(int slot) {
   const BracketBuckets range(slot);
   BucketIds steps;
@@ -161,11 +159,11 @@ __device__ __noinline__ BucketIds count_spread(int slot) {
   return steps;
 }
 
-// Selects a sampled row; what counts it is zero, or becomes so in front of a barrier. `ahead()` runs when all of the
-// ring has been read, `meanwhile()` where most warps wait for others, but for rare rows: whether it has.
+// Selects a sampled row. Counters must be zero, or be cleared in front of the next barrier. ahead() runs once the whole
+// ring has been read; meanwhile() while most warps would wait, except for rare rows. Returns whether it has run.
 template <class Scope, class Ahead, class Meanwhile>
 __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile meanwhile) {
-  // Where one CTA holds a row, the range is known before every thread has come.
+  // In one CTA the bracket may be known before the last warp arrives.
   constexpr bool kKnown = Scope::kAlone && kKnownEarly;
   if (!kKnown) Scope::await_bracket(slot);
   const Bracket message = kKnown ? range_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).range.plateau};
@@ -189,7 +187,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   each_edge(slot, [&](const Edge& edge) { LinearBuckets::count(BracketBuckets(slot).of(edge.score)); });
   const Boundary found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);
   const int remaining_k = descriptor_at(slot).slots - found.before;
-  const bool beyond = found.bin == kBins - 1; // nothing is known of the last step
+  const bool beyond = found.bin == kBins - 1; // the last bucket also has everything worse than the bracket
   const bool whole = found.count == remaining_k && !beyond;
   Divided divided = divide(steps, found.bin);
   if (unlikely(beyond || !whole && found.count > kTailMax)) {

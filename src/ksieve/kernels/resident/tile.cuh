@@ -1,27 +1,27 @@
-// A row that several CTAs share, a tile of kTile scores each: how a CTA begins with its tile, and the bracket of all
-// samples. The scopes exchange messages: resident/cluster_scope.cuh over distributed shared memory,
+// A row that several CTAs share, a tile of kTile scores each: how a CTA loads and samples its tile, and the bracket of
+// the samples of all CTAs. Scopes exchange the messages: resident/cluster_scope.cuh over distributed shared memory,
 // resident/grid_scope.cuh over the workspace.
 #pragma once
 #include "resident/select.cuh"
 
 constexpr int kCtasPerRow = kMaxResident ? kMaxResident / kTile : 1;
 
-// Threads that find out what every thread must know, side by side: of different warps, and not of that which starts
-// copies.
+// Threads of three warps that prepare the row's facts in parallel. Warp 0 starts copies meanwhile.
 constexpr int kScribe = 64;
 constexpr int kReaches = 32;
 constexpr int kChoosesEnds = 96;
 static_assert(!kFits || kThreads > kChoosesEnds);
 
-constexpr int kOwn = 1; // the slot of what is known of this CTA's samples, and `edges` if they end the range, and of
-                        // which of its warps: `last`; slot 0 is the row's
+// Slot 0 describes the row. This slot has the bracket of this CTA's samples alone: `edges` says whether it takes part
+// in the end of the row's bracket, `last` from how many of its warps.
+constexpr int kOwn = 1;
 
-// How many CTAs' samples end the range: of a row that is shorter than they hold, the last ones have few scores or none.
+// CTAs whose samples decide the end of the bracket: in a row shorter than the tiles, the last CTAs have few scores.
 __device__ __forceinline__ int samplers_of(int length) { return max(length / kTile, 1); }
 
-// Rank of the warp bracket end that each CTA reports; the worst of those ends the row's range. If
-// all CTAs were alike, each would meet so many samples better than the k-th score; that all of them meet as many is
-// rarer than one row in 100,000, and rarer still where scores are clumped.
+// Which of its warps' bracket ends a CTA reports, by rank; the worst of the reported ones ends the row's bracket. If
+// the tiles were alike, a CTA would have `mean` samples better than the k-th score; that all CTAs have more than this
+// rank happens in fewer than one row of 100,000, and less often where scores are clumped.
 __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
   const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * kThreads;
   const float deviations = samplers >= 64   ? -0.9f
@@ -35,12 +35,12 @@ __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
   return max(static_cast<int>(fminf(ends, static_cast<float>(kWarps))), 1);
 }
 
-// Message about the samples of a CTA.
+// Message: the bracket of a CTA's samples.
 struct Range {
-  static constexpr u32 kPresent = 2; // so that none is zero
+  static constexpr u32 kPresent = 2; // set in `signs`: a message is never zero
   u32 best;                          // ordered keys
   u32 worst;
-  u32 signs; // kPresent, and whether the end is not positive
+  u32 signs; // kPresent; bit 0: the bracket's end is not positive
   u32 plateau;
 
   __device__ __forceinline__ static Range of(const RingSlot& message) {
@@ -57,17 +57,18 @@ struct Range {
 };
 constexpr Range kNoRange = {kNanKey, 0, 0, 0};
 
-// Folds what the warps of this CTA found in their samples. For the first warp. Choosing among their ends takes it 0.1
-// us, which rows of up to 131,072 scores in a cluster do not win back.
+// Returns the bracket of this CTA's samples to the first warp. With kTrimsBracket it ends at one of its warps' ends, by
+// rank (ends_of): that takes 0.1 us, which clusters do not win back on rows of up to 131,072 scores.
 template <bool kTrimsBracket> __device__ __forceinline__ Range own_range(const Sampled& warp) {
   SharedStorage& s = shared_storage();
   RowDescriptor& own = s.descriptors[kOwn];
   const u32 lane = threadIdx.x % 32;
   if (lane == 0) {
     fold_sampled(warp, own);
-    if (kTrimsBracket) s.warp_totals[threadIdx.x / 32] = warp.range.worst - 1; // of those without samples the worst
+    if (kTrimsBracket)
+      s.warp_totals[threadIdx.x / 32] = warp.range.worst - 1; // of a warp without samples, 0 - 1 is the worst key
   }
-  __syncthreads(); // every warp's samples are folded
+  __syncthreads(); // every warp's bracket is in the CTA's, and its end in warp_totals, for the first warp
   if (threadIdx.x >= 32) return kNoRange;
   u32 worst = own.edges ? own.range.worst : 0;
   if (kTrimsBracket && worst && own.last < kWarps && s.descriptors[0].last == 0) {
@@ -85,7 +86,7 @@ template <bool kTrimsBracket> __device__ __forceinline__ Range own_range(const S
   return {own.range.best, worst, Range::kPresent | (own.edges && worst - 1 >= kZeroKey - 1), own.range.plateau};
 }
 
-// The row's range, from what the lanes of the first warp know of all parts'. A barrier must follow.
+// Joins the brackets of all CTAs, one or more for each lane of the first warp, into the row's. A barrier must follow.
 __device__ __forceinline__ void fold_ranges(const Range& some, int slot) {
   const u32 best = __reduce_min_sync(kFullWarp, some.best);
   const u32 worst = __reduce_max_sync(kFullWarp, some.worst);
@@ -95,8 +96,8 @@ __device__ __forceinline__ void fold_ranges(const Range& some, int slot) {
   shared_storage().descriptors[slot].range = {worst, best, static_cast<int>(signs & ~Range::kPresent), plateau};
 }
 
-// What a part has of the answer: how many positions are collected and, 2^16 times, how many scores are listed of the
-// step that has the k-th. One of those is fetched at once.
+// A CTA's share of the answer. `before` and `all` count positions to collect in their low 16 bits, and listed scores of
+// the k-th bucket in their high 16 bits. One listed score of each thread is loaded at once, to hide its latency.
 struct Share {
   Marks listed;
   int first;
@@ -104,10 +105,10 @@ struct Share {
   int early;
   float early_score;
   bool edge_listed;
-  u32 before; // in the threads before this one
+  u32 before; // of the threads before this one
   u32 all;
 
-  // Calls list(number, index, score) for this thread's.
+  // Calls list(number, index, score) for each listed score of this thread.
   template <class List> __device__ __forceinline__ void each_listed(int slot, List list) {
     int number = static_cast<int>(before >> 16);
     const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores);
@@ -140,15 +141,17 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
   return share;
 }
 
-// Collects what is before, behind what threads before this one do.
+// Collects this thread's positions behind those of the threads before it.
 __device__ __forceinline__ void collect_share(const Share& share, int slot, const Divided& divided, bool edge_before) {
   const int place = collect_at(divided.before, share.first, static_cast<int>(share.before & 0xffff));
   if (edge_before) collected()[place] = load_edge(slot).at;
 }
 
-// Selects a row of which this CTA holds a part, unless it is not resident (the `first` row prepares its copies). Parts
-// do not depend on a row's length: samples are asked for while that is fetched, and would queue up behind copies. What
-// follows is `written` by all, or was put together on a rare route.
+// Selects a row of which this CTA has a tile, if the row is resident. Tiles do not depend on the row's length, so
+// samples are loaded while that arrives: issued later, they would queue behind the copies. `first`: this CTA's first
+// row, which initialises the mbarriers. Returns whether the row is resident, and whether its CTAs wrote their shares of
+// the answer
+// (`written`); on a rare route they took output slots from one counter instead.
 struct PartOf {
   bool resident;
   bool written;
@@ -156,11 +159,11 @@ struct PartOf {
 template <class Scope> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
   if (first && threadIdx.x == 0) prepare_copies();
-  Scope::begin(); // before any load is issued: peers wait for it
+  Scope::begin(); // before any load: peers wait for this CTA's mbarriers
   const Row row = load_row(p, id);
   const int from = rank * kTile;
   auto end_of = [&](int length) { return max(min(from + kTile, length), from); };
-  const Row all = kWindows ? row : widest_row(p, id); // a window begins anywhere
+  const Row all = kWindows ? row : widest_row(p, id); // a window's start is known with its row alone
   const Body sampled = body_of(all.scores, from, end_of(all.length));
   const LoadedSample sample = load_sample(all.scores + sampled.begin, sampled.end - sampled.begin, id);
   const bool there = sampled.begin + sample.place < row.length;
@@ -182,11 +185,11 @@ template <class Scope> __device__ __forceinline__ PartOf select_part(const Param
     const int ends = ends_of(row.length, slots_of(p, row), samplers_of(row.length));
     s.descriptors[kOwn].last = static_cast<unsigned char>(ends);
   }
-  // In front of the barrier only if samples arrive before the row is described. On a grid they arrive later, and
-  // ranking them here would delay the description: one row of 1,048,576 scores 8.50 us in place of 8.26.
+  // In front of the barrier only where samples arrive before the row is described. On a grid they arrive later, and
+  // waiting for them here would delay the description: one row of 1,048,576 scores takes 8.50 us instead of 8.26.
   RankedSample ranked = {};
   if (Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
-  __syncthreads(); // the part is described, and storage is empty
+  __syncthreads(); // the row is described and all counters are zero, for every thread
   Scope::ready();
   const bool known = part.way == RowRoute::kResident;
   if (known) {

@@ -19,10 +19,10 @@ struct RowTask {
   int end;
 };
 
-// Unresolved candidates (paper: Q_j, k_j). The shared histogram counts them by `digit`; up to kCapacity of them are
-// stored, more only if all are equal. quota 0: the row is complete.
+// The frontier: candidates that are undecided (paper: Q_j, k_j). The shared histogram counts them by `digit`; up to
+// kCapacity of them are stored, more only if all are equal. remaining_k = 0: the row is complete.
 struct Frontier {
-  KeyRange keys;   // all of them are within it
+  KeyRange keys;   // range of their keys
   int count;       // |Q_j|
   int remaining_k; // output slots still open
   int round;       // j
@@ -31,7 +31,7 @@ struct Frontier {
   __device__ __forceinline__ bool resolved() const { return kStats ? round == kRounds : keys.best == keys.worst; }
 };
 
-// A window's address is no sum of parameters: kept in shared memory, it costs no registers.
+// The row's first score. A window's address is kept in shared memory, where it costs no registers.
 __device__ __forceinline__ const Score* scores_of(const RowTask& t) {
   if constexpr (kWindows) {
     return static_cast<const Score*>(shared_storage().window);
@@ -48,7 +48,7 @@ __device__ __forceinline__ Digit next_digit(const Frontier& q) {
 
 enum class Stage { kProposed, kBin, kUnbounded, kClassified, kNarrowed };
 
-// Behind every use of the old rule, before a barrier.
+// Writes the rule of the next scan. Call behind every use of the old rule; a barrier must follow.
 __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, KeyRange keys, Digit digit) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_f
   s.rule = {mode, emit_from, keys.best, keys.worst, digit, open_slots(t.params), out, &s.num_selected, &s.num_ties};
 }
 
-// From the best score that the view saw to the last boundary: what lies beyond shares the first bin.
+// Bins from the view's best score to the last boundary; better scores share the first bin.
 __device__ __forceinline__ Digit proposal_digit() {
   const SharedStorage& s = shared_storage();
   return kStats ? paper_digit(0, 0) : digit_over(s.view_best, s.cutoff[kRescue]);
@@ -66,7 +66,7 @@ __device__ __forceinline__ Digit proposal_digit() {
 // holds behind a row, and NaN are no cutoffs for the proposal's scan.
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_ties) {
   SharedStorage& s = shared_storage();
-  if (threadIdx.x != 0) return; // which has just written the boundary
+  if (threadIdx.x != 0) return; // thread 0 has just written the boundary
   u32 cutoff = s.cutoff[0];
   Mode mode = s.expect_plateau ? Mode::kSeparateTies : cutoff < kMinusInfinityKey ? Mode::kInclusive : Mode::kClassify;
   set_rule(t, mode, 0, {0, cutoff}, proposal_digit());
@@ -86,8 +86,8 @@ __device__ __forceinline__ void narrow(Frontier& q) {
   trace_set(kColFrontier0 + q.round, found.count);
 }
 
-// Whether everything admitted has one key. Only asked of a frontier that is too large: folds the stored keys into the
-// extremes of those that were not stored.
+// Whether all candidates have one key. For a frontier that is too large: joins the stored keys into the extremes of
+// those that were not stored.
 __device__ __forceinline__ bool single_valued() {
   SharedStorage& s = shared_storage();
   u32 least = kNanKey;
@@ -97,11 +97,11 @@ __device__ __forceinline__ bool single_valued() {
     greatest = max(greatest, entry_key(entry));
   });
   fold_extremes(s, least, greatest);
-  __syncthreads(); // the extremes are known
+  __syncthreads(); // every thread's keys are in the extremes
   return s.least == s.greatest;
 }
 
-// Writes the stored candidates behind the output slots already taken, as far as `remaining_k` goes.
+// Writes stored candidates behind the output slots already taken, at most `remaining_k`.
 __device__ __forceinline__ void emit_any(int remaining_k) {
   SharedStorage& s = shared_storage();
   int place = reserve_many(&s.tail_count, own_count());
@@ -133,11 +133,11 @@ __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found)
   return q;
 }
 
-// What became of the first scan when the segments of a row were joined.
+// Result of joining the segments of a row behind its first scan.
 enum class Merged {
-  kWhole,    // this CTA goes on with the whole row
-  kOther,    // another one does
-  kOutgrown, // this one does, but has to scan the row again: the segments' candidates did not fit together
+  kWhole,    // this CTA finishes the row
+  kOther,    // another CTA does
+  kOutgrown, // this CTA does, and scans the row again: the segments' candidates did not fit the row's list
 };
 
 // Scans whole rows until there is a frontier to refine. `stage` says what the rule in shared memory is for; the first
@@ -164,8 +164,8 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       if (!first && stage != Stage::kClassified) start_scan(scores_of(t), begin, end);
       scan_by_rule(scores_of(t), begin, end);
     }
-    if (kBinned) arrived(); // what a scan has left behind, and what is known of the coming row
-    __syncthreads();        // everything admitted is stored or counted
+    if (kBinned) arrived(); // the scan's copies, and the facts of the coming row
+    __syncthreads();        // every thread's candidates are stored or counted
     Merged merged = first ? merge() : Merged::kWhole;
     if (merged == Merged::kOther) return false;
     begin = 0;
@@ -195,7 +195,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
         } else {
           trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);
           clear_storage();
-          __syncthreads(); // storage is empty
+          __syncthreads(); // counters are zero, for every thread
           stage = Stage::kUnbounded;
         }
         continue;

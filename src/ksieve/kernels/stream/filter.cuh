@@ -1,6 +1,6 @@
-// The scan of phase 2: compares every score with the cutoff, stores what it admits, counts it and builds the next exact
-// histogram, all on first encounter. Every scan of the row in any route is this one: a set of the algorithm is always
-// a contiguous range of ordered keys, so a scan takes three keys and a digit (ScanRule).
+// The scan of phase 2: compares every score with the cutoff, stores the admitted ones and counts them in the next exact
+// histogram, in one traversal. Every scan of a row in any route is this one: a set of the algorithm is always a
+// contiguous range of ordered keys, so a scan takes three keys and a digit (ScanRule).
 #pragma once
 #include "common/histogram.cuh"
 #include "common/keys.cuh"
@@ -9,7 +9,7 @@
 // Sum of `mine` over the lanes before this one.
 __device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
 
-// A place behind `counter` for each wanting lane, with one atomic per warp.
+// Returns a place behind `counter` for each lane that wants one, with one atomic per warp.
 __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   u32 mask = __ballot_sync(kFullWarp, wanted);
   if (mask == 0) return 0;
@@ -38,7 +38,7 @@ template <int kMost> __device__ __forceinline__ Places few_before(int mine) {
   return found;
 }
 
-// `mine` places behind `counter` for each lane, with one atomic per warp. For whole warps.
+// Returns the first of `mine` places behind `counter` for each lane, with one atomic per warp. Call by whole warps.
 __device__ __forceinline__ int reserve_many(int* counter, int mine) {
   int before = lanes_before(mine);
   int base = 0;
@@ -46,7 +46,7 @@ __device__ __forceinline__ int reserve_many(int* counter, int mine) {
   return __shfl_sync(kFullWarp, base, 31) + before;
 }
 
-// Whether everything admitted is one value must be known when not everything is stored.
+// Tracks the extremes of candidates that are not stored: whether all candidates have one value must be known.
 __device__ __forceinline__ void track_overflow(u32 key) {
   SharedStorage& s = shared_storage();
   if (key < *static_cast<volatile u32*>(&s.least)) atomicMin(&s.least, key);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void list_candidate(u32 key, int index) {
   atomicAdd(&shared_storage().count, 1);
 }
 
-// One bit for each score of a batch that passes.
+// Returns one bit for each score of a batch that passes a test.
 template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&raw)[kBatch], Passes passes) {
   u32 bits = 0;
 #pragma unroll
@@ -81,7 +81,7 @@ template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&r
   return bits;
 }
 
-// One bit for each score of a batch of which `left` are valid from the first on.
+// Returns one bit for each valid score of a batch, of which `left` are valid from the first on.
 __device__ __forceinline__ u32 valid_bits(int left) {
   constexpr u32 kAll = ~0u >> (32 - kBatch * kVector);
   if (!unlikely(left < (kBatch - 1) * kStep + kVector)) return kAll;
@@ -92,8 +92,8 @@ __device__ __forceinline__ u32 valid_bits(int left) {
   return valid;
 }
 
-// The same for tests whose results are 1 or 0 as floats: weighted and added up, they are the low bits of a mantissa.
-// The first sums are of two vectors, or ptxas would load the second one where the first has been used.
+// As pass bits, for tests whose results are 1 or 0 as floats: weighted and added up, they are the low bits of a
+// mantissa. The first sums are of two vectors, or ptxas would load the second one where the first has been used.
 template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Test test) {
   static_assert(kCount <= 16, "hits are the low bits of a mantissa");
   constexpr int kHalf = kCount / 2;
@@ -140,7 +140,7 @@ __device__ __forceinline__ int index_of_bit(u32 bit, int first) {
   return first + static_cast<int>(bit) + static_cast<int>(bit / kVector) * (kStep - kVector);
 }
 
-// Takes the first hit out of a batch's bits: what is left does not wait for where it is.
+// Removes the lowest bit of a batch's hits; the rest does not depend on where it is.
 __device__ __forceinline__ u32 take_bit(u32& bits) {
   u32 rest = bits & (bits - 1);
   u32 bit = 31 - __clz(static_cast<int>(bits ^ rest));
@@ -176,7 +176,7 @@ __device__ __forceinline__ void list_warp_bits(u32 bits, u32 ring, int first) {
   }
 }
 
-// The same for lanes alone: one wait for their places, however many they are.
+// As put_bits, by single lanes: one wait for all places of a lane.
 __device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
   int wanted = __popc(bits);
   int slot = atomicAdd(&shared_storage().listed, wanted);
@@ -209,7 +209,7 @@ template <bool kFast> struct Filter {
   float cutoff;
   u32 top;      // shared address of the column's next free entry
   u32 end;      // and of the one behind its last
-  int tied = 0; // scores of this warp set apart; the same in all lanes
+  int tied = 0; // scores of this warp set aside as ties; the same in all lanes
 
   static constexpr u32 kPitch = kThreads * sizeof(u32); // from one entry of a column to the next
 
@@ -220,12 +220,12 @@ template <bool kFast> struct Filter {
   __device__ __forceinline__ static bool separate_ties() {
     return !kFast && shared_storage().rule.mode == Mode::kSeparateTies;
   }
-  // NaN means every NaN.
+  // The plateau's value; a NaN stands for every NaN.
   __device__ __forceinline__ static float plateau() { return score_of_key(shared_storage().rule.worst); }
 
   __device__ __forceinline__ static u32 base() { return static_cast<u32>(__cvta_generic_to_shared(&column_key(0))); }
 
-  // Where a score comes from goes to the same entry of the columns behind.
+  // Appends a score to the column, and its place to the same entry of the array behind.
   __device__ __forceinline__ void put(float score, u32 bit, int first) {
     store_shared(top, score);
     if constexpr (kLocalIndex16) {
@@ -239,7 +239,7 @@ template <bool kFast> struct Filter {
     top += kPitch;
   }
 
-  // A hit is read back from the ring by its bit.
+  // Compares a batch; a hit's score is read back from the ring by its bit.
   __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
     u32 hits;
     if (kFast) {
@@ -305,18 +305,18 @@ template <bool kFast> struct Filter {
   }
 };
 
-// The scan of any other set: better than the candidates, candidate, or neither.
+// The visitor of every other scan: a score is decided, a candidate, or neither.
 struct Classify {
-  float emitted_cutoff; // reached by what earlier scans have emitted; NaN: nothing
-  float better;         // by what this scan emits, too
-  float cutoff;         // by candidates, too
-  bool nan;             // NaN is a candidate, which no comparison finds
+  float emitted_cutoff; // scores that reach it were written by earlier scans; NaN: none were
+  float better;         // scores that reach it, but not that, are written by this scan
+  float cutoff;         // scores that reach it, but not those, are candidates
+  bool nan;             // whether NaN is a candidate, which no comparison finds
 
   __device__ __forceinline__ explicit Classify(const ScanRule& rule)
       : emitted_cutoff(cutoff_before(rule.emit_from)), better(cutoff_before(rule.best)), cutoff(hot_cutoff(rule.worst)),
         nan(rule.worst == kNanKey) {}
 
-  // A float that scores with keys better than this one reach, and no others; NaN if there are none.
+  // Returns a float that exactly the scores with keys better than this one reach; NaN if there are none.
   __device__ __forceinline__ static float cutoff_before(u32 key) {
     return key ? hot_cutoff(key - 1) : __uint_as_float(0x7fffffffu);
   }
@@ -346,12 +346,12 @@ struct Classify {
   __device__ __forceinline__ void finish() const {}
 };
 
-// Coarse histogram: the first of the two scans of the exact route. A plateau would queue up on one bin: the bin that
-// most lanes of a warp meet first is counted in registers.
+// The visitor that counts a coarse histogram: the first of the two scans of the exact route. Equal scores would contend
+// for one bin, so the bin that most lanes of a warp have first is counted in registers.
 struct CoarseCount {
   u32 hot = kBins;
   u32 met = 0;
-  u32 fills = 0; // what the ring holds behind the row has been counted with the rest
+  u32 fills = 0; // scores behind the row that were counted as well, and are subtracted at the end
 
   __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32, int, int left) {
     u32 valid = valid_bits(left);

@@ -1,16 +1,17 @@
 // Phase 3, refine: exact order over the stored frontier only, 11 + 11 + 10 bits of the ordered key; no score is read.
-//   1. find the digit that holds the quota; better digits are committed, that digit is the new frontier
-//   2. count the next digit over the new frontier, and repeat until it fits the quota or few are left
-//   3. emit: everything better than the last frontier, then as much of it as the quota needs
+//   1. find the digit that holds the remaining_k-th candidate; better digits are selected, that digit is the new
+//   frontier
+//   2. count the next digit over the new frontier, and repeat until exactly remaining_k are left, or few
+//   3. write every candidate better than the last frontier, then as many of its members as slots are open
 // Stored candidates are never moved: a frontier is a range of keys among them.
 #pragma once
 #include "stream/certify.cuh"
 
-// With statistics every digit is resolved; without, this many last candidates are ranked by one warp.
+// With statistics every digit is counted; without, this many last candidates are ranked by one warp.
 constexpr int kFew = kStats ? 0 : kTailMax;
 
-// Emits the stored candidates that belong to the answer; q is what is left unresolved of them. With a tie-break those
-// of it are taken whose place is at most `last_place`.
+// Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break those of its
+// members are written whose place is at most `last_place`.
 __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   SharedStorage& s = shared_storage();
   bool rank_last = q.count > q.remaining_k && q.count <= kFew;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
       write_front(s.rule.k - q.remaining_k + mine.rank, kTies ? tie_position(index) : index);
   };
   if (rank_last && !collects) {
-    __syncthreads(); // the last candidates are listed
+    __syncthreads(); // every thread's last candidates are listed, for the last warp
     if (ranks) rank();
   }
 
@@ -92,7 +93,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
       next += (wanted >> (from + b)) * sizeof(int); // shift and sum are one instruction
     }
   }
-  __syncthreads(); // all are collected, and the last ones listed
+  __syncthreads(); // every thread's codes are collected, and the last candidates listed
   if (ranks) return rank();
   const int count = static_cast<int>(min(static_cast<u32>(s.num_selected), k));
   write_collected<false>(
@@ -100,7 +101,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
       rank_last ? kThreads - 32 : kThreads);
 }
 
-// Needs a barrier after the last count.
+// Ends a row from its frontier. Call behind a barrier after the last count.
 __device__ __forceinline__ void refine(Frontier q) {
   SharedStorage& s = shared_storage();
   if (unlikely(q.remaining_k == 0)) return;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void refine(Frontier q) {
       u32 key = entry_key(entry);
       if (key >= q.keys.best && key <= q.keys.worst) atomicAdd(&s.histogram[bin_of(key, q.digit)], 1u);
     });
-    __syncthreads(); // the next digit is counted
+    __syncthreads(); // every thread's candidates are counted by the next digit
   }
   emit_stored(q,
               kTies && q.count > q.remaining_k && q.count > kFew ? last_tied_place(q.keys, q.remaining_k) : kNoPlace);

@@ -8,7 +8,7 @@
 #include "common/keys.cuh"
 #include "common/output.cuh"
 
-// Which of the kStride groups of a period the view takes: one and the same in every period of a row, or with kJitter
+// Returns which of the kStride groups of a period the view has: the same in every period of a row, or with kJitter
 // another one in each (policy.py, SamplingPolicy.offsets).
 __device__ __forceinline__ int view_offset(int id, int period) {
   u32 row = static_cast<u32>(id);
@@ -21,7 +21,7 @@ __device__ __forceinline__ int view_offset(int id, int period) {
   }
 }
 
-// Scores of a row's view: whole groups, the last of which may be cut off by the end of the row.
+// Returns the number of scores in a row's view: whole groups, the last one cut off by the end of the row.
 __device__ __forceinline__ int view_scores(int id, int length) {
   constexpr int kPeriod = kStride * kGroup;
   int rest = length % kPeriod - view_offset(id, length / kPeriod) * kGroup;
@@ -39,8 +39,8 @@ __device__ __forceinline__ int statistic_at(int ordinal, int id) {
   return (period * kStride + view_offset(id, period)) * kGroup + ordinal % kPerGroup * kPool;
 }
 
-// A statistic is the best of kPool scores, as far as the row goes; all NaN gives NaN. Whether its scores are loaded at
-// once.
+// Whether a statistic's scores are loaded at once. It is the best of kPool scores, or of fewer at the row's end; NaN if
+// all are NaN.
 __device__ __forceinline__ bool loads_whole(const Row& row, int first) {
   constexpr int kBytes = kPool * sizeof(Score);
   return kPool == 1 || (first + kPool <= row.length && reinterpret_cast<u64>(row.scores + first) % kBytes == 0);
@@ -54,14 +54,14 @@ __device__ __forceinline__ float load_statistic(const Row& row, int first) {
   return best;
 }
 
-// Statistics of a view, from the `from`-th on, that are on their way to registers, kThreads apart for each thread. They
-// are asked for in front of a scan's first loads, or would come behind those.
+// Statistics of a view from the `from`-th on, loaded to registers, kThreads apart for each thread. They are loaded in
+// front of a scan's first loads, and would otherwise queue behind those.
 struct LoadedView {
   static constexpr int kEach = kTies || kOrder != Order::kAny ? 1 : 2; // more of them would be spilled
   static constexpr int kAll = kEach * kThreads;
   Raw raw[kEach];
 
-  // Up to row.length, which may be a guess, if it is not too small.
+  // Starts the loads, up to row.length, which may be a guess that is not too small.
   __device__ __forceinline__ void load(const Row& row, int from) {
     const int count = view_statistics(row.id, row.length);
 #pragma unroll
@@ -74,7 +74,7 @@ struct LoadedView {
     }
   }
 
-  // Returns when it has come.
+  // Waits for the loads.
   __device__ __forceinline__ void wait() {
     if (!kSampled) return;
 #pragma unroll
@@ -100,7 +100,7 @@ struct LoadedView {
   }
 };
 
-// Keys of the statistics that this thread looks at, kept where candidates will be.
+// Keys of this thread's statistics, kept in the memory of candidates.
 struct KeptKeys {
   int count = 0;
 
@@ -115,7 +115,7 @@ struct KeptKeys {
     ++count;
   }
 
-  // Calls visit(key, place) for each; no place comes twice.
+  // Calls visit(key, place) for each key; places are distinct.
   template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
 #pragma unroll 1
     for (int at = 0; at < count; ++at)
@@ -129,7 +129,7 @@ struct Ranked {
   int same;
 };
 
-// Sample rank `rank` among the kept keys within [best, worst], by exact digits.
+// Returns the kept key of this rank within [best, worst], by exact digits.
 __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, KeyRange range) {
   SharedStorage& s = shared_storage();
   int same = 0;
@@ -138,7 +138,7 @@ __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, Key
     keys.each([&](u32 key, int) {
       if (key >= range.best && key <= range.worst) atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
     });
-    __syncthreads(); // all of them are counted
+    __syncthreads(); // every thread's keys are counted
     Boundary found = find_boundary(rank);
     rank -= found.before;
     same = found.count;
@@ -147,8 +147,8 @@ __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, Key
   return {range.best, same};
 }
 
-// The same of the keys of a coarse bin, if they are at most kTailMax, as is usual: the first warp ranks them and alone
-// knows the answer. Their places only distinguish equal keys.
+// Returns to the first warp the kept key of this rank in a coarse bin with at most kTailMax keys, which is usual. That
+// warp ranks them; places only distinguish equal keys.
 __device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int count, int rank, int bin) {
   keys.each([&](u32 key, int place) {
     if (coarse_bin(score_of_key(key)) == bin) list_tail(make_entry(key, place)); // cheaper than the bin's range
@@ -168,12 +168,12 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= slots_of(p, row)) return false;
   int count = view_statistics(row.id, row.length);
   if (kExactBoundary && count > kColumns * kThreads + kListed)
-    return false; // no room to rank them; no plan of ours comes here
+    return false; // no room to rank them; the planner makes no such plan
   return 2 * count >= 3 * (kRescue ? p.rescue_rank : p.primary_rank);
 }
 
-// Leaves the inclusive ordered keys of the boundaries of a usable view in shared memory, in front of a barrier. `view`
-// is on its way from its first statistic on; `views` is how many CTAs of the row look at the same.
+// Writes the boundaries of a usable view, inclusive ordered keys, to shared memory; a barrier must follow. `view` was
+// loaded from its first statistic on; `views` CTAs of the row compute the same.
 __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedView& view, int views) {
   SharedStorage& s = shared_storage();
   int count = view_statistics(row.id, row.length);
@@ -196,7 +196,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
   }
   best = __reduce_min_sync(kFullWarp, best);
   if ((threadIdx.x & 31) == 0) atomicMin(&s.view_best, best);
-  __syncthreads(); // every statistic is counted
+  __syncthreads(); // every thread's statistics are in the histogram
   find_boundary(p.primary_rank, kRescue ? p.rescue_rank : 0);
 
 #pragma unroll
@@ -220,13 +220,13 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
   if (threadIdx.x == 0) s.tail_count = 0;
 }
 
-// Whole lines of a view are kept in L2, if it can be helped, until the scan reads them again. Groups that are less lie
-// so densely that it would have to keep a good part of the row.
+// Lines of a view are kept in L2 until the scan reads them again. Smaller groups lie so densely that L2 would have to
+// keep a large part of the row.
 constexpr bool kLines = kGroup * sizeof(Score) >= 128;
 __device__ __forceinline__ void prefetch(const Score* scores) { prefetch_to_l2<kLines>(scores); }
 
-// Starts fetching another row's view from its `from`-th score on, on the guess that it is about as long as this one:
-// its latency is hidden behind whatever this row still has to do.
+// Prefetches another row's view from its `from`-th score on, assuming that the row is about as long as this one: this
+// row's remaining work hides the latency.
 __device__ __forceinline__ void prefetch_view(const Params& p, int id, int length, int from = 0) {
   const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch;
   if constexpr (kWindows) {

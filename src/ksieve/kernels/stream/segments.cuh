@@ -1,4 +1,4 @@
-// How the segments of a row are put together.
+// Joins the candidates of a row's segments (stream/split.cu).
 #pragma once
 #include "common/workspace.cuh"
 #include "stream/select.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
     s.flag = progress >> 32 == static_cast<u32>(splits) - 1;
     s.count = static_cast<int>(progress);
   }
-  __syncthreads(); // the verdict is known
+  __syncthreads(); // thread 0 wrote s.flag, for all
   return s.flag;
 }
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
   }
 }
 
-// What the finisher starts from; leaves the global state zero.
+// Prepares the last CTA to finish the row; leaves the row's state in the workspace zero.
 __device__ __forceinline__ Merged join(RowState* state, const u64* list) {
   SharedStorage& s = shared_storage();
   bool fits = s.count <= kCapacity;

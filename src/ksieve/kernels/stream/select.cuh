@@ -1,10 +1,10 @@
-// The pipeline for a row owned by one CTA. Families differ only in who owns which rows and segments.
+// The selection of a row by one CTA: propose, certify, refine. Kernels differ in which CTA has which rows and segments.
 #pragma once
 #include "epilogue/epilogue.cuh"
 #include "length_bins.cuh"
 #include "stream/refine.cuh"
 
-// A row with at most k scores. True when the row is done.
+// Selects every position of a row with at most k scores. Returns whether it was one.
 __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
   if (row.length > slots_of(p, row)) return false;
   trace_set(kColCommitted0, row.length);
@@ -28,16 +28,16 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
   return {p, row, 0, row.length};
 }
 
-// The row's `view` is on its way. `first` is a CTA's first row, with storage empty: nothing else of it is asked for
-// before that has come, since all CTAs do so at once, and memory prefers whole rows of the scan to the view's lines.
-// `ahead()` runs while nothing is waited for yet, before the row is scanned, and behind a barrier; `meanwhile()` when
-// it has been read and only on-chip work is left. A short row skips the latter.
+// Selects a row whose `view` is being loaded. `first`: the CTA's first row, with counters zero; its view is waited for
+// in front of other loads, since all CTAs begin at once, and memory would serve whole rows of the scan before the
+// view's lines. ahead() runs behind a barrier, before the row is scanned; meanwhile() when the row has been read and
+// only on-chip work is left. A short row skips meanwhile().
 template <class Ahead, class Meanwhile>
 __device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedView& view, Ahead ahead,
                                            Meanwhile meanwhile) {
   if (select_short(t.params, t.row)) {
     arrived();
-    __syncthreads(); // every thread knows the row, and slots may be sorted where its copies were
+    __syncthreads(); // every thread has read the row; slots may be sorted where its copies were
     return ahead();
   }
   if (first) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedV
     clear_storage();
   }
   start_scan(t.row.scores, t.begin, t.end);
-  __syncthreads(); // storage is empty
+  __syncthreads(); // counters are zero, for every thread
   Stage stage = Stage::kUnbounded;
   trace_set(kColRoute, kDirect);
   if (view_usable(t.params, t.row)) {

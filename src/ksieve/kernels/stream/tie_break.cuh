@@ -23,8 +23,8 @@ __device__ __forceinline__ void leave_ties(u32 key, int remaining_k) {
   s.tie_quota = remaining_k;
 }
 
-// Place of the `remaining_k`-th of the stored candidates with keys within a range, which are more. No thread counts any
-// more.
+// Returns the place of the `remaining_k`-th of the stored candidates with keys in a range, which are more. Call when no
+// thread counts any more.
 __device__ __forceinline__ int last_tied_place(KeyRange keys, int remaining_k) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < kBins; i += kThreads)
@@ -38,7 +38,7 @@ __device__ __forceinline__ int last_tied_place(KeyRange keys, int remaining_k) {
       bool in = entry_key(entry) >= keys.best && entry_key(entry) <= keys.worst && place >= low && place <= high;
       if (in) atomicAdd(&s.histogram[(place - low) >> shift], 1u);
     });
-    __syncthreads(); // this digit is counted
+    __syncthreads(); // every thread's places are counted by this digit
     Boundary found = find_boundary(remaining_k);
     remaining_k -= found.before;
     low |= found.bin << shift;
@@ -77,12 +77,12 @@ __device__ __forceinline__ u32 tie_bits(const Row& row, int first, u32 key) {
 
 __device__ __forceinline__ u32 vector_of(u32 bits, int u) { return bits >> (u * kVector) & ((1u << kVector) - 1); }
 
-// Behind the selection of a row with more than `slots` scores: whatever leave_ties has left, in the row's last slots.
-// Starts with a barrier.
+// Selects the ties that leave_ties has recorded, for the row's last slots. Call behind the selection of a row with more
+// than `slots` scores; starts with a barrier.
 __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
   SharedStorage& s = shared_storage();
   constexpr int kChunk = kWarps * kTieVectors * kWarpStep;
-  __syncthreads(); // what is left is known
+  __syncthreads(); // thread 0 wrote tie_quota and tie_key, for all
   int remaining_k = s.tie_quota;
   if (remaining_k == 0) return;
   trace_scans(1);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u)
       counts |= static_cast<u64>(__popc(vector_of(bits, u))) << (u * 16);
-    u64 through = counts; // and of the lanes up to this one
+    u64 through = counts; // matches of the lanes up to this one
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       u64 others = __shfl_up_sync(kFullWarp, through, offset);
@@ -117,11 +117,11 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
       mine += static_cast<int>(totals >> (u * 16) & 0xffffu);
     }
     if (lane == 0) s.warp_totals[warp] = mine;
-    __syncthreads(); // every warp has counted its matches
+    __syncthreads(); // every warp's matches are in warp_totals
     int other = lane < kWarps ? static_cast<int>(s.warp_totals[lane]) : 0;
     int all = __reduce_add_sync(kFullWarp, other);
     int ahead = __reduce_add_sync(kFullWarp, lane < warp ? other : 0);
-    __syncthreads(); // the counts are read
+    __syncthreads(); // every warp has read warp_totals
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u) {
       u32 vector = vector_of(bits, u);
