@@ -278,7 +278,7 @@ def test_the_list_reaches_what_the_compilation_tests_reach(scripts):
     # An exact boundary without jitter is a policy of the tests alone, and no branch of the kernels.
     missing = {pair for pair in reached(wanted) - reached(found) if ("KSIEVE_JITTER", 0) not in pair}
     assert not missing
-    assert len(found) < 200, "a change of the kernels waits for all of them"
+    assert len(found) <= 220, "a change of the kernels waits for all of them"
 
 
 TINY = """

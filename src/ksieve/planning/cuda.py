@@ -13,7 +13,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16, SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
-from ksieve.planning import shapes
+from ksieve.planning import shapes, tuned
 from ksieve.planning.families import FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
@@ -41,6 +41,7 @@ from ksieve.planning.thresholds import (
     LINES_RANK,
     MANY_SHORT,
     MOST_BINS,
+    NOT_MEASURED,
     RESIDENT_RANK,
     SAMPLED_RATIO,
     SEGMENT,
@@ -53,7 +54,6 @@ from ksieve.planning.thresholds import (
     SPLITS,
     WHOLE_QUARTERS,
     WHOLE_WAVES,
-    WIDE_CLUSTERS,
     WIDEST_BINNED,
 )
 
@@ -100,9 +100,9 @@ def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometr
     ArgumentError
         If the device cannot run the family.
     """
-    found = shapes.of(device)
+    found = tuned.shapes_of(device)
     family = "resident_block" if family == "register_block" and family in found.resident else family
-    if family not in found.usual or (family in SHARED_ROWS and device.capability < (9, 0)):
+    if family not in found.usual:
         raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
     return found.roomy[family] if roomy and family in found.roomy else found.usual[family]
 
@@ -116,7 +116,7 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     """Launch shape of a family for a problem; with fewer resident CTAs if only then its slots can be sorted on chip."""
     roomy = _roomy(problem, policy)
     geometry = geometry_of(device, family, roomy)
-    found = shapes.of(device)
+    found = tuned.shapes_of(device)
     if geometry is found.usual.get(family) and _many_short(problem, device, family):
         geometry = found.short[family]
     elif geometry is found.usual.get(family) and family in found.alone and problem.rows <= device.sm_count:
@@ -135,17 +135,26 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
     If the last of `resident_block` says for how many rows it is, more are kept on chip only for a large k. With fewer
     resident CTAs where only so the positions of a row's slots can be collected.
     """
-    family = families[-1]
+    known, family = tuned.shapes_of(device), families[-1]
     one_cta = family in ONE_CTA
 
     def room(geometry: Geometry) -> int:
         return candidate_bytes_of(geometry, device, problem.dtype)
 
+    def fitted(geometry: Geometry) -> Geometry:
+        """With fewer resident CTAs, where a multiprocessor has less shared memory than the one it was measured on.
+
+        Also for options on another architecture: in 64 registers, which suffice on the measured one, ptxas would spill.
+        """
+        tight = known.resident_from and not problem.options.plain and geometry.threads * geometry.ctas_per_sm >= 1024
+        counts = range(geometry.ctas_per_sm - bool(tight), 0, -1)
+        return next((g for ctas in counts if room(g := replace(geometry, ctas_per_sm=ctas)) >= 0), geometry)
+
     def alone(geometry: Geometry) -> Geometry:
         return replace(geometry, ctas_per_sm=1, overflow_vectors=0)
 
     def possible(geometry: Geometry) -> bool:
-        if geometry.ctas_per_row > CLUSTER and device.sm_count < WIDE_CLUSTERS:
+        if family == "resident_cluster" and geometry.ctas_per_row > known.cluster_limit(device):
             return False
         if geometry.registers and (tied(problem) or problem.options.order != "any"):
             return False
@@ -162,8 +171,7 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
         stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "resident_cluster" and tied(problem) else 0
         return problem.width <= geometry.resident_width and stored <= room(geometry)
 
-    known = shapes.of(device)
-    listed = [g for f in families if f in known.resident for g in known.resident_of(f, device)]
+    listed = [g for f in families if f in known.resident for g in map(fitted, known.resident_of(f, device))]
     fitting = [g for g in sorted(listed, key=lambda g: g.resident_width) if possible(g)]  # keeps the families' order
     same = [g for g in fitting if g.resident_width == fitting[0].resident_width]
     found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
@@ -199,7 +207,7 @@ def _grid_may_hold(problem: Problem, device: DeviceInfo, geometry: Geometry) -> 
 
 def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
     """Whether a problem has many short rows, for which many small CTAs are faster."""
-    found = shapes.of(device)
+    found = tuned.shapes_of(device)
     if family not in found.short or geometry_of(device, family, problem.dtype != "float32") is not found.usual.get(
         family
     ):
@@ -244,8 +252,8 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         return "resident_cluster", f"{rows} rows of {width} scores: a cluster of {ctas} CTAs keeps a row on chip"
     if _resident(problem, device):
         return _one_cta(problem, device), f"rows of {width} scores stay on chip and are read once"
-    clusters_pay = device.capability >= (9, 0) and rows * CLUSTER <= device.sm_count and width > problem.k
-    if clusters_pay and _cluster_stores(problem, device):
+    clusters = "resident_cluster" in tuned.shapes_of(device).usual
+    if clusters and rows * CLUSTER <= device.sm_count and width > problem.k and _cluster_stores(problem, device):
         return "resident_cluster", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
     return "stream_unsampled", "rows too short to sample, or k too large for a resident frontier: exact boundary"
 
@@ -257,7 +265,7 @@ def _resident(problem: Problem, device: DeviceInfo) -> bool:
 
 def _one_cta(problem: Problem, device: DeviceInfo) -> str:
     """Of the families whose CTAs keep a row each, the one with the better shape."""
-    if "register_block" not in shapes.of(device).resident or _roomy(problem, None):
+    if "register_block" not in tuned.shapes_of(device).resident or _roomy(problem, None):
         return "resident_block"
     found = _resident_geometry(problem, device, ONE_CTA)
     return "register_block" if found is not None and found.registers else "resident_block"
@@ -268,7 +276,9 @@ def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
 
     Not those that one CTA keeps with registers to spare.
     """
-    if device.capability < (9, 0) or problem.width < SAMPLED_RATIO * problem.k or problem.width <= SHORTEST_CLUSTERED:
+    if problem.width < SAMPLED_RATIO * problem.k or problem.width <= SHORTEST_CLUSTERED:
+        return False
+    if "resident_cluster" not in tuned.shapes_of(device).usual:
         return False
     geometry = _geometry(problem, device, "resident_cluster", None)
     fits = problem.width <= geometry.resident_width and problem.rows <= geometry.most_rows
@@ -285,7 +295,7 @@ def _fits_grid(problem: Problem, device: DeviceInfo, kept: bool) -> bool:
 
     Zeroing a workspace in front of each call may take longer than that saves, where another family needs none.
     """
-    if device.capability != (9, 0) or problem.width < SAMPLED_RATIO * problem.k:
+    if "resident_grid" not in tuned.shapes_of(device).usual or problem.width < SAMPLED_RATIO * problem.k:
         return False
     if not kept and _resident_without_grid(problem, device):
         return False
@@ -328,6 +338,10 @@ def _plan(
     if splits is not None and family != "stream_split":
         raise ArgumentError("splits", splits, f"nothing for family {family!r}: only stream_split splits rows")
     geometry = _geometry(problem, device, family, policy)
+    if geometry.source.startswith(shapes.DERIVED):
+        reason += f"; launch shape {geometry.source.removeprefix(NOT_MEASURED)}: not measured"
+    if geometry.source.startswith(shapes.TUNED):
+        reason += f"; launch shape {geometry.source}"
     if family == "register_block" and not geometry.registers:
         takes = (
             "another family: registers hold rows of up to 16,384 float32 scores, in any order and without tie-breaks"

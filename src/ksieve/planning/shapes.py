@@ -9,7 +9,7 @@ one width the first that suits is taken.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,20 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.thresholds import NOT_MEASURED
 
-CLASSES = ("hopper", "blackwell", "ampere", "small")
+CLASSES = ("hopper", "blackwell", "consumer", "ampere", "small")
 """Files in ``planning/data``, without their suffix."""
+
+DERIVED = NOT_MEASURED + "derived from "
+"""Beginning of the source of a shape that was measured on another device."""
+
+TUNED = "tuned by "
+"""Beginning of the source of a shape that was measured on the user's own device."""
+
+PORTABLE_CLUSTER = 8
+"""CTAs of a cluster that every device with clusters can launch (CUDA C++ Programming Guide, thread block clusters)."""
+
+GPCS = 8
+"""Processor clusters of an H100, H200 or B200 (NVIDIA's architecture white papers)."""
 
 STAGES = 6
 """Default number of 16-byte loads in flight per thread, for rows that do not stay on chip."""
@@ -83,6 +95,8 @@ class Shapes:
         Of the device that row limits were measured on; other devices take them in proportion (`resident_of`).
     shared_kib_per_sm : tuple of (int, int or None)
         Least shared memory of a multiprocessor, in KiB, and the size from which the class ends.
+    widest_cluster : int
+        CTAs of the largest thread block cluster; 1 without clusters.
     usual : dict of str to Geometry
         The shape of every family that the class can run.
     roomy : dict of str to Geometry
@@ -91,6 +105,11 @@ class Shapes:
         From `MANY_SHORT` short rows on: more and smaller CTAs, with fewer warps for fixed work.
     alone : dict of str to Geometry
         For as many rows as there are multiprocessors, or fewer: a CTA has one to itself.
+    resident_from : str
+        The class whose `resident` shapes these are; empty for a class with its own.
+    spilled, spilled_with_options : dict of str to list of int
+        Of another class's shapes, widths that are left out, for all calls or for calls with options: compiled for
+        devices of this class, ptxas spills registers (``make cubins`` compiles them).
     resident : dict of str to tuple of Geometry
         For rows that stay on chip, 12 to 128 scores a thread, narrow ones first. More clusters than the last shape of a
         width is for would not run at once. More rows than the last shape of `resident_block` is for are kept on chip if
@@ -102,11 +121,15 @@ class Shapes:
     capability: tuple[tuple[int, int], tuple[int, int] | None]
     multiprocessors: int
     shared_kib_per_sm: tuple[int, int | None]
+    widest_cluster: int
     usual: dict[str, Geometry]
     roomy: dict[str, Geometry]
     short: dict[str, Geometry]
     alone: dict[str, Geometry]
     resident: dict[str, tuple[Geometry, ...]]
+    resident_from: str = ""
+    spilled: dict[str, list[int]] = field(default_factory=dict)
+    spilled_with_options: dict[str, list[int]] = field(default_factory=dict)
 
     def covers(self, device: DeviceInfo) -> bool:
         """Whether a device is of this class."""
@@ -123,19 +146,32 @@ class Shapes:
         """Resident shapes of a family, their row limits in proportion to the device's multiprocessors.
 
         A limit says how many rows fill the device: with as many CTAs a row, a device of 78 multiprocessors is full
-        with 78/132 of the rows of one of 132. Not measured on any but that one.
+        with 78/132 of the rows of one of 132. A class without measured shapes takes those of another class; which of
+        them fit its shared memory, the planner decides. The source of a shape that was derived says so.
         """
-        count, measured = device.sm_count, self.multiprocessors
-        if count == measured:
+        origin = of_class(self.resident_from) if self.resident_from else self
+        count, measured = device.sm_count, origin.multiprocessors
+        if origin is self and count == measured:
             return self.resident[family]
         return tuple(
             replace(
                 shape,
+                plain=shape.plain or shape.resident_width in self.spilled_with_options.get(family, ()),
                 most_rows=shape.most_rows * count // measured,
                 fewest_rows=(shape.fewest_rows - 1) * count // measured + 1 if shape.fewest_rows else 0,
+                source=f"{DERIVED}those of {origin.devices}, for {count} in place of {measured} multiprocessors",
             )
-            for shape in self.resident[family]
+            for shape in origin.resident[family]
+            if shape.resident_width not in self.spilled.get(family, ())
         )
+
+    def cluster_limit(self, device: DeviceInfo) -> int:
+        """CTAs of the largest cluster that surely runs on a device of this class.
+
+        More than `PORTABLE_CLUSTER` must fit one of its processor clusters (GPC), which have equally many
+        multiprocessors, as far as is known without the device.
+        """
+        return self.widest_cluster if device.sm_count >= GPCS * self.widest_cluster else PORTABLE_CLUSTER
 
     def tables(self) -> tuple[dict[str, Geometry], ...]:
         """Tables with one shape for each family."""
@@ -153,7 +189,9 @@ def of_class(name: str) -> Shapes:
             for family, shapes in facts[part].items()
         }
         for part in ("usual", "roomy", "short", "alone", "resident")
+        if part in facts
     }
+    resident_from = facts.get("resident_of", "")
     least, end = facts["capability"]
     shared, shared_end = facts["shared_kib_per_sm"]
     return Shapes(
@@ -162,7 +200,11 @@ def of_class(name: str) -> Shapes:
         ((least[0], least[1]), None if end is None else (end[0], end[1])),
         facts["multiprocessors"],
         (shared, shared_end),
-        resident=listed.pop("resident"),
+        facts["widest_cluster"],
+        resident=of_class(resident_from).resident if resident_from else listed.pop("resident"),
+        resident_from=resident_from,
+        spilled=facts.get("spilled", {}),
+        spilled_with_options=facts.get("spilled_with_options", {}),
         **{part: {family: only for family, (only,) in table.items()} for part, table in listed.items()},
     )
 

@@ -106,11 +106,6 @@ CLUSTER = Threshold(
     "CTAs of a cluster that does not hold its row",
     NOT_MEASURED + "the largest size that every device with clusters can launch",
 )
-WIDE_CLUSTERS = Threshold(
-    132,
-    "multiprocessors from which a device surely has sixteen side by side, as clusters of more than 8 CTAs may take",
-    _CLUSTERS,
-)
 SHORTEST_CLUSTERED = Threshold(12_288, "wider rows, in scores, are shared by a cluster while they are few", _CLUSTERS)
 RESIDENT_RANK = Threshold(
     1024,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -66,7 +67,6 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
     "asked",
     [
         {"device": DEVICES["a100"]},
-        {"device": DEVICES["b200"]},
         {"dtype": "bfloat16"},
         {"family": "stream"},
         {"policy": "lines-16"},
@@ -373,7 +373,6 @@ def test_ctas_that_wait_for_each_other_are_all_resident(shape):
         {"options": Options(overlap=True)},
         {"dtype": "float16"},
         {"width": 1_048_577},
-        {"device": replace(H200, capability=(10, 0))},
     ],
     ids=str,
 )
@@ -393,7 +392,7 @@ def test_parts_that_need_all_registers_are_not_finished():
 
 
 def test_clusters_of_sixteen_need_room_side_by_side():
-    fewer = replace(H200, sm_count=thresholds.WIDE_CLUSTERS - 1)
+    fewer = replace(H200, sm_count=16 * shapes.GPCS - 1)
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=H200).splits == 16
     assert ksieve.plan(rows=1, width=262_144, k=2048, device=fewer).splits == 4
     assert ksieve.plan(rows=5, width=1_048_576, k=2048, device=fewer).family == "stream_split"
@@ -502,3 +501,54 @@ def test_a_device_that_no_file_covers_is_refused():
 def test_the_papers_own_card_has_plans_of_its_own():
     few, many = (ksieve.plan(rows=r, width=131_072, k=2048, device=DEVICES["h20"]) for r in (1, 512))
     assert (few.family, few.splits) == ("resident_cluster", 8) and (many.family, many.ctas) == ("stream", 156)
+
+
+RESIDENT_DEVICES = [name for name, device in DEVICES.items() if device.capability >= (9, 0)]
+GRID = [(rows, 2**power + 1) for rows in (1, 8, 30, 79, 300, 2500) for power in range(11, 21, 2)]
+GRID += [(rows, 2**power) for rows in (2, 64, 133, 600) for power in range(12, 21, 2)]
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("options", [Options(), Options(values=True), Options(order="index", tie_break="low")], ids=str)
+def test_plans_of_every_known_device_fit_it(name, options):
+    device = DEVICES[name]
+    threads = 1536 if device.capability in ((8, 9), (12, 0)) else 2048
+    families = set()
+    for (rows, width), k in itertools.product(GRID, (16, 2048)):
+        asked = ksieve.plan(rows=rows, width=width, k=k, device=device, options=options)
+        for plan in length_bins.launches(asked):
+            families.add(plan.family)
+            block = memory.shared_bytes(plan)
+            assert block <= device.shared_per_block, plan
+            assert (block + memory.RESERVED_SHARED) * plan.ctas_per_sm <= device.shared_per_sm, plan
+            assert plan.threads * plan.ctas_per_sm <= threads, plan
+            if plan.family == "resident_cluster":
+                assert plan.splits <= shapes.of(device).cluster_limit(device), plan
+            if plan.family == "resident_grid":
+                assert plan.ctas <= device.sm_count * plan.ctas_per_sm, plan
+            derived = plan.family.startswith(("resident", "register")) and plan.resident_width and name not in MEASURED
+            if derived and plan.resident_width != shapes.of(device).usual["resident_block"].resident_width:
+                assert "derived from" in plan.reason and f"for {device.sm_count} in place of 132" in plan.reason, plan
+    if name in RESIDENT_DEVICES and options.plain:
+        assert {"register_block", "resident_block", "resident_grid"} <= families
+        assert "resident_cluster" in families
+
+
+MEASURED = ("h100", "h200")
+
+
+@pytest.mark.parametrize("name", RESIDENT_DEVICES)
+def test_no_row_limit_is_that_of_another_device(name):
+    """Few rows of 12,288 scores stay in registers: as many as there are multiprocessors, and no more."""
+    device = DEVICES[name]
+    for rows, family in ((device.sm_count, "register_block"), (device.sm_count + 1, "resident_block")):
+        assert ksieve.plan(rows=rows, width=12_288, k=512, device=device).family == family
+
+
+def test_a_gpu_with_little_shared_memory_has_fewer_ctas_of_a_shape():
+    asked = {"rows": 4096, "width": 8192, "k": 512}
+    plans = [ksieve.plan(**asked, device=DEVICES[name]) for name in ("h200", "rtx5090")]
+    assert [(plan.family, plan.threads, plan.ctas_per_sm) for plan in plans] == [
+        ("resident_block", 256, 4),
+        ("resident_block", 256, 2),
+    ]

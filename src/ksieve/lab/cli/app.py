@@ -5,13 +5,13 @@ from __future__ import annotations
 import typer
 
 from ksieve.cli.app import SETTINGS, add, app, main
-from ksieve.lab.cli import ablation, bench, chain, gpu, measure, replay, serving, study, synth
+from ksieve.lab.cli import ablation, bench, chain, gpu, measure, replay, serving, study, synth, tune
 
 __all__ = ["app", "main"]
 
 _ORDER = (
     "demo", "doctor", "select", "verify", "plan", "synth", "info", "import", "study", "calibrate", "build", "cache",
-    "replay",
+    "tune", "replay",
 )  # fmt: skip
 
 bench_app = typer.Typer(help="Time a backend and other libraries on the same rows.", **SETTINGS)
@@ -54,6 +54,15 @@ add(
     "ksieve replay 430K --backend cuda --out benchmarks/results --figures docs/figures",
     "ksieve replay --prompt 100000 --step-tokens 8192 --decode-steps 100 --save trace.json",
     "ksieve replay recording.safetensors",
+)
+
+add(
+    app,
+    "tune",
+    tune.tune,
+    "ksieve tune --quick",
+    "ksieve tune --quick --shapes 64x131072,8x1048576 --k 512",
+    "ksieve tune",
 )
 
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))

@@ -1,0 +1,126 @@
+"""Files of measured launch shapes: used as a whole, or refused by name and never half."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+import pytest
+
+import ksieve
+from ksieve.core.errors import ArgumentError
+from ksieve.planning import shapes, tuned
+from ksieve.planning.devices import DEVICES
+
+H100 = DEVICES["h100"]
+ASKED = {"rows": 8, "width": 16_384, "k": 512, "device": H100}
+ENTRY = {"threads": 512, "ctas_per_sm": 1, "resident_width": 32_768, "us": 7.5, "beat": "stream lines-64", "by": 1.25}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(monkeypatch, tmp_path):
+    monkeypatch.delenv(tuned.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    tuned.find.cache_clear()
+    tuned._shapes_of.cache_clear()
+    yield
+    tuned.find.cache_clear()
+    tuned._shapes_of.cache_clear()
+
+
+def facts(device=H100, dtype="float32", **entries):
+    about = {"device": tuned.described(device), "dtype": dtype, "driver": "580.1", "date": "2026-11-25", "k": 2048}
+    return tuned.Tuned(about, entries or {"resident_block": (ENTRY,)})
+
+
+def test_a_file_replaces_the_resident_shapes_of_the_device(tmp_path, monkeypatch):
+    before = ksieve.plan(**ASKED)
+    assert before.family == "resident_cluster"
+    path = tmp_path / "mine.json"
+    tuned.write(path, facts())
+    monkeypatch.setenv(tuned.VARIABLE, str(path))
+    plan = ksieve.plan(**ASKED)
+    assert (plan.family, plan.threads, plan.ctas_per_sm, plan.resident_width) == ("resident_block", 512, 1, 32_768)
+    assert "launch shape tuned by mine.json: 7.5 us, 1.25 times as fast as stream lines-64" in plan.reason
+    assert ksieve.plan(**ASKED | {"width": 65_536}).family == "stream_split", "no entry is wider"
+    monkeypatch.setenv(tuned.VARIABLE, "off")
+    assert ksieve.plan(**ASKED) == before
+
+
+def test_the_users_own_file_is_found_and_only_by_its_device():
+    path = tuned.default_path(H100)
+    assert path.name == "nvidia-h100-sxm-float32.json"
+    tuned.write(path, facts())
+    assert ksieve.plan(**ASKED).family == "resident_block"
+    assert ksieve.plan(**ASKED | {"device": DEVICES["h200"]}).family == "resident_cluster"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 2}, "format 2; takes format 1"),
+        ({"ksieve": "9.9"}, "ksieve 9.9; takes ksieve"),
+        ({"device": tuned.described(DEVICES["h200"])}, "'NVIDIA H200'.*'NVIDIA H100 SXM'"),
+        ({"dtype": "float16"}, "dtype float16; takes dtype float32"),
+        ({"resident": {"resident_block": [ENTRY | {"threads": 384}]}}, "resident_block with 1 CTAs of 384 threads"),
+        ({"resident": {"resident_block": [ENTRY | {"ctas_per_sm": 4}]}}, "with more than the shared memory"),
+        ({"resident": {"resident_block": [ENTRY | {"resident_width": 32_769}]}}, "with 32769 scores a row"),
+        ({"resident": {"resident_block": [ENTRY | {"overflow_vectors": 15}]}}, "15 of 16 vectors outside the ring"),
+        ({"resident": {"resident_block": [ENTRY | {"threads": "512"}]}}, "a field of another type"),
+        ({"resident": {"resident_block": [ENTRY | {"stages": 4}]}}, "the fields"),
+        ({"resident": {"resident_block": [{"threads": 512}]}}, "the fields"),
+        ({"resident": {"resident_cluster": [ENTRY | {"ctas_per_row": 32}]}}, "32 CTAs a row"),
+        ({"resident": {"resident_ring": [ENTRY]}}, "a family that the device does not run"),
+        ({"resident": [1]}, "no such file of shapes"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_as_a_whole(tmp_path, monkeypatch, caplog, changes, words):
+    path = tmp_path / "mine.json"
+    tuned.write(path, facts())
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    monkeypatch.setenv(tuned.VARIABLE, str(path))
+    with pytest.raises(ArgumentError, match=words) as error:
+        ksieve.plan(**ASKED)
+    assert error.value.argument == tuned.VARIABLE and "mine.json" in str(error.value)
+    monkeypatch.delenv(tuned.VARIABLE)
+    own = tuned.default_path(H100)
+    own.parent.mkdir(parents=True)
+    own.write_text(path.read_text())
+    with caplog.at_level(logging.WARNING):
+        for rows in (8, 9):
+            assert ksieve.plan(**ASKED | {"rows": rows}).family == "resident_cluster", "the shipped shapes"
+    assert len(caplog.records) == 1 and "launch shapes are not taken from a file" in caplog.text
+
+
+def test_a_damaged_or_missing_file_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "mine.json"
+    for text in (None, "", "{", "[]", "null", '{"format": 1}'):
+        if text is not None:
+            path.write_text(text)
+        tuned.find.cache_clear()
+        monkeypatch.setenv(tuned.VARIABLE, str(path))
+        with pytest.raises(ArgumentError, match="no such file of shapes"):
+            ksieve.plan(**ASKED)
+
+
+@pytest.mark.parametrize("name", ["h100", "h20", "b200"])
+def test_shipped_shapes_pass_the_same_check(name):
+    device = DEVICES[name]
+    found = shapes.of(device)
+    for family in found.resident:
+        for shape in found.resident_of(family, device):
+            fault = tuned.impossible(family, shape, device)
+            assert not fault or shape.ctas_per_row > found.cluster_limit(device), (family, shape, fault)
+
+
+def test_written_entries_come_back(tmp_path):
+    fields = {field.name: getattr(shapes.of(H100).resident["resident_grid"][0], field.name)
+              for field in dataclasses.fields(shapes.Geometry)}  # fmt: skip
+    entry = {name: fields[name] for name in ("threads", "ctas_per_sm", "resident_width", "ctas_per_row", "fewest_rows",
+                                             "most_rows", "overflow_vectors", "plain")}  # fmt: skip
+    path = tmp_path / "deep" / "mine.json"
+    tuned.write(path, facts(resident_grid=(entry, entry | {"us": 3.0}), resident_block=(ENTRY,)))
+    found = tuned.read(path, H100)
+    assert found.resident == {"resident_grid": (entry, entry | {"us": 3.0}), "resident_block": (ENTRY,)}
+    assert found.about["driver"] == "580.1"
