@@ -53,7 +53,10 @@ def source() -> str:
     """The functions of sample.cuh and the constants of params.cuh as a program."""
     propose = (spec.SOURCES / "stream/sample.cuh").read_text(encoding="utf-8")
     params = (spec.SOURCES / "common/params.cuh").read_text(encoding="utf-8")
-    begin, end = propose.index("__device__ __forceinline__ int view_offset"), propose.index("// A statistic is")
+    begin, end = (
+        propose.index("__device__ __forceinline__ int view_offset"),
+        propose.index("__device__ __forceinline__ bool loads_whole"),
+    )
     return HOST % {
         "constants": "\n".join(re.findall(r"^constexpr \w+ kJitter(?:Row|Shift).*$", params, flags=re.MULTILINE)),
         "functions": propose[begin:end],

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.lab.bench import gpu, record, scores
 from ksieve.lab.bench.variants import PLANNED, Variant
 from ksieve.planning import shapes, tuned
@@ -51,6 +52,7 @@ TIE = 1.015
 STREAMS = (Variant("stream", "stream"), Variant("stream_split", "stream_split"))
 Question = tuple[int, int]
 Results = dict[str, dict[str, Any]]
+_log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
@@ -114,7 +116,11 @@ def _compiles(job: tuple[Any, Plan]) -> bool:
     from ksieve.backends.cuda.jit import build, cache
 
     spec, plan = job
-    return not build.shortcomings(plan, spec, cache.obtain(spec)[0].resources)
+    try:
+        return not build.shortcomings(plan, spec, cache.obtain(spec)[0].resources)
+    except BackendError as error:
+        _log.warning("a launch shape is left out: %s", error)
+        return False
 
 
 def compiled(plans: Iterable[Plan], progress: Progress) -> set[Any]:

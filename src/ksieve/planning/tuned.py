@@ -146,6 +146,9 @@ def impossible(family: str, geometry: Geometry, device: DeviceInfo) -> str:
         blocks = math.gcd(vectors, outside)
         if outside < 0 or vectors // blocks <= 2 * (outside // blocks):
             return f"{outside} of {vectors} vectors outside the ring"
+        # A tile of 128 KiB or more is copied in four chunks: each needs a stretch between vectors outside the ring.
+        if 16 * threads * (vectors - outside) >= 128 << 10 and outside == blocks and outside < 3:
+            return f"{outside} of {vectors} vectors outside the ring, and four chunks"
     return "more than the shared memory" if candidate_bytes_of(geometry, device, DTYPE) < 0 else ""
 
 

@@ -67,6 +67,10 @@ def test_the_users_own_file_is_found_and_only_by_its_device():
         ({"resident": {"resident_block": [ENTRY | {"ctas_per_sm": 4}]}}, "with more than the shared memory"),
         ({"resident": {"resident_block": [ENTRY | {"resident_width": 32_769}]}}, "with 32769 scores a row"),
         ({"resident": {"resident_block": [ENTRY | {"overflow_vectors": 15}]}}, "15 of 16 vectors outside the ring"),
+        (
+            {"resident": {"resident_block": [ENTRY | {"resident_width": 57_344, "overflow_vectors": 2}]}},
+            "and four chunks",
+        ),
         ({"resident": {"resident_block": [ENTRY | {"threads": "512"}]}}, "a field of another type"),
         ({"resident": {"resident_block": [ENTRY | {"stages": 4}]}}, "the fields"),
         ({"resident": {"resident_block": [{"threads": 512}]}}, "the fields"),
