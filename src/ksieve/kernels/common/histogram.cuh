@@ -3,7 +3,8 @@
 #include "common/keys.cuh"
 #include "common/storage.cuh"
 
-// Sums of `mine` over the threads before this one, and over all threads. Returns behind a barrier.
+// Returns the sums of `mine` over the threads before this one, and over all threads. Call by all threads; the only
+// barrier comes before warp_totals is read.
 struct Sums {
   u32 before;
   u32 all;
@@ -21,10 +22,10 @@ __device__ __forceinline__ Sums sum_threads(u32 mine) {
   return {__reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + in_warp, all};
 }
 
-// Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, and clears the histogram.
-// Needs a barrier between the last count and the call; returns behind a barrier, so that the caller may count
-// into the cleared histogram at once. A rank beyond the total gives bin = kBins - 1. `counts` may be another array than
-// the histogram, also of 16-bit counts.
+// Finds the bins that hold `rank` (1-based, from bin 0 up) and optionally `second_rank`, writes them to `found`,
+// returns the first, and clears the histogram. Call by all threads, behind a barrier after the last count; returns
+// behind a barrier, so that the caller may count into the cleared histogram at once. A rank beyond the total gives bin
+// = kBins - 1. `counts` may be another array than the histogram, also of 16-bit counts.
 template <class Count = u32>
 __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
                                                   const Count* counts = shared_storage().histogram) {
@@ -41,7 +42,8 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
   struct alignas(4 * kTogether) Bins {
     u32 bin[kTogether];
   };
-  // Of two pieces, every other four threads read the second one first: a quarter of a warp meets every bank once.
+  // Where a thread reads two pieces, every other group of four threads reads the second one first: a quarter of a warp
+  // then accesses every bank once.
   constexpr int kTurns = kPerThread == 2 * kTogether;
   const u32 turned = kTurns ? thread >> 2 & 1 : 0;
   Bins piece[kPerThread / kTogether];
@@ -53,7 +55,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
     mine[v ^ turned] = {};
   }
   if (kHalves) own = reinterpret_cast<const Own*>(counts)[thread];
-  u32 up_to[kPerThread]; // members of this thread's bins up to each
+  u32 up_to[kPerThread]; // up_to[i]: members of this thread's bins 0 to i
   u32 sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -74,7 +76,7 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
     wanted -= before;
     int i = 0;
     u32 better = 0;
-    u32 with = sum; // members up to and with the bin
+    u32 with = sum; // members up to and including the bin
 #pragma unroll
     for (int j = 0; j < kPerThread - 1; ++j) {
       if (up_to[j] >= wanted) continue;
@@ -90,13 +92,14 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
   return s.found[0];
 }
 
-// Appends an entry to the tail; at most kTailMax may come. A barrier must follow before they are ranked.
+// Appends an entry to `tail`, which has room for kTailMax. A barrier must follow before rank_tail.
 __device__ __forceinline__ void list_tail(u64 entry, SharedStorage& s = shared_storage()) {
   int place = atomicAdd(&s.tail_count, 1);
   if (place < kTailMax) s.tail[place] = entry;
 }
 
-// The lane-th of `count` entries of the tail and its rank among them; entries are distinct. Call by whole warps.
+// Returns the lane-th of the first `count` entries of `tail`, which are distinct, and its rank among them. Call by
+// whole warps.
 struct RankedEntry {
   u64 entry;
   int rank;

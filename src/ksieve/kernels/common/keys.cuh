@@ -2,33 +2,35 @@
 #pragma once
 #include "common/storage.cuh"
 
-// Adding +0 turns -0 into +0, so both zeros share a key. Not for NaN.
+// Adding +0 turns -0 into +0, so that both zeros share a key. The score must not be NaN.
 __device__ __forceinline__ u32 number_key(float score) {
   u32 bits = __float_as_uint(score + 0.0f);
   return bits ^ (static_cast<u32>(~(static_cast<int>(bits) >> 31)) & 0x7fffffffu);
 }
 
-// Every NaN gets the worst key.
+// Returns a score's ordered key; every NaN gets the worst one.
 __device__ __forceinline__ u32 order_key(float score) { return score != score ? kNanKey : number_key(score); }
 
 __device__ __forceinline__ float score_of_key(u32 key) { return __uint_as_float(key >> 31 ? key : key ^ 0x7fffffffu); }
 
 constexpr u32 kInfinityKey = 0x007fffffu;
 constexpr u32 kZeroKey = 0x7fffffffu;
-constexpr u32 kMinusInfinityKey = 0xff800000u; // and its bits: the worst key of a number
+constexpr u32 kMinusInfinityKey = 0xff800000u; // also its bit pattern; the worst key of a number
 
-// A float that x reaches, x >= c, exactly if order_key(x) <= key; NaN, which reaches nothing, is left to the caller.
+// Returns the float c for which x >= c exactly if order_key(x) <= key. NaN never satisfies x >= c: the caller must test
+// for it where its key counts.
 __device__ __forceinline__ float hot_cutoff(u32 key) {
   return key > kMinusInfinityKey ? __uint_as_float(kMinusInfinityKey) : score_of_key(key);
 }
 
+// Returns a score's coarse bin: the upper 11 bits of the 16-bit key of its nearest float16; for NaN the last bin.
 __device__ __forceinline__ int coarse_bin(float score) {
   u32 bits = half_of(score + 0.0f);
   u32 key = bits & 0x8000u ? bits : bits ^ 0x7fffu;
   return score != score ? kBins - 1 : static_cast<int>(key >> 5);
 }
 
-// coarse_bin of two scores at once, as keys of 16 bits whose upper 11 are the bin: `a` in the low half.
+// Returns the 16-bit keys of two scores, `a` in the low half; the upper 11 bits of each are its coarse_bin.
 __device__ __forceinline__ u32 coarse_keys(float a, float b) {
   u32 halves = halves_of(b + 0.0f, a + 0.0f);
   halves |= nan_halves(halves);
@@ -41,8 +43,9 @@ __device__ __forceinline__ float half_bits_to_float(u32 bits) {
   return float_of_half(static_cast<unsigned short>(bits));
 }
 
-// Largest ordered key whose score rounds into coarse bins 0..bin: keys.py, BIN_CUTOFF_KEY. The midpoint towards
-// the next worse float16 ties to even: into a positive bin (its worst float16 is even), out of a negative one.
+// Returns the largest ordered key whose score rounds into coarse bins 0..bin (keys.py, BIN_CUTOFF_KEY). A score at the
+// midpoint towards the next worse float16 rounds to even: into a positive bin, whose worst float16 is even, and out of
+// a negative one.
 __device__ __forceinline__ u32 bin_cutoff_key(int bin) {
   u32 key16 = static_cast<u32>(bin) << 5 | 31u;
   if (key16 < 0x3ffu) return 0; // better than +inf: no score maps here
@@ -63,29 +66,29 @@ struct KeyRange {
   u32 worst;
 };
 
-// Keys of the scores in a coarse bin.
+// Returns the range of the keys whose scores are in a coarse bin.
 __device__ __forceinline__ KeyRange keys_of_bin(int bin) {
   return {bin ? bin_cutoff_key(bin - 1) + 1 : 0, bin_cutoff_key(bin)};
 }
 
-// The finest digit whose bins cover the keys of [base, worst].
+// Returns the finest digit whose bins cover the keys of [base, worst].
 __device__ __forceinline__ Digit digit_over(u32 base, u32 worst) {
   u32 span = worst - min(base, worst);
   return {base, max(0, 32 - __clz(span) - kBinBits)};
 }
 
-// One of the paper's exact digits: 11, 11 and 10 bits of the keys that share the earlier ones with `prefix`.
+// Returns one of the paper's exact digits: 11, 11 and 10 bits of the keys that share the earlier ones with `prefix`.
 __device__ __forceinline__ Digit paper_digit(int round, u32 prefix) {
   if (round == 0) return {0, 21};
   return round == 1 ? Digit{prefix >> 21 << 21, 10} : Digit{prefix >> 10 << 10, 0};
 }
 
-// Bin of a key no worse than what the digit covers.
+// Returns the bin of a key that is no worse than the last key of the digit's bins.
 __device__ __forceinline__ u32 bin_of(u32 key, Digit digit) {
   return key <= digit.base ? 0 : (key - digit.base) >> digit.shift;
 }
 
-// Keys of [best, worst] that fall into a bin.
+// Returns the keys of `all` that fall into a bin of the digit.
 __device__ __forceinline__ KeyRange range_of(int bin, Digit digit, KeyRange all) {
   u32 low = digit.base + (static_cast<u32>(bin) << digit.shift);
   u32 high = low + ((1u << digit.shift) - 1);

@@ -1,4 +1,4 @@
-// Where a row starts and ends, and how its scores are read: 16 bytes at a time whatever the alignment.
+// Rows: where each starts and ends, and how its scores are read, 16 bytes at a time at any alignment.
 #pragma once
 #include "common/storage.cuh"
 
@@ -23,28 +23,28 @@ struct PlainRow {
   int length; // clamped to [0, width]; 0 for a row past the live count
   static constexpr int slots = 0, base = 0;
 };
-struct WindowRow { // starts anywhere in its row: everything counts from there
+struct WindowRow { // begins at the row's window: positions count from there
   const Score* scores;
   int id;
   int length;
   int slots; // the row's own k
-  int base;  // added to an index that is written
+  int base;  // added to each index that is written
 };
 using Row = Choose<kWindows, WindowRow, PlainRow>::Type;
 
-// A row's own k.
+// Returns the row's own k; it differs from p.k only with windows.
 __device__ __forceinline__ int slots_of(const Params& p, const Row& row) { return kWindows ? row.slots : p.k; }
 
 __device__ __forceinline__ int window_start(const Params& p, int id) {
   return p.options.starts ? min(max(p.options.starts[id], 0), p.width) : 0;
 }
 
-// The live row count as the caller gives it; row_of clamps it.
+// Returns the live row count as the caller gives it; row_of clamps it.
 __device__ __forceinline__ int live_rows(const Params& p) { return p.num_rows ? *p.num_rows : p.rows; }
 
 __device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? p.lengths[id] : p.width; }
 
-// A row whose length, as the caller gives it, is loaded already.
+// Returns a row from its length and the live row count, both as the caller gives them: they are clamped here.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
   const bool alive = id < min(max(live, 0), p.rows);
   return {static_cast<const Score*>(p.scores) + id * p.pitch, id, alive ? min(max(length, 0), p.width) : 0};
@@ -53,12 +53,13 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
   return row_of(p, id, length, live_rows(p));
 }
 
+// Returns a row; loads its length, or its window.
 __device__ __forceinline__ Row load_row(const Params& p, int id) {
-  if constexpr (kWindows) { // a window is a row that starts elsewhere: everything after this counts from its start
+  if constexpr (kWindows) {
     const auto& o = p.options;
     int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
     int start = window_start(p, id);
-    int hidden = o.next_n - 1 - id % o.next_n; // of its request's scores, those a row does not see yet
+    int hidden = o.next_n - 1 - id % o.next_n; // scores at its request's end that this row does not see yet
     int valid = max(p.lengths ? p.lengths[id / o.next_n] : p.width, hidden) - hidden;
     bool ends = p.lengths == nullptr || o.flags & kEnds;
     int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
@@ -70,7 +71,7 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
   }
 }
 
-// A row at its full width, for loads before its length is known. Not for windows.
+// Returns a row at its full width, for loads before its length is known. Not for windows.
 __device__ __forceinline__ Row widest_row(const Params& p, int id) {
   Row row = {static_cast<const Score*>(p.scores) + id * p.pitch, id, p.width};
   return row;
@@ -86,7 +87,7 @@ __device__ __forceinline__ float unpack(const Raw& raw, int i) {
   }
 }
 
-// The 16-byte aligned part of a stretch of a row.
+// The 16-byte aligned part of positions [begin, end) of a row.
 struct Body {
   int begin;
   int end;
@@ -97,6 +98,7 @@ __device__ __forceinline__ Body body_of(const Score* scores, int begin, int end)
   return {body, body + (end - body) / kVector * kVector};
 }
 
+// Returns minus infinity.
 __device__ __forceinline__ Score worst_score() {
   if constexpr (kDtype == Dtype::kFloat32) {
     return __uint_as_float(0xff800000u);
@@ -105,7 +107,7 @@ __device__ __forceinline__ Score worst_score() {
   }
 }
 
-// Writes minus infinity, which the ring holds behind a row, to 16 bytes of the ring.
+// Writes minus infinity to 16 bytes of the ring that lie behind a row.
 __device__ __forceinline__ void fill_behind(u32 ring) {
   constexpr u32 kWorst = kDtype == Dtype::kFloat32   ? 0xff800000u
                          : kDtype == Dtype::kFloat16 ? 0xfc00fc00u
@@ -113,15 +115,16 @@ __device__ __forceinline__ void fill_behind(u32 ring) {
   fill_shared_words<kWorst>(ring);
 }
 
-constexpr u32 kStageBytes = kThreads * 16; // of the ring
+constexpr u32 kStageBytes = kThreads * 16; // bytes of a stage of the ring
 constexpr int kTurn = kStages * kStep;     // scores in one turn of the ring
 
-// This thread's place in the ring's first stage.
+// Returns the shared address of this thread's 16 bytes in the ring's first stage.
 __device__ __forceinline__ u32 own_ring() {
   return static_cast<u32>(__cvta_generic_to_shared(&shared_storage().ring[0][threadIdx.x]));
 }
 
-// Fills the ring behind a body that is shorter than one turn of it.
+// Writes minus infinity to this thread's vectors of the ring that lie behind the body, where the body is shorter than
+// one turn of the ring.
 __device__ __forceinline__ void fill_rest(Body body) {
   u32 ring = own_ring();
 #pragma unroll 1
@@ -131,13 +134,13 @@ __device__ __forceinline__ void fill_rest(Body body) {
   }
 }
 
-// Starts the first loads of a scan, which must follow over the same positions: they arrive while a boundary is
-// computed.
+// Starts the first loads of a scan, so that they arrive while a boundary is computed. Call by all threads; a scan over
+// the same positions must follow.
 __device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
   Body body = body_of(scores, begin, end);
   if (kColumns && threadIdx.x == 0) shared_storage().origin = body.begin;
   u32 ring = own_ring();
-  constexpr int kUnrolled = kMaxResident ? 1 : kBatches; // with resident rows this is rare: short code
+  constexpr int kUnrolled = kMaxResident ? 1 : kBatches; // kernels for resident rows scan rarely: short code
 #pragma unroll kUnrolled
   for (int batch = 0; batch < kBatches; ++batch) {
     int first = body.begin + moved_on(own_place(), batch);
@@ -152,13 +155,13 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
   if (body.end - body.begin < kTurn) fill_rest(body);
 }
 
-// Visits every score in [begin, end), at any alignment; start_scan must come first. The body is loaded 16 bytes at a
-// time through a ring in shared memory, kBatch vectors ahead. A thread reads back only what it copied, so the ring
-// needs no barrier and no registers. The at most kVector - 1 scores on either side come last, one per lane. A visitor's
-// `see` takes loaded vectors, their shared address in the ring, the index of the first score (vectors are kStep apart)
-// and the number of scores of the body from there on: a vector is wholly valid, or minus infinity throughout. Its
-// `edge` takes one score, valid or not. Both are called by whole warps. With kResident the ring holds the whole row,
-// and keeps it.
+// Visits every score in [begin, end), at any alignment. Call by all threads; start_scan must come first. The body is
+// loaded 16 bytes at a time through a ring in shared memory, kStages vectors ahead. A thread reads back only what it
+// copied, so the ring needs no barrier and no registers. The at most kVector - 1 scores on either side of the body come
+// last, one per lane. A visitor's `see` takes loaded vectors, their shared address in the ring, the index of the first
+// score (vectors are kStep apart) and the number of scores of the body from there on: a vector is wholly valid, or
+// minus infinity throughout. Its `edge` takes one score, valid or not. Both are called by whole warps. With kResident
+// the ring holds the whole row, and keeps it.
 template <bool kResident = false, class Visitor>
 __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Visitor& visitor) {
   Body body = body_of(scores, begin, end);
@@ -166,12 +169,12 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   u32 slot = ring;
   // In small CTAs, whose threads move on (moved_on), addresses are computed for each batch; elsewhere they are
   // incremented.
-  if (kSmall) KSIEVE_OPAQUE_64(scores); // sums with it, computed outside the loop, would be spilled
+  if (kSmall) KSIEVE_OPAQUE_64(scores); // otherwise addresses are computed outside the loop, and spilled
   int place = own_place();
   int first = body.begin + place;
   const Score* next = scores + body.begin + kTurn + moved_on(place, kBatches);
-  const int steady =
-      body.end - kTurn - kBatch * kStep; // up to there, every load that follows a batch is inside the body
+  // After a batch that begins at or before `steady`, every load is inside the body.
+  const int steady = body.end - kTurn - kBatch * kStep;
 #pragma unroll 1
   for (int batch = body.begin; batch < body.end;
        batch += kBatch * kStep) { // the same number of iterations for every thread
@@ -215,8 +218,9 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   visitor.finish();
 }
 
-// Which of a vector's scores count, when `left` do from its first on.
+// Returns one bit for each of a vector's first `left` scores.
 __device__ __forceinline__ u32 valid_mask(int left) { return (1u << min(max(left, 0), kVector)) - 1; }
 
-// Scores per segment of a row cut into `splits`: a multiple of 32, so that segments of an aligned row are aligned.
+// Returns the scores per segment of a row cut into `splits`: a multiple of 32, so that segments of an aligned row are
+// aligned.
 __device__ __forceinline__ int segment_size(int length, int splits) { return ((length - 1) / splits + 32) / 32 * 32; }

@@ -12,8 +12,7 @@
 #define KSIEVE_ORDER 0 // 1: slots by score, 2: by index
 #endif
 #ifndef KSIEVE_TIES
-#define KSIEVE_TIES                                                                                                    \
-  0 // of scores equal to the worst selected one, those at the lowest or highest positions: stream/tie_break.cuh
+#define KSIEVE_TIES 0 // ties at the k-th score are broken by position, lowest or highest: stream/tie_break.cuh
 #endif
 #ifndef KSIEVE_OVERLAP
 #define KSIEVE_OVERLAP 0 // programmatic dependent launch: starts while the previous kernel drains
@@ -35,15 +34,15 @@ static_assert(kEpilogue || kOrder == Order::kAny, "an order is made by the finis
 struct Options {
   const int* starts;     // (rows,) first score of each row's window, clamped to [0, width]; null: 0
   const int* row_k;      // (rows,) slots of each row, clamped to [0, k]; null: k
-  const int* page_table; // (requests, max_pages), page_pitch apart, of kPaged
+  const int* page_table; // (requests, max_pages) page numbers, page_pitch apart; with kPaged
   const int* request_of; // (rows,) each row's request in the page table; null: row / next_n
   const int* offsets;    // (rows,) added to each index; null: 0
-  void* values;          // (rows, k) the scores selected, values_pitch apart; null: not asked for
-  void* raw;             // (rows, k) the indices before their transform, raw_pitch apart; null: not asked for
-  i64 page_pitch;        // elements, as the other two
+  void* values;          // (rows, k) the selected scores, values_pitch apart; null: none
+  void* raw;             // (rows, k) the indices before their transform, raw_pitch apart; null: none
+  i64 page_pitch;        // all pitches are in elements
   i64 values_pitch;
   i64 raw_pitch;
-  int next_n; // rows that share an entry of the lengths, and a request
+  int next_n; // rows that share a request, and so an entry of the lengths
   int requests;
   int max_pages;
   int page_shift; // log2 of the scores of a page
@@ -52,7 +51,7 @@ struct Options {
 };
 static_assert(sizeof(Options) == 104, "the host packs 104 bytes");
 
-// A plain call passes none: every option has a value that the compiler knows.
+// The options of a plain call, which passes none: the compiler knows every value.
 struct NoOptions {
   static constexpr const int* starts = nullptr;
   static constexpr const int* row_k = nullptr;
@@ -79,7 +78,7 @@ __device__ __forceinline__ void wait_for_inputs() {
   if constexpr (kOverlap) wait_for_kernels_before();
 }
 
-// Lets the next kernel start. Call when only on-chip work of the CTA's last row is left.
+// Programmatic dependent launch: lets the next kernel start. Call when only on-chip work of the CTA's last row is left.
 __device__ __forceinline__ void release_dependents() {
   if constexpr (kOverlap) launch_next_kernel();
 }

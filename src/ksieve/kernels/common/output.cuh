@@ -1,41 +1,45 @@
-// Output: everything that the selection writes to the result goes through here.
+// Output: the selection writes its result through these functions alone.
 #pragma once
 #include "common/load.cuh"
 #include "common/storage.cuh"
 
-// The current row's own k. Call behind the barrier that follows whole_row; in shared memory it takes no register.
+// Returns the current row's own k, from shared memory, where it takes no register. Call behind the barrier that follows
+// whole_row.
 __device__ __forceinline__ int open_slots(const Params& p) { return kWindows ? shared_storage().row_slots : p.k; }
 
-// The index that is written for a position: with windows it counts from where the caller does, unless the epilogue
-// writes the slots.
+// Returns the index that is written for a position: with windows it counts from where the caller does, unless the
+// epilogue writes the slots.
 __device__ __forceinline__ int shown_position(int index) {
   return kWindows && !kEpilogue ? index + shared_storage().base : index;
 }
 
-// Output slots of the current row, counted from either end. Slots are bounded here once more: scores that change
-// under a running kernel may break the counts, never memory.
+// Writes an index to a slot of the current row, counted from the front. Slots are bounded here once more: scores that
+// change under a running kernel may break the counts, never memory.
 __device__ __forceinline__ void write_front(int slot, int index) {
   const SharedStorage& s = shared_storage();
   if (static_cast<u32>(slot) < static_cast<u32>(s.rule.k)) s.rule.row_out[slot] = shown_position(index);
 }
 
-// The t-th score equal to an exact boundary: ties fill the row from its end.
+// Writes the index of the t-th score equal to an exact boundary: such ties fill the row from its end.
 __device__ __forceinline__ void write_back(int t, int index) { write_front(shared_storage().rule.k - 1 - t, index); }
 
-// Where the selection writes positions. The epilogue reads them there and writes the slots in order: for 64-bit slots
-// positions lie in the upper half of the row's output, so that no slot is overwritten before it is read.
+// Returns where the selection writes a row's positions. The epilogue reads them there and writes the slots in order:
+// for 64-bit slots the positions lie in the upper half of the row's output, so that no slot is overwritten before it is
+// read.
 __device__ __forceinline__ int* row_output(const Params& p, int id) {
   if (kEpilogue && p.options.flags & kWide)
     return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
   return p.indices + id * p.out_pitch;
 }
 
-// Writes `count` of `taken` positions that were collected on chip, in order, 16 bytes at a time where the output is
-// aligned: threads have a few each, and would write a sector of memory for every one. With kClear zero takes their
-// place.
+// Writes the first `count` of `taken` positions collected in shared memory to `out`, in order, 16 bytes at a time where
+// `out` is aligned: if threads wrote their few positions themselves, each would cost a sector of memory. Each is
+// written as shown(position). With kClear all `taken` are replaced by zero. Call by `writers` threads, numbered by
+// `writer`.
 struct alignas(16) Four {
   int position[4];
 };
+// Returns how many groups of four positions can be written 16 bytes at a time.
 __device__ __forceinline__ int whole_fours(const int* out, int count) {
   return reinterpret_cast<u64>(out) % sizeof(Four) == 0 ? max(count, 0) / 4 : 0;
 }
@@ -60,7 +64,7 @@ __device__ __forceinline__ void write_collected(int* out, int* from, int taken, 
   }
 }
 
-// A row with at most k scores: writes every valid index, then -1, in all `slots` of the output.
+// Writes the answer of a row with at most k scores: every valid index, then -1, in all `slots` of the output.
 __device__ __forceinline__ void write_short(int* out, int length, int slots, int base) {
   const int shown = kWindows && !kEpilogue ? base : 0;
   auto position = [&](int i) { return i < length ? i + shown : -1; };
@@ -73,7 +77,7 @@ __device__ __forceinline__ void write_short(int* out, int length, int slots, int
     out[i] = position(i);
 }
 
-// Per-row statistics, compiled out unless asked for: thread 0 keeps them in shared memory and writes them once.
+// Per-row statistics, in KSIEVE_STATS builds alone: thread 0 keeps them in shared memory and writes them once.
 __device__ __forceinline__ void trace_set(int column, int value) {
   if (kStats && threadIdx.x == 0) shared_storage().trace[column] = value;
 }

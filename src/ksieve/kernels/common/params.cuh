@@ -1,12 +1,12 @@
-// What the host passes and what the specialisation fixes. Mirrored in backends/cuda: launch.py packs the struct,
-// spec.py makes the defines. Everything here is data; nothing decides.
+// Parameters of a launch and constants of a specialisation. backends/cuda mirrors them: runtime/launch.py packs the
+// struct, jit/spec.py makes the defines.
 #pragma once
 
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-// One of two types, by a condition.
+// Selects one of two types by a condition.
 template <bool kFirst, class First, class Second> struct Choose {
   using Type = First;
 };
@@ -17,7 +17,8 @@ template <class First, class Second> struct Choose<false, First, Second> {
 #include "common/codegen.cuh"
 #include "common/options.cuh"
 
-// Members that locate a row come first: a kernel's first access waits for 64 bytes of constants, which have them all.
+// Members that locate a row come first: a kernel's first access waits for 64 bytes of constants, which have all of
+// these members.
 struct Params {
   const void* scores;  // (rows, width) scores, `pitch` apart
   const int* lengths;  // (rows,) valid prefix of each row, clamped here; null: every row is full
@@ -26,15 +27,15 @@ struct Params {
   int rows;
   int width;
   int k;
-  int splits;               // CTAs per row of the split and cluster families
+  int splits;               // CTAs per row, where several share one
   int* indices;             // (rows, k) result, `out_pitch` apart
   i64 out_pitch;            // elements
   int* stats;               // (rows, kStatsColumns); null unless KSIEVE_STATS
   unsigned char* workspace; // layout: common/workspace.cuh
-  i64 lists;                // bytes of the workspace before the split family's lists
+  i64 lists;                // bytes of the workspace before the lists of rows or candidates
   int primary_rank;         // sample rank of tau0
   int rescue_rank;          // sample rank of tau1; 0: no rescue boundary
-#if KSIEVE_OPTIONS          // a member is there or not by the preprocessor alone
+#if KSIEVE_OPTIONS          // only the preprocessor can leave out a member
   Options options;
 #else
   static constexpr NoOptions options = {};
@@ -42,14 +43,14 @@ struct Params {
 };
 static_assert(sizeof(Params) == 96 + kOptionBytes, "the host packs 96 bytes, and those of the options");
 
-constexpr bool kBulkCopies = __CUDA_ARCH__ >= 900; // rows are copied in bulk
+constexpr bool kBulkCopies = __CUDA_ARCH__ >= 900; // resident rows are copied by bulk asynchronous copies
 
 enum class Dtype { kFloat32, kFloat16, kBfloat16 };
 constexpr Dtype kDtype = static_cast<Dtype>(KSIEVE_DTYPE);
 constexpr int kThreads = KSIEVE_THREADS;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStages = KSIEVE_STAGES;       // 16-byte loads in flight per thread
-constexpr int kBatches = KSIEVE_BATCHES;     // batches they come in
+constexpr int kBatches = KSIEVE_BATCHES;     // batches that these loads are committed in
 constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise the exact route without a sample
 constexpr int kStride = kSampled ? KSIEVE_STRIDE : 1;
 constexpr int kGroup = KSIEVE_GROUP;
@@ -66,7 +67,7 @@ constexpr bool kLocalIndex16 =
 constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // candidates in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
-constexpr int kMaxResident = KSIEVE_MAX_RESIDENT; // longest resident row; 0: none is
+constexpr int kMaxResident = KSIEVE_MAX_RESIDENT; // scores of the longest resident row; 0: no row is resident
 #ifndef KSIEVE_OVERFLOW_VECTORS
 #define KSIEVE_OVERFLOW_VECTORS 0
 #endif
@@ -80,7 +81,7 @@ constexpr bool kStats = KSIEVE_STATS != 0;
 constexpr u32 kFullWarp = 0xffffffffu;
 constexpr u32 kNanKey = 0xffffffffu; // the worst ordered key
 constexpr int kBinBits = 11;
-constexpr int kBins = 1 << kBinBits; // of every histogram, coarse and exact
+constexpr int kBins = 1 << kBinBits; // bins of every histogram, coarse and exact
 constexpr int kRounds = 3;           // exact digits of 11, 11 and 10 bits
 constexpr int kTailMax = 32;         // undecided candidates that one warp ranks at once
 

@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 
 // ---- Numbers ------------------------------------------------------------------------------------------------------
 
-// Bits of the nearest float16. NVRTC ships no cuda_fp16.h.
+// Returns the bits of the nearest float16. NVRTC ships no cuda_fp16.h.
 __device__ __forceinline__ unsigned short half_of(float value) {
   unsigned short half;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
@@ -23,19 +23,19 @@ __device__ __forceinline__ float float_of_half(unsigned short half) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
   return value;
 }
-// Two float16 at once, `low` in the low half.
+// Converts two floats to float16, `low` in the low half.
 __device__ __forceinline__ unsigned halves_of(float high, float low) {
   unsigned halves;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
   return halves;
 }
-// All bits of a half that is NaN.
+// Returns all ones in each half that is NaN, and zero in the others.
 __device__ __forceinline__ unsigned nan_halves(unsigned halves) {
   unsigned nan;
   asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(halves));
   return nan;
 }
-// The sign bit of each half in all of its bits.
+// Returns each half's sign bit, repeated in all of its bits.
 __device__ __forceinline__ unsigned signs_of_halves(unsigned halves) {
   unsigned negative;
   asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(negative) : "r"(halves));
@@ -44,13 +44,14 @@ __device__ __forceinline__ unsigned signs_of_halves(unsigned halves) {
 
 // ---- Lanes and places ---------------------------------------------------------------------------------------------
 
-// Lanes of the warp before this one.
+// Returns the mask of the lanes before this one.
 __device__ __forceinline__ unsigned lanes_below() {
   unsigned mask;
   asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
   return mask;
 }
-// Inclusive sum over the lanes of a warp: the shuffle's own predicate says whether there is a lane below.
+// Returns the sum of `mine` over the lanes up to and including this one: the shuffle's own predicate says whether there
+// is a lane below. Call by whole warps.
 __device__ __forceinline__ unsigned lanes_up_to(unsigned mine) {
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2)
@@ -64,7 +65,7 @@ __device__ __forceinline__ unsigned lanes_up_to(unsigned mine) {
                  : "r"(offset));
   return mine;
 }
-// threadIdx.x and gridDim.x, read again in place of a register that lives long.
+// Read threadIdx.x and gridDim.x again, instead of keeping them in registers for long.
 __device__ __forceinline__ int read_tid() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -78,7 +79,7 @@ __device__ __forceinline__ int grid_size() {
 
 // ---- Global memory ------------------------------------------------------------------------------------------------
 
-// 16 bytes of a row that is read once and exceeds L1: no line of L1 is replaced.
+// Loads 16 bytes of a row that is read once and exceeds L1: no line of L1 is replaced.
 __device__ __forceinline__ Words load_once(const void* address) {
   Words raw;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -86,7 +87,7 @@ __device__ __forceinline__ Words load_once(const void* address) {
       : "l"(address));
   return raw;
 }
-// 8 or 16 bytes that are read again soon: L2 replaces their line last.
+// Loads 8 or 16 bytes that are read again soon: L2 replaces their line last.
 template <int kBytes> __device__ __forceinline__ Words load_kept_in_l2(const void* address) {
   Words raw = {};
   unsigned long long kept;
@@ -159,7 +160,7 @@ __device__ __forceinline__ Words load_relaxed(const Words* from) {
 __device__ __forceinline__ void add(unsigned* to, unsigned value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
-// 16 bytes of counts that other CTAs add to; each word is single-copy atomic, all four together are not.
+// Loads 16 bytes of counts that other CTAs add to; each word is single-copy atomic, all four together are not.
 __device__ __forceinline__ void load_relaxed_words(const unsigned* from, unsigned (&word)[4]) {
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
@@ -174,7 +175,8 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
-// Adds, and returns the value before. Releases this CTA's writes before a barrier, acquires those before other adds.
+// Adds, and returns the previous value. Releases what this CTA wrote before its last barrier, and acquires what earlier
+// adds released.
 __device__ __forceinline__ unsigned add_acq_rel(unsigned* to) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(to) : "memory");
@@ -198,7 +200,7 @@ __device__ __forceinline__ unsigned short load_shared_half(unsigned from) {
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from));
   return value;
 }
-// 2 or 4 bytes, loaded here and not where they are used: the lanes that use them wait together.
+// Loads 2 or 4 bytes here and not where they are used: the lanes that use them wait together.
 template <int kBytes> __device__ __forceinline__ unsigned load_shared_here(unsigned from) {
   unsigned value;
   if constexpr (kBytes == 2) {
@@ -231,7 +233,7 @@ template <int kOffset> __device__ __forceinline__ void store_shared_at(unsigned 
 template <unsigned kWord> __device__ __forceinline__ void fill_shared_words(unsigned to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(kWord) : "memory");
 }
-// Without a branch: stores where `wanted` is not zero, and moves on.
+// Stores where `wanted` is not zero, and then advances `to` by 4 bytes; without a branch.
 __device__ __forceinline__ void store_shared_if(unsigned& to, unsigned wanted, int value) {
   asm volatile("{\n"
                ".reg .pred chosen;\n"
@@ -243,7 +245,7 @@ __device__ __forceinline__ void store_shared_if(unsigned& to, unsigned wanted, i
                : "r"(wanted), "r"(value)
                : "memory");
 }
-// Without a branch: stores one, and another behind it where `more` is not zero.
+// Stores `one`, and where `more` is not zero `other` behind it; without a branch.
 __device__ __forceinline__ void store_shared_one_or_two(unsigned to, int one, int other, unsigned more) {
   asm volatile("{\n"
                ".reg .pred more;\n"
@@ -254,10 +256,11 @@ __device__ __forceinline__ void store_shared_one_or_two(unsigned to, int one, in
                "r"(one), "r"(other), "r"(more)
                : "memory");
 }
-// Adds one, without a return value: the hardware adds up what lanes do to one address.
+// Adds one, without a return value: the hardware combines the lanes of a warp that add to one address.
 template <int kOffset> __device__ __forceinline__ void count_shared(unsigned at) {
   asm volatile("red.shared.add.u32 [%0 + %1], 1;" ::"r"(at), "n"(kOffset) : "memory");
 }
+// Adds one, unless `number` is kNone.
 template <unsigned kNone> __device__ __forceinline__ void count_shared_unless(unsigned at, unsigned number) {
   asm volatile("{\n"
                ".reg .pred there;\n"
@@ -270,7 +273,7 @@ template <unsigned kNone> __device__ __forceinline__ void count_shared_unless(un
 
 // ---- Asynchronous copies of a thread ------------------------------------------------------------------------------
 
-// 16 bytes past the registers and L1.
+// Copies 16 bytes to shared memory, bypassing registers and L1.
 __device__ __forceinline__ void copy_ahead(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -281,38 +284,42 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int kLeft> __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
-// Waits for all copies of this thread.
+// Waits for all asynchronous copies of this thread.
 __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// ---- Bulk asynchronous copies (sm_90 and later): one thread asks for kilobytes, an mbarrier says when they are there
+// ---- Bulk asynchronous copies (sm_90 and later): one thread requests kilobytes, an mbarrier reports their arrival --
 
-// Called by one thread, once per launch; publish_arrivals() and a barrier must come before the first wait.
+// Initialises an mbarrier. Call by one thread, once per launch; publish_arrivals() and a barrier must come before the
+// first wait.
 __device__ __forceinline__ void init_arrival(unsigned long long* arrival) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)) : "memory");
 }
 
-// By the same thread, before its loads: the fence would wait for them.
+// Makes initialised mbarriers visible to the cluster. Call by the thread that initialised them, before its loads: the
+// fence would wait for them.
 __device__ __forceinline__ void publish_arrivals() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Before a bulk copy into memory that threads accessed in the ordinary way, behind the barrier that ended these
+// Orders ordinary accesses to shared memory before a bulk copy into it. Call behind the barrier that ended these
 // accesses.
 __device__ __forceinline__ void order_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// By one thread, once for each phase: the number of bytes that the phase waits for.
+// Arrives at an mbarrier, with the number of bytes that the phase waits for. Call by one thread, once for each phase.
 __device__ __forceinline__ void expect_bytes(unsigned bytes, unsigned long long* arrival) {
   unsigned barrier = shared_address(arrival);
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Adds to the bytes that a phase expects, before the thread that arrives for it.
+// Adds to the bytes that an mbarrier's phase waits for. A barrier must come before another thread arrives for the
+// phase.
 __device__ __forceinline__ void expect_more(unsigned bytes, unsigned long long* arrival) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
                : "memory");
 }
 
-// By one thread: copies some of the expected bytes. Addresses and size are multiples of 16 bytes.
+// Copies some of the bytes that an mbarrier waits for. Call by one thread; addresses and size are multiples of 16
+// bytes.
 __device__ __forceinline__ void copy_part(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
   if (bytes == 0) return;
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -326,7 +333,7 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned b
   copy_part(to, from, bytes, arrival);
 }
 
-// Waits for a phase; `parity` is that of the number of phases before it.
+// Waits for a phase of an mbarrier; `parity` is the parity of the number of phases before it.
 __device__ __forceinline__ void wait_arrival(unsigned long long* arrival, unsigned parity) {
   asm volatile("{\n"
                ".reg .pred done;\n"
@@ -340,7 +347,7 @@ __device__ __forceinline__ void wait_arrival(unsigned long long* arrival, unsign
 
 // ---- Barriers, clusters, launches ---------------------------------------------------------------------------------
 
-// A named barrier at which some warps arrive and do not wait.
+// A named barrier of kThreads threads: warps with kWaits wait at it, others only arrive.
 template <bool kWaits, int kThreads> __device__ __forceinline__ void barrier_of_writers() {
   if (kWaits) {
     asm volatile("barrier.cta.sync 1, %0;" ::"n"(kThreads) : "memory");
@@ -362,7 +369,8 @@ __device__ __forceinline__ int cluster_number() {
 }
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-// Arrives without release semantics: for peers that need to see initialised arrivals alone. Outstanding loads go on.
+// Arrives at the cluster barrier without release semantics, where peers need only see initialised mbarriers:
+// outstanding loads go on.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -372,15 +380,15 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait();
 }
 
-// Address of a shared object of this CTA in another CTA of the cluster (generic).
+// Returns the generic address that a shared object of this CTA has in CTA `rank` of the cluster.
 template <class T> __device__ __forceinline__ T* in_rank(T* local, unsigned rank) {
   unsigned long long remote;
   asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
   return reinterpret_cast<T*>(remote);
 }
 
-// Stores 4, 8 or 16 bytes to another CTA of the cluster and counts them on its mbarrier. Both addresses are those of
-// the same objects in this CTA.
+// Stores 4, 8 or 16 bytes to CTA `rank` of the cluster and counts them on an mbarrier there. `to` and `arrival` are the
+// addresses of these objects in this CTA.
 template <class T>
 __device__ __forceinline__ void send(T* to, const T& value, unsigned rank, unsigned long long* arrival) {
   unsigned there;

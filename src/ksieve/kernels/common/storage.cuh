@@ -5,18 +5,19 @@
 // One boundary found in a histogram: the bin that holds the requested rank.
 struct Boundary {
   int bin;
-  int before; // members of better bins
-  int count;  // members of the bin itself
+  int before; // members of all better bins
+  int count;  // members of this bin
 };
 
 // How a scan treats the scores that reach its cutoff.
 enum class Mode {
-  kInclusive,    // all are candidates
+  kInclusive,    // all of them are candidates
   kSeparateTies, // better ones are candidates; equal ones are counted, and fill the output from its end
-  kClassify,     // some are better than the candidates, some are candidates
+  kClassify,     // those better than the candidates are written to the output, the others are candidates
 };
 
-// Bins of a histogram over ordered keys: bin 0 takes every key up to `base`, and the ones after it equal steps.
+// Bins of a histogram over ordered keys: bin 0 has every key below base + 2^shift, and each further bin the next
+// 2^shift keys.
 struct Digit {
   u32 base;
   int shift;
@@ -25,10 +26,10 @@ struct Digit {
 // What the current scan does with each score. Thread 0 writes it; threads read it where a score passes the cutoff.
 struct ScanRule {
   Mode mode;
-  u32 emit_from; // keys [emit_from, best): decided, written to the output
+  u32 emit_from; // keys [emit_from, best): selected; this scan writes them to the output
   u32 best;      // keys [best, worst]: candidates
   u32 worst;
-  Digit digit; // bins that candidates are counted in
+  Digit digit; // digit that candidates are counted by
   int k;
   int* row_out;
   int* num_selected; // counter of output slots taken from the front: this CTA's, or its cluster's
@@ -37,43 +38,40 @@ struct ScanRule {
 
 using RingSlot = Words;
 
-enum class RowRoute : unsigned char {
-  kNone,
-  kStreamed,
-  kShort,
-  kResident
-}; // kNone: there is no such row; kShort: every position is selected
+// What a resident kernel does with a row. kNone: there is no such row; kShort: every position is selected.
+enum class RowRoute : unsigned char { kNone, kStreamed, kShort, kResident };
 
 // Two scores between which the k-th score of a row lies, almost always; see resident/select.cuh.
 struct alignas(16) Bracket {
-  u32 worst;   // ordered key of its end
-  u32 best;    // ordered key of its beginning
-  int signs;   // whether some warp's end is not positive
-  u32 plateau; // key of a value that kPlateau or more samples of a warp have; 0: there is none
+  u32 worst;   // ordered key of the worse end
+  u32 best;    // ordered key of the better end
+  int signs;   // not zero: the worse end of some warp's bracket is not positive
+  u32 plateau; // ordered key of a value that many samples of a warp share; 0: there is none
 };
 
-// A resident row and the tile of it in this CTA: facts that one thread computes for all, and counters.
+// A row of a resident kernel and this CTA's tile of it: facts that one thread computes for all, and counters.
 struct alignas(16) RowDescriptor {
-  const void* body;   // the 16-byte aligned part of the tile, which is copied
-  u32 bytes;          // its size
-  int copy;           // parity of its bulk copy's number, for the mbarrier; -1: it is not copied in bulk
+  const void* body;   // the 16-byte aligned part of the tile, which is copied to the ring
+  u32 bytes;          // bytes of the body
+  int copy;           // parity of the bulk copy's number, for the mbarrier; -1: the body is not copied in bulk
   const void* scores; // the row's first score
   int* out;
   int id;
   int slots; // the row's k
   int begin; // positions [begin, end) are this CTA's tile
   int end;
-  int body_begin;      // position of the body's first score
-  int valid;           // scores of the tile in the body
-  unsigned char first; // rank of the sample that begins a warp's bracket, plus 32 times the code of its extension
-  unsigned char
-      last;   // rank of the sample that ends it, plus 32 times the code: extended by 2^code - 1 times its length
+  int body_begin; // position of the body's first score
+  int valid;      // scores of the tile that are in the body
+  // Ranks of the samples that begin and end a warp's bracket, plus 32 times a code each: the bracket is extended beyond
+  // that sample by 2^code - 1 times its length.
+  unsigned char first;
+  unsigned char last;
   bool edges; // whether scores of the tile are outside the body
   RowRoute way;
-  int base; // with windows: added to an index that is written
+  int base; // with windows: added to each index that is written
   Bracket range;
   int better;       // scores better than a plateau's value
-  int equal;        // scores equal to it
+  int equal;        // scores equal to a plateau's value
   int num_selected; // output positions collected by this CTA
   int tail_count;   // entries of `tail`, or output slots taken by equal scores
 };
@@ -88,12 +86,10 @@ using Place = PlaceType<kLocalIndex16>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
 constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
 
-constexpr int kMostChunks = 4;                      // of a tile: resident/descriptor.cuh
+constexpr int kMostChunks = 4;                      // most chunks of a tile: resident/descriptor.cuh
 constexpr int kDescriptors = kMaxResident ? 16 : 3; // slots for row descriptors; half of them are filled at a time
-constexpr int kSamples =
-    kMaxResident
-        ? kThreads
-        : sizeof(RowDescriptor) / 2; // one of each thread; without resident rows padding, so that the size stays fixed
+// One sample for each thread. Without resident rows this is padding, so that the size stays fixed.
+constexpr int kSamples = kMaxResident ? kThreads : sizeof(RowDescriptor) / 2;
 
 struct alignas(16) SharedStorage {
   RingSlot ring[kStages][kThreads]; // 16-byte loads in flight: common/load.cuh
@@ -101,37 +97,37 @@ struct alignas(16) SharedStorage {
   alignas(8) unsigned char candidates[kColumnBytes + kSharedCapacity * sizeof(u64)]; // columns, then the list
   int thread_count[kColumns ? kThreads : 4];                                         // entries in each thread's column
   u64 tail[kTailMax];                           // the last undecided candidates, which one warp ranks
-  alignas(16) unsigned short samples[kSamples]; // of resident rows, ranked by their warps
+  alignas(16) unsigned short samples[kSamples]; // resident: a sample of each thread, ranked within its warp
   u32 warp_totals[32];
   ScanRule rule;
-  u64* spill; // this CTA's slice of the global workspace
-  Boundary found[2];
-  u32 cutoff[2];      // inclusive ordered keys of the primary and the rescue boundary
-  u32 view_best;      // best ordered key of the view
-  int expect_plateau; // whether the view has an exact boundary's value more than once
-  int tail_count;     // entries of `tail`, or output slots taken by members of the last frontier
-  int listed;         // list slots handed out; may exceed kListed, storage never does
-  int count;          // candidates admitted, stored or not
-  int num_selected;   // output slots taken from the front
-  int num_ties;       // output slots taken from the back
-  u32 least;          // least and greatest key of candidates that found no slot
-  u32 greatest;
-  int next; // stream: the next row of this CTA; resident: the first row without a descriptor
-  int next_length;
-  int origin; // position of the first score that thread 0 reads
-  int flag;   // stream_split: this CTA finishes the row; resident_block: some row is not resident
-  int trace[kStatsColumns];
-  const void* window;                      // windows: the row's first score
-  int row_slots;                           // windows: the row's own k
-  int base;                                // windows: added to an index that is written
-  int tie_last;                            // tie-breaks: the row's last position
-  int tie_from;                            // tie-breaks: the preferred end of the row, a position
-  int tie_quota;                           // tie-breaks: scores that collect_ties still has to select
-  u32 tie_key;                             // tie-breaks: their key
-  u64 arrival[kMostChunks];                // resident: mbarriers of bulk copies
-  int copies;                              // resident: bulk copies of the rows described so far
-  int next_id;                             // length bins: the row whose length was fetched
-  RowDescriptor descriptors[kDescriptors]; // resident: rows of a block in turn; of a cluster or grid, one and a mailbox
+  u64* spill;               // this CTA's slice of the global workspace
+  Boundary found[2];        // the bins that find_boundary found last: of `rank` and of `second_rank`
+  u32 cutoff[2];            // inclusive ordered keys of the primary and the rescue boundary
+  u32 view_best;            // best ordered key of the view
+  int expect_plateau;       // whether the view has an exact boundary's value more than once
+  int tail_count;           // entries of `tail`, or output slots taken by members of the last frontier
+  int listed;               // list slots reserved; may exceed kListed, but no entry is stored beyond it
+  int count;                // candidates admitted, stored or not
+  int num_selected;         // output slots taken from the front
+  int num_ties;             // output slots taken from the back
+  u32 least;                // least ordered key of candidates that found no slot
+  u32 greatest;             // greatest ordered key of candidates that found no slot
+  int next;                 // stream: the next row of this CTA; resident: the first row without a descriptor
+  int next_length;          // length of the row that fetch_row loads
+  int origin;               // position of the first score that thread 0 reads
+  int flag;                 // stream_split: this CTA finishes the row; resident_block: some row is not resident
+  int trace[kStatsColumns]; // statistics of the current row
+  const void* window;       // windows: the row's first score
+  int row_slots;            // windows: the row's own k
+  int base;                 // windows: added to each index that is written
+  int tie_last;             // tie-breaks: the row's last position
+  int tie_from;             // tie-breaks: the preferred end of the row, a position
+  int tie_quota;            // tie-breaks: scores that collect_ties still has to select
+  u32 tie_key;              // tie-breaks: ordered key of the scores that collect_ties selects
+  u64 arrival[kMostChunks]; // resident: an mbarrier for the bulk copies of each chunk
+  int copies;               // resident: number of bulk copies of the rows described so far
+  int next_id;              // length bins: the row that fetch_row loads
+  RowDescriptor descriptors[kDescriptors]; // resident_block: rows in turn; cluster, grid: one row and a mailbox
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planning/memory.py mirrors this struct");
 
@@ -174,31 +170,36 @@ static_assert(kStages % kBatches == 0, "a turn of the ring is whole batches");
 
 constexpr bool kSmall = kColumns > 0 && kThreads <= 256; // few columns: candidates outgrow them sooner
 
-// Offset of this thread's vectors in a batch, given the offset `batches` before. In small CTAs threads move by a line
-// with each batch: otherwise a period in the scores would fill the same few columns. Larger CTAs would lose 1 % by it.
+// Returns the offset of this thread's vectors in a batch, given their offset `batches` batches before. In small CTAs
+// each thread moves on by a line with every batch: otherwise a period in the scores would fill the same few columns.
+// Larger CTAs would lose 1 % by that.
 __device__ __forceinline__ int moved_on(int place, int batches) {
   constexpr int kLine = 128 / 16 * kVector;
   static_assert((kStep & (kStep - 1)) == 0, "places go round");
   return kSmall ? (place + batches * kLine) & (kStep - 1) : place;
 }
 
-// Registers of a thread besides the bucket numbers of a resident row in one CTA: code that needs more than are left
-// would be spilled and is left out.
+// kSpareRegisters: registers of a thread besides the bucket numbers of a resident row, where one CTA has the row. Code
+// that needs more would be spilled, and is left out.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
 constexpr bool kOwns =
     kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep && !KSIEVE_REGISTERS && !kEpilogue;
 constexpr int kSpareRegisters = kOwns ? kRegisters - kMaxResident / kThreads / 2 : 0;
 constexpr bool kRoomy = kSpareRegisters >= 24;
-constexpr bool kKnownEarly = kSpareRegisters >= 30; // a warp may know the row's bracket before the others arrive
+constexpr bool kKnownEarly =
+    kSpareRegisters >= 30; // the row's bracket is read in front of the barrier before the counts
 
-// threadIdx.x where it is rarely needed: addresses made of it are then not kept from row to row, and spilled. Reading
-// it takes as long as a load from shared memory, so it is kept where registers are left.
+// Returns threadIdx.x; where registers are short it is read again, so that addresses computed from it are not kept from
+// row to row, and spilled. Reading it takes as long as a load from shared memory, so it is kept where registers are
+// left.
 __device__ __forceinline__ int reread_tid() {
   return kSpareRegisters >= (kOverflowVectors ? 56 : 40) ? static_cast<int>(threadIdx.x) : read_tid();
 }
 
+// Returns the offset of this thread's first score from the beginning of the body.
 __device__ __forceinline__ int own_place() { return static_cast<int>(threadIdx.x) * kVector; }
 
+// Returns the position of a place in a column; `own` is own_place() of the column's thread.
 __device__ __forceinline__ int index_of_place(u32 place, int own = own_place()) {
   if (!kLocalIndex16) return static_cast<int>(place);
   int vector = static_cast<int>(place / kVector);
@@ -206,8 +207,9 @@ __device__ __forceinline__ int index_of_place(u32 place, int own = own_place()) 
   return shared_storage().origin + vector * kStep + within;
 }
 
-// An index as a code that any thread can decode: a place and its thread, or the index itself with the sign bit set.
-// Encoding costs one instruction for each entry of a column; only entries that are written are decoded.
+// An index or a place is encoded so that any thread can decode it: a place with its thread, or the index itself with
+// the sign bit set. Encoding costs one instruction for each entry of a column; only entries that are written are
+// decoded.
 __device__ __forceinline__ int code_of_place(u32 place) {
   return static_cast<int>(kLocalIndex16 ? threadIdx.x << 16 | place : place);
 }
@@ -232,12 +234,13 @@ __device__ __forceinline__ u64& list_entry(int slot) {
 
 __device__ __forceinline__ int own_height() { return kColumns ? shared_storage().thread_count[threadIdx.x] : 0; }
 
-// Number of this thread's stored candidates: in its column, and in its part of the list.
+// Returns the number of this thread's stored candidates: those in its column, and every kThreads-th in the list.
 __device__ __forceinline__ int own_count() {
   int listed = min(shared_storage().listed, kListed) - static_cast<int>(threadIdx.x);
   return own_height() + max(listed + kThreads - 1, 0) / kThreads;
 }
 
+// Returns this thread's i-th stored candidate, given that its column has `thread_count`.
 __device__ __forceinline__ u64 own_entry(int i, int thread_count) {
   return i < thread_count ? column_entry(i) : list_entry((i - thread_count) * kThreads + static_cast<int>(threadIdx.x));
 }
@@ -268,7 +271,8 @@ template <class Visit> __device__ __forceinline__ void each_own(Visit visit) {
     visit(list_entry(slot));
 }
 
-// Joins the least and greatest keys of a warp into those of the CTA. A barrier must follow.
+// Joins the least and greatest keys of the lanes of a warp into those of the CTA. Call by whole warps; a barrier must
+// follow.
 __device__ __forceinline__ void fold_extremes(SharedStorage& s, u32 least, u32 greatest) {
   least = __reduce_min_sync(kFullWarp, least);
   greatest = __reduce_max_sync(kFullWarp, greatest);
@@ -278,7 +282,7 @@ __device__ __forceinline__ void fold_extremes(SharedStorage& s, u32 least, u32 g
   }
 }
 
-// Removes all candidates. Call between barriers.
+// Removes all candidates. Call by all threads, between barriers.
 __device__ __forceinline__ void forget_candidates() {
   SharedStorage& s = shared_storage();
   if (kColumns) s.thread_count[threadIdx.x] = 0;
@@ -288,7 +292,7 @@ __device__ __forceinline__ void forget_candidates() {
   s.greatest = 0;
 }
 
-// Removes all candidates and clears the histogram. A barrier must follow.
+// Removes all candidates and clears the histogram. Call by all threads; a barrier must follow.
 __device__ __forceinline__ void clear_counts(int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kSlots = kBins / 4;
 #pragma unroll
@@ -298,7 +302,7 @@ __device__ __forceinline__ void clear_counts(int thread = static_cast<int>(threa
   forget_candidates();
 }
 
-// Clears every counter for the next row. A barrier must follow.
+// Clears every counter for the next row. Call by all threads; a barrier must follow.
 __device__ __forceinline__ void clear_storage() {
   SharedStorage& s = shared_storage();
   clear_counts();

@@ -1,20 +1,20 @@
 // Layout of the global workspace; planning/memory.py computes the same sizes. Kernels leave every counter zero.
 //   [0, 256)   queue: next row, CTAs that have left
-//   then       stream/split.cu: a RowState per row, all zero before the first launch; from Params::lists on, for each
-//   row
-//              its list of candidates, a spill slice for each of its CTAs, and kSortSlots
-//   or         other kernels: a spill slice and kSortSlots for each CTA; with length bins the launches share these, and
-//              the lists of length_bins.cuh begin at Params::lists
+//   then       stream/split.cu: a RowState per row, all zero before the first launch. From Params::lists on, for each
+//              row: its list of candidates, a spill slice for each of its CTAs, and kSortSlots elements
+//   or         resident/grid.cu: the mailboxes of resident/grid_mailbox.cuh
+//   or         other kernels: a spill slice and kSortSlots elements for each CTA. With length bins the launches share
+//              these, and the lists of length_bins.cuh begin at Params::lists
 #pragma once
 #include "common/storage.cuh"
 
 struct Queue {
-  u32 next;
-  u32 left;
+  u32 next; // rows claimed from the queue so far
+  u32 left; // CTAs that claim no more rows
 };
 
 struct RowState {
-  u64 progress; // high word: segments that have published; low word: candidates of all segments
+  u64 progress; // high word: segments published; low word: candidates of all segments
   int num_ties; // scores equal to an exact boundary, which fill the output from its end
   u32 padding[5];
 };
@@ -24,7 +24,8 @@ __device__ __forceinline__ Queue* queue_of(const Params& p) { return reinterpret
 
 __device__ __forceinline__ int claim_row(const Params& p) { return atomicAdd(&queue_of(p)->next, 1u); }
 
-// atomicInc wraps to zero at the last CTA, which alone then resets the queue: no thread claims any more.
+// Counts a CTA that claims no more rows; the last one resets the queue. Call by one thread. atomicInc wraps to zero at
+// the last CTA.
 __device__ __forceinline__ void leave_queue(const Params& p) {
   if (atomicInc(&queue_of(p)->left, gridDim.x - 1) == gridDim.x - 1) queue_of(p)->next = 0;
 }
@@ -33,13 +34,13 @@ __device__ __forceinline__ RowState* row_state(const Params& p, int row) {
   return reinterpret_cast<RowState*>(p.workspace + kHeaderBytes) + row;
 }
 
-// Counts candidates of a segment; returns how many came before.
+// Adds candidates of a segment to the row's; returns how many came before.
 __device__ __forceinline__ int state_count(RowState* state, int candidates) {
   return static_cast<int>(atomicAdd(&state->progress, static_cast<u64>(candidates)));
 }
 
 // Counts a segment as published; returns the progress before. Its low word is final when no other segment is missing.
-// Releases this CTA's writes of before a barrier, and acquires those of the segments counted before.
+// Releases what this CTA wrote before its last barrier, and acquires what the segments counted before released.
 __device__ __forceinline__ u64 state_arrive(RowState* state) { return add_acq_rel(&state->progress, 1ull << 32); }
 
 __device__ __forceinline__ u64* row_list(const Params& p, int row) {
@@ -51,7 +52,8 @@ __device__ __forceinline__ u64* segment_spill(const Params& p, int row, int part
   return row_list(p, row) + kListed + part * kSpillCapacity;
 }
 
-// Spill slice of a CTA of the other kernels; null when nothing spills. The memory to sort slots in follows it.
+// Returns the spill slice of a CTA in kernels other than stream/split.cu; null if there is none. kSortSlots elements to
+// sort slots in follow it.
 __device__ __forceinline__ u64* spill_slice(const Params& p, int worker) {
   constexpr int kSlice = kSpillCapacity + kSortSlots;
   if (kSlice == 0) return nullptr;
