@@ -13,7 +13,7 @@ from ksieve.core import policy
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
-from ksieve.planning.families import QUEUED
+from ksieve.planning.families import QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import of_class
 from ksieve.planning.thresholds import BINNED_ROWS, MOST_BINS, WIDEST_BINNED
@@ -86,7 +86,7 @@ def cases():
         if family in QUEUED:
             yield family, "sm_90a", {"k": 16_384}
             yield family, "sm_89", {"k": 4096}
-        if family.endswith("sampled"):
+        if family in SAMPLED:
             for chosen in (policy.PAPER_64, policy.PAPER_128, policy.QUADS_16, EXACT_BOUNDARY):
                 yield family, "sm_90a", {"chosen": chosen}
             for chosen in (policy.QUADS_16, EXACT_BOUNDARY):
@@ -105,11 +105,10 @@ def cases():
     for held in HOPPER.resident["resident_grid"]:
         for asked in (PLAIN, *(asked for asked in OPTIONS.values() if together(asked, held))):
             yield "resident_grid", "sm_90a", {"shape": (held.most_rows, held.resident_width), "asked": asked}
-    for family in ("resident_block", "resident_cluster"):
+    for family in ("register_block", "resident_block", "resident_cluster"):
         table = HOPPER.resident[family]
-        reached = next(
-            s for s in table if SHAPES[family][1] <= s.resident_width and not s.registers
-        )  # with all options: SHAPES
+        # The shape of SHAPES is compiled with all options below.
+        reached = next((s for s in table if SHAPES[family][1] <= s.resident_width), None) if family in SHAPES else None
         for held in table:
             asked_of = [asked for asked in (PLAIN, *OPTIONS.values()) if not held.registers or unordered(asked)]
             for asked in asked_of if held is not reached else ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ import ksieve
 from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.lab import tune
 from ksieve.lab.bench import gpu
+from ksieve.lab.bench.variants import PLANNED, variants_of
 from ksieve.planning import shapes, tuned
 from ksieve.planning.devices import DEVICES
 
@@ -177,5 +179,23 @@ def test_a_run_goes_on_where_it_stopped(measured, monkeypatch, tmp_path):
     assert len(measured) == 3
     monkeypatch.setattr(tune, "run", complete)
     done = invoke_app("tune", "--shapes", ",".join(names))
-    assert "going on behind 3 shapes" in done.stdout and len(measured) == len(names)
-    assert invoke_app("tune", "--shapes", ",".join(names)).exit_code == 0 and len(measured) == 2 * len(names)
+    assert "3 shapes are taken from" in done.stdout and len(measured) == len(names)
+    assert invoke_app("tune", "--shapes", ",".join(names)).exit_code == 0 and len(measured) == len(names)
+    again = invoke_app("tune", "--restart", "--shapes", ",".join(names))
+    assert again.exit_code == 0 and len(measured) == 2 * len(names)
+
+
+def test_wide_rows_of_a_small_k_are_still_streamed():
+    """One k is measured; the limit on rows of a small k is that of the shipped shapes."""
+    found = tune.table({"2112x65536": {"us": {"resident_block 512x1 +6": 200.0, "stream": 210.0}, "choice": 1.0}}, H100)
+    (entry,) = (e for e in found["resident_block"] if e["resident_width"] == 65_536)
+    assert entry["most_rows"] == 511 and entry["us"] == 200.0
+
+
+def test_a_variant_is_planned_with_a_file(tmp_path, monkeypatch):
+    path = tmp_path / "mine.json"
+    tuned.write(path, tuned.Tuned({"device": tuned.described(H100), "dtype": "float32"}, tune.table(RESULTS, H100)))
+    (variant,) = variants_of([], [], json.dumps([{"name": "tuned", "tuned": str(path)}]))
+    asked = (8, 131_072, 512, "float32", H100)
+    assert (variant.plan(*asked).family, PLANNED.plan(*asked).family) == ("resident_grid", "resident_cluster")
+    assert os.environ[tuned.VARIABLE] == "off"

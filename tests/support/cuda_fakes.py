@@ -17,7 +17,7 @@ from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.families import QUEUED
+from ksieve.planning.families import QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
 
 WORKSPACE, ZEROED = 4096, 512
@@ -235,7 +235,7 @@ def make_plan(rows=8, width=64, k=4, family="stream", index=0, **changes):
         Problem(rows, width, width, k, "float32", Device("cuda", index)),
         replace(DEVICES["h200"], index=max(index, 0)),
         family,
-        None if family.endswith("exact") else PAPER_64,
+        PAPER_64 if family in SAMPLED else None,
         capacity=1536,
         splits=per_row,
         ctas=5 if family in QUEUED else rows * per_row,

@@ -206,7 +206,7 @@ def table(done: Results, device: DeviceInfo) -> dict[str, tuple[dict[str, Any], 
         if found["us"]:
             by_width.setdefault(width, []).append((rows, found["us"]))
     for width, measured in sorted(by_width.items()):
-        for family, entry in _winners(sorted(measured), width):
+        for family, entry in _winners(sorted(measured), width, device):
             entries[family].append(entry)
     tried = {
         (name.partition(" ")[0] in SHARED_ROWS, _shape_of(name, width)["resident_width"])
@@ -236,7 +236,19 @@ def _resident_width(family: str, width: int) -> int:
     return next((w for w in known if w >= width), 0)
 
 
-def _winners(measured: Sequence[tuple[int, Mapping[str, float]]], width: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _streamed_from(family: str, width: int, device: DeviceInfo) -> int:
+    """Rows up to which the shipped shapes of a width are resident for every k; 0 without a limit.
+
+    One k is measured, and more rows are streamed for a small k alone (`RESIDENT_RANK`): that limit stays.
+    """
+    shipped = shapes.of(device)
+    same = [s for s in shipped.resident_of(family, device) if s.resident_width == width]
+    return same[-1].most_rows if same and family == "resident_block" else 0
+
+
+def _winners(
+    measured: Sequence[tuple[int, Mapping[str, float]]], width: int, device: DeviceInfo
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Entries of a width: runs of row counts that one shape wins."""
     runs: list[tuple[str, list[tuple[int, Mapping[str, float]]]]] = []
     for rows, times in measured:
@@ -255,6 +267,8 @@ def _winners(measured: Sequence[tuple[int, Mapping[str, float]]], width: int) ->
         entry = _shape_of(name, width)
         if shared or number + 1 < len(runs):
             entry["most_rows"] = most
+        elif limit := _streamed_from(family, entry["resident_width"], device):
+            entry["most_rows"] = limit
         if family == "resident_grid" and won[0][0] > 1:
             entry["fewest_rows"] = won[0][0]
         others = {n: us for n, us in times.items() if n != name}

@@ -33,6 +33,7 @@ from ksieve.core.errors import ArgumentError, BackendError, WorkspaceError
 from ksieve.model import reference
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.families import SAMPLED
 
 FAMILIES = [
     "stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster", "resident_grid",
@@ -99,7 +100,7 @@ def test_launch_geometry_and_params_of_every_family(driver, rows, family):
     assert seen["block"] == 512 and seen["shared"] == 20_000
     assert seen["cluster"] == ([8, 1, 1] if family == "resident_cluster" else None)
     assert (seen["rows"], seen["width"], seen["k"], seen["splits"]) == (8, 64, 4, plan.splits)
-    assert (seen["primary"], seen["rescue"]) == ((0, 0) if family.endswith("exact") else (16, 0))
+    assert (seen["primary"], seen["rescue"]) == ((16, 0) if family in SAMPLED else (0, 0))
     assert (seen["pitch"], seen["out_pitch"], seen["stream"], seen["stats"]) == (64, 4, 0, 0)
     assert driver.loads[0][1] == f"ksieve_{spec.STEMS[family].replace('/', '_')}"
     assert chosen_sets(out.array) == expected(scores, lengths, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +15,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
-from ksieve.planning import shapes
+from ksieve.planning import shapes, tuned
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
 
@@ -28,11 +29,12 @@ class Variant:
     policy: SamplingPolicy | str | None = None
     geometry: tuple[tuple[str, int], ...] = ()
     changes: tuple[tuple[str, int], ...] = field(default=())
+    shapes_file: str = ""
 
     def plan(self, rows: int, width: int, k: int, dtype: str, device: DeviceInfo) -> Plan:
         """Make the plan; `geometry` (threads, ctas_per_sm, ...) changes its storage too, `changes` does not."""
         asked: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "device": device}
-        with _geometry(self.family, dict(self.geometry)):
+        with _shapes_file(self.shapes_file), _geometry(self.family, dict(self.geometry)):
             plan = api.plan(**asked, family=self.family, policy=self.policy)
         changes: dict[str, Any] = dict(self.changes)
         if "splits" in changes and plan.family == "stream_split":
@@ -41,6 +43,21 @@ class Variant:
 
 
 PLANNED = Variant("ksieve")
+
+
+@contextmanager
+def _shapes_file(path: str) -> Iterator[None]:
+    """Plan with a file of `ksieve tune` for a while."""
+    before = os.environ.get(tuned.VARIABLE)
+    if path:
+        os.environ[tuned.VARIABLE] = path
+    try:
+        yield
+    finally:
+        if path and before is None:
+            del os.environ[tuned.VARIABLE]
+        elif path and before is not None:
+            os.environ[tuned.VARIABLE] = before
 
 
 @contextmanager
@@ -71,7 +88,8 @@ def variants_of(families: Sequence[str | None], policies: Sequence[str | None], 
     """Variants asked for: every family with every policy, then those of a JSON list.
 
     An object of the list may hold ``name``, ``family``, ``policy`` (a name, or an object of `SamplingPolicy` fields),
-    ``threads``, ``ctas_per_sm`` and ``resident_width`` (storage is derived anew), and any other number of a `Plan`.
+    ``threads``, ``ctas_per_sm`` and ``resident_width`` (storage is derived anew), ``tuned`` (a file of `ksieve tune`
+    that it is planned with), and any other number of a `Plan`.
 
     Raises
     ------
@@ -105,8 +123,11 @@ def _variant(item: dict[str, Any]) -> Variant:
     geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "resident_width") if key in item}
     if geometry and family not in shapes.families():
         raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(shapes.families())}")
+    shapes_file = item.pop("tuned", "")
+    if not isinstance(shapes_file, str):
+        raise ArgumentError("--variants", f"tuned: {shapes_file!r}", "the name of a file of `ksieve tune`")
     known = {f.name for f in fields(Plan)}
     for key, value in item.items():
         if key not in known or not isinstance(value, int):
             raise ArgumentError("--variants", f"{key}: {value!r}", f"a number of a plan, one of {sorted(known)}")
-    return Variant(name, family, policy, tuple(geometry.items()), tuple(item.items()))
+    return Variant(name, family, policy, tuple(geometry.items()), tuple(item.items()), shapes_file)

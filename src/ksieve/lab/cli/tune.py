@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ksieve._version import __version__
 from ksieve.cli import terminal
 from ksieve.cli.options import count
 from ksieve.core import atomic
@@ -47,7 +48,8 @@ def tune(
 ) -> None:
     """Time resident launch shapes of float32 rows on this GPU, and let the planner use the winners.
 
-    What was measured is kept next to the file after each shape, so that an interrupted run goes on where it stopped.
+    What was measured is kept beside the file after each shape: a run that was interrupted, or asked for further shapes,
+    goes on from there.
     Widths that were not measured, or not in time, keep the shipped launch shapes.
     """
     from ksieve.lab import tune as tuning
@@ -66,7 +68,7 @@ def tune(
     done = {} if restart or quick else _state(state, device, k)
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else SECONDS
     end = time.monotonic() + seconds
-    facts = {"device": tuned.described(device), "k": k}
+    facts = {"device": tuned.described(device), "k": k, "ksieve": __version__}
 
     def keep() -> None:
         if not quick:
@@ -87,8 +89,6 @@ def tune(
         return
     tuned.write(path, tuned.Tuned(tuning.about(device, k), entries))
     tuned.read(path, device)
-    if all(tuning.name_of(shape) in done for shape in listed):
-        state.unlink(missing_ok=True)
     terminal.say(f"written: {path}, {sum(map(len, entries.values()))} entries")
     if out is not None:
         terminal.say(f"the planner uses it with {tuned.VARIABLE}={path}")
@@ -100,12 +100,12 @@ def _state(path: Path, device: Any, k: int) -> dict[str, Any]:
 
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["device"] != tuned.described(device) or found["k"] != k:
+        if (found["device"], found["k"], found["ksieve"]) != (tuned.described(device), k, __version__):
             return {}
         done: dict[str, Any] = dict(found["done"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    terminal.say(f"going on behind {len(done)} shapes of {path}")
+    terminal.say(f"{len(done)} shapes are taken from {path}; --restart measures them again")
     return done
 
 
