@@ -2,7 +2,7 @@
 //
 //   1. a row of at most kMaxResident scores is copied to the ring once, and counted in buckets (resident/select.cuh)
 //   2. the next row's copy starts, and its samples give a bracket; meanwhile this row's answer is written
-//   3. rows that are not resident come last: in the ring with statistics or tie-breaks, otherwise streamed twice
+//   3. the other rows come last: read twice from the ring with statistics or tie-breaks, otherwise streamed twice
 //
 // Row reads: 1 resident, 2 otherwise. Rows are taken round robin: no queue, and no workspace unless candidates spill.
 #include "resident/rows.cuh"

@@ -2,12 +2,13 @@
 #pragma once
 #include "resident/descriptor.cuh"
 
-// The ordered key minus that of +infinity. NaN of either sign gets the worst key without a test of its own.
+// Returns the ordered key minus the key of +infinity, at most `worst`. NaN of either sign gets `worst` without a test
+// of its own.
 __device__ __forceinline__ u32 shifted_key(float score, u32 worst = kMinusInfinityKey - kInfinityKey + 1) {
   return min(number_key(score) - kInfinityKey, worst);
 }
 
-// Adds one to the histogram's bin at this byte offset. The hardware combines the lanes of a warp that add to one bin.
+// Adds one to the histogram's bin at a byte offset. The hardware combines the lanes of a warp that add to one bin.
 __device__ __forceinline__ void count_at(u32 bytes) {
   constexpr int kBehind = sizeof(SharedStorage::ring); // the histogram follows the ring
   count_shared<kBehind>(shared_address(shared_bytes) + bytes);
@@ -24,11 +25,12 @@ struct LinearBuckets {
   float scale;
   float offset;
 
-  // The nearest finite score: the ends of a bracket are finite, and infinite scores fall into the first or last bucket.
+  // Returns the nearest finite score: the ends of a bracket are finite, and infinite scores fall into the first or last
+  // bucket.
   __device__ __forceinline__ static float finite(float score) { return fminf(fmaxf(score, -kGreatest), kGreatest); }
 
-  // A sixteenth of the distance between the ends: the whole may be twice the greatest float. Between subnormal ends
-  // rounding may make it zero or negative.
+  // Returns a sixteenth of the distance between the ends, since the distance may be twice the greatest float. Between
+  // subnormal ends rounding may make it zero or negative.
   __device__ __forceinline__ static float sixteenth(float worst, float best) {
     return finite(best) * 0x1p-4f - finite(worst) * 0x1p-4f;
   }
@@ -41,10 +43,11 @@ struct LinearBuckets {
   }
 
   __device__ __forceinline__ float of(float score) const {
+    // the result is kOne + number * kUnit
     return __fmaf_rd(__saturatef(fmaf(score, scale, offset)), (1 - kBins) * kUnit, kOne + (kBins - 1) * kUnit);
   }
 
-  // Adds one to the bucket's bin. Scores of the last bucket, which are most, are counted as well: no branch.
+  // Adds one to the bucket's bin. Most scores are in the last bucket; they are counted as well, without a branch.
   __device__ __forceinline__ static void count(float step) { count_at((__float_as_uint(step) - kOneBits) * 4); }
 
   __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number) * kUnit; }
@@ -59,7 +62,7 @@ struct BucketIds {
   }
 };
 
-// This thread's scores in buckets before a given one, and those in that one, as marks.
+// Marks of this thread's scores: `before`, in buckets before a given one; `within`, in that bucket.
 struct Divided {
   Marks before;
   Marks within;
@@ -74,8 +77,9 @@ struct Divided {
   }
 };
 
-// Compares all bucket numbers with `number`: each gives a two-bit digit, 0 before it, 1 equal, 2 behind it. The digits
-// of eight pairs fill the two halves of a word; byte permutes then interleave them into one bit for each score.
+// Divides this thread's scores by comparing their bucket numbers with `number`. Each comparison gives a two-bit digit,
+// 0 before it, 1 equal, 2 behind it. The digits of eight pairs fill the two halves of a word; byte permutes then
+// interleave them into one bit for each score.
 __device__ __forceinline__ Divided divide(const BucketIds& steps, int number) {
   const u32 less = (static_cast<u32>(1 - number) & 0xffffu) * 0x10001u;
   auto digits = [&](int from) {
@@ -103,8 +107,8 @@ __device__ __forceinline__ Divided divide(const BucketIds& steps, int number) {
 }
 
 // The buckets of a row's bracket. Where the bracket spans so many octaves that the last of them gets few buckets, or is
-// so narrow that its scale overflows, a score is replaced by the distance of its key from that of `worst`. Not where
-// samples of both signs show that `worst` is near zero by chance.
+// so narrow that its scale overflows, a score is replaced by the distance of its key from the key of `worst`. Scores
+// are kept where samples of both signs show that `worst` is near zero by chance.
 struct BracketBuckets {
   static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a linear bucket is then 1/32 of the last octave
   u32 worst;
@@ -123,6 +127,7 @@ struct BracketBuckets {
                              : LinearBuckets(score_of_key(worst), score_of_key(best));
   }
 
+  // Returns the distance of a score's key from the key of `worst`.
   __device__ __forceinline__ float spread(float score) const {
     const u32 end = worst - kInfinityKey;
     return static_cast<float>(end - shifted_key(score, end));
@@ -132,7 +137,7 @@ struct BracketBuckets {
     return steps().of(uses_key_distance ? spread(score) : score);
   }
 
-  // For an overfull bucket (resident/overfull.cuh): loads scores once more, and gives a score's bucket number.
+  // For resident/overfull.cuh: read_again loads a vector of scores once more, and `of` returns a score's bucket number.
   __device__ __forceinline__ static Raw read_again(const Score* scores, int vector) {
     return load_once(scores + vector * kStep);
   }
@@ -140,15 +145,15 @@ struct BracketBuckets {
     return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);
   }
 
-  // A range of shifted keys that surely has those of a bucket: one bucket more on either side, since rounding may put
-  // scores there. The first bucket also has scores better than the bracket: two octaves more.
+  // Returns a range of shifted keys that surely contains those of a bucket: one bucket more on either side, since
+  // rounding may put scores there. The first bucket also has scores better than the bracket: two octaves more.
   __device__ __forceinline__ static KeyRange keys_of(int bin, int slot) {
     constexpr u32 kRounding = 8;
     const BracketBuckets range(slot);
     const u32 end = range.worst - kInfinityKey;
     if (bin == kBins - 1) return {end, kNanKey};
     const LinearBuckets linear = range.steps();
-    auto key_of = [&](int number) { // of the best score in that bucket
+    auto key_of = [&](int number) { // shifted key of the best score in the bucket
       const float part = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
       const float at = __fdividef(part - linear.offset, linear.scale);
       return range.uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
@@ -158,14 +163,14 @@ struct BracketBuckets {
   }
 };
 
-// What the samples of one warp say of the row.
+// The bracket of one warp's samples.
 struct Sampled {
   KeyRange range;
-  bool signs;  // the bracket's end is not positive
-  u32 plateau; // key of a value that kPlateau samples of the warp have; 0: there is none
+  bool signs;  // the bracket's worse end is not positive
+  u32 plateau; // ordered key of a value that many samples of the warp share; 0: there is none
 };
 
-// Widens a row's bracket by that of a warp. Call by one lane.
+// Widens a row's bracket to include a warp's. Call by one lane of the warp; a barrier must follow.
 __device__ __forceinline__ void fold_sampled(const Sampled& warp, RowDescriptor& row) {
   atomicMin(&row.range.best, warp.range.best);
   atomicMax(&row.range.worst, warp.range.worst);
@@ -175,12 +180,14 @@ __device__ __forceinline__ void fold_sampled(const Sampled& warp, RowDescriptor&
 
 __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k);
 
-// What resident/overfull.cuh needs of a scope whose counters are in shared memory.
+// Functions that resident/overfull.cuh needs of a scope, where its counters are in shared memory.
 template <class Self> struct OnChip {
+  // Returns the bin of the score of this rank, in a further round of counts.
   __device__ __forceinline__ static Boundary find_again(int rank) {
     return Self::find_kth_bin(rank, [] {});
   }
 
+  // Writes the best `remaining_k` of the listed scores, in the CTA that ranks them. Call behind a barrier of the scope.
   __device__ __forceinline__ static void write_listed(int slot, int count, int remaining_k) {
     if (Self::owns()) write_last(slot, count, remaining_k);
   }
@@ -193,7 +200,7 @@ struct BlockScope : OnChip<BlockScope> {
   __device__ __forceinline__ static bool owns() { return true; }
   __device__ __forceinline__ static void sync() { __syncthreads(); }
 
-  // Widens the row's bracket by this warp's. A barrier of all threads must follow.
+  // Widens the row's bracket to include this warp's. A barrier of all threads must follow.
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int slot) {
     KSIEVE_OPAQUE(slot); // otherwise the compiler aggregates the atomics of one lane over the warp
     if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().descriptors[slot]);
@@ -201,7 +208,7 @@ struct BlockScope : OnChip<BlockScope> {
 
   __device__ __forceinline__ static void await_bracket(int) { __syncthreads(); } // every warp's bracket is in the row's
 
-  // Returns the bucket of the score of this rank, after then() has run.
+  // Returns the bucket of the score of this rank, after then() has run. Call by all threads.
   template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then then) {
     __syncthreads(); // every thread's scores are in the histogram
     then();
@@ -209,6 +216,7 @@ struct BlockScope : OnChip<BlockScope> {
   }
 };
 
+// Appends a position to the collected ones.
 __device__ __forceinline__ void collect(int index, int slot) {
   collected()[atomicAdd(&shared_storage().descriptors[slot].num_selected, 1)] = index;
 }
@@ -232,8 +240,8 @@ __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
   collect_at(marks, held_first(slot), place);
 }
 
-// Appends an undecided score to the list of the CTA that ranks them. Room for kMost; more than kTailMax are listed
-// where candidates would be stored.
+// Appends an undecided score to the list of the CTA that ranks them. The list has room for kMost: it is `tail`, or
+// where kMost exceeds kTailMax the memory of the candidates' list.
 template <class Scope, int kMost = kTailMax>
 __device__ __forceinline__ void list_last(int index, float score, int slot) {
   auto& owner = Scope::owner();
@@ -252,13 +260,13 @@ template <class Scope, int kMost = kTailMax> __device__ __forceinline__ void lis
     }
 }
 
-// The index that is written for a position.
+// Returns the index that is written for a position.
 __device__ __forceinline__ int held_position(int index, int slot) {
   return kWindows && !kEpilogue ? index + descriptor_at(slot).base : index;
 }
 
-// Ranks the listed scores and writes the best `remaining_k` to the last of the row's slots. Call behind a barrier; the
-// last warp works, since the first ones prepare the next rows.
+// Ranks the listed scores and writes the best `remaining_k` to the last of the row's slots. Call by all threads, behind
+// a barrier; the last warp works, since the first ones prepare the next rows.
 __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k) {
   if (!listed || threadIdx.x < kThreads - 32) return;
   RankedEntry mine = rank_tail(listed);
@@ -267,7 +275,8 @@ __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k
         held_position(entry_index(mine.entry), slot);
 }
 
-// Writes the collected positions and the listed scores. No barrier follows.
+// Writes the collected positions, clears their memory, which is the histogram, and writes the best `remaining_k` of the
+// listed scores. Call by all threads; no barrier follows.
 __device__ __forceinline__ void write_answer(int slot, int listed, int remaining_k) {
   __syncthreads(); // every thread's positions are collected, and its undecided scores listed
   const int num_selected = descriptor_at(slot).num_selected;

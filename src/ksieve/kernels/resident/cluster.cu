@@ -5,7 +5,7 @@
 //   1. each CTA counts its segment into its own coarse histogram
 //   2. rank 0 sums the histograms over distributed shared memory and publishes the exact boundary bin
 //   3. each CTA scans its segment again: better bins go to the output, boundary-bin candidates stay local
-//   4. rank 0 gathers its peers' candidates and histograms, and refines; peers stay resident until it has them
+//   4. rank 0 gathers its peers' candidates and histograms, and refines; peers do not exit before it has them
 //
 // Row reads: 1 resident, else 2.
 #include "resident/cluster_rows.cuh"

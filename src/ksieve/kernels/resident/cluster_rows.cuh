@@ -3,7 +3,8 @@
 #include "common/workspace.cuh"
 #include "resident/cluster_scope.cuh"
 
-// Appends the peers' candidates, counts and histograms to rank 0's own. Call behind a cluster barrier.
+// Appends the peers' candidates, counts and histograms to rank 0's own. Call by all threads of rank 0, behind a cluster
+// barrier.
 __device__ __forceinline__ void gather_peers(int splits) {
   SharedStorage& s = shared_storage();
   for (int rank = 1; rank < splits; ++rank) {
@@ -31,9 +32,9 @@ __device__ __forceinline__ void gather_peers(int splits) {
   }
 }
 
-constexpr bool kResident = kMaxResident > 0; // the planner gives this family no wider rows then
+constexpr bool kResident = kMaxResident > 0; // the planner then gives this family no rows that are wider
 
-// This CTA's segment of the row: a tile if rows are resident.
+// Returns this CTA's segment of the row: a tile if rows are resident.
 __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u32 rank) {
   RowTask task = whole_row(p, row, nullptr);
   const int size = kResident ? kTile : segment_size(row.length, p.splits);
@@ -42,7 +43,8 @@ __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u
   return task;
 }
 
-// The route by coarse histograms: of rows that are not resident, and of statistics and tie-breaks.
+// Selects a row by coarse histograms: a row that is not resident, or any row with statistics or tie-breaks. Call by all
+// threads of the cluster.
 __device__ __forceinline__ void select_exact(const Params& p, int id) {
   SharedStorage& s = shared_storage();
   const RowTask task = segment_of(p, load_row(p, id), cluster_rank());
@@ -86,19 +88,19 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
   if (mine) refine(frontier);
 }
 
-// Returns whether peers may still look at this CTA's storage.
+// Selects the row of a cluster. Call by all its threads. Returns whether peers may still read this CTA's shared memory.
 __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
   if constexpr (kFits) {
     const PartOf part = select_part<ClusterScope>(p, id, static_cast<int>(rank), true);
     if (part.resident) return !part.written;
   } else {
     clear_counts();
-    cluster_sync(); // storage is empty everywhere
+    cluster_sync(); // every CTA's counters are zero
   }
   const Row row = load_row(p, id);
   if (row.length <= slots_of(p, row)) { // the same for the whole cluster: no thread waits
     whole_row(p, row, nullptr);
-    __syncthreads(); // the row is known
+    __syncthreads(); // thread 0 wrote the row's facts (whole_row), for all
     if (rank == 0) select_short(p, row);
     return true;
   }

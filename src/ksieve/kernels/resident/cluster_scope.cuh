@@ -3,12 +3,13 @@
 #pragma once
 #include "resident/tile.cuh"
 
-// Bucket counts that peers send here, and the sums of all, in 16 bits each. Sums saturate: a saturated one exceeds any
-// k. They lie where candidates would be stored, or in the ring where that is too small.
+// Bucket counts that peers send here, and the sums over all CTAs, in 16 bits each. Sums saturate: a saturated one
+// exceeds any k. They lie where candidates would be stored, or in the ring where that memory is too small.
 struct alignas(16) Counts {
   RingSlot parts[kBins / 8]; // counts of the slice of bins that this CTA adds up, from each CTA
   RingSlot sums[kBins / 8];  // sums of all bins
 };
+// Packs two counts into 16 bits each.
 __device__ __forceinline__ u32 halves(u32 low, u32 high) {
   constexpr bool kFit = kTile + 2 * kVector < 1 << 16; // the counts of a tile fit 16 bits
   return kFit ? low | high << 16 : min(low, 0xffffu) | min(high, 0xffffu) << 16;
@@ -20,7 +21,7 @@ __device__ __forceinline__ Counts& counts_of_all() {
   return *reinterpret_cast<Counts*>(kCountsHaveOwnBuffer ? reinterpret_cast<void*>(s.candidates) : s.ring);
 }
 
-// Messages to this CTA. In place of further row descriptors: a cluster has one row.
+// Messages to this CTA, stored in place of further row descriptors: a cluster has one row.
 struct alignas(16) ClusterMailbox {
   RingSlot ranges[kCtasPerRow]; // each CTA's bracket
   u32 shares[kCtasPerRow];      // each CTA's Share::all
@@ -36,7 +37,8 @@ __device__ __forceinline__ ClusterMailbox& exchange() {
   return *reinterpret_cast<ClusterMailbox*>(&shared_storage().descriptors[kOwn + 1]);
 }
 
-// Call by one thread, in front of a cluster barrier.
+// Sets how many bytes the mbarriers of an exchange of counts wait for. Call by one thread, in front of a cluster
+// barrier.
 __device__ __forceinline__ void expect_counts() {
   expect_bytes(sizeof(Counts::parts), &exchange().counted);
   expect_bytes(sizeof(Counts::sums), &exchange().summed);
@@ -49,7 +51,7 @@ __device__ __forceinline__ void prepare_exchange() {
   e.rounds = 0;
 }
 
-// The scope of a row (resident/select.cuh) that a cluster shares.
+// The scope (resident/select.cuh) of a row that a cluster shares.
 struct ClusterScope : OnChip<ClusterScope> {
   static constexpr bool kAlone = false;
   static constexpr bool kTrimsBracket = kMaxResident > 131072; // own_range: 0.1 us, which narrower rows do not win back
@@ -59,7 +61,7 @@ struct ClusterScope : OnChip<ClusterScope> {
   __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }
 
-  // Initialises this CTA's mbarriers; peers may send to them behind ready().
+  // Initialises this CTA's mbarriers; peers may send to them behind ready(). Call by all threads.
   __device__ __forceinline__ static void begin() {
     ClusterMailbox& e = exchange();
     if (threadIdx.x == kThreads - 1) {
@@ -67,7 +69,7 @@ struct ClusterScope : OnChip<ClusterScope> {
         init_arrival(arrival);
       publish_arrivals();
     }
-    __syncwarp();
+    __syncwarp(); // one lane initialised the mbarriers, before its warp arrives at the cluster barrier
     cluster_arrive_relaxed();
   }
   __device__ __forceinline__ static void prepare(RowDescriptor& part) {
@@ -78,13 +80,15 @@ struct ClusterScope : OnChip<ClusterScope> {
     }
   }
   __device__ __forceinline__ static void ready() { cluster_wait(); }
-  __device__ __forceinline__ static int copies() { return 0; } // of earlier rows: there are none
+  __device__ __forceinline__ static int copies() { return 0; } // bulk copies of earlier rows: a cluster has one row
 
+  // Sends the bracket of this CTA's samples to every CTA. Call by all threads.
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
     const Range own = own_range<kTrimsBracket>(warp);
     if (threadIdx.x < kCtasPerRow)
       send(&exchange().ranges[cluster_rank()], own.message(), threadIdx.x, &exchange().known);
   }
+  // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
     if (threadIdx.x < 32) {
       wait_arrival(&exchange().known, 0);
@@ -93,19 +97,19 @@ struct ClusterScope : OnChip<ClusterScope> {
     __syncthreads(); // warp 0 wrote the row's bracket, for every thread
   }
 
-  // Returns the bucket of the score of this rank. Every CTA adds up the counts of a slice of the bins and sends the
-  // sums to all CTAs.
+  // Returns the bucket of the score of this rank. Call by all threads. Every CTA adds up the counts of a slice of the
+  // bins and sends the sums to all CTAs.
   template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then) {
-    constexpr u32 kSlice = kBins / 8 / kCtasPerRow; // of a CTA, in groups of eight bins
+    constexpr u32 kSlice = kBins / 8 / kCtasPerRow; // bins that a CTA adds up, in groups of eight
     static_assert(!kFits || kCountsHaveOwnBuffer || sizeof(Counts) <= sizeof(SharedStorage::ring),
                   "there is room for counts");
     ClusterMailbox& e = exchange();
     if (kCountsHaveOwnBuffer) {
       __syncthreads(); // every thread's scores are in this CTA's histogram
     } else {
-      cluster_sync(); // and every CTA has read its ring, where peers now write counts
+      cluster_sync(); // every histogram is counted, and every CTA has read its ring, where peers now write
     }
-    const u32 round = *static_cast<volatile u32*>(&e.rounds); // behind the barrier: thread 0 wrote it
+    const u32 round = *static_cast<volatile u32*>(&e.rounds); // read behind the barrier, since thread 0 wrote it
     Counts& all = counts_of_all();
     const RingSlot* counts = reinterpret_cast<const RingSlot*>(shared_storage().histogram);
 #pragma unroll
@@ -128,7 +132,7 @@ struct ClusterScope : OnChip<ClusterScope> {
         high += two >> 16;
       }
       const u32 sums = min(low, 0xffffu) | min(high, 0xffffu) << 16;
-      RingSlot eight; // of four neighbouring threads, each of which sends them to every fourth CTA
+      RingSlot eight; // sums of four neighbouring threads, each of which sends all four to every fourth CTA
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         eight.word[i] = __shfl_sync(kFullWarp, sums, i, 4);
@@ -137,7 +141,7 @@ struct ClusterScope : OnChip<ClusterScope> {
         if (kCtasPerRow % 4 == 0 || peer + threadIdx.x % 4 < kCtasPerRow)
           send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &e.summed);
     }
-    __syncwarp();
+    __syncwarp(); // every lane has sent its sums, before the warp waits for all sums
     wait_arrival(&e.summed, round & 1);
     const Boundary found = find_boundary(rank, 0, reinterpret_cast<const unsigned short*>(all.sums));
     if (threadIdx.x == 0) {

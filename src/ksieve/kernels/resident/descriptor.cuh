@@ -6,8 +6,8 @@
 
 constexpr int kVectors = kStages + kOverflowVectors; // 16-byte vectors of a row for each thread
 constexpr int kEach = kVectors * kVector;
-constexpr int kTile = kVectors * kStep;                   // scores of a CTA at most
-constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads that share the registers
+constexpr int kTile = kVectors * kStep;                   // most scores of a tile
+constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads of a multiprocessor, which share its registers
 
 // Where CTAs share a multiprocessor, 8 of 16 warps sample a row: fewer instructions (20,480 scores are 1.8 % faster).
 // Where a CTA has a multiprocessor to itself all warps do: more samples narrow the bracket (with 8, 1 to 3 % slower).
@@ -29,16 +29,19 @@ static_assert(kVectors % kBlock == 0 &&
                   (kOverflowVectors == 0 ||
                    kCopied > kOverflowPerBlock && kVectors / kBlock * kOverflowPerBlock == kOverflowVectors),
               "blocks are whole, and mostly copied");
+// Returns which vector of the tile an overflow vector is.
 __device__ __forceinline__ constexpr int vector_beside(int number) {
   return number / kOverflowPerBlock * kBlock + number % kOverflowPerBlock * 2 + 1;
 }
+// Returns which vector of the tile a stage of the ring has.
 __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
   const int place = stage % kCopied;
   return kOverflowVectors
              ? stage / kCopied * kBlock + (place < kOverflowPerBlock ? 2 * place : place + kOverflowPerBlock)
              : stage;
 }
-// Overflow vectors that are counted before a stage; with `asked`, those that are loaded before it, as late as possible.
+// Returns how many overflow vectors are counted before a stage; with `asked`, how many are loaded before it, as late as
+// possible.
 __device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
   const int place = stage % kCopied;
   return kOverflowVectors ? stage / kCopied * kOverflowPerBlock +
@@ -46,41 +49,42 @@ __device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
                           : 0;
 }
 
-// Rows are not selected by buckets with statistics, which count the paper's digits, nor with tie-breaks, which need the
-// candidates stored.
+// Whether rows are selected by buckets: not with statistics, which count the paper's digits, nor with tie-breaks, which
+// need the candidates stored.
 constexpr bool kFits = kMaxResident > 0 && kEach <= 128 && !kStats && !kTies;
 static_assert(kFits || kOverflowVectors == 0, "otherwise rows are read in the ring alone");
 
-// Room for positions of this CTA before they are written in order: the histogram, which is not in use then, and the
-// candidates' list behind it.
+// Most positions that a CTA collects before it writes them in order: the histogram, which is not in use then, and the
+// candidates' list behind it have room for them.
 constexpr int kCollected = kBins + kSharedCapacity * static_cast<int>(sizeof(u64) / sizeof(int));
 __device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_storage().histogram); }
 static_assert(!kFits || kColumnBytes == 0, "the list follows the histogram");
 
-// Whether a row is resident. Room is left for the positions outside the body, whatever they are: scores may change
-// under a running kernel.
+// Returns whether a row is resident. Room is left for the positions outside the body, even if more of them than
+// expected are selected: scores may change under a running kernel.
 __device__ __forceinline__ bool fits(const Row& row, int k) {
   return kFits && row.length > k && row.length <= kMaxResident && k <= kCollected - 2 * kVector;
 }
 
 // Writes the ranks of the samples that bracket the k-th score. Each of `warps` warps has one sample in each of 32 parts
-// of the row. Its bracket begins with the sample that `first` others are better than and ends with that which `last`
-// are better than; the row's bracket is the union. The number of a warp's samples better than the k-th score is
-// binomial, so the union misses it in one row of 100,000, whatever the distribution (tests/kernels/test_held_range.py
-// has the model); in up to 4 % of the rows where neighbouring scores are alike, since warps that share 64 bytes are
-// then not independent. In sorted rows, warps of one CTA have the same number of better samples or one more; of other
-// CTAs none.
+// of the row. A warp's bracket begins with the sample that `first` others are better than, and ends with the sample
+// that `last` others are better than; the row's bracket is the union. The number of a warp's samples better than the
+// k-th score is binomial, so the union misses that score in one row of 100,000, whatever the distribution
+// (tests/kernels/test_held_range.py has the model); and in up to 4 % of the rows where neighbouring scores are alike,
+// since warps that share 64 bytes are then not independent. In sorted rows, each warp of one CTA has the same number of
+// better samples or one more; warps of other CTAs have none.
 __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowDescriptor& to) {
   const float seen = fminf(32.0f / kTile * static_cast<float>(length), 32.0f); // samples of a warp in the row
-  const float mean =
-      __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen; // of them better than the k-th score
+  // `mean` of these are expected to be better than the k-th score.
+  const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen;
   const float worse = seen - mean;
   const float deviations = warps <= 4 ? 1.75f : warps <= 8 ? 0.85f : warps <= 16 ? 0.15f : 0.0f;
   const float variance = __fdividef(mean * worse, seen);
   const float margin = deviations * variance * rsqrtf(variance) - 0.5f;
   int first = max(static_cast<int>(floorf(mean - fmaxf(margin + 1.0f, 1.0f))), 0);
   const int last = warps > 32 ? static_cast<int>(mean) : static_cast<int>(ceilf(mean + fmaxf(margin, 0.0f)));
-  // Where all samples may be on one side of the k-th score, the bracket is extended: by how much, as a code.
+  // Returns 32 times the code of the bracket's extension, on a side of the k-th score where a warp expects `some`
+  // samples: with few of them, all samples may be on the other side.
   auto beyond = [&](float some) {
     const float all = some * static_cast<float>(warps);
     return all > 12 ? 0 : all > 6 ? 32 : all > 2 ? 64 : 96;
@@ -92,19 +96,19 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
   to.last = static_cast<unsigned char>(min(last, 31) + lengthened);
 }
 
-// End of what may be copied with a row: scores behind its length too, but not behind a window.
+// Returns the position up to which scores may be copied with a row: behind its length too, but not behind a window.
 __device__ __forceinline__ int limit_of(const Params& p) { return kWindows ? 0 : p.width; }
 
-// The body that is copied of a CTA's tile [begin, end), up to `limit`: with scores behind the row, which are masked, if
-// then no score is outside the body.
+// Returns the body that is copied of a CTA's tile [begin, end). It includes scores behind the row, up to `limit`, which
+// are masked, if then none of the tile is behind the body.
 __device__ __forceinline__ Body copied_body(const Row& row, int begin, int end, int limit) {
   Body body = body_of(row.scores, begin, end);
   if (body.end < end && body.end + kVector <= limit) body.end += kVector;
   return body;
 }
 
-// Fills the descriptor of a row whose tile in this CTA is [begin, end), except what bracket_ranks writes. Up to `limit`
-// may be copied. Call by one thread.
+// Fills the descriptor of a row whose tile in this CTA is [begin, end), except what bracket_ranks writes. Scores may be
+// copied up to `limit`. Call by one thread.
 __device__ __forceinline__ void describe(const Params& p, const Row& row, int begin, int end, int limit,
                                          RowDescriptor& to) {
   const int k = slots_of(p, row);
@@ -132,25 +136,27 @@ __device__ __forceinline__ void clear_row(RowDescriptor& to) {
   to.better = to.equal = to.num_selected = to.tail_count = 0;
 }
 
-// A row's descriptor, volatile so that members are read at each use: kept in registers, they would leave too few for
-// the bucket numbers.
+// Returns a row's descriptor, volatile so that members are read at each use: kept in registers, they would leave too
+// few for the bucket numbers.
 __device__ __forceinline__ const volatile RowDescriptor& descriptor_at(int slot) {
   return shared_storage().descriptors[slot];
 }
 
-// The bracket, in one load.
+// Returns a row's bracket, in one load.
 __device__ __forceinline__ Bracket range_of(int slot) {
   const Raw raw = load_shared_words(shared_address(&shared_storage().descriptors[slot].range));
   return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
 }
 
-// Valid scores of the body; by a reduction, so that the compiler knows that all lanes have the same value.
+// Returns the number of valid scores in the body; by a reduction, so that the compiler knows that all lanes have the
+// same value. Call by whole warps.
 __device__ __forceinline__ int held_valid(int slot) { return __reduce_max_sync(kFullWarp, descriptor_at(slot).valid); }
 
-// Position of this thread's first score.
+// Returns the position of this thread's first score in the body.
 __device__ __forceinline__ int held_first(int slot) { return descriptor_at(slot).body_begin + own_place(); }
 
-// Starts copying a body to the ring. Call by all threads, behind a barrier after the ring's last use.
+// Starts copying a body to the ring, each thread its own vectors (before sm_90). Call by all threads, behind a barrier
+// after the ring's last use.
 __device__ __forceinline__ void copy_body(const void* body, int scores) {
   const Score* first = static_cast<const Score*>(body) + own_place();
 #pragma unroll 1
@@ -175,13 +181,13 @@ __device__ __forceinline__ constexpr int stretch_begin(int number) { // first st
          : number                                       ? 1 + (number - 1) * kCopied
                                                         : 0;
 }
-__device__ __forceinline__ constexpr int chunk_begin(int chunk) {
-  return chunk * kStretches / kChunks;
-} // first stretch of a chunk
+// Returns the first stretch of a chunk.
+__device__ __forceinline__ constexpr int chunk_begin(int chunk) { return chunk * kStretches / kChunks; }
 __device__ __forceinline__ constexpr int chunk_of(int stretch) { return ((stretch + 1) * kChunks - 1) / kStretches; }
 
 // Starts bulk copies of chunks [begin, end) of a body. Call by one warp: a lane for each stretch. A barrier must order
-// them behind other threads' reads of the ring; behind writes, which only the epilogue's sort does, they need a fence.
+// the copies behind other threads' reads of the ring; behind writes of the ring, which only the epilogue's sort does,
+// they also need a fence.
 __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int begin = 0, int end = kChunks) {
   SharedStorage& s = shared_storage();
   const int stretch = reread_tid() % 32;
@@ -202,7 +208,7 @@ __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int beg
   if (mine) copy_part(&s.ring[stage], static_cast<const unsigned char*>(body) + from, bytes, &s.arrival[chunk]);
 }
 
-// Starts bulk copies of a described row, if it is copied in bulk.
+// Starts the bulk copies of a described row, if it is copied in bulk. Call by one warp.
 __device__ __forceinline__ void copy_in_bulk(const RowDescriptor& row) {
   struct alignas(16) Copy {
     const void* body;
@@ -225,11 +231,11 @@ __device__ __forceinline__ void prepare_copies() {
   }
 }
 
-// Starts copying a tile before its row is described. Call by all threads. Samples would queue behind a whole large
-// tile: of that only half is copied now, and the rest once samples have arrived (copy_rest).
+// Starts copying a tile before its row is described. Call by all threads. The loads of samples would queue behind a
+// whole large tile: only half of it is copied now, and the rest once samples have arrived (copy_rest).
 __device__ __forceinline__ void copy_first(const Score* body, int scores) {
   if constexpr (kBulkCopies) {
-    __syncwarp(); // the mbarriers are initialised
+    __syncwarp(); // one lane of warp 0 has initialised the mbarriers, for the lanes that use them
     if (threadIdx.x / 32 == 0) copy_in_bulk(body, static_cast<u32>(scores) * sizeof(Score), 0, kAtOnce);
   } else {
     copy_body(body, scores);
@@ -253,6 +259,7 @@ __device__ __forceinline__ void wait_chunk(int slot, int chunk) {
     if (chunk == 0) arrived();
   }
 }
+// Waits until all chunks of the row are in the ring.
 __device__ __forceinline__ void wait_copy(int slot) {
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk)
@@ -281,7 +288,7 @@ struct Marks {
   }
 };
 
-// Position of a marked score, given the position of the thread's first score.
+// Returns the position of a marked score, given its word, its bit and the position of the thread's first score.
 __device__ __forceinline__ int index_of_mark(int w, u32 bit, int first) {
   return index_of_bit(bit, first + w * (32 / kVector) * kStep);
 }
@@ -313,10 +320,10 @@ __device__ __forceinline__ void clear_behind(int vector, int valid, float (&scor
     if (vector * kStep + i >= left) score[i] = __uint_as_float(kMinusInfinityKey);
 }
 
-// Calls visit(vector, scores) for each of this thread's vectors. With kEarly the next vector is read ahead, since it
-// would queue behind the counts, and an overflow vector a block ahead. With kLast no thread reads the ring afterwards,
-// and overflow vectors may be copied to where vectors were read. With kAlone, calls skip(vector) for vectors behind the
-// row. Calls ready() in front of the first visit.
+// Calls visit(vector, scores) for each of this thread's vectors, and ready() in front of the first visit. With kEarly
+// the next vector is read ahead, since its load would queue behind the counts, and an overflow vector is loaded a block
+// ahead. With kLast no thread reads the ring afterwards, so that overflow vectors may be copied to where vectors were
+// read. With kAlone, skip(vector) is called for vectors behind the row. Call by whole warps.
 template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class Ready>
 __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip skip, Ready ready) {
   constexpr bool kReplaced = kLast && kOverflowVectors && kChunks > 1;
@@ -339,7 +346,7 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
     float score[kVector];
     unpack_held(raw, score);
-    if (unlikely(valid < (vector + 1) * kStep)) { // tested first, since it holds for one or two vectors alone
+    if (unlikely(valid < (vector + 1) * kStep)) { // tested first, since it is true for one or two vectors alone
       if (kSkips && vector * kStep >= valid) return skip(vector);
       clear_behind(vector, valid, score);
     }
@@ -375,11 +382,11 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
 #pragma unroll
     for (int stage = 0; stage < kOverflowVectors; ++stage)
       look(vector_beside(stage), load_shared_words(own_ring() + stage * kStageBytes));
-    order_copies(); // the next row's bulk copies come behind these reads
+    order_copies(); // orders the next row's bulk copies behind these reads
   }
 }
 
-// The score outside the body that this thread processes; NaN, which is in the last bucket, if it has none.
+// The score outside the body that this thread processes; NaN, which is in the last bucket, if the thread has none.
 struct Edge {
   int at;
   float score;

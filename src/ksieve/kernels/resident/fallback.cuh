@@ -4,7 +4,7 @@
 #include "resident/select.cuh"
 
 // Selects a row that the ring holds without buckets, for statistics and tie-breaks: an exact coarse histogram gives the
-// boundary bin, the ring is classified against it, and refine (stream/refine.cuh) ends it.
+// boundary bin, the scores in the ring are classified against it, and refine (stream/refine.cuh) completes the row.
 __device__ __forceinline__ void select_from_ring(const RowTask& t) {
   start_scan(t.row.scores, t.begin, t.end);
   clear_storage();
@@ -22,7 +22,7 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t) {
   refine(frontier);
 }
 
-// Selects the rows that are not resident.
+// Selects the rows of this CTA that are not resident. Call by all threads.
 __device__ KSIEVE_COLD void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));

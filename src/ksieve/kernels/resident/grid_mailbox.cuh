@@ -20,31 +20,32 @@ struct alignas(16) Owner {
   u64 tail[kTailMax];
 };
 
-constexpr int kBarriers = 24; // of a row, at most: one for a plateau, three a round of an overfull bucket, one more
+constexpr int kBarriers = 24; // most of a row: a plateau's, three for each round of an overfull bucket, one more
 
-// In the workspace, one for the CTAs that share a row; with several rows they use two in turn, since a CTA that
+// The mailbox, in the workspace, of CTAs that share a row. With several rows they use two mailboxes in turn: a CTA that
 // receives a message about the next row but one knows that all CTAs have begun the next. Size: planning/memory.py,
 // mailbox_bytes.
 struct alignas(16) GridMailbox {
-  u32 counts[2][kBins];                 // sums over CTAs: of buckets, and of keys in a round of resident/overfull.cuh
-  RingSlot ranges[kCtasPerRow];         // each CTA's bracket
+  u32 counts[2][kBins];         // sums over CTAs: counts of buckets, and of keys in a round of resident/overfull.cuh
+  RingSlot ranges[kCtasPerRow]; // each CTA's bracket
   u64 listed[kCtasPerRow][kTailMax];    // undecided scores that each CTA has sent to the owner, which ranks them
   u32 shares[kCtasPerRow][kCtasPerRow]; // [receiver][sender]: kPresent and the sender's Share::all
   Owner owner;
   u32 arrived[kBarriers + 1]; // CTAs that reached each barrier; the last one is in front of the epilogue
-  u32 left[3];                // CTAs that have left
+  u32 left[3];                // CTAs that have left the mailbox
 };
 static_assert(sizeof(GridMailbox) == KSIEVE_MAILBOX_BYTES, "planning/memory.py mirrors this struct");
+// Returns the mailbox of this CTA's row; `number` counts the mailboxes that it has used.
 __device__ __forceinline__ GridMailbox* meeting_of(const Params& p, int number) {
   return reinterpret_cast<GridMailbox*>(p.workspace + kHeaderBytes) +
          (number % 2 * gridDim.x + blockIdx.x) / kCtasPerRow;
 }
-constexpr u32 kPresent = 0x80000000u;
+constexpr u32 kPresent = 0x80000000u; // set in every message of a share, which is then never zero
 
-// State of this CTA between rows, in place of further row descriptors.
+// State of this CTA between rows, stored in place of further row descriptors.
 struct GridState {
   GridMailbox* grid_mailbox;
-  int row;         // the current one
+  int row;         // the current row
   int copies;      // bulk copies of earlier rows: their parity is the mbarrier's phase
   int meetings;    // mailboxes used so far
   int barriers;    // barriers of all CTAs that this row has passed
@@ -56,6 +57,7 @@ __device__ __forceinline__ volatile GridState& grid_state() {
   return *reinterpret_cast<volatile GridState*>(&shared_storage().descriptors[kOwn + 1]);
 }
 __device__ __forceinline__ GridMailbox& grid_mailbox() { return *grid_state().grid_mailbox; }
+// Returns this CTA's rank among the CTAs of its row; rank 0 is the row's owner.
 __device__ __forceinline__ int holder() { return static_cast<int>(blockIdx.x) % kCtasPerRow; }
 
 // Takes the next mailbox. Call by one thread; a barrier must follow.
@@ -64,6 +66,7 @@ __device__ __forceinline__ void meet(const Params& p) {
   t.grid_mailbox = meeting_of(p, t.meetings);
   t.barriers = 0;
 }
+// Prepares this CTA's state for its first row. Call by all threads; a barrier must follow.
 __device__ __forceinline__ void prepare_meetings(const Params& p) {
   if (threadIdx.x != kScribe) return;
   volatile GridState& t = grid_state();
@@ -71,6 +74,7 @@ __device__ __forceinline__ void prepare_meetings(const Params& p) {
   t.copies = t.meetings = 0;
   meet(p);
 }
+// Moves this CTA's state on to its next row. `resident`: the current row used its mailbox. A barrier must follow.
 __device__ __forceinline__ void next_meeting(const Params& p, bool resident) {
   if (reread_tid() != kScribe) return;
   volatile GridState& t = grid_state();
@@ -80,7 +84,7 @@ __device__ __forceinline__ void next_meeting(const Params& p, bool resident) {
   meet(p);
 }
 
-// Polls a message of every CTA of the row, kHeard for each lane, until there(message) holds for all. Call by a warp.
+// Polls a message of every CTA of the row, kHeard in each lane, until there(message) holds for all. Call by one warp.
 constexpr int kHeard = (kCtasPerRow + 31) / 32;
 template <class Value, class There>
 __device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kHeard], There there) {
@@ -95,10 +99,11 @@ __device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kHear
     for (int i = 0; i < kHeard; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) all &= there(value[i]);
   } while (!all);
-  __syncwarp();
+  __syncwarp(); // every lane has its messages, before the warp goes on
 }
 
-// A barrier of all CTAs of a row, by one thread of each; it also orders their accesses.
+// The two halves of a barrier of all CTAs of a row, each called by one thread of a CTA; they also order the CTAs'
+// accesses.
 __device__ __forceinline__ void arrive(u32* arrived) { add_release(arrived); }
 __device__ __forceinline__ void spin_until(const u32* arrived) {
   while (load_acquire(arrived) < kCtasPerRow) {

@@ -1,9 +1,9 @@
 // Grid scope: CTAs that share a row without being a cluster. They exchange messages over the workspace
-// (resident/grid_mailbox.cuh), and each writes its part of the answer.
+// (resident/grid_mailbox.cuh), and each writes its share of the answer.
 #pragma once
 #include "resident/grid_mailbox.cuh"
 
-// The scope of a row (resident/select.cuh) whose CTAs, a ring each, exchange messages over the workspace.
+// The scope (resident/select.cuh) of a row that CTAs of a grid share, each with a ring of its own.
 struct GridScope {
   static constexpr int kWriters = kThreads - 32;
   static constexpr bool kAlone = false;
@@ -13,7 +13,7 @@ struct GridScope {
   __device__ __forceinline__ static Owner& owner() { return grid_mailbox().owner; }
   __device__ __forceinline__ static bool owns() { return holder() == 0; }
 
-  // A barrier of all CTAs of the row. On rare routes alone.
+  // A barrier of all CTAs of the row, on rare routes alone. Call by all threads.
   __device__ __forceinline__ static void sync() {
     __syncthreads(); // every thread of this CTA has arrived
     if (threadIdx.x == 0) {
@@ -33,14 +33,15 @@ struct GridScope {
     }
   }
   __device__ __forceinline__ static void ready() {}
-  __device__ __forceinline__ static int copies() {
-    return grid_state().copies;
-  } // of earlier rows; read by the thread that describes the row
+  // Returns the number of bulk copies of earlier rows. Call by the thread that describes the row.
+  __device__ __forceinline__ static int copies() { return grid_state().copies; }
 
+  // Publishes the bracket of this CTA's samples. Call by all threads.
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
     const Range own = own_range<kTrimsBracket>(warp);
     if (threadIdx.x == 0) store_relaxed(&grid_mailbox().ranges[holder()], own.message());
   }
+  // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
     if (threadIdx.x < 32) {
       RingSlot message[kHeard];
@@ -57,7 +58,8 @@ struct GridScope {
     __syncthreads(); // warp 0 wrote the row's bracket, for every thread
   }
 
-  // Adds this CTA's histogram to the sums of all CTAs and clears it; adds `more` to the last bin.
+  // Adds this CTA's histogram to the sums of all CTAs and clears it; adds `more` to the sum of the last bin. Call by
+  // all threads, behind a barrier after the last count.
   __device__ __forceinline__ static void add_counts(u32* sums, u32 more) {
     constexpr int kSlots = kBins / kThreads;
     u32* counts = shared_storage().histogram;
@@ -71,13 +73,13 @@ struct GridScope {
     }
   }
 
-  // Sums are complete when they add up to a total that is known beforehand: the scores of all tiles, and for each CTA
-  // the greatest possible number of scores outside its body. Counts are only ever added: if some were subtracted, an
-  // incomplete sum could reach the total.
+  // Returns the bucket of the score of this rank. Call by all threads. Sums are complete when they add up to a total
+  // that is known beforehand: the scores of all tiles, and for each CTA the greatest possible number of scores outside
+  // its body. Counts are only ever added: if some were subtracted, an incomplete sum could reach the total.
   template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then) {
     SharedStorage& s = shared_storage();
     const volatile RowDescriptor& row = descriptor_at(0);
-    __syncthreads(); // this CTA's part is counted
+    __syncthreads(); // every thread's scores are in this CTA's histogram
     u32* sums = grid_mailbox().counts[0];
     constexpr u32 kMostBeside = 2 * kVector;
     add_counts(sums, kMostBeside - static_cast<u32>(row.end - row.begin - row.valid));
@@ -112,19 +114,20 @@ struct GridScope {
     return s.found[0];
   }
 
-  // As find_kth_bin, where the total is not known beforehand: barriers of all CTAs.
+  // Returns the bin of the score of this rank in a further round of counts. Its total is not known beforehand: barriers
+  // of all CTAs separate the steps. Call by all threads.
   __device__ __forceinline__ static Boundary find_again(int rank) {
-    __syncthreads(); // this CTA's part is counted
+    __syncthreads(); // every thread's scores are in this CTA's histogram
     u32* sums = grid_mailbox().counts[1];
     add_counts(sums, 0);
-    sync();
+    sync(); // every CTA has added its counts
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
       shared_storage().histogram[bin] = __ldcg(&sums[bin]);
-    sync(); // to every thread
+    sync(); // every CTA has copied the sums, which the owner clears
     if (owns())
       for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
         sums[bin] = 0;
-    sync(); // the next round's may come
+    sync(); // the owner has cleared the sums, for the next round
     return find_boundary(rank);
   }
 
@@ -133,7 +136,7 @@ struct GridScope {
     if (!owns()) return;
     const int lane = static_cast<int>(threadIdx.x & 31);
     if (threadIdx.x >= kWriters && lane < count) shared_storage().tail[lane] = __ldcg(&owner().tail[lane]);
-    __syncwarp();
+    __syncwarp(); // every listed score is in the tail, for the lanes of the last warp
     write_last(slot, count, remaining_k);
   }
 
@@ -152,8 +155,8 @@ struct GridScope {
     });
     collect_share(share, slot, divided, edge_before);
 
-    // The last warp collects all shares, publishes to its CTA how many positions come before, and ranks the listed
-    // scores: no warp waits for the ranking, and it waits for no other writes.
+    // The last warp polls the shares of all CTAs, publishes to its CTA how many positions come before (in_front), and
+    // ranks the listed scores: no warp waits for the ranking, and the last warp waits for no other writes.
     if (threadIdx.x < kWriters) {
       barrier_of_writers<true, kThreads>(); // positions are collected, and the last warp wrote in_front
       const int begin = grid_state().in_front;
@@ -172,13 +175,13 @@ struct GridScope {
       if (static_cast<int>(32 * i + lane) < rank) in_front += message[i] & 0xffff;
     in_front = __reduce_add_sync(kFullWarp, in_front);
     if (lane == 0) grid_state().in_front = static_cast<int>(in_front);
-    __syncwarp();
-    barrier_of_writers<false, kThreads>();
+    __syncwarp();                          // lane 0 wrote in_front, before the warp arrives at the barrier
+    barrier_of_writers<false, kThreads>(); // in_front is written, for the warps that write positions
 #pragma unroll
     for (u32 i = 0; i < kHeard; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[rank][32 * i + lane], 0u);
     if (!owns()) return;
-    // Which CTA has sent each listed score; then all of them are loaded at once.
+    // Finds which CTA has sent each listed score; then all of them are loaded at once.
     u32 tail = 0;
 #pragma unroll
     for (u32 i = 0; i < kHeard; ++i) {
@@ -203,7 +206,8 @@ struct GridScope {
     write_last(slot, static_cast<int>(tail), remaining_k);
   }
 
-  // Clears brackets and sums. By the owner's writing warps, once all shares have arrived: no CTA reads them any more.
+  // Clears brackets, sums and the owner's counters in the mailbox. Call by the owner's warps that write positions, once
+  // all shares have arrived: no CTA reads these any more.
   __device__ __forceinline__ static void clear_told() {
     GridMailbox& m = grid_mailbox();
     for (int i = threadIdx.x; i < kBins / 4; i += kWriters)
@@ -215,7 +219,8 @@ struct GridScope {
     }
   }
 
-  // In front of the epilogue: the owner waits until every CTA has written its share of the answer.
+  // Makes the owner wait, in front of the epilogue, until every CTA has written its share of the answer. Call by all
+  // threads.
   __device__ __forceinline__ static void hand_over() {
     __syncthreads(); // every thread of this CTA has written its part
     if (threadIdx.x == 0) {
@@ -226,10 +231,10 @@ struct GridScope {
         store_relaxed(arrived, 0);
       }
     }
-    __syncthreads(); // all have
+    __syncthreads(); // thread 0 of the owner saw that every CTA has written its part
   }
 
-  // After a rare route: the last CTA to leave clears the mailbox.
+  // Leaves the mailbox after a rare route: the last CTA to leave clears it. Call by all threads.
   __device__ __noinline__ static void leave() {
     __syncthreads(); // no thread of this CTA reads the mailbox any more
     if (threadIdx.x == 0) {

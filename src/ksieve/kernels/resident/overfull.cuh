@@ -1,10 +1,11 @@
-// Resident rows that buckets do not decide. A plateau shows in the samples and is taken at once; an overfull bucket, or
-// the last one, which has whatever is no better than the sampled range, is read once more and divided by keys.
+// Resident rows that buckets do not decide. A plateau shows in the samples, and its value is tried at once. An overfull
+// bucket, or the last one, which has every score no better than the bracket's worse end, is read once more and divided
+// by keys.
 #pragma once
 #include "resident/buckets.cuh"
 
-// Writes positions of marked scores to the output at once: the buffer of collected positions is a histogram of keys
-// here. All CTAs of a row take output slots from one counter.
+// Writes the positions of marked scores to the output at once: the memory of collected positions is a histogram of keys
+// here. All CTAs of a row take output slots from one counter. Call by whole warps.
 template <class Scope> __device__ __forceinline__ void emit_marks(const Marks& marks, int slot) {
   int place = reserve_many(&Scope::owner().descriptors[slot].num_selected, marks.count());
   const int first = held_first(slot);
@@ -15,14 +16,15 @@ template <class Scope> __device__ __forceinline__ void emit_marks(const Marks& m
     for (u32 bits = marks.word[w]; bits && place < k; ++place)
       out[place] = held_position(index_of_mark(w, take_bit(bits), first), slot);
 }
+// Writes the position of this thread's score outside the body to the output.
 template <class Scope> __device__ __forceinline__ void emit_edge(int slot) {
   int place = atomicAdd(&Scope::owner().descriptors[slot].num_selected, 1);
   if (place < descriptor_at(slot).slots) descriptor_at(slot).out[place] = held_position(load_edge(slot).at, slot);
 }
 
-// Writes any `remaining_k` of the `count` equal scores of all CTAs to the last of the row's slots. Where equal scores
-// are many, or registers few, threads reserve slots for one vector at a time: otherwise a few threads would write them
-// all.
+// Writes any `remaining_k` of the `count` equal scores of all CTAs to the last of the row's slots. Call by whole warps.
+// Where equal scores are many, or registers few, threads reserve slots for one vector at a time: otherwise a few
+// threads would write them all.
 template <class Scope>
 __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, int count, int remaining_k, int slot) {
   int* taken = &Scope::owner().descriptors[slot].tail_count;
@@ -50,7 +52,7 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
   }
 }
 
-// Masks off positions past the end of the row.
+// Returns the marks of positions in the row; the others lie past its end.
 __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
   const int left = descriptor_at(slot).valid - own_place();
   const int vectors = max(left + kStep - 1, 0) / kStep;
@@ -61,7 +63,7 @@ __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
   return marks;
 }
 
-// Marks this thread's scores that are better than a value, and those that equal it.
+// Marks this thread's scores that are better than a value (`before`), and those that equal it (`within`).
 template <class Scope, bool kIsNan>
 __device__ __forceinline__ void compare_held(int slot, float value, Divided& found, bool& edge_better,
                                              bool& edge_equal) {
@@ -83,8 +85,8 @@ __device__ __forceinline__ void compare_held(int slot, float value, Divided& fou
   each_held<Scope::kAlone, false, kSkips>(slot, held_valid(slot), mark, [](int) {}, [] {});
 }
 
-// Selects the row if its k-th score equals the value of `key`: no bucket is divided, and nothing is read again. Returns
-// whether it does, or whether the k-th is better or worse. If it does, ahead() runs once no thread needs the ring.
+// Returns whether the k-th score equals the value of `key`, or is better or worse. If it is equal, the row is selected:
+// no bucket is divided, and nothing is read again; ahead() runs once no thread needs the ring. Call by all threads.
 enum class Kth { kEqual, kBetter, kWorse };
 template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(u32 key, int slot, Ahead ahead) {
   const float value = score_of_key(key);
@@ -112,8 +114,9 @@ template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(
   return Kth::kEqual;
 }
 
-// For a row where the samples of a warp are mostly one value. If that is not the k-th score, the value that begins the
-// bracket is tried as well, where registers suffice. Returns whether the row is selected.
+// Selects a row in which samples show a plateau, if its value is the k-th score. If it is not, the value at the
+// bracket's better end is tried as well, where registers suffice. Returns whether the row is selected. Call by all
+// threads.
 template <class Scope, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
   const u32 message = descriptor_at(slot).range.plateau;
   if constexpr (!Scope::kAlone || kEach > 64) return select_equal<Scope>(message, slot, ahead) == Kth::kEqual;
@@ -128,13 +131,13 @@ template <class Scope, class Ahead> __device__ __forceinline__ bool select_plate
     __syncthreads(); // every thread has read the counts, which thread 0 clears
     auto& counted = shared_storage().descriptors[slot];
     if (threadIdx.x == 0) counted.better = counted.equal = 0;
-    __syncthreads();
+    __syncthreads(); // thread 0 cleared the counts, for all
   }
 }
 
-// Bins of equal width over shifted keys, which divide scores of one bucket. Minus infinity and NaN, the last two keys,
-// have bins of their own, since many rows have masked scores. Keys better than the range are in the first bin, worse
-// ones in the last but two: bins are right wherever the k-th score is.
+// Bins of equal width over shifted keys, which divide the scores of one bucket. Minus infinity and NaN, the last two
+// keys, have bins of their own, since many rows have masked scores. Keys better than the range are in the first bin,
+// worse ones in the last but two: the k-th score may be anywhere, and still its bin is right.
 struct KeyBins : Digit {
   static constexpr u32 kLowest = kMinusInfinityKey - kInfinityKey; // the shifted key of minus infinity
   static constexpr u32 kLowestBin = kBins - 2;
@@ -142,7 +145,7 @@ struct KeyBins : Digit {
 
   __device__ __forceinline__ explicit KeyBins(Digit digit) : Digit(digit) {}
 
-  // Bins over the keys of [best, worst], the first of them in front of it.
+  // Bins over the shifted keys of [best, worst]; the first bin lies in front of this range.
   __device__ __forceinline__ explicit KeyBins(KeyRange keys) : Digit() {
     const u32 worst = min(keys.worst, kLowest - 1);
     const u32 span = worst - min(keys.best, worst);
@@ -156,7 +159,7 @@ struct KeyBins : Digit {
     return key >= kLowest ? key - kLowest + kLowestBin : number;
   }
 
-  // The keys of `all` that fall into a bin.
+  // Returns the keys of `all` that fall into a bin.
   __device__ __forceinline__ KeyRange keys_of(u32 bin, KeyRange all) const {
     if (bin >= kLowestBin) return {kLowest + bin - kLowestBin, kLowest + bin - kLowestBin};
     const u32 low = base + (bin << shift);
@@ -170,8 +173,8 @@ __device__ __forceinline__ void count_key(u32 bin) {
   count_shared_unless<KeyBins::kNone>(shared_address(shared_storage().histogram) + bin * 4, bin);
 }
 
-// Loads this thread's undecided scores again, by their marks, and calls visit(bin, w, bit) for each; with kNone for
-// other scores of the same vectors. With kUnrolled, `bit` is a constant for the compiler.
+// Loads this thread's undecided scores again, which `left` marks, and calls visit(bin, w, bit) for each; for the other
+// scores of their vectors the bin is kNone. With kUnrolled, `bit` is a constant for the compiler. Call by whole warps.
 template <class Bins, bool kUnrolled, class Visit>
 __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyBins keys, Visit visit) {
   const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores) + held_first(slot);
@@ -207,8 +210,9 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
   }
 }
 
-// Counts the undecided scores in bins, finds the bin of the `remaining_k`-th, and divides the scores by it. In one CTA
-// registers keep their bins; where several CTAs share a row they would spill, and the scores are loaded once more.
+// Counts the undecided scores in bins, returns the bin of the `remaining_k`-th, and divides the scores by it. Call by
+// all threads. In one CTA registers keep the scores' bins; where several CTAs share a row the bins would spill, and the
+// scores are loaded once more.
 template <class Scope, class Bins>
 __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int remaining_k,
                                                 Divided& divided) {
@@ -234,10 +238,11 @@ __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, Key
   }
 }
 
-// Undecided scores that are ranked at once: in one CTA by a thread each, elsewhere by one warp.
+// Most undecided scores that are ranked at once: in one CTA by a thread each, elsewhere by one warp.
 template <class Scope> constexpr int kRankedAlike = Scope::kAlone && kSharedCapacity >= 256 ? 256 : kTailMax;
 
-// Ranks `listed` scores, one for each thread, and writes the best `remaining_k`. Call behind a barrier.
+// Ranks `listed` scores, one in each thread, and writes the best `remaining_k` to the last of the row's slots. Call by
+// all threads, behind a barrier.
 __device__ __forceinline__ void write_ranked(int slot, int listed, int remaining_k) {
   const u64* list = shared_list(shared_storage());
   const int at = static_cast<int>(threadIdx.x);
@@ -251,10 +256,11 @@ __device__ __forceinline__ void write_ranked(int slot, int listed, int remaining
         held_position(entry_index(list[at]), slot);
 }
 
-// Selects from a bucket, or a coarse bin, with more scores than are ranked at once (`count`), or from the last bucket,
-// where nothing is known of the scores. Its scores (`last`) are loaded again and divided by their keys, until few are
-// left, or all have one value, or exactly `remaining_k` are left. A round is one traversal; the keys of the bucket are
-// nearly known, so one round mostly suffices. A score outside the body is loaded each time: few threads have one.
+// Selects from bucket `bin` (or a coarse bin) that has more scores (`count`) than are ranked at once, or from the last
+// bucket, where nothing is known of the scores. `better` marks scores in better buckets. The bucket's scores (`last`)
+// are loaded again and divided by their keys, until few are left, or all have one value, or exactly `remaining_k` are
+// left. A round is one traversal; the range of the bucket's keys is nearly known, so one round mostly suffices. A score
+// outside the body is loaded each time: few threads have one. Call by all threads.
 template <class Scope, class Bins = BracketBuckets>
 __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Marks last, int bin, int remaining_k,
                                                     int count) {
@@ -269,7 +275,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     edge_last = number == bin;
   });
   emit_marks<Scope>(better, slot);
-  KeyRange keys = {0, KeyBins::kLowest + 1}; // they have the k-th score's
+  KeyRange keys = {0, KeyBins::kLowest + 1}; // range that contains the k-th score's key
   KeyRange likely = Bins::keys_of(bin, slot);
 #pragma unroll 1
   for (int round = 0; count > kRanked && count != remaining_k && keys.best != keys.worst && round < kDivisions;

@@ -1,22 +1,23 @@
-// The resident rows of one CTA, one after another: copies and samples run rows ahead.
+// The resident rows of one CTA, one after another: the copies and samples of a row start while rows before it are
+// selected.
 #pragma once
 #include "resident/fallback.cuh"
 
 static_assert(kMaxResident == 0 || kMaxResident == kTile, "the ring holds a row, with what is beside it");
 
-// The warp that describes rows: eight at a time, one for each lane, into the half of the slots that is not in use. It
-// is neither the warp that starts copies nor the one that ranks, and has no samples if some warp has none.
+// The warp that describes rows, eight at a time, one in each lane, into the half of the slots that is not in use. It is
+// neither the warp that starts copies nor the one that ranks, and it takes no samples if some warp takes none.
 constexpr int kScouts = kSamplers < kWarps ? kSamplers : 1;
 constexpr int kAhead = kDescriptors / 2;
 
-// Computed at each use: kept in a register, it would be spilled.
+// Returns the slot of the next row. It is computed at each use: kept in a register, it would be spilled.
 __device__ __forceinline__ int slot_after(int slot) {
   KSIEVE_OPAQUE(slot);
   return (slot + 1) & (kDescriptors - 1);
 }
 
 // Describes the next kAhead rows of this CTA, from the launch's `first`-th on, into the slots from `slot` on. `copies`
-// bulk copies were started before; returns how many these rows will take.
+// bulk copies were started before; returns how many these rows will take. Call by one warp.
 __device__ __forceinline__ int describe_rows(const Params& p, int slot, int first, int copies) {
   const u32 lane = static_cast<u32>(reread_tid()) & 31;
   const u32 number = static_cast<u32>(first) + lane * static_cast<u32>(grid_size());
@@ -39,7 +40,8 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
   return __popc(copied);
 }
 
-// Describes the next rows. Call by the warp kScouts, whose first lane keeps the counters.
+// Describes the next rows, into the slots from `slot` on. Call by the warp kScouts, whose first lane keeps the
+// counters.
 __device__ __forceinline__ void describe_more(const Params& p, int slot) {
   SharedStorage& s = shared_storage();
   const bool keeps = (static_cast<u32>(reread_tid()) & 31) == 0;
@@ -51,8 +53,9 @@ __device__ __forceinline__ void describe_more(const Params& p, int slot) {
   s.copies = copies + more;
 }
 
-// With rows for several rounds, CTAs of a multiprocessor begin one after another: otherwise all of them copy, then all
-// of them count, and memory is idle meanwhile. Rows of up to 8,192 scores gain nothing.
+// Delays this CTA so that the CTAs of a multiprocessor begin one after another, where there are rows for several
+// rounds: otherwise all of them copy, then all of them count, and memory is idle meanwhile. Rows of up to 8,192 scores
+// gain nothing.
 __device__ __forceinline__ void stagger_start(const Params& p) {
   constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 58
   if (kMaxResident <= 8192 || rows_of(p) <= grid_size()) return;
@@ -63,7 +66,7 @@ __device__ __forceinline__ void stagger_start(const Params& p) {
     __nanosleep(100);
 }
 
-// Starts copying a resident row.
+// Starts copying a row to the ring, if it is resident. Call by all threads.
 __device__ __forceinline__ void copy_coming(int slot) {
   const RowDescriptor& row = shared_storage().descriptors[slot];
   if constexpr (kBulkCopies) {
@@ -73,7 +76,7 @@ __device__ __forceinline__ void copy_coming(int slot) {
   }
 }
 
-// Samples a resident row.
+// Samples a row from the ring, if it is resident. Call by all threads.
 __device__ KSIEVE_COLD void sample_coming(int slot) {
   if (descriptor_at(slot).way == RowRoute::kResident) sample_held(slot);
 }
@@ -87,8 +90,9 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     s.flag = 0;
   }
   stagger_start(p);
-  // Samples loaded in front of the copies of a first row: 512 rows of 16,384 scores 16.0 -> 15.4 us with 512 threads.
-  // Not where four CTAs of 256 threads share a multiprocessor: 512 rows of 8,192 scores 10.8 -> 11.5 us.
+  // Samples are loaded in front of the first row's copies: 512 rows of 16,384 scores take 15.4 us instead of 16.0, with
+  // 512 threads. Not where four CTAs of 256 threads share a multiprocessor: 512 rows of 8,192 scores take 11.5 us
+  // instead of 10.8.
   constexpr bool kLoads = !kWindows && !kBinned && (kThreads >= 512 || kEach >= 64);
   LoadedSample sample = {};
   if constexpr (!kWindows) {
@@ -115,7 +119,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   __syncthreads(); // the scouts wrote the descriptors, and every thread cleared its counters
   const bool resident = s.descriptors[0].way == RowRoute::kResident;
   if (kLoads && resident && is_sampler()) look_at(sample.score, sample.place, 0);
-  if (kWindows) copy_coming(0); // before its description there are no registers for a window's address
+  if (kWindows) copy_coming(0); // before the row is described there are no registers for a window's address
   if (!kWindows && resident) copy_rest(0);
   if (!kLoads) return sample_coming(0);
   if (resident && kChunks == 1) wait_copy(0);
@@ -137,7 +141,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
     if (way != RowRoute::kResident) __syncwarp(); // otherwise ptxas spills
     if (way != RowRoute::kStreamed) {
       auto copy_next = [&] {
-        if (!kEpilogue) copy_coming(slot_after(slot)); // slots are sorted where the ring is
+        if (!kEpilogue) copy_coming(slot_after(slot)); // the epilogue sorts slots where the ring is
       };
       if (way == RowRoute::kResident) {
         looked = select_resident<BlockScope>(slot, copy_next, look_ahead);
@@ -150,7 +154,7 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
         run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));
       }
     } else {
-      atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below apart
+      atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately
     }
     if (kEpilogue || !looked) {
       if (kEpilogue || descriptor_at(slot).way != RowRoute::kResident) {
@@ -163,9 +167,9 @@ __device__ __forceinline__ bool select_held_rows(const Params& p) {
       if (kEpilogue) sample_coming(slot_after(slot));
       if (kKnownEarly) __syncthreads(); // every warp's samples are in the next row's bracket
     }
-    __syncwarp(); // a row begins with whole warps
+    __syncwarp(); // every lane begins the next row together with its warp
   }
-  if (!s.flag) return false; // the same for all: each has seen every row
+  if (!s.flag) return false; // the same for all threads: each has seen every row
   __syncthreads();           // no thread still works on a row
   return true;
 }

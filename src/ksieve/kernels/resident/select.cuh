@@ -1,7 +1,6 @@
 // Selection of a resident row, in any scope: the boundary costs no second read.
-//   1. one score of each thread is sampled: the samples give a bracket that the k-th score surely lies in, almost
-//   always
-//   2. every score is counted in equal buckets between its ends (resident/buckets.cuh), and the k-th score's bucket is
+//   1. one score of each thread is sampled: the samples give a bracket, which almost always contains the k-th score
+//   2. every score is counted in equal buckets between the ends (resident/buckets.cuh), and the k-th score's bucket is
 //      found. Threads keep bucket numbers, two in a register, not scores: the ring is free for the next row
 //   3. positions in better buckets are written; the few scores of that bucket are ranked by one warp
 // Bucket numbers are monotone in the score, so the answer is exact whatever the samples were. resident/overfull.cuh
@@ -9,18 +8,21 @@
 #pragma once
 #include "resident/overfull.cuh"
 
-constexpr int kPlateau = 8; // so many equal samples of a warp are a plateau if its bracket is that one value
-constexpr int kCrowd = 16;  // and so many if they end its bracket and the k-th score is likely among them
+// Equal samples of a warp that make a plateau: kPlateau if the warp's bracket is their value alone, kCrowd if they end
+// its bracket and the k-th score is likely among them.
+constexpr int kPlateau = 8;
+constexpr int kCrowd = 16;
 
-// A sample and its rank among those of its warp. Ranks compare 15 bits of the keys, so that one instruction compares
-// two. Minus infinity and NaN cannot end a bracket: they are no samples.
+// A sample and its rank among the samples of its warp. Ranks compare 15 bits of the keys, so that one instruction
+// compares two. Minus infinity and NaN cannot end a bracket: they do not count as samples.
 struct RankedSample {
-  u32 ordered; // its ordered key
-  bool there;
+  u32 ordered; // ordered key of the sample
+  bool there;  // the sampled position is in the row
   bool valid;  // a number, and not minus infinity
   bool lowest; // minus infinity
   u32 better;  // samples of the warp that are better
 };
+// Ranks the samples of a warp. Call by whole warps.
 __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   constexpr u32 kAbsent = 0xffffffffu; // no shifted key
   const float lowest = __uint_as_float(kMinusInfinityKey);
@@ -30,7 +32,7 @@ __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   SharedStorage& s = shared_storage();
   const u32 thread = reread_tid();
   s.samples[thread] = static_cast<unsigned short>(-coarse);
-  __syncwarp();
+  __syncwarp(); // every lane's sample is in `samples`, for the whole warp
   const RingSlot* pairs = reinterpret_cast<const RingSlot*>(&s.samples[thread & ~31u]);
   u32 sums = 0;
 #pragma unroll
@@ -42,7 +44,8 @@ __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   return {key + kInfinityKey, there, valid, there && sample == lowest, (sums & 0xffffu) + (sums >> 16)};
 }
 
-// Returns the bracket of a warp: the samples that `first` and `last` other samples are better than (bracket_ranks).
+// Returns the bracket of a warp's samples, from the one that `first` others are better than to the one that `last`
+// others are better than (bracket_ranks). Call by whole warps.
 __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int slot) {
   const bool valid = mine.valid;
   const u32 better = mine.better;
@@ -72,7 +75,7 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
     if (first >= 32) best = kInfinityKey + shifted_key(top + by(first));
     if (last >= 32) worst = kInfinityKey + shifted_key(end > 0 ? fmaxf(longer, end * 0x1p-12f) : longer);
   }
-  const bool signs = worst - 1 >= kZeroKey - 1; // also where the warp has no sample: worst is 0
+  const bool signs = worst - 1 >= kZeroKey - 1; // also if the warp has no sample: `worst` is 0 then
   return {{best, worst}, signs, plateau};
 }
 
@@ -92,12 +95,13 @@ __device__ __forceinline__ int sampled_score(int id) {
       (part * kEachPart + ((draw >> 16) * kEachPart >> 16)) * kAlike + (warp / kOthers + thread) % kAlike;
   return static_cast<int>(vector * kVector + (draw >> 13) % kVector);
 }
-// Returns that score's place in the body of the tile.
+// Returns the offset in the tile's body of a score of the ring.
 __device__ __forceinline__ int sampled_place(int at) {
   return kOverflowVectors ? vector_of_stage(at / kStep) * kStep + at % kStep : at;
 }
 
-// Joins this thread's sample into the bracket of a described row. A barrier of all threads must follow.
+// Joins this thread's sample into the bracket of a described row. Call by whole warps; a barrier of all threads must
+// follow.
 __device__ __forceinline__ void look_at(float sample, int place, int slot) {
   BlockScope::reduce_bracket(look_at_samples(rank_sample(sample, place < descriptor_at(slot).valid), slot), slot);
 }
@@ -105,15 +109,16 @@ __device__ __forceinline__ void look_at(float sample, int place, int slot) {
 // A sample that is loaded from global memory while the row is still being copied.
 struct LoadedSample {
   float score;
-  int place;
+  int place; // offset in the tile's body
 };
+// Starts loading this thread's sample of a body that has `scores` scores.
 __device__ __forceinline__ LoadedSample load_sample(const Score* body, int scores, int id) {
   const int place = sampled_place(sampled_score(id));
   return {place < scores ? widen(body[place]) : 0.0f, place};
 }
 
-// Samples a row from the ring once its tile has arrived. Before sm_90 from global memory: a thread cannot wait for the
-// copies of others.
+// Samples a row from the ring once its tile has arrived. Before sm_90 the samples come from global memory: a thread
+// cannot wait for the copies of others.
 __device__ __forceinline__ void sample_held(int slot) {
   wait_copy(slot);
   if (!is_sampler()) return;
@@ -127,7 +132,8 @@ __device__ __forceinline__ void sample_held(int slot) {
   }
 }
 
-// Counts this thread's scores in buckets, and keeps their bucket numbers.
+// Counts this thread's scores in buckets, and keeps their bucket numbers. spread() maps a score to what is counted;
+// ready() runs in front of the first count.
 template <bool kEarly, bool kAlone, class Spread, class Ready>
 __device__ __forceinline__ void count_steps(int slot, int valid, LinearBuckets linear, BucketIds& steps, Spread spread,
                                             Ready ready) {
@@ -159,11 +165,12 @@ __device__ __noinline__ BucketIds count_spread(int slot) {
   return steps;
 }
 
-// Selects a sampled row. Counters must be zero, or be cleared in front of the next barrier. ahead() runs once the whole
-// ring has been read; meanwhile() while most warps would wait, except for rare rows. Returns whether it has run.
+// Selects a sampled row. Call by all threads. Counters must be zero, or be cleared in front of the next barrier.
+// ahead() runs once the whole ring has been read; meanwhile() runs while most warps would wait. Returns false for rare
+// rows (resident/overfull.cuh), for which meanwhile() does not run.
 template <class Scope, class Ahead, class Meanwhile>
 __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile meanwhile) {
-  // In one CTA the bracket may be known before the last warp arrives.
+  // With kKnownEarly an earlier barrier has completed the bracket of a row in one CTA: it is read before await_bracket.
   constexpr bool kKnown = Scope::kAlone && kKnownEarly;
   if (!kKnown) Scope::await_bracket(slot);
   const Bracket message = kKnown ? range_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).range.plateau};
@@ -187,7 +194,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   each_edge(slot, [&](const Edge& edge) { LinearBuckets::count(BracketBuckets(slot).of(edge.score)); });
   const Boundary found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);
   const int remaining_k = descriptor_at(slot).slots - found.before;
-  const bool beyond = found.bin == kBins - 1; // the last bucket also has everything worse than the bracket
+  const bool beyond = found.bin == kBins - 1; // the last bucket also has every score worse than the bracket
   const bool whole = found.count == remaining_k && !beyond;
   Divided divided = divide(steps, found.bin);
   if (unlikely(beyond || !whole && found.count > kTailMax)) {

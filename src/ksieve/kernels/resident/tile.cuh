@@ -6,22 +6,23 @@
 
 constexpr int kCtasPerRow = kMaxResident ? kMaxResident / kTile : 1;
 
-// Threads of three warps that prepare the row's facts in parallel. Warp 0 starts copies meanwhile.
+// Threads of three warps that prepare the row's facts in parallel, while warp 0 starts copies.
 constexpr int kScribe = 64;
 constexpr int kReaches = 32;
 constexpr int kChoosesEnds = 96;
 static_assert(!kFits || kThreads > kChoosesEnds);
 
-// Slot 0 describes the row. This slot has the bracket of this CTA's samples alone: `edges` says whether it takes part
-// in the end of the row's bracket, `last` from how many of its warps.
+// Slot of the bracket of this CTA's samples alone; slot 0 describes the row. Here `edges` says whether the bracket
+// takes part in the worse end of the row's, and `last` is the rank of the warp whose end it then takes (ends_of).
 constexpr int kOwn = 1;
 
-// CTAs whose samples decide the end of the bracket: in a row shorter than the tiles, the last CTAs have few scores.
+// Returns how many CTAs decide the bracket's worse end by their samples: in a row shorter than all tiles together, the
+// last CTAs have few scores.
 __device__ __forceinline__ int samplers_of(int length) { return max(length / kTile, 1); }
 
-// Which of its warps' bracket ends a CTA reports, by rank; the worst of the reported ones ends the row's bracket. If
-// the tiles were alike, a CTA would have `mean` samples better than the k-th score; that all CTAs have more than this
-// rank happens in fewer than one row of 100,000, and less often where scores are clumped.
+// Returns which of its warps' bracket ends a CTA reports, by rank; the worst of the reported ones ends the row's
+// bracket. If the tiles were alike, a CTA would have `mean` samples better than the k-th score; that all CTAs have more
+// than this rank happens in fewer than one row of 100,000, and less often where scores are clumped.
 __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
   const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * kThreads;
   const float deviations = samplers >= 64   ? -0.9f
@@ -35,13 +36,13 @@ __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
   return max(static_cast<int>(fminf(ends, static_cast<float>(kWarps))), 1);
 }
 
-// Message: the bracket of a CTA's samples.
+// The message of a CTA: the bracket of its samples.
 struct Range {
   static constexpr u32 kPresent = 2; // set in `signs`: a message is never zero
-  u32 best;                          // ordered keys
+  u32 best;                          // ordered keys of the bracket's ends
   u32 worst;
-  u32 signs; // kPresent; bit 0: the bracket's end is not positive
-  u32 plateau;
+  u32 signs;   // kPresent; bit 0: the worse end is not positive
+  u32 plateau; // key of a plateau's value; 0: there is none
 
   __device__ __forceinline__ static Range of(const RingSlot& message) {
     return {message.word[0], message.word[1], message.word[2], message.word[3]};
@@ -57,16 +58,16 @@ struct Range {
 };
 constexpr Range kNoRange = {kNanKey, 0, 0, 0};
 
-// Returns the bracket of this CTA's samples to the first warp. With kTrimsBracket it ends at one of its warps' ends, by
-// rank (ends_of): that takes 0.1 us, which clusters do not win back on rows of up to 131,072 scores.
+// Returns the bracket of this CTA's samples to the first warp. Call by all threads. With kTrimsBracket it ends at one
+// of the warps' ends, chosen by rank (ends_of): that takes 0.1 us, which clusters do not win back on rows of up to
+// 131,072 scores.
 template <bool kTrimsBracket> __device__ __forceinline__ Range own_range(const Sampled& warp) {
   SharedStorage& s = shared_storage();
   RowDescriptor& own = s.descriptors[kOwn];
   const u32 lane = threadIdx.x % 32;
   if (lane == 0) {
     fold_sampled(warp, own);
-    if (kTrimsBracket)
-      s.warp_totals[threadIdx.x / 32] = warp.range.worst - 1; // of a warp without samples, 0 - 1 is the worst key
+    if (kTrimsBracket) s.warp_totals[threadIdx.x / 32] = warp.range.worst - 1; // without samples: 0 - 1, the worst key
   }
   __syncthreads(); // every warp's bracket is in the CTA's, and its end in warp_totals, for the first warp
   if (threadIdx.x >= 32) return kNoRange;
@@ -86,7 +87,8 @@ template <bool kTrimsBracket> __device__ __forceinline__ Range own_range(const S
   return {own.range.best, worst, Range::kPresent | (own.edges && worst - 1 >= kZeroKey - 1), own.range.plateau};
 }
 
-// Joins the brackets of all CTAs, one or more for each lane of the first warp, into the row's. A barrier must follow.
+// Joins the brackets of all CTAs, one or more in each lane, into the row's. Call by the first warp; a barrier must
+// follow.
 __device__ __forceinline__ void fold_ranges(const Range& some, int slot) {
   const u32 best = __reduce_min_sync(kFullWarp, some.best);
   const u32 worst = __reduce_max_sync(kFullWarp, some.worst);
@@ -96,8 +98,9 @@ __device__ __forceinline__ void fold_ranges(const Range& some, int slot) {
   shared_storage().descriptors[slot].range = {worst, best, static_cast<int>(signs & ~Range::kPresent), plateau};
 }
 
-// A CTA's share of the answer. `before` and `all` count positions to collect in their low 16 bits, and listed scores of
-// the k-th bucket in their high 16 bits. One listed score of each thread is loaded at once, to hide its latency.
+// This thread's part of its CTA's share of the answer. `before` and `all` count positions to collect in their low 16
+// bits, and listed scores of the k-th bucket in their high 16 bits. One listed score of each thread (`early`) is loaded
+// at once, to hide its latency.
 struct Share {
   Marks listed;
   int first;
@@ -105,8 +108,8 @@ struct Share {
   int early;
   float early_score;
   bool edge_listed;
-  u32 before; // of the threads before this one
-  u32 all;
+  u32 before; // counts of the threads before this one
+  u32 all;    // counts of all threads of the CTA
 
   // Calls list(number, index, score) for each listed score of this thread.
   template <class List> __device__ __forceinline__ void each_listed(int slot, List list) {
@@ -122,6 +125,7 @@ struct Share {
     if (edge_listed) list(number, load_edge(slot).at, load_edge(slot).score);
   }
 };
+// Counts the scores that this thread collects and lists, and sums the counts over the CTA. Call by all threads.
 __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool edge_before, bool edge_listed) {
   Share share;
   share.listed = divided.within;
@@ -147,11 +151,11 @@ __device__ __forceinline__ void collect_share(const Share& share, int slot, cons
   if (edge_before) collected()[place] = load_edge(slot).at;
 }
 
-// Selects a row of which this CTA has a tile, if the row is resident. Tiles do not depend on the row's length, so
-// samples are loaded while that arrives: issued later, they would queue behind the copies. `first`: this CTA's first
-// row, which initialises the mbarriers. Returns whether the row is resident, and whether its CTAs wrote their shares of
-// the answer
-// (`written`); on a rare route they took output slots from one counter instead.
+// Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the
+// row's length, so samples are loaded while the length arrives: issued later, their loads would queue behind the
+// copies. `first`: this is the CTA's first row, for which the mbarriers are initialised. Returns whether the row is
+// resident, and whether its CTAs wrote their shares of the answer (`written`); on a rare route they took output slots
+// from one counter instead.
 struct PartOf {
   bool resident;
   bool written;
@@ -185,8 +189,9 @@ template <class Scope> __device__ __forceinline__ PartOf select_part(const Param
     const int ends = ends_of(row.length, slots_of(p, row), samplers_of(row.length));
     s.descriptors[kOwn].last = static_cast<unsigned char>(ends);
   }
-  // In front of the barrier only where samples arrive before the row is described. On a grid they arrive later, and
-  // waiting for them here would delay the description: one row of 1,048,576 scores takes 8.50 us instead of 8.26.
+  // Samples are ranked in front of the barrier only where they arrive before the row is described. On a grid they
+  // arrive later, and waiting for them here would delay the description: one row of 1,048,576 scores takes 8.50 us
+  // instead of 8.26.
   RankedSample ranked = {};
   if (Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
   __syncthreads(); // the row is described and all counters are zero, for every thread
