@@ -8,8 +8,8 @@
 #include "common/workspace.cuh"
 #include "stream/select.cuh"
 
-// Half of the CTAs, of each multiprocessor, start late by half a scan when there are rows for several
-// rounds. Otherwise all of them propose, scan and refine in step, and memory rests while no thread scans.
+// Delays half of the CTAs of each multiprocessor by half a scan when there are rows for several rounds. Otherwise all
+// of them propose, scan and refine in step, and memory is idle while no thread scans.
 __device__ __forceinline__ void stagger_start(const Params& p, int rows) {
   constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 60
   constexpr i64 kMost = 50'000;
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   wait_for_inputs();
   const int rows = rows_of(p);
   LoadedView view;
-  constexpr bool kKnown = kSampled && !kWindows && !kBinned; // where rows begin, before their lengths
+  constexpr bool kKnown = kSampled && !kWindows && !kBinned; // rows' first scores are known before their lengths
   if (blockIdx.x < rows) {
     fetch_row(p, blockIdx.x);
     if (kKnown) view.load(widest_row(p, blockIdx.x), 0);
@@ -35,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   }
   stagger_start(p, rows);
   arrived();
-  __syncthreads(); // the first row's length is there
+  __syncthreads(); // the first row's length has arrived, and counters are zero, for every thread
   if (kSampled && !kKnown && blockIdx.x < rows) view.load(fetched_row(p, blockIdx.x), 0);
   for (int number = blockIdx.x; number < rows;) {
     int claimed = 0;
-    if (threadIdx.x == 0) claimed = claim_row(p); // asked for here, waited for where it has arrived
+    if (threadIdx.x == 0) claimed = claim_row(p); // requested here; the value is used where it has arrived
     trace_begin();
     RowTask task = whole_row(p, fetched_row(p, number), spill_slice(p, blockIdx.x));
     select_row(
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
         [&] {
           if (threadIdx.x != 0) return;
           s.next = grid_size() + claimed;
-          if (kBinned && s.next < rows) fetch_row(p, s.next); // its view is asked for where it has arrived
+          if (kBinned && s.next < rows) fetch_row(p, s.next); // the row's view is prefetched where its id has arrived
         },
         [&] {
           int next = s.next;

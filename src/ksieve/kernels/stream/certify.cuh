@@ -22,16 +22,17 @@ struct RowTask {
 // The frontier: candidates that are undecided (paper: Q_j, k_j). The shared histogram counts them by `digit`; up to
 // kCapacity of them are stored, more only if all are equal. remaining_k = 0: the row is complete.
 struct Frontier {
-  KeyRange keys;   // range of their keys
-  int count;       // |Q_j|
+  KeyRange keys;   // range of the candidates' keys
+  int count;       // number of candidates, |Q_j|
   int remaining_k; // output slots still open
-  int round;       // j
+  int round;       // j, the number of digits that have narrowed the frontier
   Digit digit;
 
+  // Returns whether no further digit divides the frontier.
   __device__ __forceinline__ bool resolved() const { return kStats ? round == kRounds : keys.best == keys.worst; }
 };
 
-// The row's first score. A window's address is kept in shared memory, where it costs no registers.
+// Returns the row's first score. A window's address is kept in shared memory, where it costs no registers.
 __device__ __forceinline__ const Score* scores_of(const RowTask& t) {
   if constexpr (kWindows) {
     return static_cast<const Score*>(shared_storage().window);
@@ -40,12 +41,15 @@ __device__ __forceinline__ const Score* scores_of(const RowTask& t) {
   }
 }
 
-// How a frontier is divided next. Statistics count the paper's digits. Otherwise bins are spread evenly over the keys
-// that are there: the first paper digit hardly divides the tail of one octave, and its counts queue up on few bins.
+// Returns the digit that divides a frontier next. With statistics it is the paper's. Otherwise bins are spread evenly
+// over the frontier's keys: the first paper digit hardly divides the tail of one octave, and its counts queue up on few
+// bins.
 __device__ __forceinline__ Digit next_digit(const Frontier& q) {
   return kStats ? paper_digit(q.round, q.keys.best) : digit_over(q.keys.best, q.keys.worst);
 }
 
+// What the next scan's rule is for: the proposed boundary; the band up to the rescue boundary (kBin); no boundary,
+// which a coarse histogram must find first; the exact boundary bin; a frontier that did not fit.
 enum class Stage { kProposed, kBin, kUnbounded, kClassified, kNarrowed };
 
 // Writes the rule of the next scan. Call behind every use of the old rule; a barrier must follow.
@@ -56,14 +60,14 @@ __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_f
   s.rule = {mode, emit_from, keys.best, keys.worst, digit, open_slots(t.params), out, &s.num_selected, &s.num_ties};
 }
 
-// Bins from the view's best score to the last boundary; better scores share the first bin.
+// Returns the digit over the keys from the view's best score to the last boundary; better scores share the first bin.
 __device__ __forceinline__ Digit proposal_digit() {
   const SharedStorage& s = shared_storage();
   return kStats ? paper_digit(0, 0) : digit_over(s.view_best, s.cutoff[kRescue]);
 }
 
-// The rule of a proposal's scan. `num_ties` is this CTA's counter or its row's. Minus infinity, which the ring also
-// holds behind a row, and NaN are no cutoffs for the proposal's scan.
+// Writes the rule of a proposal's scan; a barrier must follow. `num_ties` is this CTA's counter or its row's. Minus
+// infinity, which the ring also holds behind a row, and NaN cannot be the cutoff of Filter: they are classified.
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_ties) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return; // thread 0 has just written the boundary
@@ -73,8 +77,8 @@ __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_tie
   s.rule.num_ties = num_ties;
 }
 
-// Narrows a frontier to the bin that holds its `remaining_k`; better bins are committed. Needs a barrier after the last
-// count; leaves the histogram empty.
+// Narrows a frontier to the bin that holds its `remaining_k`-th candidate; better bins are committed. Call by all
+// threads, behind a barrier after the last count; the histogram is then empty.
 __device__ __forceinline__ void narrow(Frontier& q) {
   Boundary found = find_boundary(q.remaining_k);
   q.keys = range_of(found.bin, q.digit, q.keys);
@@ -86,8 +90,8 @@ __device__ __forceinline__ void narrow(Frontier& q) {
   trace_set(kColFrontier0 + q.round, found.count);
 }
 
-// Whether all candidates have one key. For a frontier that is too large: joins the stored keys into the extremes of
-// those that were not stored.
+// Returns whether all candidates of a frontier that is too large have one key: joins the stored keys into the extremes
+// of those that were not stored. Call by all threads.
 __device__ __forceinline__ bool single_valued() {
   SharedStorage& s = shared_storage();
   u32 least = kNanKey;
@@ -101,7 +105,7 @@ __device__ __forceinline__ bool single_valued() {
   return s.least == s.greatest;
 }
 
-// Writes stored candidates behind the output slots already taken, at most `remaining_k`.
+// Writes stored candidates behind the output slots already taken, at most `remaining_k`. Call by whole warps.
 __device__ __forceinline__ void emit_any(int remaining_k) {
   SharedStorage& s = shared_storage();
   int place = reserve_many(&s.tail_count, own_count());
@@ -111,7 +115,8 @@ __device__ __forceinline__ void emit_any(int remaining_k) {
   });
 }
 
-// An exact boundary that is the answer itself: better scores are all stored, ties wait at the end of the output.
+// Completes a row whose k-th score equals an exact boundary: the `strict` better scores are all stored, and the ties
+// are at the end of the output already, or left to collect_ties.
 __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int num_ties) {
   int k = open_slots(t.params);
   trace_set(kColCommitted0, strict);
@@ -122,7 +127,8 @@ __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int nu
   if (kTies) leave_ties(shared_storage().cutoff[0], k - strict);
 }
 
-// The frontier and the rule of a coarse boundary bin; better bins go straight to the output.
+// Returns the frontier of a coarse boundary bin and writes the rule of its scan, which writes scores of better bins to
+// the output. A barrier must follow.
 __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found) {
   KeyRange keys = keys_of_bin(found.bin);
   Frontier q = {keys, found.count, open_slots(t.params) - found.before, 0, {}};
@@ -136,13 +142,14 @@ __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found)
 // Result of joining the segments of a row behind its first scan.
 enum class Merged {
   kWhole,    // this CTA finishes the row
-  kOther,    // another CTA does
-  kOutgrown, // this CTA does, and scans the row again: the segments' candidates did not fit the row's list
+  kOther,    // another CTA finishes the row
+  kOutgrown, // this CTA finishes the row and scans it again: the segments' candidates did not fit the row's list
 };
 
-// Scans whole rows until there is a frontier to refine. `stage` says what the rule in shared memory is for; the first
-// scan covers [begin, end) and has been started, then `merge()` joins the segments of other CTAs. `scanned`: the first
-// scan has been done already. Storage is empty behind a barrier unless scanned.
+// Scans a row until there is a frontier to refine, `q`. Returns whether this CTA finishes the row. `stage` says what
+// the rule in shared memory is for; the first scan covers [begin, end) and has been started, then `merge()` joins the
+// segments of other CTAs, and later scans cover the whole row. `scanned`: the first scan has been done already. Call by
+// all threads; unless scanned, storage must be empty behind a barrier.
 template <class Merge>
 __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scanned, Frontier& q, Merge merge) {
   SharedStorage& s = shared_storage();
@@ -164,7 +171,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       if (!first && stage != Stage::kClassified) start_scan(scores_of(t), begin, end);
       scan_by_rule(scores_of(t), begin, end);
     }
-    if (kBinned) arrived(); // the scan's copies, and the facts of the coming row
+    if (kBinned) arrived(); // waits for the scan's copies, and for the facts of the coming row
     __syncthreads();        // every thread's candidates are stored or counted
     Merged merged = first ? merge() : Merged::kWhole;
     if (merged == Merged::kOther) return false;

@@ -1,15 +1,16 @@
-// The scan of phase 2: compares every score with the cutoff, stores the admitted ones and counts them in the next exact
-// histogram, in one traversal. Every scan of a row in any route is this one: a set of the algorithm is always a
-// contiguous range of ordered keys, so a scan takes three keys and a digit (ScanRule).
+// The scan of phase 2: in one traversal it compares every score with the cutoff, stores the admitted scores and counts
+// them in the next exact histogram. Every route scans a row with this code: each set of the algorithm is a contiguous
+// range of ordered keys, so a scan takes three keys and a digit (ScanRule).
 #pragma once
 #include "common/histogram.cuh"
 #include "common/keys.cuh"
 #include "common/output.cuh"
 
-// Sum of `mine` over the lanes before this one.
+// Returns the sum of `mine` over the lanes before this one. Call by whole warps.
 __device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
 
-// Returns a place behind `counter` for each lane that wants one, with one atomic per warp.
+// Takes one place from `counter` for each lane that wants one, with one atomic per warp; returns the lane's place. Call
+// by whole warps.
 __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   u32 mask = __ballot_sync(kFullWarp, wanted);
   if (mask == 0) return 0;
@@ -20,8 +21,8 @@ __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   return base + __popc(mask & lanes_below());
 }
 
-// Sums of `mine` over the lanes before this one and over all, where no lane's exceeds kMost: votes, unlike the shuffles
-// of lanes_before, do not wait for each other.
+// few_before returns the sums of `mine` over the lanes before this one and over all lanes, where no lane has more than
+// kMost. Its votes, unlike the shuffles of lanes_before, do not wait for each other. Call by whole warps.
 struct Places {
   int before;
   int total;
@@ -38,7 +39,8 @@ template <int kMost> __device__ __forceinline__ Places few_before(int mine) {
   return found;
 }
 
-// Returns the first of `mine` places behind `counter` for each lane, with one atomic per warp. Call by whole warps.
+// Takes `mine` places from `counter` for each lane, with one atomic per warp; returns the lane's first. Call by whole
+// warps.
 __device__ __forceinline__ int reserve_many(int* counter, int mine) {
   int before = lanes_before(mine);
   int base = 0;
@@ -46,13 +48,15 @@ __device__ __forceinline__ int reserve_many(int* counter, int mine) {
   return __shfl_sync(kFullWarp, base, 31) + before;
 }
 
-// Tracks the extremes of candidates that are not stored: whether all candidates have one value must be known.
+// Joins the key of a candidate that is not stored into `least` and `greatest`, which show whether all candidates have
+// one value.
 __device__ __forceinline__ void track_overflow(u32 key) {
   SharedStorage& s = shared_storage();
   if (key < *static_cast<volatile u32*>(&s.least)) atomicMin(&s.least, key);
   if (key > *static_cast<volatile u32*>(&s.greatest)) atomicMax(&s.greatest, key);
 }
 
+// Stores a candidate in a slot of the list, if the list has this slot, and counts it in the histogram.
 __device__ __forceinline__ void list_at(int slot, u32 key, int index) {
   SharedStorage& s = shared_storage();
   if (slot < kListed) {
@@ -63,13 +67,13 @@ __device__ __forceinline__ void list_at(int slot, u32 key, int index) {
   atomicAdd(&s.histogram[bin_of(key, s.rule.digit)], 1u);
 }
 
-// Puts a candidate into the list.
+// Appends a candidate to the list.
 __device__ __forceinline__ void list_candidate(u32 key, int index) {
   list_at(atomicAdd(&shared_storage().listed, 1), key, index);
   atomicAdd(&shared_storage().count, 1);
 }
 
-// Returns one bit for each score of a batch that passes a test.
+// Returns one bit for each score of a batch: whether it passes a test.
 template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&raw)[kBatch], Passes passes) {
   u32 bits = 0;
 #pragma unroll
@@ -81,7 +85,8 @@ template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&r
   return bits;
 }
 
-// Returns one bit for each valid score of a batch, of which `left` are valid from the first on.
+// Returns one bit for each score of a batch: whether it is in the body, which has `left` scores from the batch's first
+// on.
 __device__ __forceinline__ u32 valid_bits(int left) {
   constexpr u32 kAll = ~0u >> (32 - kBatch * kVector);
   if (!unlikely(left < (kBatch - 1) * kStep + kVector)) return kAll;
@@ -92,8 +97,9 @@ __device__ __forceinline__ u32 valid_bits(int left) {
   return valid;
 }
 
-// As pass bits, for tests whose results are 1 or 0 as floats: weighted and added up, they are the low bits of a
-// mantissa. The first sums are of two vectors, or ptxas would load the second one where the first has been used.
+// Returns the bits of gather_bits, for tests whose results are 1 or 0 as floats: weighted and added up, the results are
+// the low bits of a mantissa. The first sums join two vectors; otherwise ptxas would load the second one only when the
+// first has been used.
 template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Test test) {
   static_assert(kCount <= 16, "hits are the low bits of a mantissa");
   constexpr int kHalf = kCount / 2;
@@ -108,14 +114,15 @@ template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Te
   return __float_as_uint(sum) & 0xffffu;
 }
 
-// The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half their rate,
-// which a scan would wait for. saturate(score * scale - bound * scale) is 1 or 0 if a score beyond the bound, at least
-// half a unit in its last place away, is at least 1 away after scaling by a power of two. NaN gives 0.
+// The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half that rate, which
+// a scan would wait for. saturate(score * scale - bound * scale) is 1 or 0 if a score beyond the bound, at least half a
+// unit in its last place away, is at least 1 away after scaling by a power of two. NaN gives 0.
 struct Above {
   float scale;
   float offset;
 
-  // No scale, 0, for a bound that is infinite, NaN, or so near zero that the scale overflows.
+  // The scale is 0, which makes the test unusable, for a bound that is infinite, NaN, or so near zero that the scale
+  // overflows.
   __device__ __forceinline__ explicit Above(float bound) {
     u32 exponent = __float_as_uint(bound) >> 23 & 0xffu;
     bool exists = fabsf(bound) >= 0x1p-100f && exponent < 0xffu;
@@ -130,17 +137,17 @@ struct Above {
   }
 };
 
-// The greatest float that no score reaching an ordered key equals: score > bound_below(key) is order_key(score) <= key.
+// Returns the bound for which score > bound exactly if order_key(score) <= key: the greatest float with a worse key.
 __device__ __forceinline__ float bound_below(u32 key) {
   return score_of_key(key + (key == kZeroKey ? 2 : 1)); // no score has 0x80000000
 }
 
-// A vector's scores are neighbours, and vectors kStep apart.
+// A vector's scores are neighbours, and vectors are kStep apart: returns the index of a bit's score.
 __device__ __forceinline__ int index_of_bit(u32 bit, int first) {
   return first + static_cast<int>(bit) + static_cast<int>(bit / kVector) * (kStep - kVector);
 }
 
-// Removes the lowest bit of a batch's hits; the rest does not depend on where it is.
+// Removes the lowest set bit and returns its number; the remaining bits are computed without waiting for the number.
 __device__ __forceinline__ u32 take_bit(u32& bits) {
   u32 rest = bits & (bits - 1);
   u32 bit = 31 - __clz(static_cast<int>(bits ^ rest));
@@ -148,7 +155,7 @@ __device__ __forceinline__ u32 take_bit(u32& bits) {
   return bit;
 }
 
-// The score of a bit, from the batch's place in the ring (a shared address).
+// Returns the score of a bit from `ring`, the batch's shared address in the ring.
 __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
   u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
   if constexpr (kDtype == Dtype::kFloat32) {
@@ -158,7 +165,7 @@ __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
   }
 }
 
-// Puts the scores of some bits into the list, for a whole warp: one reservation, and its entries side by side.
+// Appends the scores of some bits to the list, for a whole warp: one reservation, and the warp's entries side by side.
 __device__ __forceinline__ void list_warp_bits(u32 bits, u32 ring, int first) {
   const int total = static_cast<int>(__reduce_add_sync(kFullWarp, __popc(bits)));
   int slot = 0;
@@ -176,7 +183,7 @@ __device__ __forceinline__ void list_warp_bits(u32 bits, u32 ring, int first) {
   }
 }
 
-// As put_bits, by single lanes: one wait for all places of a lane.
+// Appends the scores of some bits to the list, by single lanes: one wait for all places of a lane.
 __device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
   int wanted = __popc(bits);
   int slot = atomicAdd(&shared_storage().listed, wanted);
@@ -187,7 +194,7 @@ __device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
   }
 }
 
-// Writes the scores of some bits to the output, with one reservation for the warp.
+// Writes the positions of some bits to the output, with one reservation for the warp. Call by whole warps.
 __device__ __forceinline__ void emit_bits(u32 bits, int first) {
   const ScanRule& rule = shared_storage().rule;
   Places places = few_before<32>(__popc(bits));
@@ -200,18 +207,19 @@ __device__ __forceinline__ void emit_bits(u32 bits, int first) {
     out[place] = shown_position(index_of_bit(take_bit(bits), first));
 }
 
-// The scan of a proposal. Whatever reaches the cutoff goes to the column of the thread that meets it, without a vote
-// among lanes or an atomic: a row costs as many instructions as there are scores, and this loop has most of them.
-// Columns hold raw scores until `finish` turns them into keys and counts them. Where the fast test does not do, scores
-// are compared; those equal to a boundary that is a plateau are then not stored, but offered to the end of the output.
+// The visitor of a proposal's scan. A score that reaches the cutoff goes to the column of the thread that reads it,
+// without a vote among lanes or an atomic: a row costs as many instructions as there are scores, and this loop has most
+// of them. Columns hold raw scores until `finish` turns them into keys and counts them. Where the fast test (Above)
+// cannot be used, scores are compared; those equal to a boundary that is a plateau are then not stored, but written to
+// the end of the output.
 template <bool kFast> struct Filter {
   Above above;
   float cutoff;
   u32 top;      // shared address of the column's next free entry
-  u32 end;      // and of the one behind its last
+  u32 end;      // shared address behind the column's last entry
   int tied = 0; // scores of this warp set aside as ties; the same in all lanes
 
-  static constexpr u32 kPitch = kThreads * sizeof(u32); // from one entry of a column to the next
+  static constexpr u32 kPitch = kThreads * sizeof(u32); // bytes from one entry of a column to the next
 
   __device__ __forceinline__ explicit Filter(const ScanRule& rule)
       : above(bound_below(rule.worst)), cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kSeparateTies))),
@@ -220,17 +228,17 @@ template <bool kFast> struct Filter {
   __device__ __forceinline__ static bool separate_ties() {
     return !kFast && shared_storage().rule.mode == Mode::kSeparateTies;
   }
-  // The plateau's value; a NaN stands for every NaN.
+  // Returns the plateau's value; a NaN stands for every NaN.
   __device__ __forceinline__ static float plateau() { return score_of_key(shared_storage().rule.worst); }
 
   __device__ __forceinline__ static u32 base() { return static_cast<u32>(__cvta_generic_to_shared(&column_key(0))); }
 
-  // Appends a score to the column, and its place to the same entry of the array behind.
+  // Appends a score to the column, and its place or index to the same entry of the second array.
   __device__ __forceinline__ void put(float score, u32 bit, int first) {
     store_shared(top, score);
     if constexpr (kLocalIndex16) {
       u32 columns = static_cast<u32>(__cvta_generic_to_shared(shared_storage().candidates));
-      u32 before = static_cast<u32>(first) / kThreads / kVector * kVector; // scores of this thread
+      u32 before = static_cast<u32>(first) / kThreads / kVector * kVector; // scores that this thread has read before
       auto place = static_cast<unsigned short>(before + bit);
       store_shared_at<kColumnKeys>((top >> 1) + (columns >> 1), place);
     } else {
@@ -239,7 +247,7 @@ template <bool kFast> struct Filter {
     top += kPitch;
   }
 
-  // Compares a batch; a hit's score is read back from the ring by its bit.
+  // Compares a batch and stores its hits; their scores are read back from the ring by their bits.
   __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
     u32 hits;
     if (kFast) {
@@ -258,7 +266,7 @@ template <bool kFast> struct Filter {
       put(read_back(ring, bit), bit, first);
     }
     if (unlikely(hits != 0)) {
-      // Sorted rows fill the columns of small CTAs so that whole warps come here.
+      // In sorted rows the columns of small CTAs overflow so often that whole warps come here.
       if (kSmall && unlikely(__activemask() == kFullWarp)) {
         list_warp_bits(hits, ring, first);
       } else {
@@ -273,7 +281,8 @@ template <bool kFast> struct Filter {
       set_aside_tie(valid && (score == plateau() || (score != score && plateau() != plateau())), index);
   }
 
-  // Every warp offers its first k; more can never be needed.
+  // Counts scores that equal the boundary and writes their positions from the output's end on: every warp the first k
+  // that it finds; more can never be needed. Call by whole warps.
   __device__ __forceinline__ void set_aside_tie(u32 equal, int first) {
     if (!__any_sync(kFullWarp, equal)) return;
     const ScanRule& rule = shared_storage().rule;
@@ -305,18 +314,18 @@ template <bool kFast> struct Filter {
   }
 };
 
-// The visitor of every other scan: a score is decided, a candidate, or neither.
+// The visitor of every other scan that selects: a score is written to the output, stored as a candidate, or dropped.
 struct Classify {
   float emitted_cutoff; // scores that reach it were written by earlier scans; NaN: none were
-  float better;         // scores that reach it, but not that, are written by this scan
-  float cutoff;         // scores that reach it, but not those, are candidates
+  float better;         // scores that reach it, but not emitted_cutoff, are written by this scan
+  float cutoff;         // scores that reach it, but not `better`, are candidates
   bool nan;             // whether NaN is a candidate, which no comparison finds
 
   __device__ __forceinline__ explicit Classify(const ScanRule& rule)
       : emitted_cutoff(cutoff_before(rule.emit_from)), better(cutoff_before(rule.best)), cutoff(hot_cutoff(rule.worst)),
         nan(rule.worst == kNanKey) {}
 
-  // Returns a float that exactly the scores with keys better than this one reach; NaN if there are none.
+  // Returns the float that exactly the scores with keys better than `key` reach; NaN if there are no such scores.
   __device__ __forceinline__ static float cutoff_before(u32 key) {
     return key ? hot_cutoff(key - 1) : __uint_as_float(0x7fffffffu);
   }
@@ -347,7 +356,7 @@ struct Classify {
 };
 
 // The visitor that counts a coarse histogram: the first of the two scans of the exact route. Equal scores would contend
-// for one bin, so the bin that most lanes of a warp have first is counted in registers.
+// for one bin, so the bin that most lanes of a warp meet first (`hot`) is counted in registers (`met`).
 struct CoarseCount {
   u32 hot = kBins;
   u32 met = 0;

@@ -1,28 +1,28 @@
 // Phase 3, refine: exact order over the stored frontier only, 11 + 11 + 10 bits of the ordered key; no score is read.
-//   1. find the digit that holds the remaining_k-th candidate; better digits are selected, that digit is the new
-//   frontier
+//   1. find the bin that holds the remaining_k-th candidate: it is the new frontier, and better candidates are selected
 //   2. count the next digit over the new frontier, and repeat until exactly remaining_k are left, or few
 //   3. write every candidate better than the last frontier, then as many of its members as slots are open
-// Stored candidates are never moved: a frontier is a range of keys among them.
 #pragma once
 #include "stream/certify.cuh"
 
-// With statistics every digit is counted; without, this many last candidates are ranked by one warp.
+// Most candidates of a last frontier that one warp ranks: none with statistics, for which every digit is counted.
 constexpr int kFew = kStats ? 0 : kTailMax;
 
-// Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break those of its
-// members are written whose place is at most `last_place`.
+// Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break, the members of
+// `q` are written whose place is at most `last_place`. Call by all threads.
 __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   SharedStorage& s = shared_storage();
   bool rank_last = q.count > q.remaining_k && q.count <= kFew;
-  // Whether a member of the last frontier is emitted at once: if all are, or if all are equal and it is early.
+  // Returns whether a member of the last frontier is written at once: if all are, or if all are equal and slots are
+  // left.
   auto taken = [&](u64 entry) {
     if (kTies && !rank_last) return tie_place(entry_index(entry)) <= last_place;
     if (!rank_last) return q.count == q.remaining_k || atomicAdd(&s.tail_count, 1) < q.remaining_k;
     list_tail(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
     return false;
   };
-  // Codes of indices are collected in the ring, which is idle, where all output slots are still free (write_collected).
+  // Where all output slots are still free, codes of indices are collected in the ring, which is idle, for
+  // write_collected.
   constexpr int kCollected = sizeof(s.ring) / sizeof(int);
   int* ring = reinterpret_cast<int*>(s.ring);
   u32 k = s.rule.k;
@@ -30,8 +30,8 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   bool collects = kColumns && s.rule.mode != Mode::kClassify && k <= kCollected;
   int* to = collects ? ring : out;
   int thread_count = own_height();
-  u32 chosen = 0; // entries of this thread's column, as bits
-  u32 last = 0;
+  u32 chosen = 0;              // entries of this thread's column that are selected, as bits
+  u32 last = 0;                // entries of the column that are in the last frontier, as bits
   constexpr int kTogether = 8; // entries that are loaded at once
 #pragma unroll
   for (int at = 0; at < kColumns; ++at) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
 
   int listed = min(s.listed, kListed);
 #pragma unroll 1
-  for (int slot = threadIdx.x; (slot & ~31) < listed; slot += kThreads) { // by the warps that have any
+  for (int slot = threadIdx.x; (slot & ~31) < listed; slot += kThreads) { // by the warps that have entries of the list
     u64 entry = slot < listed ? list_entry(slot) : 0;
     u32 key = slot < listed ? entry_key(entry) : kNanKey;
     bool wanted = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));
@@ -101,12 +101,12 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
       rank_last ? kThreads - 32 : kThreads);
 }
 
-// Ends a row from its frontier. Call behind a barrier after the last count.
+// Completes a row from its frontier. Call by all threads, behind a barrier after the last count.
 __device__ __forceinline__ void refine(Frontier q) {
   SharedStorage& s = shared_storage();
   if (unlikely(q.remaining_k == 0)) return;
   trace_set(kColFilled, q.remaining_k);
-  if (unlikely(q.count > kCapacity)) { // one value throughout: any stored members will do
+  if (unlikely(q.count > kCapacity)) { // all candidates have one value: any stored ones will do
     if (kTies) return leave_ties(q.resolved() ? q.keys.best : s.least, q.remaining_k);
     return emit_any(q.remaining_k);
   }

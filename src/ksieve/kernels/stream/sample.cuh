@@ -8,8 +8,8 @@
 #include "common/keys.cuh"
 #include "common/output.cuh"
 
-// Returns which of the kStride groups of a period the view has: the same in every period of a row, or with kJitter
-// another one in each (policy.py, SamplingPolicy.offsets).
+// Returns which of the kStride groups of a period is in the view: the same in every period of a row, or with kJitter
+// another one in each period (policy.py, SamplingPolicy.offsets).
 __device__ __forceinline__ int view_offset(int id, int period) {
   u32 row = static_cast<u32>(id);
   if constexpr (!kJitter) {
@@ -32,15 +32,15 @@ __device__ __forceinline__ int view_statistics(int id, int length) {
   return (view_scores(id, length) + kPool - 1) / kPool;
 }
 
-// Position of a statistic's first score.
+// Returns the position of a statistic's first score.
 __device__ __forceinline__ int statistic_at(int ordinal, int id) {
   constexpr int kPerGroup = kGroup / kPool;
   int period = ordinal / kPerGroup;
   return (period * kStride + view_offset(id, period)) * kGroup + ordinal % kPerGroup * kPool;
 }
 
-// Whether a statistic's scores are loaded at once. It is the best of kPool scores, or of fewer at the row's end; NaN if
-// all are NaN.
+// Returns whether one load reads all scores of a statistic. A statistic is the best of kPool scores, or of fewer at the
+// row's end; NaN if all are NaN.
 __device__ __forceinline__ bool loads_whole(const Row& row, int first) {
   constexpr int kBytes = kPool * sizeof(Score);
   return kPool == 1 || (first + kPool <= row.length && reinterpret_cast<u64>(row.scores + first) % kBytes == 0);
@@ -54,14 +54,14 @@ __device__ __forceinline__ float load_statistic(const Row& row, int first) {
   return best;
 }
 
-// Statistics of a view from the `from`-th on, loaded to registers, kThreads apart for each thread. They are loaded in
-// front of a scan's first loads, and would otherwise queue behind those.
+// Statistics of a view, from the `from`-th on, loaded to registers; those of a thread are kThreads apart. They are
+// loaded before a scan's first loads, and would otherwise queue behind these.
 struct LoadedView {
   static constexpr int kEach = kTies || kOrder != Order::kAny ? 1 : 2; // more of them would be spilled
   static constexpr int kAll = kEach * kThreads;
   Raw raw[kEach];
 
-  // Starts the loads, up to row.length, which may be a guess that is not too small.
+  // Starts the loads of statistics up to row.length, which may be a guess that is not too small.
   __device__ __forceinline__ void load(const Row& row, int from) {
     const int count = view_statistics(row.id, row.length);
 #pragma unroll
@@ -129,7 +129,7 @@ struct Ranked {
   int same;
 };
 
-// Returns the kept key of this rank within [best, worst], by exact digits.
+// Returns the kept key of this rank within [best, worst], by exact digits. Call by all threads.
 __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, KeyRange range) {
   SharedStorage& s = shared_storage();
   int same = 0;
@@ -147,11 +147,11 @@ __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, Key
   return {range.best, same};
 }
 
-// Returns to the first warp the kept key of this rank in a coarse bin with at most kTailMax keys, which is usual. That
-// warp ranks them; places only distinguish equal keys.
+// Returns to the first warp the kept key of this rank in a coarse bin that has at most kTailMax keys, which is usual.
+// The first warp ranks them; places only distinguish equal keys. Call by all threads.
 __device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int count, int rank, int bin) {
   keys.each([&](u32 key, int place) {
-    if (coarse_bin(score_of_key(key)) == bin) list_tail(make_entry(key, place)); // cheaper than the bin's range
+    if (coarse_bin(score_of_key(key)) == bin) list_tail(make_entry(key, place)); // cheaper than the bin's key range
   });
   __syncthreads(); // the keys of the bin are listed
   if (threadIdx.x >= 32) return {};
@@ -162,8 +162,8 @@ __device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int c
   return {wanted, __popc(__ballot_sync(kFullWarp, listed && entry_key(mine.entry) == wanted))};
 }
 
-// Whether the view of a row has the requested ranks among its first two thirds (policy.py, usable): a boundary further
-// down admits most of a row, and then two scans of the exact route cost less.
+// Returns whether the view of a row has the requested ranks among its first two thirds (policy.py, usable): a boundary
+// further down admits most of a row, and then the two scans of the exact route cost less.
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= slots_of(p, row)) return false;
   int count = view_statistics(row.id, row.length);
@@ -172,8 +172,8 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   return 2 * count >= 3 * (kRescue ? p.rescue_rank : p.primary_rank);
 }
 
-// Writes the boundaries of a usable view, inclusive ordered keys, to shared memory; a barrier must follow. `view` was
-// loaded from its first statistic on; `views` CTAs of the row compute the same.
+// Writes the boundaries of a usable view, inclusive ordered keys, to shared memory. Call by all threads; a barrier must
+// follow. `view` was loaded from its first statistic on; `views` CTAs of the row compute the same boundaries.
 __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedView& view, int views) {
   SharedStorage& s = shared_storage();
   int count = view_statistics(row.id, row.length);

@@ -3,7 +3,7 @@
 #include "common/workspace.cuh"
 #include "stream/select.cuh"
 
-// Moves the stored candidates of this segment to the row's list.
+// Copies the stored candidates of this segment to the row's list. Call by all threads.
 __device__ __forceinline__ void publish(RowState* state, u64* list) {
   SharedStorage& s = shared_storage();
   int own = own_count();
@@ -15,12 +15,13 @@ __device__ __forceinline__ void publish(RowState* state, u64* list) {
 #pragma unroll 4
   for (int i = 0; i < own; ++i)
     if (static_cast<u32>(place + i) < static_cast<u32>(kListed)) list[place + i] = own_entry(i, thread_count);
-  // Candidates that found no slot here are only counted: the row outgrows its list as well.
+  // Candidates that found no slot here are only counted: the row then outgrows its list as well.
   if (threadIdx.x == 0 && s.listed > kListed) state_count(state, s.listed - kListed);
 }
 
-// Whether this CTA is the last of its row to publish; then everything published is visible to all its threads, and
-// `s.count` is the number of candidates. What one thread releases and acquires, barriers pass on to all.
+// Returns whether this CTA is the last of its row to publish; then everything published is visible to all its threads,
+// and `s.count` is the number of candidates. What one thread releases and acquires, barriers pass on to all. Call by
+// all threads.
 __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
   SharedStorage& s = shared_storage();
   __syncthreads(); // every thread's part of the publication is written
@@ -34,7 +35,8 @@ __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
   return s.flag;
 }
 
-// Loads the row's list into empty storage and counts it.
+// Loads the row's list into empty storage and counts its candidates in the histogram. Call by all threads; a barrier
+// must follow.
 __device__ __forceinline__ void gather(RowState* state, const u64* list) {
   SharedStorage& s = shared_storage();
   int count = s.count;
@@ -66,7 +68,8 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
   }
 }
 
-// Prepares the last CTA to finish the row; leaves the row's state in the workspace zero.
+// Prepares the last CTA to finish the row; leaves the row's state in the workspace zero. Call by all threads; a barrier
+// must follow.
 __device__ __forceinline__ Merged join(RowState* state, const u64* list) {
   SharedStorage& s = shared_storage();
   bool fits = s.count <= kCapacity;

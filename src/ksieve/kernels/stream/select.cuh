@@ -1,10 +1,11 @@
-// The selection of a row by one CTA: propose, certify, refine. Kernels differ in which CTA has which rows and segments.
+// The selection of a row by one CTA: propose, certify, refine. Kernels differ in which CTA works on which rows and
+// segments.
 #pragma once
 #include "epilogue/epilogue.cuh"
 #include "length_bins.cuh"
 #include "stream/refine.cuh"
 
-// Selects every position of a row with at most k scores. Returns whether it was one.
+// Selects every position of a row with at most k scores. Returns whether the row has so few.
 __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
   if (row.length > slots_of(p, row)) return false;
   trace_set(kColCommitted0, row.length);
@@ -12,6 +13,8 @@ __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
   return true;
 }
 
+// Returns the task of a whole row. Call by all threads; a barrier must follow before the facts that thread 0 writes are
+// read.
 __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u64* spill) {
   if (threadIdx.x == 0) {
     shared_storage().spill = spill;
@@ -28,10 +31,10 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
   return {p, row, 0, row.length};
 }
 
-// Selects a row whose `view` is being loaded. `first`: the CTA's first row, with counters zero; its view is waited for
-// in front of other loads, since all CTAs begin at once, and memory would serve whole rows of the scan before the
-// view's lines. ahead() runs behind a barrier, before the row is scanned; meanwhile() when the row has been read and
-// only on-chip work is left. A short row skips meanwhile().
+// Selects a row whose `view` is being loaded. Call by all threads. `first`: the CTA's first row, with counters zero;
+// its view is waited for in front of other loads, since all CTAs begin at once, and memory would serve whole rows of
+// the scan before the view's lines. ahead() runs behind a barrier, before the row is scanned; meanwhile() runs when the
+// row has been read and only on-chip work is left, but not for a short row.
 template <class Ahead, class Meanwhile>
 __device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedView& view, Ahead ahead,
                                            Meanwhile meanwhile) {

@@ -5,8 +5,8 @@
 //   3. each publishes: reserves a range of the row's list and copies its candidates there
 //   4. the last to arrive gathers the list, restores the row's state to zero, and finishes the row alone
 //
-// Row reads: 1 + splits/stride certified. An underfilled aggregate is rescued or recovered by the finisher alone, and
-// an aggregate that outgrows the list is scanned again by it, whole.
+// Row reads: 1 + splits/stride certified. Where the segments together have fewer than k candidates, the last CTA alone
+// rescues or recovers the row; where their candidates outgrow the list, it scans the whole row again.
 #include "stream/segments.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   Row row = load_row(p, id);
   if (kWindows) view.load(row, 0);
   bool shared_work = view_usable(p, row);
-  if (!shared_work && part != 0) return; // short, or no usable view: nothing to share
+  if (!shared_work && part != 0) return; // a short row, or no usable view: nothing to share
   RowState* state = row_state(p, id);
   u64* list = row_list(p, id);
   RowTask task = whole_row(p, row, segment_spill(p, id, part));
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     clear_storage();
     view.wait();
     start_scan(row.scores, task.begin, task.end);
-    __syncthreads(); // storage is empty
+    __syncthreads(); // counters are zero, for every thread
     if (shared_work) {
       propose(p, row, view, p.splits);
       set_proposal_rule(task, &state->num_ties);

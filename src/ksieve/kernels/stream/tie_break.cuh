@@ -6,7 +6,7 @@
 #pragma once
 #include "stream/filter.cuh"
 
-constexpr int kNoPlace = 0x7fffffff; // greater than any
+constexpr int kNoPlace = 0x7fffffff; // greater than any place
 
 __device__ __forceinline__ int tie_place(int index) { return abs(index - shared_storage().tie_from); }
 
@@ -23,8 +23,8 @@ __device__ __forceinline__ void leave_ties(u32 key, int remaining_k) {
   s.tie_quota = remaining_k;
 }
 
-// Returns the place of the `remaining_k`-th of the stored candidates with keys in a range, which are more. Call when no
-// thread counts any more.
+// Returns the place of the `remaining_k`-th of the stored candidates with keys in a range, which has more of them. Call
+// by all threads, when none counts any more.
 __device__ __forceinline__ int last_tied_place(KeyRange keys, int remaining_k) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < kBins; i += kThreads)
@@ -47,7 +47,8 @@ __device__ __forceinline__ int last_tied_place(KeyRange keys, int remaining_k) {
   }
 }
 
-// Which of `kTieVectors` vectors of a thread hold the key; a vector's first position is kWarpStep after the last one's.
+// tie_bits returns one bit for each score of kTieVectors vectors of a thread: whether it has the key. The vectors begin
+// at `first` and are kWarpStep apart.
 constexpr int kTieVectors = 4;
 constexpr int kWarpStep = 32 * kVector;
 static_assert(kTieVectors * kVector <= 32, "a thread's matches are the bits of one word");
@@ -77,8 +78,8 @@ __device__ __forceinline__ u32 tie_bits(const Row& row, int first, u32 key) {
 
 __device__ __forceinline__ u32 vector_of(u32 bits, int u) { return bits >> (u * kVector) & ((1u << kVector) - 1); }
 
-// Selects the ties that leave_ties has recorded, for the row's last slots. Call behind the selection of a row with more
-// than `slots` scores; starts with a barrier.
+// Selects the ties that leave_ties has recorded, for the row's last slots. Call by all threads, behind the selection of
+// a row with more than `slots` scores; starts with a barrier.
 __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
   SharedStorage& s = shared_storage();
   constexpr int kChunk = kWarps * kTieVectors * kWarpStep;
