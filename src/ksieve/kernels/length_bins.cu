@@ -2,11 +2,9 @@
 //
 //   1. a warp loads the lengths of kAtOnce times 32 neighbouring rows together
 //   2. rows of at most kMaxResident scores are for the first launch, of at most twice as many for the second, and so
-//   on;
-//      rows too long for all others are for the last
+//      on; rows too long for all others are for the last
 //   3. every launch has a list (length_bins.cuh). Rows of a warp stay together in it, so that CTAs that run at once
-//   work
-//      on rows that are close in memory. The order of warps varies from run to run, without effect on the answer
+//      work on rows that are close in memory. The order of warps varies from run to run, without effect on the answer
 //
 // Row reads: none.
 #include "length_bins.cuh"
@@ -14,6 +12,7 @@
 
 constexpr int kAtOnce = 8;
 
+// Returns the launch that rows of this length are listed for.
 __device__ __forceinline__ int band_of(int length) { return min(max(length - 1, 0) / kMaxResident, kBin); }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)

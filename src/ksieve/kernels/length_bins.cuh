@@ -1,5 +1,5 @@
-// Which rows a launch works on: all of a matrix, or the list for its range of lengths (length_bins.cu).
-// Kernels number the rows of their launch from 0; functions here turn such a number into a row.
+// Which rows a launch works on: all of a matrix, or those listed for its range of lengths (length_bins.cu). Kernels
+// number the rows of their launch from 0; the functions here turn such a number into a row.
 #pragma once
 #include "common/load.cuh"
 #include "common/workspace.cuh"
@@ -11,8 +11,8 @@
 constexpr bool kBinned = KSIEVE_BINNED != 0;
 constexpr int kBin = KSIEVE_BIN;
 
-// In the workspace from Params::lists on: the number of rows of each launch; kHeaderBytes further on, the lists, each
-// with room for all rows.
+// An entry of a list of rows. In the workspace, from Params::lists on: the number of rows of each launch; kHeaderBytes
+// further on, the lists, each with room for all rows.
 struct alignas(8) BinnedRow {
   int id;
   int length;
@@ -28,10 +28,10 @@ __device__ __forceinline__ BinnedRow* binned_row(const Params& p, int number, in
   return rows + static_cast<i64>(band) * p.rows + number;
 }
 
-// Rows of this launch.
+// Returns the number of rows of this launch.
 __device__ __forceinline__ int rows_of(const Params& p) { return kBinned ? min(bin_counts(p)[kBin], p.rows) : p.rows; }
 
-// A row whose length is already loaded; of a window, it is loaded again.
+// Returns a row whose length is already loaded; the length of a window is loaded again.
 __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
   if constexpr (kWindows) {
     return load_row(p, id);
@@ -40,13 +40,14 @@ __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length
   }
 }
 
+// Returns the row with a number of this launch.
 __device__ __forceinline__ Row nth_row(const Params& p, int number) {
   if constexpr (!kBinned) return load_row(p, number);
   BinnedRow listed = *binned_row(p, number, kBin);
   return row_of_length(p, listed.id, listed.length);
 }
 
-// Starts loading what is needed of a coming row, by thread 0; arrived() waits for it.
+// Starts loading the length, and with length bins the id, of a coming row, by thread 0; arrived() waits for them.
 __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   if (threadIdx.x != 0) return;
   SharedStorage& s = shared_storage();
@@ -59,7 +60,7 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   }
 }
 
-// The row that was fetched: for the thread that fetched it, or after a barrier.
+// Returns the row that fetch_row has loaded. Call by thread 0 behind arrived(), or by others behind a barrier after it.
 __device__ __forceinline__ Row fetched_row(const Params& p, int number) {
   const SharedStorage& s = shared_storage();
   if (kBinned) return row_of_length(p, s.next_id, s.next_length);

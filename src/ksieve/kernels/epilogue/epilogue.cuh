@@ -1,4 +1,4 @@
-// The epilogue: what a call asks of a row's slots beyond the positions that the selection has written.
+// The epilogue: what a call's options add to a row's slots beyond the positions that the selection has written.
 //   1. with an order, positions (and keys, for an order by score) are sorted where ring, histogram and candidates were
 //   2. slots are written again: values, raw indices, transformed indices; unused slots last
 // With an order, a row's slots depend on the selected set alone.
@@ -7,9 +7,10 @@
 
 using Sorted = Choose<kOrder == Order::kValue, u64, u32>::Type; // key and place, or position
 constexpr int kPerLane = 4;
-constexpr int kSortChunk = 32 * kPerLane; // sorted by one warp in its registers; fewest elements of a sort
-constexpr int kInFlight = 4;              // slots per thread
+constexpr int kSortChunk = 32 * kPerLane; // elements that one warp sorts in its registers; fewest elements of a sort
+constexpr int kInFlight = 4;              // slots that a thread processes together
 
+// Exchanges two elements if they are not in the wanted order.
 __device__ __forceinline__ void put_in_order(Sorted& a, Sorted& b, bool ascending) {
   bool swap = (b < a) == ascending;
   Sorted kept = a;
@@ -17,7 +18,8 @@ __device__ __forceinline__ void put_in_order(Sorted& a, Sorted& b, bool ascendin
   b = swap ? kept : b;
 }
 
-// The steps of a bitonic merge of `size` elements that stay within a lane's kPerLane neighbours or within its warp.
+// Runs the steps of a bitonic merge of `size` elements that stay within a lane's kPerLane neighbours or within its
+// warp; `at` is the index of the lane's first element. Call by whole warps.
 __device__ __forceinline__ void merge_in_registers(Sorted (&v)[kPerLane], int at, int size) {
 #pragma unroll
   for (int stride = kSortChunk / 2; stride >= kPerLane; stride /= 2) {
@@ -38,7 +40,8 @@ __device__ __forceinline__ void merge_in_registers(Sorted (&v)[kPerLane], int at
   }
 }
 
-// Bitonic sort of n elements, ascending; n is a power of two and at least kSortChunk. Starts and ends with a barrier.
+// Sorts n elements, ascending, by a bitonic sort; n is a power of two and at least kSortChunk. Call by all threads;
+// starts and ends with a barrier.
 __device__ __forceinline__ void sort_area(Sorted* area, int n) {
   int lane = threadIdx.x & 31;
   int warp = threadIdx.x >> 5;
@@ -75,12 +78,14 @@ __device__ __forceinline__ void sort_area(Sorted* area, int n) {
   __syncthreads(); // every chunk is written, for all threads
 }
 
-// Position in a slot as the selection left it. Scores that change under a running kernel may leave anything there.
+// Returns the position that the selection left in a slot, -1 if none. Scores that change under a running kernel may
+// leave any value there.
 __device__ __forceinline__ int staged_position(const int* staged, int slot, int selected, int length) {
   int index = slot < selected ? __ldcg(staged + slot) : -1;
   return static_cast<u32>(index) < static_cast<u32>(length) ? index : -1;
 }
 
+// Returns the element that a position is sorted as; unused slots (-1) come last.
 __device__ __forceinline__ Sorted sortable(const Row& row, int index) {
   if constexpr (kOrder == Order::kValue) {
     int place = kTies ? tie_place(index) : index;
@@ -107,7 +112,7 @@ __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 i
   }
 }
 
-// The index that is written for a position, which counts from where the caller does.
+// Returns the index that is written for a position, with its offset, or through the page table; -1 without an entry.
 __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 offset, int index) {
   const auto& o = p.options;
   if (index < 0) return -1;
@@ -118,6 +123,8 @@ __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 off
   return first + (index & ((1 << o.page_shift) - 1));
 }
 
+// Writes all slots of a row: `selected` positions from `area`, or without an order from the output, then -1. Call by
+// all threads.
 __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int selected, const Sorted* area) {
   const auto& o = p.options;
   bool wide = o.flags & kWide;
@@ -138,7 +145,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
         if (static_cast<u32>(index[b]) >= static_cast<u32>(row.length)) index[b] = -1;
       }
     }
-    // 64-bit slots up to here overwrite positions that have been read: row_output.
+    // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) __syncthreads();
     if (o.values) {
       Score* values = static_cast<Score*>(o.values) + row.id * o.values_pitch;
@@ -159,8 +166,8 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   }
 }
 
-// Ends a row behind its selection, in the CTA that selected it. `slice`: kSortSlots in the workspace, of this CTA
-// alone. The row is loaded again: kept in registers until here, it would cost every scan.
+// Completes a row behind its selection, in the CTA that selected it. Call by all threads. `slice`: kSortSlots elements
+// of the workspace, of this CTA alone. The row is loaded again: kept in registers until here, it would cost every scan.
 __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
   Row row = load_row(p, id);
   int slots = slots_of(p, row);

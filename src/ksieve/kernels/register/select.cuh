@@ -9,14 +9,14 @@
 #include "resident/overfull.cuh"
 
 static_assert(KSIEVE_REGISTERS && kFits && kMaxResident == kTile, "one CTA has all of a row");
-constexpr int kRanked = kThreads < 512 ? kThreads / 2 : 256; // scores of the boundary's bin that are ranked at once
+constexpr int kRanked = kThreads < 512 ? kThreads / 2 : 256; // scores of the k-th score's bin that are ranked at once
 constexpr int kTogether = kThreads < 512 ? 32 : 64;          // listed scores that a thread compares in one step
 constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;
 static_assert(kWords == 1 && kOverflowVectors == 0 && kOrder == Order::kAny);
 
 // The coarse bins of this thread's scores, kept as bucket numbers are (BucketIds).
 struct CoarseBins {
-  static constexpr u32 kNone = kBins; // for scores that are not in the row; counted as well, without a branch
+  static constexpr u32 kNone = kBins; // bin of scores that are not in the row; counted as well, without a branch
 
   __device__ __forceinline__ static void count(u32 bin) { count_at(bin * 4); }
 
@@ -29,7 +29,7 @@ struct CoarseBins {
     return there;
   }
 
-  // For an overfull bin (resident/overfull.cuh): loads scores once more, and gives a score's bin.
+  // For resident/overfull.cuh: read_again loads a vector of scores once more, and `of` returns a score's bin.
   __device__ __forceinline__ static Raw read_again(const Score*, int vector) {
     return load_shared_words(own_ring() + vector * kStageBytes);
   }
@@ -61,7 +61,7 @@ struct LoadedRow {
     if (edge.valid) edge.score = widen(row.scores[edge.at]);
   }
 
-  // One of this thread's scores, by binary choice: registers have no addresses.
+  // Returns one of this thread's scores, by binary choice: registers have no addresses.
   __device__ __forceinline__ float pick(u32 at) const {
     float some[1 << kPickBits];
 #pragma unroll
@@ -76,12 +76,12 @@ struct LoadedRow {
   }
 };
 
-// Lower bits of a key that distinguish keys of a bin: 5 of the mantissa's 23 bits distinguish bins.
+// Lower bits of a key, which distinguish the keys of a bin: 5 of the mantissa's 23 bits distinguish bins.
 constexpr int kKeyBits = 18;
 
-// The list of scores in the k-th score's bin: what each is ranked by, and its position. Keys of a bin are close to each
-// other (keys_are_close), so their low bits, followed by the number in the list, rank them. Stored negated, so that one
-// instruction compares two.
+// The list of scores in the k-th score's bin: the number that each is ranked by, and its position. Keys of a bin are
+// close to each other (keys_are_close), so their low bits, followed by the number in the list, rank the scores. The
+// numbers are stored negated, so that one instruction compares two.
 struct Listed {
   int negated[kRanked + kTogether];
   unsigned short position[kRanked];
@@ -95,11 +95,13 @@ struct Listed {
   __device__ __forceinline__ static Listed& of_row() {
     return *reinterpret_cast<Listed*>(shared_list(shared_storage()));
   }
-  // A value worse than any score of the bin: the low 24 bits of its keys begin at 2^18 times its number.
+  // Ends the list with a value worse than any score of the bin: the low 24 bits of its keys begin at 2^18 times its
+  // number.
   __device__ __forceinline__ void end(u32 bin, int number) {
     negated[number] = rank_by((bin << kKeyBits) + (1 << 21), 0);
   }
 
+  // Stores a score and its position as entry `number` of the list.
   __device__ __forceinline__ void put(int number, float score, int at) {
     negated[number] = rank_by(number_key(score), number);
     position[number] = static_cast<unsigned short>(at);
@@ -107,18 +109,20 @@ struct Listed {
 };
 static_assert(sizeof(Listed) <= kSharedCapacity * sizeof(u64) && kMaxResident <= 1 << 16);
 
-// Whether keys of a bin are less than 2^22 apart: not with infinities, nor with numbers that are subnormal in float16.
+// Returns whether the keys of a bin are less than 2^22 apart: not with infinities, nor with numbers that are subnormal
+// in float16.
 __device__ __forceinline__ bool keys_are_close(int bin) {
   constexpr int kOctave = 1024 / 32; // bins of an octave
   constexpr int kSign = kBins / 2;
   return static_cast<u32>(bin % kSign - kOctave) < kSign - 2 * kOctave;
 }
 
-// Ranks `count` listed scores, four threads for each, and writes the best `remaining_k`.
+// Ranks `count` listed scores, four threads for each, and writes the best `remaining_k`. Call by whole warps, behind a
+// barrier.
 template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int remaining_k, Shown shown) {
   constexpr int kSharers = 4;
   const Listed& listed = Listed::of_row();
-  const int thread = reread_tid(); // read here, not before the row's length arrives
+  const int thread = reread_tid(); // read here, not kept since before the row's length arrived
   const RingSlot* others = reinterpret_cast<const RingSlot*>(listed.negated) + thread % kSharers;
 #pragma unroll 1
   for (int at = thread / kSharers; (at & ~7) < count; at += kThreads / kSharers) {
@@ -143,7 +147,8 @@ template <class Shown> __device__ __forceinline__ void write_listed(int* out, in
   }
 }
 
-// Describes the row for resident/overfull.cuh. Rare, so a function of its own, which loads the row's facts again.
+// Describes the row for resident/overfull.cuh. Call by all threads. It is rare, so it is a function of its own, which
+// loads the row's facts again.
 __device__ __noinline__ void describe_loaded(const Params& p, int id) {
   const Row row = load_row(p, id);
   RowDescriptor& to = shared_storage().descriptors[0];
@@ -162,8 +167,8 @@ struct Again {
   Boundary found;
 };
 
-// Divides the marked scores of a bin, which are in the ring, by the distance of their keys from the bin's first: in
-// steps of 2^7 keys, then of one key if needed. Rare, so a function of its own.
+// Divides the marked scores of a bin, which are in the ring, by the distance of their keys from the bin's first: into
+// bins of 2^7 keys, then of one key if needed. Call by all threads. It is rare, so it is a function of its own.
 __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
   constexpr int kUpper = 8; // bits of a key that carry no information
   Again again = {0, marks, remaining_k, {}};
@@ -199,7 +204,7 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
   return again;
 }
 
-// Selects a row of more than k scores. The histogram is zero before and after.
+// Selects a row of more than k scores. Call by all threads. The histogram is zero before and after.
 __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& loaded, int k) {
   SharedStorage& s = shared_storage();
   const Edge& edge = loaded.edge;
@@ -224,7 +229,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       s.ring[v][threadIdx.x] = reinterpret_cast<const RingSlot&>(loaded.raw[v]);
-    // Only where no score is outside the body.
+    // count_again divides scores of the body alone: it needs a row without scores outside the body.
     if (keys_are_close(bin) && loaded.body.begin == 0 && loaded.body.end >= loaded.row.length) {
       const Again again = count_again(last, bin, remaining_k);
       chosen |= again.chosen;
@@ -271,7 +276,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   auto shown = [&](int position) { return kWindows && !kEpilogue ? position + loaded.row.base : position; };
   int* out = row_output(p, loaded.row.id);
   const int collected = whole ? k : k - remaining_k;
-  // Some warps rank while the others write, if so many suffice for the list.
+  // Some warps rank while the others write, if no more than three quarters of the warps are needed for the list.
   const int ranking = whole ? 0 : (found.count + 7) / 8 * 32;
   const bool apart = ranking <= kThreads / 4 * 3;
   const int writer = static_cast<int>(threadIdx.x) - (apart ? ranking : 0);
@@ -280,7 +285,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     write_collected<false>(out, positions, collected, collected, shown, apart ? kThreads - ranking : kThreads, writer);
 }
 
-// A row whose length starts loading here and is waited for in come(); a window is loaded there.
+// A row whose length starts loading in the constructor; come() waits for the length, or loads a window.
 struct AskedRow {
   int id;
   int length = 0;
@@ -300,16 +305,16 @@ struct AskedRow {
   }
 };
 
-// Selects the few rows of a CTA. Code for rows that are selected whole comes first, so that it is fetched soon: of
-// narrow rows most may be. Their scores are loaded as soon as the length is known. CTAs of wide rows clear counters
-// while the length arrives, and each of their many warps counts as soon as it has its scores.
+// Selects the few rows of a CTA. Call by all threads. The code for rows that are selected whole comes first, so that it
+// is fetched early: most narrow rows may be such rows. Scores are loaded as soon as the length is known. CTAs of wide
+// rows clear counters while the length arrives, and each of their many warps counts as soon as it has its scores.
 __device__ __forceinline__ void select_in_registers(const Params& p) {
   constexpr bool kEmptyFirst = kThreads >= 512;
   auto empty = [] {
     clear_counts(reread_tid());
     __syncthreads(); // every counter is zero, and no thread works on the row before any more
   };
-  int number = blockIdx.x; // a row: the grid has no more CTAs than rows
+  int number = blockIdx.x; // number of a row: the grid has no more CTAs than rows
   do {
     const AskedRow asked(p, number);
     if (kEmptyFirst) empty();
