@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -88,6 +89,19 @@ class SelfTest:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchShapes:
+    """A file of `ksieve tune`: what it was made on and with; `problem` states why it cannot be read."""
+
+    path: str
+    device: str = ""
+    dtype: str = ""
+    date: str = ""
+    driver: str = ""
+    ksieve: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """The first fault to fix, and a command that fixes it; `serious`: without it ksieve gives no correct answer."""
 
@@ -111,6 +125,7 @@ class Report:
     visible: str | None
     caches: Mapping[str, Cache]
     tests: tuple[SelfTest, ...]
+    launch_shapes: tuple[LaunchShapes, ...] = ()
 
     def test(self, backend: str) -> SelfTest:
         """Return the self-test of a backend."""
@@ -154,7 +169,28 @@ def examine(progress: Progress = lambda _: None) -> Report:
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         caches={kind: _cache(kind) for kind in code_cache.KINDS},
         tests=tuple(tests),
+        launch_shapes=launch_shapes(),
     )
+
+
+def launch_shapes() -> tuple[LaunchShapes, ...]:
+    """Describe the files of `ksieve tune` that the planner looks at: that of the environment, else the user's own."""
+    from ksieve.planning import tuned
+
+    asked = os.environ.get("KSIEVE_TUNED", "")
+    if asked == "off":
+        return ()
+    found = [Path(asked).expanduser()] if asked else sorted(tuned.folder().glob("*.json"))
+    return tuple(map(_launch_shapes, found))
+
+
+def _launch_shapes(path: Path) -> LaunchShapes:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        names = ("dtype", "date", "driver", "ksieve")
+        return LaunchShapes(str(path), str(facts["device"]["name"]), *(str(facts.get(name) or "") for name in names))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return LaunchShapes(str(path), problem=f"it cannot be read ({type(error).__name__})")
 
 
 def advise(report: Report) -> Advice | None:

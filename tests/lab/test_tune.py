@@ -44,7 +44,7 @@ def nothing_is_remembered(monkeypatch, tmp_path):
 def test_questions_and_candidates_fit_the_device(name):
     device = DEVICES[name]
     asked = tune.questions(device)
-    assert len(asked) == len(set(asked)) <= 170
+    assert len(asked) == len(set(asked)) <= 190
     kernels = set()
     for rows, width in asked:
         found = tune.candidates(rows, width, device)
@@ -61,7 +61,7 @@ def test_questions_and_candidates_fit_the_device(name):
                     asked_for["resident_width"], asked_for["overflow_vectors"]
                 ), variant  # fmt: skip
                 assert tune._shape_of(variant.name, plan.resident_width).items() <= asked_for.items()
-    assert 60 <= len(kernels) <= 260
+    assert 60 <= len(kernels) <= 290
 
 
 def test_every_shipped_shape_that_a_question_reaches_is_a_candidate():
@@ -117,7 +117,7 @@ def test_winners_become_entries_with_their_advantage():
              "beat": "resident_block 512x2", "by": 1.2},
         ),
         "resident_cluster": ({"threads": 256, "ctas_per_sm": 2, "resident_width": 131_072, "ctas_per_row": 16,
-                              "most_rows": 1, "us": 5.0, "beat": "resident_grid 512x1 x16", "by": 1.2},),
+                              "most_rows": 7, "us": 5.0, "beat": "resident_grid 512x1 x16", "by": 1.2},),
         "resident_grid": ({"threads": 512, "ctas_per_sm": 1, "resident_width": 131_072, "ctas_per_row": 16,
                            "fewest_rows": 8, "most_rows": 8, "us": 5.0, "beat": "resident_cluster 512x2 x8",
                            "by": 1.2},),

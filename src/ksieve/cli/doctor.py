@@ -12,7 +12,7 @@ import typer
 from ksieve.cli import exits, terminal
 
 if TYPE_CHECKING:
-    from ksieve.doctor import Cache, Report, SelfTest
+    from ksieve.doctor import Cache, LaunchShapes, Report, SelfTest
 
 _LABELS = {"numpy": "NumPy", "numba": "Numba", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX"}
 _SHOWN_IF_PRESENT = ("cupy", "jax")
@@ -76,15 +76,35 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         major, minor = gpu.capability
         name = "GPU" if len(driver.gpus) == 1 else f"GPU {index}"
         yield name, f"{gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB"
+    yield from (("launch shapes", _launch_shapes(found, report)) for found in report.launch_shapes)
     if report.visible is not None:
         yield "CUDA_VISIBLE_DEVICES", repr(report.visible)
     for backend, cache in report.caches.items():
         yield f"{'CPU' if backend == 'cpu' else 'CUDA'} kernels", _cache(cache)
 
 
+def _place(text: str) -> str:
+    """A path as it is shown: below the home directory with a tilde."""
+    path, home = Path(text), Path(os.path.expanduser("~"))  # noqa: PTH111 (of no home, Path raises)
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def _launch_shapes(found: LaunchShapes, report: Report) -> str:
+    if found.problem is not None:
+        return f"{_place(found.path)}: {found.problem}"
+    text = f"{found.device}, {found.dtype}, measured {found.date[:10]} with driver {found.driver or 'unknown'}"
+    now = report.driver.version
+    if found.driver and now and found.driver != now:
+        text += f", now {now}"
+    if found.ksieve != report.ksieve:
+        text += f"; NOT used: of ksieve {found.ksieve}, make it again with `ksieve tune`"
+    elif found.device not in {gpu.name for gpu in report.driver.gpus}:
+        text += "; no such GPU is here"
+    return f"{text} ({_place(found.path)})"
+
+
 def _cache(cache: Cache) -> str:
-    path, home = Path(cache.path), Path(os.path.expanduser("~"))  # noqa: PTH111 (of no home, Path raises)
-    place = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+    place = _place(cache.path)
     state = cache.problem or ("writable" if cache.writable else "NOT writable")
     if not cache.exists:
         return f"{place}, not made yet, {state}"

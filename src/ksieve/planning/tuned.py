@@ -61,12 +61,17 @@ def described(device: DeviceInfo) -> dict[str, Any]:
     return {"name": device.name, "capability": list(device.capability), "multiprocessors": device.sm_count}
 
 
-def default_path(device: DeviceInfo, dtype: str = DTYPE) -> Path:
-    """Return the file of a device in the user's configuration directory."""
+def folder() -> Path:
+    """Return the folder of the user's own files."""
     import platformdirs
 
+    return platformdirs.user_config_path("ksieve", appauthor=False) / "tuned"
+
+
+def default_path(device: DeviceInfo, dtype: str = DTYPE) -> Path:
+    """Return the file of a device in the user's configuration directory."""
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
-    return platformdirs.user_config_path("ksieve", appauthor=False) / "tuned" / f"{name}-{dtype}.json"
+    return folder() / f"{name}-{dtype}.json"
 
 
 def write(path: Path, found: Tuned) -> None:
@@ -160,7 +165,7 @@ def geometry_of(family: str, entry: Mapping[str, Any], source: str) -> Geometry:
 
 def path_in_use(device: DeviceInfo) -> tuple[Path | None, bool]:
     """Return the file that is looked for, or None, and whether the environment names it."""
-    asked = os.environ.get(VARIABLE, "")
+    asked = os.environ.get("KSIEVE_TUNED", "")
     if asked == "off":
         return None, True
     return (Path(asked).expanduser(), True) if asked else (default_path(device), False)
@@ -198,7 +203,7 @@ def shapes_of(device: DeviceInfo) -> Shapes:
     ArgumentError
         If no class covers the device, or `VARIABLE` names a file that cannot be used.
     """
-    return _shapes_of(device, os.environ.get(VARIABLE, ""))
+    return _shapes_of(device, os.environ.get("KSIEVE_TUNED", ""))
 
 
 @lru_cache

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from conftest import ROOT, cuda_devices
 from ksieve import api, doctor
 from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
 from ksieve.doctor import Cache, Driver, Gpu, Report, SelfTest
 from ksieve.lab.cli.app import app
@@ -290,3 +291,38 @@ assert "torch" not in sys.modules
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+# ---- files of measured launch shapes --------------------------------------------------------------------------
+
+
+def shapes_report(monkeypatch, tmp_path, text, **changes):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("KSIEVE_TUNED", raising=False)
+    folder = tmp_path / "ksieve" / "tuned"
+    folder.mkdir(parents=True)
+    (folder / "nvidia-h200-float32.json").write_text(text)
+    (found,) = doctor.launch_shapes()
+    return command._launch_shapes(found, replace(report(), **changes))
+
+
+def tuned_text(**changes):
+    facts = {"device": {"name": "NVIDIA H200"}, "dtype": "float32", "date": "2026-11-25T20:06:38Z", "driver": "580.1"}
+    return json.dumps(facts | {"ksieve": report().ksieve} | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (tuned_text(), "NVIDIA H200, float32, measured 2026-11-25 with driver 580.1, now 580.95"),
+        (tuned_text(ksieve="0.0.1"), "NOT used: of ksieve 0.0.1, make it again with `ksieve tune`"),
+        (tuned_text(device={"name": "NVIDIA B200"}), "no such GPU is here"),
+        ("{", "it cannot be read"),
+    ],
+)
+def test_the_files_of_launch_shapes_are_described(monkeypatch, tmp_path, text, words):
+    driver = doctor.Driver("580.95", "13.0", (H200,), None)
+    shown = shapes_report(monkeypatch, tmp_path, text, driver=driver)
+    assert words in shown and "nvidia-h200-float32.json" in shown
+    monkeypatch.setenv("KSIEVE_TUNED", "off")
+    assert doctor.launch_shapes() == ()

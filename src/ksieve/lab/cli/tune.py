@@ -35,7 +35,7 @@ def tune(
         bool, typer.Option("--quick", help="Two minutes: say what tuning would gain, and write nothing.")
     ] = False,
     shapes: Annotated[
-        str, typer.Option("--shapes", metavar="LIST", help="rows x width, separated by commas. Default: 160 shapes.")
+        str, typer.Option("--shapes", metavar="LIST", help="rows x width, separated by commas. Default: some 180.")
     ] = "",
     k: Annotated[int, count("--k", "K", "Slots per row.")] = 2048,
     minutes: Annotated[
