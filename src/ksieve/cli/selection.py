@@ -32,6 +32,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import MAX_K, check_k
 from ksieve.core.stats import Stats
 from ksieve.planning.devices import DEVICES, resolve_device
+from ksieve.planning.explain import considered
 
 
 def select(
@@ -184,6 +185,10 @@ def plan(
         typer.Option("--family", metavar="NAME", help="Force a kernel family. Default: the planner's choice."),
     ] = None,
     policy: PolicyName = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Also list the other kernel families of a GPU, and why not those."),
+    ] = False,
 ) -> None:
     """Print the plan for a shape: kernel family, launch geometry, workspace size, and the reason."""
     chosen = api.plan(
@@ -196,5 +201,16 @@ def plan(
         family=family,
         policy=policy,
     )
-    terminal.result(lambda: asdict(chosen))
+    options = considered(chosen.problem, chosen.device) if explain else []
+    terminal.result(lambda: asdict(chosen) | ({"considered": list(map(asdict, options))} if explain else {}))
     terminal.say(str(chosen))
+    if explain:
+        terminal.say()
+        terminal.table(
+            ["family", "threads x CTAs", "waves", "reads", "us", "verdict"],
+            [
+                [o.family, o.launch, f"{o.waves:.2f}" if o.launch else "", f"{o.reads:.3f}" if o.launch else "",
+                 "" if o.us is None else f"{o.us:.1f}", "chosen" if o is options[0] else o.verdict]
+                for o in options
+            ],
+        )  # fmt: skip

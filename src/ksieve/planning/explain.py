@@ -1,0 +1,119 @@
+"""The plans that were possible for a shape on a CUDA device, and what speaks for and against each.
+
+Reads are those of the paper's accounting: how often a row is read from memory. No time is predicted from them: at few
+rows latency decides, and reads of a view of lines cost more than their share of the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import Problem
+from ksieve.planning import choose as planner
+from ksieve.planning import shapes, tuned
+from ksieve.planning.families import SHARED_ROWS
+from ksieve.planning.plan import Plan
+from ksieve.planning.shapes import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """One kernel family for a shape.
+
+    Attributes
+    ----------
+    family : str
+    launch : str
+        Threads, CTAs for each multiprocessor and for each row; empty if the family is refused.
+    waves : float
+        CTAs launched over those that run at once.
+    reads : float
+        Times that a row is read from memory; 0 if the family is refused.
+    us : float or None
+        Microseconds of the entry that decided the launch shape, if that was measured by ``ksieve tune``.
+    verdict : str
+        Why it is chosen, or why it is not.
+    """
+
+    family: str
+    launch: str
+    waves: float
+    reads: float
+    us: float | None
+    verdict: str
+
+
+def considered(problem: Problem, device: DeviceInfo) -> list[Considered]:
+    """Return every family of a CUDA device for a problem, the chosen one first.
+
+    Raises
+    ------
+    ArgumentError
+        If the device is none of CUDA.
+    """
+    if device.kind != "cuda":
+        raise ArgumentError(
+            "--explain", "a plan for the CPU", "--device with a GPU, such as h200: the CPU has one family"
+        )
+    chosen = planner.choose(problem, device)
+    found = [_of(chosen, f"chosen: {chosen.reason}")]
+    for family in shapes.families():
+        if family == chosen.family:
+            continue
+        try:
+            plan = planner.choose(problem, device, family=family)
+        except ArgumentError as error:
+            found.append(
+                Considered(family, "", 0.0, 0.0, None, f"refused: {error.takes.removeprefix('another family: ')}")
+            )
+            continue
+        found.append(_of(plan, _against(plan, chosen)))
+    return found
+
+
+def _of(plan: Plan, verdict: str) -> Considered:
+    per_row = f", {plan.splits} a row" if plan.splits > 1 else ""
+    launch = f"{plan.threads} x {plan.ctas_per_sm}{per_row}"
+    waves = plan.ctas / (plan.device.sm_count * plan.ctas_per_sm)
+    measured = re.search(rf"{shapes.TUNED}\S+: ([\d.]+) us", plan.reason)
+    return Considered(plan.family, launch, waves, reads(plan), float(measured[1]) if measured else None, verdict)
+
+
+def reads(plan: Plan) -> float:
+    """Return how often a row of the planned width is read, if the sample's threshold holds."""
+    if plan.policy is not None:
+        return 1 + plan.splits / plan.policy.stride
+    return 1.0 if plan.problem.width <= plan.resident_width else 2.0
+
+
+def _against(plan: Plan, chosen: Plan) -> str:
+    """Why another plan was preferred: a measured limit, or more reads."""
+    own, best = reads(plan), reads(chosen)
+    limit = _limit(plan)
+    if limit:
+        return f"launch shape for {limit} rows"
+    if own > best + 1e-9:
+        return f"reads a row {own:.3g} times, not {best:.3g}"
+    return f"{chosen.family} was faster where the shapes were measured"
+
+
+def _limit(plan: Plan) -> str:
+    """Rows that the plan's launch shape is for, in words, if the problem has others."""
+    known = tuned.shapes_of(plan.device)
+    if plan.family not in known.resident:
+        return ""
+    rows = plan.problem.rows
+    same = [g for g in known.resident_of(plan.family, plan.device) if _is(g, plan)]
+    if same and same[0].most_rows and rows > same[0].most_rows:
+        return f"up to {same[0].most_rows:,}"
+    return f"{same[0].fewest_rows:,} or more" if same and rows < same[0].fewest_rows else ""
+
+
+def _is(geometry: Geometry, plan: Plan) -> bool:
+    per_row = plan.splits if plan.family in SHARED_ROWS else 1
+    return (geometry.resident_width, geometry.threads, geometry.ctas_per_row) == (
+        plan.resident_width, plan.threads, per_row
+    )  # fmt: skip
