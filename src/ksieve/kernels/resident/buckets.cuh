@@ -35,7 +35,7 @@ struct LinearBuckets {
     return finite(best) * 0x1p-4f - finite(worst) * 0x1p-4f;
   }
 
-  // The product is rounded up, so that a score equal to `worst` is not counted in the last bucket.
+  // The product is rounded up, so that a score equal to `worst`, like every worse one, is counted in the last bucket.
   __device__ __forceinline__ LinearBuckets(float worst, float best) {
     const float low = finite(worst);
     scale = finite(best) > low ? __fdividef(0x1p-4f, sixteenth(worst, best)) : 1.0f;

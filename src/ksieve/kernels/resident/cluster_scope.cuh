@@ -1,5 +1,5 @@
 // Cluster scope: the CTAs of a cluster share a row. Messages are pushed: st.async stores them in each peer's mailbox
-// and completes an mbarrier there, one for each kind of message. No CTA reads a peer's memory.
+// and completes an mbarrier there, one for each kind of message. Only on rare routes does a CTA read a peer's memory.
 #pragma once
 #include "resident/tile.cuh"
 

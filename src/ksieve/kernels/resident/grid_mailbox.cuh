@@ -20,7 +20,7 @@ struct alignas(16) Owner {
   u64 tail[kTailMax];
 };
 
-constexpr int kBarriers = 24; // most of a row: a plateau's, three for each round of an overfull bucket, one more
+constexpr int kBarriers = 24; // a row has at most 20: a plateau's, three a round of an overfull bucket, one more
 
 // The mailbox, in the workspace, of CTAs that share a row. With several rows they use two mailboxes in turn: a CTA that
 // receives a message about the next row but one knows that all CTAs have begun the next. Size: planning/memory.py,
@@ -32,7 +32,7 @@ struct alignas(16) GridMailbox {
   u32 shares[kCtasPerRow][kCtasPerRow]; // [receiver][sender]: kPresent and the sender's Share::all
   Owner owner;
   u32 arrived[kBarriers + 1]; // CTAs that reached each barrier; the last one is in front of the epilogue
-  u32 left[3];                // CTAs that have left the mailbox
+  u32 left[3];                // CTAs that have left the mailbox; the other two words are padding
 };
 static_assert(sizeof(GridMailbox) == KSIEVE_MAILBOX_BYTES, "planning/memory.py mirrors this struct");
 // Returns the mailbox of this CTA's row; `number` counts the mailboxes that it has used.
