@@ -23,7 +23,7 @@ from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.core.device import DeviceInfo
 from ksieve.planning.devices import DEVICES
 
-LIBRARIES = build.MACHINE.parents[1] / "out" / "emulated"
+LIBRARIES = build.MACHINE.parents[2] / "out" / "emulated"
 _texts = [path.read_text(encoding="utf-8") for path in sorted(build.MACHINE.iterdir()) if path.suffix in (".h", ".py")]
 TOOLS = hashlib.sha256(repr((_texts, build.COMPILER)).encode()).hexdigest()[:16]
 """What a library depends on beside its kernel."""
