@@ -1,8 +1,8 @@
 // Lists the rows of a matrix by length for the launches that follow: one CTA for each launch.
 //
 //   1. a warp loads the lengths of kAtOnce times 32 neighbouring rows together
-//   2. rows of at most kMaxResident scores are for the first launch, of at most twice as many for the second, and so
-//      on; rows too long for all others are for the last
+//   2. launch b, from 0, takes the rows of more than b and at most b + 1 times kMaxResident scores; the last launch
+//      also takes all longer ones
 //   3. every launch has a list (length_bins.cuh). Rows of a warp stay together in it, so that CTAs that run at once
 //      work on rows that are close in memory. The order of warps varies from run to run, without effect on the answer
 //

@@ -1,4 +1,4 @@
-// Ordered keys: the CUDA mirror of keys.py. Descending: a better score has a smaller key.
+// Ordered keys: the CUDA mirror of core/keys.py. Descending: a better score has a smaller key.
 #pragma once
 #include "common/storage.cuh"
 
@@ -43,9 +43,9 @@ __device__ __forceinline__ float half_bits_to_float(u32 bits) {
   return float_of_half(static_cast<unsigned short>(bits));
 }
 
-// Returns the largest ordered key whose score rounds into coarse bins 0..bin (keys.py, BIN_CUTOFF_KEY). A score at the
-// midpoint towards the next worse float16 rounds to even: into a positive bin, whose worst float16 is even, and out of
-// a negative one.
+// Returns the largest ordered key whose score rounds into coarse bins 0..bin (core/keys.py, BIN_CUTOFF_KEY). A score at
+// the midpoint towards the next worse float16 rounds to even: into a positive bin, whose worst float16 is even, and out
+// of a negative one.
 __device__ __forceinline__ u32 bin_cutoff_key(int bin) {
   u32 key16 = static_cast<u32>(bin) << 5 | 31u;
   if (key16 < 0x3ffu) return 0; // better than +inf: no score maps here

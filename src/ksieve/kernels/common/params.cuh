@@ -1,5 +1,5 @@
-// Parameters of a launch and constants of a specialisation. backends/cuda mirrors them: runtime/launch.py packs the
-// struct, jit/spec.py makes the defines.
+// Parameters of a launch and constants of a specialisation. On the host, backends/cuda/runtime/launch.py packs the
+// struct and backends/cuda/jit/spec.py makes the defines.
 #pragma once
 
 using u32 = unsigned int;
@@ -51,14 +51,15 @@ constexpr int kThreads = KSIEVE_THREADS;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStages = KSIEVE_STAGES;       // 16-byte loads in flight per thread
 constexpr int kBatches = KSIEVE_BATCHES;     // batches that these loads are committed in
-constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise the exact route without a sample
+constexpr bool kSampled = KSIEVE_STRIDE > 0; // otherwise every row takes the exact route
 constexpr int kStride = kSampled ? KSIEVE_STRIDE : 1;
 constexpr int kGroup = KSIEVE_GROUP;
 constexpr int kPhaseMultiplier = KSIEVE_PHASE_MULTIPLIER;
 constexpr bool kJitter = KSIEVE_JITTER != 0; // each period of a row samples another group, by a hash
-constexpr u32 kJitterRow = 0xC2B2AE35, kJitterPeriod = 0x85EBCA6B, kJitterMix = 0x9E3779B1; // policy.py, JITTER_*
+// The hash's constants: core/policy.py, JITTER_*.
+constexpr u32 kJitterRow = 0xC2B2AE35, kJitterPeriod = 0x85EBCA6B, kJitterMix = 0x9E3779B1;
 constexpr int kJitterShift = 13;
-constexpr int kPool = KSIEVE_POOLING ? 4 : 1; // adjacent scores whose best is one sample: policy.py, PEAK
+constexpr int kPool = KSIEVE_POOLING ? 4 : 1; // adjacent scores whose best is one sample: core/policy.py, PEAK
 constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
 constexpr int kColumns = KSIEVE_COLUMNS; // candidates in each thread's column
@@ -97,4 +98,6 @@ enum StatsColumn {
   kColScans = 14,
   kColSampled = 15,
 };
+// kRecovered, kRecoveredAfterBand: the exact route, after a proposal admitted fewer than k scores; kDirect: the exact
+// route from the start, without a proposal.
 enum Route { kShort = 0, kCertified = 1, kRescued = 2, kRecovered = 3, kRecoveredAfterBand = 4, kDirect = 5 };

@@ -41,12 +41,14 @@ using RingSlot = Words;
 // What a resident kernel does with a row. kNone: there is no such row; kShort: every position is selected.
 enum class RowRoute : unsigned char { kNone, kStreamed, kShort, kResident };
 
-// Two scores between which the k-th score of a row lies, almost always; see resident/select.cuh.
+// Two scores between which the k-th score lies in nearly every row (bracket_ranks, resident/descriptor.cuh).
 struct alignas(16) Bracket {
-  u32 worst;   // ordered key of the worse end
-  u32 best;    // ordered key of the better end
-  int signs;   // not zero: the worse end of some warp's bracket is not positive
-  u32 plateau; // ordered key of a value that many samples of a warp share; 0: there is none
+  u32 worst; // ordered key of the worse end
+  u32 best;  // ordered key of the better end
+  int signs; // not zero: the worse end of some warp's bracket is not positive
+  // ordered key of a value that is tried first as the k-th score: one that many samples of a warp share, or plus or
+  // minus infinity or NaN, which end no bracket of finite length; 0: there is none
+  u32 plateau;
 };
 
 // A row of a resident kernel and this CTA's tile of it: facts that one thread computes for all, and counters.

@@ -1,10 +1,12 @@
-// Layout of the global workspace; planning/memory.py computes the same sizes. Kernels leave every counter zero.
-//   [0, 256)   queue: next row, CTAs that have left
-//   then       stream/split.cu: a RowState per row, all zero before the first launch. From Params::lists on, for each
-//              row: its list of candidates, a spill slice for each of its CTAs, and kSortSlots elements
-//   or         resident/grid.cu: the mailboxes of resident/grid_mailbox.cuh
-//   or         other kernels: a spill slice and kSortSlots elements for each CTA. With length bins the launches share
-//              these, and the lists of length_bins.cuh begin at Params::lists
+// Layout of the global workspace; planning/memory.py computes the same sizes. Kernels leave the queue, the RowStates
+// and the mailboxes zero. Nothing else needs to be zero: lists, slices and the counts of length bins are written before
+// they are read.
+//   [0, 256)  Queue: rows claimed, CTAs that have left
+//   then      stream/split.cu: a RowState for each row. From Params::lists on, for each row: its list of candidates, a
+//             spill slice for each of its CTAs, and kSortSlots elements
+//   or        resident/grid.cu: two GridMailboxes for each row that is worked on at a time (resident/grid_mailbox.cuh)
+//   or        other kernels: a spill slice and kSortSlots elements for each CTA. With length bins the launches share
+//             these; bin_counts and the lists of rows (length_bins.cuh) begin at Params::lists
 #pragma once
 #include "common/storage.cuh"
 

@@ -1,10 +1,10 @@
 // Families stream and stream_unsampled: one CTA owns a row from boundary to output.
 //
 //   1. the first wave takes row blockIdx.x; later rows come from a device queue in completion order
-//   2. per row: propose, certify, refine (stream/select.cuh); without a policy the direct-exact route
+//   2. per row: propose, certify, refine (stream/select.cuh); without a policy or a usable view the exact route
 //   3. the last CTA to leave restores the queue, so that a replayed graph starts as the first launch did
 //
-// Row reads: 1 + 1/stride certified, 2 direct-exact. Any shape, any k <= kCapacity, any GPU from sm_80.
+// Row reads: 1 + 1/stride certified, 2 on the exact route. Any shape, any k <= kCapacity, any GPU from sm_80.
 #include "common/workspace.cuh"
 #include "stream/select.cuh"
 

@@ -1,9 +1,9 @@
 // Phase 2, certify: scan until a frontier exists that holds the rest of the answer and fits the candidate slots.
 //   1. the proposed boundary is scanned; k admitted scores prove containment
-//   2. an underfilled proposal scans the band up to the rescue boundary, and then falls back to exact recovery: a
-//      coarse histogram of all scores, and a scan that classifies against the exact boundary bin
-//   3. a frontier beyond kCapacity is narrowed by one digit and scanned again, unless it is a single value:
-//      then any of its stored members will do
+//   2. a proposal that admits fewer scans the rescue band, if there is one, and then takes the exact route: a coarse
+//      histogram of all scores, and a scan that classifies against the exact boundary bin
+//   3. a frontier beyond kCapacity is narrowed by one digit and scanned again, unless it is a single value: then any of
+//      its stored members will do
 // All of it is one loop around one scan: inlined once, it keeps its registers, and nothing else reads the row.
 #pragma once
 #include "length_bins.cuh"
@@ -19,12 +19,13 @@ struct RowTask {
   int end;
 };
 
-// The frontier: candidates that are undecided (paper: Q_j, k_j). The shared histogram counts them by `digit`; up to
-// kCapacity of them are stored, more only if all are equal. remaining_k = 0: the row is complete.
+// The frontier: candidates that are undecided. After j digits the paper calls this set Q_j, and k_j the slots that are
+// still open for its members. The shared histogram counts the candidates by `digit`; up to kCapacity of them are
+// stored, more only if all are equal. remaining_k = 0: the row is complete.
 struct Frontier {
   KeyRange keys;   // range of the candidates' keys
   int count;       // number of candidates, |Q_j|
-  int remaining_k; // output slots still open
+  int remaining_k; // output slots still open, k_j
   int round;       // j, the number of digits that have narrowed the frontier
   Digit digit;
 
@@ -48,8 +49,9 @@ __device__ __forceinline__ Digit next_digit(const Frontier& q) {
   return kStats ? paper_digit(q.round, q.keys.best) : digit_over(q.keys.best, q.keys.worst);
 }
 
-// What the next scan's rule is for: the proposed boundary; the band up to the rescue boundary (kBin); no boundary,
-// which a coarse histogram must find first; the exact boundary bin; a frontier that did not fit.
+// What the next scan's rule is for. kProposed: the proposed boundary; kBin: the rescue band, from there to the rescue
+// boundary; kUnbounded: there is no boundary, and a coarse histogram must find one first; kClassified: the exact
+// boundary bin; kNarrowed: one bin of a frontier that did not fit.
 enum class Stage { kProposed, kBin, kUnbounded, kClassified, kNarrowed };
 
 // Writes the rule of the next scan. Call behind every use of the old rule; a barrier must follow.

@@ -1,6 +1,8 @@
 // The scan of phase 2: in one traversal it compares every score with the cutoff, stores the admitted scores and counts
-// them in the next exact histogram. Every route scans a row with this code: each set of the algorithm is a contiguous
-// range of ordered keys, so a scan takes three keys and a digit (ScanRule).
+// them in the next exact histogram. Every scan that selects is made by the visitors Filter or Classify: each set of the
+// algorithm is a contiguous range of ordered keys, so a scan takes three keys and a digit (ScanRule). Three traversals
+// do not select by a rule: CoarseCount counts only, collect_ties (stream/tie_break.cuh) looks for one key, and rows on
+// chip are counted in buckets (resident/) or coarse bins (register/).
 #pragma once
 #include "common/histogram.cuh"
 #include "common/keys.cuh"

@@ -1,7 +1,8 @@
-// Phase 3, refine: exact order over the stored frontier only, by digits of its keys; no score is read. With statistics
-// these are the paper's, 11, 11 and 10 bits of the ordered key.
-//   1. find the bin that holds the remaining_k-th candidate: it is the new frontier, and better candidates are selected
-//   2. count the next digit over the new frontier, and repeat until exactly remaining_k are left, or few
+// Phase 3, refine: exact order over the stored frontier only; no score is read. A digit spreads the frontier's range of
+// keys over 2,048 bins; with statistics the digits are the paper's, of 11, 11 and 10 bits of the key.
+//   1. find the bin that holds the remaining_k-th candidate: its members are the new frontier, and those of better bins
+//      are selected
+//   2. count the new frontier by the next digit, and repeat until exactly remaining_k are left, or few
 //   3. write every candidate better than the last frontier, then as many of its members as slots are open
 #pragma once
 #include "stream/certify.cuh"

@@ -9,7 +9,7 @@
 #include "common/output.cuh"
 
 // Returns which of the kStride groups of a period is in the view: the same in every period of a row, or with kJitter
-// another one in each period (policy.py, SamplingPolicy.offsets).
+// another one in each period (core/policy.py, SamplingPolicy.offsets).
 __device__ __forceinline__ int view_offset(int id, int period) {
   u32 row = static_cast<u32>(id);
   if constexpr (!kJitter) {
@@ -162,8 +162,8 @@ __device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int c
   return {wanted, __popc(__ballot_sync(kFullWarp, listed && entry_key(mine.entry) == wanted))};
 }
 
-// Returns whether the view of a row has the requested ranks among its first two thirds (policy.py, usable): a boundary
-// further down admits most of a row, and then the two scans of the exact route cost less.
+// Returns whether the view of a row has the requested ranks among its first two thirds (core/policy.py, usable): a
+// boundary further down admits most of a row, and then the two scans of the exact route cost less.
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= slots_of(p, row)) return false;
   int count = view_statistics(row.id, row.length);

@@ -6,7 +6,8 @@
 //   4. the last to arrive gathers the list, restores the row's state to zero, and finishes the row alone
 //
 // Row reads: 1 + splits/stride certified. Where the segments together have fewer than k candidates, the last CTA alone
-// rescues or recovers the row; where their candidates outgrow the list, it scans the whole row again.
+// scans the rescue band or takes the exact route; where their candidates outgrow the list, it scans the whole row
+// again.
 #include "stream/segments.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
