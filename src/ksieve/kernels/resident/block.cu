@@ -2,9 +2,11 @@
 //
 //   1. a row of at most kMaxResident scores is copied to the ring once, and counted in buckets (resident/select.cuh)
 //   2. the next row's copy starts, and its samples give a bracket; meanwhile this row's answer is written
-//   3. the other rows come last: read twice from the ring with statistics or tie-breaks, otherwise streamed twice
+//   3. other rows come last, on the exact route (resident/fallback.cuh): rows that do not fit, and with statistics or
+//      tie-breaks all rows
 //
-// Row reads: 1 resident, 2 otherwise. Rows are taken round robin: no queue, and no workspace unless candidates spill.
+// Row reads, from global memory: 1 if the row fits the ring, 2 otherwise. Rows are taken round robin: no queue, and no
+// workspace unless candidates spill.
 #include "resident/rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)

@@ -35,7 +35,8 @@ struct LinearBuckets {
     return finite(best) * 0x1p-4f - finite(worst) * 0x1p-4f;
   }
 
-  // The product is rounded up, so that a score equal to `worst`, like every worse one, is counted in the last bucket.
+  // The product is rounded up: a score equal to `worst` then gives zero or less in of(), and falls into the last
+  // bucket, as every worse score does.
   __device__ __forceinline__ LinearBuckets(float worst, float best) {
     const float low = finite(worst);
     scale = finite(best) > low ? __fdividef(0x1p-4f, sixteenth(worst, best)) : 1.0f;
@@ -167,7 +168,7 @@ struct BracketBuckets {
 struct Sampled {
   KeyRange range;
   bool signs;  // the bracket's worse end is not positive
-  u32 plateau; // ordered key of a value that many samples of the warp share; 0: there is none
+  u32 plateau; // ordered key of a value that is tried first as the k-th score (Bracket::plateau); 0: there is none
 };
 
 // Widens a row's bracket to include a warp's. Call by one lane of the warp; a barrier must follow.

@@ -1,13 +1,13 @@
 // Family resident_cluster: one thread block cluster per row, for few rows (sm_90 and later).
 //
 //   1. a resident row is selected from buckets (resident/select.cuh) over distributed shared memory
-// Otherwise:
+// Rows that are not resident, and all rows with statistics or tie-breaks, take the exact route:
 //   1. each CTA counts its segment into its own coarse histogram
 //   2. rank 0 sums the histograms over distributed shared memory and publishes the exact boundary bin
 //   3. each CTA scans its segment again: better bins go to the output, boundary-bin candidates stay local
 //   4. rank 0 gathers its peers' candidates and histograms, and refines; peers do not exit before it has them
 //
-// Row reads: 1 resident, else 2.
+// Row reads, from global memory: 1 if the row fits the CTAs' rings (step 3 then scans the ring), else 2.
 #include "resident/cluster_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)

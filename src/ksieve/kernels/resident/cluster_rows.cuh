@@ -1,4 +1,5 @@
-// The row of a cluster and its two routes: resident buckets, or an exact coarse histogram (two reads).
+// The row of a cluster and its two routes: resident buckets; or the exact route, whose second scan reads the ring where
+// rows are resident, and global memory otherwise.
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/cluster_scope.cuh"
@@ -43,7 +44,7 @@ __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u
   return task;
 }
 
-// Selects a row by coarse histograms: a row that is not resident, or any row with statistics or tie-breaks. Call by all
+// Selects a row on the exact route: a row that is not resident, or any row with statistics or tie-breaks. Call by all
 // threads of the cluster.
 __device__ __forceinline__ void select_exact(const Params& p, int id) {
   SharedStorage& s = shared_storage();

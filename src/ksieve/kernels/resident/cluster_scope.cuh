@@ -1,5 +1,7 @@
 // Cluster scope: the CTAs of a cluster share a row. Messages are pushed: st.async stores them in each peer's mailbox
-// and completes an mbarrier there, one for each kind of message. Only on rare routes does a CTA read a peer's memory.
+// and completes an mbarrier there, one for each kind of message. On the ordinary route no CTA reads a peer's memory.
+// Rare routes (resident/overfull.cuh) update counters and the tail of rank 0 by atomics and read the counters; rows
+// that are not selected by buckets are gathered from peers (gather_peers, resident/cluster_rows.cuh).
 #pragma once
 #include "resident/tile.cuh"
 

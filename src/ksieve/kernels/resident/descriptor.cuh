@@ -66,13 +66,16 @@ __device__ __forceinline__ bool fits(const Row& row, int k) {
   return kFits && row.length > k && row.length <= kMaxResident && k <= kCollected - 2 * kVector;
 }
 
-// Writes the ranks of the samples that bracket the k-th score. Each of `warps` warps has one sample in each of 32 parts
-// of the row. A warp's bracket begins with the sample that `first` others are better than, and ends with the sample
-// that `last` others are better than; the row's bracket is the union. The number of a warp's samples better than the
-// k-th score is binomial, so the union misses that score in one row of 100,000, whatever the distribution
-// (tests/kernels/test_held_range.py has the model); and in up to 4 % of the rows where neighbouring scores are alike,
-// since warps that share 64 bytes are then not independent. In sorted rows, each warp of one CTA has the same number of
-// better samples or one more; warps of other CTAs have none.
+// Writes the ranks of the samples that bracket the k-th score. Each of `warps` warps samples one position in each of 32
+// equal parts of the tile's capacity, kTile; in a shorter row fewer of these positions have a score. A warp's bracket
+// begins with the sample that `first` others are better than, and ends with the sample that `last` others are better
+// than; the row's bracket is the union of all warps' brackets.
+// Where the warps' samples are independent, the number of a warp's samples that are better than the k-th score is
+// binomial, for any distribution of the scores: the union then misses the k-th score in one row of 100,000
+// (tests/kernels/test_held_range.py has the model). Warps that share 64 bytes are not independent where neighbouring
+// scores are alike: of such rows up to 4 % are missed. A missed row takes longer, and its answer is as exact
+// (resident/overfull.cuh). In sorted rows, each warp of one CTA has the same number of better samples or one more;
+// warps of other CTAs have none.
 __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowDescriptor& to) {
   const float seen = fminf(32.0f / kTile * static_cast<float>(length), 32.0f); // samples of a warp in the row
   // `mean` of these are expected to be better than the k-th score.

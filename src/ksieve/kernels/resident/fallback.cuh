@@ -1,4 +1,6 @@
-// Rows that are not resident: streamed, or with statistics and tie-breaks read twice from the ring.
+// Rows that buckets do not select, and that take the exact route: rows that do not fit the ring are read twice from
+// global memory; with statistics or tie-breaks, rows that fit are read from global memory once, and then twice from the
+// ring.
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/select.cuh"

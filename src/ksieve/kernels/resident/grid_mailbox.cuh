@@ -1,7 +1,8 @@
 // Messages between CTAs that share a row without being a cluster, in the workspace. All CTAs are resident (cooperative
 // launch), so they may wait for each other. A message is complete when its words are non-zero, or when sums reach a
-// known total: receivers poll it, without fences or flags. Barriers of all CTAs are on rare routes alone. Every word is
-// zero again when the kernel ends.
+// known total: receivers poll the message itself, without fences or flags. CTAs of a row wait for each other by
+// counters (`arrived`) on rare routes alone, and its owner does in front of the epilogue; between two rows of a CTA
+// there is a fence (resident/grid.cu). Every word is zero again when the kernel ends.
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/tile.cuh"
@@ -20,11 +21,14 @@ struct alignas(16) Owner {
   u64 tail[kTailMax];
 };
 
-constexpr int kBarriers = 24; // a row has at most 20: a plateau's, three a round of an overfull bucket, one more
+// Barriers that a row may pass: at most 20, rounded up. They are a plateau's, three in each of six rounds of an
+// overfull bucket, and the one behind the last list.
+constexpr int kBarriers = 24;
 
-// The mailbox, in the workspace, of CTAs that share a row. With several rows they use two mailboxes in turn: a CTA that
-// receives a message about the next row but one knows that all CTAs have begun the next. Size: planning/memory.py,
-// mailbox_bytes.
+// The mailbox, in the workspace, of CTAs that share a row. With several rows they use two mailboxes in turn, so that no
+// CTA writes to a mailbox that another still reads or clears: a CTA that begins row n + 2, which uses the mailbox of
+// row n again, has received a message about row n + 1 from every CTA. Each CTA sent that message behind the fence that
+// follows its last access to the mailbox of row n (resident/grid.cu). Size: planning/memory.py, mailbox_bytes.
 struct alignas(16) GridMailbox {
   u32 counts[2][kBins];         // sums over CTAs: counts of buckets, and of keys in a round of resident/overfull.cuh
   RingSlot ranges[kCtasPerRow]; // each CTA's bracket
@@ -32,7 +36,7 @@ struct alignas(16) GridMailbox {
   u32 shares[kCtasPerRow][kCtasPerRow]; // [receiver][sender]: kPresent and the sender's Share::all
   Owner owner;
   u32 arrived[kBarriers + 1]; // CTAs that reached each barrier; the last one is in front of the epilogue
-  u32 left[3];                // CTAs that have left the mailbox; the other two words are padding
+  u32 left[3];                // left[0]: CTAs that have left the mailbox; the others are padding
 };
 static_assert(sizeof(GridMailbox) == KSIEVE_MAILBOX_BYTES, "planning/memory.py mirrors this struct");
 // Returns the mailbox of this CTA's row; `number` counts the mailboxes that it has used.

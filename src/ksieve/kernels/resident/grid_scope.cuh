@@ -13,7 +13,7 @@ struct GridScope {
   __device__ __forceinline__ static Owner& owner() { return grid_mailbox().owner; }
   __device__ __forceinline__ static bool owns() { return holder() == 0; }
 
-  // A barrier of all CTAs of the row, on rare routes alone. Call by all threads.
+  // A barrier of all CTAs of the row, for rare routes (resident/overfull.cuh). Call by all threads.
   __device__ __forceinline__ static void sync() {
     __syncthreads(); // every thread of this CTA has arrived
     if (threadIdx.x == 0) {

@@ -99,7 +99,7 @@ template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(
     compare_held<Scope, false>(slot, value, found, edge_better, edge_equal);
   }
   const Marks better =
-      in_row(found.before, slot); // scores past the row's end were read as minus infinity (clear_behind)
+      in_row(found.before, slot); // scores past the row's end are read as minus infinity (clear_behind)
   const Marks equal = in_row(found.within, slot);
   auto& counted = Scope::owner().descriptors[slot];
   reserve_many(&counted.better, better.count() + edge_better);

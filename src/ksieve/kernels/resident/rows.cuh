@@ -5,8 +5,9 @@
 
 static_assert(kMaxResident == 0 || kMaxResident == kTile, "the ring holds a row, with what is beside it");
 
-// The warp that describes rows, eight at a time, one in each lane, into the half of the slots that is not in use. It is
-// neither the warp that starts copies nor the one that ranks, and it takes no samples if some warp takes none.
+// kScouts is the warp that describes rows: kAhead of them at a time, one in each of its first lanes, into the half of
+// the descriptors' slots that is not in use. It is neither warp 0, which starts copies, nor the last warp, which ranks;
+// where some warps take no samples, it is one of these.
 constexpr int kScouts = kSamplers < kWarps ? kSamplers : 1;
 constexpr int kAhead = kDescriptors / 2;
 

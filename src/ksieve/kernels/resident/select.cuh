@@ -1,5 +1,6 @@
 // Selection of a resident row, in any scope: the boundary costs no second read.
-//   1. one score of each thread is sampled: the samples give a bracket, which almost always contains the k-th score
+//   1. one score of each thread is sampled: the samples give a bracket, which misses the k-th score in about one row of
+//      100,000 (bracket_ranks)
 //   2. every score is counted in equal buckets between the ends (resident/buckets.cuh), and the k-th score's bucket is
 //      found. Threads keep bucket numbers, two in a register, not scores: the ring is free for the next row
 //   3. positions in better buckets are written; the few scores of that bucket are ranked by one warp
@@ -59,6 +60,8 @@ __device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int
   const int alike = __popc(__ballot_sync(kFullWarp, valid && ordered == worst));
   const u32 ahead = __popc(__ballot_sync(kFullWarp, valid && ordered < worst));
   const bool crowd = alike >= kCrowd && 4 * ahead <= 3 * (first % 32) + last % 32;
+  // A bracket that ends at +infinity has no length: the k-th score is then likely +infinity, which is tried as a
+  // plateau.
   u32 plateau = worst == kInfinityKey || crowd || best == worst && alike >= kPlateau ? worst : 0;
   const u32 numbers = __popc(__ballot_sync(kFullWarp, valid));
   if (unlikely(numbers <= last % 32)) { // the k-th score may be minus infinity or NaN

@@ -12,17 +12,20 @@ constexpr int kReaches = 32;
 constexpr int kChoosesEnds = 96;
 static_assert(!kFits || kThreads > kChoosesEnds);
 
-// Slot of the bracket of this CTA's samples alone; slot 0 describes the row. Here `edges` says whether the bracket
-// takes part in the worse end of the row's, and `last` is the rank of the warp whose end it then takes (ends_of).
+// Slot 0 describes the row. Slot kOwn has the bracket of this CTA's samples alone, and two members of it have a meaning
+// of their own: `edges` says whether this CTA's samples count for the worse end of the row's bracket; `last` says which
+// of its warps' worse ends the CTA then reports, by rank (ends_of).
 constexpr int kOwn = 1;
 
 // Returns how many CTAs decide the bracket's worse end by their samples: in a row shorter than all tiles together, the
 // last CTAs have few scores.
 __device__ __forceinline__ int samplers_of(int length) { return max(length / kTile, 1); }
 
-// Returns which of its warps' bracket ends a CTA reports, by rank; the worst of the reported ones ends the row's
-// bracket. If the tiles were alike, a CTA would have `mean` samples better than the k-th score; that all CTAs have more
-// than this rank happens in fewer than one row of 100,000, and less often where scores are clumped.
+// Every warp of a CTA has a bracket of its own. Of the worse ends of these, a CTA reports the n-th best; the row's
+// bracket ends at the worst one that any CTA reports. Returns n. It may be less than the number of warps, since one CTA
+// with a late end suffices: a CTA expects `mean` samples better than the k-th score if tiles are alike, and that every
+// CTA has more than n happens in fewer than one row of 100,000. Where good scores are clumped in some tiles it is rarer
+// still, since the other CTAs have fewer.
 __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
   const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * kThreads;
   const float deviations = samplers >= 64   ? -0.9f
@@ -58,9 +61,9 @@ struct Range {
 };
 constexpr Range kNoRange = {kNanKey, 0, 0, 0};
 
-// Returns the bracket of this CTA's samples to the first warp. Call by all threads. With kTrimsBracket it ends at one
-// of the warps' ends, chosen by rank (ends_of): that takes 0.1 us, which clusters do not win back on rows of up to
-// 131,072 scores.
+// Returns the bracket of this CTA's samples to the first warp. Call by all threads. Without kTrimsBracket it is the
+// union of the warps' brackets. With it, the worse end is that of one warp, chosen by rank (ends_of), so the bracket is
+// shorter: choosing takes 0.1 us, which clusters do not win back on rows of up to 131,072 scores.
 template <bool kTrimsBracket> __device__ __forceinline__ Range own_range(const Sampled& warp) {
   SharedStorage& s = shared_storage();
   RowDescriptor& own = s.descriptors[kOwn];
