@@ -180,7 +180,8 @@ def launch_shapes() -> tuple[LaunchShapes, ...]:
     asked = os.environ.get("KSIEVE_TUNED", "")
     if asked == "off":
         return ()
-    found = [Path(asked).expanduser()] if asked else sorted(tuned.folder().glob("*.json"))
+    place = Path(asked).expanduser() if asked else tuned.folder()
+    found = sorted(place.glob("*.json")) if place.is_dir() or not asked else [place]
     return tuple(map(_launch_shapes, found))
 
 
@@ -189,7 +190,7 @@ def _launch_shapes(path: Path) -> LaunchShapes:
         facts = json.loads(path.read_text(encoding="utf-8"))
         names = ("dtype", "date", "driver", "ksieve")
         return LaunchShapes(str(path), str(facts["device"]["name"]), *(str(facts.get(name) or "") for name in names))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return LaunchShapes(str(path), problem=f"it cannot be read ({type(error).__name__})")
 
 

@@ -181,7 +181,8 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
         return None
 
     def resident(ctas: int) -> Geometry:
-        return replace(found, ctas_per_sm=ctas, most_rows=found.most_rows * ctas // found.ctas_per_sm)
+        most = found.most_rows and max(found.most_rows * ctas // found.ctas_per_sm, 1)
+        return replace(found, ctas_per_sm=ctas, most_rows=most)
 
     whole = alone(resident(1))
     if found.overflow_vectors and tied(problem):

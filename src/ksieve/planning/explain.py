@@ -78,7 +78,7 @@ def _of(plan: Plan, verdict: str) -> Considered:
     per_row = f", {plan.splits} a row" if plan.splits > 1 else ""
     launch = f"{plan.threads} x {plan.ctas_per_sm}{per_row}"
     waves = plan.ctas / (plan.device.sm_count * plan.ctas_per_sm)
-    measured = re.search(rf"{shapes.TUNED}\S+: ([\d.]+) us", plan.reason)
+    measured = re.search(rf"{shapes.TUNED}.+?: ([\d.]+) us", plan.reason)
     return Considered(plan.family, launch, waves, reads(plan), float(measured[1]) if measured else None, verdict)
 
 

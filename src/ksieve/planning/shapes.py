@@ -163,6 +163,8 @@ class Shapes:
             )
             for shape in origin.resident[family]
             if shape.resident_width not in self.spilled.get(family, ())
+            # 0 would mean any number of rows: such a shape is for fewer rows than one.
+            and (not shape.most_rows or shape.most_rows * count >= measured)
         )
 
     def cluster_limit(self, device: DeviceInfo) -> int:

@@ -102,7 +102,9 @@ def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
         about = {key: value for key, value in facts.items() if key not in ("format", "ksieve", "resident")}
         found = facts["format"], facts["ksieve"], facts["device"], facts["dtype"]
         listed = {family: tuple(map(dict, entries)) for family, entries in facts["resident"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not listed:
+            raise ValueError("no entries")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise refuse(f"no such file of shapes ({type(error).__name__}: {error})", "a file of `ksieve tune`") from None
     again = "make it again with `ksieve tune`"
     for got, takes, what in (
@@ -111,7 +113,7 @@ def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
         (found[2], described(device), "device"),
         (found[3], dtype, "dtype"),
     ):
-        if got != takes:
+        if got != takes or type(got) is not type(takes):
             raise refuse(f"{what} {got}", f"{what} {takes}: {again}")
     for family, entries in listed.items():
         for entry in entries:
@@ -130,8 +132,17 @@ def _fault(family: str, entry: Mapping[str, Any], device: DeviceInfo) -> str:
         return f"the fields {sorted(numbers)}"
     if any(type(value) is not (bool if name == "plain" else int) for name, value in numbers.items()):
         return "a field of another type"
+    us, beat, by = (entry.get(name) for name in FACTS)
+    if not all(value is None or _positive(value) for value in (us, by)) or type(beat) not in (str, type(None)):
+        return f"us={us}, beat={beat}, by={by}"
+    if (beat is None) != (by is None) or (us is None and beat is not None) or None in (entry.get(n, 0) for n in FACTS):
+        return f"us={us}, beat={beat}, by={by}"
     geometry = geometry_of(family, entry, "")
     return impossible(family, geometry, device)
+
+
+def _positive(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e12  # type: ignore[operator]
 
 
 def impossible(family: str, geometry: Geometry, device: DeviceInfo) -> str:
@@ -146,6 +157,8 @@ def impossible(family: str, geometry: Geometry, device: DeviceInfo) -> str:
     vectors, rest = divmod(width, 4 * threads * geometry.ctas_per_row)
     if rest or not 2 <= vectors <= 32 or min(geometry.fewest_rows, geometry.most_rows) < 0:
         return f"{width} scores a row"
+    if 0 < geometry.most_rows < geometry.fewest_rows:
+        return f"{geometry.fewest_rows} to {geometry.most_rows} rows"
     if outside := geometry.overflow_vectors:
         # kernels/resident/descriptor.cuh: a row is whole blocks, and most of a block's vectors are in the ring.
         blocks = math.gcd(vectors, outside)
@@ -168,12 +181,16 @@ def path_in_use(device: DeviceInfo) -> tuple[Path | None, bool]:
     asked = os.environ.get("KSIEVE_TUNED", "")
     if asked == "off":
         return None, True
-    return (Path(asked).expanduser(), True) if asked else (default_path(device), False)
+    if not asked:
+        return default_path(device), False
+    path = Path(asked).expanduser()
+    # Of a folder, as for a host with several models, the file of the device is taken if there is one.
+    return (path / default_path(device).name, False) if path.is_dir() else (path, True)
 
 
 @lru_cache
 def find(device: DeviceInfo, asked: str = "") -> Tuned | None:
-    """Return the measured shapes of a device, or None: those of the file that `VARIABLE` names, or of the user's own.
+    """Return the measured shapes of a device, or None: from what `VARIABLE` names, or the user's own file.
 
     `asked` is the value of `VARIABLE`, so that a change of it is seen.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 
@@ -75,6 +76,15 @@ def test_the_users_own_file_is_found_and_only_by_its_device():
         ({"resident": {"resident_block": [ENTRY | {"stages": 4}]}}, "the fields"),
         ({"resident": {"resident_block": [{"threads": 512}]}}, "the fields"),
         ({"resident": {"resident_cluster": [ENTRY | {"ctas_per_row": 32}]}}, "32 CTAs a row"),
+        ({"resident": {"resident_block": [ENTRY | {"us": "fast"}]}}, "with us=fast"),
+        ({"resident": {"resident_block": [ENTRY | {"us": None}]}}, "with us=None"),
+        ({"resident": {"resident_block": [ENTRY | {"us": -3.0}]}}, "with us=-3.0"),
+        ({"resident": {"resident_block": [ENTRY | {"us": float("nan")}]}}, "with us=nan"),
+        ({"resident": {"resident_block": [ENTRY | {"beat": ["x"]}]}}, "beat=\\['x'\\]"),
+        ({"resident": {"resident_block": [{n: v for n, v in ENTRY.items() if n != "by"}]}}, "by=None"),
+        ({"resident": {"resident_block": [ENTRY | {"most_rows": 4, "fewest_rows": 9}]}}, "with 9 to 4 rows"),
+        ({"format": True}, "format True; takes format 1"),
+        ({"resident": {}}, "no such file of shapes"),
         ({"resident": {"resident_ring": [ENTRY]}}, "a family that the device does not run"),
         ({"resident": [1]}, "no such file of shapes"),
     ],
@@ -99,7 +109,7 @@ def test_a_file_that_does_not_fit_is_refused_as_a_whole(tmp_path, monkeypatch, c
 
 def test_a_damaged_or_missing_file_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "mine.json"
-    for text in (None, "", "{", "[]", "null", '{"format": 1}'):
+    for text in (None, "", "{", "[]", "null", '{"format": 1}', "[" * 100_000):
         if text is not None:
             path.write_text(text)
         tuned.find.cache_clear()
@@ -128,3 +138,27 @@ def test_written_entries_come_back(tmp_path):
     found = tuned.read(path, H100)
     assert found.resident == {"resident_grid": (entry, entry | {"us": 3.0}), "resident_block": (ENTRY,)}
     assert found.about["driver"] == "580.1"
+
+
+def test_a_folder_has_files_of_several_devices(tmp_path, monkeypatch):
+    for name in ("h100", "h200"):
+        device = DEVICES[name]
+        tuned.write(tmp_path / tuned.default_path(device).name, facts(device))
+    monkeypatch.setenv(tuned.VARIABLE, str(tmp_path))
+    for name, family in (("h100", "resident_block"), ("h200", "resident_block"), ("l40s", "resident_block")):
+        plan = ksieve.plan(**ASKED | {"device": DEVICES[name]})
+        assert plan.family == family and ("tuned by" in plan.reason) == (name != "l40s")
+
+
+def test_a_limit_that_comes_to_no_row_is_no_limit_at_all():
+    """0 means any number of rows: a shape for less than one row is left out."""
+    few = dataclasses.replace(H100, sm_count=16)
+    for family in shapes.of(few).resident:
+        for shape, scaled in itertools.product(
+            shapes.of(few).resident[family], shapes.of(few).resident_of(family, few)
+        ):
+            if dataclasses.replace(shape, most_rows=0, fewest_rows=0, source="") == dataclasses.replace(
+                scaled, most_rows=0, fewest_rows=0, source=""
+            ):
+                assert bool(scaled.most_rows) == bool(shape.most_rows)
+    assert ksieve.plan(rows=2, width=32_768, k=512, device=few).family == "resident_cluster"
