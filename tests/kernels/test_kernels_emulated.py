@@ -33,9 +33,9 @@ PARTS = [
     ("a100", "exact", "few_candidates and (row or persistent-peaks or split-8-tied)", 3),
     ("l40s", "exact", "few_candidates and (row or persistent-lines)", 2),
     ("b200", "exact", "few_candidates and (row or persistent-peaks or cluster)", 3),
-    ("b200", "held", "registers_hold and (register_block-8192 or resident_block-28672 or resident_cluster-16384-4)", 6),
+    ("b200", "held", "registers_hold and (register_block-8192 or resident_cluster-16384-4)", 4),
     ("b200", "held", "subnormals and resident_grid-262144", 1),
-    ("rtx5090", "held", "registers_hold and (register_block-12288 or resident_cluster-16384-8)", 4),
+    ("rtx5090", "held", "registers_hold and resident_cluster-16384-8", 2),
     ("rtx5090", "exact", "few_candidates and (persistent-lines or split-8-tied)", 2),
 ]
 
