@@ -90,6 +90,9 @@ class Plan:
 
     def __getattr__(self, name: str) -> Any:
         """Look up a field by its former name, with a `DeprecationWarning`."""
+        if name == "registers":
+            families.warn_former("Plan", name, "family == 'register_block'")
+            return self.family == "register_block"
         now = families.FORMER_FIELDS.get(name)
         if now is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

@@ -131,6 +131,8 @@ def test_former_fields_of_a_plan_warn():
         with pytest.warns(DeprecationWarning, match=f"Plan '{former}' is now '{now}'") as seen:
             assert getattr(plan, former) == getattr(plan, now)
         assert seen[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="Plan 'registers' is now"):
+        assert ksieve.plan(rows=64, width=8192, k=512, device=DEVICES["h200"]).registers is True
     with pytest.raises(AttributeError, match="'Plan' object has no attribute 'nothing'"):
         plan.nothing  # noqa: B018
 
