@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +29,9 @@ from ksieve._version import __version__
 from ksieve.backends import code_cache
 from ksieve.backends.cpu import thread_count
 from ksieve.checking.verify import verify
-from ksieve.core.errors import BackendError, KsieveError
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError, BackendError, KsieveError
+from ksieve.core.text import printable
 
 PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
 """Distributions that decide which backends run, in the order of the report."""
@@ -169,12 +171,21 @@ def examine(progress: Progress = lambda _: None) -> Report:
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         caches={kind: _cache(kind) for kind in code_cache.KINDS},
         tests=tuple(tests),
-        launch_shapes=launch_shapes(),
+        launch_shapes=launch_shapes(_devices(driver) if tests[1].ran else ()),
     )
 
 
-def launch_shapes() -> tuple[LaunchShapes, ...]:
-    """Describe the files of `ksieve tune` that the planner looks at: that of the environment, else the user's own."""
+def _devices(driver: Driver) -> list[DeviceInfo]:
+    from ksieve.backends import cuda
+
+    return [cuda.device_info(index) for index in range(len(driver.gpus))]
+
+
+def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[LaunchShapes, ...]:
+    """Describe the files of `ksieve tune` that the planner looks at: that of the environment, else the user's own.
+
+    A file of one of the devices is checked as the planner checks it.
+    """
     from ksieve.planning import tuned
 
     asked = os.environ.get("KSIEVE_TUNED", "")
@@ -182,14 +193,23 @@ def launch_shapes() -> tuple[LaunchShapes, ...]:
         return ()
     place = Path(asked).expanduser() if asked else tuned.folder()
     found = sorted(place.glob("*.json")) if place.is_dir() or not asked else [place]
-    return tuple(map(_launch_shapes, found))
+    return tuple(_launch_shapes(path, devices) for path in found)
 
 
-def _launch_shapes(path: Path) -> LaunchShapes:
+def _launch_shapes(path: Path, devices: Sequence[DeviceInfo]) -> LaunchShapes:
+    from ksieve.planning import tuned
+
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         names = ("dtype", "date", "driver", "ksieve")
-        return LaunchShapes(str(path), str(facts["device"]["name"]), *(str(facts.get(name) or "") for name in names))
+        texts = [str(facts["device"]["name"]), *(str(facts.get(name) or "") for name in names)]
+        device = next((device for device in devices if device.name == texts[0]), None)
+        if device is not None and texts[-1] == __version__:
+            tuned.read(path, device, tuned.dtype_of(path) or tuned.DTYPE)
+        return LaunchShapes(str(path), *texts)
+    except ArgumentError as error:
+        fault = str(error.got).removeprefix(f"{printable(str(path))}: ")
+        return LaunchShapes(str(path), problem=f"NOT used: {fault}; takes {error.takes}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return LaunchShapes(str(path), problem=f"it cannot be read ({type(error).__name__})")
 

@@ -26,10 +26,9 @@ import ksieve
 import oracle
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
-from gpu.variants import ALL, EITHER, VARIANTS, banded, crowded, possible, precompile, small_storage
+from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.lab.bench import record
 from ksieve.planning.families import QUEUED
-from ksieve.planning.thresholds import MANY_SHORT
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding

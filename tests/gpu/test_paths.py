@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from gpu import material, runner
-from gpu.variants import MANY, VARIANTS, Variant, crowded, small_storage
+from gpu.variants import MANY, MANY_SHORT, VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda.jit import spec
 from ksieve.core.policy import QUADS_16, SamplingPolicy
 from ksieve.planning.memory import BATCH
-from ksieve.planning.thresholds import MANY_SHORT
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +35,7 @@ DIRECT = ("row", "cluster", "persistent-exact")
 COLUMNS = ("persistent-64", "persistent-tied", "persistent-peaks", "split-2")
 
 K, CTAS = 300, 3
-PLANNED = (64, MANY, int(MANY_SHORT))
+PLANNED = (64, MANY, MANY_SHORT)
 """Rows that have a multiprocessor each, that share them, and of which more and smaller CTAs take care."""
 DTYPES = ("float32",) if runner.HOST else ("float32", "float16", "bfloat16")
 

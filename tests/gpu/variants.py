@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import warnings
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ksieve
-from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
 from ksieve.planning.length_bins import launches
@@ -79,6 +75,9 @@ class Variant:
 MANY = 200
 """Rows of which multiprocessors have more than one, and not yet so many that small CTAs take them."""
 
+MANY_SHORT = 512
+"""Rows of which more and smaller CTAs take care, if they are short."""
+
 VARIANTS: dict[str, Variant] = {
     v.name: v
     for v in (
@@ -137,21 +136,12 @@ def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options:
 
 
 def precompile(plans: Iterable[tuple[Plan, bool]]) -> int:
-    """Compile what (plan, with statistics) pairs need into the disk cache, on all cores; the number compiled.
-
-    In processes: NVRTC holds a lock of its own, so that threads compile one after another.
-    """
+    """Compile what (plan, with statistics) pairs need into the disk cache, on all cores; the number of kernels."""
+    from ksieve.backends.cuda.jit.cache import obtain_all
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
-    specs = {kernel_spec(part, stats=stats) for plan, stats in plans for part in launches(plan)}
-    workers = min(len(os.sched_getaffinity(0)), -(-len(specs) // 2))
-    if workers < 2:
-        return sum(map(_compile, specs))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return sum(pool.map(_compile, specs))
-
-
-def _compile(spec: KernelSpec) -> bool:
-    from ksieve.backends.cuda.jit import cache
-
-    return cache.obtain(spec)[1]
+    made = dict(obtain_all({kernel_spec(part, stats=stats) for plan, stats in plans for part in launches(plan)}))
+    for found in made.values():
+        if isinstance(found, BackendError):
+            raise found
+    return len(made)

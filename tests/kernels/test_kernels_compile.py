@@ -5,6 +5,8 @@ The registers, spills and shared memory of each are written to ``out/kernels.txt
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ksieve.backends.cuda.jit import build, cache, spec
@@ -96,12 +98,11 @@ def cases():
             yield family, arch, {"shape": shape}
         for asked in OPTIONS.values():
             yield family, "sm_90a", {"shape": shape, "asked": asked}
-    for family in HOPPER.alone:
-        for asked in (PLAIN, *OPTIONS.values()):
-            yield family, "sm_90a", {"shape": ALONE, "asked": asked}
-        yield family, "sm_100a", {"shape": ALONE}
-        yield family, "sm_90a", {"shape": ALONE, "stats": True}
-        yield family, "sm_90a", {"shape": ALONE, "k": 16_384}
+    for asked in (PLAIN, *OPTIONS.values()):
+        yield "stream", "sm_90a", {"shape": ALONE, "asked": asked}
+    yield "stream", "sm_100a", {"shape": ALONE}
+    yield "stream", "sm_90a", {"shape": ALONE, "stats": True}
+    yield "stream", "sm_90a", {"shape": ALONE, "k": 16_384}
     for held in HOPPER.resident["resident_grid"]:
         for asked in (PLAIN, *(asked for asked in OPTIONS.values() if together(asked, held))):
             yield "resident_grid", "sm_90a", {"shape": (held.most_rows, held.resident_width), "asked": asked}
@@ -271,3 +272,14 @@ def test_options_are_compiled_in_only_where_they_are_asked_for(family):
     if family != "resident_cluster":
         older = dict(specialisation(family, "sm_80", k=512, asked=Options(overlap=True))[0].defines)
         assert "KSIEVE_OVERLAP" not in older, "an architecture without programmatic dependent launch is asked for it"
+
+
+def test_several_kernels_are_compiled_in_processes_and_a_failure_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path))
+    found, plan = specialisation("stream_split", "sm_90a")
+    wrong = dataclasses.replace(found, defines=tuple((n, 0 if n == "KSIEVE_THREADS" else v) for n, v in found.defines))
+    other = specialisation("stream_split", "sm_90a", k=512)[0]
+    made = dict(cache.obtain_all([found, wrong, other]))
+    assert list(made) == [found, wrong, other] and isinstance(made[wrong], BackendError)
+    assert build.shortcomings(plan, found, made[found].resources) == []
+    assert cache.obtain(other) == (made[other], False), "it is in the cache"

@@ -10,8 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import ksieve
+from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.jit.spec import kernel_spec
-from ksieve.lab import tune
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.lab import tune, tune_table
 from ksieve.lab.bench import gpu
 from ksieve.lab.bench.variants import PLANNED, variants_of
 from ksieve.planning import shapes, tuned
@@ -26,6 +29,7 @@ def invoke_app(*arguments):
     return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
 
 
+TARGET = tune.Target(H100)
 NAMES = ("h100", "h20", "b200", "rtx5090")
 
 
@@ -33,35 +37,54 @@ NAMES = ("h100", "h20", "b200", "rtx5090")
 def nothing_is_remembered(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv(tuned.VARIABLE, "off")
-    for cached in (tuned.find, tuned._shapes_of):
-        cached.cache_clear()
+    tuned._shapes_of.cache_clear()
     yield
-    for cached in (tuned.find, tuned._shapes_of):
-        cached.cache_clear()
+    tuned._shapes_of.cache_clear()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_questions_and_candidates_fit_the_device(name):
-    device = DEVICES[name]
-    asked = tune.questions(device)
-    assert len(asked) == len(set(asked)) <= 190
-    kernels = set()
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in NAMES), ("h100", "bfloat16")])
+def test_questions_and_candidates_fit_the_device(name, dtype):
+    target = tune.Target(DEVICES[name], dtype)
+    asked = tune.questions(target)
+    assert len(asked) == len(set(asked)) <= 250
+    kernels, answers = set(), 0
     for rows, width in asked:
-        found = tune.candidates(rows, width, device)
-        assert len({variant.name for variant in found}) == len(found) <= 40
+        found = tune.candidates(rows, width, target)
+        assert len({variant.name for variant in found}) == len(found) <= 45
         for variant in found:
-            plan = tune.planned(variant, (rows, width), 2048, device)
+            plan = tune.planned(variant, (rows, width), target)
             if plan is None:
                 continue
+            answers += 1
             kernels.add(kernel_spec(plan))
             assert plan.family == variant.family
             if variant.geometry:
                 asked_for = dict(variant.geometry)
-                assert (plan.resident_width, plan.overflow_vectors) == (
-                    asked_for["resident_width"], asked_for["overflow_vectors"]
-                ), variant  # fmt: skip
-                assert tune._shape_of(variant.name, plan.resident_width).items() <= asked_for.items()
-    assert 60 <= len(kernels) <= 290
+                own = tune_table.shape_of(variant.name, width)
+                per_row = own.pop("ctas_per_row", plan.splits)
+                assert per_row == plan.splits
+                for field, value in own.items():
+                    assert value == getattr(plan, field) == asked_for[field], (variant, field)
+            elif variant.policy:
+                assert (plan.policy.name, plan.splits) == (variant.policy, 1)
+    assert (60 <= len(kernels) <= 400) if dtype == "float32" else (20 <= len(kernels) <= 100)
+    assert answers <= 3300, "0.14 s each on an H100: eight minutes"
+
+
+def test_every_kind_of_question_is_answered_by_its_own_candidates():
+    target = tune.Target(H100)
+
+    def names(rows, width):
+        return {variant.name for variant in tune.candidates(rows, width, target)}
+
+    assert {f"stream {policy}" for policy in tuned.POLICIES} <= names(528, 131_072)
+    assert {"stream 512x2 s6", "stream 256x4 s4", "stream 1024x1 s8"} <= names(132, 131_072)
+    assert {"stream_split x16", "stream_split 1024x1 x16 s8"} <= names(8, 1_048_576)
+    assert "stream_split x16" in names(8, 2_097_152) and "stream_split 1024x1 x16 s8" not in names(8, 2_097_152)
+    few = {name.partition(" ")[0] for variant in tune.questions(target) for name in names(*variant)}
+    assert few == {"stream", "stream_split", *tuned.FAMILIES}
+    half = tune.Target(H100, "bfloat16")
+    assert not any(v.family in tuned.FAMILIES for q in tune.questions(half) for v in tune.candidates(*q, half))
 
 
 def test_every_shipped_shape_that_a_question_reaches_is_a_candidate():
@@ -72,7 +95,7 @@ def test_every_shipped_shape_that_a_question_reaches_is_a_candidate():
             if shape.resident_width not in widths or shape.plain:
                 continue
             rows = 1 if shape.ctas_per_row > 1 else 132
-            names = [v.name for v in tune.candidates(rows, shape.resident_width, H100) if v.family == family]
+            names = [v.name for v in tune.candidates(rows, shape.resident_width, TARGET) if v.family == family]
             share = f" x{shape.ctas_per_row}" if shape.ctas_per_row > 1 else ""
             if not any(name.startswith(f"{family} {shape.threads}x{shape.ctas_per_sm}{share}") for name in names):
                 missing.append((family, shape))
@@ -98,13 +121,14 @@ RESULTS = {
 
 
 def test_winners_become_entries_with_their_advantage():
-    found = tune.table(RESULTS, H100)
+    found = tune_table.table(RESULTS, TARGET)["resident"]
     kept = {family: tuple(e for e in entries if "us" not in e) for family, entries in found.items()}
     for family, listed in shapes.of(H100).resident.items():
         measured = (131_072,) if family in ("resident_cluster", "resident_grid") else (16_384,)
         others = [shape for shape in listed if shape.resident_width not in measured]
         assert [
-            tuned.geometry_of(family, entry, shape.source) for entry, shape in zip(kept[family], others, strict=True)
+            shapes.Geometry(**entry, registers=family == "register_block", source=shape.source)
+            for entry, shape in zip(kept[family], others, strict=True)
         ] == others
     found = {family: tuple(e for e in entries if "us" in e) for family, entries in found.items()}
     assert found == {
@@ -131,10 +155,10 @@ def measured(monkeypatch):
     monkeypatch.setattr(tune, "prepare", lambda shapes, *_: {shape: [] for shape in shapes})
     asked = []
 
-    def run(options, k, done, *, keep, progress, **_):
+    def run(options, target, done, *, keep, progress, **_):
         for shape in options:
             asked.append(shape)
-            done[tune.name_of(shape)] = RESULTS.get(tune.name_of(shape), {"us": {}, "choice": None})
+            done[tune.name_of(shape)] = (RESULTS | STREAMED).get(tune.name_of(shape), {"us": {}, "choice": None})
             keep()
 
     monkeypatch.setattr(tune, "run", run)
@@ -171,8 +195,8 @@ def test_a_run_goes_on_where_it_stopped(measured, monkeypatch, tmp_path):
     names = list(RESULTS)
     complete = tune.run
 
-    def stops(options, k, done, **settings):
-        complete(dict(itertools.islice(options.items(), 3)), k, done, **settings)
+    def stops(options, target, done, **settings):
+        complete(dict(itertools.islice(options.items(), 3)), target, done, **settings)
 
     monkeypatch.setattr(tune, "run", stops)
     assert invoke_app("tune", "--shapes", ",".join(names)).exit_code == 0
@@ -187,15 +211,140 @@ def test_a_run_goes_on_where_it_stopped(measured, monkeypatch, tmp_path):
 
 def test_wide_rows_of_a_small_k_are_still_streamed():
     """One k is measured; the limit on rows of a small k is that of the shipped shapes."""
-    found = tune.table({"2112x65536": {"us": {"resident_block 512x1 +6": 200.0, "stream": 210.0}, "choice": 1.0}}, H100)
-    (entry,) = (e for e in found["resident_block"] if e["resident_width"] == 65_536)
+    times = {"resident_block 512x1 +6": 200.0, "stream": 210.0}
+    found = tune_table.table({"2112x65536": {"us": times, "choice": 1.0}}, TARGET)
+    (entry,) = (e for e in found["resident"]["resident_block"] if e["resident_width"] == 65_536)
     assert entry["most_rows"] == 511 and entry["us"] == 200.0
 
 
 def test_a_variant_is_planned_with_a_file(tmp_path, monkeypatch):
     path = tmp_path / "mine.json"
-    tuned.write(path, tuned.Tuned({"device": tuned.described(H100), "dtype": "float32"}, tune.table(RESULTS, H100)))
+    about = {"device": tuned.described(H100), "dtype": "float32"}
+    tuned.write(path, tuned.Tuned(about, tune_table.table(RESULTS, TARGET)))
     (variant,) = variants_of([], [], json.dumps([{"name": "tuned", "tuned": str(path)}]))
     asked = (8, 131_072, 512, "float32", H100)
     assert (variant.plan(*asked).family, PLANNED.plan(*asked).family) == ("resident_grid", "resident_cluster")
     assert os.environ[tuned.VARIABLE] == "off"
+
+
+STREAMED = {
+    "66x32768": {"us": {"stream 256x4 s4": 7.0, "stream 1024x1 s8": 5.0}, "choice": None},
+    "528x32768": {"us": {"stream 256x4 s4": 50.0, "stream 1024x1 s8": 60.0}, "choice": None},
+    "66x131072": {"us": {"stream 256x4 s4": 17.0, "stream 1024x1 s8": 15.0, "stream_split x2": 20.0, "stream": 18.0},
+                  "choice": None},
+    "528x131072": {"us": {"stream 256x4 s4": 150.0, "stream 1024x1 s8": 160.0, "stream quads-16": 160.0,
+                          "stream lines-16": 151.0, "stream lines-64": 150.0, "stream lines-128": 149.0},
+                   "choice": None},
+    "528x524288": {"us": {"stream 512x2 s6": 600.0, "stream 1024x1 s8": 500.0}, "choice": None},
+    "132x1048576": {"us": {"stream lines-16": 180.0, "stream lines-64": 170.0, "stream lines-128": 150.0},
+                    "choice": None},
+    "528x1048576": {"us": {"stream lines-16": 180.0, "stream lines-64": 150.0, "stream lines-128": 151.0},
+                    "choice": None},
+    "4x262144": {"us": {"stream_split x32": 10.0, "stream": 40.0, "stream_split 1024x1 x32 s8": 9.0,
+                        "stream_split 512x2 x32 s6": 9.5}, "choice": None},
+    "16x262144": {"us": {"stream_split x8": 30.0, "stream": 40.0, "stream_split 1024x1 x8 s8": 33.0,
+                         "stream_split 512x2 x8 s6": 30.0}, "choice": None},
+    "33x262144": {"us": {"stream_split x4": 50.0, "stream": 40.0}, "choice": None},
+    "66x262144": {"us": {"stream_split x2": 35.0, "stream": 40.0}, "choice": None},
+    "66x2097152": {"us": {"stream_split x2": 350.0, "stream": 400.0}, "choice": None},
+    "33x2097152": {"us": {"stream_split x4": 350.0, "stream": 400.0}, "choice": None},
+}  # fmt: skip
+
+
+def test_shapes_splits_and_strides_of_streamed_rows():
+    found = tune_table.table(STREAMED, TARGET)
+    assert found == {
+        "streamed": {
+            "stream": [  # those of 32,768 are those of 131,072 too
+                {"threads": 1024, "ctas_per_sm": 1, "stages": 8, "most_rows": 66, "us": 15.0,
+                 "beat": "stream 256x4 s4", "by": 1.133, "widest": 131_072},
+                {"threads": 256, "ctas_per_sm": 4, "stages": 4, "us": 150.0, "beat": "stream 1024x1 s8", "by": 1.067,
+                 "widest": 131_072},
+                {"threads": 1024, "ctas_per_sm": 1, "stages": 8, "us": 500.0, "beat": "stream 512x2 s6", "by": 1.2},
+            ],
+            "stream_split": [
+                {"threads": 512, "ctas_per_sm": 2, "stages": 6, "us": 16.88, "beat": "stream_split 1024x1 s8",
+                 "by": 1.021},
+            ],
+        },
+        "splits": [  # at 262,144 two CTAs a row won, and four did not: that is chance
+            {"fewest": 8, "us": 30.0, "beat": "stream", "by": 1.333},
+            {"fewest": 2, "narrowest": 2_097_152, "us": 350.0, "beat": "stream", "by": 1.143},
+        ],
+        "strides": [  # the densest that is as good as the best
+            {"policy": "lines-16", "us": 151.0, "beat": "stream lines-128", "by": 0.987},
+            {"policy": "lines-64", "ratio": 512, "us": 150.0, "beat": "stream lines-128", "by": 1.007},
+            {"policy": "lines-128", "ratio": 512, "narrowest": 1_048_576, "most_rows": 132, "us": 150.0,
+             "beat": "stream lines-64", "by": 1.133},
+        ],
+    }  # fmt: skip
+    about = {"device": tuned.described(H100), "dtype": "float32"}
+    assert tune_table.used(tuned.Tuned(about, found), TARGET).parts == found, "each of them decides a plan"
+
+
+def test_an_entry_that_decides_no_plan_is_left_out():
+    about = {"device": tuned.described(H100), "dtype": "float32"}
+    entry = {"threads": 512, "ctas_per_sm": 1, "resident_width": 32_768}
+    parts = {
+        "resident": {"resident_block": [entry | {"most_rows": 132}, entry, entry | {"threads": 256}]},
+        "streamed": {"stream": [{"threads": 512, "ctas_per_sm": 2}, {"threads": 256, "ctas_per_sm": 2}]},
+        "splits": [{"fewest": 8}, {"fewest": 4, "narrowest": 262_144}, {"fewest": 2, "narrowest": 262_144}],
+        "strides": [{"policy": "quads-16"}, {"policy": "lines-16"}, {"policy": "lines-64", "ratio": 1 << 30}],
+    }
+    found = tune_table.used(tuned.Tuned(about, parts), TARGET)
+    assert found.parts == {
+        "resident": {"resident_block": [entry | {"most_rows": 132}, entry]},
+        "streamed": {"stream": [{"threads": 512, "ctas_per_sm": 2}]},
+        "splits": [{"fewest": 8}, {"fewest": 2, "narrowest": 262_144}],
+        "strides": [{"policy": "quads-16"}, {"policy": "lines-16"}],
+    }
+    assert (found.about, tune_table.count(found.parts)) == (about, 7)
+
+
+def test_every_shipped_entry_decides_a_plan():
+    for model, name in (("H100", "h100"), ("H200", "h200")):
+        device = DEVICES[name]
+        assert model in device.name and tune_table.unused(shapes.of(device), tune.Target(device)) == []
+
+
+def test_kernels_that_spill_or_do_not_compile_are_left_out(monkeypatch, caplog):
+    seen = []
+
+    def obtain_all(specs):
+        for number, spec in enumerate(specs):
+            made = Cubin(
+                b"",
+                f"0 bytes stack frame, {4 * (number == 1)} bytes spill stores, 0 bytes spill loads, Used 32 registers",
+            )
+            yield spec, BackendError("no such instruction") if number == 2 else made
+
+    monkeypatch.setattr(cache, "obtain_all", obtain_all)
+    question = (528, 131_072)
+    found = tune.prepare([question], TARGET, lambda done, of: seen.append((done, of)))
+    every = [v.name for v in tune.candidates(*question, TARGET) if tune.planned(v, question, TARGET)]
+    assert 0 < len(found[question]) < len(every) and seen[-1][0] == seen[-1][1] == len(seen)
+    assert "left out: no such instruction" in caplog.text
+
+
+def test_the_shapes_of_a_trace_are_tuned(measured, tmp_path):
+    trace = tmp_path / "mine.json"
+    calls = [{"rows": rows, "width": 131_072} for rows in (1, 8, 8, 16)]
+    trace.write_text(json.dumps({"ksieve_trace": 1, "k": 777, "calls": calls}))
+    done = invoke_app("tune", "--quick", "--of", str(trace))
+    assert done.exit_code == 0 and measured == [(8, 131_072), (1, 131_072), (16, 131_072)]
+    with pytest.raises(ArgumentError, match="--of: got --shapes too; takes one of the two"):
+        invoke_app("tune", "--of", str(trace), "--shapes", "1x4096")
+
+
+def test_a_dtype_has_a_file_of_its_own(measured, monkeypatch):
+    done = invoke_app("tune", "--dtype", "bfloat16", "--shapes", "132x1048576,528x1048576")
+    assert done.exit_code == 0, done.output
+    path = tuned.default_path(H100, "bfloat16")
+    assert path.name == "nvidia-h100-sxm-bfloat16.json" and json.loads(path.read_text())["dtype"] == "bfloat16"
+    assert not tuned.default_path(H100).exists()
+    monkeypatch.delenv(tuned.VARIABLE)
+    policies = [
+        ksieve.plan(rows=132, width=1_048_576, k=2048, dtype=dtype, device=H100).policy.name
+        for dtype in ("bfloat16", "float16")
+    ]
+    assert policies == ["lines-128", "lines-128"]

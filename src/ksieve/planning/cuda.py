@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
-from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16, SamplingPolicy, resolve_policy
+from ksieve.core.policy import SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
 from ksieve.planning import shapes, tuned
 from ksieve.planning.families import FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
@@ -29,17 +29,14 @@ from ksieve.planning.memory import (
     with_workspace,
 )
 from ksieve.planning.plan import Plan
-from ksieve.planning.shapes import Geometry
+from ksieve.planning.shapes import Geometry, Shapes
 from ksieve.planning.thresholds import (
     BIN_WIDTH,
     BINNED_ROWS,
     CLUSTER,
     CROWDED,
     CROWDED_RATIO,
-    DENSE_LINES,
-    FEWEST_SPLITS,
     LINES_RANK,
-    MANY_SHORT,
     MOST_BINS,
     NOT_MEASURED,
     RESIDENT_RANK,
@@ -47,10 +44,6 @@ from ksieve.planning.thresholds import (
     SEGMENT,
     SHORTEST_CLUSTERED,
     SHORTEST_SAMPLED,
-    SPARSE_LINES,
-    SPARSE_ROWS,
-    SPLIT_IN_FOUR,
-    SPLIT_IN_TWO,
     SPLITS,
     WHOLE_QUARTERS,
     WHOLE_WAVES,
@@ -107,20 +100,25 @@ def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometr
     return found.roomy[family] if roomy and family in found.roomy else found.usual[family]
 
 
-def _roomy(problem: Problem, policy: SamplingPolicy | None) -> bool:
-    """Whether a specialisation would spill with two resident CTAs of 512 threads."""
-    return problem.dtype != "float32" or (policy is not None and policy.boundary == "coarse")
+def _known(problem: Problem, device: DeviceInfo) -> Shapes:
+    """Launch shapes of a device for a problem's dtype."""
+    return tuned.shapes_of(device, problem.dtype)
+
+
+def _roomy(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> bool:
+    """Whether a specialisation might spill in the launch shapes that were measured."""
+    coarse = policy is not None and policy.boundary == "coarse"
+    return coarse or problem.dtype != _known(problem, device).dtype
 
 
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
     """Launch shape of a family for a problem; with fewer resident CTAs if only then its slots can be sorted on chip."""
-    roomy = _roomy(problem, policy)
+    found = _known(problem, device)
+    roomy = _roomy(problem, device, policy)
     geometry = geometry_of(device, family, roomy)
-    found = tuned.shapes_of(device)
-    if geometry is found.usual.get(family) and _many_short(problem, device, family):
-        geometry = found.short[family]
-    elif geometry is found.usual.get(family) and family in found.alone and problem.rows <= device.sm_count:
-        geometry = found.alone[family]
+    if family in found.streamed and not roomy:
+        suiting = (shape for shape in found.streamed_of(family, device) if shape.suits(problem.rows, problem.width))
+        geometry = next(suiting, geometry)
     elif family in found.resident and not roomy:
         geometry = _resident_geometry(problem, device, (family,)) or geometry
     needed = fixed_bytes(geometry.resident_width, geometry.threads, 1) + sort_bytes(problem)
@@ -135,7 +133,7 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
     If the last of `resident_block` says for how many rows it is, more are kept on chip only for a large k. With fewer
     resident CTAs where only so the positions of a row's slots can be collected.
     """
-    known, family = tuned.shapes_of(device), families[-1]
+    known, family = _known(problem, device), families[-1]
     one_cta = family in ONE_CTA
 
     def room(geometry: Geometry) -> int:
@@ -146,7 +144,11 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
 
         Also for options on another architecture: in 64 registers, which suffice on the measured one, ptxas would spill.
         """
-        tight = known.resident_from and not problem.options.plain and geometry.threads * geometry.ctas_per_sm >= 1024
+        tight = (
+            "resident" in known.derived
+            and not problem.options.plain
+            and geometry.threads * geometry.ctas_per_sm >= 1024
+        )
         counts = range(geometry.ctas_per_sm - bool(tight), 0, -1)
         return next((g for ctas in counts if room(g := replace(geometry, ctas_per_sm=ctas)) >= 0), geometry)
 
@@ -206,16 +208,6 @@ def _grid_may_hold(problem: Problem, device: DeviceInfo, geometry: Geometry) -> 
     )
 
 
-def _many_short(problem: Problem, device: DeviceInfo, family: str) -> bool:
-    """Whether a problem has many short rows, for which many small CTAs are faster."""
-    found = tuned.shapes_of(device)
-    if family not in found.short or geometry_of(device, family, problem.dtype != "float32") is not found.usual.get(
-        family
-    ):
-        return False
-    return problem.rows >= MANY_SHORT and problem.width <= found.short[family].widest
-
-
 def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, kept: bool) -> SamplingPolicy | None:
     """Sampling policy by row width; None where sampling does not pay."""
     width, k = problem.width, problem.k
@@ -226,12 +218,8 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
         return None  # a forced family samples at any width; rows too short for the samples go direct on the device
-    reach = width // max(k, LINES_RANK)
-    if reach < DENSE_LINES:
-        return QUADS_16
-    if reach < LINES_64.stride:
-        return LINES_16
-    return LINES_128 if width >= SPARSE_LINES and problem.rows <= SPARSE_ROWS * device.sm_count else LINES_64
+    found = _known(problem, device).stride_for(problem.rows, width, width // max(k, LINES_RANK), device)
+    return resolve_policy(found.policy)
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None, kept: bool) -> tuple[str, str]:
@@ -239,7 +227,8 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     rows, width = problem.rows, problem.width
     if policy is not None:
         splits = _splits(problem, device)
-        if splits >= (2 if width >= SPLIT_IN_TWO else 4 if width >= SPLIT_IN_FOUR else FEWEST_SPLITS):
+        paying = _known(problem, device).split_for(width)
+        if paying is not None and splits >= paying.fewest:
             return "stream_split", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
     if policy is not None:
         if rows >= device.sm_count:
@@ -253,7 +242,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         return "resident_cluster", f"{rows} rows of {width} scores: a cluster of {ctas} CTAs keeps a row on chip"
     if _resident(problem, device):
         return _one_cta(problem, device), f"rows of {width} scores stay on chip and are read once"
-    clusters = "resident_cluster" in tuned.shapes_of(device).usual
+    clusters = "resident_cluster" in _known(problem, device).usual
     if clusters and rows * CLUSTER <= device.sm_count and width > problem.k and _cluster_stores(problem, device):
         return "resident_cluster", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
     return "stream_unsampled", "rows too short to sample, or k too large for a resident frontier: exact boundary"
@@ -266,7 +255,7 @@ def _resident(problem: Problem, device: DeviceInfo) -> bool:
 
 def _one_cta(problem: Problem, device: DeviceInfo) -> str:
     """Of the families whose CTAs keep a row each, the one with the better shape."""
-    if "register_block" not in tuned.shapes_of(device).resident or _roomy(problem, None):
+    if "register_block" not in _known(problem, device).resident or _roomy(problem, device, None):
         return "resident_block"
     found = _resident_geometry(problem, device, ONE_CTA)
     return "register_block" if found is not None and found.registers else "resident_block"
@@ -279,7 +268,7 @@ def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
     """
     if problem.width < SAMPLED_RATIO * problem.k or problem.width <= SHORTEST_CLUSTERED:
         return False
-    if "resident_cluster" not in tuned.shapes_of(device).usual:
+    if "resident_cluster" not in _known(problem, device).usual:
         return False
     geometry = _geometry(problem, device, "resident_cluster", None)
     fits = problem.width <= geometry.resident_width and problem.rows <= geometry.most_rows
@@ -296,7 +285,7 @@ def _fits_grid(problem: Problem, device: DeviceInfo, kept: bool) -> bool:
 
     Zeroing a workspace in front of each call may take longer than that saves, where another family needs none.
     """
-    if "resident_grid" not in tuned.shapes_of(device).usual or problem.width < SAMPLED_RATIO * problem.k:
+    if "resident_grid" not in _known(problem, device).usual or problem.width < SAMPLED_RATIO * problem.k:
         return False
     if not kept and _resident_without_grid(problem, device):
         return False

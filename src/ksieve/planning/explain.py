@@ -6,7 +6,6 @@ rows latency decides, and reads of a view of lines cost more than their share of
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from ksieve.core.device import DeviceInfo
@@ -78,8 +77,8 @@ def _of(plan: Plan, verdict: str) -> Considered:
     per_row = f", {plan.splits} a row" if plan.splits > 1 else ""
     launch = f"{plan.threads} x {plan.ctas_per_sm}{per_row}"
     waves = plan.ctas / (plan.device.sm_count * plan.ctas_per_sm)
-    measured = re.search(rf"{shapes.TUNED}.+?: ([\d.]+) us", plan.reason)
-    return Considered(plan.family, launch, waves, reads(plan), float(measured[1]) if measured else None, verdict)
+    entry = entry_of(plan)
+    return Considered(plan.family, launch, waves, reads(plan), entry.us or None if entry else None, verdict)
 
 
 def reads(plan: Plan) -> float:
@@ -102,18 +101,22 @@ def _against(plan: Plan, chosen: Plan) -> str:
 
 def _limit(plan: Plan) -> str:
     """Rows that the plan's launch shape is for, in words, if the problem has others."""
-    known = tuned.shapes_of(plan.device)
-    if plan.family not in known.resident:
+    entry, rows = entry_of(plan), plan.problem.rows
+    if entry is None:
         return ""
-    rows = plan.problem.rows
-    same = [g for g in known.resident_of(plan.family, plan.device) if _is(g, plan)]
-    if same and same[0].most_rows and rows > same[0].most_rows:
-        return f"up to {same[0].most_rows:,}"
-    return f"{same[0].fewest_rows:,} or more" if same and rows < same[0].fewest_rows else ""
+    if entry.most_rows and rows > entry.most_rows:
+        return f"up to {entry.most_rows:,}"
+    return f"{entry.fewest_rows:,} or more" if rows < entry.fewest_rows else ""
 
 
-def _is(geometry: Geometry, plan: Plan) -> bool:
+def entry_of(plan: Plan) -> Geometry | None:
+    """Entry that decided the plan's launch shape; None if it is the family's usual shape."""
+    known, problem = tuned.shapes_of(plan.device, plan.problem.dtype), plan.problem
     per_row = plan.splits if plan.family in SHARED_ROWS else 1
-    return (geometry.resident_width, geometry.threads, geometry.ctas_per_row) == (
-        plan.resident_width, plan.threads, per_row
-    )  # fmt: skip
+    listed = (*known.resident_of(plan.family, plan.device), *known.streamed_of(plan.family, plan.device))
+    same = [
+        g
+        for g in listed
+        if (g.resident_width, g.threads, g.ctas_per_row) == (plan.resident_width, plan.threads, per_row)
+    ]
+    return next((g for g in same if g.suits(problem.rows, problem.width)), same[0] if same else None)

@@ -1,14 +1,16 @@
-"""Launch shapes of the CUDA kernel families, by class of device, read from ``planning/data/*.json``.
+"""Launch shapes, splits and sampling strides of CUDA plans, by class of device, read from ``planning/data/*.json``.
 
-A file says which devices it is for, and gives the source of every entry: the decision record (``docs/decisions/``) or
-the committed result file (``benchmarks/results/``) that holds its measurement, relative to the repository root, or
-``"not measured: "`` and what was reasoned instead. Of a family's ``resident`` shapes the narrow ones come first, and of
-one width the first that suits is taken.
+A file of a class says which devices it is for. What was measured on one of them is in a file of its own, in the format
+of ``ksieve tune`` (`ksieve.planning.tuned`); a class without such a file takes another class's numbers in proportion.
+An entry without a time gives its source: the decision record (``docs/decisions/``) or the committed result file
+(``benchmarks/results/``) that holds its measurement, relative to the repository root, or ``"not measured: "`` and what
+was reasoned instead.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +27,13 @@ DERIVED = NOT_MEASURED + "derived from "
 """Beginning of the source of a shape that was measured on another device."""
 
 TUNED = "tuned by "
-"""Beginning of the source of a shape that was measured on the user's own device."""
+"""Beginning of the source of an entry that ``ksieve tune`` measured; the name of its file follows."""
+
+FACTS = ("us", "beat", "by")
+"""Of a measured entry: its microseconds at the most rows that it is for, what came second there, and its time over."""
+
+MEASURED = ("resident", "streamed", "splits", "strides")
+"""Parts of a file that hold measured entries."""
 
 PORTABLE_CLUSTER = 8
 """CTAs of a cluster that every device with clusters can launch (CUDA C++ Programming Guide, thread block clusters)."""
@@ -61,6 +69,8 @@ class Geometry:
         Widest rows, in scores, that the shape is for; 0 for any.
     fewest_rows, most_rows : int
         How many rows the shape is for; 0 for any.
+    us : float
+        Microseconds of a call of the most rows that the shape is for, where ``ksieve tune`` measured it; else 0.
     source : str
         Where the shape comes from.
     """
@@ -76,12 +86,63 @@ class Geometry:
     widest: int = 0
     fewest_rows: int = 0
     most_rows: int = 0
+    us: float = 0.0
     source: str = NOT_MEASURED + "given by a caller"
+
+    def suits(self, rows: int, width: int) -> bool:
+        """Whether the shape is for so many rows of such a width."""
+        return (
+            (not self.widest or width <= self.widest)
+            and rows >= self.fewest_rows
+            and (not self.most_rows or rows <= self.most_rows)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """From which width how many CTAs a row pay, so that splitting rows saves more than merging costs.
+
+    Attributes
+    ----------
+    fewest : int
+        CTAs a row, at least.
+    narrowest : int
+        Width in scores from which the entry holds.
+    source : str
+    """
+
+    fewest: int
+    narrowest: int = 0
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stride:
+    """For which rows a sampling policy is the fastest.
+
+    Attributes
+    ----------
+    policy : str
+        Its name.
+    ratio : int
+        Width over k (at least `ksieve.planning.thresholds.LINES_RANK`) from which the entry holds.
+    narrowest : int
+        Width in scores from which it holds.
+    most_rows : int
+        Rows up to which it holds; 0 for any.
+    source : str
+    """
+
+    policy: str
+    ratio: int = 0
+    narrowest: int = 0
+    most_rows: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Launch shapes of one class of devices, by family.
+    """What is measured or derived for one class of devices.
 
     Attributes
     ----------
@@ -92,28 +153,35 @@ class Shapes:
     capability : tuple of (tuple of int, tuple of int or None)
         Least compute capability, and the one from which the class ends.
     multiprocessors : int
-        Of the device that row limits were measured on; other devices take them in proportion (`resident_of`).
+        Of the device that row limits were measured on; other devices take them in proportion.
     shared_kib_per_sm : tuple of (int, int or None)
         Least shared memory of a multiprocessor, in KiB, and the size from which the class ends.
     widest_cluster : int
         CTAs of the largest thread block cluster; 1 without clusters.
     usual : dict of str to Geometry
-        The shape of every family that the class can run.
+        The shape of every family that the class can run, where no measured one suits.
     roomy : dict of str to Geometry
-        In its place for specialisations that need more registers.
-    short : dict of str to Geometry
-        From `MANY_SHORT` short rows on: more and smaller CTAs, with fewer warps for fixed work.
-    alone : dict of str to Geometry
-        For as many rows as there are multiprocessors, or fewer: a CTA has one to itself.
-    resident_from : str
-        The class whose `resident` shapes these are; empty for a class with its own.
+        In place of both for specialisations that need more registers.
+    resident : dict of str to tuple of Geometry
+        For rows that stay on chip, 12 to 128 scores a thread. Of the narrowest width that has room, the first that
+        suits is taken. More clusters than the last shape of a width is for would not run at once. More rows than the
+        last shape of `resident_block` is for are kept on chip if k is large (`RESIDENT_RANK`). All CTAs of
+        `resident_grid` must run at once.
+    streamed : dict of str to tuple of Geometry
+        For rows that do not; the first that suits is taken.
+    splits : tuple of Split
+        Wide ones last, of which the last that suits is taken.
+    strides : tuple of Stride
+        Dense ones first, of which the last that suits is taken.
+    dtype : str
+        Of the scores that all this is for; others take the shapes in `roomy`.
+    derived_from : str
+        The class whose entries the parts in `derived` are.
+    derived : frozenset of str
+        Of `MEASURED`.
     spilled, spilled_with_options : dict of str to list of int
         Of another class's shapes, widths that are left out, for all calls or for calls with options: compiled for
         devices of this class, ptxas spills registers (``make cubins`` compiles them).
-    resident : dict of str to tuple of Geometry
-        For rows that stay on chip, 12 to 128 scores a thread, narrow ones first. More clusters than the last shape of a
-        width is for would not run at once. More rows than the last shape of `resident_block` is for are kept on chip if
-        k is large (`RESIDENT_RANK`). All CTAs of `resident_grid` must run at once.
     """
 
     name: str
@@ -124,10 +192,13 @@ class Shapes:
     widest_cluster: int
     usual: dict[str, Geometry]
     roomy: dict[str, Geometry]
-    short: dict[str, Geometry]
-    alone: dict[str, Geometry]
     resident: dict[str, tuple[Geometry, ...]]
-    resident_from: str = ""
+    streamed: dict[str, tuple[Geometry, ...]]
+    splits: tuple[Split, ...]
+    strides: tuple[Stride, ...]
+    dtype: str = "float32"
+    derived_from: str = ""
+    derived: frozenset[str] = frozenset()
     spilled: dict[str, list[int]] = field(default_factory=dict)
     spilled_with_options: dict[str, list[int]] = field(default_factory=dict)
 
@@ -143,25 +214,54 @@ class Shapes:
         )
 
     def resident_of(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
-        """Resident shapes of a family, their row limits in proportion to the device's multiprocessors.
+        """Resident shapes of a family for a device; which of them fit its shared memory, the planner decides."""
+        return self._scaled("resident", self.resident.get(family, ()), family, device)
+
+    def streamed_of(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
+        """Shapes of a family for rows that do not stay on chip, for a device."""
+        return self._scaled("streamed", self.streamed.get(family, ()), family, device)
+
+    def strides_of(self, device: DeviceInfo) -> tuple[Stride, ...]:
+        """Sampling policies for a device."""
+        count, measured = device.sm_count, self._multiprocessors("strides")
+        return tuple(replace(s, most_rows=s.most_rows * count // measured) for s in self.strides)
+
+    def stride_for(self, rows: int, width: int, ratio: int, device: DeviceInfo) -> Stride:
+        """Return the entry that decides the sampling policy of rows, whose width is `ratio` times k."""
+        return [
+            stride
+            for stride in self.strides_of(device)
+            if ratio >= stride.ratio and width >= stride.narrowest and rows <= (stride.most_rows or rows)
+        ][-1]
+
+    def split_for(self, width: int) -> Split | None:
+        """Return the entry that decides whether CTAs share rows of a width; None if they never do."""
+        return next((split for split in reversed(self.splits) if width >= split.narrowest), None)
+
+    def _multiprocessors(self, part: str) -> int:
+        """Of the device that a part was measured on."""
+        return of_class(self.derived_from).multiprocessors if part in self.derived else self.multiprocessors
+
+    def _scaled(self, part: str, found: Iterable[Geometry], family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
+        """Shapes with their row limits in proportion to the device's multiprocessors.
 
         A limit says how many rows fill the device: with as many CTAs a row, a device of 78 multiprocessors is full
-        with 78/132 of the rows of one of 132. A class without measured shapes takes those of another class; which of
-        them fit its shared memory, the planner decides. The source of a shape that was derived says so.
+        with 78/132 of the rows of one of 132. The source of a shape that was derived says so.
         """
-        origin = of_class(self.resident_from) if self.resident_from else self
-        count, measured = device.sm_count, origin.multiprocessors
-        if origin is self and count == measured:
-            return self.resident[family]
+        count, measured = device.sm_count, self._multiprocessors(part)
+        if part not in self.derived and count == measured:
+            return tuple(found)
+        origin = of_class(self.derived_from) if part in self.derived else self
         return tuple(
             replace(
                 shape,
                 plain=shape.plain or shape.resident_width in self.spilled_with_options.get(family, ()),
                 most_rows=shape.most_rows * count // measured,
                 fewest_rows=(shape.fewest_rows - 1) * count // measured + 1 if shape.fewest_rows else 0,
+                us=0.0,
                 source=f"{DERIVED}those of {origin.devices}, for {count} in place of {measured} multiprocessors",
             )
-            for shape in origin.resident[family]
+            for shape in found
             if shape.resident_width not in self.spilled.get(family, ())
             # 0 would mean any number of rows: such a shape is for fewer rows than one.
             and (not shape.most_rows or shape.most_rows * count >= measured)
@@ -177,43 +277,86 @@ class Shapes:
 
     def tables(self) -> tuple[dict[str, Geometry], ...]:
         """Tables with one shape for each family."""
-        return self.usual, self.roomy, self.short, self.alone
+        return self.usual, self.roomy
+
+
+def parts_of(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Parse the measured parts that a file has.
+
+    Parameters
+    ----------
+    facts : dict
+        Content of the file. Its entries have been checked, or are shipped.
+    name : str
+        Of the file, for the source of entries that have a time.
+    """
+
+    def fields_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in entry.items() if key not in FACTS}
+        return {"source": f"{TUNED}{name}: {advantage(entry)}"} | kept
+
+    found: dict[str, Any] = {}
+    for part in {"resident", "streamed"} & facts.keys():
+        found[part] = {
+            family: tuple(
+                Geometry(**fields_of(entry), registers=family == "register_block", us=entry.get("us", 0.0))
+                for entry in entries
+            )
+            for family, entries in facts[part].items()
+        }
+    if "splits" in facts:
+        found["splits"] = tuple(Split(**fields_of(entry)) for entry in facts["splits"])
+    if "strides" in facts:
+        found["strides"] = tuple(Stride(**fields_of(entry)) for entry in facts["strides"])
+    return found
+
+
+def advantage(entry: Mapping[str, Any]) -> str:
+    """Say what an entry of a file was measured to gain."""
+    beat = f", {entry['by']:.2f} times as fast as {entry['beat']}" if entry.get("beat") else ""
+    return f"{entry['us']:.1f} us{beat}" if "us" in entry else "as shipped"
 
 
 @lru_cache
-def of_class(name: str) -> Shapes:
-    """Read the file of a class."""
+def _read(name: str) -> dict[str, Any]:
     text = Path(__file__).with_name("data").joinpath(f"{name}.json").read_text(encoding="utf-8")
     facts: dict[str, Any] = json.loads(text)
-    listed = {
-        part: {
-            family: tuple(Geometry(**shape, registers=family == "register_block") for shape in shapes)
-            for family, shapes in facts[part].items()
-        }
-        for part in ("usual", "roomy", "short", "alone", "resident")
-        if part in facts
-    }
-    resident_from = facts.get("resident_of", "")
-    least, end = facts["capability"]
-    shared, shared_end = facts["shared_kib_per_sm"]
+    return facts
+
+
+def of_class(name: str, measured: str = "") -> Shapes:
+    """Read the file of a class, with one of those that were measured on its devices, by default the first."""
+    return _of_class(name, measured or next(iter(_read(name).get("measured", {}).values()), ""))
+
+
+@lru_cache
+def _of_class(name: str, card: str) -> Shapes:
+    facts = _read(name)
+    shared, (least, end) = facts["shared_kib_per_sm"], facts["capability"]
+    own = parts_of(facts, name) | (parts_of(_read(card), f"{card}.json") if card else {})
+    origin = facts.get("derived_from", "")
+    derived = frozenset(MEASURED) - own.keys()
     return Shapes(
         name,
         facts["devices"],
         ((least[0], least[1]), None if end is None else (end[0], end[1])),
         facts["multiprocessors"],
-        (shared, shared_end),
+        (shared[0], shared[1]),
         facts["widest_cluster"],
-        resident=of_class(resident_from).resident if resident_from else listed.pop("resident"),
-        resident_from=resident_from,
+        {family: Geometry(**shape) for family, shape in facts["usual"].items()},
+        {family: Geometry(**shape) for family, shape in facts["roomy"].items()},
+        **own,
+        **{part: getattr(of_class(origin), part) for part in derived},
+        derived_from=origin,
+        derived=derived,
         spilled=facts.get("spilled", {}),
         spilled_with_options=facts.get("spilled_with_options", {}),
-        **{part: {family: only for family, (only,) in table.items()} for part, table in listed.items()},
     )
 
 
 @lru_cache
 def of(device: DeviceInfo) -> Shapes:
-    """Return the launch shapes of a CUDA device's class.
+    """Return what is shipped for a CUDA device: that of its class, measured on the same model if there is such a file.
 
     Raises
     ------
@@ -222,7 +365,8 @@ def of(device: DeviceInfo) -> Shapes:
     """
     for found in map(of_class, CLASSES):
         if found.covers(device):
-            return found
+            cards = _read(found.name).get("measured", {})
+            return of_class(found.name, next((file for model, file in cards.items() if model in device.name), ""))
     got = f"compute capability {'.'.join(map(str, device.capability))}"
     raise ArgumentError("device", got, "a CUDA device of compute capability 8.0 or later")
 

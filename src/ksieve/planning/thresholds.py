@@ -40,7 +40,6 @@ _RESIDENT = "docs/decisions/0005-resident-rows.md"
 _CLUSTERS = "docs/decisions/0006-clusters.md"
 _REGISTER_ROWS = "docs/decisions/0008-rows-in-registers.md"
 _LENGTH_BINS = "docs/decisions/0010-length-bins.md"
-_STREAM = "docs/decisions/0011-streaming-shapes.md"
 _STORAGE = "docs/decisions/0012-candidate-storage.md"
 _GRID_OF_PLANS = "benchmarks/results/gpu-planner-k2048.json"
 
@@ -49,23 +48,7 @@ SHORTEST_SAMPLED = Threshold(
 )
 LINES_RANK = Threshold(
     1024,
-    "rows of at least 64 times this many scores, and 64 times k, are sampled by one line in 64",
-    _VIEWS,
-)
-DENSE_LINES = Threshold(
-    32,
-    "shorter rows of at least this many times as many by one in 16; still shorter ones in quads",
-    _VIEWS,
-)
-SPARSE_LINES = Threshold(
-    786_432,
-    "from this width, in scores, one line in 128 is sampled in place of one in 64: between 524,288, where what more is "
-    "admitted costs what a sparser view saves, and 1,048,576",
-    _VIEWS,
-)
-SPARSE_ROWS = Threshold(
-    1,
-    "rows for each multiprocessor up to which it holds: of more, less is gained than scores with more clumps may lose",
+    "smallest k that a row's width is divided by where a ratio of `ksieve.planning.shapes.Stride` is compared",
     _VIEWS,
 )
 SAMPLED_RATIO = Threshold(2, "rows of fewer than this many times k scores are not sampled", _GRID_OF_PLANS)
@@ -75,26 +58,10 @@ CROWDED_RATIO = Threshold(
     _GRID_OF_PLANS,
 )
 CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", _GRID_OF_PLANS)
-SPLIT_IN_TWO = Threshold(
-    1_048_576,
-    "from this width, in scores, two CTAs per row pay: 64 rows of 524,288 lose 2 %, of 262,144 5 %",
-    _GRID_OF_PLANS,
-)
-SPLIT_IN_FOUR = Threshold(
-    262_144,
-    "from this width, in scores, four CTAs per row pay; narrower rows need `FEWEST_SPLITS`",
-    _GRID_OF_PLANS,
-)
-FEWEST_SPLITS = Threshold(
-    8,
-    "CTAs per row that pay at any width: merging costs what a shorter scan saves",
-    _GRID_OF_PLANS,
-)
 SEGMENT = Threshold(2048, "fewest scores worth a CTA of their own in the split family", _GRID_OF_PLANS)
 SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/decisions/0009-split-rows.md."""
 
-MANY_SHORT = Threshold(512, "rows from which `Shapes.short` holds", _STREAM)
 BINNED_ROWS = Threshold(16_384, "rows from which short ones are binned to separate launches", _LENGTH_BINS)
 WIDEST_BINNED = Threshold(
     65_536, "of matrices no wider than this, in scores: wider ones hardly have such rows", _LENGTH_BINS

@@ -1,7 +1,8 @@
-"""Resident launch shapes that ``ksieve tune`` measured on a user's own GPU, and where the planner finds them.
+"""Files of ``ksieve tune``: what it measured on a user's own GPU, and where the planner finds them.
 
 A file is of one device and one dtype. It is read once in a process, checked completely, and then used as a whole, in
-place of the shipped shapes of the device's class (`ksieve.planning.shapes`), or not at all.
+place of what is shipped for the device's class (`ksieve.planning.shapes`), or not at all. Shipped files have the same
+format.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,27 @@ from ksieve._version import __version__
 from ksieve.core import atomic
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16
 from ksieve.core.text import printable
 from ksieve.planning import shapes
-from ksieve.planning.families import ONE_CTA, SHARED_ROWS
-from ksieve.planning.memory import candidate_bytes_of
+from ksieve.planning.families import ONE_CTA, SAMPLED, SHARED_ROWS
+from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, SHARED_LIST, candidate_bytes_of
 from ksieve.planning.shapes import Geometry, Shapes
+from ksieve.planning.thresholds import SPLITS
 
-FORMAT = 1
+FORMAT = 2
 VARIABLE = "KSIEVE_TUNED"
 DTYPE = "float32"
-"""Resident shapes are of float32 rows; 16-bit rows have the shapes of their class."""
+"""Resident shapes are of float32 rows: a file of another dtype has none."""
 
 FAMILIES = (*ONE_CTA, *SHARED_ROWS)
-FACTS = ("us", "beat", "by")
-"""Of an entry: its microseconds at the most rows that it is for, the plan that came second there, and its time over."""
+"""Of resident shapes."""
+
+STAGES = (4, 6, 8)
+"""Loads in flight for each thread, of rows that do not stay on chip."""
+
+POLICIES = tuple(policy.name for policy in (QUADS_16, LINES_16, LINES_64, LINES_128))
+"""Sampling policies, the densest first."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +56,14 @@ class Tuned:
     about : dict
         ``device`` (name, capability, multiprocessors), ``driver``, ``packages``, ``date``, ``commit``, ``dtype``,
         ``k``.
-    resident : dict of str to tuple of dict
-        Entries of each family: fields of a `Geometry`, and `FACTS`.
+    parts : dict
+        ``resident`` and ``streamed``: of each family a list of entries, fields of a `Geometry`. ``splits`` and
+        ``strides``: lists of fields of a `Split` and a `Stride`. An entry also has `shapes.FACTS`, if it was measured.
+        A part may be missing: then that of the device's class holds.
     """
 
     about: Mapping[str, Any]
-    resident: Mapping[str, tuple[Mapping[str, Any], ...]]
+    parts: Mapping[str, Any]
 
 
 def described(device: DeviceInfo) -> dict[str, Any]:
@@ -76,13 +86,21 @@ def default_path(device: DeviceInfo, dtype: str = DTYPE) -> Path:
 
 def write(path: Path, found: Tuned) -> None:
     """Write a file, whole or not at all."""
+
+    def listed(entries: Iterable[Mapping[str, Any]], pad: str) -> str:
+        return "[\n" + ",\n".join(f"{pad} {json.dumps(dict(entry))}" for entry in entries) + f"\n{pad}]"
+
     lines = []
-    for family, entries in found.resident.items():
-        text = ",\n".join(f"    {json.dumps(dict(entry))}" for entry in entries)
-        lines.append(f'  "{family}": [\n{text}\n  ]')
+    for part in (name for name in shapes.MEASURED if name in found.parts):
+        entries = found.parts[part]
+        if isinstance(entries, Mapping):
+            families = ",\n".join(f'  "{family}": {listed(of, "  ")}' for family, of in entries.items())
+            lines.append(f' "{part}": {{\n{families}\n }}')
+        else:
+            lines.append(f' "{part}": {listed(entries, " ")}')
     head = json.dumps({"format": FORMAT, "ksieve": __version__, **found.about}, indent=1)[:-2]
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(path, head + ',\n "resident": {\n' + ",\n".join(lines) + "\n }\n}\n")
+    atomic.write_text(path, ",\n".join([head, *lines]) + "\n}\n")
 
 
 def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
@@ -99,11 +117,8 @@ def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
 
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        about = {key: value for key, value in facts.items() if key not in ("format", "ksieve", "resident")}
         found = facts["format"], facts["ksieve"], facts["device"], facts["dtype"]
-        listed = {family: tuple(map(dict, entries)) for family, entries in facts["resident"].items()}
-        if not listed:
-            raise ValueError("no entries")
+        about = {key: value for key, value in facts.items() if key not in ("format", "ksieve", *shapes.MEASURED)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise refuse(f"no such file of shapes ({type(error).__name__}: {error})", "a file of `ksieve tune`") from None
     again = "make it again with `ksieve tune`"
@@ -115,30 +130,83 @@ def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
     ):
         if got != takes or type(got) is not type(takes):
             raise refuse(f"{what} {got}", f"{what} {takes}: {again}")
-    for family, entries in listed.items():
-        for entry in entries:
-            if fault := _fault(family, entry, device):
-                raise refuse(f"an entry of {family} with {fault}", f"entries that fit the device: {again}")
-    return Tuned(about, listed)
+    parts = {name: facts[name] for name in shapes.MEASURED if name in facts}
+    if not any(parts.values()):
+        raise refuse("no such file of shapes (it has no entries)", "a file of `ksieve tune`")
+    if fault := fault_of(parts, device, dtype):
+        raise refuse(fault, f"entries that fit the device: {again}")
+    return Tuned(about, parts)
 
 
-def _fault(family: str, entry: Mapping[str, Any], device: DeviceInfo) -> str:
+def fault_of(parts: Mapping[str, Any], device: DeviceInfo, dtype: str) -> str:
+    """Name what is wrong with the entries of a file; empty if nothing is."""
+    for part, listed in parts.items():
+        if not isinstance(listed, dict if part in ("resident", "streamed") else list):
+            return f"{part} that are {type(listed).__name__}"
+        for name, entries in listed.items() if isinstance(listed, dict) else [(part, listed)]:
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                return f"{name} that are no list of objects"
+            for entry in entries:
+                if fault := _fault(part, name, entry, device, dtype):
+                    return f"an entry of {name} with {fault}"
+    strides = parts.get("strides", [{}])
+    if not strides or strides[0].keys() & {"ratio", "narrowest", "most_rows"}:
+        return "strides of which the first is not for all rows"
+    return ""
+
+
+_FIELDS: Mapping[str, tuple[set[str], set[str]]] = {
+    "resident": (
+        {"threads", "ctas_per_sm", "resident_width"},
+        {"ctas_per_row", "overflow_vectors", "plain", "fewest_rows", "most_rows"},
+    ),
+    "streamed": ({"threads", "ctas_per_sm"}, {"stages", "widest", "fewest_rows", "most_rows"}),
+    "splits": ({"fewest"}, {"narrowest"}),
+    "strides": ({"policy"}, {"ratio", "narrowest", "most_rows"}),
+}
+"""Fields that an entry of a part must have, and may have."""
+
+_TYPES = {"plain": bool, "policy": str}
+"""Types of fields that are no int."""
+
+
+def _fault(part: str, family: str, entry: Mapping[str, Any], device: DeviceInfo, dtype: str) -> str:
     """Name what is wrong with an entry; empty if nothing is."""
-    known = {field.name for field in fields(Geometry)} - {"registers", "source", "widest", "stages"}
-    if family not in FAMILIES or family not in shapes.of(device).usual | {"register_block": None}:
-        return "a family that the device does not run"
-    numbers = {name: value for name, value in entry.items() if name not in FACTS}
-    if numbers.keys() - known or not {"threads", "ctas_per_sm", "resident_width"} <= numbers.keys():
+    facts, (needed, further) = shapes.FACTS, _FIELDS[part]
+    numbers = {name: value for name, value in entry.items() if name not in facts}
+    if numbers.keys() - needed - further or needed - numbers.keys():
         return f"the fields {sorted(numbers)}"
-    if any(type(value) is not (bool if name == "plain" else int) for name, value in numbers.items()):
+    if any(type(value) is not _TYPES.get(name, int) for name, value in numbers.items()):
         return "a field of another type"
-    us, beat, by = (entry.get(name) for name in FACTS)
+    us, beat, by = (entry.get(name) for name in facts)
     if not all(value is None or _positive(value) for value in (us, by)) or type(beat) not in (str, type(None)):
         return f"us={us}, beat={beat}, by={by}"
-    if (beat is None) != (by is None) or (us is None and beat is not None) or None in (entry.get(n, 0) for n in FACTS):
+    if (beat is None) != (by is None) or (us is None and beat is not None) or None in (entry.get(n, 0) for n in facts):
         return f"us={us}, beat={beat}, by={by}"
-    geometry = geometry_of(family, entry, "")
-    return impossible(family, geometry, device)
+    if any(type(value) is int and value < 0 for value in numbers.values()):
+        return "a negative number"
+    if 0 < numbers.get("most_rows", 0) < numbers.get("fewest_rows", 0):
+        return f"{numbers['fewest_rows']} to {numbers['most_rows']} rows"
+    if part == "splits":
+        return "" if numbers["fewest"] in SPLITS else f"{numbers['fewest']} CTAs a row"
+    if part == "strides":
+        return "" if numbers["policy"] in POLICIES else f"policy {numbers['policy']}"
+    known = shapes.of(device).usual | ({"register_block": None} if part == "resident" else {})
+    if family not in (FAMILIES if part == "resident" and dtype == DTYPE else SAMPLED) or family not in known:
+        return "a family that the device does not run"
+    geometry = Geometry(**numbers, registers=family == "register_block")
+    return impossible(family, geometry, device) if part == "resident" else not_streamed(geometry, device, dtype)
+
+
+def not_streamed(geometry: Geometry, device: DeviceInfo, dtype: str) -> str:
+    """Say why a shape for rows that do not stay on chip cannot run on a device; empty if it can."""
+    threads, ctas, stages = geometry.threads, geometry.ctas_per_sm, geometry.stages
+    if threads not in (256, 512, 1024) or not 1 <= ctas <= 2048 // threads:
+        return f"{ctas} CTAs of {threads} threads"
+    if stages not in STAGES:
+        return f"{stages} stages"
+    short = candidate_bytes_of(geometry, device, dtype) < SHARED_LIST * CANDIDATE_BYTES
+    return "more than the shared memory" if short else ""
 
 
 def _positive(value: object) -> bool:
@@ -155,10 +223,8 @@ def impossible(family: str, geometry: Geometry, device: DeviceInfo) -> str:
     if geometry.ctas_per_row not in shares:
         return f"{geometry.ctas_per_row} CTAs a row"
     vectors, rest = divmod(width, 4 * threads * geometry.ctas_per_row)
-    if rest or not 2 <= vectors <= 32 or min(geometry.fewest_rows, geometry.most_rows) < 0:
+    if rest or not 2 <= vectors <= 32:
         return f"{width} scores a row"
-    if 0 < geometry.most_rows < geometry.fewest_rows:
-        return f"{geometry.fewest_rows} to {geometry.most_rows} rows"
     if outside := geometry.overflow_vectors:
         # kernels/resident/descriptor.cuh: a row is whole blocks, and most of a block's vectors are in the ring.
         blocks = math.gcd(vectors, outside)
@@ -170,75 +236,60 @@ def impossible(family: str, geometry: Geometry, device: DeviceInfo) -> str:
     return "more than the shared memory" if candidate_bytes_of(geometry, device, DTYPE) < 0 else ""
 
 
-def geometry_of(family: str, entry: Mapping[str, Any], source: str) -> Geometry:
-    """Return the launch shape of an entry."""
-    numbers = {name: value for name, value in entry.items() if name not in FACTS}
-    return Geometry(**numbers, registers=family == "register_block", source=source)
+def shapes_of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
+    """Return the launch shapes of a CUDA device: what is shipped, or was measured on it.
 
-
-def path_in_use(device: DeviceInfo) -> tuple[Path | None, bool]:
-    """Return the file that is looked for, or None, and whether the environment names it."""
-    asked = os.environ.get("KSIEVE_TUNED", "")
-    if asked == "off":
-        return None, True
-    if not asked:
-        return default_path(device), False
-    path = Path(asked).expanduser()
-    # Of a folder, as for a host with several models, the file of the device is taken if there is one.
-    return (path / default_path(device).name, False) if path.is_dir() else (path, True)
-
-
-@lru_cache
-def find(device: DeviceInfo, asked: str = "") -> Tuned | None:
-    """Return the measured shapes of a device, or None: from what `VARIABLE` names, or the user's own file.
-
-    `asked` is the value of `VARIABLE`, so that a change of it is seen.
+    Measured parts are from what `VARIABLE` names, or the user's own file.
 
     Raises
     ------
     ArgumentError
-        If `VARIABLE` names a file that cannot be used. A file in the configuration directory is then ignored, with one
-        warning.
+        If no class covers the device, or `VARIABLE` names a file that cannot be used. A file in the configuration
+        directory is then ignored, with one warning.
     """
-    path, named = path_in_use(device)
+    return _shapes_of(device, dtype, os.environ.get("KSIEVE_TUNED", ""))
+
+
+@lru_cache
+def _shapes_of(device: DeviceInfo, dtype: str, asked: str) -> Shapes:
+    """Return `shapes_of`; `asked` is the value of `VARIABLE`, so that a change of it is seen."""
+    shipped = shapes.of(device)
+    path, named = path_of(device, dtype, asked)
+    if path is not None and named and dtype_of(path) not in (dtype, None):
+        _log.warning("launch shapes of %s scores are as shipped: %s is of %s", dtype, path, dtype_of(path))
+        return shipped
     if path is None or (not named and not path.is_file()):
-        return None
+        return shipped
     try:
-        return read(path, device)
+        found = read(path, device, dtype)
     except ArgumentError as error:
         if named:
             raise
         _log.warning("launch shapes are not taken from a file: %s", error)
+        return shipped
+    parts = shapes.parts_of(found.parts, path.name)
+    if dtype != shipped.dtype:
+        parts = {"resident": {}, "streamed": {}} | parts
+    return replace(
+        shipped, **parts, multiprocessors=device.sm_count, dtype=dtype, derived=shipped.derived - parts.keys()
+    )
+
+
+def path_of(device: DeviceInfo, dtype: str, asked: str) -> tuple[Path | None, bool]:
+    """Return the file that is looked for, or None, and whether `VARIABLE`, whose value is `asked`, names it."""
+    own = default_path(device, dtype)
+    if asked in ("", "off"):
+        return (None if asked else own), bool(asked)
+    path = Path(asked).expanduser()
+    if path.is_dir():  # the file of the device, if there is one, as for a host with several models
+        return path / own.name, False
+    return path, True
+
+
+def dtype_of(path: Path) -> str | None:
+    """Return the dtype that a file says it is for; None if it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["dtype"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def shapes_of(device: DeviceInfo) -> Shapes:
-    """Return the launch shapes of a CUDA device: its class's, with resident shapes that were measured on it.
-
-    Raises
-    ------
-    ArgumentError
-        If no class covers the device, or `VARIABLE` names a file that cannot be used.
-    """
-    return _shapes_of(device, os.environ.get("KSIEVE_TUNED", ""))
-
-
-@lru_cache
-def _shapes_of(device: DeviceInfo, asked: str) -> Shapes:
-    found, measured = shapes.of(device), find(device, asked)
-    if measured is None:
-        return found
-    path = path_in_use(device)[0]
-    assert path is not None
-    resident = {
-        family: tuple(
-            geometry_of(family, entry, f"{shapes.TUNED}{path.name}: {_advantage(entry)}") for entry in entries
-        )
-        for family, entries in measured.resident.items()
-    }
-    return replace(found, multiprocessors=device.sm_count, resident=resident, resident_from="")
-
-
-def _advantage(entry: Mapping[str, Any]) -> str:
-    beat = f", {entry['by']:.2f} times as fast as {entry['beat']}" if entry.get("beat") else ""
-    return f"{entry['us']:.1f} us{beat}" if "us" in entry else "as shipped"
+    return found if found in ITEM_BYTES else None

@@ -22,6 +22,7 @@ from ksieve.core.errors import BackendError
 from ksieve.doctor import Cache, Driver, Gpu, Report, SelfTest
 from ksieve.lab.cli.app import app
 from ksieve.model import reference
+from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES
 
 H200 = Gpu("NVIDIA H200", (9, 0), 140 << 30)
@@ -326,3 +327,18 @@ def test_the_files_of_launch_shapes_are_described(monkeypatch, tmp_path, text, w
     assert words in shown and "nvidia-h200-float32.json" in shown
     monkeypatch.setenv("KSIEVE_TUNED", "off")
     assert doctor.launch_shapes() == ()
+
+
+def test_a_file_of_a_device_that_is_here_is_checked_as_the_planner_does(monkeypatch, tmp_path):
+    device = DEVICES["h200"]
+    monkeypatch.setenv("KSIEVE_TUNED", str(tmp_path))
+    path = tmp_path / "mine.json"
+    about = {"device": tuned.described(device), "dtype": "float32", "date": "2026-11-25"}
+    entry = {"threads": 512, "ctas_per_sm": 1, "resident_width": 32_768}
+    for entries, problem in (([entry], None), ([entry | {"threads": 96}], "NOT used: an entry of resident_block with")):
+        tuned.write(path, tuned.Tuned(about, {"resident": {"resident_block": entries}}))
+        (found,) = doctor.launch_shapes([device])
+        assert found.problem is None if problem is None else found.problem.startswith(problem)
+        assert doctor.launch_shapes()[0].problem is None, "no such device is here"
+    shown = command._launch_shapes(found, report())
+    assert shown.endswith("takes entries that fit the device: make it again with `ksieve tune`")

@@ -18,17 +18,17 @@ from ksieve.planning.devices import DEVICES
 from ksieve.planning.thresholds import (
     BIN_WIDTH,
     BINNED_ROWS,
-    MANY_SHORT,
     RESIDENT_RANK,
     SHORTEST_CLUSTERED,
-    SPARSE_LINES,
-    SPLIT_IN_TWO,
     WIDEST_BINNED,
 )
 
 H200 = DEVICES["h200"]
 RESIDENT = shapes.of_class("hopper").resident
 HELD = RESIDENT["resident_block"][-1].resident_width
+MANY_SHORT = shapes.of_class("hopper").streamed["stream"][0].fewest_rows
+SPLIT_IN_TWO = shapes.of_class("hopper").splits[-1].narrowest
+SPARSE_LINES = shapes.of_class("hopper").strides[-1].narrowest
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
 
 

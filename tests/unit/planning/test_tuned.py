@@ -10,8 +10,11 @@ import logging
 import pytest
 
 import ksieve
+from conftest import ROOT
+from ksieve.core.arrays import Device
 from ksieve.core.errors import ArgumentError
-from ksieve.planning import shapes, tuned
+from ksieve.core.problem import Problem
+from ksieve.planning import explain, shapes, tuned
 from ksieve.planning.devices import DEVICES
 
 H100 = DEVICES["h100"]
@@ -23,16 +26,14 @@ ENTRY = {"threads": 512, "ctas_per_sm": 1, "resident_width": 32_768, "us": 7.5, 
 def nothing_is_remembered(monkeypatch, tmp_path):
     monkeypatch.delenv(tuned.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    tuned.find.cache_clear()
     tuned._shapes_of.cache_clear()
     yield
-    tuned.find.cache_clear()
     tuned._shapes_of.cache_clear()
 
 
 def facts(device=H100, dtype="float32", **entries):
     about = {"device": tuned.described(device), "dtype": dtype, "driver": "580.1", "date": "2026-11-25", "k": 2048}
-    return tuned.Tuned(about, entries or {"resident_block": (ENTRY,)})
+    return tuned.Tuned(about, {"resident": entries or {"resident_block": [ENTRY]}})
 
 
 def test_a_file_replaces_the_resident_shapes_of_the_device(tmp_path, monkeypatch):
@@ -60,10 +61,10 @@ def test_the_users_own_file_is_found_and_only_by_its_device():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": 2}, "format 2; takes format 1"),
+        ({"format": 1}, "format 1; takes format 2"),
         ({"ksieve": "9.9"}, "ksieve 9.9; takes ksieve"),
         ({"device": tuned.described(DEVICES["h200"])}, "'NVIDIA H200'.*'NVIDIA H100 SXM'"),
-        ({"dtype": "float16"}, "dtype float16; takes dtype float32"),
+        ({"dtype": "float8"}, "dtype float8; takes dtype float32"),
         ({"resident": {"resident_block": [ENTRY | {"threads": 384}]}}, "resident_block with 1 CTAs of 384 threads"),
         ({"resident": {"resident_block": [ENTRY | {"ctas_per_sm": 4}]}}, "with more than the shared memory"),
         ({"resident": {"resident_block": [ENTRY | {"resident_width": 32_769}]}}, "with 32769 scores a row"),
@@ -83,10 +84,25 @@ def test_the_users_own_file_is_found_and_only_by_its_device():
         ({"resident": {"resident_block": [ENTRY | {"beat": ["x"]}]}}, "beat=\\['x'\\]"),
         ({"resident": {"resident_block": [{n: v for n, v in ENTRY.items() if n != "by"}]}}, "by=None"),
         ({"resident": {"resident_block": [ENTRY | {"most_rows": 4, "fewest_rows": 9}]}}, "with 9 to 4 rows"),
-        ({"format": True}, "format True; takes format 1"),
-        ({"resident": {}}, "no such file of shapes"),
+        ({"format": True}, "format True; takes format 2"),
+        ({"resident": {}}, "no such file of shapes .it has no entries"),
         ({"resident": {"resident_ring": [ENTRY]}}, "a family that the device does not run"),
-        ({"resident": [1]}, "no such file of shapes"),
+        ({"resident": [1]}, "resident that are list"),
+        ({"resident": {"resident_block": ENTRY}}, "resident_block that are no list of objects"),
+        ({"resident": {"resident_block": [[1]]}}, "resident_block that are no list of objects"),
+        ({"resident": {"resident_block": [ENTRY | {"most_rows": -1}]}}, "with a negative number"),
+        ({"streamed": {"stream": [{"threads": 1024, "ctas_per_sm": 3}]}}, "stream with 3 CTAs of 1024 threads"),
+        ({"streamed": {"stream": [{"threads": 512, "ctas_per_sm": 2, "stages": 5}]}}, "stream with 5 stages"),
+        ({"streamed": {"stream": [{"threads": 1024, "ctas_per_sm": 2, "stages": 8}]}}, "more than the shared memory"),
+        ({"streamed": {"resident_block": [ENTRY]}}, "resident_block with the fields"),
+        ({"streamed": {"stream_unsampled": [{"threads": 256, "ctas_per_sm": 2}]}}, "that the device does not run"),
+        ({"splits": [{"fewest": 3}]}, "splits with 3 CTAs a row"),
+        ({"splits": [{"narrowest": 3}]}, "splits with the fields"),
+        ({"splits": {}}, "splits that are dict"),
+        ({"strides": [{"policy": "paper-64"}]}, "strides with policy paper-64"),
+        ({"strides": [{"policy": 64}]}, "strides with a field of another type"),
+        ({"strides": [{"policy": "lines-64", "ratio": 9}]}, "the first is not for all rows"),
+        ({"strides": []}, "the first is not for all rows"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_as_a_whole(tmp_path, monkeypatch, caplog, changes, words):
@@ -112,7 +128,7 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path, monkeypatch):
     for text in (None, "", "{", "[]", "null", '{"format": 1}', "[" * 100_000):
         if text is not None:
             path.write_text(text)
-        tuned.find.cache_clear()
+        tuned._shapes_of.cache_clear()
         monkeypatch.setenv(tuned.VARIABLE, str(path))
         with pytest.raises(ArgumentError, match="no such file of shapes"):
             ksieve.plan(**ASKED)
@@ -134,9 +150,9 @@ def test_written_entries_come_back(tmp_path):
     entry = {name: fields[name] for name in ("threads", "ctas_per_sm", "resident_width", "ctas_per_row", "fewest_rows",
                                              "most_rows", "overflow_vectors", "plain")}  # fmt: skip
     path = tmp_path / "deep" / "mine.json"
-    tuned.write(path, facts(resident_grid=(entry, entry | {"us": 3.0}), resident_block=(ENTRY,)))
+    tuned.write(path, facts(resident_grid=[entry, entry | {"us": 3.0}], resident_block=[ENTRY]))
     found = tuned.read(path, H100)
-    assert found.resident == {"resident_grid": (entry, entry | {"us": 3.0}), "resident_block": (ENTRY,)}
+    assert found.parts == {"resident": {"resident_grid": [entry, entry | {"us": 3.0}], "resident_block": [ENTRY]}}
     assert found.about["driver"] == "580.1"
 
 
@@ -162,3 +178,89 @@ def test_a_limit_that_comes_to_no_row_is_no_limit_at_all():
             ):
                 assert bool(scaled.most_rows) == bool(shape.most_rows)
     assert ksieve.plan(rows=2, width=32_768, k=512, device=few).family == "resident_cluster"
+
+
+STREAMED = {
+    "streamed": {
+        "stream": [
+            {"threads": 256, "ctas_per_sm": 3, "stages": 4, "most_rows": 132, "us": 30.0, "beat": "stream 512x2 s6",
+             "by": 1.5},
+            {"threads": 512, "ctas_per_sm": 1, "stages": 8},
+        ]
+    },
+    "splits": [{"fewest": 16}, {"fewest": 2, "narrowest": 4_194_304}],
+    "strides": [{"policy": "lines-16"}, {"policy": "lines-128", "ratio": 500, "most_rows": 140}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["h100", "a100", "rtx5090"])
+def test_shapes_splits_and_strides_of_streamed_rows_are_taken_from_a_file(tmp_path, monkeypatch, name, dtype):
+    device = DEVICES[name]
+    count = device.sm_count
+    path = tmp_path / "mine.json"
+    tuned.write(path, tuned.Tuned(facts(device, dtype).about, STREAMED))
+    monkeypatch.setenv(tuned.VARIABLE, str(path))
+
+    def plan(rows, width, k=512):
+        found = ksieve.plan(rows=rows, width=width, k=k, dtype=dtype, device=device)
+        return found.family, found.threads, found.ctas_per_sm, found.stages, found.splits, found.policy.name
+
+    assert plan(132, 2_097_152) == ("stream", 256, 3, 4, 1, "lines-128")
+    assert plan(133, 2_097_152) == ("stream", 512, 1, 8, 1, "lines-128")
+    assert plan(141, 2_097_152) == ("stream", 512, 1, 8, 1, "lines-16")
+    assert plan(141, 262_144, k=2048)[-1] == "lines-16"
+    assert plan(count // 16, 2_097_152)[4] == 16 and plan(count // 16 + 1, 2_097_152)[4] == 1
+    assert plan(count // 2, 4_194_304)[4] == 2
+    considered = explain.considered(Problem(100, 2_097_152, 2_097_152, 512, dtype, Device("cuda", 0)), device)
+    assert (considered[0].us, considered[0].family) == (30.0, "stream")
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    monkeypatch.setenv(tuned.VARIABLE, "off")
+    shipped = ksieve.plan(rows=141, width=2_097_152, k=512, dtype=other, device=device)
+    monkeypatch.setenv(tuned.VARIABLE, str(path))
+    assert ksieve.plan(rows=141, width=2_097_152, k=512, dtype=other, device=device) == shipped
+
+
+def test_a_named_file_of_another_dtype_is_left_alone_with_a_warning(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "mine.json"
+    tuned.write(path, tuned.Tuned(facts(dtype="float16").about, STREAMED))
+    monkeypatch.setenv(tuned.VARIABLE, str(path))
+    with caplog.at_level(logging.WARNING):
+        for rows in (8, 9):
+            assert ksieve.plan(**ASKED | {"rows": rows}).family == "resident_cluster"
+    assert len(caplog.records) == 1 and "float32 scores are as shipped" in caplog.text and "float16" in caplog.text
+
+
+def test_a_resident_part_of_another_dtype_is_refused(tmp_path):
+    path = tmp_path / "mine.json"
+    tuned.write(path, facts(dtype="float16"))
+    with pytest.raises(ArgumentError, match="a family that the device does not run"):
+        tuned.read(path, H100, "float16")
+
+
+def test_the_measured_file_of_a_model_is_chosen_by_its_name():
+    assert shapes.of(dataclasses.replace(H100, name="NVIDIA H100 PCIe")) is shapes.of_class("hopper", "h100-float32")
+    assert shapes.of(DEVICES["h20"]).resident == shapes.of(H100).resident
+
+
+SHIPPED = sorted((ROOT / "src" / "ksieve" / "planning" / "data").glob("*-*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_file_passes_the_check_and_says_how_it_was_made(path):
+    found = json.loads(path.read_text())
+    device = dataclasses.replace(H100, name=found["device"]["name"])
+    assert found["format"] == tuned.FORMAT and tuned.described(device) == found["device"]
+    parts = {part: found[part] for part in shapes.MEASURED}
+    for part in ("resident", "streamed"):
+        parts[part] = {family: list(map(bare, entries)) for family, entries in parts[part].items()}
+    for part in ("splits", "strides"):
+        parts[part] = list(map(bare, parts[part]))
+    assert tuned.fault_of(parts, device, found["dtype"]) == ""
+    assert found.get("made") or {"driver", "packages", "date", "commit"} <= found.keys()
+
+
+def bare(entry):
+    """An entry without the source that only shipped files have, where no time is known."""
+    assert ("source" in entry) != ("us" in entry) or not entry.keys() & {"source", "us"}
+    return {name: value for name, value in entry.items() if name != "source"}

@@ -20,15 +20,27 @@ SOURCES = {name: value.source for name, value in thresholds.thresholds().items()
     for family, shape in table.items()
 }
 SOURCES |= {
-    f"{found.name} {family} of {shape.resident_width}, {shape.most_rows} rows": shape.source
+    f"{found.name} {family} {n}, of {shape.resident_width or shape.widest}, {shape.most_rows} rows": shape.source
     for found in map(shapes.of_class, shapes.CLASSES)
-    for family, resident in found.resident.items()
-    for shape in resident
+    for table in (found.resident, found.streamed)
+    for family, listed in table.items()
+    for n, shape in enumerate(listed)
+}
+SOURCES |= {
+    f"{found.name} {entry}": entry.source
+    for found in map(shapes.of_class, shapes.CLASSES)
+    for entry in (*found.splits, *found.strides)
 }
 
 
+DATA = ROOT / "src" / "ksieve" / "planning" / "data"
+
+
 def problem_of(source):
-    """What is wrong with a source: None if it names a decision record or a committed result, and such a file exists."""
+    """What is wrong with a source: None if it names a decision record, a result, or a file of `ksieve tune`."""
+    if source.startswith(shapes.TUNED):
+        name, _, time = source.removeprefix(shapes.TUNED).partition(": ")
+        return None if (DATA / name).is_file() and re.match(r"[\d.]+ us|as shipped", time) else "no measurement"
     if source.startswith(thresholds.NOT_MEASURED):
         return None if len(source) > len(thresholds.NOT_MEASURED) + 10 else "no reason"
     if not re.fullmatch(r"docs/decisions/\d{4}-[a-z0-9-]+\.md|benchmarks/results/[a-z0-9-]+\.json", source):
@@ -49,6 +61,8 @@ def test_a_source_that_proves_nothing_is_noticed():
         "docs/decisions/index.md",
         "benchmarks/results/none.json",
         thresholds.NOT_MEASURED,
+        f"{shapes.TUNED}none.json: 3.0 us",
+        f"{shapes.TUNED}h100-float32.json: quickly",
         "",
     ):
         assert problem_of(source), source
@@ -87,7 +101,7 @@ def test_no_code_points_into_the_notebook():
 
 def test_thresholds_are_numbers_that_know_more():
     found = thresholds.thresholds()
-    assert {"SHORTEST_SAMPLED", "SPLIT_IN_TWO", "SEGMENT"} <= set(found)
+    assert {"SHORTEST_SAMPLED", "SAMPLED_RATIO", "SEGMENT"} <= set(found)
     assert found["SEGMENT"] * 2 == 4096 and all(t.meaning for t in found.values())
     assert (copy.deepcopy(thresholds.SEGMENT), copy.deepcopy(thresholds.SEGMENT).source) == (
         2048,

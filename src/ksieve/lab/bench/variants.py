@@ -34,7 +34,9 @@ class Variant:
     def plan(self, rows: int, width: int, k: int, dtype: str, device: DeviceInfo) -> Plan:
         """Make the plan; `geometry` (threads, ctas_per_sm, ...) changes its storage too, `changes` does not."""
         asked: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "device": device}
-        with _shapes_file(self.shapes_file), _geometry(self.family, dict(self.geometry)):
+        with planned_with(self.shapes_file):
+            known = tuned.shapes_of(device, dtype)
+        with planned_with(self.shapes_file), _geometry(known, self.family, dict(self.geometry)):
             plan = api.plan(**asked, family=self.family, policy=self.policy)
         changes: dict[str, Any] = dict(self.changes)
         if "splits" in changes and plan.family == "stream_split":
@@ -46,7 +48,7 @@ PLANNED = Variant("ksieve")
 
 
 @contextmanager
-def _shapes_file(path: str) -> Iterator[None]:
+def planned_with(path: str) -> Iterator[None]:
     """Plan with a file of `ksieve tune` for a while."""
     before = os.environ.get(tuned.VARIABLE)
     if path:
@@ -61,27 +63,26 @@ def _shapes_file(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _geometry(family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
+def _geometry(known: shapes.Shapes, family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
     """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
-    classes = [shapes.of_class(name) for name in shapes.CLASSES]
-    tables = [t for found in classes for t in found.tables() if family in t]
-    resident = [found.resident for found in classes if family in found.resident]
+    tables = [table for table in known.tables() if family in table]
+    listed = [table for table in (known.resident, known.streamed) if family in table]
     if not changes or family is None:
         yield
         return
     kept = [table[family] for table in tables]
-    kept_resident = [table[family] for table in resident]
+    kept_lists = [table[family] for table in listed]
     for table in tables:
         table[family] = replace(table[family], **changes)
-    for listed in resident:
-        listed[family] = tuple(replace(shape, **changes) for shape in listed[family])
+    for several in listed:
+        several[family] = tuple(replace(shape, **changes) for shape in several[family])
     try:
         yield
     finally:
         for table, before in zip(tables, kept, strict=True):
             table[family] = before
-        for listed, kept_shapes in zip(resident, kept_resident, strict=True):
-            listed[family] = kept_shapes
+        for several, shapes_before in zip(listed, kept_lists, strict=True):
+            several[family] = shapes_before
 
 
 def variants_of(families: Sequence[str | None], policies: Sequence[str | None], text: str | None) -> list[Variant]:

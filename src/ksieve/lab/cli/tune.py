@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ksieve._version import __version__
 from ksieve.cli import terminal
-from ksieve.cli.options import count
+from ksieve.cli.options import Dtype, choice, count
 from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.cli.gpu import shapes_of
+
+if TYPE_CHECKING:
+    from ksieve.lab.tune import Target
 
 QUICK_SHAPES = 24
 QUICK_SECONDS = 120.0
@@ -35,9 +39,16 @@ def tune(
         bool, typer.Option("--quick", help="Two minutes: say what tuning would gain, and write nothing.")
     ] = False,
     shapes: Annotated[
-        str, typer.Option("--shapes", metavar="LIST", help="rows x width, separated by commas. Default: some 180.")
+        str, typer.Option("--shapes", metavar="LIST", help="rows x width, separated by commas. Default: some 220.")
     ] = "",
-    k: Annotated[int, count("--k", "K", "Slots per row.")] = 2048,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--of", metavar="TRACE", help="The shapes and the K of a trace (JSON) or of a recording of ksieve.record."
+        ),
+    ] = None,
+    k: Annotated[int | None, count("--k", "K", "Slots per row. Default: that of the trace, or 2048.")] = None,
+    dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; a file is of one.")] = Dtype.float32,
     minutes: Annotated[
         float | None, typer.Option("--minutes", metavar="M", help="Time to measure in. Default: 8, with --quick 2.")
     ] = None,
@@ -46,61 +57,85 @@ def tune(
         bool, typer.Option("--restart", help="Measure everything again, instead of going on where a run stopped.")
     ] = False,
 ) -> None:
-    """Time resident launch shapes of float32 rows on this GPU, and let the planner use the winners.
+    """Time launch shapes, splits and sampling strides on this GPU, and let the planner use the winners.
 
     What was measured is kept beside the file after each shape: a run that was interrupted, or asked for further shapes,
     goes on from there.
-    Widths that were not measured, or not in time, keep the shipped launch shapes.
+    What was not measured, or not in time, stays as shipped.
     """
     from ksieve.lab import tune as tuning
+    from ksieve.lab import tune_table
     from ksieve.lab.bench import gpu
     from ksieve.planning import tuned
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
     if minutes is not None and not 0 < minutes <= 600:
         raise ArgumentError("--minutes", minutes, "a number of minutes up to 600")
+    if of is not None and shapes:
+        raise ArgumentError("--of", "--shapes too", "one of the two")
+    listed, of_trace = _shapes_of_trace(of) if of else (shapes_of(shapes, None)[0] if shapes else [], None)
     device = gpu.require_device()
-    listed = shapes_of(shapes, None)[0] if shapes else tuning.questions(device)
-    if quick and not shapes:
-        listed = listed[:: max(1, len(listed) // QUICK_SHAPES)]
-    path = out or tuned.default_path(device)
+    target = tuning.Target(device, dtype.value, k or of_trace or tuning.Target(device).k)
+    if not listed:
+        listed = tuning.questions(target)
+        listed = listed[:: max(1, len(listed) // QUICK_SHAPES)] if quick else listed
+    path = out or tuned.default_path(device, target.dtype)
     state = path.with_name(path.name + ".measured")
-    done = {} if restart or quick else _state(state, device, k)
+    done = {} if restart or quick else _state(state, target)
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else SECONDS
     end = time.monotonic() + seconds
-    facts = {"device": tuned.described(device), "k": k, "ksieve": __version__}
 
     def keep() -> None:
         if not quick:
             state.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(state, json.dumps({**facts, "done": done}))
+            atomic.write_text(state, json.dumps({**_facts(target), "done": done}))
 
     left = [shape for shape in listed if tuning.name_of(shape) not in done]
     with terminal.progress("compiling", unit="kernels", waiting="planning") as update:
-        options = tuning.prepare(left, k, device, update)
+        options = tuning.prepare(left, target, update)
     with terminal.progress("measuring", len(left), unit="shapes") as update:
-        tuning.run(options, k, done, rounds=rounds, end=end, progress=update, keep=keep)
+        tuning.run(options, target, done, rounds=rounds, end=end, progress=update, keep=keep)
     rows = tuning.gain(done, listed)
     _report(rows, len(listed))
-    entries = tuning.table(done, device)
-    terminal.result(lambda: {"path": None if quick else str(path), "shapes": len(rows), "entries": entries})
-    if quick or not entries:
+    parts = tune_table.table(done, target)
+    if parts:
+        found = tune_table.used(tuned.Tuned(tuning.about(target), parts), target)
+        parts = dict(found.parts)
+    terminal.result(lambda: {"path": None if quick else str(path), "shapes": len(rows), "entries": parts})
+    if quick or not parts:
         terminal.say("nothing is written" + (": without --quick the winners are" if quick else ""))
         return
-    tuned.write(path, tuned.Tuned(tuning.about(device, k), entries))
-    tuned.read(path, device)
-    terminal.say(f"written: {path}, {sum(map(len, entries.values()))} entries")
+    tuned.write(path, found)
+    tuned.read(path, device, target.dtype)
+    terminal.say(f"written: {path}, {tune_table.count(parts)} entries")
     if out is not None:
         terminal.say(f"the planner uses it with {tuned.VARIABLE}={path}")
 
 
-def _state(path: Path, device: Any, k: int) -> dict[str, Any]:
-    """Results of a run that stopped, if they are of this device and k."""
+def _shapes_of_trace(source: str) -> tuple[list[tuple[int, int]], int | None]:
+    """Shapes of a trace's calls, those that are called most often first, and its k."""
+    from ksieve.lab.traces import replay
+
+    trace = replay.load(source)
+    counted = Counter((call.rows, call.width) for call in trace.calls if call.rows and call.width)
+    if not counted:
+        raise ArgumentError("--of", f"{source}: no calls", "a trace with calls")
+    return [shape for shape, _ in counted.most_common(QUICK_SHAPES)], trace.k
+
+
+def _facts(target: Target) -> dict[str, Any]:
+    """What results of an earlier run must agree in to be used: device, dtype, k and version."""
     from ksieve.planning import tuned
 
+    device = tuned.described(target.device)
+    return {"device": device, "dtype": target.dtype, "k": target.k, "ksieve": __version__}
+
+
+def _state(path: Path, target: Target) -> dict[str, Any]:
+    """Results of a run that stopped, if they are of this device, dtype and k."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if (found["device"], found["k"], found["ksieve"]) != (tuned.described(device), k, __version__):
+        if any(found[name] != value for name, value in _facts(target).items()):
             return {}
         done: dict[str, Any] = dict(found["done"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,9 @@ from ksieve.backends.code_cache import Code, Store, cache_dir
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, describe
+from ksieve.core.errors import BackendError
 
-__all__ = ["cache_dir", "facts_of", "obtain"]
+__all__ = ["cache_dir", "facts_of", "obtain", "obtain_all"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,3 +63,24 @@ def obtain(
 
     found, compiled = Store("cuda", directory).obtain(facts_of(spec, sources), make, required=required)
     return Cubin(found.code, found.report), compiled
+
+
+def obtain_all(specs: Collection[KernelSpec]) -> Iterator[tuple[KernelSpec, Cubin | BackendError]]:
+    """Yield each specialisation with its compiled kernel, or with the error of its compilation, in their order.
+
+    Kernels are compiled on all processors that the process may use, in processes of their own: NVRTC holds a lock, so
+    that threads compile one after another.
+    """
+    workers = min(len(os.sched_getaffinity(0)), -(-len(specs) // 2))
+    if workers < 2:
+        yield from zip(specs, map(_obtained, specs), strict=True)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from zip(specs, pool.map(_obtained, specs), strict=True)
+
+
+def _obtained(spec: KernelSpec) -> Cubin | BackendError:
+    try:
+        return obtain(spec)[0]
+    except BackendError as error:
+        return error

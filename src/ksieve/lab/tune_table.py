@@ -1,0 +1,318 @@
+"""From the times of `ksieve.lab.tune` to the entries of a file: which candidate wins, and for how many rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ksieve.core.arrays import Device
+from ksieve.core.options import PLAIN, Options
+from ksieve.core.problem import Problem
+from ksieve.lab.bench.variants import planned_with
+from ksieve.lab.tune import Results, Target, resident_width
+from ksieve.planning import choose, cuda, explain, shapes, tuned
+from ksieve.planning.families import SHARED_ROWS
+from ksieve.planning.plan import Plan
+from ksieve.planning.shapes import Geometry
+from ksieve.planning.thresholds import LINES_RANK, SPLITS
+
+KEPT = (
+    "threads", "ctas_per_sm", "resident_width", "ctas_per_row", "overflow_vectors", "plain", "fewest_rows", "most_rows",
+)  # fmt: skip
+DEFAULTS = Geometry(0, 0)
+"""Fields of an entry, and their values where they are left out."""
+
+TIE = 1.015
+"""What wins stays the choice while it is within 1.5 % of the best: fewer kernels are worth that."""
+
+Times = Mapping[str, float]
+Entry = dict[str, Any]
+Parts = dict[str, Any]
+
+
+def table(done: Results, target: Target) -> Parts:
+    """Return the parts of a file; one of which nothing was measured is left out, and that of the class holds."""
+    by_width: dict[int, list[tuple[int, Times]]] = {}
+    for name, found in done.items():
+        rows, width = map(int, name.split("x"))
+        if found["us"]:
+            by_width.setdefault(width, []).append((rows, found["us"]))
+    measured = {width: sorted(found, key=lambda pair: pair[0]) for width, found in sorted(by_width.items())}
+    streamed = {"stream": _stream_shapes(measured), "stream_split": _split_shape(measured)}
+    parts = {
+        "resident": _resident(measured, target) if target.dtype == tuned.DTYPE else {},
+        "streamed": {family: entries for family, entries in streamed.items() if entries},
+        "splits": _splits(measured),
+        "strides": _strides(measured, target),
+    }
+    return {part: entries for part, entries in parts.items() if entries}
+
+
+def shape_of(name: str, width: int) -> Entry:
+    """Fields of a candidate's launch shape, from its name."""
+    family, launch, *rest = name.split()
+    threads, ctas = map(int, launch.split("x"))
+    entry = {"threads": threads, "ctas_per_sm": ctas}
+    if family in tuned.FAMILIES:
+        entry["resident_width"] = resident_width(family, width)
+    names = {"x": "ctas_per_row", "+": "overflow_vectors", "s": "stages"}
+    return entry | {names[word[0]]: int(word[1:]) for word in rest}
+
+
+def _runs(measured: Iterable[tuple[int, Times]]) -> list[tuple[str, list[tuple[int, Times]]]]:
+    """Runs of row counts that one candidate wins, or is as good as the best for."""
+    runs: list[tuple[str, list[tuple[int, Times]]]] = []
+    for rows, times in measured:
+        best = min(times, key=lambda name: times[name])
+        last = runs[-1][0] if runs else ""
+        kept = last if last in times and times[last] <= TIE * times[best] else best
+        if kept != last:
+            runs.append((kept, []))
+        runs[-1][1].append((rows, times))
+    return runs
+
+
+def _facts(name: str, times: Times) -> Entry:
+    """Time of a winner, what came second, and by how much."""
+    others = {n: us for n, us in times.items() if n != name}
+    second = min(others, key=lambda n: others[n], default="")
+    beat = {"beat": second, "by": round(others[second] / times[name], 3)} if second else {}
+    return {"us": round(times[name], 2)} | beat
+
+
+def _only(measured: Iterable[tuple[int, Times]], pattern: str) -> list[tuple[int, Times]]:
+    """Times of the candidates whose names match, where there are any."""
+    found = [(rows, {n: us for n, us in times.items() if re.fullmatch(pattern, n)}) for rows, times in measured]
+    return [(rows, times) for rows, times in found if times]
+
+
+def _resident(measured: Mapping[int, list[tuple[int, Times]]], target: Target) -> dict[str, list[Entry]]:
+    """Entries of rows that stay on chip. Widths that were not measured keep the shipped ones, without a time."""
+    device = target.device
+    entries: dict[str, list[Entry]] = {family: [] for family in tuned.FAMILIES}
+    tried = set()
+    for width, found in measured.items():
+        resident = [n for _, times in found for n in times if n.split()[0] in tuned.FAMILIES]
+        tried |= {(name.split()[0] in SHARED_ROWS, shape_of(name, width)["resident_width"]) for name in resident}
+        for family, entry in _winners(found, width, target) if resident else ():
+            entries[family].append(entry)
+    if not tried:
+        return {}
+    shipped = shapes.of(device)
+    for family in shipped.resident:
+        for shape in shipped.resident_of(family, device):
+            if (family in SHARED_ROWS, shape.resident_width) not in tried and not tuned.impossible(
+                family, shape, device
+            ):
+                fields = {name: getattr(shape, name) for name in KEPT}
+                entries[family].append({n: v for n, v in fields.items() if v != getattr(DEFAULTS, n)})
+    return {
+        family: sorted(found, key=lambda entry: int(entry["resident_width"]))
+        for family, found in entries.items()
+        if found
+    }
+
+
+def _winners(measured: Sequence[tuple[int, Times]], width: int, target: Target) -> Iterator[tuple[str, Entry]]:
+    """Entries of a width: runs of row counts that one resident shape wins against all others, and streaming."""
+    device = target.device
+    runs = _runs(measured)
+    for number, (name, won) in enumerate(runs):
+        family = name.partition(" ")[0]
+        if family not in tuned.FAMILIES:
+            continue
+        most, times = won[-1]
+        entry = shape_of(name, width)
+        if family == "resident_cluster" and number + 1 < len(runs):
+            # Up to where another shape is known to win, as long as all clusters run at once.
+            at_once = device.sm_count * entry["ctas_per_sm"] // entry["ctas_per_row"]
+            most = max(most, min(runs[number + 1][1][0][0] - 1, at_once))
+        if family in SHARED_ROWS or number + 1 < len(runs):
+            entry["most_rows"] = most
+        elif limit := _streamed_from(family, entry["resident_width"], target):
+            entry["most_rows"] = limit
+        if family == "resident_grid" and won[0][0] > 1:
+            entry["fewest_rows"] = won[0][0]
+        yield family, entry | _facts(name, times)
+
+
+def _streamed_from(family: str, width: int, target: Target) -> int:
+    """Rows up to which the shipped shapes of a width are resident for every k; 0 without a limit.
+
+    One k is measured, and more rows are streamed for a small k alone (`RESIDENT_RANK`): that limit stays.
+    """
+    shipped = shapes.of(target.device)
+    same = [s for s in shipped.resident_of(family, target.device) if s.resident_width == width]
+    return same[-1].most_rows if same and family == "resident_block" else 0
+
+
+def _stream_shapes(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entry]:
+    """Launch shapes of rows that do not stay on chip: for each measured width, and narrower ones, runs of rows."""
+    by_width: list[tuple[int, list[Entry]]] = []
+    for width, found in measured.items():
+        runs = _runs(_only(found, r"stream \d+x\d+ s\d+"))
+        entries = []
+        for number, (name, won) in enumerate(runs):
+            limit = {"most_rows": won[-1][0]} if number + 1 < len(runs) else {}
+            entries.append(shape_of(name, width) | limit | _facts(name, won[-1][1]))
+        by_width += [(width, entries)] if entries else []
+
+    def bare(entries: list[Entry]) -> list[Entry]:
+        return [{n: v for n, v in entry.items() if n not in shapes.FACTS} for entry in entries]
+
+    # Of widths with the same shapes, the widest says enough; the widest of all is for any wider rows too.
+    kept = [one for one, after in pairwise(by_width) if bare(one[1]) != bare(after[1])] + by_width[-1:]
+    listed = [entry | {"widest": width} for width, entries in kept[:-1] for entry in entries]
+    return listed + [entry for _, entries in kept[-1:] for entry in entries]
+
+
+def _split_shape(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entry]:
+    """The launch shape of rows that CTAs share: of least time over all rows and widths where shapes were tried."""
+    sums: dict[str, list[float]] = {}
+    for found in measured.values():
+        for _, times in _only(found, r"stream_split \d+x\d+ x\d+ s\d+"):
+            for name, us in times.items():
+                sums.setdefault(re.sub(r" x\d+", "", name), []).append(math.log(us))
+    most = max(map(len, sums.values()), default=0)
+    means = {name: math.exp(sum(logs) / most) for name, logs in sums.items() if len(logs) == most}
+    best = min(means, key=lambda name: means[name], default="")
+    return [shape_of(best, 0) | _facts(best, means)] if best else []
+
+
+def _splits(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entry]:
+    """From which width how many CTAs a row pay: the fewest that do, and all that are more do too."""
+    entries: list[Entry] = []
+    for width, found in measured.items():
+        tried: dict[int, tuple[float, float]] = {}
+        for _, times in found:
+            for name in times:
+                if (match := re.fullmatch(r"stream_split x(\d+)", name)) and "stream" in times:
+                    tried[int(match[1])] = (times[name], times["stream"])
+        paying = 0
+        for splits in sorted(tried, reverse=True):
+            if tried[splits][0] > tried[splits][1]:
+                break
+            paying = splits
+        fewest = paying or (SPLITS[0] if tried and entries else 0)  # where none pays, no row has room for so many
+        if fewest and fewest != (entries[-1]["fewest"] if entries else 0):
+            split, whole = tried.get(fewest, (0.0, 0.0))
+            facts = _facts("split", {"split": split, "stream": whole}) if paying else {}
+            entries.append({"fewest": fewest} | ({"narrowest": width} if entries else {}) | facts)
+    return entries
+
+
+def _strides(measured: Mapping[int, list[tuple[int, Times]]], target: Target) -> list[Entry]:
+    """From which ratio of width to k which policy wins; a sparser one of few rows alone says up to how many."""
+    count, entries, few = target.device.sm_count, list[Entry](), list[Entry]()
+    chosen = sparsest = -1
+    names = [f"stream {policy}" for policy in tuned.POLICIES]
+    for width, found in measured.items():
+        ratio = width // max(min(target.k, width // 2), LINES_RANK)
+        best = {}
+        for rows, times in _only(found, "|".join(map(re.escape, names))):
+            fastest = min(times.values())
+            best[rows > count] = next(
+                (i, times) for i, name in enumerate(names) if times.get(name, 1e9) <= TIE * fastest
+            )
+        if True in best and best[True][0] > chosen:
+            chosen, times = best[True]
+            entry = {"policy": tuned.POLICIES[chosen]} | ({"ratio": ratio} if entries else {})
+            entries.append(entry | _facts(names[chosen], times))
+        if False in best and best[False][0] > max(chosen, sparsest) and entries:
+            sparsest, times = best[False]
+            entry = {"policy": tuned.POLICIES[sparsest], "ratio": ratio, "narrowest": width, "most_rows": count}
+            few.append(entry | _facts(names[sparsest], times))
+    return entries + few
+
+
+def unused(known: shapes.Shapes, target: Target) -> list[tuple[str, str, int]]:
+    """Return the entries that decide no plan of `grid`: the part, the family (or the part again), and the number.
+
+    Parameters
+    ----------
+    known : Shapes
+        What the planner uses now for the target, measured on a device of as many multiprocessors.
+    target : Target
+    """
+    device = target.device
+    left: dict[object, tuple[str, str, int]] = {
+        id(entry): (part, family, number)
+        for part, listed in (("resident", known.resident), ("streamed", known.streamed))
+        for family, of in listed.items()
+        for number, entry in enumerate(of)
+    }
+    left |= {split: ("splits", "splits", number) for number, split in enumerate(known.splits)}
+    # The first is for all rows that no other is for, and stays.
+    left |= {stride: ("strides", "strides", number) for number, stride in enumerate(known.strides) if number}
+    for plan in grid(known, target):
+        problem = plan.problem
+        left.pop(id(explain.entry_of(plan)), None)
+        if plan.policy is not None:
+            ratio = problem.width // max(problem.k, LINES_RANK)
+            left.pop(known.stride_for(problem.rows, problem.width, ratio, device), None)
+            if 2 * problem.rows <= device.sm_count:
+                left.pop(known.split_for(problem.width), None)
+    return list(left.values())
+
+
+def used(found: tuned.Tuned, target: Target) -> tuned.Tuned:
+    """Return a file without the entries that decide no plan.
+
+    Raises
+    ------
+    ArgumentError
+        If the device cannot run an entry.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tuned.json"
+        tuned.write(path, found)
+        tuned.read(path, target.device, target.dtype)
+        with planned_with(str(path)):
+            left_out = unused(tuned.shapes_of(target.device, target.dtype), target)
+    return tuned.Tuned(found.about, without(found.parts, left_out))
+
+
+def count(parts: Parts) -> int:
+    """Return the number of entries of a file."""
+    return sum(sum(map(len, of.values())) if isinstance(of, Mapping) else len(of) for of in parts.values())
+
+
+def without(parts: Mapping[str, Any], left_out: Iterable[tuple[str, str, int]]) -> Parts:
+    """Return the parts of a file without some of its entries."""
+    dropped = set(left_out)
+
+    def kept(part: str, family: str, entries: Sequence[Entry]) -> list[Entry]:
+        return [entry for number, entry in enumerate(entries) if (part, family, number) not in dropped]
+
+    found: Parts = {}
+    for part, listed in parts.items():
+        if isinstance(listed, Mapping):
+            found[part] = {family: some for family, of in listed.items() if (some := kept(part, family, of))}
+        else:
+            found[part] = kept(part, part, listed)
+    return found
+
+
+def grid(known: shapes.Shapes, target: Target) -> Iterator[Plan]:
+    """Plans of the shapes at which entries begin and end, with few options: where an entry is used, one shows it."""
+    entries = [e for listed in (known.resident, known.streamed) for of in listed.values() for e in of]
+    rows = {1, 2, 100_000} | {entry.most_rows + step for entry in entries for step in (0, 1)}
+    rows |= {entry.fewest_rows for entry in entries} | {target.device.sm_count // splits for splits in SPLITS}
+    rows |= {stride.most_rows + step for stride in known.strides for step in (0, 1)}
+    widths = {entry.resident_width for entry in entries} | {entry.widest for entry in entries}
+    widths |= {split.narrowest for split in known.splits} | {stride.narrowest for stride in known.strides}
+    widths |= {2 * target.k * stride.ratio for stride in known.strides} | {131_072, 524_288, 2_097_152, 8_388_608}
+    widths |= {LINES_RANK * stride.ratio for stride in known.strides}
+    for m, n, k, options in product(
+        sorted(rows - {0}),
+        sorted(width for width in widths if 0 < width <= cuda.MAX_WIDTH),
+        (512, target.k),
+        (PLAIN, Options(order="value"), Options(tie_break="low")),
+    ):
+        if k <= n:
+            yield choose.choose(Problem(m, n, n, k, target.dtype, Device("cuda", 0), options), target.device)
