@@ -14,6 +14,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   wait_for_inputs();
   if (kBinned && blockIdx.x >= rows_of(p)) return;
   if constexpr (kFits)
-    if (!select_held_rows(p)) return;
+    if (!select_resident_rows(p)) return;
   select_others(p);
 }

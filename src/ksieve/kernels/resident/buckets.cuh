@@ -238,7 +238,7 @@ __device__ __forceinline__ int collect_at(const Marks& marks, int first, int pla
 }
 __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
   const int place = reserve_many(&shared_storage().descriptors[slot].num_selected, marks.count());
-  collect_at(marks, held_first(slot), place);
+  collect_at(marks, own_first(slot), place);
 }
 
 // Appends an undecided score to the list of the CTA that ranks them. The list has room for kMost: it is `tail`, or
@@ -256,13 +256,13 @@ template <class Scope, int kMost = kTailMax> __device__ __forceinline__ void lis
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
     for (u32 bits = marks.word[w]; bits;) {
-      int index = index_of_mark(w, take_bit(bits), held_first(slot));
+      int index = index_of_mark(w, take_bit(bits), own_first(slot));
       list_last<Scope, kMost>(index, widen(scores[index]), slot);
     }
 }
 
 // Returns the index that is written for a position.
-__device__ __forceinline__ int held_position(int index, int slot) {
+__device__ __forceinline__ int shown_position(int index, int slot) {
   return kWindows && !kEpilogue ? index + descriptor_at(slot).base : index;
 }
 
@@ -273,7 +273,7 @@ __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k
   RankedEntry mine = rank_tail(listed);
   if (static_cast<int>(threadIdx.x & 31) < listed && mine.rank < remaining_k)
     descriptor_at(slot).out[descriptor_at(slot).slots - remaining_k + mine.rank] =
-        held_position(entry_index(mine.entry), slot);
+        shown_position(entry_index(mine.entry), slot);
 }
 
 // Writes the collected positions, clears their memory, which is the histogram, and writes the best `remaining_k` of the
@@ -283,6 +283,6 @@ __device__ __forceinline__ void write_answer(int slot, int listed, int remaining
   const int num_selected = descriptor_at(slot).num_selected;
   const int count = min(num_selected, descriptor_at(slot).slots);
   write_collected<true>(descriptor_at(slot).out, collected(), num_selected, count,
-                        [&](int position) { return held_position(position, slot); });
+                        [&](int position) { return shown_position(position, slot); });
   write_last(slot, listed, remaining_k);
 }

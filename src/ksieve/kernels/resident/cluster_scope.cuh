@@ -177,7 +177,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     const int begin = static_cast<int>(in_front & 0xffff);
     const int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
     write_collected<false>(descriptor_at(slot).out + begin, collected(), count, count,
-                           [&](int position) { return held_position(position, slot); });
+                           [&](int position) { return shown_position(position, slot); });
     if (!owns() || !tail || threadIdx.x < kThreads - 32) return;
     wait_arrival(&e.listed, 0);
     write_last(slot, tail, remaining_k);

@@ -153,10 +153,10 @@ __device__ __forceinline__ Bracket range_of(int slot) {
 
 // Returns the number of valid scores in the body; by a reduction, so that the compiler knows that all lanes have the
 // same value. Call by whole warps.
-__device__ __forceinline__ int held_valid(int slot) { return __reduce_max_sync(kFullWarp, descriptor_at(slot).valid); }
+__device__ __forceinline__ int num_valid(int slot) { return __reduce_max_sync(kFullWarp, descriptor_at(slot).valid); }
 
 // Returns the position of this thread's first score in the body.
-__device__ __forceinline__ int held_first(int slot) { return descriptor_at(slot).body_begin + own_place(); }
+__device__ __forceinline__ int own_first(int slot) { return descriptor_at(slot).body_begin + own_place(); }
 
 // Starts copying a body to the ring, each thread its own vectors (before sm_90). Call by all threads, behind a barrier
 // after the ring's last use.
@@ -309,7 +309,7 @@ __device__ __forceinline__ int take_mark(Marks& marks, int first) {
   return index;
 }
 
-__device__ __forceinline__ void unpack_held(const Raw& raw, float (&score)[kVector]) {
+__device__ __forceinline__ void unpack_vector(const Raw& raw, float (&score)[kVector]) {
 #pragma unroll
   for (int i = 0; i < kVector; ++i)
     score[i] = unpack(raw, i);
@@ -328,7 +328,7 @@ __device__ __forceinline__ void clear_behind(int vector, int valid, float (&scor
 // ahead. With kLast no thread reads the ring afterwards, so that overflow vectors may be copied to where vectors were
 // read. With kAlone, skip(vector) is called for vectors behind the row. Call by whole warps.
 template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class Ready>
-__device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip skip, Ready ready) {
+__device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Skip skip, Ready ready) {
   constexpr bool kReplaced = kLast && kOverflowVectors && kChunks > 1;
   constexpr bool kSkips = kAlone && kTile > 8192; // shorter rows do not pay for the branches
   auto at_beside = [&](int vector) {              // the address is computed at each use, to save registers
@@ -348,7 +348,7 @@ __device__ __forceinline__ void each_held(int slot, int valid, Visit visit, Skip
   auto look = [&](int vector, const Raw& raw) {
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
     float score[kVector];
-    unpack_held(raw, score);
+    unpack_vector(raw, score);
     if (unlikely(valid < (vector + 1) * kStep)) { // tested first, since it is true for one or two vectors alone
       if (kSkips && vector * kStep >= valid) return skip(vector);
       clear_behind(vector, valid, score);

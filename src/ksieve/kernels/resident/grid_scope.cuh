@@ -163,7 +163,7 @@ struct GridScope {
       const int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
       write_collected<false>(
           descriptor_at(slot).out + begin, collected(), count, count,
-          [&](int position) { return held_position(position, slot); }, kWriters);
+          [&](int position) { return shown_position(position, slot); }, kWriters);
       if (owns()) clear_told();
       return;
     }

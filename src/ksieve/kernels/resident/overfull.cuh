@@ -8,18 +8,18 @@
 // here. All CTAs of a row take output slots from one counter. Call by whole warps.
 template <class Scope> __device__ __forceinline__ void emit_marks(const Marks& marks, int slot) {
   int place = reserve_many(&Scope::owner().descriptors[slot].num_selected, marks.count());
-  const int first = held_first(slot);
+  const int first = own_first(slot);
   const int k = descriptor_at(slot).slots;
   int* out = descriptor_at(slot).out;
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
     for (u32 bits = marks.word[w]; bits && place < k; ++place)
-      out[place] = held_position(index_of_mark(w, take_bit(bits), first), slot);
+      out[place] = shown_position(index_of_mark(w, take_bit(bits), first), slot);
 }
 // Writes the position of this thread's score outside the body to the output.
 template <class Scope> __device__ __forceinline__ void emit_edge(int slot) {
   int place = atomicAdd(&Scope::owner().descriptors[slot].num_selected, 1);
-  if (place < descriptor_at(slot).slots) descriptor_at(slot).out[place] = held_position(load_edge(slot).at, slot);
+  if (place < descriptor_at(slot).slots) descriptor_at(slot).out[place] = shown_position(load_edge(slot).at, slot);
 }
 
 // Writes any `remaining_k` of the `count` equal scores of all CTAs to the last of the row's slots. Call by whole warps.
@@ -28,15 +28,15 @@ template <class Scope> __device__ __forceinline__ void emit_edge(int slot) {
 template <class Scope>
 __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, int count, int remaining_k, int slot) {
   int* taken = &Scope::owner().descriptors[slot].tail_count;
-  const int first = held_first(slot);
+  const int first = own_first(slot);
   int* out = descriptor_at(slot).out + (descriptor_at(slot).slots - remaining_k);
   auto write = [&](int w, u32 some, int place) {
     for (; some && place < remaining_k; ++place)
-      out[place] = held_position(index_of_mark(w, take_bit(some), first), slot);
+      out[place] = shown_position(index_of_mark(w, take_bit(some), first), slot);
     return place;
   };
   int place = reserve_many(taken, edge_equal);
-  if (edge_equal && place < remaining_k) out[place] = held_position(load_edge(slot).at, slot);
+  if (edge_equal && place < remaining_k) out[place] = shown_position(load_edge(slot).at, slot);
   const bool many = !Scope::kAlone || count > descriptor_at(slot).valid / 8;
   if (!many) place = reserve_many(taken, equal.count());
 #pragma unroll
@@ -65,8 +65,8 @@ __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
 
 // Marks this thread's scores that are better than a value (`before`), and those that equal it (`within`).
 template <class Scope, bool kIsNan>
-__device__ __forceinline__ void compare_held(int slot, float value, Divided& found, bool& edge_better,
-                                             bool& edge_equal) {
+__device__ __forceinline__ void mark_by_value(int slot, float value, Divided& found, bool& edge_better,
+                                              bool& edge_equal) {
   auto beats = [&](float score) { return kIsNan ? score == score : score > value; };
   auto equals = [&](float score) { return kIsNan ? score != score : score == value; };
   each_edge(slot, [&](const Edge& edge) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void compare_held(int slot, float value, Divided& fou
     }
   };
   constexpr bool kSkips = Scope::kAlone && !kEpilogue; // elsewhere ptxas would spill
-  each_held<Scope::kAlone, false, kSkips>(slot, held_valid(slot), mark, [](int) {}, [] {});
+  each_vector<Scope::kAlone, false, kSkips>(slot, num_valid(slot), mark, [](int) {}, [] {});
 }
 
 // Returns whether the k-th score equals the value of `key`, or is better or worse. If it is equal, the row is selected:
@@ -94,9 +94,9 @@ template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(
   bool edge_better = false;
   bool edge_equal = false;
   if (Scope::kAlone && value != value) { // elsewhere ptxas would spill
-    compare_held<Scope, true>(slot, value, found, edge_better, edge_equal);
+    mark_by_value<Scope, true>(slot, value, found, edge_better, edge_equal);
   } else {
-    compare_held<Scope, false>(slot, value, found, edge_better, edge_equal);
+    mark_by_value<Scope, false>(slot, value, found, edge_better, edge_equal);
   }
   const Marks better =
       in_row(found.before, slot); // scores past the row's end are read as minus infinity (clear_behind)
@@ -178,7 +178,7 @@ __device__ __forceinline__ void count_key(u32 bin) {
 // scores of their vectors the bin is kNone. With kUnrolled, `bit` is a constant for the compiler. Call by whole warps.
 template <class Bins, bool kUnrolled, class Visit>
 __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyBins keys, Visit visit) {
-  const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores) + held_first(slot);
+  const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores) + own_first(slot);
   constexpr int kInWord = 32 / kVector;
   constexpr int kTogether = kUnrolled && kSmThreads <= 512 ? 8 : kEach > 32 && kSmThreads >= 1024 ? 2 : 4;
   auto look = [&](int w, int from) {
@@ -254,7 +254,7 @@ __device__ __forceinline__ void write_ranked(int slot, int listed, int remaining
     rank += list[other] < list[at];
   if (rank < remaining_k)
     descriptor_at(slot).out[descriptor_at(slot).slots - remaining_k + rank] =
-        held_position(entry_index(list[at]), slot);
+        shown_position(entry_index(list[at]), slot);
 }
 
 // Selects from bucket `bin` (or a coarse bin) that has more scores (`count`) than are ranked at once, or from the last

@@ -79,7 +79,7 @@ __device__ __forceinline__ void copy_coming(int slot) {
 
 // Samples a row from the ring, if it is resident. Call by all threads.
 __device__ KSIEVE_COLD void sample_coming(int slot) {
-  if (descriptor_at(slot).way == RowRoute::kResident) sample_held(slot);
+  if (descriptor_at(slot).way == RowRoute::kResident) sample_resident(slot);
 }
 
 // Describes the first rows, and copies and samples the first one. Samples are loaded before the row's length is known,
@@ -127,7 +127,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
 }
 
 // Selects the resident rows. Returns whether rows of another route are left.
-__device__ __forceinline__ bool select_held_rows(const Params& p) {
+__device__ __forceinline__ bool select_resident_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   start_rows(p);
   if (kKnownEarly) __syncthreads(); // every warp's samples are in the first row's bracket

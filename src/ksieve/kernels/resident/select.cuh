@@ -122,7 +122,7 @@ __device__ __forceinline__ LoadedSample load_sample(const Score* body, int score
 
 // Samples a row from the ring once its tile has arrived. Before sm_90 the samples come from global memory: a thread
 // cannot wait for the copies of others.
-__device__ __forceinline__ void sample_held(int slot) {
+__device__ __forceinline__ void sample_resident(int slot) {
   wait_copy(slot);
   if (!is_sampler()) return;
   const volatile RowDescriptor& row = descriptor_at(slot);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void count_steps(int slot, int valid, LinearBuckets l
     for (int i = 0; i < kVector; i += 2)
       steps.pair[(vector * kVector + i) / 2] = (kBins - 1) * 0x10001u;
   };
-  each_held<kEarly, true, kAlone>(slot, valid, count, skip, ready);
+  each_vector<kEarly, true, kAlone>(slot, valid, count, skip, ready);
 }
 
 // count_steps for key distances (BracketBuckets::spread). A function of its own, and without skipped vectors: otherwise
@@ -164,7 +164,7 @@ __device__ __noinline__ BucketIds count_spread(int slot) {
   const BracketBuckets range(slot);
   BucketIds steps;
   auto spread = [&](float score) { return range.spread(score); };
-  count_steps<false, false>(slot, held_valid(slot), range.steps(), steps, spread, [] {});
+  count_steps<false, false>(slot, num_valid(slot), range.steps(), steps, spread, [] {});
   return steps;
 }
 
@@ -177,7 +177,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   constexpr bool kKnown = Scope::kAlone && kKnownEarly;
   if (!kKnown) Scope::await_bracket(slot);
   const Bracket message = kKnown ? range_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).range.plateau};
-  const int valid = held_valid(slot);
+  const int valid = num_valid(slot);
   auto await_bracket = [&] {
     if (kKnown) Scope::await_bracket(slot);
   };
@@ -222,7 +222,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   int early = 0;
   float early_score = 0;
   if (listing) {
-    early = take_mark(divided.within, held_first(slot));
+    early = take_mark(divided.within, own_first(slot));
     early_score = widen(static_cast<const Score*>(descriptor_at(slot).scores)[early]);
   }
   each_edge(slot, [&](const Edge& edge) {

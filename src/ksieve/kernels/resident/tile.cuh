@@ -132,7 +132,7 @@ struct Share {
 __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool edge_before, bool edge_listed) {
   Share share;
   share.listed = divided.within;
-  share.first = held_first(slot);
+  share.first = own_first(slot);
   share.edge_listed = edge_listed;
   const u32 mine = divided.before.count() + edge_before + (share.listed.count() + edge_listed << 16);
   share.listing = share.listed.any();
