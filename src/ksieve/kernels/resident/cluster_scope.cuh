@@ -35,22 +35,22 @@ struct alignas(16) ClusterMailbox {
   u32 rounds;                   // exchanges of counts so far: their parity is the mbarriers' phase
 };
 static_assert(!kFits || sizeof(ClusterMailbox) <= (kDescriptors - 2) * sizeof(RowDescriptor), "two rows are described");
-__device__ __forceinline__ ClusterMailbox& exchange() {
+__device__ __forceinline__ ClusterMailbox& cluster_mailbox() {
   return *reinterpret_cast<ClusterMailbox*>(&shared_storage().descriptors[kOwn + 1]);
 }
 
 // Sets how many bytes the mbarriers of an exchange of counts wait for. Call by one thread, in front of a cluster
 // barrier.
 __device__ __forceinline__ void expect_counts() {
-  expect_bytes(sizeof(Counts::parts), &exchange().counted);
-  expect_bytes(sizeof(Counts::sums), &exchange().summed);
+  expect_bytes(sizeof(Counts::parts), &cluster_mailbox().counted);
+  expect_bytes(sizeof(Counts::sums), &cluster_mailbox().summed);
 }
-__device__ __forceinline__ void prepare_exchange() {
-  ClusterMailbox& e = exchange();
-  expect_bytes(sizeof(e.ranges), &e.known);
+__device__ __forceinline__ void prepare_mailbox() {
+  ClusterMailbox& m = cluster_mailbox();
+  expect_bytes(sizeof(m.ranges), &m.known);
   expect_counts();
-  expect_bytes(sizeof(e.shares), &e.divided);
-  e.rounds = 0;
+  expect_bytes(sizeof(m.shares), &m.divided);
+  m.rounds = 0;
 }
 
 // The scope (resident/select.cuh) of a row that a cluster shares.
@@ -65,9 +65,9 @@ struct ClusterScope : OnChip<ClusterScope> {
 
   // Initialises this CTA's mbarriers; peers may send to them behind ready(). Call by all threads.
   __device__ __forceinline__ static void begin() {
-    ClusterMailbox& e = exchange();
+    ClusterMailbox& m = cluster_mailbox();
     if (threadIdx.x == kThreads - 1) {
-      for (u64* arrival : {&e.known, &e.counted, &e.summed, &e.divided, &e.listed})
+      for (u64* arrival : {&m.known, &m.counted, &m.summed, &m.divided, &m.listed})
         init_arrival(arrival);
       publish_arrivals();
     }
@@ -78,7 +78,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     if (threadIdx.x == kThreads - 1) {
       clear_row(part);
       clear_row(shared_storage().descriptors[kOwn]);
-      prepare_exchange();
+      prepare_mailbox();
     }
   }
   __device__ __forceinline__ static void ready() { cluster_wait(); }
@@ -88,13 +88,13 @@ struct ClusterScope : OnChip<ClusterScope> {
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
     const Range own = own_range<kTrimsBracket>(warp);
     if (threadIdx.x < kCtasPerRow)
-      send(&exchange().ranges[cluster_rank()], own.message(), threadIdx.x, &exchange().known);
+      send(&cluster_mailbox().ranges[cluster_rank()], own.message(), threadIdx.x, &cluster_mailbox().known);
   }
   // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
     if (threadIdx.x < 32) {
-      wait_arrival(&exchange().known, 0);
-      fold_ranges(threadIdx.x < kCtasPerRow ? Range::of(exchange().ranges[threadIdx.x]) : kNoRange, slot);
+      wait_arrival(&cluster_mailbox().known, 0);
+      fold_ranges(threadIdx.x < kCtasPerRow ? Range::of(cluster_mailbox().ranges[threadIdx.x]) : kNoRange, slot);
     }
     __syncthreads(); // warp 0 wrote the row's bracket, for every thread
   }
@@ -105,13 +105,13 @@ struct ClusterScope : OnChip<ClusterScope> {
     constexpr u32 kSlice = kBins / 8 / kCtasPerRow; // bins that a CTA adds up, in groups of eight
     static_assert(!kFits || kCountsHaveOwnBuffer || sizeof(Counts) <= sizeof(SharedStorage::ring),
                   "there is room for counts");
-    ClusterMailbox& e = exchange();
+    ClusterMailbox& m = cluster_mailbox();
     if (kCountsHaveOwnBuffer) {
       __syncthreads(); // every thread's scores are in this CTA's histogram
     } else {
       cluster_sync(); // every histogram is counted, and every CTA has read its ring, where peers now write
     }
-    const u32 round = *static_cast<volatile u32*>(&e.rounds); // read behind the barrier, since thread 0 wrote it
+    const u32 round = *static_cast<volatile u32*>(&m.rounds); // read behind the barrier, since thread 0 wrote it
     Counts& all = counts_of_all();
     const RingSlot* counts = reinterpret_cast<const RingSlot*>(shared_storage().histogram);
 #pragma unroll
@@ -120,11 +120,11 @@ struct ClusterScope : OnChip<ClusterScope> {
       const RingSlot high = counts[2 * at + 1];
       const RingSlot eight = {{halves(low.word[0], low.word[1]), halves(low.word[2], low.word[3]),
                                halves(high.word[0], high.word[1]), halves(high.word[2], high.word[3])}};
-      send(&all.parts[cluster_rank() * kSlice + at % kSlice], eight, at / kSlice, &e.counted);
+      send(&all.parts[cluster_rank() * kSlice + at % kSlice], eight, at / kSlice, &m.counted);
     }
 #pragma unroll 1
     for (u32 within = threadIdx.x; within < 4 * kSlice; within += kThreads) {
-      wait_arrival(&e.counted, round & 1);
+      wait_arrival(&m.counted, round & 1);
       u32 low = 0;
       u32 high = 0;
 #pragma unroll
@@ -141,14 +141,14 @@ struct ClusterScope : OnChip<ClusterScope> {
 #pragma unroll
       for (u32 peer = 0; peer < kCtasPerRow; peer += 4)
         if (kCtasPerRow % 4 == 0 || peer + threadIdx.x % 4 < kCtasPerRow)
-          send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &e.summed);
+          send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &m.summed);
     }
     __syncwarp(); // every lane has sent its sums, before the warp waits for all sums
-    wait_arrival(&e.summed, round & 1);
+    wait_arrival(&m.summed, round & 1);
     const Boundary found = find_boundary(rank, 0, reinterpret_cast<const unsigned short*>(all.sums));
     if (threadIdx.x == 0) {
       expect_counts();
-      e.rounds = round + 1;
+      m.rounds = round + 1;
     }
     return found;
   }
@@ -158,20 +158,20 @@ struct ClusterScope : OnChip<ClusterScope> {
   __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
                                                int remaining_k) {
     SharedStorage& s = shared_storage();
-    ClusterMailbox& e = exchange();
+    ClusterMailbox& m = cluster_mailbox();
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within);
-    if (threadIdx.x < kCtasPerRow) send(&e.shares[cluster_rank()], share.all, threadIdx.x, &e.divided);
+    if (threadIdx.x < kCtasPerRow) send(&m.shares[cluster_rank()], share.all, threadIdx.x, &m.divided);
     collect_share(share, slot, divided, edge_before);
 
-    wait_arrival(&e.divided, 0);
-    const u32 shared = lane < kCtasPerRow ? e.shares[lane] : 0;
+    wait_arrival(&m.divided, 0);
+    const u32 shared = lane < kCtasPerRow ? m.shares[lane] : 0;
     const u32 in_front = __reduce_add_sync(kFullWarp, lane < cluster_rank() ? shared : 0);
     const int tail = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kTailMax);
-    if (threadIdx.x == 0 && owns() && tail) expect_bytes(tail * sizeof(u64), &e.listed);
+    if (threadIdx.x == 0 && owns() && tail) expect_bytes(tail * sizeof(u64), &m.listed);
     share.before += in_front & 0xffff0000u;
     share.each_listed(slot, [&](int number, int index, float score) {
-      if (number < kTailMax) send(&s.tail[number], make_entry(order_key(score), index), 0, &e.listed);
+      if (number < kTailMax) send(&s.tail[number], make_entry(order_key(score), index), 0, &m.listed);
     });
     __syncthreads(); // every thread's positions are collected
     const int begin = static_cast<int>(in_front & 0xffff);
@@ -179,7 +179,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     write_collected<false>(descriptor_at(slot).out + begin, collected(), count, count,
                            [&](int position) { return shown_position(position, slot); });
     if (!owns() || !tail || threadIdx.x < kThreads - 32) return;
-    wait_arrival(&e.listed, 0);
+    wait_arrival(&m.listed, 0);
     write_last(slot, tail, remaining_k);
   }
 };

@@ -12,11 +12,11 @@ static_assert(kOrder == Order::kAny && !kOverlap, "slots are not sorted, and all
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_grid(const __grid_constant__ Params p) {
-  prepare_meetings(p);
+  prepare_grid_state(p);
   int id = blockIdx.x / kCtasPerRow;
   while (true) {
     const bool first = id == static_cast<int>(blockIdx.x) / kCtasPerRow;
-    const PartOf part = select_part<GridScope>(p, id, holder(), first);
+    const PartOf part = select_part<GridScope>(p, id, rank_in_row(), first);
     if (part.resident) {
       if (kEpilogue) GridScope::hand_over();
       if (!part.written) GridScope::leave();
@@ -31,6 +31,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (id >= p.rows) break;
     __threadfence(); // other CTAs see the row's mailbox cleared
     __syncthreads(); // no thread still works on it
-    next_meeting(p, part.resident);
+    advance_grid_state(p, part.resident);
   }
 }

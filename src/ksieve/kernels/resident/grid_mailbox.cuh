@@ -40,7 +40,7 @@ struct alignas(16) GridMailbox {
 };
 static_assert(sizeof(GridMailbox) == KSIEVE_MAILBOX_BYTES, "planning/memory.py mirrors this struct");
 // Returns the mailbox of this CTA's row; `number` counts the mailboxes that it has used.
-__device__ __forceinline__ GridMailbox* meeting_of(const Params& p, int number) {
+__device__ __forceinline__ GridMailbox* mailbox_of(const Params& p, int number) {
   return reinterpret_cast<GridMailbox*>(p.workspace + kHeaderBytes) +
          (number % 2 * gridDim.x + blockIdx.x) / kCtasPerRow;
 }
@@ -49,12 +49,12 @@ constexpr u32 kPresent = 0x80000000u; // set in every message of a share, which 
 // State of this CTA between rows, stored in place of further row descriptors.
 struct GridState {
   GridMailbox* grid_mailbox;
-  int row;         // the current row
-  int copies;      // bulk copies of earlier rows: their parity is the mbarrier's phase
-  int meetings;    // mailboxes used so far
-  int barriers;    // barriers of all CTAs that this row has passed
-  int in_front;    // positions that CTAs before this one write
-  int leaves_last; // this CTA is the last to leave, and clears the mailbox
+  int row;            // the current row
+  int copies;         // bulk copies of earlier rows: their parity is the mbarrier's phase
+  int mailboxes_used; // by this CTA so far: their parity says which is next
+  int barriers;       // barriers of all CTAs that this row has passed
+  int in_front;       // positions that CTAs before this one write
+  int leaves_last;    // this CTA is the last to leave, and clears the mailbox
 };
 static_assert(sizeof(GridState) <= sizeof(RowDescriptor), "two rows are described");
 __device__ __forceinline__ volatile GridState& grid_state() {
@@ -62,45 +62,46 @@ __device__ __forceinline__ volatile GridState& grid_state() {
 }
 __device__ __forceinline__ GridMailbox& grid_mailbox() { return *grid_state().grid_mailbox; }
 // Returns this CTA's rank among the CTAs of its row; rank 0 is the row's owner.
-__device__ __forceinline__ int holder() { return static_cast<int>(blockIdx.x) % kCtasPerRow; }
+__device__ __forceinline__ int rank_in_row() { return static_cast<int>(blockIdx.x) % kCtasPerRow; }
 
 // Takes the next mailbox. Call by one thread; a barrier must follow.
-__device__ __forceinline__ void meet(const Params& p) {
+__device__ __forceinline__ void take_mailbox(const Params& p) {
   volatile GridState& t = grid_state();
-  t.grid_mailbox = meeting_of(p, t.meetings);
+  t.grid_mailbox = mailbox_of(p, t.mailboxes_used);
   t.barriers = 0;
 }
 // Prepares this CTA's state for its first row. Call by all threads; a barrier must follow.
-__device__ __forceinline__ void prepare_meetings(const Params& p) {
+__device__ __forceinline__ void prepare_grid_state(const Params& p) {
   if (threadIdx.x != kScribe) return;
   volatile GridState& t = grid_state();
   t.row = blockIdx.x / kCtasPerRow;
-  t.copies = t.meetings = 0;
-  meet(p);
+  t.copies = t.mailboxes_used = 0;
+  take_mailbox(p);
 }
 // Moves this CTA's state on to its next row. `resident`: the current row used its mailbox. A barrier must follow.
-__device__ __forceinline__ void next_meeting(const Params& p, bool resident) {
+__device__ __forceinline__ void advance_grid_state(const Params& p, bool resident) {
   if (reread_tid() != kScribe) return;
   volatile GridState& t = grid_state();
   t.row = t.row + gridDim.x / kCtasPerRow;
   t.copies = t.copies + resident;
-  t.meetings = t.meetings + resident;
-  meet(p);
+  t.mailboxes_used = t.mailboxes_used + resident;
+  take_mailbox(p);
 }
 
-// Polls a message of every CTA of the row, kHeard in each lane, until there(message) holds for all. Call by one warp.
-constexpr int kHeard = (kCtasPerRow + 31) / 32;
+// Polls a message of every CTA of the row, kMessagesPerLane in each lane, until there(message) holds for all. Call by
+// one warp.
+constexpr int kMessagesPerLane = (kCtasPerRow + 31) / 32;
 template <class Value, class There>
-__device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kHeard], There there) {
+__device__ __forceinline__ void poll_all(const Value* from, Value (&value)[kMessagesPerLane], There there) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   bool all;
   do {
     all = true;
 #pragma unroll
-    for (int i = 0; i < kHeard; ++i)
+    for (int i = 0; i < kMessagesPerLane; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) value[i] = load_relaxed(from + 32 * i + lane);
 #pragma unroll
-    for (int i = 0; i < kHeard; ++i)
+    for (int i = 0; i < kMessagesPerLane; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) all &= there(value[i]);
   } while (!all);
   __syncwarp(); // every lane has its messages, before the warp goes on

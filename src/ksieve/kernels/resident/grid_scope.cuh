@@ -11,7 +11,7 @@ struct GridScope {
   static constexpr bool kRanksFirst = false;
   static constexpr bool kRereadsDescriptor = false;
   __device__ __forceinline__ static Owner& owner() { return grid_mailbox().owner; }
-  __device__ __forceinline__ static bool owns() { return holder() == 0; }
+  __device__ __forceinline__ static bool owns() { return rank_in_row() == 0; }
 
   // A barrier of all CTAs of the row, for rare routes (resident/overfull.cuh). Call by all threads.
   __device__ __forceinline__ static void sync() {
@@ -39,19 +39,19 @@ struct GridScope {
   // Publishes the bracket of this CTA's samples. Call by all threads.
   __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
     const Range own = own_range<kTrimsBracket>(warp);
-    if (threadIdx.x == 0) store_relaxed(&grid_mailbox().ranges[holder()], own.message());
+    if (threadIdx.x == 0) store_relaxed(&grid_mailbox().ranges[rank_in_row()], own.message());
   }
   // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
     if (threadIdx.x < 32) {
-      RingSlot message[kHeard];
+      RingSlot message[kMessagesPerLane];
 #pragma unroll
-      for (int i = 0; i < kHeard; ++i)
+      for (int i = 0; i < kMessagesPerLane; ++i)
         message[i] = kNoRange.message();
       poll_all(grid_mailbox().ranges, message, [](const RingSlot& one) { return one.word[2] != 0; });
       Range some = Range::of(message[0]);
 #pragma unroll
-      for (int i = 1; i < kHeard; ++i)
+      for (int i = 1; i < kMessagesPerLane; ++i)
         some.join(Range::of(message[i]));
       fold_ranges(some, slot);
     }
@@ -146,7 +146,7 @@ struct GridScope {
                                                int remaining_k) {
     SharedStorage& s = shared_storage();
     GridMailbox& m = grid_mailbox();
-    const int rank = holder();
+    const int rank = rank_in_row();
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within);
     if (threadIdx.x < kCtasPerRow) store_relaxed(&m.shares[threadIdx.x][rank], kPresent | share.all);
@@ -164,27 +164,27 @@ struct GridScope {
       write_collected<false>(
           descriptor_at(slot).out + begin, collected(), count, count,
           [&](int position) { return shown_position(position, slot); }, kWriters);
-      if (owns()) clear_told();
+      if (owns()) clear_broadcasts();
       return;
     }
-    u32 message[kHeard] = {};
+    u32 message[kMessagesPerLane] = {};
     poll_all(m.shares[rank], message, [](u32 one) { return one != 0; });
     u32 in_front = 0;
 #pragma unroll
-    for (u32 i = 0; i < kHeard; ++i)
+    for (u32 i = 0; i < kMessagesPerLane; ++i)
       if (static_cast<int>(32 * i + lane) < rank) in_front += message[i] & 0xffff;
     in_front = __reduce_add_sync(kFullWarp, in_front);
     if (lane == 0) grid_state().in_front = static_cast<int>(in_front);
     __syncwarp();                          // lane 0 wrote in_front, before the warp arrives at the barrier
     barrier_of_writers<false, kThreads>(); // in_front is written, for the warps that write positions
 #pragma unroll
-    for (u32 i = 0; i < kHeard; ++i)
+    for (u32 i = 0; i < kMessagesPerLane; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[rank][32 * i + lane], 0u);
     if (!owns()) return;
     // Finds which CTA has sent each listed score; then all of them are loaded at once.
     u32 tail = 0;
 #pragma unroll
-    for (u32 i = 0; i < kHeard; ++i) {
+    for (u32 i = 0; i < kMessagesPerLane; ++i) {
       const u32 some = message[i] >> 16 & 0x7fff;
       const u32 begin = tail + lanes_up_to(some) - some;
       for (u32 j = 0; j < some && begin + j < kTailMax; ++j)
@@ -206,9 +206,9 @@ struct GridScope {
     write_last(slot, static_cast<int>(tail), remaining_k);
   }
 
-  // Clears brackets, sums and the owner's counters in the mailbox. Call by the owner's warps that write positions, once
-  // all shares have arrived: no CTA reads these any more.
-  __device__ __forceinline__ static void clear_told() {
+  // Clears what all CTAs read in the mailbox: brackets, sums, the owner's counters. Call by the owner's warps that
+  // write positions, once all shares have arrived: no CTA reads these any more.
+  __device__ __forceinline__ static void clear_broadcasts() {
     GridMailbox& m = grid_mailbox();
     for (int i = threadIdx.x; i < kBins / 4; i += kWriters)
       reinterpret_cast<RingSlot*>(m.counts[0])[i] = {};
