@@ -89,7 +89,7 @@ __device__ __forceinline__ u32 bin_of(u32 key, Digit digit) {
 }
 
 // Returns the keys of `all` that fall into a bin of the digit.
-__device__ __forceinline__ KeyRange range_of(int bin, Digit digit, KeyRange all) {
+__device__ __forceinline__ KeyRange keys_of_bin(int bin, Digit digit, KeyRange all) {
   u32 low = digit.base + (static_cast<u32>(bin) << digit.shift);
   u32 high = low + ((1u << digit.shift) - 1);
   return {bin ? max(all.best, low) : all.best, high < low ? all.worst : min(all.worst, high)};

@@ -71,7 +71,7 @@ struct alignas(16) RowDescriptor {
   bool edges; // whether scores of the tile are outside the body
   RowRoute way;
   int base; // with windows: added to each index that is written
-  Bracket range;
+  Bracket bracket;
   int better;       // scores better than a plateau's value
   int equal;        // scores equal to a plateau's value
   int num_selected; // output positions collected by this CTA

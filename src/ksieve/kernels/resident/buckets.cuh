@@ -49,7 +49,7 @@ struct LinearBuckets {
   }
 
   // Adds one to the bucket's bin. Most scores are in the last bucket; they are counted as well, without a branch.
-  __device__ __forceinline__ static void count(float step) { count_at((__float_as_uint(step) - kOneBits) * 4); }
+  __device__ __forceinline__ static void count(float bucket) { count_at((__float_as_uint(bucket) - kOneBits) * 4); }
 
   __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number) * kUnit; }
 };
@@ -58,8 +58,8 @@ struct LinearBuckets {
 struct BucketIds {
   u32 pair[kEach / 2];
 
-  __device__ __forceinline__ void put(int at, float step, float next) {
-    pair[at / 2] = __byte_perm(__float_as_uint(step), __float_as_uint(next), 0x5410);
+  __device__ __forceinline__ void put(int at, float bucket, float next) {
+    pair[at / 2] = __byte_perm(__float_as_uint(bucket), __float_as_uint(next), 0x5410);
   }
 };
 
@@ -81,13 +81,13 @@ struct Divided {
 // Divides this thread's scores by comparing their bucket numbers with `number`. Each comparison gives a two-bit digit,
 // 0 before it, 1 equal, 2 behind it. The digits of eight pairs fill the two halves of a word; byte permutes then
 // interleave them into one bit for each score.
-__device__ __forceinline__ Divided divide(const BucketIds& steps, int number) {
+__device__ __forceinline__ Divided divide(const BucketIds& ids, int number) {
   const u32 less = (static_cast<u32>(1 - number) & 0xffffu) * 0x10001u;
   auto digits = [&](int from) {
     u32 all = 0;
 #pragma unroll
     for (int i = from + 7; i >= from; --i)
-      all = all * 4 + (i < kEach / 2 ? __viaddmin_s16x2_relu(steps.pair[i < kEach / 2 ? i : 0], less, 0x20002u) : 0);
+      all = all * 4 + (i < kEach / 2 ? __viaddmin_s16x2_relu(ids.pair[i < kEach / 2 ? i : 0], less, 0x20002u) : 0);
     return all;
   };
   constexpr u32 kEven = 0x55555555u;
@@ -116,26 +116,26 @@ struct BracketBuckets {
   u32 best;
   bool uses_key_distance;
 
-  __device__ __forceinline__ explicit BracketBuckets(int slot) : BracketBuckets(descriptor_at(slot).range) {}
-  template <class Range>
-  __device__ __forceinline__ explicit BracketBuckets(Range& row) : worst(row.worst), best(row.best) {
-    const float range = LinearBuckets::sixteenth(score_of_key(worst), score_of_key(best));
-    uses_key_distance = range < 0x1p-126f ? best < worst : !row.signs && static_cast<int>(worst - best) > kWide;
+  __device__ __forceinline__ explicit BracketBuckets(int slot) : BracketBuckets(descriptor_at(slot).bracket) {}
+  template <class AnyBracket>
+  __device__ __forceinline__ explicit BracketBuckets(AnyBracket& bracket) : worst(bracket.worst), best(bracket.best) {
+    const float sixteenth = LinearBuckets::sixteenth(score_of_key(worst), score_of_key(best));
+    uses_key_distance = sixteenth < 0x1p-126f ? best < worst : !bracket.signs && static_cast<int>(worst - best) > kWide;
   }
 
-  __device__ __forceinline__ LinearBuckets steps() const {
+  __device__ __forceinline__ LinearBuckets linear() const {
     return uses_key_distance ? LinearBuckets(0, static_cast<float>(worst - best))
                              : LinearBuckets(score_of_key(worst), score_of_key(best));
   }
 
   // Returns the distance of a score's key from the key of `worst`.
-  __device__ __forceinline__ float spread(float score) const {
+  __device__ __forceinline__ float key_distance(float score) const {
     const u32 end = worst - kInfinityKey;
     return static_cast<float>(end - shifted_key(score, end));
   }
 
   __device__ __forceinline__ float of(float score) const {
-    return steps().of(uses_key_distance ? spread(score) : score);
+    return linear().of(uses_key_distance ? key_distance(score) : score);
   }
 
   // For resident/overfull.cuh: read_again loads a vector of scores once more, and `of` returns a score's bucket number.
@@ -150,33 +150,33 @@ struct BracketBuckets {
   // rounding may put scores there. The first bucket also has scores better than the bracket: two octaves more.
   __device__ __forceinline__ static KeyRange keys_of(int bin, int slot) {
     constexpr u32 kRounding = 8;
-    const BracketBuckets range(slot);
-    const u32 end = range.worst - kInfinityKey;
+    const BracketBuckets buckets(slot);
+    const u32 end = buckets.worst - kInfinityKey;
     if (bin == kBins - 1) return {end, kNanKey};
-    const LinearBuckets linear = range.steps();
+    const LinearBuckets linear = buckets.linear();
     auto key_of = [&](int number) { // shifted key of the best score in the bucket
       const float part = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
       const float at = __fdividef(part - linear.offset, linear.scale);
-      return range.uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
+      return buckets.uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
     };
-    const u32 best = bin ? key_of(bin - 1) : range.best - kInfinityKey;
+    const u32 best = bin ? key_of(bin - 1) : buckets.best - kInfinityKey;
     return {best - min(best, bin ? kRounding : 2u << 23), key_of(bin + 2) + kRounding};
   }
 };
 
 // The bracket of one warp's samples.
-struct Sampled {
-  KeyRange range;
+struct WarpBracket {
+  KeyRange ends;
   bool signs;  // the bracket's worse end is not positive
   u32 plateau; // ordered key of a value that is tried first as the k-th score (Bracket::plateau); 0: there is none
 };
 
 // Widens a row's bracket to include a warp's. Call by one lane of the warp; a barrier must follow.
-__device__ __forceinline__ void fold_sampled(const Sampled& warp, RowDescriptor& row) {
-  atomicMin(&row.range.best, warp.range.best);
-  atomicMax(&row.range.worst, warp.range.worst);
-  if (warp.signs) atomicOr(&row.range.signs, 1);
-  if (unlikely(warp.plateau != 0)) atomicMax(&row.range.plateau, warp.plateau);
+__device__ __forceinline__ void widen_bracket(const WarpBracket& warp, RowDescriptor& row) {
+  atomicMin(&row.bracket.best, warp.ends.best);
+  atomicMax(&row.bracket.worst, warp.ends.worst);
+  if (warp.signs) atomicOr(&row.bracket.signs, 1);
+  if (unlikely(warp.plateau != 0)) atomicMax(&row.bracket.plateau, warp.plateau);
 }
 
 __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k);
@@ -202,9 +202,9 @@ struct BlockScope : OnChip<BlockScope> {
   __device__ __forceinline__ static void sync() { __syncthreads(); }
 
   // Widens the row's bracket to include this warp's. A barrier of all threads must follow.
-  __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int slot) {
+  __device__ __forceinline__ static void reduce_bracket(const WarpBracket& warp, int slot) {
     KSIEVE_OPAQUE(slot); // otherwise the compiler aggregates the atomics of one lane over the warp
-    if ((threadIdx.x & 31) == 0) fold_sampled(warp, shared_storage().descriptors[slot]);
+    if ((threadIdx.x & 31) == 0) widen_bracket(warp, shared_storage().descriptors[slot]);
   }
 
   __device__ __forceinline__ static void await_bracket(int) { __syncthreads(); } // every warp's bracket is in the row's

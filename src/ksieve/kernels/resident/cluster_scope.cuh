@@ -25,14 +25,14 @@ __device__ __forceinline__ Counts& counts_of_all() {
 
 // Messages to this CTA, stored in place of further row descriptors: a cluster has one row.
 struct alignas(16) ClusterMailbox {
-  RingSlot ranges[kCtasPerRow]; // each CTA's bracket
-  u32 shares[kCtasPerRow];      // each CTA's Share::all
-  u64 known;                    // mbarrier: the brackets arrived
-  u64 counted;                  // mbarrier: the counts that this CTA adds up arrived
-  u64 summed;                   // mbarrier: all sums arrived
-  u64 divided;                  // mbarrier: the shares arrived
-  u64 listed;                   // mbarrier, at rank 0: the undecided scores arrived
-  u32 rounds;                   // exchanges of counts so far: their parity is the mbarriers' phase
+  RingSlot brackets[kCtasPerRow]; // each CTA's bracket
+  u32 shares[kCtasPerRow];        // each CTA's Share::all
+  u64 known;                      // mbarrier: the brackets arrived
+  u64 counted;                    // mbarrier: the counts that this CTA adds up arrived
+  u64 summed;                     // mbarrier: all sums arrived
+  u64 divided;                    // mbarrier: the shares arrived
+  u64 listed;                     // mbarrier, at rank 0: the undecided scores arrived
+  u32 rounds;                     // exchanges of counts so far: their parity is the mbarriers' phase
 };
 static_assert(!kFits || sizeof(ClusterMailbox) <= (kDescriptors - 2) * sizeof(RowDescriptor), "two rows are described");
 __device__ __forceinline__ ClusterMailbox& cluster_mailbox() {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void expect_counts() {
 }
 __device__ __forceinline__ void prepare_mailbox() {
   ClusterMailbox& m = cluster_mailbox();
-  expect_bytes(sizeof(m.ranges), &m.known);
+  expect_bytes(sizeof(m.brackets), &m.known);
   expect_counts();
   expect_bytes(sizeof(m.shares), &m.divided);
   m.rounds = 0;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void prepare_mailbox() {
 // The scope (resident/select.cuh) of a row that a cluster shares.
 struct ClusterScope : OnChip<ClusterScope> {
   static constexpr bool kAlone = false;
-  static constexpr bool kTrimsBracket = kMaxResident > 131072; // own_range: 0.1 us, which narrower rows do not win back
+  static constexpr bool kTrimsBracket = kMaxResident > 131072; // takes 0.1 us, which narrower rows do not win back
   static constexpr bool kRanksFirst = true;
   static constexpr bool kRereadsDescriptor = true; // kept in a register, the route would be spilled
   __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
@@ -85,16 +85,17 @@ struct ClusterScope : OnChip<ClusterScope> {
   __device__ __forceinline__ static int copies() { return 0; } // bulk copies of earlier rows: a cluster has one row
 
   // Sends the bracket of this CTA's samples to every CTA. Call by all threads.
-  __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
-    const Range own = own_range<kTrimsBracket>(warp);
+  __device__ __forceinline__ static void reduce_bracket(const WarpBracket& warp, int) {
+    const BracketMessage own = bracket_of_tile<kTrimsBracket>(warp);
     if (threadIdx.x < kCtasPerRow)
-      send(&cluster_mailbox().ranges[cluster_rank()], own.message(), threadIdx.x, &cluster_mailbox().known);
+      send(&cluster_mailbox().brackets[cluster_rank()], own.message(), threadIdx.x, &cluster_mailbox().known);
   }
   // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
     if (threadIdx.x < 32) {
       wait_arrival(&cluster_mailbox().known, 0);
-      fold_ranges(threadIdx.x < kCtasPerRow ? Range::of(cluster_mailbox().ranges[threadIdx.x]) : kNoRange, slot);
+      join_brackets(
+          threadIdx.x < kCtasPerRow ? BracketMessage::of(cluster_mailbox().brackets[threadIdx.x]) : kNoBracket, slot);
     }
     __syncthreads(); // warp 0 wrote the row's bracket, for every thread
   }

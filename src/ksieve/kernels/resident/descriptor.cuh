@@ -135,7 +135,7 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
 
 // Clears the bracket and the counters of a row. Call by one thread.
 __device__ __forceinline__ void clear_row(RowDescriptor& to) {
-  to.range = {0, kNanKey, 0, 0};
+  to.bracket = {0, kNanKey, 0, 0};
   to.better = to.equal = to.num_selected = to.tail_count = 0;
 }
 
@@ -146,8 +146,8 @@ __device__ __forceinline__ const volatile RowDescriptor& descriptor_at(int slot)
 }
 
 // Returns a row's bracket, in one load.
-__device__ __forceinline__ Bracket range_of(int slot) {
-  const Raw raw = load_shared_words(shared_address(&shared_storage().descriptors[slot].range));
+__device__ __forceinline__ Bracket bracket_of(int slot) {
+  const Raw raw = load_shared_words(shared_address(&shared_storage().descriptors[slot].bracket));
   return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
 }
 

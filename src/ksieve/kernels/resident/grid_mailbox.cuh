@@ -30,8 +30,8 @@ constexpr int kBarriers = 24;
 // row n again, has received a message about row n + 1 from every CTA. Each CTA sent that message behind the fence that
 // follows its last access to the mailbox of row n (resident/grid.cu). Size: planning/memory.py, mailbox_bytes.
 struct alignas(16) GridMailbox {
-  u32 counts[2][kBins];         // sums over CTAs: counts of buckets, and of keys in a round of resident/overfull.cuh
-  RingSlot ranges[kCtasPerRow]; // each CTA's bracket
+  u32 counts[2][kBins];           // sums over CTAs: counts of buckets, and of keys in a round of resident/overfull.cuh
+  RingSlot brackets[kCtasPerRow]; // each CTA's bracket
   u64 listed[kCtasPerRow][kTailMax];    // undecided scores that each CTA has sent to the owner, which ranks them
   u32 shares[kCtasPerRow][kCtasPerRow]; // [receiver][sender]: kPresent and the sender's Share::all
   Owner owner;

@@ -37,9 +37,9 @@ struct GridScope {
   __device__ __forceinline__ static int copies() { return grid_state().copies; }
 
   // Publishes the bracket of this CTA's samples. Call by all threads.
-  __device__ __forceinline__ static void reduce_bracket(const Sampled& warp, int) {
-    const Range own = own_range<kTrimsBracket>(warp);
-    if (threadIdx.x == 0) store_relaxed(&grid_mailbox().ranges[rank_in_row()], own.message());
+  __device__ __forceinline__ static void reduce_bracket(const WarpBracket& warp, int) {
+    const BracketMessage own = bracket_of_tile<kTrimsBracket>(warp);
+    if (threadIdx.x == 0) store_relaxed(&grid_mailbox().brackets[rank_in_row()], own.message());
   }
   // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
@@ -47,13 +47,13 @@ struct GridScope {
       RingSlot message[kMessagesPerLane];
 #pragma unroll
       for (int i = 0; i < kMessagesPerLane; ++i)
-        message[i] = kNoRange.message();
-      poll_all(grid_mailbox().ranges, message, [](const RingSlot& one) { return one.word[2] != 0; });
-      Range some = Range::of(message[0]);
+        message[i] = kNoBracket.message();
+      poll_all(grid_mailbox().brackets, message, [](const RingSlot& one) { return one.word[2] != 0; });
+      BracketMessage some = BracketMessage::of(message[0]);
 #pragma unroll
       for (int i = 1; i < kMessagesPerLane; ++i)
-        some.join(Range::of(message[i]));
-      fold_ranges(some, slot);
+        some.join(BracketMessage::of(message[i]));
+      join_brackets(some, slot);
     }
     __syncthreads(); // warp 0 wrote the row's bracket, for every thread
   }
@@ -212,7 +212,7 @@ struct GridScope {
     GridMailbox& m = grid_mailbox();
     for (int i = threadIdx.x; i < kBins / 4; i += kWriters)
       reinterpret_cast<RingSlot*>(m.counts[0])[i] = {};
-    if (threadIdx.x < kCtasPerRow) m.ranges[threadIdx.x] = {};
+    if (threadIdx.x < kCtasPerRow) m.brackets[threadIdx.x] = {};
     if (threadIdx.x == 0) {
       m.owner.descriptors[0] = {};
       m.arrived[0] = 0;

@@ -119,14 +119,14 @@ template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(
 // bracket's better end is tried as well, where registers suffice. Returns whether the row is selected. Call by all
 // threads.
 template <class Scope, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
-  const u32 message = descriptor_at(slot).range.plateau;
-  if constexpr (!Scope::kAlone || kEach > 64) return select_equal<Scope>(message, slot, ahead) == Kth::kEqual;
-  u32 key = message;
+  const u32 plateau = descriptor_at(slot).bracket.plateau;
+  if constexpr (!Scope::kAlone || kEach > 64) return select_equal<Scope>(plateau, slot, ahead) == Kth::kEqual;
+  u32 key = plateau;
 #pragma unroll 1
   for (;;) {
     const Kth kth = select_equal<Scope>(key, slot, ahead);
     if (kth == Kth::kEqual) return true;
-    const u32 best = descriptor_at(slot).range.best;
+    const u32 best = descriptor_at(slot).bracket.best;
     if (kth == Kth::kWorse || key == best) return false;
     key = best;
     __syncthreads(); // every thread has read the counts, which thread 0 clears

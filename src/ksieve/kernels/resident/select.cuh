@@ -47,7 +47,7 @@ __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
 
 // Returns the bracket of a warp's samples, from the one that `first` others are better than to the one that `last`
 // others are better than (bracket_ranks). Call by whole warps.
-__device__ __forceinline__ Sampled look_at_samples(const RankedSample& mine, int slot) {
+__device__ __forceinline__ WarpBracket look_at_samples(const RankedSample& mine, int slot) {
   const bool valid = mine.valid;
   const u32 better = mine.better;
   const u32 ordered = mine.ordered;
@@ -135,37 +135,37 @@ __device__ __forceinline__ void sample_resident(int slot) {
   }
 }
 
-// Counts this thread's scores in buckets, and keeps their bucket numbers. spread() maps a score to what is counted;
+// Counts this thread's scores in buckets, and keeps their bucket numbers. map() turns a score into what is counted;
 // ready() runs in front of the first count.
-template <bool kEarly, bool kAlone, class Spread, class Ready>
-__device__ __forceinline__ void count_steps(int slot, int valid, LinearBuckets linear, BucketIds& steps, Spread spread,
-                                            Ready ready) {
+template <bool kEarly, bool kAlone, class Map, class Ready>
+__device__ __forceinline__ void count_buckets(int slot, int valid, LinearBuckets linear, BucketIds& ids, Map map,
+                                              Ready ready) {
   auto count = [&](int vector, const float (&score)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; i += 2) {
-      const float step = linear.of(spread(score[i]));
-      const float next = linear.of(spread(score[i + 1]));
-      LinearBuckets::count(step);
+      const float bucket = linear.of(map(score[i]));
+      const float next = linear.of(map(score[i + 1]));
+      LinearBuckets::count(bucket);
       LinearBuckets::count(next);
-      steps.put(vector * kVector + i, step, next);
+      ids.put(vector * kVector + i, bucket, next);
     }
   };
   auto skip = [&](int vector) {
 #pragma unroll
     for (int i = 0; i < kVector; i += 2)
-      steps.pair[(vector * kVector + i) / 2] = (kBins - 1) * 0x10001u;
+      ids.pair[(vector * kVector + i) / 2] = (kBins - 1) * 0x10001u;
   };
   each_vector<kEarly, true, kAlone>(slot, valid, count, skip, ready);
 }
 
-// count_steps for key distances (BracketBuckets::spread). A function of its own, and without skipped vectors: otherwise
-// ptxas would spill.
-__device__ __noinline__ BucketIds count_spread(int slot) {
-  const BracketBuckets range(slot);
-  BucketIds steps;
-  auto spread = [&](float score) { return range.spread(score); };
-  count_steps<false, false>(slot, num_valid(slot), range.steps(), steps, spread, [] {});
-  return steps;
+// count_buckets for key distances (BracketBuckets::key_distance). A function of its own, and without skipped vectors:
+// otherwise ptxas would spill.
+__device__ __noinline__ BucketIds count_key_distances(int slot) {
+  const BracketBuckets buckets(slot);
+  BucketIds ids;
+  auto distance = [&](float score) { return buckets.key_distance(score); };
+  count_buckets<false, false>(slot, num_valid(slot), buckets.linear(), ids, distance, [] {});
+  return ids;
 }
 
 // Selects a sampled row. Call by all threads. Counters must be zero, or be cleared in front of the next barrier.
@@ -176,30 +176,30 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   // With kKnownEarly an earlier barrier has completed the bracket of a row in one CTA: it is read before await_bracket.
   constexpr bool kKnown = Scope::kAlone && kKnownEarly;
   if (!kKnown) Scope::await_bracket(slot);
-  const Bracket message = kKnown ? range_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).range.plateau};
+  const Bracket bracket = kKnown ? bracket_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).bracket.plateau};
   const int valid = num_valid(slot);
   auto await_bracket = [&] {
     if (kKnown) Scope::await_bracket(slot);
   };
-  if (unlikely(message.plateau != 0)) {
+  if (unlikely(bracket.plateau != 0)) {
     await_bracket();
     if (select_plateau<Scope>(slot, ahead)) return false;
   }
-  BucketIds steps;
-  const BracketBuckets range = kKnown ? BracketBuckets(message) : BracketBuckets(slot);
-  if (unlikely(range.uses_key_distance)) {
+  BucketIds ids;
+  const BracketBuckets buckets = kKnown ? BracketBuckets(bracket) : BracketBuckets(slot);
+  if (unlikely(buckets.uses_key_distance)) {
     await_bracket();
-    steps = count_spread(slot);
+    ids = count_key_distances(slot);
   } else {
     auto plain = [](float score) { return score; };
-    count_steps<!kEpilogue, Scope::kAlone>(slot, valid, range.steps(), steps, plain, await_bracket);
+    count_buckets<!kEpilogue, Scope::kAlone>(slot, valid, buckets.linear(), ids, plain, await_bracket);
   }
   each_edge(slot, [&](const Edge& edge) { LinearBuckets::count(BracketBuckets(slot).of(edge.score)); });
   const Boundary found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);
   const int remaining_k = descriptor_at(slot).slots - found.before;
   const bool beyond = found.bin == kBins - 1; // the last bucket also has every score worse than the bracket
   const bool whole = found.count == remaining_k && !beyond;
-  Divided divided = divide(steps, found.bin);
+  Divided divided = divide(ids, found.bin);
   if (unlikely(beyond || !whole && found.count > kTailMax)) {
     const int count = beyond ? kMaxResident : found.count;
     select_overfull_bucket<Scope>(slot, divided.before, in_row(divided.within, slot), found.bin, remaining_k, count);
@@ -226,11 +226,11 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
     early_score = widen(static_cast<const Score*>(descriptor_at(slot).scores)[early]);
   }
   each_edge(slot, [&](const Edge& edge) {
-    const float step = BracketBuckets(slot).of(edge.score);
+    const float bucket = BracketBuckets(slot).of(edge.score);
     const float bound = LinearBuckets::numbered(found.bin);
-    if (step < bound || whole && step == bound) {
+    if (bucket < bound || whole && bucket == bound) {
       collect(edge.at, slot);
-    } else if (step == bound) {
+    } else if (bucket == bound) {
       list_last<Scope>(edge.at, edge.score, slot);
     }
   });

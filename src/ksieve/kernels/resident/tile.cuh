@@ -40,41 +40,41 @@ __device__ __forceinline__ int ends_of(int length, int k, int samplers) {
 }
 
 // The message of a CTA: the bracket of its samples.
-struct Range {
+struct BracketMessage {
   static constexpr u32 kPresent = 2; // set in `signs`: a message is never zero
   u32 best;                          // ordered keys of the bracket's ends
   u32 worst;
   u32 signs;   // kPresent; bit 0: the worse end is not positive
   u32 plateau; // key of a plateau's value; 0: there is none
 
-  __device__ __forceinline__ static Range of(const RingSlot& message) {
+  __device__ __forceinline__ static BracketMessage of(const RingSlot& message) {
     return {message.word[0], message.word[1], message.word[2], message.word[3]};
   }
   __device__ __forceinline__ RingSlot message() const { return {{best, worst, signs, plateau}}; }
 
-  __device__ __forceinline__ void join(const Range& other) {
+  __device__ __forceinline__ void join(const BracketMessage& other) {
     best = min(best, other.best);
     worst = max(worst, other.worst);
     signs |= other.signs;
     plateau = max(plateau, other.plateau);
   }
 };
-constexpr Range kNoRange = {kNanKey, 0, 0, 0};
+constexpr BracketMessage kNoBracket = {kNanKey, 0, 0, 0};
 
 // Returns the bracket of this CTA's samples to the first warp. Call by all threads. Without kTrimsBracket it is the
 // union of the warps' brackets. With it, the worse end is that of one warp, chosen by rank (ends_of), so the bracket is
 // shorter: choosing takes 0.1 us, which clusters do not win back on rows of up to 131,072 scores.
-template <bool kTrimsBracket> __device__ __forceinline__ Range own_range(const Sampled& warp) {
+template <bool kTrimsBracket> __device__ __forceinline__ BracketMessage bracket_of_tile(const WarpBracket& warp) {
   SharedStorage& s = shared_storage();
   RowDescriptor& own = s.descriptors[kOwn];
   const u32 lane = threadIdx.x % 32;
   if (lane == 0) {
-    fold_sampled(warp, own);
-    if (kTrimsBracket) s.warp_totals[threadIdx.x / 32] = warp.range.worst - 1; // without samples: 0 - 1, the worst key
+    widen_bracket(warp, own);
+    if (kTrimsBracket) s.warp_totals[threadIdx.x / 32] = warp.ends.worst - 1; // without samples: 0 - 1, the worst key
   }
   __syncthreads(); // every warp's bracket is in the CTA's, and its end in warp_totals, for the first warp
-  if (threadIdx.x >= 32) return kNoRange;
-  u32 worst = own.edges ? own.range.worst : 0;
+  if (threadIdx.x >= 32) return kNoBracket;
+  u32 worst = own.edges ? own.bracket.worst : 0;
   if (kTrimsBracket && worst && own.last < kWarps && s.descriptors[0].last == 0) {
     const u32 mine = s.warp_totals[lane % kWarps];
     u32 no_worse = 0;
@@ -87,18 +87,20 @@ template <bool kTrimsBracket> __device__ __forceinline__ Range own_range(const S
     }
     worst = min(worst, __reduce_min_sync(kFullWarp, no_worse >= own.last ? mine : worst - 1) + 1);
   }
-  return {own.range.best, worst, Range::kPresent | (own.edges && worst - 1 >= kZeroKey - 1), own.range.plateau};
+  return {own.bracket.best, worst, BracketMessage::kPresent | (own.edges && worst - 1 >= kZeroKey - 1),
+          own.bracket.plateau};
 }
 
 // Joins the brackets of all CTAs, one or more in each lane, into the row's. Call by the first warp; a barrier must
 // follow.
-__device__ __forceinline__ void fold_ranges(const Range& some, int slot) {
+__device__ __forceinline__ void join_brackets(const BracketMessage& some, int slot) {
   const u32 best = __reduce_min_sync(kFullWarp, some.best);
   const u32 worst = __reduce_max_sync(kFullWarp, some.worst);
   const u32 signs = __reduce_or_sync(kFullWarp, some.signs);
   const u32 plateau = __reduce_max_sync(kFullWarp, some.plateau);
   if (threadIdx.x != 0) return;
-  shared_storage().descriptors[slot].range = {worst, best, static_cast<int>(signs & ~Range::kPresent), plateau};
+  shared_storage().descriptors[slot].bracket = {worst, best, static_cast<int>(signs & ~BracketMessage::kPresent),
+                                                plateau};
 }
 
 // This thread's part of its CTA's share of the answer. `before` and `all` count positions to collect in their low 16

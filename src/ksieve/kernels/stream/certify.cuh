@@ -83,7 +83,7 @@ __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_tie
 // threads, behind a barrier after the last count; the histogram is then empty.
 __device__ __forceinline__ void narrow(Frontier& q) {
   Boundary found = find_boundary(q.remaining_k);
-  q.keys = range_of(found.bin, q.digit, q.keys);
+  q.keys = keys_of_bin(found.bin, q.digit, q.keys);
   q.remaining_k -= found.before;
   q.count = found.count;
   ++q.round;
