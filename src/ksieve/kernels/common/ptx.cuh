@@ -320,7 +320,7 @@ __device__ __forceinline__ void expect_more(unsigned bytes, unsigned long long* 
 
 // Copies some of the bytes that an mbarrier waits for. Call by one thread; addresses and size are multiples of 16
 // bytes.
-__device__ __forceinline__ void copy_part(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
+__device__ __forceinline__ void copy_expected(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
   if (bytes == 0) return;
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
@@ -330,7 +330,7 @@ __device__ __forceinline__ void copy_part(void* to, const void* from, unsigned b
 
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
   expect_bytes(bytes, arrival);
-  copy_part(to, from, bytes, arrival);
+  copy_expected(to, from, bytes, arrival);
 }
 
 // Waits for a phase of an mbarrier; `parity` is the parity of the number of phases before it.

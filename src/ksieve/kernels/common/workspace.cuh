@@ -50,8 +50,8 @@ __device__ __forceinline__ u64* row_list(const Params& p, int row) {
   return reinterpret_cast<u64*>(p.workspace + p.lists) + row * candidates;
 }
 
-__device__ __forceinline__ u64* segment_spill(const Params& p, int row, int part) {
-  return row_list(p, row) + kListed + part * kSpillCapacity;
+__device__ __forceinline__ u64* segment_spill(const Params& p, int row, int segment) {
+  return row_list(p, row) + kListed + segment * kSpillCapacity;
 }
 
 // Returns the spill slice of a CTA in kernels other than stream/split.cu; null if there is none. kSortSlots elements to

@@ -155,8 +155,8 @@ struct BracketBuckets {
     if (bin == kBins - 1) return {end, kNanKey};
     const LinearBuckets linear = buckets.linear();
     auto key_of = [&](int number) { // shifted key of the best score in the bucket
-      const float part = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
-      const float at = __fdividef(part - linear.offset, linear.scale);
+      const float fraction = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
+      const float at = __fdividef(fraction - linear.offset, linear.scale);
       return buckets.uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
     };
     const u32 best = bin ? key_of(bin - 1) : buckets.best - kInfinityKey;

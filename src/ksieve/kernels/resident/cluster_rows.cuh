@@ -92,8 +92,8 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
 // Selects the row of a cluster. Call by all its threads. Returns whether peers may still read this CTA's shared memory.
 __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
   if constexpr (kFits) {
-    const PartOf part = select_part<ClusterScope>(p, id, static_cast<int>(rank), true);
-    if (part.resident) return !part.written;
+    const TileResult result = select_tile<ClusterScope>(p, id, static_cast<int>(rank), true);
+    if (result.resident) return !result.written;
   } else {
     clear_counts();
     cluster_sync(); // every CTA's counters are zero

@@ -8,8 +8,8 @@
 // Bucket counts that peers send here, and the sums over all CTAs, in 16 bits each. Sums saturate: a saturated one
 // exceeds any k. They lie where candidates would be stored, or in the ring where that memory is too small.
 struct alignas(16) Counts {
-  RingSlot parts[kBins / 8]; // counts of the slice of bins that this CTA adds up, from each CTA
-  RingSlot sums[kBins / 8];  // sums of all bins
+  RingSlot partials[kBins / 8]; // each CTA's counts of the slice of bins that this CTA adds up
+  RingSlot sums[kBins / 8];     // sums of all bins
 };
 // Packs two counts into 16 bits each.
 __device__ __forceinline__ u32 halves(u32 low, u32 high) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ ClusterMailbox& cluster_mailbox() {
 // Sets how many bytes the mbarriers of an exchange of counts wait for. Call by one thread, in front of a cluster
 // barrier.
 __device__ __forceinline__ void expect_counts() {
-  expect_bytes(sizeof(Counts::parts), &cluster_mailbox().counted);
+  expect_bytes(sizeof(Counts::partials), &cluster_mailbox().counted);
   expect_bytes(sizeof(Counts::sums), &cluster_mailbox().summed);
 }
 __device__ __forceinline__ void prepare_mailbox() {
@@ -74,9 +74,9 @@ struct ClusterScope : OnChip<ClusterScope> {
     __syncwarp(); // one lane initialised the mbarriers, before its warp arrives at the cluster barrier
     cluster_arrive_relaxed();
   }
-  __device__ __forceinline__ static void prepare(RowDescriptor& part) {
+  __device__ __forceinline__ static void prepare(RowDescriptor& tile) {
     if (threadIdx.x == kThreads - 1) {
-      clear_row(part);
+      clear_row(tile);
       clear_row(shared_storage().descriptors[kOwn]);
       prepare_mailbox();
     }
@@ -121,7 +121,7 @@ struct ClusterScope : OnChip<ClusterScope> {
       const RingSlot high = counts[2 * at + 1];
       const RingSlot eight = {{halves(low.word[0], low.word[1]), halves(low.word[2], low.word[3]),
                                halves(high.word[0], high.word[1]), halves(high.word[2], high.word[3])}};
-      send(&all.parts[cluster_rank() * kSlice + at % kSlice], eight, at / kSlice, &m.counted);
+      send(&all.partials[cluster_rank() * kSlice + at % kSlice], eight, at / kSlice, &m.counted);
     }
 #pragma unroll 1
     for (u32 within = threadIdx.x; within < 4 * kSlice; within += kThreads) {
@@ -130,7 +130,7 @@ struct ClusterScope : OnChip<ClusterScope> {
       u32 high = 0;
 #pragma unroll
       for (u32 peer = 0; peer < kCtasPerRow; ++peer) {
-        const u32 two = reinterpret_cast<const u32*>(all.parts)[peer * 4 * kSlice + within];
+        const u32 two = reinterpret_cast<const u32*>(all.partials)[peer * 4 * kSlice + within];
         low += two & 0xffff;
         high += two >> 16;
       }

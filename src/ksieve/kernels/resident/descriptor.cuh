@@ -208,7 +208,7 @@ __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int beg
     __syncwarp(); // every lane's bytes are expected before the chunk's thread arrives
     if (mine && stretch == chunk_begin(chunk)) expect_bytes(0, &s.arrival[chunk]);
   }
-  if (mine) copy_part(&s.ring[stage], static_cast<const unsigned char*>(body) + from, bytes, &s.arrival[chunk]);
+  if (mine) copy_expected(&s.ring[stage], static_cast<const unsigned char*>(body) + from, bytes, &s.arrival[chunk]);
 }
 
 // Starts the bulk copies of a described row, if it is copied in bulk. Call by one warp.

@@ -16,10 +16,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   int id = blockIdx.x / kCtasPerRow;
   while (true) {
     const bool first = id == static_cast<int>(blockIdx.x) / kCtasPerRow;
-    const PartOf part = select_part<GridScope>(p, id, rank_in_row(), first);
-    if (part.resident) {
+    const TileResult result = select_tile<GridScope>(p, id, rank_in_row(), first);
+    if (result.resident) {
       if (kEpilogue) GridScope::hand_over();
-      if (!part.written) GridScope::leave();
+      if (!result.written) GridScope::leave();
     } else if (GridScope::owns()) {
       // A row that is not resident is short here: the planner gives this kernel neither rows wider than kMaxResident
       // nor a k beyond the positions that a CTA collects (planning/cuda.py, _resident_geometry), and no options for
@@ -31,6 +31,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (id >= p.rows) break;
     __threadfence(); // other CTAs see the row's mailbox cleared
     __syncthreads(); // no thread still works on it
-    advance_grid_state(p, part.resident);
+    advance_grid_state(p, result.resident);
   }
 }

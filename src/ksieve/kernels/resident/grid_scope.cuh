@@ -26,9 +26,9 @@ struct GridScope {
   }
 
   __device__ __forceinline__ static void begin() {}
-  __device__ __forceinline__ static void prepare(RowDescriptor& part) {
+  __device__ __forceinline__ static void prepare(RowDescriptor& tile) {
     if (threadIdx.x == kThreads - 1) {
-      clear_row(part);
+      clear_row(tile);
       clear_row(shared_storage().descriptors[kOwn]);
     }
   }

@@ -88,14 +88,14 @@ __device__ __forceinline__ WarpBracket look_at_samples(const RankedSample& mine,
 __device__ __forceinline__ int sampled_score(int id) {
   constexpr u32 kAlike = 4;
   constexpr u32 kOthers = kSamplers / kAlike;
-  constexpr u32 kEachPart = kStages * (kWarps / kSamplers);
+  constexpr u32 kPerStratum = kStages * (kWarps / kSamplers);
   static_assert(!kFits || kSamplers % kAlike == 0 && kWarps % kSamplers == 0);
   const u32 thread = reread_tid();
   const u32 warp = thread / 32;
-  const u32 part = thread % 32 * kOthers + warp % kOthers; // numbered over lanes and groups of warps
-  const u32 draw = (static_cast<u32>(id) * (32 * kOthers) + part) * 0x9e3779b1u;
+  const u32 stratum = thread % 32 * kOthers + warp % kOthers; // numbered over lanes and groups of warps
+  const u32 draw = (static_cast<u32>(id) * (32 * kOthers) + stratum) * 0x9e3779b1u;
   const u32 vector =
-      (part * kEachPart + ((draw >> 16) * kEachPart >> 16)) * kAlike + (warp / kOthers + thread) % kAlike;
+      (stratum * kPerStratum + ((draw >> 16) * kPerStratum >> 16)) * kAlike + (warp / kOthers + thread) % kAlike;
   return static_cast<int>(vector * kVector + (draw >> 13) % kVector);
 }
 // Returns the offset in the tile's body of a score of the ring.

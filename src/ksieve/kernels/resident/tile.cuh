@@ -161,11 +161,12 @@ __device__ __forceinline__ void collect_share(const Share& share, int slot, cons
 // copies. `first`: this is the CTA's first row, for which the mbarriers are initialised. Returns whether the row is
 // resident, and whether its CTAs wrote their shares of the answer (`written`); on a rare route they took output slots
 // from one counter instead.
-struct PartOf {
+struct TileResult {
   bool resident;
   bool written;
 };
-template <class Scope> __device__ __forceinline__ PartOf select_part(const Params& p, int id, int rank, bool first) {
+template <class Scope>
+__device__ __forceinline__ TileResult select_tile(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();
   if (first && threadIdx.x == 0) prepare_copies();
   Scope::begin(); // before any load: peers wait for this CTA's mbarriers
@@ -180,16 +181,16 @@ template <class Scope> __device__ __forceinline__ PartOf select_part(const Param
     const Body body = copied_body(row, from, end_of(row.length), end_of(limit_of(p)));
     copy_first(row.scores + body.begin, body.end - body.begin);
   }
-  RowDescriptor& part = s.descriptors[0];
-  Scope::prepare(part);
+  RowDescriptor& tile = s.descriptors[0];
+  Scope::prepare(tile);
   clear_counts();
   if (threadIdx.x == kScribe) {
     if (kWindows) s.base = row.base;
-    describe(p, row, from, end_of(row.length), end_of(limit_of(p)), part);
+    describe(p, row, from, end_of(row.length), end_of(limit_of(p)), tile);
     s.descriptors[kOwn].edges = rank < samplers_of(row.length);
-    part.copy = Scope::copies() & 1;
+    tile.copy = Scope::copies() & 1;
   } else if (threadIdx.x == kReaches) {
-    bracket_ranks(row.length, slots_of(p, row), kWarps * samplers_of(row.length), part);
+    bracket_ranks(row.length, slots_of(p, row), kWarps * samplers_of(row.length), tile);
   } else if (Scope::kTrimsBracket && threadIdx.x == kChoosesEnds) {
     const int ends = ends_of(row.length, slots_of(p, row), samplers_of(row.length));
     s.descriptors[kOwn].last = static_cast<unsigned char>(ends);
@@ -201,13 +202,13 @@ template <class Scope> __device__ __forceinline__ PartOf select_part(const Param
   if (Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
   __syncthreads(); // the row is described and all counters are zero, for every thread
   Scope::ready();
-  const bool known = part.way == RowRoute::kResident;
+  const bool known = tile.way == RowRoute::kResident;
   if (known) {
     if (!Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
     Scope::reduce_bracket(look_at_samples(ranked, 0), 0);
     copy_rest(0);
     if (kChunks == 1) wait_copy(0);
   }
-  const bool resident = Scope::kRereadsDescriptor ? part.way == RowRoute::kResident : known;
+  const bool resident = Scope::kRereadsDescriptor ? tile.way == RowRoute::kResident : known;
   return {resident, resident && select_resident<Scope>(0, [] {}, [] {})};
 }

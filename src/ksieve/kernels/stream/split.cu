@@ -15,20 +15,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   trace_begin();
   wait_for_inputs();
   int id = blockIdx.x / p.splits;
-  int part = blockIdx.x % p.splits;
+  int segment = blockIdx.x % p.splits;
   LoadedView view;
   if (!kWindows) view.load(widest_row(p, id), 0);
   Row row = load_row(p, id);
   if (kWindows) view.load(row, 0);
   bool shared_work = view_usable(p, row);
-  if (!shared_work && part != 0) return; // a short row, or no usable view: nothing to share
+  if (!shared_work && segment != 0) return; // a short row, or no usable view: nothing to share
   RowState* state = row_state(p, id);
   u64* list = row_list(p, id);
-  RowTask task = whole_row(p, row, segment_spill(p, id, part));
+  RowTask task = whole_row(p, row, segment_spill(p, id, segment));
   if (!select_short(p, row)) {
     if (shared_work) {
       int size = segment_size(row.length, p.splits);
-      task.begin = min(part * size, row.length);
+      task.begin = min(segment * size, row.length);
       task.end = min(task.begin + size, row.length);
     }
     clear_storage();
