@@ -13,7 +13,7 @@
 constexpr int kAtOnce = 8;
 
 // Returns the launch that rows of this length are listed for.
-__device__ __forceinline__ int band_of(int length) { return min(max(length - 1, 0) / kMaxResident, kBin); }
+__device__ __forceinline__ int length_bin_of(int length) { return min(max(length - 1, 0) / kMaxResident, kLengthBin); }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_length_bins(const __grid_constant__ Params p) {
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   wait_for_inputs();
   if (threadIdx.x == 0) count = 0;
   __syncthreads(); // thread 0 cleared the counter, for every warp
-  const int band = static_cast<int>(blockIdx.x);
+  const int bin = static_cast<int>(blockIdx.x);
   const int own = static_cast<int>(threadIdx.x / 32 * 32 * kAtOnce + threadIdx.x % 32);
   for (int begin = 0; begin < p.rows; begin += kAtOnce * kThreads) {
     int length[kAtOnce];
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     int total = 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      listed[i] = __ballot_sync(kFullWarp, begin + own + i * 32 < p.rows && band_of(length[i]) == band);
+      listed[i] = __ballot_sync(kFullWarp, begin + own + i * 32 < p.rows && length_bin_of(length[i]) == bin);
       total += __popc(listed[i]);
     }
     if (total == 0) continue;
@@ -43,10 +43,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (listed[i] >> (threadIdx.x & 31) & 1)
-        *binned_row(p, place + __popc(listed[i] & lanes_below()), band) = {begin + own + i * 32, length[i]};
+        *binned_row(p, place + __popc(listed[i] & lanes_below()), bin) = {begin + own + i * 32, length[i]};
       place += __popc(listed[i]);
     }
   }
   __syncthreads(); // every warp's rows are counted, for thread 0
-  if (threadIdx.x == 0) bin_counts(p)[band] = count;
+  if (threadIdx.x == 0) length_bin_counts(p)[bin] = count;
 }

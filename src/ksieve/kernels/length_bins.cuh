@@ -5,11 +5,11 @@
 #include "common/workspace.cuh"
 
 #ifndef KSIEVE_BINNED
-#define KSIEVE_BINNED 0 // rows are listed for several launches
-#define KSIEVE_BIN 0    // this launch's bin; in the kernel that lists the rows, the last bin
+#define KSIEVE_BINNED 0     // rows are listed for several launches
+#define KSIEVE_LENGTH_BIN 0 // this launch's bin; in the kernel that lists the rows, the last bin
 #endif
 constexpr bool kBinned = KSIEVE_BINNED != 0;
-constexpr int kBin = KSIEVE_BIN;
+constexpr int kLengthBin = KSIEVE_LENGTH_BIN;
 
 // An entry of a list of rows. In the workspace, from Params::lists on: the number of rows of each launch; kHeaderBytes
 // further on, the lists, each with room for all rows.
@@ -17,19 +17,23 @@ struct alignas(8) BinnedRow {
   int id;
   int length;
 };
-__device__ __forceinline__ unsigned char* bin_lists(const Params& p) {
+__device__ __forceinline__ unsigned char* length_bin_lists(const Params& p) {
   i64 lists = p.lists;
   KSIEVE_OPAQUE_64(lists);
   return p.workspace + lists;
 }
-__device__ __forceinline__ int* bin_counts(const Params& p) { return reinterpret_cast<int*>(bin_lists(p)); }
-__device__ __forceinline__ BinnedRow* binned_row(const Params& p, int number, int band) {
-  BinnedRow* rows = reinterpret_cast<BinnedRow*>(bin_lists(p) + kHeaderBytes);
-  return rows + static_cast<i64>(band) * p.rows + number;
+__device__ __forceinline__ int* length_bin_counts(const Params& p) {
+  return reinterpret_cast<int*>(length_bin_lists(p));
+}
+__device__ __forceinline__ BinnedRow* binned_row(const Params& p, int number, int bin) {
+  BinnedRow* rows = reinterpret_cast<BinnedRow*>(length_bin_lists(p) + kHeaderBytes);
+  return rows + static_cast<i64>(bin) * p.rows + number;
 }
 
 // Returns the number of rows of this launch.
-__device__ __forceinline__ int rows_of(const Params& p) { return kBinned ? min(bin_counts(p)[kBin], p.rows) : p.rows; }
+__device__ __forceinline__ int rows_of(const Params& p) {
+  return kBinned ? min(length_bin_counts(p)[kLengthBin], p.rows) : p.rows;
+}
 
 // Returns a row whose length is already loaded; the length of a window is loaded again.
 __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
@@ -43,7 +47,7 @@ __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length
 // Returns the row with a number of this launch.
 __device__ __forceinline__ Row nth_row(const Params& p, int number) {
   if constexpr (!kBinned) return load_row(p, number);
-  BinnedRow listed = *binned_row(p, number, kBin);
+  BinnedRow listed = *binned_row(p, number, kLengthBin);
   return row_of_length(p, listed.id, listed.length);
 }
 
@@ -52,7 +56,7 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   if (threadIdx.x != 0) return;
   SharedStorage& s = shared_storage();
   if constexpr (kBinned) {
-    const BinnedRow* listed = binned_row(p, number, kBin);
+    const BinnedRow* listed = binned_row(p, number, kLengthBin);
     copy_int_ahead(s.next_id, &listed->id);
     copy_int_ahead(s.next_length, &listed->length);
   } else if (!kWindows && p.lengths) {

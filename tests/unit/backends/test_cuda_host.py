@@ -262,7 +262,7 @@ def test_rows_dealt_by_length_take_several_launches(driver, rows):
             "k")  # fmt: skip
     assert all(made[name] == rest[name] for made in driver.launches for name in same) and rest["lists"] == 512
     assert [made["overlap"] for made in driver.launches] == [False, True, True]
-    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_BIN"] == 1
+    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_LENGTH_BIN"] == 1
 
 
 def test_fewer_rows_than_lists_still_fill_every_list(driver, rows):
@@ -273,7 +273,7 @@ def test_fewer_rows_than_lists_still_fill_every_list(driver, rows):
 def test_statistics_take_one_launch(driver, rows):
     ksieve.topk(FakeArray(rows[0]), None, plan=banded_plan(), out=out_array(8, 4), return_stats=True)
     assert len(driver.launches) == 1 and not driver.launches[0]["overlap"]
-    assert "KSIEVE_BIN" not in dict(spec.kernel_spec(banded_plan(), stats=True).defines)
+    assert "KSIEVE_LENGTH_BIN" not in dict(spec.kernel_spec(banded_plan(), stats=True).defines)
 
 
 # ---- statistics --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 //             spill slice for each of its CTAs, and kSortSlots elements
 //   or        resident/grid.cu: two GridMailboxes for each row that is worked on at a time (resident/grid_mailbox.cuh)
 //   or        other kernels: a spill slice and kSortSlots elements for each CTA. With length bins the launches share
-//             these; bin_counts and the lists of rows (length_bins.cuh) begin at Params::lists
+//             these; length_bin_counts and the lists of rows (length_bins.cuh) begin at Params::lists
 #pragma once
 #include "common/storage.cuh"
 

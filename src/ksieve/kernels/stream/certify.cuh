@@ -49,10 +49,10 @@ __device__ __forceinline__ Digit next_digit(const Frontier& q) {
   return kStats ? paper_digit(q.round, q.keys.best) : digit_over(q.keys.best, q.keys.worst);
 }
 
-// What the next scan's rule is for. kProposed: the proposed boundary; kBin: the rescue band, from there to the rescue
-// boundary; kUnbounded: there is no boundary, and a coarse histogram must find one first; kClassified: the exact
+// What the next scan's rule is for. kProposed: the proposed boundary; kRescueBand: the rescue band, from there to the
+// rescue boundary; kUnbounded: there is no boundary, and a coarse histogram must find one first; kClassified: the exact
 // boundary bin; kNarrowed: one bin of a frontier that did not fit.
-enum class Stage { kProposed, kBin, kUnbounded, kClassified, kNarrowed };
+enum class Stage { kProposed, kRescueBand, kUnbounded, kClassified, kNarrowed };
 
 // Writes the rule of the next scan. Call behind every use of the old rule; a barrier must follow.
 __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, KeyRange keys, Digit digit) {
@@ -182,7 +182,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
     trace_scans(1);
     if (merged == Merged::kOutgrown) continue;
 
-    if (stage == Stage::kProposed || stage == Stage::kBin) {
+    if (stage == Stage::kProposed || stage == Stage::kRescueBand) {
       int k = open_slots(t.params);
       int strict = s.count;
       int num_ties = kExactBoundary ? s.num_ties : 0;
@@ -200,7 +200,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
         __syncthreads(); // no thread still reads the counts or the rule that led here
         if (kRescue && primary) {
           set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
-          stage = Stage::kBin;
+          stage = Stage::kRescueBand;
         } else {
           trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);
           clear_storage();
