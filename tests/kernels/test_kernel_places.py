@@ -1,5 +1,5 @@
-"""The kernels' 16-bit places, compiled for the host: what a hit stores leads back to its index, for every thread, and
-so does the code that any other thread reads.
+"""The kernels' 16-bit local indices, compiled for the host: what a hit stores leads back to its index, for every
+thread, and so does the code that any other thread reads.
 
 And every score of a batch is some thread's, wherever threads have moved on to.
 """
@@ -36,19 +36,19 @@ int main() {
   for (int turn = 0; turn < kTurns; ++turn) {
     bool met[kThreads] = {};
     for (threadIdx.x = 0; threadIdx.x < static_cast<u32>(kThreads); ++threadIdx.x)
-      met[moved_on(own_place(), turn) / kVector] = true;
+      met[moved_on(own_offset(), turn) / kVector] = true;
     for (bool one : met)
       wrong += !one;
   }
   for (storage.origin = 0; storage.origin < kVector; ++storage.origin) {
     for (threadIdx.x = 0; threadIdx.x < static_cast<u32>(kThreads); ++threadIdx.x) {
       for (int turn = 0; turn < kTurns; turn += turn < 3 || turn > kTurns - 4 ? 1 : 97) {
-        int first = storage.origin + moved_on(own_place(), turn) + turn * kBatch * kStep;
+        int first = storage.origin + moved_on(own_offset(), turn) + turn * kBatch * kStep;
         %(before)s
         for (u32 bit = 0; bit < static_cast<u32>(kBatch * kVector); ++bit, ++seen) {
-          u32 place = static_cast<unsigned short>(before + bit);
-          wrong += index_of_place(place) != index_of_bit(bit, first);
-          int code = code_of_place(place);
+          u32 local = static_cast<unsigned short>(before + bit);
+          wrong += index_of_local(local) != index_of_bit(bit, first);
+          int code = code_of_local(local);
           Thread mine = threadIdx;
           threadIdx.x = bit; // another one reads it
           wrong += index_of_code(code) != index_of_bit(bit, first);
@@ -77,8 +77,8 @@ def source() -> str:
     storage = (spec.SOURCES / "common/storage.cuh").read_text(encoding="utf-8")
     sieve = (spec.SOURCES / "stream/filter.cuh").read_text(encoding="utf-8")
     before = re.search(r"u32 before = .*?;", sieve)
-    assert before, "where a hit's place is made"
-    names = ("moved_on", "own_place", "index_of_place", "code_of_place", "code_of_index", "index_of_code")
+    assert before, "where a hit's local index is made"
+    names = ("moved_on", "own_offset", "index_of_local", "code_of_local", "code_of_index", "index_of_code")
     functions = [function(storage, name) for name in names]
     functions.append(function(sieve, "index_of_bit"))
     return HOST % {"functions": "\n".join(functions), "before": before.group()}

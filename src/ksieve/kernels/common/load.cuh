@@ -129,7 +129,7 @@ __device__ __forceinline__ void fill_rest(Body body) {
   u32 ring = own_ring();
 #pragma unroll 1
   for (int stage = (body.end - body.begin) / kStep; stage < kStages; ++stage) {
-    int first = body.begin + moved_on(own_place(), stage / kBatch);
+    int first = body.begin + moved_on(own_offset(), stage / kBatch);
     if (first + stage * kStep >= body.end) fill_behind(ring + stage * kStageBytes);
   }
 }
@@ -143,7 +143,7 @@ __device__ __forceinline__ void start_scan(const Score* scores, int begin, int e
   constexpr int kUnrolled = kMaxResident ? 1 : kBatches; // kernels for resident rows scan rarely: short code
 #pragma unroll kUnrolled
   for (int batch = 0; batch < kBatches; ++batch) {
-    int first = body.begin + moved_on(own_place(), batch);
+    int first = body.begin + moved_on(own_offset(), batch);
     const Score* from = scores + first;
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
@@ -170,9 +170,9 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   // In small CTAs, whose threads move on (moved_on), addresses are computed for each batch; elsewhere they are
   // incremented.
   if (kSmall) KSIEVE_OPAQUE_64(scores); // otherwise addresses are computed outside the loop, and spilled
-  int place = own_place();
-  int first = body.begin + place;
-  const Score* next = scores + body.begin + kTurn + moved_on(place, kBatches);
+  int offset = own_offset();
+  int first = body.begin + offset;
+  const Score* next = scores + body.begin + kTurn + moved_on(offset, kBatches);
   // After a batch that begins at or before `steady`, every load is inside the body.
   const int steady = body.end - kTurn - kBatch * kStep;
 #pragma unroll 1
@@ -184,7 +184,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     for (int u = 0; u < kBatch; ++u)
       raw[u] = load_shared_words(slot + u * kStageBytes);
     visitor.see(raw, slot, first, body.end - first);
-    if (kSmall) next = scores + batch + kTurn + moved_on(place, kBatches);
+    if (kSmall) next = scores + batch + kTurn + moved_on(offset, kBatches);
     if (kResident) {
       // the row stays in the ring
     } else if (!unlikely(batch > steady)) {
@@ -194,7 +194,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     } else {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
-        int ahead = kSmall ? batch + moved_on(place, kBatches) : first;
+        int ahead = kSmall ? batch + moved_on(offset, kBatches) : first;
         if (ahead + kTurn + u * kStep < body.end) {
           copy_ahead(slot + u * kStageBytes, next + u * kStep);
         } else {
@@ -203,8 +203,8 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
       }
     }
     commit_copies();
-    place = moved_on(place, 1);
-    first = kSmall ? batch + kBatch * kStep + place : first + kBatch * kStep;
+    offset = moved_on(offset, 1);
+    first = kSmall ? batch + kBatch * kStep + offset : first + kBatch * kStep;
     next += kBatch * kStep;
     slot += kBatch * kStageBytes;
     if (slot == ring + kStages * kStageBytes) slot = ring;

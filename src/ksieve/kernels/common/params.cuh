@@ -64,7 +64,7 @@ constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
 constexpr int kColumns = KSIEVE_COLUMNS; // candidates in each thread's column
 constexpr bool kLocalIndex16 =
-    KSIEVE_LOCAL_INDEX16 != 0;                          // columns store 16-bit places, not indices: common/storage.cuh
+    KSIEVE_LOCAL_INDEX16 != 0; // columns store 16-bit indices of a thread's scores: common/storage.cuh
 constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // candidates in the list behind the columns
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;

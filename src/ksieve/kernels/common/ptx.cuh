@@ -42,7 +42,7 @@ __device__ __forceinline__ unsigned signs_of_halves(unsigned halves) {
   return negative;
 }
 
-// ---- Lanes and places ---------------------------------------------------------------------------------------------
+// ---- Lanes and threads --------------------------------------------------------------------------------------------
 
 // Returns the mask of the lanes before this one.
 __device__ __forceinline__ unsigned lanes_below() {

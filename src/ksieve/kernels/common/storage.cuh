@@ -78,15 +78,15 @@ struct alignas(16) RowDescriptor {
   int tail_count;   // entries of `tail`, or output slots taken by equal scores
 };
 
-template <bool kHalf> struct PlaceType {
+template <bool kHalf> struct LocalIndexType {
   using Type = u32;
 };
-template <> struct PlaceType<true> {
+template <> struct LocalIndexType<true> {
   using Type = unsigned short;
 };
-using Place = PlaceType<kLocalIndex16>::Type;
+using LocalIndex = LocalIndexType<kLocalIndex16>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
-constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(Place);
+constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(LocalIndex);
 
 constexpr int kMostChunks = 4;                      // most chunks of a tile: resident/descriptor.cuh
 constexpr int kDescriptors = kMaxResident ? 16 : 3; // slots for row descriptors; half of them are filled at a time
@@ -137,11 +137,11 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 __device__ __forceinline__ SharedStorage& shared_storage() { return *reinterpret_cast<SharedStorage*>(shared_bytes); }
 
-// A stored candidate has its ordered key in the high word and its index in the low word. Candidates are in two places:
-// a column of each thread in shared memory, which that thread alone writes and reads; and a list for what outgrows
-// columns, whose first kSharedCapacity slots are in shared memory and the later ones in the spill slice. The list alone
-// has room for kCapacity, so that every frontier of that size is stored; stream/certify.cuh scans again for a larger
-// one.
+// A stored candidate has its ordered key in the high word and its index in the low word. Candidates are stored in two
+// ways: a column of each thread in shared memory, which that thread alone writes and reads; and a list for what
+// outgrows columns, whose first kSharedCapacity slots are in shared memory and the later ones in the spill slice. The
+// list alone has room for kCapacity, so that every frontier of that size is stored; stream/certify.cuh scans again for
+// a larger one.
 constexpr int kListed = kCapacity;
 
 __device__ __forceinline__ u64 make_entry(u32 high, int index) {
@@ -153,18 +153,18 @@ __device__ __forceinline__ int entry_index(u64 entry) { return static_cast<int>(
 constexpr int kVector = kDtype == Dtype::kFloat32 ? 4 : 8; // scores in one 16-byte load
 constexpr int kStep = kThreads * kVector;                  // scores between two vectors of a thread
 
-// Columns hold keys, and in a separate array an index for each: 32 bits, or with kLocalIndex16 its 16-bit place among
-// the scores that the thread reads, counted vector by vector.
+// Columns hold keys, and in a separate array an index for each: 32 bits, or with kLocalIndex16 its 16-bit number
+// among the scores that the thread reads, counted vector by vector.
 __device__ __forceinline__ u32& column_key(int at) {
   return reinterpret_cast<u32*>(shared_storage().candidates)[at * kThreads + static_cast<int>(threadIdx.x)];
 }
-__device__ __forceinline__ Place& column_place(int at) {
-  return reinterpret_cast<Place*>(shared_storage().candidates +
-                                  kColumnKeys)[at * kThreads + static_cast<int>(threadIdx.x)];
+__device__ __forceinline__ LocalIndex& column_index(int at) {
+  return reinterpret_cast<LocalIndex*>(shared_storage().candidates +
+                                       kColumnKeys)[at * kThreads + static_cast<int>(threadIdx.x)];
 }
 
-__device__ __forceinline__ u32 load_place(int at) {
-  return load_shared_here<sizeof(Place)>(shared_address(&column_place(at)));
+__device__ __forceinline__ u32 load_column_index(int at) {
+  return load_shared_here<sizeof(LocalIndex)>(shared_address(&column_index(at)));
 }
 
 constexpr int kBatch = kStages / kBatches; // vectors that a thread compares together
@@ -175,10 +175,10 @@ constexpr bool kSmall = kColumns > 0 && kThreads <= 256; // few columns: candida
 // Returns the offset of this thread's vectors in a batch, given their offset `batches` batches before. In small CTAs
 // each thread moves on by a line with every batch: otherwise a period in the scores would fill the same few columns.
 // Larger CTAs would lose 1 % by that.
-__device__ __forceinline__ int moved_on(int place, int batches) {
+__device__ __forceinline__ int moved_on(int offset, int batches) {
   constexpr int kLine = 128 / 16 * kVector;
-  static_assert((kStep & (kStep - 1)) == 0, "places go round");
-  return kSmall ? (place + batches * kLine) & (kStep - 1) : place;
+  static_assert((kStep & (kStep - 1)) == 0, "offsets go round");
+  return kSmall ? (offset + batches * kLine) & (kStep - 1) : offset;
 }
 
 // kSpareRegisters: registers of a thread besides the bucket numbers of a resident row, where one CTA has the row. Code
@@ -199,31 +199,31 @@ __device__ __forceinline__ int reread_tid() {
 }
 
 // Returns the offset of this thread's first score from the beginning of the body.
-__device__ __forceinline__ int own_place() { return static_cast<int>(threadIdx.x) * kVector; }
+__device__ __forceinline__ int own_offset() { return static_cast<int>(threadIdx.x) * kVector; }
 
-// Returns the position of a place in a column; `own` is own_place() of the column's thread.
-__device__ __forceinline__ int index_of_place(u32 place, int own = own_place()) {
-  if (!kLocalIndex16) return static_cast<int>(place);
-  int vector = static_cast<int>(place / kVector);
-  int within = moved_on(own, vector / kBatch) + static_cast<int>(place % kVector);
+// Returns the position of an entry of a column; `own` is own_offset() of the column's thread.
+__device__ __forceinline__ int index_of_local(u32 local, int own = own_offset()) {
+  if (!kLocalIndex16) return static_cast<int>(local);
+  int vector = static_cast<int>(local / kVector);
+  int within = moved_on(own, vector / kBatch) + static_cast<int>(local % kVector);
   return shared_storage().origin + vector * kStep + within;
 }
 
-// An index or a place is encoded so that any thread can decode it: a place with its thread, or the index itself with
-// the sign bit set. Encoding costs one instruction for each entry of a column; only entries that are written are
+// An index is encoded so that any thread can decode it: a local index with its thread, or the row's index with the
+// sign bit set. Encoding costs one instruction for each entry of a column; only entries that are written are
 // decoded.
-__device__ __forceinline__ int code_of_place(u32 place) {
-  return static_cast<int>(kLocalIndex16 ? threadIdx.x << 16 | place : place);
+__device__ __forceinline__ int code_of_local(u32 local) {
+  return static_cast<int>(kLocalIndex16 ? threadIdx.x << 16 | local : local);
 }
 __device__ __forceinline__ int code_of_index(int index) { return kLocalIndex16 ? index | 1 << 31 : index; }
 __device__ __forceinline__ int index_of_code(int code) {
   if (!kLocalIndex16) return code;
-  int index = index_of_place(code & 0xffff, (code >> 16) * kVector);
+  int index = index_of_local(code & 0xffff, (code >> 16) * kVector);
   return code < 0 ? code & 0x7fffffff : index;
 }
 
 __device__ __forceinline__ u64 column_entry(int at) {
-  return make_entry(column_key(at), index_of_place(column_place(at)));
+  return make_entry(column_key(at), index_of_local(column_index(at)));
 }
 __device__ __forceinline__ u64* shared_list(SharedStorage& s) {
   return reinterpret_cast<u64*>(s.candidates + kColumnBytes);

@@ -47,7 +47,7 @@ struct LoadedRow {
   Raw raw[kVectors];
   Edge edge;
 
-  __device__ __forceinline__ int first() const { return body.begin + own_place(); }
+  __device__ __forceinline__ int first() const { return body.begin + own_offset(); }
 
   __device__ __forceinline__ LoadedRow(const Row& all, int limit)
       : row(all), body(copied_body(all, 0, all.length, limit)), raw(), edge() {

@@ -35,17 +35,17 @@ __device__ __forceinline__ constexpr int vector_beside(int number) {
 }
 // Returns which vector of the tile a stage of the ring has.
 __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
-  const int place = stage % kCopied;
+  const int in_block = stage % kCopied;
   return kOverflowVectors
-             ? stage / kCopied * kBlock + (place < kOverflowPerBlock ? 2 * place : place + kOverflowPerBlock)
+             ? stage / kCopied * kBlock + (in_block < kOverflowPerBlock ? 2 * in_block : in_block + kOverflowPerBlock)
              : stage;
 }
 // Returns how many overflow vectors are counted before a stage; with `asked`, how many are loaded before it, as late as
 // possible.
 __device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
-  const int place = stage % kCopied;
+  const int in_block = stage % kCopied;
   return kOverflowVectors ? stage / kCopied * kOverflowPerBlock +
-                                (asked ? place * kOverflowPerBlock / kCopied : min(place, kOverflowPerBlock))
+                                (asked ? in_block * kOverflowPerBlock / kCopied : min(in_block, kOverflowPerBlock))
                           : 0;
 }
 
@@ -156,14 +156,14 @@ __device__ __forceinline__ Bracket bracket_of(int slot) {
 __device__ __forceinline__ int num_valid(int slot) { return __reduce_max_sync(kFullWarp, descriptor_at(slot).valid); }
 
 // Returns the position of this thread's first score in the body.
-__device__ __forceinline__ int own_first(int slot) { return descriptor_at(slot).body_begin + own_place(); }
+__device__ __forceinline__ int own_first(int slot) { return descriptor_at(slot).body_begin + own_offset(); }
 
 // Starts copying a body to the ring, each thread its own vectors (before sm_90). Call by all threads, behind a barrier
 // after the ring's last use.
 __device__ __forceinline__ void copy_body(const void* body, int scores) {
-  const Score* first = static_cast<const Score*>(body) + own_place();
+  const Score* first = static_cast<const Score*>(body) + own_offset();
 #pragma unroll 1
-  for (int stage = 0; stage < kStages && own_place() + vector_of_stage(stage) * kStep < scores; ++stage)
+  for (int stage = 0; stage < kStages && own_offset() + vector_of_stage(stage) * kStep < scores; ++stage)
     copy_ahead(own_ring() + stage * kStageBytes, first + vector_of_stage(stage) * kStep);
   commit_copies();
 }
@@ -366,7 +366,7 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
   for (int stage = 0; stage < kStages; ++stage) {
     const Raw raw = kReadsAhead ? next : read(stage);
     if (kReadsAhead && stage + 1 < kStages) next = read(stage + 1);
-    if (kReplaced && stage < kOverflowVectors && vector_beside(stage) * kStep + own_place() < valid)
+    if (kReplaced && stage < kOverflowVectors && vector_beside(stage) * kStep + own_offset() < valid)
       copy_ahead(own_ring() + stage * kStageBytes, at_beside(vector_beside(stage)));
     look(vector_of_stage(stage), raw);
     if constexpr (kOverflowVectors > 0 && !kReplaced)

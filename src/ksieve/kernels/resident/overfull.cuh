@@ -54,7 +54,7 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
 
 // Returns the marks of positions in the row; the others lie past its end.
 __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
-  const int left = descriptor_at(slot).valid - own_place();
+  const int left = descriptor_at(slot).valid - own_offset();
   const int vectors = max(left + kStep - 1, 0) / kStep;
   const int count = vectors * kVector - max(vectors * kStep - (kStep - kVector) - left, 0);
 #pragma unroll

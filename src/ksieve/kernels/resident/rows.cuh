@@ -119,7 +119,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   clear_counts(thread);
   __syncthreads(); // the scouts wrote the descriptors, and every thread cleared its counters
   const bool resident = s.descriptors[0].way == RowRoute::kResident;
-  if (kLoads && resident && is_sampler()) look_at(sample.score, sample.place, 0);
+  if (kLoads && resident && is_sampler()) look_at(sample.score, sample.offset, 0);
   if (kWindows) copy_coming(0); // before the row is described there are no registers for a window's address
   if (!kWindows && resident) copy_rest(0);
   if (!kLoads) return sample_coming(0);

@@ -99,25 +99,25 @@ __device__ __forceinline__ int sampled_score(int id) {
   return static_cast<int>(vector * kVector + (draw >> 13) % kVector);
 }
 // Returns the offset in the tile's body of a score of the ring.
-__device__ __forceinline__ int sampled_place(int at) {
+__device__ __forceinline__ int sampled_offset(int at) {
   return kOverflowVectors ? vector_of_stage(at / kStep) * kStep + at % kStep : at;
 }
 
 // Joins this thread's sample into the bracket of a described row. Call by whole warps; a barrier of all threads must
 // follow.
-__device__ __forceinline__ void look_at(float sample, int place, int slot) {
-  BlockScope::reduce_bracket(look_at_samples(rank_sample(sample, place < descriptor_at(slot).valid), slot), slot);
+__device__ __forceinline__ void look_at(float sample, int offset, int slot) {
+  BlockScope::reduce_bracket(look_at_samples(rank_sample(sample, offset < descriptor_at(slot).valid), slot), slot);
 }
 
 // A sample that is loaded from global memory while the row is still being copied.
 struct LoadedSample {
   float score;
-  int place; // offset in the tile's body
+  int offset; // in the tile's body
 };
 // Starts loading this thread's sample of a body that has `scores` scores.
 __device__ __forceinline__ LoadedSample load_sample(const Score* body, int scores, int id) {
-  const int place = sampled_place(sampled_score(id));
-  return {place < scores ? widen(body[place]) : 0.0f, place};
+  const int offset = sampled_offset(sampled_score(id));
+  return {offset < scores ? widen(body[offset]) : 0.0f, offset};
 }
 
 // Samples a row from the ring once its tile has arrived. Before sm_90 the samples come from global memory: a thread
@@ -128,10 +128,10 @@ __device__ __forceinline__ void sample_resident(int slot) {
   const volatile RowDescriptor& row = descriptor_at(slot);
   if constexpr (kBulkCopies) {
     const int at = sampled_score(row.id);
-    look_at(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_place(at), slot);
+    look_at(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_offset(at), slot);
   } else {
     const LoadedSample sample = load_sample(static_cast<const Score*>(row.body), row.valid, row.id);
-    look_at(sample.score, sample.place, slot);
+    look_at(sample.score, sample.offset, slot);
   }
 }
 

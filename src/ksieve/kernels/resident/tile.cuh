@@ -176,7 +176,7 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
   const Row all = kWindows ? row : widest_row(p, id); // a window's start is known with its row alone
   const Body sampled = body_of(all.scores, from, end_of(all.length));
   const LoadedSample sample = load_sample(all.scores + sampled.begin, sampled.end - sampled.begin, id);
-  const bool there = sampled.begin + sample.place < row.length;
+  const bool there = sampled.begin + sample.offset < row.length;
   if (fits(row, slots_of(p, row))) {
     const Body body = copied_body(row, from, end_of(row.length), end_of(limit_of(p)));
     copy_first(row.scores + body.begin, body.end - body.begin);

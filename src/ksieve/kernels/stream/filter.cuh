@@ -235,14 +235,14 @@ template <bool kFast> struct Filter {
 
   __device__ __forceinline__ static u32 base() { return static_cast<u32>(__cvta_generic_to_shared(&column_key(0))); }
 
-  // Appends a score to the column, and its place or index to the same entry of the second array.
+  // Appends a score to the column, and its index or local index to the same entry of the second array.
   __device__ __forceinline__ void put(float score, u32 bit, int first) {
     store_shared(top, score);
     if constexpr (kLocalIndex16) {
       u32 columns = static_cast<u32>(__cvta_generic_to_shared(shared_storage().candidates));
       u32 before = static_cast<u32>(first) / kThreads / kVector * kVector; // scores that this thread has read before
-      auto place = static_cast<unsigned short>(before + bit);
-      store_shared_at<kColumnKeys>((top >> 1) + (columns >> 1), place);
+      auto local = static_cast<unsigned short>(before + bit);
+      store_shared_at<kColumnKeys>((top >> 1) + (columns >> 1), local);
     } else {
       store_shared_at<kColumnKeys>(top, index_of_bit(bit, first));
     }

@@ -87,7 +87,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     int code[kTogether];
 #pragma unroll
     for (int b = 0; b < kTogether && from + b < kColumns; ++b)
-      code[b] = code_of_place(load_place(from + b));
+      code[b] = code_of_local(load_column_index(from + b));
 #pragma unroll
     for (int b = 0; b < kTogether && from + b < kColumns; ++b) {
       const u32 wanted = chosen & 1u << (from + b);

@@ -55,7 +55,7 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
       atomicAdd(&s.histogram[bin_of(entry_key(entry[b]), digit)], 1u);
       if (thread_count < kColumns) {
         column_key(thread_count) = entry_key(entry[b]);
-        column_place(thread_count++) = entry_index(entry[b]);
+        column_index(thread_count++) = entry_index(entry[b]);
       } else {
         list_entry(at - kColumns * kThreads) = entry[b];
       }
