@@ -37,14 +37,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       total += __popc(listed[i]);
     }
     if (total == 0) continue;
-    int place = 0;
-    if ((threadIdx.x & 31) == 0) place = atomicAdd(&count, total);
-    place = __shfl_sync(kFullWarp, place, 0);
+    int number = 0;
+    if ((threadIdx.x & 31) == 0) number = atomicAdd(&count, total);
+    number = __shfl_sync(kFullWarp, number, 0);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (listed[i] >> (threadIdx.x & 31) & 1)
-        *binned_row(p, place + __popc(listed[i] & lanes_below()), bin) = {begin + own + i * 32, length[i]};
-      place += __popc(listed[i]);
+        *binned_row(p, number + __popc(listed[i] & lanes_below()), bin) = {begin + own + i * 32, length[i]};
+      number += __popc(listed[i]);
     }
   }
   __syncthreads(); // every warp's rows are counted, for thread 0

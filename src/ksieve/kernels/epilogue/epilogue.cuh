@@ -5,7 +5,7 @@
 #pragma once
 #include "stream/certify.cuh"
 
-using Sorted = Choose<kOrder == Order::kValue, u64, u32>::Type; // key and place, or position
+using Sorted = Choose<kOrder == Order::kValue, u64, u32>::Type; // key and distance, or position
 constexpr int kPerLane = 4;
 constexpr int kSortChunk = 32 * kPerLane; // elements that one warp sorts in its registers; fewest elements of a sort
 constexpr int kInFlight = 4;              // slots that a thread processes together
@@ -88,8 +88,8 @@ __device__ __forceinline__ int staged_position(const int* staged, int slot, int 
 // Returns the element that a position is sorted as; unused slots (-1) come last.
 __device__ __forceinline__ Sorted sortable(const Row& row, int index) {
   if constexpr (kOrder == Order::kValue) {
-    int place = kTies ? tie_place(index) : index;
-    return index < 0 ? ~Sorted{0} : static_cast<Sorted>(make_entry(order_key(widen(row.scores[index])), place));
+    int distance = kTies ? tie_distance(index) : index;
+    return index < 0 ? ~Sorted{0} : static_cast<Sorted>(make_entry(order_key(widen(row.scores[index])), distance));
   } else {
     return static_cast<u32>(index);
   }
@@ -97,8 +97,8 @@ __device__ __forceinline__ Sorted sortable(const Row& row, int index) {
 
 __device__ __forceinline__ int position_of(Sorted sorted) {
   if constexpr (kOrder == Order::kValue) {
-    int place = static_cast<int>(sorted & 0xffffffffu);
-    return kTies ? tie_position(place) : place;
+    int distance = static_cast<int>(sorted & 0xffffffffu);
+    return kTies ? tie_position(distance) : distance;
   } else {
     return static_cast<int>(sorted);
   }

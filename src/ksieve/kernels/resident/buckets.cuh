@@ -222,9 +222,9 @@ __device__ __forceinline__ void collect(int index, int slot) {
   collected()[atomicAdd(&shared_storage().descriptors[slot].num_selected, 1)] = index;
 }
 
-// Writes the positions of marked scores to the collected ones, from `place` on; returns the next free place.
-__device__ __forceinline__ int collect_at(const Marks& marks, int first, int place) {
-  u32 to = shared_address(collected() + place);
+// Writes the positions of marked scores to the collected ones, from `number` on; returns the next free number.
+__device__ __forceinline__ int collect_at(const Marks& marks, int first, int number) {
+  u32 to = shared_address(collected() + number);
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
     for (u32 bits = marks.word[w]; bits;) { // two at a time: their positions are computed in parallel
@@ -234,11 +234,11 @@ __device__ __forceinline__ int collect_at(const Marks& marks, int first, int pla
       store_shared_one_or_two(to, one, other, more);
       to += more ? 2 * sizeof(int) : sizeof(int);
     }
-  return place + marks.count();
+  return number + marks.count();
 }
 __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
-  const int place = reserve_many(&shared_storage().descriptors[slot].num_selected, marks.count());
-  collect_at(marks, own_first(slot), place);
+  const int number = reserve_many(&shared_storage().descriptors[slot].num_selected, marks.count());
+  collect_at(marks, own_first(slot), number);
 }
 
 // Appends an undecided score to the list of the CTA that ranks them. The list has room for kMost: it is `tail`, or
@@ -246,10 +246,10 @@ __device__ __forceinline__ void collect_marks(const Marks& marks, int slot) {
 template <class Scope, int kMost = kTailMax>
 __device__ __forceinline__ void list_last(int index, float score, int slot) {
   auto& owner = Scope::owner();
-  int place = atomicAdd(&owner.descriptors[slot].tail_count, 1);
+  int number = atomicAdd(&owner.descriptors[slot].tail_count, 1);
   u64* list = owner.tail;
   if constexpr (kMost > kTailMax) list = shared_list(owner);
-  if (place < kMost) list[place] = make_entry(order_key(score), index);
+  if (number < kMost) list[number] = make_entry(order_key(score), index);
 }
 template <class Scope, int kMost = kTailMax> __device__ __forceinline__ void list_marked(const Marks& marks, int slot) {
   const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores);

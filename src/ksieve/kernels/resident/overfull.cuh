@@ -7,19 +7,20 @@
 // Writes the positions of marked scores to the output at once: the memory of collected positions is a histogram of keys
 // here. All CTAs of a row take output slots from one counter. Call by whole warps.
 template <class Scope> __device__ __forceinline__ void emit_marks(const Marks& marks, int slot) {
-  int place = reserve_many(&Scope::owner().descriptors[slot].num_selected, marks.count());
+  int out_slot = reserve_many(&Scope::owner().descriptors[slot].num_selected, marks.count());
   const int first = own_first(slot);
   const int k = descriptor_at(slot).slots;
   int* out = descriptor_at(slot).out;
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
-    for (u32 bits = marks.word[w]; bits && place < k; ++place)
-      out[place] = shown_position(index_of_mark(w, take_bit(bits), first), slot);
+    for (u32 bits = marks.word[w]; bits && out_slot < k; ++out_slot)
+      out[out_slot] = shown_position(index_of_mark(w, take_bit(bits), first), slot);
 }
 // Writes the position of this thread's score outside the body to the output.
 template <class Scope> __device__ __forceinline__ void emit_edge(int slot) {
-  int place = atomicAdd(&Scope::owner().descriptors[slot].num_selected, 1);
-  if (place < descriptor_at(slot).slots) descriptor_at(slot).out[place] = shown_position(load_edge(slot).at, slot);
+  int out_slot = atomicAdd(&Scope::owner().descriptors[slot].num_selected, 1);
+  if (out_slot < descriptor_at(slot).slots)
+    descriptor_at(slot).out[out_slot] = shown_position(load_edge(slot).at, slot);
 }
 
 // Writes any `remaining_k` of the `count` equal scores of all CTAs to the last of the row's slots. Call by whole warps.
@@ -30,24 +31,24 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
   int* taken = &Scope::owner().descriptors[slot].tail_count;
   const int first = own_first(slot);
   int* out = descriptor_at(slot).out + (descriptor_at(slot).slots - remaining_k);
-  auto write = [&](int w, u32 some, int place) {
-    for (; some && place < remaining_k; ++place)
-      out[place] = shown_position(index_of_mark(w, take_bit(some), first), slot);
-    return place;
+  auto write = [&](int w, u32 some, int out_slot) {
+    for (; some && out_slot < remaining_k; ++out_slot)
+      out[out_slot] = shown_position(index_of_mark(w, take_bit(some), first), slot);
+    return out_slot;
   };
-  int place = reserve_many(taken, edge_equal);
-  if (edge_equal && place < remaining_k) out[place] = shown_position(load_edge(slot).at, slot);
+  int out_slot = reserve_many(taken, edge_equal);
+  if (edge_equal && out_slot < remaining_k) out[out_slot] = shown_position(load_edge(slot).at, slot);
   const bool many = !Scope::kAlone || count > descriptor_at(slot).valid / 8;
-  if (!many) place = reserve_many(taken, equal.count());
+  if (!many) out_slot = reserve_many(taken, equal.count());
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
-    if (!many) place = write(w, equal.word[w], place);
+    if (!many) out_slot = write(w, equal.word[w], out_slot);
 #pragma unroll 1
-    for (u32 vector = (1u << kVector) - 1; many && vector && __any_sync(kFullWarp, place < remaining_k);
+    for (u32 vector = (1u << kVector) - 1; many && vector && __any_sync(kFullWarp, out_slot < remaining_k);
          vector <<= kVector) {
       const u32 offered = equal.word[w] & vector;
-      place = reserve_many(taken, __popc(offered));
-      write(w, offered, place);
+      out_slot = reserve_many(taken, __popc(offered));
+      write(w, offered, out_slot);
     }
   }
 }

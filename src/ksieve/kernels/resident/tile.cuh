@@ -152,8 +152,8 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
 
 // Collects this thread's positions behind those of the threads before it.
 __device__ __forceinline__ void collect_share(const Share& share, int slot, const Divided& divided, bool edge_before) {
-  const int place = collect_at(divided.before, share.first, static_cast<int>(share.before & 0xffff));
-  if (edge_before) collected()[place] = load_edge(slot).at;
+  const int number = collect_at(divided.before, share.first, static_cast<int>(share.before & 0xffff));
+  if (edge_before) collected()[number] = load_edge(slot).at;
 }
 
 // Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the

@@ -110,10 +110,10 @@ __device__ __forceinline__ bool single_valued() {
 // Writes stored candidates behind the output slots already taken, at most `remaining_k`. Call by whole warps.
 __device__ __forceinline__ void emit_any(int remaining_k) {
   SharedStorage& s = shared_storage();
-  int place = reserve_many(&s.tail_count, own_count());
+  int number = reserve_many(&s.tail_count, own_count());
   each_own([&](u64 entry) {
-    if (place < remaining_k) write_front(s.num_selected + place, entry_index(entry));
-    ++place;
+    if (number < remaining_k) write_front(s.num_selected + number, entry_index(entry));
+    ++number;
   });
 }
 

@@ -11,7 +11,7 @@
 // Returns the sum of `mine` over the lanes before this one. Call by whole warps.
 __device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
 
-// Takes one place from `counter` for each lane that wants one, with one atomic per warp; returns the lane's place. Call
+// Takes one slot from `counter` for each lane that wants one, with one atomic per warp; returns the lane's slot. Call
 // by whole warps.
 __device__ __forceinline__ int reserve(int* counter, bool wanted) {
   u32 mask = __ballot_sync(kFullWarp, wanted);
@@ -25,12 +25,12 @@ __device__ __forceinline__ int reserve(int* counter, bool wanted) {
 
 // few_before returns the sums of `mine` over the lanes before this one and over all lanes, where no lane has more than
 // kMost. Its votes, unlike the shuffles of lanes_before, do not wait for each other. Call by whole warps.
-struct Places {
+struct LaneSums {
   int before;
   int total;
 };
-template <int kMost> __device__ __forceinline__ Places few_before(int mine) {
-  Places found = {0, 0};
+template <int kMost> __device__ __forceinline__ LaneSums few_before(int mine) {
+  LaneSums found = {0, 0};
   u32 below = lanes_below();
 #pragma unroll
   for (int bit = 0; kMost >> bit; ++bit) {
@@ -41,7 +41,7 @@ template <int kMost> __device__ __forceinline__ Places few_before(int mine) {
   return found;
 }
 
-// Takes `mine` places from `counter` for each lane, with one atomic per warp; returns the lane's first. Call by whole
+// Takes `mine` slots from `counter` for each lane, with one atomic per warp; returns the lane's first. Call by whole
 // warps.
 __device__ __forceinline__ int reserve_many(int* counter, int mine) {
   int before = lanes_before(mine);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void list_warp_bits(u32 bits, u32 ring, int first) {
   }
 }
 
-// Appends the scores of some bits to the list, by single lanes: one wait for all places of a lane.
+// Appends the scores of some bits to the list, by single lanes: one wait for all slots of a lane.
 __device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
   int wanted = __popc(bits);
   int slot = atomicAdd(&shared_storage().listed, wanted);
@@ -199,14 +199,14 @@ __device__ __forceinline__ void list_bits(u32 bits, u32 ring, int first) {
 // Writes the positions of some bits to the output, with one reservation for the warp. Call by whole warps.
 __device__ __forceinline__ void emit_bits(u32 bits, int first) {
   const ScanRule& rule = shared_storage().rule;
-  Places places = few_before<32>(__popc(bits));
+  LaneSums sums = few_before<32>(__popc(bits));
   int base = 0;
-  if ((threadIdx.x & 31) == 0 && places.total) base = atomicAdd(rule.num_selected, places.total);
-  u32 place = __shfl_sync(kFullWarp, base, 0) + places.before;
+  if ((threadIdx.x & 31) == 0 && sums.total) base = atomicAdd(rule.num_selected, sums.total);
+  u32 slot = __shfl_sync(kFullWarp, base, 0) + sums.before;
   u32 k = rule.k;
   int* out = rule.row_out;
-  for (; bits && place < k; ++place)
-    out[place] = shown_position(index_of_bit(take_bit(bits), first));
+  for (; bits && slot < k; ++slot)
+    out[slot] = shown_position(index_of_bit(take_bit(bits), first));
 }
 
 // The visitor of a proposal's scan. A score that reaches the cutoff goes to the column of the thread that reads it,

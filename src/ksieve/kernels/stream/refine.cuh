@@ -11,16 +11,16 @@
 constexpr int kFew = kStats ? 0 : kTailMax;
 
 // Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break, the members of
-// `q` are written whose place is at most `last_place`. Call by all threads.
-__device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
+// `q` are written whose distance is at most `last_distance`. Call by all threads.
+__device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance) {
   SharedStorage& s = shared_storage();
   bool rank_last = q.count > q.remaining_k && q.count <= kFew;
   // Returns whether a member of the last frontier is written at once: if all are, or if all are equal and slots are
   // left.
   auto taken = [&](u64 entry) {
-    if (kTies && !rank_last) return tie_place(entry_index(entry)) <= last_place;
+    if (kTies && !rank_last) return tie_distance(entry_index(entry)) <= last_distance;
     if (!rank_last) return q.count == q.remaining_k || atomicAdd(&s.tail_count, 1) < q.remaining_k;
-    list_tail(kTies ? make_entry(entry_key(entry), tie_place(entry_index(entry))) : entry);
+    list_tail(kTies ? make_entry(entry_key(entry), tie_distance(entry_index(entry))) : entry);
     return false;
   };
   // Where all output slots are still free, codes of indices are collected in the ring, which is idle, for
@@ -53,9 +53,9 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
     u64 entry = slot < listed ? list_entry(slot) : 0;
     u32 key = slot < listed ? entry_key(entry) : kNanKey;
     bool wanted = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));
-    u32 place = reserve(&s.num_selected, wanted);
+    u32 out_slot = reserve(&s.num_selected, wanted);
     int index = entry_index(entry);
-    if (wanted && place < k) to[place] = collects ? code_of_index(index) : shown_position(index);
+    if (wanted && out_slot < k) to[out_slot] = collects ? code_of_index(index) : shown_position(index);
   }
   const bool ranks = rank_last && threadIdx.x >= kThreads - 32; // the last warp, when all last candidates are listed
   auto rank = [&] {
@@ -70,17 +70,17 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_place) {
   }
 
   if (!kColumns) return;
-  Places places = few_before<kColumns>(__popc(chosen));
-  u32 place = 0;
-  if ((threadIdx.x & 31) == 0 && places.total) place = atomicAdd(&s.num_selected, places.total);
-  place = __shfl_sync(kFullWarp, place, 0) + places.before;
+  LaneSums sums = few_before<kColumns>(__popc(chosen));
+  u32 out_slot = 0;
+  if ((threadIdx.x & 31) == 0 && sums.total) out_slot = atomicAdd(&s.num_selected, sums.total);
+  out_slot = __shfl_sync(kFullWarp, out_slot, 0) + sums.before;
   if (unlikely(!collects)) {
-    for (; chosen && place < k; chosen &= chosen - 1)
-      out[place++] = shown_position(entry_index(column_entry(__ffs(chosen) - 1)));
+    for (; chosen && out_slot < k; chosen &= chosen - 1)
+      out[out_slot++] = shown_position(entry_index(column_entry(__ffs(chosen) - 1)));
     return;
   }
-  if (unlikely(place + __popc(chosen) > kCollected)) chosen = 0;       // only if scores have changed meanwhile
-  u32 next = static_cast<u32>(__cvta_generic_to_shared(ring + place)); // a shared address: its stores are cheaper
+  if (unlikely(out_slot + __popc(chosen) > kCollected)) chosen = 0;       // only if scores have changed meanwhile
+  u32 next = static_cast<u32>(__cvta_generic_to_shared(ring + out_slot)); // a shared address: its stores are cheaper
 #pragma unroll
   for (int from = 0; from < kColumns; from += kTogether) {
     if (!__any_sync(kFullWarp, chosen >> from)) break;
@@ -122,6 +122,6 @@ __device__ __forceinline__ void refine(Frontier q) {
     });
     __syncthreads(); // every thread's candidates are counted by the next digit
   }
-  emit_stored(q,
-              kTies && q.count > q.remaining_k && q.count > kFew ? last_tied_place(q.keys, q.remaining_k) : kNoPlace);
+  emit_stored(q, kTies && q.count > q.remaining_k && q.count > kFew ? last_tie_distance(q.keys, q.remaining_k)
+                                                                    : kMaxTieDistance);
 }

@@ -104,22 +104,22 @@ struct LoadedView {
 struct KeptKeys {
   int count = 0;
 
-  __device__ __forceinline__ static int place(int at) { return at * kThreads + static_cast<int>(threadIdx.x); }
+  __device__ __forceinline__ static int number(int at) { return at * kThreads + static_cast<int>(threadIdx.x); }
 
   __device__ __forceinline__ void keep(u32 key) {
     if (count < kColumns) {
       column_key(count) = key;
     } else {
-      list_entry(place(count - kColumns)) = make_entry(key, 0);
+      list_entry(number(count - kColumns)) = make_entry(key, 0);
     }
     ++count;
   }
 
-  // Calls visit(key, place) for each key; places are distinct.
+  // Calls visit(key, number) for each key; numbers are distinct.
   template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
 #pragma unroll 1
     for (int at = 0; at < count; ++at)
-      visit(at < kColumns ? column_key(at) : entry_key(list_entry(place(at - kColumns))), place(at));
+      visit(at < kColumns ? column_key(at) : entry_key(list_entry(number(at - kColumns))), number(at));
   }
 };
 
@@ -148,10 +148,10 @@ __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, Key
 }
 
 // Returns to the first warp the kept key of this rank in a coarse bin that has at most kTailMax keys, which is usual.
-// The first warp ranks them; places only distinguish equal keys. Call by all threads.
+// The first warp ranks them; numbers only distinguish equal keys. Call by all threads.
 __device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int count, int rank, int bin) {
-  keys.each([&](u32 key, int place) {
-    if (coarse_bin(score_of_key(key)) == bin) list_tail(make_entry(key, place)); // cheaper than the bin's key range
+  keys.each([&](u32 key, int number) {
+    if (coarse_bin(score_of_key(key)) == bin) list_tail(make_entry(key, number)); // cheaper than the bin's key range
   });
   __syncthreads(); // the keys of the bin are listed
   if (threadIdx.x >= 32) return {};

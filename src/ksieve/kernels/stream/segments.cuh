@@ -9,12 +9,12 @@ __device__ __forceinline__ void publish(RowState* state, u64* list) {
   int own = own_count();
   int thread_count = own_height();
   int before = lanes_before(own);
-  int place = 0;
-  if ((threadIdx.x & 31) == 31 && before + own) place = state_count(state, before + own);
-  place = __shfl_sync(kFullWarp, place, 31) + before;
+  int slot = 0;
+  if ((threadIdx.x & 31) == 31 && before + own) slot = state_count(state, before + own);
+  slot = __shfl_sync(kFullWarp, slot, 31) + before;
 #pragma unroll 4
   for (int i = 0; i < own; ++i)
-    if (static_cast<u32>(place + i) < static_cast<u32>(kListed)) list[place + i] = own_entry(i, thread_count);
+    if (static_cast<u32>(slot + i) < static_cast<u32>(kListed)) list[slot + i] = own_entry(i, thread_count);
   // Candidates that found no slot here are only counted: the row then outgrows its list as well.
   if (threadIdx.x == 0 && s.listed > kListed) state_count(state, s.listed - kListed);
 }

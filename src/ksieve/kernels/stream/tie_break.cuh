@@ -1,18 +1,18 @@
 // Tie-breaks: of the scores equal to the worst selected one, those with the lowest or the highest positions. A position
-// counts as its distance from the preferred end of the row (its place), so that both are one search for least places.
-//   1. equal scores that are all stored: the place of the quota's last one is found by digits (last_tied_place)
+// counts as its distance from the preferred end of the row, so that both are one search for the least distances.
+//   1. equal scores that are all stored: the distance of the quota's last one is found by digits (last_tie_distance)
 //   2. equal scores that were counted but not stored, or found no room: one more traversal collects them in order,
 //      starting from the preferred end and ending with the quota (collect_ties)
 #pragma once
 #include "stream/filter.cuh"
 
-constexpr int kNoPlace = 0x7fffffff; // greater than any place
+constexpr int kMaxTieDistance = 0x7fffffff; // no distance is greater
 
-__device__ __forceinline__ int tie_place(int index) { return abs(index - shared_storage().tie_from); }
+__device__ __forceinline__ int tie_distance(int index) { return abs(index - shared_storage().tie_from); }
 
-__device__ __forceinline__ int tie_position(int place) {
+__device__ __forceinline__ int tie_position(int distance) {
   int from = shared_storage().tie_from;
-  return from ? from - place : place;
+  return from ? from - distance : distance;
 }
 
 // Leaves the rest of a row's answer, `remaining_k` scores of one key, to collect_ties.
@@ -23,22 +23,22 @@ __device__ __forceinline__ void leave_ties(u32 key, int remaining_k) {
   s.tie_quota = remaining_k;
 }
 
-// Returns the place of the `remaining_k`-th of the stored candidates with keys in a range, which has more of them. Call
-// by all threads, when none counts any more.
-__device__ __forceinline__ int last_tied_place(KeyRange keys, int remaining_k) {
+// Returns the distance of the `remaining_k`-th of the stored candidates with keys in a range, which has more of them.
+// Call by all threads, when none counts any more.
+__device__ __forceinline__ int last_tie_distance(KeyRange keys, int remaining_k) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < kBins; i += kThreads)
     s.histogram[i] = 0;
   __syncthreads(); // the histogram is empty
-  int low = 0;     // inclusive range of places
-  int high = kNoPlace;
+  int low = 0;     // inclusive range of distances
+  int high = kMaxTieDistance;
   for (int shift = s.tie_last >> 22 ? 22 : s.tie_last >> 11 ? 11 : 0;; shift -= 11) {
     each_own([&](u64 entry) {
-      int place = tie_place(entry_index(entry));
-      bool in = entry_key(entry) >= keys.best && entry_key(entry) <= keys.worst && place >= low && place <= high;
-      if (in) atomicAdd(&s.histogram[(place - low) >> shift], 1u);
+      int distance = tie_distance(entry_index(entry));
+      bool in = entry_key(entry) >= keys.best && entry_key(entry) <= keys.worst && distance >= low && distance <= high;
+      if (in) atomicAdd(&s.histogram[(distance - low) >> shift], 1u);
     });
-    __syncthreads(); // every thread's places are counted by this digit
+    __syncthreads(); // every thread's distances are counted by this digit
     Boundary found = find_boundary(remaining_k);
     remaining_k -= found.before;
     low |= found.bin << shift;
@@ -110,11 +110,11 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
       if (lane >= offset) through += others;
     }
     u64 totals = __shfl_sync(kFullWarp, through, 31);
-    int mine = 0; // matches of this warp
-    int places[kTieVectors];
+    int mine = 0;            // matches of this warp
+    int before[kTieVectors]; // matches of this warp in front of this lane's in vector u
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u) {
-      places[u] = mine + static_cast<int>((through - counts) >> (u * 16) & 0xffffu);
+      before[u] = mine + static_cast<int>((through - counts) >> (u * 16) & 0xffffu);
       mine += static_cast<int>(totals >> (u * 16) & 0xffffu);
     }
     if (lane == 0) s.warp_totals[warp] = mine;
@@ -126,8 +126,8 @@ __device__ __forceinline__ void collect_ties(const Row& row, int slots) {
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u) {
       u32 vector = vector_of(bits, u);
-      for (int place = ahead + places[u]; vector; vector &= vector - 1, ++place) {
-        int rank = taken + (backwards ? all - 1 - place : place);
+      for (int number = ahead + before[u]; vector; vector &= vector - 1, ++number) {
+        int rank = taken + (backwards ? all - 1 - number : number);
         if (rank < remaining_k) write_front(slots - remaining_k + rank, first + u * kWarpStep + __ffs(vector) - 1);
       }
     }
