@@ -306,7 +306,7 @@ REGISTERS = RESIDENT["register_block"]
 def test_bins_as_full_as_are_ranked(shape, tally):
     """As many scores in the k-th one's coarse bin as are ranked at once, and more: all of it is wanted, or a part."""
     width, rng = shape.resident_width, np.random.default_rng(12)
-    most = min(shape.threads // 2, 256)  # kernels/register/select.cuh, kRanked
+    most = min(shape.threads // 2, 256)  # kernels/register/select.cuh, kRankListMax
     k = 2 * most + 100
     rows = []
     for count in (1, 2, 31, 32, 33, 63, 64, 65, most - 1, most, most + 1, 2 * most):

@@ -1,4 +1,4 @@
-"""Ranks of scores in one coarse bin (kernels/register/select.cuh, Listed): by the lower bits of their keys alone."""
+"""Ranks of scores in one coarse bin (kernels/register/select.cuh, RankList): by the lower bits of their keys alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBER_BITS = constant(r"kNumberBits = (\d+);")
 KEY_BITS = constant(r"kKeyBits = (\d+);")
 UPPER_BITS = constant(r"kUpper = (\d+);")
 BEYOND_BITS = constant(r"\(bin << kKeyBits\) \+ \(1 << (\d+)\)")
-RANKED = constant(r"kRanked = kThreads < 512 \? kThreads / 2 : (\d+);")
+RANKED = constant(r"kRankListMax = kThreads < 512 \? kThreads / 2 : (\d+);")
 
 
 def close(bins):
@@ -32,7 +32,7 @@ def close(bins):
 
 
 def rank_by(key, number):
-    """Listed.rank_by, as a kernel's int."""
+    """RankList.rank_by, as a kernel's int."""
     return (-((key.astype(np.int64) << NUMBER_BITS) | number) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 

@@ -9,8 +9,8 @@
 #include "resident/overfull.cuh"
 
 static_assert(KSIEVE_REGISTERS && kFits && kMaxResident == kTile, "one CTA has all of a row");
-constexpr int kRanked = kThreads < 512 ? kThreads / 2 : 256; // scores of the k-th score's bin that are ranked at once
-constexpr int kTogether = kThreads < 512 ? 32 : 64;          // listed scores that a thread compares in one step
+constexpr int kRankListMax = kThreads < 512 ? kThreads / 2 : 256; // scores of the k-th bin that are ranked at once
+constexpr int kTogether = kThreads < 512 ? 32 : 64;               // listed scores that a thread compares in one step
 constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;
 static_assert(kWords == 1 && kOverflowVectors == 0 && kOrder == Order::kAny);
 
@@ -82,18 +82,18 @@ constexpr int kKeyBits = 18;
 // The list of scores in the k-th score's bin: the number that each is ranked by, and its position. Keys of a bin are
 // close to each other (keys_are_close), so their low bits, followed by the number in the list, rank the scores. The
 // numbers are stored negated, so that one instruction compares two.
-struct Listed {
-  int negated[kRanked + kTogether];
-  unsigned short position[kRanked];
+struct RankList {
+  int negated[kRankListMax + kTogether];
+  unsigned short position[kRankListMax];
 
   static constexpr int kNumberBits = 8;
-  static_assert(kRanked <= 1 << kNumberBits, "numbers fit");
+  static_assert(kRankListMax <= 1 << kNumberBits, "numbers fit");
 
   __device__ __forceinline__ static int rank_by(u32 key, u32 number) {
     return -static_cast<int>(key << kNumberBits | number);
   }
-  __device__ __forceinline__ static Listed& of_row() {
-    return *reinterpret_cast<Listed*>(shared_list(shared_storage()));
+  __device__ __forceinline__ static RankList& of_row() {
+    return *reinterpret_cast<RankList*>(shared_list(shared_storage()));
   }
   // Ends the list with a value worse than any score of the bin: the low 24 bits of its keys begin at 2^18 times its
   // number.
@@ -107,7 +107,7 @@ struct Listed {
     position[number] = static_cast<unsigned short>(at);
   }
 };
-static_assert(sizeof(Listed) <= kSharedCapacity * sizeof(u64) && kMaxResident <= 1 << 16);
+static_assert(sizeof(RankList) <= kSharedCapacity * sizeof(u64) && kMaxResident <= 1 << 16);
 
 // Returns whether the keys of a bin are less than 2^22 apart: not with infinities, nor with numbers that are subnormal
 // in float16.
@@ -121,7 +121,7 @@ __device__ __forceinline__ bool keys_are_close(int bin) {
 // barrier.
 template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int remaining_k, Shown shown) {
   constexpr int kSharers = 4;
-  const Listed& listed = Listed::of_row();
+  const RankList& listed = RankList::of_row();
   const int thread = reread_tid(); // read here, not kept since before the row's length arrived
   const RingSlot* others = reinterpret_cast<const RingSlot*>(listed.negated) + thread % kSharers;
 #pragma unroll 1
@@ -198,7 +198,7 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
     again.chosen |= divided.before.word[0];
     again.last = divided.within.word[0];
     again.remaining_k -= again.found.before;
-    if (again.found.count == again.remaining_k || again.found.count <= kRanked) break;
+    if (again.found.count == again.remaining_k || again.found.count <= kRankListMax) break;
     base += static_cast<u32>(again.found.bin) << shift;
   }
   return again;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   const Divided divided = divide(bins, bin);
   u32 chosen = divided.before.word[0];
   u32 last = divided.within.word[0];
-  auto overfull = [&] { return found.count != remaining_k && (found.count > kRanked || !keys_are_close(bin)); };
+  auto overfull = [&] { return found.count != remaining_k && (found.count > kRankListMax || !keys_are_close(bin)); };
   if (unlikely(overfull())) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
@@ -251,7 +251,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   }
   // One sum gives both offsets: of collected positions in the low half, of listed scores in the high half.
   const u32 mine = __popc(chosen) + edge_chosen + (__popc(last) + edge_last << 16);
-  if (!whole && threadIdx.x < kTogether) Listed::of_row().end(bin, found.count + threadIdx.x);
+  if (!whole && threadIdx.x < kTogether) RankList::of_row().end(bin, found.count + threadIdx.x);
   const u32 before = sum_threads(mine).before;
   int* positions = reinterpret_cast<int*>(s.ring);
   u32 to = shared_address(positions + (before & 0xffff));
@@ -267,11 +267,11 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     const u32 other = more ? take_bit(last) : one;
     const float score = loaded.pick(one);
     const float next = loaded.pick(other);
-    Listed::of_row().put(number, score, index_of_bit(one, first));
-    if (more) Listed::of_row().put(number + 1, next, index_of_bit(other, first));
+    RankList::of_row().put(number, score, index_of_bit(one, first));
+    if (more) RankList::of_row().put(number + 1, next, index_of_bit(other, first));
     number += 1 + more;
   }
-  if (edge_last) Listed::of_row().put(number, edge.score, edge.at);
+  if (edge_last) RankList::of_row().put(number, edge.score, edge.at);
   __syncthreads(); // every thread's positions are collected, and its scores listed
   auto shown = [&](int position) { return kWindows && !kEpilogue ? position + loaded.row.base : position; };
   int* out = row_output(p, loaded.row.id);

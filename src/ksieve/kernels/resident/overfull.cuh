@@ -241,7 +241,7 @@ __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, Key
 }
 
 // Most undecided scores that are ranked at once: in one CTA by a thread each, elsewhere by one warp.
-template <class Scope> constexpr int kRankedAlike = Scope::kAlone && kSharedCapacity >= 256 ? 256 : kTailMax;
+template <class Scope> constexpr int kMaxRanked = Scope::kAlone && kSharedCapacity >= 256 ? 256 : kTailMax;
 
 // Ranks `listed` scores, one in each thread, and writes the best `remaining_k` to the last of the row's slots. Call by
 // all threads, behind a barrier.
@@ -266,7 +266,7 @@ __device__ __forceinline__ void write_ranked(int slot, int listed, int remaining
 template <class Scope, class Bins = BracketBuckets>
 __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Marks last, int bin, int remaining_k,
                                                     int count) {
-  constexpr int kRanked = kRankedAlike<Scope>;
+  constexpr int kMost = kMaxRanked<Scope>;
   SharedStorage& s = shared_storage();
   constexpr int kDivisions = 6; // 1 that may miss, 4 for all 32 bits of a key, 1 in case scores change under the kernel
   auto edge_key = [&] { return shifted_key(load_edge(slot).score); };
@@ -280,8 +280,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
   KeyRange keys = {0, KeyBins::kLowest + 1}; // range that contains the k-th score's key
   KeyRange likely = Bins::keys_of(bin, slot);
 #pragma unroll 1
-  for (int round = 0; count > kRanked && count != remaining_k && keys.best != keys.worst && round < kDivisions;
-       ++round) {
+  for (int round = 0; count > kMost && count != remaining_k && keys.best != keys.worst && round < kDivisions; ++round) {
     const KeyBins likely_bins(likely);
     if (edge_last) count_at(likely_bins.of(edge_key()) * 4);
     if (threadIdx.x == 0) { // kept in registers, they would be spilled by the search
@@ -302,11 +301,11 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     count = found.count;
     __syncthreads(); // every thread has read the rule and the histogram, which the next round writes
   }
-  if (count != remaining_k && count <= kRanked && keys.best != keys.worst) {
-    list_marked<Scope, kRanked>(last, slot);
-    if (edge_last) list_last<Scope, kRanked>(load_edge(slot).at, load_edge(slot).score, slot);
+  if (count != remaining_k && count <= kMost && keys.best != keys.worst) {
+    list_marked<Scope, kMost>(last, slot);
+    if (edge_last) list_last<Scope, kMost>(load_edge(slot).at, load_edge(slot).score, slot);
     Scope::sync(); // every thread's undecided scores are listed
-    if constexpr (kRanked > kTailMax) {
+    if constexpr (kMost > kTailMax) {
       write_ranked(slot, count, remaining_k);
     } else {
       Scope::write_listed(slot, count, remaining_k);
