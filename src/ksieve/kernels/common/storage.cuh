@@ -69,7 +69,7 @@ struct alignas(16) RowDescriptor {
   unsigned char first;
   unsigned char last;
   bool edges; // whether scores of the tile are outside the body
-  RowRoute way;
+  RowRoute route;
   int base; // with windows: added to each index that is written
   Bracket bracket;
   int better;       // scores better than a plateau's value
@@ -184,9 +184,9 @@ __device__ __forceinline__ int moved_on(int offset, int batches) {
 // kSpareRegisters: registers of a thread besides the bucket numbers of a resident row, where one CTA has the row. Code
 // that needs more would be spilled, and is left out.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
-constexpr bool kOwns =
+constexpr bool kRowInOneCta =
     kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep && !KSIEVE_REGISTERS && !kEpilogue;
-constexpr int kSpareRegisters = kOwns ? kRegisters - kMaxResident / kThreads / 2 : 0;
+constexpr int kSpareRegisters = kRowInOneCta ? kRegisters - kMaxResident / kThreads / 2 : 0;
 constexpr bool kRoomy = kSpareRegisters >= 24;
 constexpr bool kKnownEarly =
     kSpareRegisters >= 30; // the row's bracket is read in front of the barrier before the counts

@@ -30,7 +30,7 @@ static_assert(kVectors % kBlock == 0 &&
                    kCopied > kOverflowPerBlock && kVectors / kBlock * kOverflowPerBlock == kOverflowVectors),
               "blocks are whole, and mostly copied");
 // Returns which vector of the tile an overflow vector is.
-__device__ __forceinline__ constexpr int vector_beside(int number) {
+__device__ __forceinline__ constexpr int overflow_vector(int number) {
   return number / kOverflowPerBlock * kBlock + number % kOverflowPerBlock * 2 + 1;
 }
 // Returns which vector of the tile a stage of the ring has.
@@ -42,7 +42,7 @@ __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
 }
 // Returns how many overflow vectors are counted before a stage; with `asked`, how many are loaded before it, as late as
 // possible.
-__device__ __forceinline__ constexpr int due_beside(int stage, bool asked) {
+__device__ __forceinline__ constexpr int overflow_due(int stage, bool asked) {
   const int in_block = stage % kCopied;
   return kOverflowVectors ? stage / kCopied * kOverflowPerBlock +
                                 (asked ? in_block * kOverflowPerBlock / kCopied : min(in_block, kOverflowPerBlock))
@@ -129,7 +129,7 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.body_begin = body.begin;
   to.valid = min(body.end, end) - body.begin;
   to.edges = body.begin != begin || body.end < end;
-  to.way = resident ? RowRoute::kResident : row.length <= k ? RowRoute::kShort : RowRoute::kStreamed;
+  to.route = resident ? RowRoute::kResident : row.length <= k ? RowRoute::kShort : RowRoute::kStreamed;
   to.base = row.base;
 }
 
@@ -331,12 +331,12 @@ template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class R
 __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Skip skip, Ready ready) {
   constexpr bool kReplaced = kLast && kOverflowVectors && kChunks > 1;
   constexpr bool kSkips = kAlone && kTile > 8192; // shorter rows do not pay for the branches
-  auto at_beside = [&](int vector) {              // the address is computed at each use, to save registers
+  auto overflow_address = [&](int vector) {       // the address is computed at each use, to save registers
     return static_cast<const Score*>(descriptor_at(slot).body) + vector * kStep + reread_tid() * kVector;
   };
-  auto load_beside = [&](int vector) {
+  auto load_overflow = [&](int vector) {
     Raw raw = {};
-    if (vector * kStep + reread_tid() * kVector < valid) raw = load_once(at_beside(vector));
+    if (vector * kStep + reread_tid() * kVector < valid) raw = load_once(overflow_address(vector));
     return raw;
   };
   auto read = [&](int stage) {
@@ -357,26 +357,26 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
     if (!kEarly && kEach >= 64) __syncwarp(); // otherwise ptxas interleaves so many vectors that it spills
   };
   Raw next = {};
-  Raw beside = {};
+  Raw overflow = {};
   constexpr bool kReadsAhead = kEarly && (kEach <= 72 || kSmThreads <= 512); // elsewhere there are no registers for it
   if (kReadsAhead) next = read(0);
-  if (kEarly && kOverflowVectors && !kReplaced) beside = load_beside(vector_beside(0));
+  if (kEarly && kOverflowVectors && !kReplaced) overflow = load_overflow(overflow_vector(0));
   ready();
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     const Raw raw = kReadsAhead ? next : read(stage);
     if (kReadsAhead && stage + 1 < kStages) next = read(stage + 1);
-    if (kReplaced && stage < kOverflowVectors && vector_beside(stage) * kStep + own_offset() < valid)
-      copy_ahead(own_ring() + stage * kStageBytes, at_beside(vector_beside(stage)));
+    if (kReplaced && stage < kOverflowVectors && overflow_vector(stage) * kStep + own_offset() < valid)
+      copy_ahead(own_ring() + stage * kStageBytes, overflow_address(overflow_vector(stage)));
     look(vector_of_stage(stage), raw);
     if constexpr (kOverflowVectors > 0 && !kReplaced)
 #pragma unroll
       for (int i = 0; i < kOverflowPerBlock; ++i) {
-        const int number = due_beside(stage, kEarly && kRoomy) + i;
-        if (number >= due_beside(stage + 1, kEarly && kRoomy)) continue;
-        const Raw raw = kEarly ? beside : load_beside(vector_beside(number));
-        if (kEarly && number + 1 < kOverflowVectors) beside = load_beside(vector_beside(number + 1));
-        look(vector_beside(number), raw);
+        const int number = overflow_due(stage, kEarly && kRoomy) + i;
+        if (number >= overflow_due(stage + 1, kEarly && kRoomy)) continue;
+        const Raw raw = kEarly ? overflow : load_overflow(overflow_vector(number));
+        if (kEarly && number + 1 < kOverflowVectors) overflow = load_overflow(overflow_vector(number + 1));
+        look(overflow_vector(number), raw);
       }
   }
   if constexpr (kReplaced) {
@@ -384,7 +384,7 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
     arrived();
 #pragma unroll
     for (int stage = 0; stage < kOverflowVectors; ++stage)
-      look(vector_beside(stage), load_shared_words(own_ring() + stage * kStageBytes));
+      look(overflow_vector(stage), load_shared_words(own_ring() + stage * kStageBytes));
     order_copies(); // orders the next row's bulk copies behind these reads
   }
 }

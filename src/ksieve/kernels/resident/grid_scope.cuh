@@ -81,8 +81,8 @@ struct GridScope {
     const volatile RowDescriptor& row = descriptor_at(0);
     __syncthreads(); // every thread's scores are in this CTA's histogram
     u32* sums = grid_mailbox().counts[0];
-    constexpr u32 kMostBeside = 2 * kVector;
-    add_counts(sums, kMostBeside - static_cast<u32>(row.end - row.begin - row.valid));
+    constexpr u32 kMostOutside = 2 * kVector;
+    add_counts(sums, kMostOutside - static_cast<u32>(row.end - row.begin - row.valid));
     static_assert(kBins == 4 * kThreads, "a thread has four bins");
     const u32 lane = threadIdx.x % 32;
     const u32 warp = threadIdx.x / 32;
@@ -99,7 +99,7 @@ struct GridScope {
       if (lane == 0) s.warp_totals[turn + warp] = total;
       __syncthreads(); // every warp's sum is written, for all warps
       theirs = lane < kWarps ? s.warp_totals[turn + lane] : 0;
-    } while (__reduce_add_sync(kFullWarp, theirs) != kMaxResident + kCtasPerRow * kMostBeside);
+    } while (__reduce_add_sync(kFullWarp, theirs) != kMaxResident + kCtasPerRow * kMostOutside);
     u32 before = __reduce_add_sync(kFullWarp, lane < warp ? theirs : 0) + lanes_up_to(sum) - sum;
     const u32 wanted = static_cast<u32>(rank);
     if (before < wanted && wanted <= before + sum) {

@@ -3,7 +3,7 @@
 #pragma once
 #include "resident/fallback.cuh"
 
-static_assert(kMaxResident == 0 || kMaxResident == kTile, "the ring holds a row, with what is beside it");
+static_assert(kMaxResident == 0 || kMaxResident == kTile, "the ring holds a row, except its overflow vectors");
 
 // kScouts is the warp that describes rows: kAhead of them at a time, one in each of its first lanes, into the half of
 // the descriptors' slots that is not in use. It is neither warp 0, which starts copies, nor the last warp, which ranks;
@@ -25,14 +25,14 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
   bool in_bulk = false;
   RowDescriptor& to = shared_storage().descriptors[slot + lane % kAhead];
   if (lane < kAhead) {
-    to.way = RowRoute::kNone;
+    to.route = RowRoute::kNone;
     to.copy = -1;
     if (number < static_cast<u32>(rows_of(p))) {
       const Row row = nth_row(p, static_cast<int>(number));
       describe(p, row, 0, row.length, limit_of(p), to);
       bracket_ranks(row.length, to.slots, kSamplers, to);
       clear_row(to);
-      in_bulk = kBulkCopies && to.way == RowRoute::kResident;
+      in_bulk = kBulkCopies && to.route == RowRoute::kResident;
     }
   }
   const u32 copied = __ballot_sync(kFullWarp, in_bulk);
@@ -73,13 +73,13 @@ __device__ __forceinline__ void copy_coming(int slot) {
   if constexpr (kBulkCopies) {
     if (threadIdx.x / 32 == 0) copy_in_bulk(row);
   } else {
-    if (row.way == RowRoute::kResident) copy_body(row);
+    if (row.route == RowRoute::kResident) copy_body(row);
   }
 }
 
 // Samples a row from the ring, if it is resident. Call by all threads.
 __device__ KSIEVE_COLD void sample_coming(int slot) {
-  if (descriptor_at(slot).way == RowRoute::kResident) sample_resident(slot);
+  if (descriptor_at(slot).route == RowRoute::kResident) sample_resident(slot);
 }
 
 // Describes the first rows, and copies and samples the first one. Samples are loaded before the row's length is known,
@@ -118,8 +118,8 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   }
   clear_counts(thread);
   __syncthreads(); // the scouts wrote the descriptors, and every thread cleared its counters
-  const bool resident = s.descriptors[0].way == RowRoute::kResident;
-  if (kLoads && resident && is_sampler()) look_at(sample.score, sample.offset, 0);
+  const bool resident = s.descriptors[0].route == RowRoute::kResident;
+  if (kLoads && resident && is_sampler()) join_sample(sample.score, sample.offset, 0);
   if (kWindows) copy_coming(0); // before the row is described there are no registers for a window's address
   if (!kWindows && resident) copy_rest(0);
   if (!kLoads) return sample_coming(0);
@@ -132,24 +132,24 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
   start_rows(p);
   if (kKnownEarly) __syncthreads(); // every warp's samples are in the first row's bracket
   for (int slot = 0;; slot = slot_after(slot)) {
-    const RowRoute way = descriptor_at(slot).way;
-    if (way == RowRoute::kNone) break;
+    const RowRoute route = descriptor_at(slot).route;
+    if (route == RowRoute::kNone) break;
     auto look_ahead = [&] {
       if (slot % kAhead == 1 && reread_tid() / 32 == kScouts) describe_more(p, (slot + kAhead - 1) & kAhead);
       if (!kEpilogue) sample_coming(slot_after(slot));
     };
     bool looked = false;
-    if (way != RowRoute::kResident) __syncwarp(); // otherwise ptxas spills
-    if (way != RowRoute::kStreamed) {
+    if (route != RowRoute::kResident) __syncwarp(); // otherwise ptxas spills
+    if (route != RowRoute::kStreamed) {
       auto copy_next = [&] {
         if (!kEpilogue) copy_coming(slot_after(slot)); // the epilogue sorts slots where the ring is
       };
-      if (way == RowRoute::kResident) {
+      if (route == RowRoute::kResident) {
         looked = select_resident<BlockScope>(slot, copy_next, look_ahead);
       } else {
         write_short(descriptor_at(slot).out, descriptor_at(slot).end, p.k, descriptor_at(slot).base);
       }
-      if (kOverlap && descriptor_at(slot_after(slot)).way == RowRoute::kNone) release_dependents();
+      if (kOverlap && descriptor_at(slot_after(slot)).route == RowRoute::kNone) release_dependents();
       if (kEpilogue) {
         if (threadIdx.x == 0) s.base = descriptor_at(slot).base;
         run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));
@@ -158,7 +158,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
       atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately
     }
     if (kEpilogue || !looked) {
-      if (kEpilogue || descriptor_at(slot).way != RowRoute::kResident) {
+      if (kEpilogue || descriptor_at(slot).route != RowRoute::kResident) {
         __syncthreads(); // no thread reads the ring or the histogram of this row any more
         if (kEpilogue) clear_counts(reread_tid());
         copy_coming(slot_after(slot));

@@ -47,7 +47,7 @@ __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
 
 // Returns the bracket of a warp's samples, from the one that `first` others are better than to the one that `last`
 // others are better than (bracket_ranks). Call by whole warps.
-__device__ __forceinline__ WarpBracket look_at_samples(const RankedSample& mine, int slot) {
+__device__ __forceinline__ WarpBracket bracket_of_samples(const RankedSample& mine, int slot) {
   const bool valid = mine.valid;
   const u32 better = mine.better;
   const u32 ordered = mine.ordered;
@@ -105,8 +105,8 @@ __device__ __forceinline__ int sampled_offset(int at) {
 
 // Joins this thread's sample into the bracket of a described row. Call by whole warps; a barrier of all threads must
 // follow.
-__device__ __forceinline__ void look_at(float sample, int offset, int slot) {
-  BlockScope::reduce_bracket(look_at_samples(rank_sample(sample, offset < descriptor_at(slot).valid), slot), slot);
+__device__ __forceinline__ void join_sample(float sample, int offset, int slot) {
+  BlockScope::reduce_bracket(bracket_of_samples(rank_sample(sample, offset < descriptor_at(slot).valid), slot), slot);
 }
 
 // A sample that is loaded from global memory while the row is still being copied.
@@ -128,10 +128,10 @@ __device__ __forceinline__ void sample_resident(int slot) {
   const volatile RowDescriptor& row = descriptor_at(slot);
   if constexpr (kBulkCopies) {
     const int at = sampled_score(row.id);
-    look_at(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_offset(at), slot);
+    join_sample(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_offset(at), slot);
   } else {
     const LoadedSample sample = load_sample(static_cast<const Score*>(row.body), row.valid, row.id);
-    look_at(sample.score, sample.offset, slot);
+    join_sample(sample.score, sample.offset, slot);
   }
 }
 

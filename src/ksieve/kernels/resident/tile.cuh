@@ -8,7 +8,7 @@ constexpr int kCtasPerRow = kMaxResident ? kMaxResident / kTile : 1;
 
 // Threads of three warps that prepare the row's facts in parallel, while warp 0 starts copies.
 constexpr int kScribe = 64;
-constexpr int kReaches = 32;
+constexpr int kRanksBracket = 32;
 constexpr int kChoosesEnds = 96;
 static_assert(!kFits || kThreads > kChoosesEnds);
 
@@ -189,7 +189,7 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
     describe(p, row, from, end_of(row.length), end_of(limit_of(p)), tile);
     s.descriptors[kOwn].edges = rank < samplers_of(row.length);
     tile.copy = Scope::copies() & 1;
-  } else if (threadIdx.x == kReaches) {
+  } else if (threadIdx.x == kRanksBracket) {
     bracket_ranks(row.length, slots_of(p, row), kWarps * samplers_of(row.length), tile);
   } else if (Scope::kTrimsBracket && threadIdx.x == kChoosesEnds) {
     const int ends = ends_of(row.length, slots_of(p, row), samplers_of(row.length));
@@ -202,13 +202,13 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
   if (Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
   __syncthreads(); // the row is described and all counters are zero, for every thread
   Scope::ready();
-  const bool known = tile.way == RowRoute::kResident;
+  const bool known = tile.route == RowRoute::kResident;
   if (known) {
     if (!Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
-    Scope::reduce_bracket(look_at_samples(ranked, 0), 0);
+    Scope::reduce_bracket(bracket_of_samples(ranked, 0), 0);
     copy_rest(0);
     if (kChunks == 1) wait_copy(0);
   }
-  const bool resident = Scope::kRereadsDescriptor ? tile.way == RowRoute::kResident : known;
+  const bool resident = Scope::kRereadsDescriptor ? tile.route == RowRoute::kResident : known;
   return {resident, resident && select_resident<Scope>(0, [] {}, [] {})};
 }
