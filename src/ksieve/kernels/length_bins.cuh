@@ -51,7 +51,7 @@ __device__ __forceinline__ Row nth_row(const Params& p, int number) {
   return row_of_length(p, listed.id, listed.length);
 }
 
-// Starts loading the length, and with length bins the id, of a coming row, by thread 0; arrived() waits for them.
+// Starts loading the length, and with length bins the id, of a coming row, by thread 0 (wait_all_copies).
 __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   if (threadIdx.x != 0) return;
   SharedStorage& s = shared_storage();
@@ -64,7 +64,7 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
   }
 }
 
-// Returns the row that fetch_row has loaded. Call by thread 0 behind arrived(), or by others behind a barrier after it.
+// Returns the row that fetch_row has loaded. Call by thread 0 behind wait_all_copies(), by others behind a barrier.
 __device__ __forceinline__ Row fetched_row(const Params& p, int number) {
   const SharedStorage& s = shared_storage();
   if (kBinned) return row_of_length(p, s.next_id, s.next_length);

@@ -285,62 +285,63 @@ template <int kLeft> __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 // Waits for all asynchronous copies of this thread.
-__device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void wait_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // ---- Bulk asynchronous copies (sm_90 and later): one thread requests kilobytes, an mbarrier reports their arrival --
 
-// Initialises an mbarrier. Call by one thread, once per launch; publish_arrivals() and a barrier must come before the
+// Initialises an mbarrier. Call by one thread, once per launch; publish_mbarriers() and a barrier must come before the
 // first wait.
-__device__ __forceinline__ void init_arrival(unsigned long long* arrival) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)) : "memory");
+__device__ __forceinline__ void init_mbarrier(unsigned long long* mbarrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mbarrier)) : "memory");
 }
 
 // Makes initialised mbarriers visible to the cluster. Call by the thread that initialised them, before its loads: the
 // fence would wait for them.
-__device__ __forceinline__ void publish_arrivals() {
+__device__ __forceinline__ void publish_mbarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Orders ordinary accesses to shared memory before a bulk copy into it. Call behind the barrier that ended these
 // accesses.
-__device__ __forceinline__ void order_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Arrives at an mbarrier, with the number of bytes that the phase waits for. Call by one thread, once for each phase.
-__device__ __forceinline__ void expect_bytes(unsigned bytes, unsigned long long* arrival) {
-  unsigned barrier = shared_address(arrival);
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+__device__ __forceinline__ void expect_bytes(unsigned bytes, unsigned long long* mbarrier) {
+  unsigned address = shared_address(mbarrier);
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
 }
 
 // Adds to the bytes that an mbarrier's phase waits for. A barrier must come before another thread arrives for the
 // phase.
-__device__ __forceinline__ void expect_more(unsigned bytes, unsigned long long* arrival) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
+__device__ __forceinline__ void expect_more(unsigned bytes, unsigned long long* mbarrier) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(mbarrier)), "r"(bytes)
                : "memory");
 }
 
 // Copies some of the bytes that an mbarrier waits for. Call by one thread; addresses and size are multiples of 16
 // bytes.
-__device__ __forceinline__ void copy_expected(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
+__device__ __forceinline__ void copy_expected(void* to, const void* from, unsigned bytes,
+                                              unsigned long long* mbarrier) {
   if (bytes == 0) return;
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(arrival))
+               "l"(from), "r"(bytes), "r"(shared_address(mbarrier))
                : "memory");
 }
 
-__device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes, unsigned long long* arrival) {
-  expect_bytes(bytes, arrival);
-  copy_expected(to, from, bytes, arrival);
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes, unsigned long long* mbarrier) {
+  expect_bytes(bytes, mbarrier);
+  copy_expected(to, from, bytes, mbarrier);
 }
 
 // Waits for a phase of an mbarrier; `parity` is the parity of the number of phases before it.
-__device__ __forceinline__ void wait_arrival(unsigned long long* arrival, unsigned parity) {
+__device__ __forceinline__ void wait_mbarrier(unsigned long long* mbarrier, unsigned parity) {
   asm volatile("{\n"
                ".reg .pred done;\n"
                "again:\n"
                "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                "@!done bra again;\n"
-               "}" ::"r"(shared_address(arrival)),
+               "}" ::"r"(shared_address(mbarrier)),
                "r"(parity)
                : "memory");
 }
@@ -387,14 +388,14 @@ template <class T> __device__ __forceinline__ T* in_rank(T* local, unsigned rank
   return reinterpret_cast<T*>(remote);
 }
 
-// Stores 4, 8 or 16 bytes to CTA `rank` of the cluster and counts them on an mbarrier there. `to` and `arrival` are the
-// addresses of these objects in this CTA.
+// Stores 4, 8 or 16 bytes to CTA `rank` of the cluster and counts them on an mbarrier there. `to` and `mbarrier` are
+// the addresses of these objects in this CTA.
 template <class T>
-__device__ __forceinline__ void send(T* to, const T& value, unsigned rank, unsigned long long* arrival) {
+__device__ __forceinline__ void send(T* to, const T& value, unsigned rank, unsigned long long* mbarrier) {
   unsigned there;
   unsigned counted;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(arrival)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(mbarrier)), "r"(rank));
   if constexpr (sizeof(T) == 4) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
                  "r"(value), "r"(counted)

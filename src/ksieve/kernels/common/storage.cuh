@@ -126,7 +126,7 @@ struct alignas(16) SharedStorage {
   int tie_from;             // tie-breaks: the preferred end of the row, a position
   int tie_quota;            // tie-breaks: scores that collect_ties still has to select
   u32 tie_key;              // tie-breaks: ordered key of the scores that collect_ties selects
-  u64 arrival[kMostChunks]; // resident: an mbarrier for the bulk copies of each chunk
+  u64 copied[kMostChunks];  // resident: an mbarrier for the bulk copies of each chunk
   int copies;               // resident: number of bulk copies of the rows described so far
   int next_id;              // length bins: the row that fetch_row loads
   RowDescriptor descriptors[kDescriptors]; // resident_block: rows in turn; cluster, grid: one row and a mailbox

@@ -67,9 +67,9 @@ struct ClusterScope : OnChip<ClusterScope> {
   __device__ __forceinline__ static void begin() {
     ClusterMailbox& m = cluster_mailbox();
     if (threadIdx.x == kThreads - 1) {
-      for (u64* arrival : {&m.known, &m.counted, &m.summed, &m.divided, &m.listed})
-        init_arrival(arrival);
-      publish_arrivals();
+      for (u64* mbarrier : {&m.known, &m.counted, &m.summed, &m.divided, &m.listed})
+        init_mbarrier(mbarrier);
+      publish_mbarriers();
     }
     __syncwarp(); // one lane initialised the mbarriers, before its warp arrives at the cluster barrier
     cluster_arrive_relaxed();
@@ -93,7 +93,7 @@ struct ClusterScope : OnChip<ClusterScope> {
   // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
     if (threadIdx.x < 32) {
-      wait_arrival(&cluster_mailbox().known, 0);
+      wait_mbarrier(&cluster_mailbox().known, 0);
       join_brackets(
           threadIdx.x < kCtasPerRow ? BracketMessage::of(cluster_mailbox().brackets[threadIdx.x]) : kNoBracket, slot);
     }
@@ -125,7 +125,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     }
 #pragma unroll 1
     for (u32 within = threadIdx.x; within < 4 * kSlice; within += kThreads) {
-      wait_arrival(&m.counted, round & 1);
+      wait_mbarrier(&m.counted, round & 1);
       u32 low = 0;
       u32 high = 0;
 #pragma unroll
@@ -145,7 +145,7 @@ struct ClusterScope : OnChip<ClusterScope> {
           send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &m.summed);
     }
     __syncwarp(); // every lane has sent its sums, before the warp waits for all sums
-    wait_arrival(&m.summed, round & 1);
+    wait_mbarrier(&m.summed, round & 1);
     const Boundary found = find_boundary(rank, 0, reinterpret_cast<const unsigned short*>(all.sums));
     if (threadIdx.x == 0) {
       expect_counts();
@@ -165,7 +165,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     if (threadIdx.x < kCtasPerRow) send(&m.shares[cluster_rank()], share.all, threadIdx.x, &m.divided);
     collect_share(share, slot, divided, edge_before);
 
-    wait_arrival(&m.divided, 0);
+    wait_mbarrier(&m.divided, 0);
     const u32 shared = lane < kCtasPerRow ? m.shares[lane] : 0;
     const u32 in_front = __reduce_add_sync(kFullWarp, lane < cluster_rank() ? shared : 0);
     const int tail = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kTailMax);
@@ -180,7 +180,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     write_collected<false>(descriptor_at(slot).out + begin, collected(), count, count,
                            [&](int position) { return shown_position(position, slot); });
     if (!owns() || !tail || threadIdx.x < kThreads - 32) return;
-    wait_arrival(&m.listed, 0);
+    wait_mbarrier(&m.listed, 0);
     write_last(slot, tail, remaining_k);
   }
 };

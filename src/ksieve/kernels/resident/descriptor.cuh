@@ -200,15 +200,15 @@ __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int beg
   const u32 from = vector_of_stage(stage) * kStageBytes;
   const u32 most = (min(stretch_begin(stretch + 1), kStages) - stage) * kStageBytes;
   const u32 bytes = mine ? min(max(size, from) - from, most) : 0;
-  if (kEpilogue && mine) order_copies();
+  if (kEpilogue && mine) fence_async_proxy();
   if (kStretches == 1) {
-    if (mine) expect_bytes(bytes, &s.arrival[0]);
+    if (mine) expect_bytes(bytes, &s.copied[0]);
   } else {
-    if (bytes) expect_more(bytes, &s.arrival[chunk]);
+    if (bytes) expect_more(bytes, &s.copied[chunk]);
     __syncwarp(); // every lane's bytes are expected before the chunk's thread arrives
-    if (mine && stretch == chunk_begin(chunk)) expect_bytes(0, &s.arrival[chunk]);
+    if (mine && stretch == chunk_begin(chunk)) expect_bytes(0, &s.copied[chunk]);
   }
-  if (mine) copy_expected(&s.ring[stage], static_cast<const unsigned char*>(body) + from, bytes, &s.arrival[chunk]);
+  if (mine) copy_expected(&s.ring[stage], static_cast<const unsigned char*>(body) + from, bytes, &s.copied[chunk]);
 }
 
 // Starts the bulk copies of a described row, if it is copied in bulk. Call by one warp.
@@ -228,9 +228,9 @@ __device__ __forceinline__ void prepare_copies() {
   if constexpr (kBulkCopies) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk)
-      init_arrival(&shared_storage().arrival[chunk]);
-    publish_arrivals();
-    order_copies();
+      init_mbarrier(&shared_storage().copied[chunk]);
+    publish_mbarriers();
+    fence_async_proxy();
   }
 }
 
@@ -257,9 +257,9 @@ __device__ __forceinline__ void copy_rest(int slot) {
 __device__ __forceinline__ void wait_chunk(int slot, int chunk) {
   if constexpr (kBulkCopies) {
     const int copy = descriptor_at(slot).copy;
-    if (copy >= 0) wait_arrival(&shared_storage().arrival[chunk], copy);
+    if (copy >= 0) wait_mbarrier(&shared_storage().copied[chunk], copy);
   } else {
-    if (chunk == 0) arrived();
+    if (chunk == 0) wait_all_copies();
   }
 }
 // Waits until all chunks of the row are in the ring.
@@ -381,11 +381,11 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
   }
   if constexpr (kReplaced) {
     commit_copies();
-    arrived();
+    wait_all_copies();
 #pragma unroll
     for (int stage = 0; stage < kOverflowVectors; ++stage)
       look(overflow_vector(stage), load_shared_words(own_ring() + stage * kStageBytes));
-    order_copies(); // orders the next row's bulk copies behind these reads
+    fence_async_proxy(); // orders the next row's bulk copies behind these reads
   }
 }
 

@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     clear_storage();
   }
   stagger_start(p, rows);
-  arrived();
+  wait_all_copies();
   __syncthreads(); // the first row's length has arrived, and counters are zero, for every thread
   if (kSampled && !kKnown && blockIdx.x < rows) view.load(fetched_row(p, blockIdx.x), 0);
   for (int number = blockIdx.x; number < rows;) {
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     }
     run_epilogue(p, task.row.id, sort_slice(p, blockIdx.x));
     trace_write(p, task.row.id);
-    arrived();
+    wait_all_copies();
     __syncthreads(); // the next row is known, and no thread still works on this one
     number = s.next; // overwritten behind the next barrier
     if (kSampled && number < rows) view.load(fetched_row(p, number), 0);

@@ -173,8 +173,8 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       if (!first && stage != Stage::kClassified) start_scan(scores_of(t), begin, end);
       scan_by_rule(scores_of(t), begin, end);
     }
-    if (kBinned) arrived(); // waits for the scan's copies, and for the facts of the coming row
-    __syncthreads();        // every thread's candidates are stored or counted
+    if (kBinned) wait_all_copies(); // waits for the scan's copies, and for the facts of the coming row
+    __syncthreads();                // every thread's candidates are stored or counted
     Merged merged = first ? merge() : Merged::kWhole;
     if (merged == Merged::kOther) return false;
     begin = 0;

@@ -39,7 +39,7 @@ template <class Ahead, class Meanwhile>
 __device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedView& view, Ahead ahead,
                                            Meanwhile meanwhile) {
   if (select_short(t.params, t.row)) {
-    arrived();
+    wait_all_copies();
     __syncthreads(); // every thread has read the row; slots may be sorted where its copies were
     return ahead();
   }

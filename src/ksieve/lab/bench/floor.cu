@@ -76,13 +76,13 @@ __device__ __forceinline__ void read_by_copies(const Params& p, i64 chunks, i64 
   __shared__ u64 full[kUnroll];
   if (threadIdx.x != 0) return;
   for (int slot = 0; slot < kUnroll; ++slot)
-    init_arrival(&full[slot]);
-  publish_arrivals();
+    init_mbarrier(&full[slot]);
+  publish_mbarriers();
   i64 issued = 0;
   i64 landed = 0;
   auto land = [&] {
     int slot = static_cast<int>(landed % kUnroll);
-    wait_arrival(&full[slot], static_cast<u32>(landed / kUnroll & 1));
+    wait_mbarrier(&full[slot], static_cast<u32>(landed / kUnroll & 1));
     ++landed;
   };
   for (i64 c = blockIdx.x; c < chunks; c += gridDim.x) {
