@@ -113,7 +113,7 @@ def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
 
 
 def widest_plan(extra):
-    """The widest rows whose columns hold 16-bit places, or one score more; of CTAs of 512 threads."""
+    """The widest rows whose columns hold 16-bit local indices, or one score more; of CTAs of 512 threads."""
     shared = Variant("persistent-shared", "stream", many=MANY)
     return shared.plan(2, (1 << 16) * 511 + extra, 2048, device=runner.PLAN_DEVICE)
 
@@ -121,7 +121,7 @@ def widest_plan(extra):
 @pytest.mark.skipif(runner.HOST, reason="rows of 128 MiB")
 @pytest.mark.parametrize("extra", [0, 1])
 def test_places_in_columns_reach_the_end_of_the_widest_rows(extra, tally):
-    """The best scores lie at the end, where places are greatest."""
+    """The best scores lie at the end, where local indices are greatest."""
     plan = widest_plan(extra)
     assert dict(spec.kernel_spec(plan).defines)["KSIEVE_LOCAL_INDEX16"] == (extra == 0)
     scores = torch.randn(2, plan.problem.width, device=runner.DEVICE)

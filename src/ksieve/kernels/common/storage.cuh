@@ -188,7 +188,7 @@ constexpr bool kRowInOneCta =
     kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep && !KSIEVE_REGISTERS && !kEpilogue;
 constexpr int kSpareRegisters = kRowInOneCta ? kRegisters - kMaxResident / kThreads / 2 : 0;
 constexpr bool kRoomy = kSpareRegisters >= 24;
-constexpr bool kKnownEarly =
+constexpr bool kBracketKnownEarly =
     kSpareRegisters >= 30; // the row's bracket is read in front of the barrier before the counts
 
 // Returns threadIdx.x; where registers are short it is read again, so that addresses computed from it are not kept from

@@ -80,7 +80,7 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
     Classify classify(s.rule);
     scan<true>(task.row.scores, task.begin, task.end, classify);
   }
-  bool mine = certify(task, Stage::kClassified, kResident, frontier, [&] {
+  bool mine = certify(task, ScanPurpose::kClassified, kResident, frontier, [&] {
     cluster_sync(); // better bins are emitted, the boundary bin is stored in its segments
     if (cluster_rank() == 0) gather_peers(p.splits);
     cluster_sync(); // no thread reads a peer's memory any more

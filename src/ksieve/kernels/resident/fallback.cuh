@@ -20,7 +20,7 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t) {
   Classify classify(shared_storage().rule);
   scan<true>(t.row.scores, t.begin, t.end, classify);
   trace_set(kColRoute, kDirect);
-  certify(t, Stage::kClassified, true, frontier, [] { return Merged::kWhole; });
+  certify(t, ScanPurpose::kClassified, true, frontier, [] { return Merged::kWhole; });
   refine(frontier);
 }
 

@@ -130,7 +130,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
 __device__ __forceinline__ bool select_resident_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   start_rows(p);
-  if (kKnownEarly) __syncthreads(); // every warp's samples are in the first row's bracket
+  if (kBracketKnownEarly) __syncthreads(); // every warp's samples are in the first row's bracket
   for (int slot = 0;; slot = slot_after(slot)) {
     const RowRoute route = descriptor_at(slot).route;
     if (route == RowRoute::kNone) break;
@@ -166,7 +166,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
       }
       if (!looked) look_ahead();
       if (kEpilogue) sample_coming(slot_after(slot));
-      if (kKnownEarly) __syncthreads(); // every warp's samples are in the next row's bracket
+      if (kBracketKnownEarly) __syncthreads(); // every warp's samples are in the next row's bracket
     }
     __syncwarp(); // every lane begins the next row together with its warp
   }

@@ -173,20 +173,21 @@ __device__ __noinline__ BucketIds count_key_distances(int slot) {
 // rows (resident/overfull.cuh), for which meanwhile() does not run.
 template <class Scope, class Ahead, class Meanwhile>
 __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile meanwhile) {
-  // With kKnownEarly an earlier barrier has completed the bracket of a row in one CTA: it is read before await_bracket.
-  constexpr bool kKnown = Scope::kAlone && kKnownEarly;
-  if (!kKnown) Scope::await_bracket(slot);
-  const Bracket bracket = kKnown ? bracket_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).bracket.plateau};
+  // With kBracketKnownEarly an earlier barrier has completed the bracket of a row in one CTA: it is read before
+  // await_bracket.
+  constexpr bool kBracketKnown = Scope::kAlone && kBracketKnownEarly;
+  if (!kBracketKnown) Scope::await_bracket(slot);
+  const Bracket bracket = kBracketKnown ? bracket_of(slot) : Bracket{0, 0, 0, descriptor_at(slot).bracket.plateau};
   const int valid = num_valid(slot);
   auto await_bracket = [&] {
-    if (kKnown) Scope::await_bracket(slot);
+    if (kBracketKnown) Scope::await_bracket(slot);
   };
   if (unlikely(bracket.plateau != 0)) {
     await_bracket();
     if (select_plateau<Scope>(slot, ahead)) return false;
   }
   BucketIds ids;
-  const BracketBuckets buckets = kKnown ? BracketBuckets(bracket) : BracketBuckets(slot);
+  const BracketBuckets buckets = kBracketKnown ? BracketBuckets(bracket) : BracketBuckets(slot);
   if (unlikely(buckets.uses_key_distance)) {
     await_bracket();
     ids = count_key_distances(slot);

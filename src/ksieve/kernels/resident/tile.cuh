@@ -19,22 +19,22 @@ constexpr int kOwn = 1;
 
 // Returns how many CTAs decide the bracket's worse end by their samples: in a row shorter than all tiles together, the
 // last CTAs have few scores.
-__device__ __forceinline__ int samplers_of(int length) { return max(length / kTile, 1); }
+__device__ __forceinline__ int sampling_ctas(int length) { return max(length / kTile, 1); }
 
 // Every warp of a CTA has a bracket of its own. Of the worse ends of these, a CTA reports the n-th best; the row's
 // bracket ends at the worst one that any CTA reports. Returns n. It may be less than the number of warps, since one CTA
 // with a late end suffices: a CTA expects `mean` samples better than the k-th score if tiles are alike, and that every
 // CTA has more than n happens in fewer than one row of 100,000. Where good scores are clumped in some tiles it is rarer
 // still, since the other CTAs have fewer.
-__device__ __forceinline__ int ends_of(int length, int k, int samplers) {
+__device__ __forceinline__ int ends_of(int length, int k, int ctas) {
   const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * kThreads;
-  const float deviations = samplers >= 64   ? -0.9f
-                           : samplers >= 32 ? -0.5f
-                           : samplers >= 16 ? 0.1f
-                           : samplers >= 8  ? 0.8f
-                           : samplers >= 4  ? 1.7f
-                           : samplers >= 2  ? 2.8f
-                                            : 4.4f;
+  const float deviations = ctas >= 64   ? -0.9f
+                           : ctas >= 32 ? -0.5f
+                           : ctas >= 16 ? 0.1f
+                           : ctas >= 8  ? 0.8f
+                           : ctas >= 4  ? 1.7f
+                           : ctas >= 2  ? 2.8f
+                                        : 4.4f;
   const float ends = mean + deviations * mean * rsqrtf(mean) + 1.5f;
   return max(static_cast<int>(fminf(ends, static_cast<float>(kWarps))), 1);
 }
@@ -187,12 +187,12 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
   if (threadIdx.x == kScribe) {
     if (kWindows) s.base = row.base;
     describe(p, row, from, end_of(row.length), end_of(limit_of(p)), tile);
-    s.descriptors[kOwn].edges = rank < samplers_of(row.length);
+    s.descriptors[kOwn].edges = rank < sampling_ctas(row.length);
     tile.copy = Scope::copies() & 1;
   } else if (threadIdx.x == kRanksBracket) {
-    bracket_ranks(row.length, slots_of(p, row), kWarps * samplers_of(row.length), tile);
+    bracket_ranks(row.length, slots_of(p, row), kWarps * sampling_ctas(row.length), tile);
   } else if (Scope::kTrimsBracket && threadIdx.x == kChoosesEnds) {
-    const int ends = ends_of(row.length, slots_of(p, row), samplers_of(row.length));
+    const int ends = ends_of(row.length, slots_of(p, row), sampling_ctas(row.length));
     s.descriptors[kOwn].last = static_cast<unsigned char>(ends);
   }
   // Samples are ranked in front of the barrier only where they arrive before the row is described. On a grid they

@@ -52,7 +52,7 @@ __device__ __forceinline__ Digit next_digit(const Frontier& q) {
 // What the next scan's rule is for. kProposed: the proposed boundary; kRescueBand: the rescue band, from there to the
 // rescue boundary; kUnbounded: there is no boundary, and a coarse histogram must find one first; kClassified: the exact
 // boundary bin; kNarrowed: one bin of a frontier that did not fit.
-enum class Stage { kProposed, kRescueBand, kUnbounded, kClassified, kNarrowed };
+enum class ScanPurpose { kProposed, kRescueBand, kUnbounded, kClassified, kNarrowed };
 
 // Writes the rule of the next scan. Call behind every use of the old rule; a barrier must follow.
 __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, KeyRange keys, Digit digit) {
@@ -148,17 +148,17 @@ enum class Merged {
   kOutgrown, // this CTA finishes the row and scans it again: the segments' candidates did not fit the row's list
 };
 
-// Scans a row until there is a frontier to refine, `q`. Returns whether this CTA finishes the row. `stage` says what
+// Scans a row until there is a frontier to refine, `q`. Returns whether this CTA finishes the row. `purpose` says what
 // the rule in shared memory is for; the first scan covers [begin, end) and has been started, then `merge()` joins the
 // segments of other CTAs, and later scans cover the whole row. `scanned`: the first scan has been done already. Call by
 // all threads; unless scanned, storage must be empty behind a barrier.
 template <class Merge>
-__device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scanned, Frontier& q, Merge merge) {
+__device__ __forceinline__ bool certify(const RowTask& t, ScanPurpose purpose, bool scanned, Frontier& q, Merge merge) {
   SharedStorage& s = shared_storage();
   int begin = t.begin;
   int end = t.end;
   for (bool first = true;; first = false) {
-    if (kSampled ? unlikely(stage == Stage::kUnbounded) : stage == Stage::kUnbounded) {
+    if (kSampled ? unlikely(purpose == ScanPurpose::kUnbounded) : purpose == ScanPurpose::kUnbounded) {
       CoarseCount counting;
       if (!first) start_scan(scores_of(t), begin, end);
       scan(scores_of(t), begin, end, counting);
@@ -166,11 +166,11 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
       __syncthreads(); // every score is counted
       q = classified(t, find_boundary(open_slots(t.params)));
       trace_scans(1);
-      stage = Stage::kClassified;
+      purpose = ScanPurpose::kClassified;
     }
     __syncthreads(); // the rule is visible, and so is every clear before it
     if (!(first && scanned)) {
-      if (!first && stage != Stage::kClassified) start_scan(scores_of(t), begin, end);
+      if (!first && purpose != ScanPurpose::kClassified) start_scan(scores_of(t), begin, end);
       scan_by_rule(scores_of(t), begin, end);
     }
     if (kBinned) wait_all_copies(); // waits for the scan's copies, and for the facts of the coming row
@@ -182,11 +182,11 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
     trace_scans(1);
     if (merged == Merged::kOutgrown) continue;
 
-    if (stage == Stage::kProposed || stage == Stage::kRescueBand) {
+    if (purpose == ScanPurpose::kProposed || purpose == ScanPurpose::kRescueBand) {
       int k = open_slots(t.params);
       int strict = s.count;
       int num_ties = kExactBoundary ? s.num_ties : 0;
-      bool primary = stage == Stage::kProposed;
+      bool primary = purpose == ScanPurpose::kProposed;
       u32 worst = s.cutoff[primary ? 0 : 1];
       trace_set(kColAdmitted0 + !primary, strict + num_ties);
       trace_set(kColRoute, primary ? kCertified : kRescued);
@@ -200,12 +200,12 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
         __syncthreads(); // no thread still reads the counts or the rule that led here
         if (kRescue && primary) {
           set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
-          stage = Stage::kRescueBand;
+          purpose = ScanPurpose::kRescueBand;
         } else {
           trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);
           clear_storage();
           __syncthreads(); // counters are zero, for every thread
-          stage = Stage::kUnbounded;
+          purpose = ScanPurpose::kUnbounded;
         }
         continue;
       }
@@ -221,6 +221,6 @@ __device__ __forceinline__ bool certify(const RowTask& t, Stage stage, bool scan
     narrow(q);
     set_rule(t, Mode::kClassify, emit_from, q.keys, q.digit);
     forget_candidates();
-    stage = Stage::kNarrowed;
+    purpose = ScanPurpose::kNarrowed;
   }
 }

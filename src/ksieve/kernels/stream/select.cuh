@@ -50,16 +50,16 @@ __device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedV
   }
   start_scan(t.row.scores, t.begin, t.end);
   __syncthreads(); // counters are zero, for every thread
-  Stage stage = Stage::kUnbounded;
+  ScanPurpose purpose = ScanPurpose::kUnbounded;
   trace_set(kColRoute, kDirect);
   if (view_usable(t.params, t.row)) {
     propose(t.params, t.row, view, 1);
     set_proposal_rule(t, &shared_storage().num_ties);
-    stage = Stage::kProposed;
+    purpose = ScanPurpose::kProposed;
   }
   ahead();
   Frontier frontier;
-  certify(t, stage, false, frontier, [] { return Merged::kWhole; });
+  certify(t, purpose, false, frontier, [] { return Merged::kWhole; });
   meanwhile();
   refine(frontier);
 }

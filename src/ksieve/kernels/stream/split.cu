@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       trace_set(kColRoute, kDirect);
     }
     Frontier frontier;
-    bool mine = certify(task, shared_work ? Stage::kProposed : Stage::kUnbounded, false, frontier, [&] {
+    bool mine = certify(task, shared_work ? ScanPurpose::kProposed : ScanPurpose::kUnbounded, false, frontier, [&] {
       if (!shared_work) return Merged::kWhole;
       publish(state, list);
       return arrive_last(state, p.splits) ? join(state, list) : Merged::kOther;
