@@ -10,7 +10,7 @@ import pytest
 from bench_host import FLOOR_US, H200, OTHER_US, OWN_US, host, invoke
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import adversarial_gpu as hard
-from ksieve.lab.bench import gpu, planner, record, trace, worst
+from ksieve.lab.bench import gpu, planner, record, shape_lists, trace, worst
 from ksieve.lab.bench.variants import PLANNED, Variant
 from ksieve.lab.report import benches
 
@@ -52,7 +52,7 @@ def test_a_wrong_answer_is_never_the_fastest(host, monkeypatch):
 
 @pytest.mark.parametrize(("name", "count"), [("operator", 20), ("decode", 63), ("short", 90)])
 def test_named_grids_are_the_stated_ones(name, count):
-    shapes, _ = gpu.SHAPES[name]
+    shapes, _ = shape_lists.SHAPES[name]
     assert len(shapes) == len(set(shapes)) == count
     assert all(width > 2048 for _, width in shapes)
 
@@ -160,7 +160,7 @@ def test_a_bad_choice_is_seen():
 
 @pytest.mark.parametrize("bench", ["operator", "decode", "short"])
 def test_named_benches_write_and_draw(host, monkeypatch, tmp_path, bench):
-    monkeypatch.setitem(gpu.SHAPES, bench, (((2, 4096), (4, 4096), (4, 8192)), "ragged"))
+    monkeypatch.setitem(shape_lists.SHAPES, bench, (((2, 4096), (4, 4096), (4, 8192)), "ragged"))
     done = invoke(bench, "--k", 32, "--out", tmp_path, "--figures", tmp_path, "--scores", "normal")
     assert done.exit_code == 0, done.output
     payload = record.read_json(tmp_path / f"gpu-{bench}-normal-k32.json")

@@ -11,7 +11,7 @@ import pytest
 import ksieve
 from bench_host import invoke
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.bench import floor, gpu, record, timing
+from ksieve.lab.bench import floor, gpu, record, shape_lists, timing
 from ksieve.lab.bench.variants import variants_of
 from ksieve.lab.cli import gpu as command
 from ksieve.planning import shapes
@@ -21,9 +21,9 @@ H200 = DEVICES["h200"]
 
 
 def test_the_named_shapes():
-    assert len(gpu.OPERATOR) == 20
-    assert len(gpu.DECODE) == 63
-    assert command.shapes_of("operator", None) == (list(gpu.OPERATOR), "causal")
+    assert len(shape_lists.OPERATOR) == 20
+    assert len(shape_lists.DECODE) == 63
+    assert command.shapes_of("operator", None) == (list(shape_lists.OPERATOR), "causal")
     assert command.shapes_of("decode", "x131072")[0] == [(m, 131_072) for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
     assert command.shapes_of("3x7, 5X900", None) == ([(3, 7), (5, 900)], "causal")
     for bad in ("", "3x", "x", "0x5", "huge"):

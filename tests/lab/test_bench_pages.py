@@ -10,7 +10,7 @@ import pytest
 
 from bench_host import ENVIRONMENT, host
 from conftest import ROOT
-from ksieve.lab.bench import anchors, gpu, pages, planner, record, trace, worst
+from ksieve.lab.bench import anchors, gpu, pages, planner, record, shape_lists, trace, worst
 
 torch = pytest.importorskip("torch")
 
@@ -97,9 +97,9 @@ def test_the_committed_anchors_are_complete():
     found = anchors.load(ROOT / anchors.FILE)
     assert found["label"] == anchors.LABEL and found["device"] == "H200"
     operator = found["times"]["causal"]["2048"]
-    assert set(operator) == {f"{m}x{n}" for m, n in gpu.OPERATOR}
+    assert set(operator) == {f"{m}x{n}" for m, n in shape_lists.OPERATOR}
     assert all({"plain read", "HPC-Ops", "SGLang topk v2", "DeepSelect"} <= set(t) for t in operator.values())
-    decode = {f"{m}x{n}" for m, n in gpu.DECODE}
+    decode = {f"{m}x{n}" for m, n in shape_lists.DECODE}
     assert set(found["times"]["ragged"]["2048"]) <= decode
     assert operator["8192x1048576"]["HPC-Ops"] == 10036.5
 

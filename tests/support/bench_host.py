@@ -7,6 +7,7 @@ import pytest
 
 import ksieve
 from ksieve import api
+from ksieve.backends.cuda.jit import cache
 from ksieve.lab.bench import floor, gpu, record, timing
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
@@ -63,6 +64,7 @@ def host(monkeypatch):
 
     reads = [timing.Contender("read a", lambda i: None), timing.Contender("read b", lambda i: None)]
     monkeypatch.setattr(gpu, "require_device", lambda: H200)
+    monkeypatch.setattr(cache, "obtain_all", lambda specs: iter(()))
     monkeypatch.setattr(gpu, "allocate", allocate)
     monkeypatch.setattr(floor, "contenders", lambda *_: list(reads))
     monkeypatch.setattr(timing, "measure", measure)

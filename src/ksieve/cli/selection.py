@@ -206,11 +206,14 @@ def plan(
     terminal.say(str(chosen))
     if explain:
         terminal.say()
+        timed = any(option.us is not None for option in options)
         terminal.table(
-            ["family", "threads x CTAs", "waves", "reads", "us", "verdict"],
+            ["family", "threads x CTAs", "waves", "reads", *(["us"] if timed else []), "verdict"],
             [
                 [o.family, o.launch, f"{o.waves:.2f}" if o.launch else "", f"{o.reads:.3f}" if o.launch else "",
-                 "" if o.us is None else f"{o.us:.1f}", "chosen" if o is options[0] else o.verdict]
+                 *(["" if o.us is None else f"{o.us:.1f}"] if timed else []),
+                 "chosen" if o is options[0] else o.verdict]
                 for o in options
             ],
+            texts=["verdict"],
         )  # fmt: skip

@@ -155,6 +155,7 @@ def table(
     *,
     title: str | None = None,
     blocks: Literal["rows", "columns"] = "rows",
+    texts: Sequence[str] = (),
 ) -> None:
     """Print a table; the first column left-aligned, the others right-aligned.
 
@@ -170,13 +171,15 @@ def table(
     title : str, optional
     blocks : {"rows", "columns"}
         Whether a block is a row or a column: choose the one that holds the user's captures.
+    texts : sequence of str
+        Columns of text, left-aligned too.
     """
     columns = [safe(column) for column in columns]
     lines = [tuple(safe(cell) for cell in row) for row in rows]
     title = None if title is None else safe(title)
     grid = Table(box=None, pad_edge=False)
     for position, column in enumerate(columns):
-        justify: Literal["left", "right"] = "left" if position == 0 else "right"
+        justify: Literal["left", "right"] = "left" if position == 0 or column in texts else "right"
         grid.add_column(Text(column), justify=justify, header_style="bold", no_wrap=True)
     for line in lines:
         grid.add_row(*map(Text, line))

@@ -20,7 +20,7 @@ from typing import Any
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.lab.bench import gpu, record, scores
-from ksieve.lab.bench.variants import PLANNED, Variant
+from ksieve.lab.bench.variants import PLANNED, Variant, compile_plans
 from ksieve.planning import tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.plan import Plan
@@ -174,7 +174,7 @@ def name_of(question: Question) -> str:
 
 def prepare(asked: Sequence[Question], target: Target, progress: Progress) -> Options:
     """Compile the kernels of all candidates; return those of each question that run as planned."""
-    from ksieve.backends.cuda.jit import build, cache
+    from ksieve.backends.cuda.jit import build
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
     options = {
@@ -182,8 +182,7 @@ def prepare(asked: Sequence[Question], target: Target, progress: Progress) -> Op
     }
     plans = {kernel_spec(plan): plan for found in options.values() for _, plan in found}
     fine = set()
-    for done, (spec, made) in enumerate(cache.obtain_all(plans), 1):
-        progress(done, len(plans))
+    for spec, made in compile_plans(plans.values(), progress).items():
         if isinstance(made, BackendError):
             _log.warning("a launch shape is left out: %s", made)
         elif not build.shortcomings(plans[spec], spec, made.resources):

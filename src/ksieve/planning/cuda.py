@@ -330,7 +330,7 @@ def _plan(
     geometry = _geometry(problem, device, family, policy)
     if geometry.source.startswith(shapes.DERIVED):
         reason += f"; launch shape {geometry.source.removeprefix(NOT_MEASURED)}: not measured"
-    if geometry.source.startswith(shapes.TUNED):
+    elif geometry.source.startswith((shapes.TUNED, NOT_MEASURED)):
         reason += f"; launch shape {geometry.source}"
     if family == "register_block" and not geometry.registers:
         takes = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,33 +15,10 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.lab.bench import floor, peers, record, scores, timing
 from ksieve.lab.bench.peers import POISON, VERIFY_BYTES, Task
+from ksieve.lab.bench.shape_lists import OPERATOR
 from ksieve.lab.bench.timing import Contender, Timing
-from ksieve.lab.bench.variants import PLANNED, Variant
+from ksieve.lab.bench.variants import PLANNED, Variant, compile_plans
 from ksieve.planning.plan import Plan
-
-OPERATOR = tuple((m, n) for n in (131_072, 262_144, 524_288, 1_048_576) for m in (512, 1024, 2048, 4096, 8192))
-DECODE = tuple(
-    (m, n)
-    for n in (8192, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
-    for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)
-)
-SHORT = tuple(
-    (m, n)
-    for n in (
-        2049, 4096, 8192, 16_384, 16_900, 17_408, 20_480, 24_576,
-        25_600, 32_768, 33_000, 40_960, 45_056, 49_152, 65_536,
-    )
-    for m in (64, 256, 1024, 2048, 4096, 8192)
-)  # fmt: skip
-QUICK = ((512, 131_072), (2048, 262_144), (64, 262_144), (1024, 16_384), (4, 65_536))
-SHAPES: dict[str, tuple[tuple[tuple[int, int], ...], str]] = {
-    "operator": (OPERATOR, "causal"),
-    "decode": (DECODE, "ragged"),
-    "short": (SHORT, "ragged"),
-    "quick": (QUICK, "causal"),
-}
-"""Named shape lists, each with the lengths it is measured with: the paper's operator matrix, decode batches, rows
-from just above the usual k to 64K."""
 
 MEMORY = 0.75
 """Share of the free device memory that inputs may take."""
@@ -146,6 +125,17 @@ def run(
     }  # fmt: skip
     found = {"shapes": results, **summary(results), "peers_skipped": skipped}
     return record.payload(name, settings, found, gpu=True)
+
+
+def prepare(
+    shapes: Sequence[tuple[int, int]], k: int, *, dtype: str, variants: Sequence[Variant], progress: Progress
+) -> None:
+    """Compile the kernels of a `run` on all processors; its arguments are as there."""
+    device, plans = require_device(), []
+    for (rows, width), variant in itertools.product(shapes, [PLANNED, *variants]):
+        with contextlib.suppress(ArgumentError):  # the run says so
+            plans.append(variant.plan(rows, width, k, dtype, device))
+    compile_plans(plans, progress)
 
 
 def run_floor(

@@ -11,7 +11,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import POLICIES
 from ksieve.lab.bench import gpu, record, scores
 from ksieve.lab.bench.gpu import Ask, Progress, Tell
-from ksieve.lab.bench.variants import PLANNED, Variant
+from ksieve.lab.bench.variants import PLANNED, Variant, compile_plans
 from ksieve.planning import shapes, thresholds
 from ksieve.planning.families import ONE_CTA, SAMPLED, SHARED_ROWS, former
 from ksieve.planning.plan import Plan
@@ -88,6 +88,17 @@ def key(plan: Plan) -> str:
     """Name of a plan's choices: family, policy and CTAs per row."""
     policy = plan.policy.name if plan.policy else "direct"
     return f"{plan.family} {policy}" + (f" x{plan.splits}" if plan.splits > 1 else "")
+
+
+def prepare(shapes: Sequence[tuple[int, int]], k: int, *, dtype: str = "float32", progress: Progress) -> None:
+    """Compile the kernels of a `run` on all processors; its arguments are as there."""
+    device = gpu.require_device()
+    plans = (
+        variant.plan(*shape, k, dtype, device)
+        for shape in shapes
+        for variant in (PLANNED, *alternatives(*shape, k, dtype, device))
+    )
+    compile_plans(plans, progress)
 
 
 def run(

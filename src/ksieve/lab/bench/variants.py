@@ -5,19 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ksieve import api
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
 from ksieve.planning import families, shapes, tuned
+from ksieve.planning.length_bins import launches
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from ksieve.backends.cuda.jit.compile import Cubin
+    from ksieve.backends.cuda.jit.spec import KernelSpec
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,33 @@ class Variant:
 
 
 PLANNED = Variant("ksieve")
+
+
+def compile_plans(
+    plans: Iterable[Plan], progress: Callable[[int, int], None]
+) -> dict[KernelSpec, Cubin | BackendError]:
+    """Compile the kernels of plans on all processors, so that no measurement waits for one.
+
+    Parameters
+    ----------
+    plans : iterable of Plan
+    progress : callable
+        Called as ``progress(kernels done, kernels in all)``.
+
+    Returns
+    -------
+    dict
+        Each specialisation with its compiled kernel, or with the error of its compilation.
+    """
+    from ksieve.backends.cuda.jit import cache
+    from ksieve.backends.cuda.jit.spec import kernel_spec
+
+    specs = dict.fromkeys(kernel_spec(launch) for plan in plans for launch in launches(plan))
+    found = {}
+    for spec, made in cache.obtain_all(specs):
+        found[spec] = made
+        progress(len(found), len(specs))
+    return found
 
 
 @contextmanager

@@ -194,7 +194,9 @@ def bench_planner(
     listed = gpu.shapes_of(shapes, None)[0] if shapes else list(planner.GRID)
     path = gpu.target(out, f"gpu-planner-k{k}", scores)
     gpu.ready(figures)
-    with terminal.progress("measuring", len(listed), unit="shapes", waiting="starting the GPU") as update:
+    with terminal.progress("compiling", unit="kernels", waiting="starting the GPU") as update:
+        planner.prepare(listed, k, progress=update)
+    with terminal.progress("measuring", len(listed), unit="shapes") as update:
         payload = planner.run(
             listed, k, source=scores, rounds=rounds, seed=seed, progress=update, each=gpu.teller()
         )  # fmt: skip

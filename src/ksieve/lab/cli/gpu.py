@@ -18,7 +18,8 @@ from ksieve.core.text import read_utf8
 Shapes = Annotated[
     str,
     typer.Option(
-        "--shapes", metavar="LIST", help="operator (the paper's 20), decode, short, quick, or rows x width such as "
+        "--shapes", metavar="LIST", help="operator (the paper's 20), decode, short, between (those of ksieve tune and "
+        "others), quick, or rows x width such as "
         "512x131072, separated by commas."
     ),
 ]  # fmt: skip
@@ -185,7 +186,9 @@ def _measure(
     tail = (shapes if shapes.isalnum() else "shapes") + (f"-{scores.partition(':')[0]}" if scores != "endpoint" else "")
     path = target(out, f"gpu-{tail}-k{k}", scores)
     ready(figures)
-    with terminal.progress("measuring", len(listed), unit="shapes", waiting="starting the GPU") as update:
+    with terminal.progress("compiling", unit="kernels", waiting="starting the GPU") as update:
+        gpu.prepare(listed, k, dtype=dtype, variants=extra, progress=update)
+    with terminal.progress("measuring", len(listed), unit="shapes") as update:
         payload = gpu.run(
             listed, k, lengths=lengths or kind, dtype=dtype, source=scores, variants=extra, peer_names=peers_of(peers),
             rounds=rounds, torch_rounds=torch_rounds, seed=seed, name=bench, progress=update, each=teller(),
@@ -259,7 +262,7 @@ def bench_floor(
 
 def shapes_of(text: str, only: str | None) -> tuple[list[tuple[int, int]], str]:
     """Shapes of a ``--shapes`` list, and the lengths that suit them."""
-    from ksieve.lab.bench.gpu import SHAPES
+    from ksieve.lab.bench.shape_lists import SHAPES
 
     listed: list[tuple[int, int]] = []
     kind = "causal"
