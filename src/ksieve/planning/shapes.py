@@ -224,6 +224,8 @@ class Shapes:
     def strides_of(self, device: DeviceInfo) -> tuple[Stride, ...]:
         """Sampling policies for a device."""
         count, measured = device.sm_count, self._multiprocessors("strides")
+        if count == measured:
+            return self.strides
         return tuple(replace(s, most_rows=s.most_rows * count // measured) for s in self.strides)
 
     def stride_for(self, rows: int, width: int, ratio: int, device: DeviceInfo) -> Stride:

@@ -255,8 +255,8 @@ def _shapes_of(device: DeviceInfo, dtype: str, asked: str) -> Shapes:
     """Return `shapes_of`; `asked` is the value of `VARIABLE`, so that a change of it is seen."""
     shipped = shapes.of(device)
     path, named = path_of(device, dtype, asked)
-    if path is not None and named and dtype_of(path) not in (dtype, None):
-        _log.warning("launch shapes of %s scores are as shipped: %s is of %s", dtype, path, dtype_of(path))
+    if path is not None and named and (other := dtype_of(path)) not in (dtype, None):
+        _log.warning("launch shapes of %s scores are as shipped: %s is of %s", dtype, path, other)
         return shipped
     if path is None or (not named and not path.is_file()):
         return shipped
