@@ -28,12 +28,19 @@ from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import SEGMENT, SPLITS
 
 ONE_CTA_WIDTHS = (
-    3072, 4096, 8192, 12_288, 16_384, 20_480, 24_576, 28_672, 32_768, 36_864, 40_960, 45_056, 49_152, 57_344, 65_536,
+    3072, 4096, 8192, 12_288, 16_384, 17_408, 18_432, 20_480, 24_576, 26_624, 28_672, 32_768, 34_816, 36_864, 40_960,
+    45_056, 49_152, 57_344, 65_536,
 )  # fmt: skip
 SHARED_WIDTHS = (16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
-FEW = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-WAVES = (0.5, 1, 2, 4, 8, 16, 32)
+FEW = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+WAVES = (0.5, 0.75, 1, 1.5, 2, 3, 4, 8, 16, 32)
 """Row counts of one-CTA shapes, over the number of multiprocessors."""
+
+FEW_SLOTS = 512
+FEW_SLOTS_WIDTHS = ONE_CTA_WIDTHS[-8:]
+FEW_SLOTS_WAVES = (2, 4, 16)
+"""Widths, and row counts over the number of multiprocessors, at which a small k too is asked: rows may then be streamed
+that stay on chip for a large one."""
 
 STREAM_WIDTHS = (32_768, 131_072, 524_288)
 STREAM_WAVES = (0.5, 1, 4, 16)
@@ -55,7 +62,9 @@ STREAMS = (Variant("stream", "stream"), Variant("stream_split", "stream_split"))
 LAUNCHES = ((256, 2), (256, 3), (256, 4), (512, 1), (512, 2), (1024, 1))
 """Threads and CTAs for each multiprocessor that are tried for rows that do not stay on chip."""
 
-Question = tuple[int, int]
+Question = tuple[int, int, int]
+"""Rows, width and k."""
+
 Results = dict[str, dict[str, Any]]
 Options = dict[Question, list[Variant]]
 Progress = Callable[[int, int], None]
@@ -70,24 +79,30 @@ class Target:
     dtype: str = tuned.DTYPE
     k: int = 2048
 
+    def asked(self, rows: int, width: int) -> Question:
+        """The question about a shape."""
+        return rows, width, min(self.k, width // 2)
+
 
 def questions(target: Target) -> list[Question]:
-    """Return the (rows, width) that are measured, those that decide most first."""
+    """Return what is measured, that which decides most first."""
     count = target.device.sm_count
 
-    def waves(of: Sequence[float], widths: Sequence[int]) -> list[Question]:
+    def waves(of: Sequence[float], widths: Sequence[int]) -> list[tuple[int, int]]:
         return [(max(1, int(wave * count)), width) for width in widths for wave in of]
 
     found = waves(STREAM_WAVES, STREAM_WIDTHS) + waves(STRIDE_WAVES, STRIDE_WIDTHS)
     found += [(count // splits, width) for width in SPLIT_WIDTHS for splits in SPLITS if splits * SEGMENT <= width]
     if target.dtype == tuned.DTYPE:
         found += [(rows, width) for width in SHARED_WIDTHS for rows in FEW] + waves(WAVES, ONE_CTA_WIDTHS)
+    few = waves(FEW_SLOTS_WAVES, FEW_SLOTS_WIDTHS) if target.dtype == tuned.DTYPE else []
+    asked = [target.asked(*shape) for shape in found] + [(*shape, min(FEW_SLOTS, target.k)) for shape in few]
     even = {width: i for i, width in enumerate((16_384, 65_536, 131_072, 8192, 32_768, 262_144, 4096, 1_048_576))}
-    return sorted(dict.fromkeys(found), key=lambda shape: even.get(shape[1], len(even)))
+    return sorted(dict.fromkeys(asked), key=lambda shape: even.get(shape[1], len(even)))
 
 
 def candidates(rows: int, width: int, target: Target) -> list[Variant]:
-    """Return what a question may be answered with."""
+    """Return what a question about a shape may be answered with."""
     found = list(STREAMS) + list(_streamed(rows, width, target))
     for family in tuned.FAMILIES if target.dtype == tuned.DTYPE else ():
         found += [_variant(family, geometry) for geometry in _geometries(family, rows, width, target.device)]
@@ -95,7 +110,7 @@ def candidates(rows: int, width: int, target: Target) -> list[Variant]:
 
 
 def _variant(family: str, geometry: Geometry, splits: int = 0) -> Variant:
-    """Candidate with a launch shape for any rows; its name says all of it (`ksieve.lab.tune_table.shape_of`)."""
+    """Candidate with a launch shape for any rows; its name and width say all of it (`tune_table.shape_of`)."""
     resident = family in tuned.FAMILIES
     names = ("resident_width", "ctas_per_row", "overflow_vectors") if resident else ("stages", "widest")
     changes = {name: getattr(geometry, name) for name in ("threads", "ctas_per_sm", *names)}
@@ -147,7 +162,9 @@ def _geometries(family: str, rows: int, width: int, device: DeviceInfo) -> Itera
         fitting = (replace(geometry, overflow_vectors=vectors) for vectors in outside)
         found = [g for g in fitting if resident and not tuned.impossible(family, g, device)]
         # The ring as full as it gets, or one step less: with 8 vectors outside, rows are up to 8 % faster than with 6.
-        yield from found[: 2 if found and found[0].overflow_vectors else 1]
+        # Where all of a row fits, 4 vectors outside are still up to 3 % faster.
+        whole = bool(found) and not found[0].overflow_vectors
+        yield from (g for g in found if g.overflow_vectors in (0, 4)) if whole else found[:2]
 
 
 def resident_width(family: str, width: int) -> int:
@@ -158,9 +175,8 @@ def resident_width(family: str, width: int) -> int:
 
 def planned(variant: Variant, question: Question, target: Target) -> Plan | None:
     """Return a candidate's plan; None where the planner refuses it, or changes its launch shape."""
-    rows, width = question
     try:
-        plan = variant.plan(rows, width, min(target.k, width // 2), target.dtype, target.device)
+        plan = variant.plan(*question, target.dtype, target.device)
     except ArgumentError:
         return None
     asked = dict(variant.geometry)
@@ -169,7 +185,21 @@ def planned(variant: Variant, question: Question, target: Target) -> Plan | None
 
 def name_of(question: Question) -> str:
     """Key of a question in the results."""
-    return f"{question[0]}x{question[1]}"
+    return f"{question[0]}x{question[1]}k{question[2]}"
+
+
+def choice_of(question: Question, target: Target) -> str:
+    """Name of the candidate that the planner's own choice is; empty if that is not a resident shape."""
+    plan, width = PLANNED.plan(*question, target.dtype, target.device), question[1]
+    if plan.family not in tuned.FAMILIES:
+        return ""
+    share = plan.splits if plan.family in SHARED_ROWS else 1
+    shape = Geometry(
+        plan.threads, plan.ctas_per_sm, resident_width=plan.resident_width, ctas_per_row=share,
+        overflow_vectors=plan.overflow_vectors,
+    )  # fmt: skip
+    wider = f" w{plan.resident_width}" if plan.resident_width != resident_width(plan.family, width) else ""
+    return _variant(plan.family, shape).name + wider
 
 
 def prepare(asked: Sequence[Question], target: Target, progress: Progress) -> Options:
@@ -178,7 +208,8 @@ def prepare(asked: Sequence[Question], target: Target, progress: Progress) -> Op
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
     options = {
-        shape: [(v, plan) for v in candidates(*shape, target) if (plan := planned(v, shape, target))] for shape in asked
+        shape: [(v, plan) for v in candidates(*shape[:2], target) if (plan := planned(v, shape, target))]
+        for shape in asked
     }
     plans = {kernel_spec(plan): plan for found in options.values() for _, plan in found}
     fine = set()
@@ -208,7 +239,8 @@ def run(
         From `prepare`.
     target : Target
     done : dict
-        Results by `name_of`, completed in place: ``us`` of each exact candidate, and ``choice``, that of the planner.
+        Results by `name_of`, completed in place: ``us`` of each exact candidate, among them the planner's own choice
+        if it is a resident shape, and ``choice``, the time of that choice.
     rounds : int
     end : float
         Time of ``time.monotonic`` from which no further question is begun.
@@ -223,11 +255,12 @@ def run(
         progress(number, len(options))
         if time.monotonic() > end:
             return
-        k = min(target.k, shape[1] // 2)
-        ask = gpu.Ask(k, target.dtype, [PLANNED, *variants], (), rounds, 0, reads=False, judged=1)
-        found = gpu.measure_shape(shape, "ragged" if shape[0] <= 256 else "causal", fill, 0, ask, device)
+        ask = gpu.Ask(shape[2], target.dtype, [PLANNED, *variants], (), rounds, 0, reads=False, judged=1)
+        found = gpu.measure_shape(shape[:2], "ragged" if shape[0] <= 256 else "causal", fill, 0, ask, device)
         times = {n: f["median_us"] for n, f in found.get("selectors", {}).items() if f.get("exact") is True}
         choice = times.pop(PLANNED.name, None)
+        if choice and (name := choice_of(shape, target)):
+            times.setdefault(name, choice)
         done[name_of(shape)] = {"us": times, "choice": choice}
         keep()
     progress(len(options), len(options))

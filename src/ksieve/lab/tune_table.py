@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ksieve.core.arrays import Device
+from ksieve.core.errors import BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Problem
-from ksieve.lab.bench.variants import planned_with
-from ksieve.lab.tune import Results, Target, resident_width
+from ksieve.lab.bench.variants import compile_plans, planned_with
+from ksieve.lab.tune import Progress, Results, Target, resident_width
 from ksieve.planning import choose, cuda, explain, shapes, tuned
 from ksieve.planning.families import SHARED_ROWS
+from ksieve.planning.length_bins import launches
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import LINES_RANK, SPLITS
@@ -27,25 +30,24 @@ KEPT = (
 DEFAULTS = Geometry(0, 0)
 """Fields of an entry, and their values where they are left out."""
 
-TIE = 1.015
-"""What wins stays the choice while it is within 1.5 % of the best: fewer kernels are worth that."""
+TIE = 1.02
+"""What is within 2 % of the best is as good: fewer kernels are worth that."""
 
 Times = Mapping[str, float]
+FIRST = ("register_block", "resident_grid")
+"""Families that the planner asks before another that may win fewer rows of the same width."""
+
+ByWidth = Mapping[int, Sequence[tuple[int, Times]]]
 Entry = dict[str, Any]
 Parts = dict[str, Any]
 
 
 def table(done: Results, target: Target) -> Parts:
     """Return the parts of a file; one of which nothing was measured is left out, and that of the class holds."""
-    by_width: dict[int, list[tuple[int, Times]]] = {}
-    for name, found in done.items():
-        rows, width = map(int, name.split("x"))
-        if found["us"]:
-            by_width.setdefault(width, []).append((rows, found["us"]))
-    measured = {width: sorted(found, key=lambda pair: pair[0]) for width, found in sorted(by_width.items())}
+    measured, few_slots = _by_width(done, target, few_slots=False), _by_width(done, target, few_slots=True)
     streamed = {"stream": _stream_shapes(measured), "stream_split": _split_shape(measured)}
     parts = {
-        "resident": _resident(measured, target) if target.dtype == tuned.DTYPE else {},
+        "resident": _resident(measured, few_slots, target) if target.dtype == tuned.DTYPE else {},
         "streamed": {family: entries for family, entries in streamed.items() if entries},
         "splits": _splits(measured),
         "strides": _strides(measured, target),
@@ -53,27 +55,41 @@ def table(done: Results, target: Target) -> Parts:
     return {part: entries for part, entries in parts.items() if entries}
 
 
+def _by_width(done: Results, target: Target, few_slots: bool) -> dict[int, list[tuple[int, Times]]]:
+    """Times of each width's row counts, in order: for the k that is tuned for, or for a smaller one."""
+    by_width: dict[int, list[tuple[int, Times]]] = {}
+    for name, found in done.items():
+        rows, width, k = map(int, re.split("[xk]", name))
+        if found["us"] and few_slots == ((rows, width, k) != target.asked(rows, width)):
+            by_width.setdefault(width, []).append((rows, found["us"]))
+    return {width: sorted(found, key=lambda pair: pair[0]) for width, found in sorted(by_width.items())}
+
+
 def shape_of(name: str, width: int) -> Entry:
-    """Fields of a candidate's launch shape, from its name."""
+    """Fields of a candidate's launch shape, from its name and the width that was asked."""
     family, launch, *rest = name.split()
     threads, ctas = map(int, launch.split("x"))
     entry = {"threads": threads, "ctas_per_sm": ctas}
     if family in tuned.FAMILIES:
         entry["resident_width"] = resident_width(family, width)
-    names = {"x": "ctas_per_row", "+": "overflow_vectors", "s": "stages"}
+    names = {"x": "ctas_per_row", "+": "overflow_vectors", "s": "stages", "w": "resident_width"}
     return entry | {names[word[0]]: int(word[1:]) for word in rest}
 
 
 def _runs(measured: Iterable[tuple[int, Times]]) -> list[tuple[str, list[tuple[int, Times]]]]:
-    """Runs of row counts that one candidate wins, or is as good as the best for."""
+    """Runs of row counts that one candidate is as good as the best for: the fewest runs, so each as long as it gets."""
     runs: list[tuple[str, list[tuple[int, Times]]]] = []
-    for rows, times in measured:
-        best = min(times, key=lambda name: times[name])
-        last = runs[-1][0] if runs else ""
-        kept = last if last in times and times[last] <= TIE * times[best] else best
-        if kept != last:
-            runs.append((kept, []))
-        runs[-1][1].append((rows, times))
+    left = list(measured)
+    while left:
+        alive, length = set(left[0][1]), 0
+        for _, times in left:
+            good = {name for name in alive if times.get(name, math.inf) <= TIE * min(times.values())}
+            if not good:
+                break
+            alive, length = good, length + 1
+        won, left = left[:length], left[length:]
+        best = min(sorted(alive), key=lambda name: sum(math.log(times[name]) for _, times in won))
+        runs.append((best, won))
     return runs
 
 
@@ -91,15 +107,15 @@ def _only(measured: Iterable[tuple[int, Times]], pattern: str) -> list[tuple[int
     return [(rows, times) for rows, times in found if times]
 
 
-def _resident(measured: Mapping[int, list[tuple[int, Times]]], target: Target) -> dict[str, list[Entry]]:
+def _resident(measured: ByWidth, few_slots: ByWidth, target: Target) -> dict[str, list[Entry]]:
     """Entries of rows that stay on chip. Widths that were not measured keep the shipped ones, without a time."""
     device = target.device
     entries: dict[str, list[Entry]] = {family: [] for family in tuned.FAMILIES}
     tried = set()
     for width, found in measured.items():
-        resident = [n for _, times in found for n in times if n.split()[0] in tuned.FAMILIES]
-        tried |= {(name.split()[0] in SHARED_ROWS, shape_of(name, width)["resident_width"]) for name in resident}
-        for family, entry in _winners(found, width, target) if resident else ():
+        resident = {n.split()[0] for _, times in found for n in times} & set(tuned.FAMILIES)
+        tried |= {(family in SHARED_ROWS, resident_width(family, width)) for family in resident}
+        for family, entry in _winners(found, width, few_slots, target) if resident else ():
             entries[family].append(entry)
     if not tried:
         return {}
@@ -118,40 +134,54 @@ def _resident(measured: Mapping[int, list[tuple[int, Times]]], target: Target) -
     }
 
 
-def _winners(measured: Sequence[tuple[int, Times]], width: int, target: Target) -> Iterator[tuple[str, Entry]]:
+def _winners(
+    measured: Sequence[tuple[int, Times]], width: int, few_slots: ByWidth, target: Target
+) -> Iterator[tuple[str, Entry]]:
     """Entries of a width: runs of row counts that one resident shape wins against all others, and streaming."""
     device = target.device
     runs = _runs(measured)
+    before, reached = "", 0  # the family of the run before, and the rows up to which it holds
     for number, (name, won) in enumerate(runs):
         family = name.partition(" ")[0]
-        if family not in tuned.FAMILIES:
-            continue
         most, times = won[-1]
-        entry = shape_of(name, width)
+        entry = shape_of(name, width) if family in tuned.FAMILIES else {}
         if family == "resident_cluster" and number + 1 < len(runs):
             # Up to where another shape is known to win, as long as all clusters run at once.
             at_once = device.sm_count * entry["ctas_per_sm"] // entry["ctas_per_row"]
             most = max(most, min(runs[number + 1][1][0][0] - 1, at_once))
+        if before not in ("", family) and family in FIRST:
+            entry["fewest_rows"] = reached + 1 if before in tuned.FAMILIES else won[0][0]
+        before, reached = family, most
+        if not entry:
+            continue
         if family in SHARED_ROWS or number + 1 < len(runs):
             entry["most_rows"] = most
-        elif limit := _streamed_from(family, entry["resident_width"], target):
+        elif family == "resident_block" and (limit := _resident_up_to(width, few_slots, target)):
             entry["most_rows"] = limit
-        if family == "resident_grid" and won[0][0] > 1:
-            entry["fewest_rows"] = won[0][0]
         yield family, entry | _facts(name, times)
 
 
-def _streamed_from(family: str, width: int, target: Target) -> int:
-    """Rows up to which the shipped shapes of a width are resident for every k; 0 without a limit.
+def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
+    """Rows of a width up to which streaming is not faster for a small k; 0 if it never is.
 
-    One k is measured, and more rows are streamed for a small k alone (`RESIDENT_RANK`): that limit stays.
+    Where that was not measured, the limit is that of the shipped shapes.
     """
-    shipped = shapes.of(target.device)
-    same = [s for s in shipped.resident_of(family, target.device) if s.resident_width == width]
-    return same[-1].most_rows if same and family == "resident_block" else 0
+    resident = resident_width("resident_block", width)
+    if width not in few_slots:
+        listed = shapes.of(target.device).resident_of("resident_block", target.device)
+        same = [shape for shape in listed if shape.resident_width == resident]
+        return same[-1].most_rows if same else 0
+    most = 0
+    for rows, times in few_slots[width]:
+        streamed = [us for name, us in times.items() if name.partition(" ")[0] == "stream"]
+        kept = [us for name, us in times.items() if name.partition(" ")[0] == "resident_block"]
+        if min(kept, default=math.inf) > min(streamed, default=math.inf):
+            return most or rows - 1
+        most = rows
+    return 0
 
 
-def _stream_shapes(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entry]:
+def _stream_shapes(measured: ByWidth) -> list[Entry]:
     """Launch shapes of rows that do not stay on chip: for each measured width, and narrower ones, runs of rows."""
     by_width: list[tuple[int, list[Entry]]] = []
     for width, found in measured.items():
@@ -171,7 +201,7 @@ def _stream_shapes(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entr
     return listed + [entry for _, entries in kept[-1:] for entry in entries]
 
 
-def _split_shape(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entry]:
+def _split_shape(measured: ByWidth) -> list[Entry]:
     """The launch shape of rows that CTAs share: of least time over all rows and widths where shapes were tried."""
     sums: dict[str, list[float]] = {}
     for found in measured.values():
@@ -184,18 +214,19 @@ def _split_shape(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entry]
     return [shape_of(best, 0) | _facts(best, means)] if best else []
 
 
-def _splits(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entry]:
+def _splits(measured: ByWidth) -> list[Entry]:
     """From which width how many CTAs a row pay: the fewest that do, and all that are more do too."""
     entries: list[Entry] = []
     for width, found in measured.items():
         tried: dict[int, tuple[float, float]] = {}
         for _, times in found:
-            for name in times:
-                if (match := re.fullmatch(r"stream_split x(\d+)", name)) and "stream" in times:
-                    tried[int(match[1])] = (times[name], times["stream"])
+            whole = min((us for name, us in times.items() if name.partition(" ")[0] == "stream"), default=0.0)
+            for name in times if whole else ():
+                if match := re.fullmatch(r"stream_split x(\d+)", name):
+                    tried[int(match[1])] = (times[name], whole)
         paying = 0
         for splits in sorted(tried, reverse=True):
-            if tried[splits][0] > tried[splits][1]:
+            if TIE * tried[splits][0] > tried[splits][1]:
                 break
             paying = splits
         fewest = paying or (SPLITS[0] if tried and entries else 0)  # where none pays, no row has room for so many
@@ -206,7 +237,7 @@ def _splits(measured: Mapping[int, list[tuple[int, Times]]]) -> list[Entry]:
     return entries
 
 
-def _strides(measured: Mapping[int, list[tuple[int, Times]]], target: Target) -> list[Entry]:
+def _strides(measured: ByWidth, target: Target) -> list[Entry]:
     """From which ratio of width to k which policy wins; a sparser one of few rows alone says up to how many."""
     count, entries, few = target.device.sm_count, list[Entry](), list[Entry]()
     chosen = sparsest = -1
@@ -268,13 +299,63 @@ def used(found: tuned.Tuned, target: Target) -> tuned.Tuned:
     ArgumentError
         If the device cannot run an entry.
     """
+    with _shapes(found, target) as known:
+        left_out = unused(known, target)
+    return tuned.Tuned(found.about, without(found.parts, left_out))
+
+
+@contextmanager
+def _shapes(found: tuned.Tuned, target: Target) -> Iterator[shapes.Shapes]:
+    """Plan with a file for a while."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tuned.json"
         tuned.write(path, found)
         tuned.read(path, target.device, target.dtype)
         with planned_with(str(path)):
-            left_out = unused(tuned.shapes_of(target.device, target.dtype), target)
-    return tuned.Tuned(found.about, without(found.parts, left_out))
+            yield tuned.shapes_of(target.device, target.dtype)
+
+
+def without_spills(found: tuned.Tuned, target: Target, progress: Progress) -> tuned.Tuned:
+    """Return a file whose resident shapes are for calls without options only, where a kernel for options would spill.
+
+    The kernels of `grid` are compiled for that, again after each change.
+
+    Raises
+    ------
+    ArgumentError
+        If the device cannot run an entry.
+    """
+    from ksieve.backends.cuda.jit import build
+    from ksieve.backends.cuda.jit.spec import kernel_spec
+
+    while True:
+        with _shapes(found, target) as known:
+            launched = {
+                kernel_spec(launch): launch
+                for plan in grid(known, target)
+                if not plan.problem.options.plain
+                for launch in launches(plan)
+                if launch.family in known.resident
+            }
+            made = compile_plans(launched.values(), progress)
+            short = [
+                explain.entry_of(launched[spec])
+                for spec, code in made.items()
+                if isinstance(code, BackendError) or build.shortcomings(launched[spec], spec, code.resources)
+            ]
+            places = {
+                (family, number)
+                for family, entries in known.resident.items()
+                for number, entry in enumerate(entries)
+                if not entry.plain and any(entry is one for one in short)
+            }
+        if not places:
+            return found
+        resident = {
+            family: [entry | ({"plain": True} if (family, number) in places else {}) for number, entry in enumerate(of)]
+            for family, of in found.parts["resident"].items()
+        }
+        found = tuned.Tuned(found.about, {**found.parts, "resident": resident})
 
 
 def count(parts: Parts) -> int:

@@ -128,7 +128,9 @@ def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
         (found[2], described(device), "device"),
         (found[3], dtype, "dtype"),
     ):
-        if got != takes or type(got) is not type(takes):
+        if json.dumps(got, sort_keys=True) != json.dumps(
+            takes, sort_keys=True
+        ):  # True is not 1, and an enum is its text
             raise refuse(f"{what} {got}", f"{what} {takes}: {again}")
     parts = {name: facts[name] for name in shapes.MEASURED if name in facts}
     if not any(parts.values()):

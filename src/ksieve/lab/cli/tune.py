@@ -39,7 +39,7 @@ def tune(
         bool, typer.Option("--quick", help="Two minutes: say what tuning would gain, and write nothing.")
     ] = False,
     shapes: Annotated[
-        str, typer.Option("--shapes", metavar="LIST", help="rows x width, separated by commas. Default: some 220.")
+        str, typer.Option("--shapes", metavar="LIST", help="rows x width, separated by commas. Default: some 400.")
     ] = "",
     of: Annotated[
         str | None,
@@ -77,8 +77,10 @@ def tune(
     device = gpu.require_device()
     target = tuning.Target(device, dtype.value, k or of_trace or tuning.Target(device).k)
     if not listed:
-        listed = tuning.questions(target)
-        listed = listed[:: max(1, len(listed) // QUICK_SHAPES)] if quick else listed
+        asked = tuning.questions(target)
+        asked = asked[:: max(1, len(asked) // QUICK_SHAPES)] if quick else asked
+    else:
+        asked = [target.asked(*shape) for shape in listed]
     path = out or tuned.default_path(device, target.dtype)
     state = path.with_name(path.name + ".measured")
     done = {} if restart or quick else _state(state, target)
@@ -90,16 +92,20 @@ def tune(
             state.parent.mkdir(parents=True, exist_ok=True)
             atomic.write_text(state, json.dumps({**_facts(target), "done": done}))
 
-    left = [shape for shape in listed if tuning.name_of(shape) not in done]
+    left = [shape for shape in asked if tuning.name_of(shape) not in done]
     with terminal.progress("compiling", unit="kernels", waiting="planning") as update:
         options = tuning.prepare(left, target, update)
     with terminal.progress("measuring", len(left), unit="shapes") as update:
         tuning.run(options, target, done, rounds=rounds, end=end, progress=update, keep=keep)
-    rows = tuning.gain(done, listed)
-    _report(rows, len(listed))
+    rows = tuning.gain(done, asked)
+    _report(rows, len(asked))
     parts = tune_table.table(done, target)
     if parts:
-        found = tune_table.used(tuned.Tuned(tuning.about(target), parts), target)
+        found = tuned.Tuned(tuning.about(target), parts)
+        if not quick:
+            with terminal.progress("compiling for options", unit="kernels", waiting="planning") as update:
+                found = tune_table.without_spills(found, target, update)
+        found = tune_table.used(found, target)
         parts = dict(found.parts)
     terminal.result(lambda: {"path": None if quick else str(path), "shapes": len(rows), "entries": parts})
     if quick or not parts:
