@@ -339,9 +339,9 @@ def without_spills(found: tuned.Tuned, target: Target, progress: Progress) -> tu
             }
             made = compile_plans(launched.values(), progress)
             short = [
-                explain.entry_of(launched[spec])
-                for spec, code in made.items()
-                if isinstance(code, BackendError) or build.shortcomings(launched[spec], spec, code.resources)
+                explain.entry_of(launch)
+                for spec, launch in launched.items()
+                if isinstance(code := made[spec], BackendError) or build.shortcomings(launch, spec, code.resources)
             ]
             places = {
                 (family, number)
