@@ -28,13 +28,15 @@ from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import SEGMENT, SPLITS
 
 ONE_CTA_WIDTHS = (
-    3072, 4096, 8192, 12_288, 16_384, 17_408, 18_432, 20_480, 24_576, 26_624, 28_672, 32_768, 34_816, 36_864, 40_960,
-    45_056, 49_152, 57_344, 65_536,
+    3072, 4096, 8192, 12_288, 16_384, 20_480, 24_576, 28_672, 32_768, 36_864, 40_960, 45_056, 49_152, 57_344, 65_536,
 )  # fmt: skip
 SHARED_WIDTHS = (16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
 FEW = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
-WAVES = (0.5, 0.75, 1, 1.5, 2, 3, 4, 8, 16, 32)
-"""Row counts of one-CTA shapes, over the number of multiprocessors."""
+WAVES = (0.5, 0.75, 1, 1.25, 2, 2.5, 3.1, 4, 8, 16, 32)
+"""Row counts of one-CTA shapes, over the number of multiprocessors: those that fill it, and those that just do not."""
+
+WIDER = " w"
+"""In the name of a candidate, in front of its resident width where that is not the narrowest."""
 
 FEW_SLOTS = 512
 FEW_SLOTS_WIDTHS = ONE_CTA_WIDTHS[-8:]
@@ -52,8 +54,8 @@ STRIDE_WAVES = (1, 4)
 
 SPLIT_WIDTHS = (65_536, 131_072, 262_144, 524_288, 1_048_576, 2_097_152)
 SPLIT_SHAPES_AT = (262_144, 1_048_576)
-"""Widths of rows that CTAs share, and at which of them other launch shapes are tried; rows are those that fill the
-device with 2 to 64 CTAs each."""
+"""Widths of rows that CTAs share, and at which of them other launch shapes are tried; rows are the most
+and the fewest that 2 to 64 CTAs each are for (`split_rows`)."""
 
 OVERFLOW = (0, 1, 2, 4, 5, 6, 8, 10)
 """Vectors outside the ring that are tried, fewest first."""
@@ -92,13 +94,20 @@ def questions(target: Target) -> list[Question]:
         return [(max(1, int(wave * count)), width) for width in widths for wave in of]
 
     found = waves(STREAM_WAVES, STREAM_WIDTHS) + waves(STRIDE_WAVES, STRIDE_WIDTHS)
-    found += [(count // splits, width) for width in SPLIT_WIDTHS for splits in SPLITS if splits * SEGMENT <= width]
+    found += [(rows, width) for width in SPLIT_WIDTHS for s in SPLITS for rows in split_rows(s, count, width)]
     if target.dtype == tuned.DTYPE:
         found += [(rows, width) for width in SHARED_WIDTHS for rows in FEW] + waves(WAVES, ONE_CTA_WIDTHS)
     few = waves(FEW_SLOTS_WAVES, FEW_SLOTS_WIDTHS) if target.dtype == tuned.DTYPE else []
     asked = [target.asked(*shape) for shape in found] + [(*shape, min(FEW_SLOTS, target.k)) for shape in few]
     even = {width: i for i, width in enumerate((16_384, 65_536, 131_072, 8192, 32_768, 262_144, 4096, 1_048_576))}
     return sorted(dict.fromkeys(asked), key=lambda shape: even.get(shape[1], len(even)))
+
+
+def split_rows(splits: int, count: int, width: int) -> tuple[int, ...]:
+    """The most and the fewest rows of a width that so many CTAs each are for: they fill the device, or half of it."""
+    if splits * SEGMENT > width:
+        return ()
+    return (count // splits,) if splits == SPLITS[0] else (count // splits, count // (2 * splits) + 1)
 
 
 def candidates(rows: int, width: int, target: Target) -> list[Variant]:
@@ -135,8 +144,8 @@ def _streamed(rows: int, width: int, target: Target) -> Iterator[Variant]:
         yield from (_variant("stream", shape) for shape in shapes)
     if width in STRIDE_WIDTHS and rows >= count:
         yield from (Variant(f"stream {policy}", "stream", policy) for policy in tuned.POLICIES)
-    splits = next((s for s in SPLITS if rows * s <= count and s * SEGMENT <= width), 0)
-    if width in SPLIT_WIDTHS and splits and rows == count // splits:
+    splits = next((s for s in SPLITS if rows in split_rows(s, count, width)), 0)
+    if width in SPLIT_WIDTHS and splits:
         yield Variant(f"stream_split x{splits}", "stream_split", changes=(("splits", splits),))
         if width in SPLIT_SHAPES_AT:
             yield from (_variant("stream_split", shape, splits) for shape in shapes if shape.stages > tuned.STAGES[0])
@@ -198,7 +207,7 @@ def choice_of(question: Question, target: Target) -> str:
         plan.threads, plan.ctas_per_sm, resident_width=plan.resident_width, ctas_per_row=share,
         overflow_vectors=plan.overflow_vectors,
     )  # fmt: skip
-    wider = f" w{plan.resident_width}" if plan.resident_width != resident_width(plan.family, width) else ""
+    wider = f"{WIDER}{plan.resident_width}" if plan.resident_width != resident_width(plan.family, width) else ""
     return _variant(plan.family, shape).name + wider
 
 
@@ -256,7 +265,7 @@ def run(
         if time.monotonic() > end:
             return
         ask = gpu.Ask(shape[2], target.dtype, [PLANNED, *variants], (), rounds, 0, reads=False, judged=1)
-        found = gpu.measure_shape(shape[:2], "ragged" if shape[0] <= 256 else "causal", fill, 0, ask, device)
+        found = gpu.measure_shape(shape[:2], "ragged", fill, 0, ask, device)
         times = {n: f["median_us"] for n, f in found.get("selectors", {}).items() if f.get("exact") is True}
         choice = times.pop(PLANNED.name, None)
         if choice and (name := choice_of(shape, target)):

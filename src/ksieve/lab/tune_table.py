@@ -16,7 +16,7 @@ from ksieve.core.errors import BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Problem
 from ksieve.lab.bench.variants import compile_plans, planned_with
-from ksieve.lab.tune import Progress, Results, Target, resident_width
+from ksieve.lab.tune import WIDER, Progress, Results, Target, resident_width
 from ksieve.planning import choose, cuda, explain, shapes, tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.length_bins import launches
@@ -30,8 +30,8 @@ KEPT = (
 DEFAULTS = Geometry(0, 0)
 """Fields of an entry, and their values where they are left out."""
 
-TIE = 1.02
-"""What is within 2 % of the best is as good: fewer kernels are worth that."""
+TIE = 1.025
+"""What is within 2.5 % of the best is as good: fewer kernels are worth that."""
 
 Times = Mapping[str, float]
 FIRST = ("register_block", "resident_grid")
@@ -140,7 +140,7 @@ def _winners(
     """Entries of a width: runs of row counts that one resident shape wins against all others, and streaming."""
     device = target.device
     runs = _runs(measured)
-    before, reached = "", 0  # the family of the run before, and the rows up to which it holds
+    before, reached, wider = "", 0, 0  # family of the run before, its rows, and those up to which a wider shape won
     for number, (name, won) in enumerate(runs):
         family = name.partition(" ")[0]
         most, times = won[-1]
@@ -149,9 +149,12 @@ def _winners(
             # Up to where another shape is known to win, as long as all clusters run at once.
             at_once = device.sm_count * entry["ctas_per_sm"] // entry["ctas_per_row"]
             most = max(most, min(runs[number + 1][1][0][0] - 1, at_once))
+        # The planner asks families and widths in order: this one must leave fewer rows to the one that wins them.
         if before not in ("", family) and family in FIRST:
             entry["fewest_rows"] = reached + 1 if before in tuned.FAMILIES else won[0][0]
-        before, reached = family, most
+        elif wider and family == "resident_block" and WIDER not in name:
+            entry["fewest_rows"] = wider + 1
+        before, reached, wider = family, most, most if WIDER in name else wider
         if not entry:
             continue
         if family in SHARED_ROWS or number + 1 < len(runs):
