@@ -317,6 +317,28 @@ def test_shapes_splits_and_strides_of_streamed_rows():
     assert tune_table.used(tuned.Tuned(about, found), TARGET).parts == found, "each of them decides a plan"
 
 
+def test_the_shape_of_shared_rows_is_the_one_that_is_best_where_sharing_wins():
+    small, large = "stream_split 512x1 x8 s8", "stream_split 1024x1 x8 s8"
+    results = {
+        "16x262144k2048": {"us": {small: 15.0, large: 20.0, "resident_cluster 512x1 x4": 10.0}},
+        "16x1048576k2048": {"us": {small: 29.0, large: 28.0, "stream": 60.0}},
+    }
+    (entry,) = tune_table.table(results, TARGET)["streamed"]["stream_split"]
+    assert entry == {"threads": 1024, "ctas_per_sm": 1, "stages": 8, "us": 28.0, "beat": "stream_split 512x1 s8",
+                     "by": 1.036}  # fmt: skip
+
+
+@pytest.mark.parametrize(("half", "fewest"), [(33.0, 2), (30.0, 4)])
+def test_two_ctas_a_row_pay_if_they_do_over_half_and_full_devices(half, fewest):
+    results = {
+        "17x524288k2048": {"us": {"stream_split x4": 20.0, "stream": 33.0}},
+        "34x524288k2048": {"us": {"stream_split x2": 30.0, "stream": half}},
+        "66x524288k2048": {"us": {"stream_split x2": 55.0, "stream": 55.0}},
+    }
+    (entry,) = tune_table.table(results, TARGET)["splits"]
+    assert entry["fewest"] == fewest
+
+
 def test_an_entry_that_decides_no_plan_is_left_out():
     about = {"device": tuned.described(H100), "dtype": "float32"}
     entry = {"threads": 512, "ctas_per_sm": 1, "resident_width": 32_768}

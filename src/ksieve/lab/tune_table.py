@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, product
 from pathlib import Path
+from statistics import geometric_mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,8 +31,8 @@ KEPT = (
 DEFAULTS = Geometry(0, 0)
 """Fields of an entry, and their values where they are left out."""
 
-TIE = 1.025
-"""What is within 2.5 % of the best is as good: fewer kernels are worth that."""
+TIE = 1.02
+"""What is within 2 % of the best is as good: fewer kernels are worth that."""
 
 Times = Mapping[str, float]
 FIRST = ("register_block", "resident_grid")
@@ -93,11 +94,15 @@ def _runs(measured: Iterable[tuple[int, Times]]) -> list[tuple[str, list[tuple[i
     return runs
 
 
+def best_of(times: Times) -> str:
+    """Name of the fastest candidate."""
+    return min(times, key=lambda name: times[name])
+
+
 def _facts(name: str, times: Times) -> Entry:
     """Time of a winner, what came second, and by how much."""
     others = {n: us for n, us in times.items() if n != name}
-    second = min(others, key=lambda n: others[n], default="")
-    beat = {"beat": second, "by": round(others[second] / times[name], 3)} if second else {}
+    beat = {"beat": best_of(others), "by": round(min(others.values()) / times[name], 3)} if others else {}
     return {"us": round(times[name], 2)} | beat
 
 
@@ -205,37 +210,37 @@ def _stream_shapes(measured: ByWidth) -> list[Entry]:
 
 
 def _split_shape(measured: ByWidth) -> list[Entry]:
-    """The launch shape of rows that CTAs share: of least time over all rows and widths where shapes were tried."""
+    """The launch shape of rows that CTAs share: of least time over the rows and widths where sharing them wins."""
     sums: dict[str, list[float]] = {}
     for found in measured.values():
-        for _, times in _only(found, r"stream_split \d+x\d+ x\d+ s\d+"):
+        won = [(rows, times) for rows, times in found if best_of(times).startswith("stream_split")]
+        for _, times in _only(won, r"stream_split \d+x\d+ x\d+ s\d+"):
             for name, us in times.items():
                 sums.setdefault(re.sub(r" x\d+", "", name), []).append(math.log(us))
     most = max(map(len, sums.values()), default=0)
     means = {name: math.exp(sum(logs) / most) for name, logs in sums.items() if len(logs) == most}
-    best = min(means, key=lambda name: means[name], default="")
-    return [shape_of(best, 0) | _facts(best, means)] if best else []
+    return [shape_of(best_of(means), 0) | _facts(best_of(means), means)] if means else []
 
 
 def _splits(measured: ByWidth) -> list[Entry]:
     """From which width how many CTAs a row pay: the fewest that do, and all that are more do too."""
     entries: list[Entry] = []
     for width, found in measured.items():
-        tried: dict[int, tuple[float, float]] = {}
+        tried: dict[int, list[tuple[float, float]]] = {}
         for _, times in found:
             whole = min((us for name, us in times.items() if name.partition(" ")[0] == "stream"), default=0.0)
             for name in times if whole else ():
                 if match := re.fullmatch(r"stream_split x(\d+)", name):
-                    tried[int(match[1])] = (times[name], whole)
+                    tried.setdefault(int(match[1]), []).append((times[name], whole))
+        means = {splits: tuple(map(geometric_mean, zip(*pairs, strict=True))) for splits, pairs in tried.items()}
         paying = 0
-        for splits in sorted(tried, reverse=True):
-            if TIE * tried[splits][0] > tried[splits][1]:
+        for splits in sorted(means, reverse=True):
+            if TIE * means[splits][0] > means[splits][1]:
                 break
             paying = splits
-        fewest = paying or (SPLITS[0] if tried and entries else 0)  # where none pays, no row has room for so many
+        fewest = paying or (SPLITS[0] if means and entries else 0)  # where none pays, no row has room for so many
         if fewest and fewest != (entries[-1]["fewest"] if entries else 0):
-            split, whole = tried.get(fewest, (0.0, 0.0))
-            facts = _facts("split", {"split": split, "stream": whole}) if paying else {}
+            facts = _facts("split", dict(zip(("split", "stream"), means[fewest], strict=True))) if paying else {}
             entries.append({"fewest": fewest} | ({"narrowest": width} if entries else {}) | facts)
     return entries
 
