@@ -328,12 +328,12 @@ def test_the_shape_of_shared_rows_is_the_one_that_is_best_where_sharing_wins():
                      "by": 1.036}  # fmt: skip
 
 
-@pytest.mark.parametrize(("half", "fewest"), [(33.0, 2), (30.0, 4)])
-def test_two_ctas_a_row_pay_if_they_do_over_half_and_full_devices(half, fewest):
+@pytest.mark.parametrize(("half", "full", "fewest"), [(33.0, 55.0, 2), (30.0, 55.0, 4), (33.0, 54.9, 4)])
+def test_two_ctas_a_row_pay_if_they_gain_and_lose_nowhere(half, full, fewest):
     results = {
         "17x524288k2048": {"us": {"stream_split x4": 20.0, "stream": 33.0}},
         "34x524288k2048": {"us": {"stream_split x2": 30.0, "stream": half}},
-        "66x524288k2048": {"us": {"stream_split x2": 55.0, "stream": 55.0}},
+        "66x524288k2048": {"us": {"stream_split x2": 55.0, "stream": full}},
     }
     (entry,) = tune_table.table(results, TARGET)["splits"]
     assert entry["fewest"] == fewest

@@ -44,8 +44,8 @@ FEW_SLOTS_WAVES = (2, 4, 16)
 """Widths, and row counts over the number of multiprocessors, at which a small k too is asked: rows may then be streamed
 that stay on chip for a large one."""
 
-STREAM_WIDTHS = (32_768, 131_072, 524_288)
-STREAM_WAVES = (0.5, 1, 4, 16)
+STREAM_WIDTHS = (32_768, 131_072, 262_144, 524_288)
+STREAM_WAVES = (0.5, 1, 1.9, 4, 16)
 """Widths and row counts, over the number of multiprocessors, of launch shapes for rows that do not stay on chip."""
 
 STRIDE_WIDTHS = (32_768, 65_536, 98_304, 131_072, 262_144, 1_048_576)

@@ -223,7 +223,7 @@ def _split_shape(measured: ByWidth) -> list[Entry]:
 
 
 def _splits(measured: ByWidth) -> list[Entry]:
-    """From which width how many CTAs a row pay: the fewest that do, and all that are more do too."""
+    """From which width how many CTAs a row pay at any row count: the fewest that do, and all that are more do too."""
     entries: list[Entry] = []
     for width, found in measured.items():
         tried: dict[int, list[tuple[float, float]]] = {}
@@ -235,7 +235,7 @@ def _splits(measured: ByWidth) -> list[Entry]:
         means = {splits: tuple(map(geometric_mean, zip(*pairs, strict=True))) for splits, pairs in tried.items()}
         paying = 0
         for splits in sorted(means, reverse=True):
-            if TIE * means[splits][0] > means[splits][1]:
+            if TIE * means[splits][0] > means[splits][1] or any(split > whole for split, whole in tried[splits]):
                 break
             paying = splits
         fewest = paying or (SPLITS[0] if means and entries else 0)  # where none pays, no row has room for so many
