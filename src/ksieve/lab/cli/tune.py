@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -14,7 +13,6 @@ import typer
 from ksieve._version import __version__
 from ksieve.cli import terminal
 from ksieve.cli.options import Dtype, choice, count
-from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.cli.gpu import shapes_of
 
@@ -65,7 +63,7 @@ def tune(
     """
     from ksieve.lab import tune as tuning
     from ksieve.lab import tune_table
-    from ksieve.lab.bench import gpu
+    from ksieve.lab.bench import gpu, record
     from ksieve.planning import tuned
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
@@ -87,10 +85,11 @@ def tune(
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else SECONDS
     end = time.monotonic() + seconds
 
+    answers = record.payload("tune", _facts(target) | {"rounds": rounds}, done, gpu=True)
+
     def keep() -> None:
         if not quick:
-            state.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(state, json.dumps({**_facts(target), "done": done}))
+            record.write_json(state.absolute(), answers)
 
     left = [shape for shape in asked if tuning.name_of(shape) not in done]
     with terminal.progress("compiling", unit="kernels", waiting="planning") as update:
@@ -139,11 +138,13 @@ def _facts(target: Target) -> dict[str, Any]:
 
 def _state(path: Path, target: Target) -> dict[str, Any]:
     """Results of a run that stopped, if they are of this device, dtype and k."""
+    from ksieve.lab.bench import record
+
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if any(found[name] != value for name, value in _facts(target).items()):
+        found = record.read_json(path)
+        if any(found["settings"][name] != value for name, value in _facts(target).items()):
             return {}
-        done: dict[str, Any] = dict(found["done"])
+        done: dict[str, Any] = dict(found["results"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     terminal.say(f"{len(done)} shapes are taken from {path}; --restart measures them again")
