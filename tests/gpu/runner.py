@@ -17,8 +17,10 @@ import torch
 
 import harness
 import ksieve
+from conftest import cuda_devices
 from gpu import DRY, EMULATED, HOST, judge
 from gpu.variants import Variant
+from ksieve.backends.cuda import device_info
 from ksieve.core.keys import widen
 from ksieve.core.stats import STATS_COLUMNS
 from ksieve.model import reference
@@ -27,6 +29,8 @@ from ksieve.planning.plan import Plan
 
 DEVICE = "cpu" if HOST else "cuda"
 PLAN_DEVICE = DEVICES["h200"] if DRY else "cuda"
+PLANNED_FOR = device_info(0) if cuda_devices() and not HOST else DEVICES["h200"]
+"""Facts of the device whose launch shapes are tested."""
 POISON = 0x7F7F7F7F
 GUARD = 64
 

@@ -270,6 +270,7 @@ STREAMED = {
     "528x131072k2048": {"us": {"stream 256x4 s4": 150.0, "stream 1024x1 s8": 160.0, "stream quads-16": 160.0,
                           "stream lines-16": 151.0, "stream lines-64": 150.0, "stream lines-128": 149.0},
                    "choice": None},
+    "66x524288k2048": {"us": {"stream 512x2 s6": 60.0, "stream 1024x1 s8": 50.0}, "choice": None},
     "528x524288k2048": {"us": {"stream 512x2 s6": 600.0, "stream 1024x1 s8": 500.0}, "choice": None},
     "132x1048576k2048": {"us": {"stream lines-16": 180.0, "stream lines-64": 170.0, "stream lines-128": 150.0},
                     "choice": None},
@@ -315,6 +316,13 @@ def test_shapes_splits_and_strides_of_streamed_rows():
     }  # fmt: skip
     about = {"device": tuned.described(H100), "dtype": "float32"}
     assert tune_table.used(tuned.Tuned(about, found), TARGET).parts == found, "each of them decides a plan"
+
+
+def test_a_width_that_was_timed_in_part_has_no_streamed_shape():
+    part = {"2112x262144k2048": {"us": {"stream 256x4 s4": 400.0, "stream 1024x1 s8": 500.0}}}
+    assert tune_table.table(STREAMED | part, TARGET)["streamed"] == tune_table.table(STREAMED, TARGET)["streamed"]
+    (entry,) = tune_table.table(part, TARGET)["streamed"]["stream"]
+    assert entry["threads"] == 256, "if nothing else was timed, it is what is known"
 
 
 def test_the_shape_of_shared_rows_is_the_one_that_is_best_where_sharing_wins():

@@ -192,8 +192,12 @@ def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
 def _stream_shapes(measured: ByWidth) -> list[Entry]:
     """Launch shapes of rows that do not stay on chip: for each measured width, and narrower ones, runs of rows."""
     by_width: list[tuple[int, list[Entry]]] = []
-    for width, found in measured.items():
-        runs = _runs(_only(found, r"stream \d+x\d+ s\d+"))
+    timed = {width: _only(found, r"stream \d+x\d+ s\d+") for width, found in measured.items()}
+    most_timed = max(map(len, timed.values()), default=0)
+    for width, found in timed.items():
+        if len(found) < most_timed:
+            continue  # the run was stopped: its shape for many rows would be taken for few too
+        runs = _runs(found)
         entries = []
         for number, (name, won) in enumerate(runs):
             limit = {"most_rows": won[-1][0]} if number + 1 < len(runs) else {}

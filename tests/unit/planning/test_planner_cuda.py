@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import ksieve
+from frozen import frozen_shapes
 from ksieve import dispatch
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
@@ -24,12 +25,20 @@ from ksieve.planning.thresholds import (
 )
 
 H200 = DEVICES["h200"]
-RESIDENT = shapes.of_class("hopper").resident
+with frozen_shapes():
+    HOPPER = shapes.of_class("hopper")
+RESIDENT = HOPPER.resident
 HELD = RESIDENT["resident_block"][-1].resident_width
-MANY_SHORT = shapes.of_class("hopper").streamed["stream"][0].fewest_rows
-SPLIT_IN_TWO = shapes.of_class("hopper").splits[-1].narrowest
-SPARSE_LINES = shapes.of_class("hopper").strides[-1].narrowest
+MANY_SHORT = HOPPER.streamed["stream"][0].fewest_rows
+SPLIT_IN_TWO = HOPPER.splits[-1].narrowest
+SPARSE_LINES = HOPPER.strides[-1].narrowest
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen():
+    with frozen_shapes():
+        yield
 
 
 @pytest.mark.parametrize(
@@ -403,10 +412,10 @@ def test_clusters_of_sixteen_need_room_side_by_side():
 
 
 def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):
-    for table in shapes.of_class("hopper").tables():
+    for table in shapes.of(H200).tables():
         if "resident_cluster" in table:
             monkeypatch.setitem(table, "resident_cluster", replace(table["resident_cluster"], resident_width=4096))
-    monkeypatch.setitem(RESIDENT, "resident_cluster", ())
+    monkeypatch.setitem(shapes.of(H200).resident, "resident_cluster", ())
     assert ksieve.plan(rows=1, width=4096, k=512, device=H200, family="resident_cluster").resident_width == 4096
     with pytest.raises(
         ArgumentError, match=r"geometry: got resident_width=4096; takes 0, or at least the width of 4097"

@@ -81,11 +81,10 @@ def tune(
         asked = [target.asked(*shape) for shape in listed]
     path = out or tuned.default_path(device, target.dtype)
     state = path.with_name(path.name + ".measured")
-    done = {} if restart or quick else _state(state, target)
+    answers = record.payload("tune", _facts(target) | {"rounds": rounds}, {}, gpu=True)
+    answers["results"] = done = {} if restart or quick else _state(state, answers)
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else SECONDS
     end = time.monotonic() + seconds
-
-    answers = record.payload("tune", _facts(target) | {"rounds": rounds}, done, gpu=True)
 
     def keep() -> None:
         if not quick:
@@ -129,20 +128,20 @@ def _shapes_of_trace(source: str) -> tuple[list[tuple[int, int]], int | None]:
 
 
 def _facts(target: Target) -> dict[str, Any]:
-    """What results of an earlier run must agree in to be used: device, dtype, k and version."""
+    """What results of an earlier run must agree in to be used, besides the commit: device, dtype, k and version."""
     from ksieve.planning import tuned
 
     device = tuned.described(target.device)
     return {"device": device, "dtype": target.dtype, "k": target.k, "ksieve": __version__}
 
 
-def _state(path: Path, target: Target) -> dict[str, Any]:
-    """Results of a run that stopped, if they are of this device, dtype and k."""
+def _state(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+    """Results of a run that stopped, if its settings and its commit are those of now: then so are its candidates."""
     from ksieve.lab.bench import record
 
     try:
         found = record.read_json(path)
-        if any(found["settings"][name] != value for name, value in _facts(target).items()):
+        if found["settings"] != now["settings"] or found["environment"]["commit"] != now["environment"]["commit"]:
             return {}
         done: dict[str, Any] = dict(found["results"])
     except (OSError, ValueError, KeyError, TypeError):
