@@ -14,7 +14,7 @@ from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab import tune, tune_table
+from ksieve.lab import tune, tune_prune, tune_table
 from ksieve.lab.bench import gpu
 from ksieve.lab.bench.variants import PLANNED, variants_of
 from ksieve.planning import shapes, tuned
@@ -171,7 +171,7 @@ def measured(monkeypatch):
             keep()
 
     monkeypatch.setattr(tune, "run", run)
-    monkeypatch.setattr(tune_table, "without_spills", lambda found, *_: found)
+    monkeypatch.setattr(tune_prune, "without_spills", lambda found, *_: found)
     return asked
 
 
@@ -315,7 +315,7 @@ def test_shapes_splits_and_strides_of_streamed_rows():
         ],
     }  # fmt: skip
     about = {"device": tuned.described(H100), "dtype": "float32"}
-    assert tune_table.used(tuned.Tuned(about, found), TARGET).parts == found, "each of them decides a plan"
+    assert tune_prune.used(tuned.Tuned(about, found), TARGET).parts == found, "each of them decides a plan"
 
 
 def test_a_width_that_was_timed_in_part_has_no_streamed_shape():
@@ -356,20 +356,45 @@ def test_an_entry_that_decides_no_plan_is_left_out():
         "splits": [{"fewest": 8}, {"fewest": 4, "narrowest": 262_144}, {"fewest": 2, "narrowest": 262_144}],
         "strides": [{"policy": "quads-16"}, {"policy": "lines-16"}, {"policy": "lines-64", "ratio": 1 << 30}],
     }
-    found = tune_table.used(tuned.Tuned(about, parts), TARGET)
+    found = tune_prune.used(tuned.Tuned(about, parts), TARGET)
     assert found.parts == {
         "resident": {"resident_block": [entry | {"most_rows": 132}, entry]},
         "streamed": {"stream": [{"threads": 512, "ctas_per_sm": 2}]},
         "splits": [{"fewest": 8}, {"fewest": 2, "narrowest": 262_144}],
         "strides": [{"policy": "quads-16"}, {"policy": "lines-16"}],
     }
-    assert (found.about, tune_table.count(found.parts)) == (about, 7)
+    assert (found.about, tune_prune.count(found.parts)) == (about, 7)
+
+
+def test_a_shape_whose_kernel_for_options_spills_is_for_calls_without(monkeypatch):
+    """512 threads spill with slots in order; then the next shape of the width is asked, which spills in no case."""
+    entry = {"threads": 512, "ctas_per_sm": 2, "resident_width": 16_384}
+    narrow = {"threads": 256, "ctas_per_sm": 3, "resident_width": 16_384}
+    rounds = []
+
+    def compile_plans(plans, progress):
+        found = {kernel_spec(plan): plan for plan in plans}
+        rounds.append(len(found))
+        return {
+            spec: Cubin(
+                b"",
+                f"0 bytes stack frame, {8 * (plan.threads == 512 and plan.problem.options.order == 'value')} bytes "
+                "spill stores, 0 bytes spill loads, Used 32 registers",
+            )
+            for spec, plan in found.items()
+        }
+
+    monkeypatch.setattr(tune_prune, "compile_plans", compile_plans)
+    about = {"device": tuned.described(H100), "dtype": "float32"}
+    parts = {"resident": {"resident_block": [entry, narrow]}}
+    found = tune_prune.without_spills(tuned.Tuned(about, parts), TARGET, lambda *_: None)
+    assert found.parts == {"resident": {"resident_block": [entry | {"plain": True}, narrow]}} and len(rounds) == 2
 
 
 def test_every_shipped_entry_decides_a_plan():
     for model, name in (("H100", "h100"), ("H200", "h200")):
         device = DEVICES[name]
-        assert model in device.name and tune_table.unused(shapes.of(device), tune.Target(device)) == []
+        assert model in device.name and tune_prune.unused(shapes.of(device), tune.Target(device)) == []
 
 
 def test_kernels_that_spill_or_do_not_compile_are_left_out(monkeypatch, caplog):

@@ -6,6 +6,7 @@
 3. `run` times the candidates of each question in one process, on the same inputs, and verifies their answers. Results
    are kept after each question, so that an interrupted run goes on where it stopped.
 4. `ksieve.lab.tune_table` turns the winners into entries, each with its time, what came second, and by how much.
+   `ksieve.lab.tune_prune` leaves out those that decide no plan.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def tune(
     What was not measured, or not in time, stays as shipped.
     """
     from ksieve.lab import tune as tuning
-    from ksieve.lab import tune_table
+    from ksieve.lab import tune_prune, tune_table
     from ksieve.lab.bench import gpu, record
     from ksieve.planning import tuned
 
@@ -102,8 +102,8 @@ def tune(
         found = tuned.Tuned(tuning.about(target), parts)
         if not quick:
             with terminal.progress("compiling for options", unit="kernels", waiting="planning") as update:
-                found = tune_table.without_spills(found, target, update)
-        found = tune_table.used(found, target)
+                found = tune_prune.without_spills(found, target, update)
+        found = tune_prune.used(found, target)
         parts = dict(found.parts)
     terminal.result(lambda: {"path": None if quick else str(path), "shapes": len(rows), "entries": parts})
     if quick or not parts:
@@ -111,7 +111,7 @@ def tune(
         return
     tuned.write(path, found)
     tuned.read(path, device, target.dtype)
-    terminal.say(f"written: {path}, {tune_table.count(parts)} entries")
+    terminal.say(f"written: {path}, {tune_prune.count(parts)} entries")
     if out is not None:
         terminal.say(f"the planner uses it with {tuned.VARIABLE}={path}")
 
