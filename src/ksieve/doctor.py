@@ -14,24 +14,20 @@ import platform
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ksieve import api
+from ksieve import self_test
 from ksieve._version import __version__
 from ksieve.backends import code_cache
 from ksieve.backends.cpu import thread_count
-from ksieve.checking.verify import verify
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, BackendError, KsieveError
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.text import printable
+from ksieve.self_test import SelfTest
 
 PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
 """Distributions that decide which backends run, in the order of the report."""
@@ -75,18 +71,6 @@ class Cache:
     entries: int
     bytes: int
     damaged: int = 0
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SelfTest:
-    """Small selections of one backend, each verified; `problem` states why it could not run or which answer failed."""
-
-    backend: str
-    ran: bool
-    exact: bool
-    rows: int
-    seconds: float
     problem: str | None = None
 
 
@@ -158,7 +142,7 @@ def examine(progress: Progress = lambda _: None) -> Report:
     tests = []
     for backend in ("cpu", "cuda", "reference"):
         progress(f"testing {backend}" + ("" if backend == "reference" else "; kernels never used here are compiled"))
-        tests.append(self_test(backend))
+        tests.append(self_test.run(backend))
     return Report(
         ksieve=__version__,
         python=platform.python_version(),
@@ -388,76 +372,3 @@ def _writable(path: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-# ---- self-tests ----------------------------------------------------------------------------------------------
-
-
-def cases() -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32], int]]:
-    """Small selections that together cover short rows, sampled rows, ties, NaN and lengths out of range."""
-    rng = np.random.default_rng(20)
-    short = rng.standard_normal((6, 3000), dtype=np.float32)
-    short[1] = 0
-    short[2, ::7] = np.nan
-    short[3, ::5] = -np.inf
-    yield short, np.array([3000, 3000, 3000, 700, -4, 9999], np.int32), 64
-    long = rng.standard_normal((4, 60_000), dtype=np.float32)
-    long[2] = np.maximum(long[2], 0)
-    yield long, np.array([60_000, 59_999, 60_000, 100], np.int32), 512
-
-
-def self_test(backend: str) -> SelfTest:
-    """Run `cases` on a backend and verify every answer."""
-    rows, start = 0, time.perf_counter()
-    try:
-        for scores, lengths, k in cases():
-            indices = _select_on_gpu(scores, lengths, k) if backend == "cuda" else _select(scores, lengths, k, backend)
-            verdict = verify(scores, lengths, indices, k=k)
-            rows += len(scores)
-            if not verdict.ok:
-                return SelfTest(backend, True, False, rows, time.perf_counter() - start, _one_line(str(verdict)))
-    except KsieveError as error:
-        return SelfTest(backend, False, False, rows, time.perf_counter() - start, _one_line(str(error)))
-    except Exception as error:  # any exception of a broken installation is a finding, not a crash
-        text = f"{type(error).__name__}: {_one_line(str(error))}"
-        return SelfTest(backend, False, False, rows, time.perf_counter() - start, text)
-    return SelfTest(backend, True, True, rows, time.perf_counter() - start)
-
-
-def _select(scores: NDArray[Any], lengths: NDArray[np.int32], k: int, backend: Any) -> Any:
-    return api.topk(scores, lengths, k, backend=backend)
-
-
-def _select_on_gpu(scores: NDArray[Any], lengths: NDArray[np.int32], k: int) -> NDArray[np.int32]:
-    """Select on device 0 through the driver alone: no array library has to be installed."""
-    from ksieve.backends.cuda.runtime import driver as cuda_driver
-
-    driver = cuda_driver.get()
-    driver.device_info(0)
-    context = driver.context(0)
-    with driver.activated(context):
-        arrays = [_OnDevice(driver, a) for a in (scores, lengths, np.full((len(scores), k), -7, np.int32))]
-        try:
-            api.topk(arrays[0], arrays[1], k, out=arrays[2], backend="cuda")
-            driver.synchronize(0)
-            size = 4 * len(scores) * k
-            return np.frombuffer(driver.read(arrays[2].pointer, size), np.int32).reshape(len(scores), k)
-        finally:
-            for array in arrays:
-                driver.free(array.pointer, context)
-
-
-class _OnDevice:
-    """Copy of a NumPy array on the current device, with the CUDA array interface."""
-
-    def __init__(self, driver: Any, array: NDArray[Any]) -> None:
-        self.pointer = driver.allocate(array.nbytes)
-        driver.write(self.pointer, array.data)
-        self.__cuda_array_interface__ = {
-            "shape": array.shape, "typestr": array.dtype.str, "data": (self.pointer, False), "version": 3,
-            "strides": None, "stream": None,
-        }  # fmt: skip
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -12,7 +12,8 @@ import typer
 from ksieve.cli import exits, terminal
 
 if TYPE_CHECKING:
-    from ksieve.doctor import Cache, LaunchShapes, Report, SelfTest
+    from ksieve.doctor import Cache, LaunchShapes, Report
+    from ksieve.self_test import SelfTest
 
 _LABELS = {"numpy": "NumPy", "numba": "Numba", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX"}
 _SHOWN_IF_PRESENT = ("cupy", "jax")

@@ -15,15 +15,16 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import ROOT, cuda_devices
-from ksieve import api, doctor
+from ksieve import api, doctor, self_test
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
-from ksieve.doctor import Cache, Driver, Gpu, Report, SelfTest
+from ksieve.doctor import Cache, Driver, Gpu, Report
 from ksieve.lab.cli.app import app
 from ksieve.model import reference
 from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES
+from ksieve.self_test import SelfTest
 
 H200 = Gpu("NVIDIA H200", (9, 0), 140 << 30)
 GOOD, ABSENT = (SelfTest("x", ran, ran, 10 * ran, 0.5, None if ran else "it is missing") for ran in (True, False))
@@ -106,9 +107,9 @@ def test_a_wrong_answer_comes_before_everything_else():
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_the_self_test_verifies(backend):
-    found = doctor.self_test(backend)
+    found = self_test.run(backend)
     assert (found.ran, found.exact, found.problem) == (True, True, None)
-    assert found.rows == sum(len(scores) for scores, _, _ in doctor.cases())
+    assert found.rows == sum(len(scores) for scores, _, _ in self_test.cases())
 
 
 def test_the_self_test_notices_a_wrong_answer(monkeypatch):
@@ -119,7 +120,7 @@ def test_the_self_test_notices_a_wrong_answer(monkeypatch):
         return indices
 
     monkeypatch.setattr(api, "topk", topk)
-    found = doctor.self_test("cpu")
+    found = self_test.run("cpu")
     assert (found.ran, found.exact) == (True, False)
     assert "row 0" in found.problem
 
@@ -130,7 +131,7 @@ def test_what_a_backend_raises_is_a_finding(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(api, "topk", topk)
-    found = doctor.self_test("cpu")
+    found = self_test.run("cpu")
     assert (found.ran, found.exact) == (False, False)
     assert found.problem in ("no driver", "ImportError: Numba needs NumPy 2.3 or less")
 
@@ -184,7 +185,7 @@ def test_the_gpu_is_tested_without_an_array_library(monkeypatch):
         view(out)[...] = reference.select(view(scores), view(lengths), k, policy=None)[0]
 
     monkeypatch.setattr(api, "topk", topk)
-    found = doctor.self_test("cuda")
+    found = self_test.run("cuda")
     assert (found.ran, found.exact, found.problem) == (True, True, None)
     assert driver.held == {}, "device memory was not given back"
 
