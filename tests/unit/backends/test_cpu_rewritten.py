@@ -61,10 +61,13 @@ CALLS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", CALLS, ids=str)
-def test_every_slot_holds_an_index_while_scores_change(options: dict) -> None:
+@pytest.mark.parametrize(
+    ("width", "k", "options"),
+    [*((40_000, 500, asked) for asked in CALLS), (3000, 40, {}), (3000, 40, CALLS[2])],
+    ids=str,
+)
+def test_every_slot_holds_an_index_while_scores_change(width: int, k: int, options: dict) -> None:
     rng = np.random.default_rng(7)
-    width, k = 40_000, 500
     states = [
         rng.standard_normal((8, width), dtype=np.float32),
         np.where(rng.random((8, width)) < 0.4, np.float32(1), np.float32(0)),

@@ -13,6 +13,9 @@ seed (`ksieve.core.guess`). If that does not make enough room, the best candidat
 from then on. No frontier is therefore scanned again. `Stats.scans` counts the reads of a row as they happen, and the
 model counts the same reads (`ksieve.model.reference`).
 
+A row of at most `TILE` scores is bisected instead (`ksieve.backends.cpu.short`), into the same slots, except in calls
+with statistics, which describe these steps, or with HIGHEST_TIES.
+
 Another thread may rewrite the scores during a call, so that two reads of a score may differ. No loop bound or address
 may depend on a second read: every selection works on keys that are stored once, and every slot is written from them.
 """
@@ -45,6 +48,7 @@ from ksieve.backends.cpu.accounting import (
 from ksieve.backends.cpu.compiled import cached_jit
 from ksieve.backends.cpu.ranking import HIST_BINS, drop_ties, emit, keep_best, kth
 from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, Scratch
+from ksieve.backends.cpu.short import select_short
 from ksieve.backends.cpu.simd import (
     FLOAT32,
     HIGHEST_TIES,
@@ -396,6 +400,7 @@ def _entry(source: str) -> Any:
         thresholds, counts = np.zeros(THRESHOLDS, np.uint32), np.zeros(THRESHOLDS, np.int64)
         unused = np.zeros(STATS_WIDTH, np.int32)
         wanted = raw.shape[0] > 0
+        bisects = not wanted and work.size == 0 and tie_break != HIGHEST_TIES
         itemsize = 4 if dtype == FLOAT32 else 2
         for r in range(begin, end):
             length = np.int64(lengths[r])
@@ -407,21 +412,24 @@ def _entry(source: str) -> Any:
             stats[:] = 0
             stats[TAU : TAU + 2] = -1
             stats[ADMITTED : ADMITTED + 2] = -1
+            used = min(length, most)
+            for i in range(used, k):
+                store_i32(slots + 4 * i, np.int32(-1))
             if length <= most or most == 0:
-                used = min(length, most)
                 stats[COMMITTED] = used
                 if work.size > 0:
                     work[r] = 0
-                for i in range(k):
-                    store_i32(slots + 4 * i, np.int32(i if i < used else -1))
+                for i in range(used):
+                    store_i32(slots + 4 * i, np.int32(i))
+                continue
+            if bisects and length <= TILE:
+                select_short(row, length, dtype, slots, most, scratch.wide)
                 continue
             scratch.work[0] = 0
             proposals = _propose(row, r, length, dtype, policy, bin_cutoffs, taus, apart, stats, scratch)
             stored, cutoff, bound = _certify(row, r, length, dtype, most, taus, proposals, seed, stats, scratch)
             worst, ties, equal = kth(scratch.key, stored, most, scratch.spare, scratch.histogram, scratch.work)
             _emit(row, length, dtype, slots, most, tie_break, worst, ties, equal, stored, cutoff, stats, scratch)
-            for i in range(most, k):
-                store_i32(slots + 4 * i, np.int32(-1))
             if work.size > 0:
                 work[r] = scratch.work[0]
             if wanted:

@@ -25,7 +25,11 @@ FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 ANY_TIES, LOWEST_TIES, HIGHEST_TIES = 0, 1, 2
 
 TILE = 4096
-"""Scores widened or copied at a time where they cannot be compared in place (16 KiB of L1 cache)."""
+"""Scores widened or copied at a time where they cannot be compared in place (16 KiB of L1 cache).
+
+Also the length up to which rows are bisected: at 8,192 scores a guess is faster for small k
+(docs/decisions/0023-short-rows-on-the-cpu.md).
+"""
 
 AHEAD = 4096
 """Prefetch distance of a scan in bytes: the hardware prefetcher stops at every 4 KiB page."""
@@ -67,12 +71,18 @@ def _splat(value: int, count: Int) -> Any:
     return ir.Constant(ir.VectorType(ir.IntType(32), count), [value] * count)
 
 
+def _at_most(builder: Any, lanes: Any, limit: Any) -> Any:
+    """Bit i of the result: whether lane i is at most `limit`. LLVM lowers it to 4 AVX-512 or 8 AVX2 compares."""
+    single = builder.insert_element(ir.Constant(lanes.type, ir.Undefined), limit, ir.Constant(limit.type, 0))
+    limits = builder.shuffle_vector(single, single, _splat(0, BLOCK))
+    return builder.bitcast(builder.icmp_unsigned("<=", lanes, limits), ir.IntType(64))
+
+
 @_intrinsic
 def block_mask(typing: Any, address: Any, limit: Word) -> Any:
     """Bit i of the result: whether score i of the 64 float32 at `address` has a raw key of at most `limit`.
 
-    Written in IR because the loop vectoriser does not turn 64 comparisons into one mask; LLVM lowers it to
-    4 AVX-512 or 8 AVX2 compares.
+    Written in IR because the loop vectoriser does not turn 64 comparisons into one mask.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -81,9 +91,17 @@ def block_mask(typing: Any, address: Any, limit: Word) -> Any:
         sign = builder.ashr(bits, _splat(31, BLOCK))
         flip = builder.and_(builder.xor(sign, _splat(0xFFFFFFFF, BLOCK)), _splat(0x7FFFFFFF, BLOCK))
         raw = builder.sub(builder.xor(bits, flip), _splat(INF_KEY, BLOCK))
-        single = builder.insert_element(ir.Constant(raw.type, ir.Undefined), args[1], ir.Constant(i32, 0))
-        limits = builder.shuffle_vector(single, single, _splat(0, BLOCK))
-        return builder.bitcast(builder.icmp_unsigned("<=", raw, limits), ir.IntType(64))
+        return _at_most(builder, raw, args[1])
+
+    return types.uint64(types.int64, types.uint32), codegen
+
+
+@_intrinsic
+def key_mask(typing: Any, address: Any, limit: Word) -> Any:
+    """Bit i of the result: whether word i of the 64 uint32 at `address` is at most `limit`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _at_most(builder, _lanes(builder, args[0], ir.IntType(32), BLOCK), args[1])
 
     return types.uint64(types.int64, types.uint32), codegen
 
@@ -121,6 +139,20 @@ def prefetch(typing: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
+
+
+@_intrinsic
+def copy(typing: Any, source: Any, target: Any, count: Any) -> Any:
+    """Copy bytes to another, separate place."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, i64 = ir.IntType(8).as_pointer(), ir.IntType(64)
+        instruction = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, i64])
+        source, target = (builder.inttoptr(address, pointer) for address in args[:2])
+        builder.call(instruction, [target, source, args[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @_intrinsic
@@ -221,8 +253,7 @@ def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Int:
     if dtype == FLOAT32:
         if count % BLOCK == 0:
             return row + 4 * first
-        for i in range(count):
-            wide[i] = load_u32(row + 4 * (first + i))
+        copy(row + 4 * first, target, 4 * count)
         return target
     source = row + 2 * first
     whole = count // BLOCK * BLOCK
