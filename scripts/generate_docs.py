@@ -259,7 +259,7 @@ def _sanitizer_results(link: str, payload: dict[str, Any]) -> str:
 
 
 def _cpu_results(link: str, payload: dict[str, Any], *, brief: bool = False) -> str:
-    from ksieve.lab.bench.cpu import ARGPARTITION, TORCH
+    from ksieve.lab.bench.contenders import ARGPARTITION, TORCH
 
     facts, settings, results = payload["environment"], payload["settings"], payload["results"]
     versions = ", ".join(f"{p} {facts['packages'][p]}" for p in ("numpy", "torch") if p in facts["packages"])
@@ -290,6 +290,18 @@ def _cpu_results(link: str, payload: dict[str, Any], *, brief: bool = False) -> 
     parts.append('"Of max rate" is the rate of reading scores relative to `numpy.max(axis=1)` over the same rows.')
     if brief:
         return "\n\n".join(parts)
+    if short := results.get("short"):
+        shapes: dict[str, list[str]] = {}
+        for case in short:
+            cell = f"{case['median_seconds']['ksieve'] * 1e3:.2f} ms, {case['times_faster_than'][TORCH]:.1f}x"
+            shapes.setdefault(f"{case['rows']:,} x {case['width']:,}, {case['k']:,}", []).append(cell)
+        least = min(short, key=lambda case: case["times_faster_than"][TORCH])
+        parts.append(
+            f"Many short rows: time, and how many times faster than `{TORCH}`, at least "
+            f"{least['times_faster_than'][TORCH]:.1f} times."
+        )
+        dtypes = dict.fromkeys(case["dtype"] for case in short)
+        parts.append(pages.table(("rows x width, k", *dtypes), [(name, *cells) for name, cells in shapes.items()]))
     if results["adversarial"]:
         worst = max(results["adversarial"], key=lambda case: case["times_plain"])
         families = {case["family"] for case in results["adversarial"]}

@@ -12,7 +12,7 @@ import pytest
 import ksieve
 from ksieve.captures.writer import CaptureWriter
 from ksieve.core.errors import ArgumentError, CaptureFormatError, VerificationError
-from ksieve.lab.bench import cpu, record, startup
+from ksieve.lab.bench import contenders, cpu, record, startup
 
 SMALL = ((3, 4000),)
 
@@ -55,6 +55,22 @@ def test_contenders_see_the_same_rows_and_ratios_follow_from_the_seconds():
     assert case["source"] == "endpoint_structured"
 
 
+def test_short_rows_of_every_dtype_are_set_beside_torch():
+    pytest.importorskip("torch")
+    payload = measure(sources=(), short=((30, 70, 4), (5, 9, 9)), rounds=2)
+    cases = payload["results"]["short"]
+    assert [(c["rows"], c["width"], c["k"], c["dtype"]) for c in cases] == [
+        (*shape, dtype) for shape in ((30, 70, 4), (5, 9, 9)) for dtype in cpu.DTYPES
+    ]
+    for case in cases:
+        assert case["exact"] == {"ksieve": True, cpu.TORCH: True}
+        medians = {name: sum(values) / 2 for name, values in case["seconds"].items()}
+        assert case["median_seconds"] == medians
+        assert case["times_faster_than"] == {cpu.TORCH: medians[cpu.TORCH] / medians["ksieve"]}
+    ((_, _, lines),) = [t for t in cpu.tables(payload) if "short rows" in t[0]]
+    assert [line[:2] for line in lines[1:3]] == [("30 x 70, top 4", "float16"), ("30 x 70, top 4", "bfloat16")]
+
+
 def test_every_adversarial_family_is_set_beside_plain_rows():
     cases = measure(sources=(), adversarial=True, rounds=1)["results"]["adversarial"]
     assert {case["family"] for case in cases} == {p.name for p in cpu.ADVERSARIAL}
@@ -79,7 +95,9 @@ def test_an_inexact_answer_stops_the_measurement(monkeypatch, wrong):
 
 
 def test_another_library_that_is_inexact_is_recorded(monkeypatch):
-    monkeypatch.setattr(cpu.np, "argpartition", lambda scores, at, axis: np.tile(np.arange(scores.shape[1]), (3, 1)))
+    monkeypatch.setattr(
+        contenders.np, "argpartition", lambda scores, at, axis: np.tile(np.arange(scores.shape[1]), (3, 1))
+    )
     payload = measure()
     assert payload["results"]["compared"][0]["exact"][cpu.ARGPARTITION] is False
     assert any("inexact" in cell for _, _, rows in cpu.tables(payload) for row in rows for cell in row)
@@ -88,17 +106,19 @@ def test_another_library_that_is_inexact_is_recorded(monkeypatch):
 def test_answers_are_poisoned_before_each_run():
     out = np.zeros((2, 3), np.int32)
     seen = []
-    contender = cpu.Contender("ksieve", lambda: seen.append(out.copy()), lambda: cpu._fill(out), judged=False)
+    contender = contenders.Contender(
+        "ksieve", lambda: seen.append(out.copy()), lambda: contenders.fill(out), judged=False
+    )
     plan = ksieve.plan(rows=2, width=9, k=3)
-    cpu._rotate([contender], np.zeros((2, 9), np.float32), plan, 2)
+    contenders.rotate([contender], np.zeros((2, 9), np.float32), plan, 2)
     assert len(seen) == 3
-    assert all((values == cpu.POISON).all() for values in seen)
+    assert all((values == contenders.POISON).all() for values in seen)
 
 
 def test_rounds_start_with_another_contender_each():
     order = []
-    contenders = [cpu.Contender(name, lambda name=name: order.append(name), judged=False) for name in "abc"]
-    cpu._rotate(contenders, np.zeros((1, 9), np.float32), ksieve.plan(rows=1, width=9, k=3), 2)
+    three = [contenders.Contender(name, lambda name=name: order.append(name), judged=False) for name in "abc"]
+    contenders.rotate(three, np.zeros((1, 9), np.float32), ksieve.plan(rows=1, width=9, k=3), 2)
     assert "".join(order) == "cab" + "abc" + "bca"
 
 

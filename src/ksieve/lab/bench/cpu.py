@@ -1,18 +1,16 @@
 """The CPU backend and other libraries: the same rows, one process, rotated rounds, every answer verified.
 
-Four parts: `_compare` times the contenders on ordinary rows, `_adversarial` compares adversarial families with plain
-random rows of the same shape, `_aimed` does the same with rows that a search finds
-(`ksieve.lab.bench.aimed`), and `ksieve.lab.bench.startup` measures the costs outside a call.
+Five parts: `_compare` times the contenders on ordinary rows, and `_short` ksieve and torch on many short ones;
+`_adversarial` compares adversarial families with plain random rows of the same shape, and `_aimed` does the same with
+rows that a search finds (`ksieve.lab.bench.aimed`); `ksieve.lab.bench.startup` measures the costs outside a call.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,11 @@ from numpy.typing import NDArray
 from ksieve import api
 from ksieve.backends import cpu
 from ksieve.captures.format import open_capture
-from ksieve.checking.verify import verify
-from ksieve.core.errors import ArgumentError, VerificationError
+from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
 from ksieve.core.stats import Route, Stats
-from ksieve.lab.bench import aimed, record, startup
+from ksieve.lab.bench import aimed, contenders, record, startup
+from ksieve.lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
 from ksieve.lab.workloads.adversarial import ADVERSARIAL
 from ksieve.lab.workloads.producers import find_producer
 from ksieve.planning.plan import Plan
@@ -37,28 +35,26 @@ Progress = Callable[[int, int], None]
 SHAPES = ((64, 131_072), (16, 1_048_576))
 """Rows and width of the default measurement."""
 
+SHORT = (
+    (65_536, 64, 6),
+    (65_536, 128, 8),
+    (65_536, 256, 8),
+    (8192, 128, 16),
+    (4096, 256, 8),
+    (8192, 1024, 16),
+    (100_000, 1000, 10),
+    (4096, 4096, 2048),
+    (10_000, 10_000, 256),
+)
+"""Rows, width and k of many short rows, as of routers, retrieval and samplers."""
+
+DTYPES = ("float32", "float16", "bfloat16")
+
 ENDPOINT = "endpoint"
 """Source name: the endpoint-structured producer."""
 
 BASELINE = "random_normal"
-"""Producer of the plain rows that adversarial ones are compared with."""
-
-FLOOR = "numpy max(axis=1)"
-TORCH = "torch.topk(sorted=False)"
-ARGPARTITION = "numpy.argpartition"
-
-POISON = -(1 << 30)
-"""Written into every output before it is filled again: an answer left over from the round before would not verify."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One way to read the rows; its answer is verified against them if `judged`."""
-
-    name: str
-    run: Callable[[], Any]
-    poison: Callable[[], None] = lambda: None
-    judged: bool = True
+"""Producer of the short rows, and of the plain ones that adversarial rows are compared with."""
 
 
 def run(
@@ -67,6 +63,7 @@ def run(
     k: int = 2048,
     rounds: int = 9,
     *,
+    short: Sequence[tuple[int, int, int]] = (),
     adversarial: bool = True,
     searched: Sequence[tuple[int, int]] = aimed.SHAPES,
     starts: bool = True,
@@ -84,6 +81,8 @@ def run(
     k : int
     rounds : int
         Timed rounds; medians are reported.
+    short : sequence of (rows, width, k)
+        Many short rows, of every dtype, beside torch; left out without torch.
     adversarial : bool
         Also time every adversarial family against plain random rows, and the rows of `searched`.
     searched : sequence of (width, k)
@@ -114,7 +113,9 @@ def run(
             raise ArgumentError("shapes", f"{rows}x{width}", f"at least 1 row of at least k = {k} scores")
     families = [p.name for p in ADVERSARIAL] if adversarial else []
     searches = list(searched) if adversarial else []
-    steps = _Steps(len(shapes) * (len(sources) + len(families)) + len(searches) + 3 * starts, progress)
+    kinds = [(*shape, dtype) for shape in short for dtype in DTYPES] if contenders.has_torch() else []
+    total = len(shapes) * (len(sources) + len(families)) + len(kinds) + len(searches) + 3 * starts
+    steps = _Steps(total, progress)
     loaded = {os.fspath(source): _check_source(source) for source in sources}
     compared, hurt = [], []
     for rows, width in shapes:
@@ -131,11 +132,15 @@ def run(
                     {"family": family, "rows": rows, "width": width} | _adversarial(scores, plain, plan, rounds)
                 )
                 steps.advance()
+    brief = []
+    for kind in kinds:
+        brief.append(_short(*kind, rounds, seed))
+        steps.advance()
     found = []
     for width, ranks in searches:
         found.append({"width": width, "k": ranks} | _aimed(width, ranks, rounds, seed))
         steps.advance()
-    results: dict[str, Any] = {"compared": compared, "adversarial": hurt, "aimed": found}
+    results: dict[str, Any] = {"compared": compared, "short": brief, "adversarial": hurt, "aimed": found}
     if starts:
         results["start"] = {"import_seconds": startup.import_seconds()}
         steps.advance()
@@ -208,7 +213,7 @@ def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
 
 def _compare(scores: F32, plan: Plan, rounds: int) -> dict[str, Any]:
     """Time every contender on the same rows; the ratios are of medians."""
-    seconds, exact = _rotate(_contenders(scores, plan), scores, plan, rounds)
+    seconds, exact = contenders.rotate(contenders.every(scores, plan), scores, plan, rounds)
     _, stats = api.topk(scores, plan=plan, return_stats=True)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     own = medians["ksieve"]
@@ -223,10 +228,34 @@ def _compare(scores: F32, plan: Plan, rounds: int) -> dict[str, Any]:
     }
 
 
+def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) -> dict[str, Any]:
+    """Time ksieve and torch on random rows of one dtype."""
+    import torch
+
+    scores = torch.from_numpy(find_producer(BASELINE)(rows, width, seed=seed, k=k)).to(getattr(torch, dtype))
+    plan = api.plan(rows=rows, width=width, k=k, dtype=dtype)
+    both = [contenders.ksieve_topk(scores, plan, "ksieve"), contenders.torch_topk(scores, k)]
+    seconds, exact = contenders.rotate(both, scores, plan, rounds)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "rows": rows,
+        "width": width,
+        "k": k,
+        "dtype": dtype,
+        "seconds": seconds,
+        "median_seconds": medians,
+        "exact": exact,
+        "times_faster_than": {TORCH: medians[TORCH] / medians["ksieve"]},
+    }
+
+
 def _adversarial(scores: F32, plain: F32, plan: Plan, rounds: int) -> dict[str, Any]:
     """Time one family and plain rows in turns, so that both see the same machine."""
-    contenders = [_ksieve(scores, plan, "family"), replace(_ksieve(plain, plan, "plain"), judged=False)]
-    seconds, _ = _rotate(contenders, scores, plan, rounds)
+    both = [
+        contenders.ksieve_topk(scores, plan, "family"),
+        replace(contenders.ksieve_topk(plain, plan, "plain"), judged=False),
+    ]
+    seconds, _ = contenders.rotate(both, scores, plan, rounds)
     _, stats = api.topk(scores, plan=plan, return_stats=True)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
@@ -248,69 +277,6 @@ def _aimed(width: int, k: int, rounds: int, seed: int) -> dict[str, Any]:
         "times_random": found.times_random,
         **_adversarial(found.row[None], plain, plan, rounds),
     }
-
-
-def _rotate(
-    contenders: Sequence[Contender], scores: F32, plan: Plan, rounds: int
-) -> tuple[dict[str, list[float]], dict[str, bool]]:
-    """Run every contender once per round, starting with another one each round; an untimed round comes first.
-
-    Answers are verified outside the clock, in every round.
-
-    Returns
-    -------
-    seconds : dict of list of float
-        By contender, in order of the rounds.
-    exact : dict of bool
-        By judged contender: whether all its answers were exact.
-    """
-    seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
-    exact = {c.name: True for c in contenders if c.judged}
-    for turn in range(-1, rounds):
-        for position in range(len(contenders)):
-            contender = contenders[(position + turn) % len(contenders)]
-            contender.poison()
-            start = time.perf_counter()
-            answer = contender.run()
-            elapsed = time.perf_counter() - start
-            if turn >= 0:
-                seconds[contender.name].append(elapsed)
-            if contender.judged:
-                verdict = verify(scores, None, answer, k=plan.problem.k)
-                exact[contender.name] &= verdict.ok
-                if contender is contenders[0] and not verdict.ok:
-                    raise VerificationError(f"ksieve on {scores.shape[0]} x {scores.shape[1]}: {verdict}", verdict)
-    return seconds, exact
-
-
-def _contenders(scores: F32, plan: Plan) -> list[Contender]:
-    k, width = plan.problem.k, scores.shape[1]
-    found = [
-        _ksieve(scores, plan, "ksieve"),
-        Contender(ARGPARTITION, lambda: np.argpartition(scores, width - k, axis=1)[:, width - k :]),
-        Contender(FLOOR, lambda: scores.max(axis=1), judged=False),
-    ]
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        rows = torch.from_numpy(scores)
-        values, indices = torch.empty(scores.shape[0], k), torch.empty(scores.shape[0], k, dtype=torch.int64)
-
-        def select() -> Any:
-            torch.topk(rows, k, dim=1, sorted=False, out=(values, indices))
-            return indices.numpy()
-
-        found.append(Contender(TORCH, select, lambda: _fill(indices.numpy())))
-    return found
-
-
-def _ksieve(scores: F32, plan: Plan, name: str) -> Contender:
-    out = np.empty((scores.shape[0], plan.problem.k), np.int32)
-    return Contender(name, lambda: api.topk(scores, plan=plan, out=out), lambda: _fill(out))
-
-
-def _fill(out: NDArray[Any]) -> None:
-    out[...] = POISON
 
 
 def _account(stats: Stats) -> dict[str, Any]:
@@ -379,6 +345,17 @@ def tables(payload: dict[str, Any]) -> Iterator[TableOfTexts]:
         if adversarial:
             columns = ("family", "ksieve", "of plain rows", "model scans", "routes")
             yield f"{title}: adversarial rows", columns, adversarial
+    if results["short"]:
+        lines = [
+            (
+                f"{case['rows']:,} x {case['width']:,}, top {case['k']:,}",
+                case["dtype"],
+                _milliseconds(case["median_seconds"]["ksieve"]),
+                _faster(case, TORCH),
+            )
+            for case in results["short"]
+        ]
+        yield "Many short rows: times faster than torch.topk", ("rows", "dtype", "ksieve", "torch.topk"), lines
     if results["aimed"]:
         searched = [
             (

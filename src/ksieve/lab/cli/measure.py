@@ -108,7 +108,9 @@ def bench_cpu(
     shapes: Annotated[
         list[str] | None,
         typer.Option(
-            "--shape", metavar="MxN", help="Rows x width; repeat for several. Default: 64x131072, 16x1048576."
+            "--shape",
+            metavar="MxN",
+            help="Rows x width; repeat for several. Default: 64x131072, 16x1048576, and many short rows.",
         ),
     ] = None,
     sources: Annotated[
@@ -143,6 +145,7 @@ def bench_cpu(
             sources or (cpu.ENDPOINT,),
             k,
             rounds,
+            short=() if shapes else cpu.SHORT,
             adversarial=not no_adversarial,
             starts=not no_starts,
             seed=seed,
