@@ -12,6 +12,7 @@ import pytest
 import ksieve
 from ksieve.captures.writer import CaptureWriter
 from ksieve.core.errors import ArgumentError, CaptureFormatError, VerificationError
+from ksieve.core.problem import SCORE_DTYPES
 from ksieve.lab.bench import contenders, cpu, record, startup
 
 SMALL = ((3, 4000),)
@@ -60,7 +61,7 @@ def test_short_rows_of_every_dtype_are_set_beside_torch():
     payload = measure(sources=(), short=((30, 70, 4), (5, 9, 9)), rounds=2)
     cases = payload["results"]["short"]
     assert [(c["rows"], c["width"], c["k"], c["dtype"]) for c in cases] == [
-        (*shape, dtype) for shape in ((30, 70, 4), (5, 9, 9)) for dtype in cpu.DTYPES
+        (*shape, dtype) for shape in ((30, 70, 4), (5, 9, 9)) for dtype in SCORE_DTYPES
     ]
     for case in cases:
         assert case["exact"] == {"ksieve": True, cpu.TORCH: True}

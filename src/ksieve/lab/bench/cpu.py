@@ -22,6 +22,7 @@ from ksieve.backends import cpu
 from ksieve.captures.format import open_capture
 from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
+from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.lab.bench import aimed, contenders, record, startup
 from ksieve.lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
@@ -34,21 +35,6 @@ Progress = Callable[[int, int], None]
 
 SHAPES = ((64, 131_072), (16, 1_048_576))
 """Rows and width of the default measurement."""
-
-SHORT = (
-    (65_536, 64, 6),
-    (65_536, 128, 8),
-    (65_536, 256, 8),
-    (8192, 128, 16),
-    (4096, 256, 8),
-    (8192, 1024, 16),
-    (100_000, 1000, 10),
-    (4096, 4096, 2048),
-    (10_000, 10_000, 256),
-)
-"""Rows, width and k of many short rows, as of routers, retrieval and samplers."""
-
-DTYPES = ("float32", "float16", "bfloat16")
 
 ENDPOINT = "endpoint"
 """Source name: the endpoint-structured producer."""
@@ -113,7 +99,7 @@ def run(
             raise ArgumentError("shapes", f"{rows}x{width}", f"at least 1 row of at least k = {k} scores")
     families = [p.name for p in ADVERSARIAL] if adversarial else []
     searches = list(searched) if adversarial else []
-    kinds = [(*shape, dtype) for shape in short for dtype in DTYPES] if contenders.has_torch() else []
+    kinds = [(*shape, dtype) for shape in short for dtype in SCORE_DTYPES] if contenders.has_torch() else []
     total = len(shapes) * (len(sources) + len(families)) + len(kinds) + len(searches) + 3 * starts
     steps = _Steps(total, progress)
     loaded = {os.fspath(source): _check_source(source) for source in sources}

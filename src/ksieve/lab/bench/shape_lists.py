@@ -25,6 +25,16 @@ BETWEEN = tuple(
     for n in (3072, 4096, 8192, 10_000, 12_288, 16_384, 20_480, 24_576, 30_000, 32_768, 40_960, 50_000, 65_536, 131_072)
     for m in (66, 100, 132, 200, 264, 400, 528, 1000, 2112, 4096)
 )
+MANY_SHORT = (
+    (65_536, 64, 6), (65_536, 128, 8), (65_536, 256, 8), (8192, 128, 16), (4096, 256, 8), (8192, 1024, 16),
+    (100_000, 1000, 10), (4096, 4096, 2048), (10_000, 10_000, 256),
+)  # fmt: skip
+"""Rows, width and k of many short rows, as of routers, retrieval and samplers."""
+GENERAL = (
+    *MANY_SHORT, (1_000_000, 64, 4), (16_384, 8192, 128), (64, 128_256, 50), (16, 1_000_000, 100),
+    (32, 1_048_576, 65_536), (1, 100_000_000, 1000), (1, 1_000_000_000, 100),
+)  # fmt: skip
+"""Rows, width and k outside the indexer: many short rows, sampling from a vocabulary, few huge rows."""
 QUICK = ((512, 131_072), (2048, 262_144), (64, 262_144), (1024, 16_384), (4, 65_536))
 SHAPES: dict[str, tuple[tuple[tuple[int, int], ...], str]] = {
     "operator": (OPERATOR, "causal"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from ksieve.cli.app import SETTINGS, add, app, main
-from ksieve.lab.cli import ablation, bench, chain, gpu, measure, replay, serving, study, synth, tune
+from ksieve.lab.cli import ablation, bench, chain, general, gpu, measure, replay, serving, study, synth, tune
 
 __all__ = ["app", "main"]
 
@@ -112,6 +112,13 @@ add(
     gpu.bench_short,
     "ksieve bench short --out benchmarks/results",
     "ksieve bench short --only x16384 --k 512",
+)
+add(
+    bench_app,
+    "general",
+    general.bench_general,
+    "ksieve bench general --out benchmarks/results",
+    "ksieve bench general --only 65536x --dtypes bfloat16",
 )
 add(
     bench_app,

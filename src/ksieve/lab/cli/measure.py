@@ -136,6 +136,7 @@ def bench_cpu(
     All contenders run in one process in rotated rounds, and every answer is verified. The defaults take minutes.
     """
     from ksieve.lab.bench import cpu, record
+    from ksieve.lab.bench.shape_lists import MANY_SHORT
 
     target = files.optional_target("--out", out, "cpu.json", (".json",))
     files.keep_apart({"--out": target}, {f"--source {source}": source for source in sources or ()})
@@ -145,7 +146,7 @@ def bench_cpu(
             sources or (cpu.ENDPOINT,),
             k,
             rounds,
-            short=() if shapes else cpu.SHORT,
+            short=() if shapes else MANY_SHORT,
             adversarial=not no_adversarial,
             starts=not no_starts,
             seed=seed,
