@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from disk import file_sizes
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
@@ -270,15 +271,11 @@ def test_an_unwritable_cache_costs_one_warning_and_fails_only_what_requires_it(t
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path, caplog):
-    resource = pytest.importorskip("resource")
-    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
-    try:
+    with file_sizes() as limit:
+        limit(200)
         assert obtain(tmp_path / "c")
         with pytest.raises(BackendError, match="File too large"):
             obtain(tmp_path / "c", required=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert files(tmp_path / "c") == []
     assert len(warnings_in(caplog)) == 1
     assert obtain(tmp_path / "c") and not obtain(tmp_path / "c")

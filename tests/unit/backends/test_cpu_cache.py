@@ -11,6 +11,8 @@ import sys
 import numpy as np
 import pytest
 
+from disk import file_sizes
+
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
 
 
@@ -107,13 +109,9 @@ def test_a_numba_that_does_not_fit_costs_the_cache_alone(folder, monkeypatch, ca
 
 
 def test_a_full_disk_costs_one_warning(folder, caplog):
-    resource = pytest.importorskip("resource")
-    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    try:
+    with file_sizes() as limit:
+        limit(2000)
         assert call() and call()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert files(folder) == []
     assert sum("cannot be kept" in record.getMessage() for record in caplog.records) == 1
     assert call() and not call()
@@ -155,6 +153,7 @@ def test_a_compilation_is_announced_where_everybody_sees_it(folder, caplog):
 
 CALL = """
 import numpy as np, ksieve
+from disk import file_sizes
 from ksieve.backends.cpu.kernels import select_rows
 x = np.arange(5000, dtype=np.float32)[None]
 assert sorted(ksieve.topk(x, k=3)[0]) == [4997, 4998, 4999]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from disk import file_sizes
 from ksieve import api, dispatch
 from ksieve.captures.format import open_capture
 from ksieve.core import call as calls
@@ -242,31 +243,17 @@ def test_a_path_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def full_disk():
-    """A function after which no file can grow past the bytes given."""
-    import resource
-    import signal
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (before[1] if size is None else size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_a_full_disk_does_not_disturb_the_calls(tmp_path, full_disk, library):
+def test_a_full_disk_does_not_disturb_the_calls(tmp_path, library):
     path = tmp_path / "x"
     blocks = [rows(4, 1000, seed) for seed in range(4)]
     given = blocks
     if library == "torch":
         given = [pytest.importorskip("torch").from_numpy(block) for block in blocks]
     ksieve.topk(given[0], k=3)  # compiled, and cached while there is room
-    with pytest.warns(RuntimeWarning) as warned, ksieve.record(path) as recorder:
-        full_disk(40_000)  # two calls and a half
+    with pytest.warns(RuntimeWarning) as warned, ksieve.record(path) as recorder, file_sizes() as limit:
+        limit(40_000)  # two calls and a half
         found = [np.sort(np.asarray(ksieve.topk(block, k=3))) for block in given]
-        full_disk(None)
     assert len(warned) == 1, [str(w.message) for w in warned]
     assert "recording stops after 2 calls" in str(warned[0].message)
     assert str(path) in str(warned[0].message)
@@ -280,12 +267,13 @@ def test_a_full_disk_does_not_disturb_the_calls(tmp_path, full_disk, library):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(tmp_path, full_disk):
+def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(tmp_path):
     path = tmp_path / "x"
     path.write_text("what was there")
-    with pytest.warns(RuntimeWarning, match="the recording is lost: .*x"), ksieve.record(path):
+    lost = pytest.warns(RuntimeWarning, match="the recording is lost: .*x")
+    with file_sizes() as limit, lost, ksieve.record(path):
         ksieve.topk(rows(4, 1000), k=3)
-        full_disk(10_000)
+        limit(10_000)
     assert path.read_text() == "what was there" and list(tmp_path.iterdir()) == [path]
 
 

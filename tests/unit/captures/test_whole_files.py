@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from disk import file_sizes
 from ksieve.captures.format import open_capture
 from ksieve.captures.writer import CaptureWriter, write_factors
 from ksieve.core.errors import ArgumentError
@@ -55,38 +56,26 @@ WRITERS = {
 writers = pytest.mark.parametrize("name", WRITERS)
 
 
-@pytest.fixture
-def full_disk(tmp_path):
-    """A function that turns a folder into one that has no room: here every write past 64 bytes fails."""
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
 @writers
-def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk, name):
+def test_a_full_disk_leaves_the_old_file(tmp_path, name):
     path = tmp_path / name
     path.write_text("what was there")
-    full_disk()
-    with pytest.raises(OSError) as caught:
+    with file_sizes() as limit, pytest.raises(OSError) as caught:
+        limit(64)
         WRITERS[name](path)
     assert caught.value.errno == errno.EFBIG and caught.value.filename == str(path)
     assert path.read_text() == "what was there"
     assert names(tmp_path) == [name]
 
 
-def test_a_full_disk_leaves_the_old_figures(tmp_path, full_disk):
+def test_a_full_disk_leaves_the_old_figures(tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("f.png", "f.svg"):
         (tmp_path / name).write_text("what was there")
     with figures.canvas() as (figure, axes):
         axes.plot([1, 2])
-    full_disk()
-    with pytest.raises(OSError, match=r"f\.png"):
+    with file_sizes() as limit, pytest.raises(OSError, match=r"f\.png"):
+        limit(64)
         figures.save(figure, tmp_path / "f")
     assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["what was there"] * 2
 

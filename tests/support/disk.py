@@ -1,0 +1,25 @@
+"""A disk without room, for a part of a test."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def file_sizes() -> Iterator[Callable[[int], None]]:
+    """Yield a function after which no file of this process grows past the bytes given: writes fail with EFBIG.
+
+    The limit ends with the block. It has to end before the test does: pytest writes its progress to a file as well.
+    """
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
