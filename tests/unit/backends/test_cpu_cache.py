@@ -153,7 +153,6 @@ def test_a_compilation_is_announced_where_everybody_sees_it(folder, caplog):
 
 CALL = """
 import numpy as np, ksieve
-from disk import file_sizes
 from ksieve.backends.cpu.kernels import select_rows
 x = np.arange(5000, dtype=np.float32)[None]
 assert sorted(ksieve.topk(x, k=3)[0]) == [4997, 4998, 4999]
