@@ -4,7 +4,7 @@ Steps of `select_rows`, per row of L > k valid scores:
 
 1. Propose (`sample_keys`): the sampled scores give the keys at the policy's sample ranks; a coarse policy widens them
    to the cutoff of their coarse bin.
-2. Certify (`_sieve`): one read of the row stores every (index, key) up to the cutoff. At least k of them prove
+2. Certify (`sieve`): one read of the row stores every (index, key) up to the cutoff. At least k of them prove
    containment. Underfilled: the rescue cutoff, then every score.
 3. Refine (`kth`, `emit`): the exact k-th key of the stored ones, then all better candidates and enough ties.
 
@@ -46,27 +46,19 @@ from ksieve.backends.cpu.accounting import (
     set_thresholds,
 )
 from ksieve.backends.cpu.compiled import cached_jit
-from ksieve.backends.cpu.ranking import HIST_BINS, drop_ties, emit, keep_best, kth
+from ksieve.backends.cpu.ranking import HIST_BINS, emit, kth
 from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, Scratch
 from ksieve.backends.cpu.short import select_short
+from ksieve.backends.cpu.sieve import sieve
 from ksieve.backends.cpu.simd import (
     FLOAT32,
     HIGHEST_TIES,
-    INF_KEY,
     TILE,
     Int,
     Word,
-    bit_count,
-    block_mask,
     jit,
     load_u32,
-    lowest_bit,
-    make_keys,
-    prefetch_block,
-    raw_limit,
     store_i32,
-    tile_of,
-    valid_mask,
 )
 from ksieve.backends.cpu.ties import emit_last_of_row, emit_last_stored
 from ksieve.backends.cpu.views import guess_cutoff, offset, sample_keys, view_size
@@ -74,107 +66,6 @@ from ksieve.core import guess, keys
 from ksieve.core import policy as policies
 from ksieve.core.guess import BLOCK, MOST_GUESSES
 from ksieve.core.keys import NAN_KEY
-
-# ---- step 2: certify -------------------------------------------------------------------------------------
-
-
-@jit
-def _tighten(
-    row: Int, row_id: Int, length: Int, dtype: Int, cutoff: Word, k: Int, count: Int, seed: Int, scratch: Any
-) -> tuple[Int, Word]:
-    """Drop some of `count` stored candidates; return how many stay and the new, better cutoff.
-
-    With `seed` -1 no cutoff is guessed.
-    """
-    index, key, half = scratch.index, scratch.key, (scratch.key.size - BLOCK) // 2
-    if seed >= 0:
-        tighter = guess_cutoff(row, row_id, length, dtype, k, 0, seed, scratch)
-        if tighter < cutoff:
-            cutoff = tighter
-            kept = 0
-            for i in range(count):
-                this = key[i]
-                index[kept] = index[i]
-                key[kept] = this
-                kept += this <= tighter
-            scratch.work[0] += count
-            count = kept
-    if count > half:
-        # Few scores are better than a guess. If they fill more than half of the storage, most equal the cutoff.
-        count, cutoff = drop_ties(index, key, count, k, cutoff, scratch.work), np.uint32(cutoff - np.uint32(1))
-    if count > half:
-        count, cutoff = keep_best(index, key, count, k, half, scratch.spare, scratch.histogram, scratch.work)
-    return count, cutoff
-
-
-@jit
-def _append(address: Int, position: Int, mask: Word, hits: Int) -> None:
-    """Store the positions of the bits set in `mask`, and up to four stray ones behind them.
-
-    At least four are stored, in groups of four: most blocks have few hits or none, and a branch on their exact number
-    would be mispredicted too often.
-    """
-    while True:
-        for j in range(4):
-            store_i32(address + 4 * j, np.int32(position + lowest_bit(mask)))
-            mask &= mask - np.uint64(1)
-        address += 16
-        hits -= 4
-        if hits <= 0:
-            break
-
-
-@jit
-def _look_up(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) -> None:
-    """Store the bits of the scores at newly stored indices in the key array, while their tile is in cache."""
-    for j in range(begin, end):
-        key[j] = load_u32(tile + 4 * (np.int64(index[j]) - first))
-
-
-@jit
-def _sieve(
-    row: Int, row_id: Int, length: Int, dtype: Int, cutoff: Word, k: Int, seed: Int, scratch: Any
-) -> tuple[Int, Word]:
-    """Read the row once and store its scores whose key is at most `cutoff`.
-
-    Returns the number of stored candidates, and the final cutoff. All scores up to the final cutoff are stored. If it
-    differs from `cutoff` and at least k candidates are stored, the k best scores of the row are among them.
-    """
-    index, key = scratch.index, scratch.key
-    slots = np.int64(index.ctypes.data)
-    count, keyed = 0, 0
-    room = index.size - BLOCK
-    limit = raw_limit(cutoff)
-    for first in range(0, length, TILE):
-        last = min(first + TILE, length)
-        tile = tile_of(row, first, last, dtype, scratch.wide)
-        looked_up = count
-        for begin in range(first, last, BLOCK):
-            block = tile + 4 * (begin - first)
-            if dtype == FLOAT32:
-                prefetch_block(block, 4)
-            valid = valid_mask(last - begin)
-            mask = block_mask(block, limit) & valid
-            if count > room:
-                _look_up(tile, first, looked_up, count, index, key)
-                make_keys(keyed, count, key)
-                scratch.work[0] += count - keyed
-                count, cutoff = _tighten(row, row_id, length, dtype, cutoff, k, count, seed, scratch)
-                looked_up, keyed, seed = count, count, -1
-                if cutoff < np.uint32(INF_KEY):
-                    return count, cutoff  # k infinities are stored: no score is better
-                limit = raw_limit(cutoff)
-                mask = block_mask(block, limit) & valid
-            hits = bit_count(mask)
-            _append(slots + 4 * count, begin, mask, hits)
-            count += hits
-        _look_up(tile, first, looked_up, count, index, key)
-    make_keys(keyed, count, key)
-    scratch.work[0] += count - keyed
-    return count, cutoff
-
-
-# ---- one row, and the entry ------------------------------------------------------------------------------
 
 
 @jit
@@ -247,19 +138,19 @@ def _guessed(
 ) -> tuple[Int, Word]:
     """Read the row up to a guess; after each guess that admits too few, up to a safer one; finally up to `bound`.
 
-    Returns the result of `_sieve`.
+    Returns the result of `sieve`.
     """
     while attempt < MOST_GUESSES:
         tighter = guess_cutoff(row, row_id, length, dtype, k, attempt, seed, scratch)
         if tighter >= bound:
             break
         stats[SCANS] += 1
-        stored, cutoff = _sieve(row, row_id, length, dtype, tighter, k, -1, scratch)
+        stored, cutoff = sieve(row, row_id, length, dtype, tighter, k, -1, scratch)
         if stored >= k:
             return stored, cutoff
         attempt += 1
     stats[SCANS] += 1
-    return _sieve(row, row_id, length, dtype, bound, k, -1, scratch)
+    return sieve(row, row_id, length, dtype, bound, k, -1, scratch)
 
 
 @jit
@@ -277,7 +168,7 @@ def _certify(
 ) -> tuple[Int, Word, Word]:
     """Step 2: store at least the k best scores by the cheapest route that has them.
 
-    Returns the result of `_sieve`, and the boundary: if the cutoff equals it, all scores up to it are stored.
+    Returns the result of `sieve`, and the boundary: if the cutoff equals it, all scores up to it are stored.
     """
     stats[ROUTE] = DIRECT if proposals == 0 else RECOVERED + proposals - 1
     for attempt in range(proposals):
@@ -285,7 +176,7 @@ def _certify(
             continue  # the rescue band is empty: the same boundary would underfill again
         tau = taus[attempt]
         stats[SCANS] += 1
-        stored, cutoff = _sieve(row, row_id, length, dtype, tau, k, seed, scratch)
+        stored, cutoff = sieve(row, row_id, length, dtype, tau, k, seed, scratch)
         if stored < k and cutoff != tau:
             stored, cutoff = _guessed(row, row_id, length, dtype, k, tau, 1, seed, stats, scratch)
         if stored >= k:
