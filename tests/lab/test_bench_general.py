@@ -41,7 +41,7 @@ def test_every_dtype_is_timed_beside_torch_and_verified(small, tmp_path):
     assert done.exit_code == 0, done.output
     payload = json.loads((tmp_path / "gpu-general.json").read_text())
     results = payload["results"]
-    assert len(results["shapes"]) == 9 == results["over_torch"]["cases"]
+    assert len(results["shapes"]) == 9 == results["over_torch"]["shapes"]
     for case in results["shapes"]:
         assert case["selectors"]["ksieve"]["exact"] is True and case["selectors"]["torch.topk"]["exact"] is True
         assert case["times_faster"] == OTHER_US / OWN_US

@@ -14,19 +14,22 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import gpu, record, scores
+from ksieve.lab.bench import gpu, scores
 from ksieve.lab.bench.variants import PLANNED, Variant, compile_plans
 from ksieve.planning import tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import SEGMENT, SPLITS
+
+if TYPE_CHECKING:
+    from ksieve.backends.cuda.jit.spec import KernelSpec
 
 ONE_CTA_WIDTHS = (
     3072, 4096, 8192, 12_288, 16_384, 20_480, 24_576, 28_672, 32_768, 36_864, 40_960, 45_056, 49_152, 57_344, 65_536,
@@ -68,6 +71,7 @@ LAUNCHES = ((256, 2), (256, 3), (256, 4), (512, 1), (512, 2), (1024, 1))
 Question = tuple[int, int, int]
 """Rows, width and k."""
 
+Times = Mapping[str, float]
 Results = dict[str, dict[str, Any]]
 Options = dict[Question, list[Variant]]
 Progress = Callable[[int, int], None]
@@ -214,7 +218,6 @@ def choice_of(question: Question, target: Target) -> str:
 
 def prepare(asked: Sequence[Question], target: Target, progress: Progress) -> Options:
     """Compile the kernels of all candidates; return those of each question that run as planned."""
-    from ksieve.backends.cuda.jit import build
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
     options = {
@@ -222,13 +225,22 @@ def prepare(asked: Sequence[Question], target: Target, progress: Progress) -> Op
         for shape in asked
     }
     plans = {kernel_spec(plan): plan for found in options.values() for _, plan in found}
-    fine = set()
-    for spec, made in compile_plans(plans.values(), progress).items():
-        if isinstance(made, BackendError):
-            _log.warning("a launch shape is left out: %s", made)
-        elif not build.shortcomings(plans[spec], spec, made.resources):
-            fine.add(spec)
-    return {shape: [v for v, plan in found if kernel_spec(plan) in fine] for shape, found in options.items()}
+    left_out = unfit(plans, progress)
+    return {shape: [v for v, plan in found if kernel_spec(plan) not in left_out] for shape, found in options.items()}
+
+
+def unfit(plans: Mapping[KernelSpec, Plan], progress: Progress) -> set[KernelSpec]:
+    """Compile the kernels of plans; return those that do not compile, or cannot run as planned."""
+    from ksieve.backends.cuda.jit import build
+
+    made, found = compile_plans(plans.values(), progress), set()
+    for spec, plan in plans.items():
+        code = made[spec]
+        if isinstance(code, BackendError):
+            _log.warning("a launch shape is left out: %s", code)
+        if isinstance(code, BackendError) or build.shortcomings(plan, spec, code.resources):
+            found.add(spec)
+    return found
 
 
 def run(
@@ -276,20 +288,31 @@ def run(
     progress(len(options), len(options))
 
 
+def best_of(times: Times) -> str:
+    """Name of the fastest candidate."""
+    return min(times, key=lambda name: times[name])
+
+
 def gain(done: Results, asked: Sequence[Question]) -> list[tuple[str, float, str, float]]:
     """Return for each measured question the planner's time, and the best candidate with its time."""
     rows = []
     for name in map(name_of, asked):
         found = done.get(name, {})
         if found.get("choice") and found["us"]:
-            best = min(found["us"], key=lambda n: found["us"][n])
+            best = best_of(found["us"])
             rows.append((name, found["choice"], best, found["us"][best]))
     return rows
 
 
-def about(target: Target) -> dict[str, Any]:
-    """Return the facts of a file: device, driver, packages, date, commit, dtype and k."""
-    facts = record.environment(gpu=True)
+def about(target: Target, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a file: device, driver, packages, date, commit, dtype and k.
+
+    Parameters
+    ----------
+    target : Target
+    facts : dict
+        From `ksieve.lab.bench.record.environment`.
+    """
     cards = (facts.get("gpu") or {}).get("devices") or [{}]
     return {
         "device": tuned.described(target.device), "driver": cards[0].get("driver_version"),

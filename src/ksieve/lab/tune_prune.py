@@ -10,11 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ksieve.core.arrays import Device
-from ksieve.core.errors import BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Problem
-from ksieve.lab.bench.variants import compile_plans, planned_with
-from ksieve.lab.tune import Progress, Target
+from ksieve.lab.bench.variants import planned_with
+from ksieve.lab.tune import Progress, Target, unfit
 from ksieve.lab.tune_table import Entry, Parts
 from ksieve.planning import choose, cuda, explain, shapes, tuned
 from ksieve.planning.length_bins import launches
@@ -86,7 +85,6 @@ def without_spills(found: tuned.Tuned, target: Target, progress: Progress) -> tu
     ArgumentError
         If the device cannot run an entry.
     """
-    from ksieve.backends.cuda.jit import build
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
     while True:
@@ -98,12 +96,7 @@ def without_spills(found: tuned.Tuned, target: Target, progress: Progress) -> tu
                 for launch in launches(plan)
                 if launch.family in known.resident
             }
-            made = compile_plans(launched.values(), progress)
-            short = [
-                explain.entry_of(launch)
-                for spec, launch in launched.items()
-                if isinstance(code := made[spec], BackendError) or build.shortcomings(launch, spec, code.resources)
-            ]
+            short = [explain.entry_of(launched[spec]) for spec in unfit(launched, progress)]
             places = {
                 (family, number)
                 for family, entries in known.resident.items()

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
-from ksieve.lab.tune import WIDER, Results, Target, resident_width
+from ksieve.lab.tune import WIDER, Results, Target, Times, best_of, resident_width
 from ksieve.planning import shapes, tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.shapes import Geometry
@@ -24,7 +24,6 @@ DEFAULTS = Geometry(0, 0)
 TIE = 1.02
 """What is within 2 % of the best is as good: fewer kernels are worth that."""
 
-Times = Mapping[str, float]
 FIRST = ("register_block", "resident_grid")
 """Families that the planner asks before another that may win fewer rows of the same width."""
 
@@ -82,11 +81,6 @@ def _runs(measured: Iterable[tuple[int, Times]]) -> list[tuple[str, list[tuple[i
         best = min(sorted(alive), key=lambda name: sum(math.log(times[name]) for _, times in won))
         runs.append((best, won))
     return runs
-
-
-def best_of(times: Times) -> str:
-    """Name of the fastest candidate."""
-    return min(times, key=lambda name: times[name])
 
 
 def _facts(name: str, times: Times) -> Entry:
@@ -205,14 +199,14 @@ def _stream_shapes(measured: ByWidth) -> list[Entry]:
 
 def _split_shape(measured: ByWidth) -> list[Entry]:
     """The launch shape of rows that CTAs share: of least time over the rows and widths where sharing them wins."""
-    sums: dict[str, list[float]] = {}
+    timed: dict[str, list[float]] = {}
     for found in measured.values():
         won = [(rows, times) for rows, times in found if best_of(times).startswith("stream_split")]
         for _, times in _only(won, r"stream_split \d+x\d+ x\d+ s\d+"):
             for name, us in times.items():
-                sums.setdefault(re.sub(r" x\d+", "", name), []).append(math.log(us))
-    most = max(map(len, sums.values()), default=0)
-    means = {name: math.exp(sum(logs) / most) for name, logs in sums.items() if len(logs) == most}
+                timed.setdefault(re.sub(r" x\d+", "", name), []).append(us)
+    most = max(map(len, timed.values()), default=0)
+    means = {name: geometric_mean(all_us) for name, all_us in timed.items() if len(all_us) == most}
     return [shape_of(best_of(means), 0) | _facts(best_of(means), means)] if means else []
 
 

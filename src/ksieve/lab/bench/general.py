@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,9 +80,8 @@ def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     times = [case["times_faster"] for case in results if "times_faster" in case]
     if not times:
         return {"over_torch": None, "slower": []}
-    mean = math.exp(sum(map(math.log, times)) / len(times))
     slower = [f"{name_of(case)}, {case['dtype']}" for case in results if case.get("times_faster", 1.0) < 1]
-    return {"over_torch": {"geometric_mean": mean, "least": min(times), "cases": len(times)}, "slower": slower}
+    return {"over_torch": gpu.mean_of(times), "slower": slower}
 
 
 def prepare(listed: Sequence[Case], progress: Progress) -> None:

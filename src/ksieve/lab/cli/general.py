@@ -59,7 +59,7 @@ def bench_general(
     if found:
         terminal.say(
             f"torch.topk over ksieve: geometric mean {found['geometric_mean']:.2f}x, least {found['least']:.2f}x, "
-            f"{found['cases']} cases; ksieve is slower in {len(results['slower'])}"
+            f"{found['shapes']} cases; ksieve is slower in {len(results['slower'])}"
         )
     terminal.say(f"microseconds, medians of {rounds} rounds; the floor is a plain read of the scores")
     gpu.remarks(results["shapes"])

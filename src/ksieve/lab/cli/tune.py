@@ -99,7 +99,7 @@ def tune(
     _report(rows, len(asked))
     parts = tune_table.table(done, target)
     if parts:
-        found = tuned.Tuned(tuning.about(target), parts)
+        found = tuned.Tuned(tuning.about(target, answers["environment"]), parts)
         if not quick:
             with terminal.progress("compiling for options", unit="kernels", waiting="planning") as update:
                 found = tune_prune.without_spills(found, target, update)
