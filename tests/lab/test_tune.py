@@ -320,7 +320,10 @@ def test_shapes_splits_and_strides_of_streamed_rows():
 
 def test_a_width_that_was_timed_in_part_has_no_streamed_shape():
     part = {"2112x262144k2048": {"us": {"stream 256x4 s4": 400.0, "stream 1024x1 s8": 500.0}}}
-    assert tune_table.table(STREAMED | part, TARGET)["streamed"] == tune_table.table(STREAMED, TARGET)["streamed"]
+    whole = tune_table.table(STREAMED, TARGET)["streamed"]
+    assert tune_table.table(STREAMED | part, TARGET)["streamed"] == whole
+    more = {f"{rows}x32768k2048": STREAMED["528x32768k2048"] for rows in (330, 1056, 4224)}
+    assert tune_table.table(STREAMED | more, TARGET)["streamed"] == whole, "further row counts make no width partial"
     (entry,) = tune_table.table(part, TARGET)["streamed"]["stream"]
     assert entry["threads"] == 256, "if nothing else was timed, it is what is known"
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
-from ksieve.lab.tune import WIDER, Results, Target, Times, best_of, resident_width
+from ksieve.lab.tune import STREAM_WAVES, WIDER, Results, Target, Times, best_of, resident_width
 from ksieve.planning import shapes, tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.shapes import Geometry
@@ -35,7 +35,7 @@ Parts = dict[str, Any]
 def table(done: Results, target: Target) -> Parts:
     """Return the parts of a file; one of which nothing was measured is left out, and that of the class holds."""
     measured, few_slots = _by_width(done, target, few_slots=False), _by_width(done, target, few_slots=True)
-    streamed = {"stream": _stream_shapes(measured), "stream_split": _split_shape(measured)}
+    streamed = {"stream": _stream_shapes(measured, target), "stream_split": _split_shape(measured)}
     parts = {
         "resident": _resident(measured, few_slots, target) if target.dtype == tuned.DTYPE else {},
         "streamed": {family: entries for family, entries in streamed.items() if entries},
@@ -173,13 +173,15 @@ def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
     return 0
 
 
-def _stream_shapes(measured: ByWidth) -> list[Entry]:
+def _stream_shapes(measured: ByWidth, target: Target) -> list[Entry]:
     """Launch shapes of rows that do not stay on chip: for each measured width, and narrower ones, runs of rows."""
     by_width: list[tuple[int, list[Entry]]] = []
     timed = {width: _only(found, r"stream \d+x\d+ s\d+") for width, found in measured.items()}
-    most_timed = max(map(len, timed.values()), default=0)
+    waves = {int(wave * target.device.sm_count) for wave in STREAM_WAVES}  # some widths are timed at others too
+    asked = {width: waves & {rows for rows, _ in found} for width, found in timed.items()}
+    most_asked = max(map(len, asked.values()), default=0)
     for width, found in timed.items():
-        if len(found) < most_timed:
+        if len(asked[width]) < most_asked:
             continue  # the run was stopped: its shape for many rows would be taken for few too
         runs = _runs(found)
         entries = []
