@@ -58,11 +58,12 @@ NUMBERS = [
 
 
 def source() -> str:
-    """Key functions of keys.cuh, the fast test of filter.cuh and the cutoffs of its classifying scan, as a program."""
-    keys, sieve = (
-        (spec.SOURCES / name).read_text(encoding="utf-8") for name in ("common/keys.cuh", "stream/filter.cuh")
+    """Key functions of keys.cuh, the fast test of compare.cuh and the cutoffs of its classifying scan, as a program."""
+    keys, compare, sieve = (
+        (spec.SOURCES / name).read_text(encoding="utf-8")
+        for name in ("common/keys.cuh", "stream/compare.cuh", "stream/filter.cuh")
     )
-    above = sieve[sieve.index("template <int kCount, class Test>") : sieve.index("// A vector's scores are neighbours")]
+    above = compare[compare.index("// Returns the bound for which") : compare.index("// The comparisons for scores")]
     classify = re.search(
         r"^  __device__ __forceinline__ static float cutoff_before.*?^  }$", sieve, re.DOTALL | re.MULTILINE
     )

@@ -81,9 +81,19 @@ static inline uint32_t min_halves_relu(uint32_t a, uint32_t b) {
   }
   return out;
 }
-static inline uint32_t nan_halves(uint32_t a, uint32_t b) {
+static inline float half_of_pair(uint32_t pair, int at, int bfloat) {
+  const uint16_t half = (uint16_t)(pair >> at);
+  const uint32_t wide = (uint32_t)half << 16;
+  float number;
+  memcpy(&number, &wide, sizeof number);
+  return bfloat ? number : half_to_float(half);
+}
+/* `test`: 0 for NaN in either, 1 for at least, 2 for equal. */
+static inline uint32_t test_halves(uint32_t a, uint32_t b, int test, int bfloat) {
   uint32_t out = 0;
-  for (int i = 0; i < 32; i += 16)
-    if (isnan(half_to_float((uint16_t)(a >> i))) || isnan(half_to_float((uint16_t)(b >> i)))) out |= 0xffffu << i;
+  for (int i = 0; i < 32; i += 16) {
+    const float x = half_of_pair(a, i, bfloat), y = half_of_pair(b, i, bfloat);
+    if (test == 0 ? isnan(x) || isnan(y) : test == 1 ? x >= y : x == y) out |= 0xffffu << i;
+  }
   return out;
 }

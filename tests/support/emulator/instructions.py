@@ -343,6 +343,12 @@ def count_bits(f: Function, parts: list[str], o: list[str], line: int) -> str:
     return f.write(o[0], value, "u32")
 
 
+def test_halves(f: Function, parts: list[str], o: list[str], line: int) -> str:
+    known(parts, "nan", "ge", "eq", "u32", "f16x2", "bf16x2")
+    test, bfloat = ("nan", "ge", "eq").index(parts[1]), int(parts[-1] == "bf16x2")
+    return f.write(o[0], f"test_halves({f.read(o[1], 'u32')}, {f.read(o[2], 'u32')}, {test}, {bfloat})", "u32")
+
+
 INSTRUCTIONS: dict[str, Callable[[Function, list[str], list[str], int], str]] = {
     "ld": load, "st": store, "atom": atomic, "red": atomic, "setp": compare, "mov": move, "shl": shift, "shr": shift,
     "mul": multiply, "mad": multiply, "cvt": convert, "shfl": shuffle, "vote": vote, "redux": reduce_warp,
@@ -352,7 +358,7 @@ INSTRUCTIONS: dict[str, Callable[[Function, list[str], list[str], int], str]] = 
     "popc": count_bits, "clz": count_bits, "brev": count_bits, "bfind": count_bits,
     "neg": simple("-{}"), "abs": absolute, "prmt": simple("permute({}, {}, {})", "prmt.b32"),
     "div": simple("{} / {}"), "rem": simple("{} % {}"), "rsqrt": simple("1.0f / sqrtf({})", "rsqrt.approx.f32", "f32"),
-    "sqrt": simple("sqrtf({})", "sqrt.rn.f32", "f32"), "set": simple("nan_halves({}, {})", "set.nan.u32.f16x2"),
+    "sqrt": simple("sqrtf({})", "sqrt.rn.f32", "f32"), "set": test_halves,
     "nanosleep": lambda f, parts, o, line: "poll(t);",
     "activemask": lambda f, parts, o, line: f.write(o[0], f"active(t, {line})", "u32"),
     "match": lambda f, parts, o, line: f.write(

@@ -35,6 +35,26 @@ __device__ __forceinline__ unsigned nan_halves(unsigned halves) {
   asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(halves));
   return nan;
 }
+// Return all ones in each half that is at least the other word's half, or equals it, and zero in the others: numbers of
+// float16, or bfloat16 (from sm_90 on).
+template <bool kBFloat> __device__ __forceinline__ unsigned halves_reaching(unsigned halves, unsigned bounds) {
+  unsigned reach;
+  if constexpr (kBFloat) {
+    asm("set.ge.u32.bf16x2 %0, %1, %2;" : "=r"(reach) : "r"(halves), "r"(bounds));
+  } else {
+    asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(reach) : "r"(halves), "r"(bounds));
+  }
+  return reach;
+}
+template <bool kBFloat> __device__ __forceinline__ unsigned equal_halves(unsigned halves, unsigned others) {
+  unsigned equal;
+  if constexpr (kBFloat) {
+    asm("set.eq.u32.bf16x2 %0, %1, %2;" : "=r"(equal) : "r"(halves), "r"(others));
+  } else {
+    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(equal) : "r"(halves), "r"(others));
+  }
+  return equal;
+}
 // Returns each half's sign bit, repeated in all of its bits.
 __device__ __forceinline__ unsigned signs_of_halves(unsigned halves) {
   unsigned negative;

@@ -5,8 +5,8 @@
 // chip are counted in buckets (resident/) or coarse bins (register/).
 #pragma once
 #include "common/histogram.cuh"
-#include "common/keys.cuh"
 #include "common/output.cuh"
+#include "stream/compare.cuh"
 
 // Returns the sum of `mine` over the lanes before this one. Call by whole warps.
 __device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
@@ -73,75 +73,6 @@ __device__ __forceinline__ void list_at(int slot, u32 key, int index) {
 __device__ __forceinline__ void list_candidate(u32 key, int index) {
   list_at(atomicAdd(&shared_storage().listed, 1), key, index);
   atomicAdd(&shared_storage().count, 1);
-}
-
-// Returns one bit for each score of a batch: whether it passes a test.
-template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&raw)[kBatch], Passes passes) {
-  u32 bits = 0;
-#pragma unroll
-  for (int u = 0; u < kBatch; ++u) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i)
-      bits |= passes(unpack(raw[u], i)) ? 1u << (u * kVector + i) : 0u;
-  }
-  return bits;
-}
-
-// Returns one bit for each score of a batch: whether it is in the body, which has `left` scores from the batch's first
-// on.
-__device__ __forceinline__ u32 valid_bits(int left) {
-  constexpr u32 kAll = ~0u >> (32 - kBatch * kVector);
-  if (!unlikely(left < (kBatch - 1) * kStep + kVector)) return kAll;
-  u32 valid = 0;
-#pragma unroll
-  for (int u = 0; u < kBatch; ++u)
-    valid |= valid_mask(left - u * kStep) << (u * kVector);
-  return valid;
-}
-
-// Returns the bits of gather_bits, for tests whose results are 1 or 0 as floats: weighted and added up, the results are
-// the low bits of a mantissa. The first sums join two vectors; otherwise ptxas would load the second one only when the
-// first has been used.
-template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Test test) {
-  static_assert(kCount <= 16, "hits are the low bits of a mantissa");
-  constexpr int kHalf = kCount / 2;
-  auto both = [&](int i) { return fmaf(test(kHalf + i), static_cast<float>(1 << kHalf), test(i)); };
-  float sum = 0x1p23f;
-#pragma unroll
-  for (int i = 0; i < kHalf; i += 4) {
-    float low = fmaf(both(i + 1), 2.0f, both(i));
-    float high = fmaf(both(i + 3), 2.0f, both(i + 2));
-    sum = fmaf(fmaf(high, 4.0f, low), static_cast<float>(1 << i), sum);
-  }
-  return __float_as_uint(sum) & 0xffffu;
-}
-
-// The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half that rate, which
-// a scan would wait for. saturate(score * scale - bound * scale) is 1 or 0 if a score beyond the bound, at least half a
-// unit in its last place away, is at least 1 away after scaling by a power of two. NaN gives 0.
-struct Above {
-  float scale;
-  float offset;
-
-  // The scale is 0, which makes the test unusable, for a bound that is infinite, NaN, or so near zero that the scale
-  // overflows.
-  __device__ __forceinline__ explicit Above(float bound) {
-    u32 exponent = __float_as_uint(bound) >> 23 & 0xffu;
-    bool exists = fabsf(bound) >= 0x1p-100f && exponent < 0xffu;
-    scale = __uint_as_float(exists ? (278 - exponent) << 23 : 0); // 2^24 over the power of two in the bound
-    offset = -bound * scale;
-  }
-
-  __device__ __forceinline__ float test(float score) const { return __saturatef(fmaf(score, scale, offset)); }
-
-  __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const {
-    return gather_tests<kBatch * kVector>([&](int i) { return test(unpack(raw[i / kVector], i % kVector)); });
-  }
-};
-
-// Returns the bound for which score > bound exactly if order_key(score) <= key: the greatest float with a worse key.
-__device__ __forceinline__ float bound_below(u32 key) {
-  return score_of_key(key + (key == kZeroKey ? 2 : 1)); // no score has 0x80000000
 }
 
 // A vector's scores are neighbours, and vectors are kStep apart: returns the index of a bit's score.
@@ -215,7 +146,8 @@ __device__ __forceinline__ void emit_bits(u32 bits, int first) {
 // cannot be used, scores are compared; those equal to a boundary that is a plateau are then not stored, but written to
 // the end of the output.
 template <bool kFast> struct Filter {
-  Above above;
+  FastTest fast;
+  Bound bound;
   float cutoff;
   u32 top;      // shared address of the column's next free entry
   u32 end;      // shared address behind the column's last entry
@@ -224,8 +156,9 @@ template <bool kFast> struct Filter {
   static constexpr u32 kPitch = kThreads * sizeof(u32); // bytes from one entry of a column to the next
 
   __device__ __forceinline__ explicit Filter(const ScanRule& rule)
-      : above(bound_below(rule.worst)), cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kSeparateTies))),
-        top(base()), end(base() + kColumns * kPitch) {}
+      : fast(rule.worst), bound(hot_cutoff(rule.worst - (rule.mode == Mode::kSeparateTies))),
+        cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kSeparateTies))), top(base()),
+        end(base() + kColumns * kPitch) {}
 
   __device__ __forceinline__ static bool separate_ties() {
     return !kFast && shared_storage().rule.mode == Mode::kSeparateTies;
@@ -253,13 +186,13 @@ template <bool kFast> struct Filter {
   __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
     u32 hits;
     if (kFast) {
-      hits = above.gather(raw);
+      hits = fast.gather(raw);
     } else {
       u32 valid = valid_bits(left);
-      hits = gather_bits(raw, [&](float score) { return score >= cutoff; }) & valid;
+      hits = bound.reached(raw) & valid;
       if (separate_ties()) {
         float value = plateau();
-        u32 equal = gather_bits(raw, [&](float score) { return score == value; });
+        u32 equal = Bound(value).equalled(raw);
         set_aside_tie((value == value ? equal : ~hits) & valid, first);
       }
     }
@@ -334,13 +267,12 @@ struct Classify {
 
   __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
     u32 valid = valid_bits(left);
-    u32 in = gather_bits(raw, [&](float score) { return score >= cutoff; });
+    u32 in = Bound(cutoff).reached(raw);
     in = (nan ? valid : in & valid);
     if (!__any_sync(kFullWarp, in)) return;
-    u32 chosen = gather_bits(raw, [&](float score) { return score >= better; }) & valid;
+    u32 chosen = Bound(better).reached(raw) & valid;
     in &= ~chosen;
-    if (emitted_cutoff == emitted_cutoff)
-      chosen &= ~gather_bits(raw, [&](float score) { return score >= emitted_cutoff; });
+    if (emitted_cutoff == emitted_cutoff) chosen &= ~Bound(emitted_cutoff).reached(raw);
     if (__any_sync(kFullWarp, chosen)) emit_bits(chosen, first);
     if (in) list_bits(in, ring, first);
   }
@@ -404,7 +336,7 @@ struct CoarseCount {
 __device__ __forceinline__ void scan_by_rule(const Score* scores, int begin, int end) {
   const ScanRule& rule = shared_storage().rule;
   bool proposal = kSampled && rule.mode != Mode::kClassify;
-  if (kSampled && !unlikely(rule.mode != Mode::kInclusive || Above(bound_below(rule.worst)).scale == 0)) {
+  if (kSampled && !unlikely(rule.mode != Mode::kInclusive || !FastTest::usable(rule.worst))) {
     Filter<true> admit(rule);
     scan(scores, begin, end, admit);
   } else if (proposal) {

@@ -172,6 +172,11 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   return 2 * count >= 3 * (kRescue ? p.rescue_rank : p.primary_rank);
 }
 
+// Most statistics with the boundary's value for which the scores that equal it are candidates like any other. Of 16-bit
+// scores some dozens to a thousand share a value at rank k, so that ties are the rule: a quarter of the candidates'
+// room is left to them.
+constexpr int kMostSame = kDtype == Dtype::kFloat32 || kStats ? 1 : kCapacity / 4 / kStride;
+
 // Writes the boundaries of a usable view, inclusive ordered keys, to shared memory. Call by all threads; a barrier must
 // follow. `view` was loaded from its first statistic on; `views` CTAs of the row compute the same boundaries.
 __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedView& view, int views) {
@@ -213,7 +218,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
     trace_set(kColTau0 + which, kExactBoundary ? static_cast<int>(boundary.key) : found.bin);
     if (threadIdx.x == 0) {
       s.cutoff[which] = boundary.key;
-      s.expect_plateau = kExactBoundary && (boundary.same > 1 || boundary.key == kNanKey);
+      s.expect_plateau = kExactBoundary && (boundary.same > kMostSame || boundary.key == kNanKey);
     }
   }
   static_assert(!(kExactBoundary && kRescue), "an exact boundary has no rescue: its samples are gone by then");

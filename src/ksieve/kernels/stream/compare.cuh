@@ -1,0 +1,139 @@
+// Comparisons of a batch of scores with one bound, which give one bit for each score: the inner loop of a scan.
+#pragma once
+#include "common/keys.cuh"
+#include "common/load.cuh"
+
+// Returns one bit for each score of a batch: whether it passes a test.
+template <class Passes> __device__ __forceinline__ u32 gather_bits(const Raw (&raw)[kBatch], Passes passes) {
+  u32 bits = 0;
+#pragma unroll
+  for (int u = 0; u < kBatch; ++u) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i)
+      bits |= passes(unpack(raw[u], i)) ? 1u << (u * kVector + i) : 0u;
+  }
+  return bits;
+}
+
+// Returns one bit for each score of a batch: whether it is in the body, which has `left` scores from the batch's first
+// on.
+__device__ __forceinline__ u32 valid_bits(int left) {
+  constexpr u32 kAll = ~0u >> (32 - kBatch * kVector);
+  if (!unlikely(left < (kBatch - 1) * kStep + kVector)) return kAll;
+  u32 valid = 0;
+#pragma unroll
+  for (int u = 0; u < kBatch; ++u)
+    valid |= valid_mask(left - u * kStep) << (u * kVector);
+  return valid;
+}
+
+// Returns the bound for which score > bound exactly if order_key(score) <= key: the greatest float with a worse key.
+__device__ __forceinline__ float bound_below(u32 key) {
+  return score_of_key(key + (key == kZeroKey ? 2 : 1)); // no score has 0x80000000
+}
+
+// Returns the bits of gather_bits, for tests whose results are 1 or 0 as floats: weighted and added up, the results are
+// the low bits of a mantissa. The first sums join two vectors; otherwise ptxas would load the second one only when the
+// first has been used.
+template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Test test) {
+  static_assert(kCount <= 16, "hits are the low bits of a mantissa");
+  constexpr int kHalf = kCount / 2;
+  auto both = [&](int i) { return fmaf(test(kHalf + i), static_cast<float>(1 << kHalf), test(i)); };
+  float sum = 0x1p23f;
+#pragma unroll
+  for (int i = 0; i < kHalf; i += 4) {
+    float low = fmaf(both(i + 1), 2.0f, both(i));
+    float high = fmaf(both(i + 3), 2.0f, both(i + 2));
+    sum = fmaf(fmaf(high, 4.0f, low), static_cast<float>(1 << i), sum);
+  }
+  return __float_as_uint(sum) & 0xffffu;
+}
+
+// The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half that rate, which
+// a scan would wait for. saturate(score * scale - bound * scale) is 1 or 0 if a score beyond the bound, at least half a
+// unit in its last place away, is at least 1 away after scaling by a power of two. NaN gives 0.
+struct Above {
+  float scale;
+  float offset;
+
+  // Returns whether there is such a test for the scores whose key is at most this.
+  __device__ __forceinline__ static bool usable(u32 key) { return Above(key).scale != 0; }
+  __device__ __forceinline__ explicit Above(u32 key) : Above(bound_below(key)) {}
+
+  // The scale is 0, which makes the test unusable, for a bound that is infinite, NaN, or so near zero that the scale
+  // overflows.
+  __device__ __forceinline__ explicit Above(float bound) {
+    u32 exponent = __float_as_uint(bound) >> 23 & 0xffu;
+    bool exists = fabsf(bound) >= 0x1p-100f && exponent < 0xffu;
+    scale = __uint_as_float(exists ? (278 - exponent) << 23 : 0); // 2^24 over the power of two in the bound
+    offset = -bound * scale;
+  }
+
+  __device__ __forceinline__ float test(float score) const { return __saturatef(fmaf(score, scale, offset)); }
+
+  __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const {
+    return gather_tests<kBatch * kVector>([&](int i) { return test(unpack(raw[i / kVector], i % kVector)); });
+  }
+};
+
+// The comparisons for scores that are widened to float32.
+struct WideBound {
+  float value;
+  __device__ __forceinline__ explicit WideBound(float value) : value(value) {}
+
+  // Return the bits of the scores that are at least the bound, and of those that equal it: never of NaN.
+  __device__ __forceinline__ u32 reached(const Raw (&raw)[kBatch]) const {
+    return gather_bits(raw, [&](float score) { return score >= value; });
+  }
+  __device__ __forceinline__ u32 equalled(const Raw (&raw)[kBatch]) const {
+    return gather_bits(raw, [&](float score) { return score == value; });
+  }
+};
+
+// The same for 16-bit scores, two in a word, as they are loaded: one comparison and one logical operation for two
+// scores. It also is the fast test: it is exact for any bound.
+struct HalvesBound {
+  static constexpr bool kBFloat = kDtype == Dtype::kBfloat16;
+  u32 pair;
+
+  // Scores that are at least `value` are at least the least 16-bit score that is.
+  __device__ __forceinline__ explicit HalvesBound(float value) {
+    u32 bits = __float_as_uint(value);
+    u32 least = bits >> 16;
+    if constexpr (kBFloat) {
+      least += (bits & 0x8000ffffu) - 1 < 0xffffu; // positive, and cut off
+    } else {
+      least = half_of(value);
+      if (float_of_half(static_cast<unsigned short>(least)) < value) least += least & 0x8000u ? ~0u : 1u;
+    }
+    pair = (value == value ? least & 0xffffu : 0x7fffu) * 0x10001u;
+  }
+  __device__ __forceinline__ explicit HalvesBound(u32 key) : HalvesBound(hot_cutoff(key)) {}
+  __device__ __forceinline__ static bool usable(u32) { return true; }
+
+  __device__ __forceinline__ u32 reached(const Raw (&raw)[kBatch]) const {
+    return gather_halves(raw, [&](u32 scores) { return halves_reaching<kBFloat>(scores, pair); });
+  }
+  __device__ __forceinline__ u32 equalled(const Raw (&raw)[kBatch]) const {
+    return gather_halves(raw, [&](u32 scores) { return equal_halves<kBFloat>(scores, pair); });
+  }
+  __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const { return reached(raw); }
+
+  // Joins masks of two scores each: the first score's bit falls into the low half of a word, the second one's into the
+  // high half, one bit further.
+  template <class Mask> __device__ __forceinline__ static u32 gather_halves(const Raw (&raw)[kBatch], Mask mask) {
+    static_assert(kBatch * kVector <= 16, "each half of the word has a bit for every score");
+    u32 both = 0;
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u)
+#pragma unroll
+      for (int w = 0; w < 4; ++w)
+        both |= mask(raw[u].word[w]) & 0x00020001u << (u * kVector + w * 2);
+    return both >> 16 | (both & 0xffffu);
+  }
+};
+
+// bfloat16 scores are compared in pairs from sm_90 on.
+constexpr bool kPairs = kDtype == Dtype::kFloat16 || (kDtype == Dtype::kBfloat16 && __CUDA_ARCH__ >= 900);
+using Bound = Choose<kPairs, HalvesBound, WideBound>::Type;
+using FastTest = Choose<kPairs, HalvesBound, Above>::Type;
