@@ -207,9 +207,15 @@ def ring_stages(geometry: Geometry, dtype: str) -> int:
     )
 
 
-def batches(stages: int) -> int:
-    """Batches that a turn of the ring is loaded in: of `BATCH` vectors, or where their number is odd of one."""
-    return stages if stages % BATCH else stages // BATCH
+def batches(plan: Plan) -> int:
+    """Batches that a turn of the ring is loaded in: of `BATCH` vectors, or where their number is odd of one.
+
+    Of twice as many where 16-bit scores are streamed and two batches are left: a warp takes the hits of a batch one
+    after another, as many as the lane with most has, and in larger batches lanes differ less.
+    """
+    streamed = plan.family in (*QUEUED, "stream_split") and ITEM_BYTES[plan.problem.dtype] == 2
+    batch = 2 * BATCH if streamed and plan.stages % (2 * BATCH) == 0 and plan.stages > 2 * BATCH else BATCH
+    return plan.stages if plan.stages % batch else plan.stages // batch
 
 
 def statistics_bound(width: int, policy: SamplingPolicy) -> int:

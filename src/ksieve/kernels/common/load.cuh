@@ -169,7 +169,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   u32 slot = ring;
   // In small CTAs, whose threads move on (moved_on), addresses are computed for each batch; elsewhere they are
   // incremented.
-  if (kSmall) KSIEVE_OPAQUE_64(scores); // otherwise addresses are computed outside the loop, and spilled
+  if (kSmall || kBatch > 2) KSIEVE_OPAQUE_64(scores); // otherwise addresses are computed outside the loop, and spilled
   int offset = own_offset();
   int first = body.begin + offset;
   const Score* next = scores + body.begin + kTurn + moved_on(offset, kBatches);

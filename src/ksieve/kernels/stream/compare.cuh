@@ -71,8 +71,8 @@ struct Above {
 
   __device__ __forceinline__ float test(float score) const { return __saturatef(fmaf(score, scale, offset)); }
 
-  __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const {
-    return gather_tests<kBatch * kVector>([&](int i) { return test(unpack(raw[i / kVector], i % kVector)); });
+  template <int kCount = kBatch> __device__ __forceinline__ u32 gather(const Raw (&raw)[kCount]) const {
+    return gather_tests<kCount * kVector>([&](int i) { return test(unpack(raw[i / kVector], i % kVector)); });
   }
 };
 
@@ -91,7 +91,7 @@ struct WideBound {
 };
 
 // The same for 16-bit scores, two in a word, as they are loaded: one comparison and one logical operation for two
-// scores. It also is the fast test: it is exact for any bound.
+// scores.
 struct HalvesBound {
   static constexpr bool kBFloat = kDtype == Dtype::kBfloat16;
   u32 pair;
@@ -108,8 +108,6 @@ struct HalvesBound {
     }
     pair = (value == value ? least & 0xffffu : 0x7fffu) * 0x10001u;
   }
-  __device__ __forceinline__ explicit HalvesBound(u32 key) : HalvesBound(hot_cutoff(key)) {}
-  __device__ __forceinline__ static bool usable(u32) { return true; }
 
   __device__ __forceinline__ u32 reached(const Raw (&raw)[kBatch]) const {
     return gather_halves(raw, [&](u32 scores) { return halves_reaching<kBFloat>(scores, pair); });
@@ -117,23 +115,33 @@ struct HalvesBound {
   __device__ __forceinline__ u32 equalled(const Raw (&raw)[kBatch]) const {
     return gather_halves(raw, [&](u32 scores) { return equal_halves<kBFloat>(scores, pair); });
   }
-  __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const { return reached(raw); }
 
-  // Joins masks of two scores each: the first score's bit falls into the low half of a word, the second one's into the
-  // high half, one bit further.
+  // Joins masks of two scores each. Of eight words the first scores' bits fall into the low half of a word, the second
+  // ones' into the high half, one bit further.
   template <class Mask> __device__ __forceinline__ static u32 gather_halves(const Raw (&raw)[kBatch], Mask mask) {
-    static_assert(kBatch * kVector <= 16, "each half of the word has a bit for every score");
-    u32 both = 0;
+    constexpr int kEight = kBatch > 2 ? 2 : 1; // words are gathered eight at a time
+    static_assert(kBatch <= 4, "a word has a bit for every score");
+    u32 bits[kEight];
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u)
+    for (int e = 0; e < kEight; ++e) {
+      u32 both = 0;
 #pragma unroll
-      for (int w = 0; w < 4; ++w)
-        both |= mask(raw[u].word[w]) & 0x00020001u << (u * kVector + w * 2);
-    return both >> 16 | (both & 0xffffu);
+      for (int w = 8 * e; w < 8 * e + 8 && w < kBatch * 4; ++w)
+        both |= mask(raw[w / 4].word[w % 4]) & 0x00020001u << w % 8 * 2;
+      bits[e] = both | both >> 16; // in the low half; what is above it is cut off
+    }
+    return __byte_perm(bits[0], kEight > 1 ? bits[kEight - 1] : 0, 0x5410);
   }
 };
 
 // bfloat16 scores are compared in pairs from sm_90 on.
 constexpr bool kPairs = kDtype == Dtype::kFloat16 || (kDtype == Dtype::kBfloat16 && __CUDA_ARCH__ >= 900);
 using Bound = Choose<kPairs, HalvesBound, WideBound>::Type;
-using FastTest = Choose<kPairs, HalvesBound, Above>::Type;
+
+// The fast test of 16-bit scores is the comparison, for any bound.
+struct Reached : Bound {
+  __device__ __forceinline__ explicit Reached(u32 key) : Bound(hot_cutoff(key)) {}
+  __device__ __forceinline__ static bool usable(u32) { return true; }
+  __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const { return reached(raw); }
+};
+using FastTest = Choose<kDtype == Dtype::kFloat32, Above, Reached>::Type;

@@ -87,7 +87,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         # Statistics are for study: their extra registers must not become spills.
         "KSIEVE_CTAS_PER_SM": 1 if stats else plan.ctas_per_sm,
         "KSIEVE_STAGES": plan.stages,
-        "KSIEVE_BATCHES": memory.batches(plan.stages),
+        "KSIEVE_BATCHES": memory.batches(plan),
         "KSIEVE_STRIDE": policy.stride if policy else 0,
         "KSIEVE_GROUP": policy.group if policy else 1,
         "KSIEVE_PHASE_MULTIPLIER": policy.phase_multiplier if policy else 1,
