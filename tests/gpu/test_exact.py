@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gpu import material, runner
 from gpu.variants import VARIANTS, possible, small_storage
+from ksieve.core.policy import PAPER_64
+from ksieve.lab.bench import variants as bench
 from ksieve.planning.families import QUEUED
+from ksieve.planning.memory import with_workspace
 
 pytestmark = pytest.mark.gpu
 
@@ -37,6 +41,8 @@ def kernels():
         VARIANTS.values(), NARROW_RANKS, NARROW_WIDTHS, ("float16", "bfloat16")
     ):
         yield from ((p, False) for p in possible(variant, 64, width, k, dtype=dtype, device=runner.PLAN_DEVICE))
+    for launch, k, width, dtype in itertools.product(LAUNCHES, NARROW_RANKS, NARROW_WIDTHS, ("float16", "bfloat16")):
+        yield launch.plan(64, width, k, dtype, runner.PLANNED_FOR), False
     for variant, (width, k) in itertools.product(VARIANTS.values(), OVERFLOW):
         for plan in possible(variant, 64, width, k, device=runner.PLAN_DEVICE):
             yield from ((overflowing(plan, spill), False) for spill in (0, 256))
@@ -84,6 +90,32 @@ def test_narrow_scores(name, dtype, tally):
         plan = runner.plan_for(VARIANTS[name], scores, k)
         found = runner.check(plan, scores, lengths, out_padding=out_padding)
         tally.add(name, len(scores), found)
+        wrong += [f"{width} k={k} offset={offset} padding={padding}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+LAUNCHES = tuple(
+    bench.Variant(f"{family}-{threads}x{ctas}-{stages}", family, policy, (("threads", threads), ("ctas_per_sm", ctas),
+                                                                          ("stages", stages)))
+    for family, policy, threads, ctas, stages in (
+        ("stream", "lines-64", 512, 2, 8), ("stream", "lines-64", 1024, 1, 8), ("stream", "quads-16", 256, 3, 8),
+        ("stream", "lines-16", 512, 2, 6), ("stream", PAPER_64, 256, 2, 8), ("stream_split", "lines-64", 512, 2, 8),
+    )
+)  # fmt: skip
+"""Launch shapes whose threads compare two or four vectors of 16-bit scores at a time."""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("launch", LAUNCHES, ids=[launch.name + "-" + str(launch.policy)[:8] for launch in LAUNCHES])
+def test_batches_of_narrow_scores(launch, dtype, tally):
+    wrong = []
+    for width, k in itertools.product(NARROW_WIDTHS, NARROW_RANKS):
+        offset, padding, out_padding = layout(launch.name, width, k, dtype, vector=8)
+        scores, lengths = matrix(width, k, dtype, offset, padding)
+        plan = launch.plan(*scores.shape, k, dtype, runner.PLANNED_FOR)
+        plan = with_workspace(replace(plan, problem=replace(plan.problem, pitch=max(scores.stride(0), width))))
+        found = runner.check(plan, scores, lengths, out_padding=out_padding)
+        tally.add(launch.name, len(scores), found)
         wrong += [f"{width} k={k} offset={offset} padding={padding}: {text}" for text in found]
     assert not wrong, "\n".join(wrong)
 

@@ -66,6 +66,20 @@ struct KeyRange {
   u32 worst;
 };
 
+// Returns the range from the first to the last key of `keys` that a score can have, if there is one: a range with one
+// score of 16 bits, whose keys are 2^13 or 2^16 apart, is then that score's key.
+__device__ __forceinline__ KeyRange keys_of_scores(KeyRange keys) {
+  if constexpr (kDtype != Dtype::kFloat32) {
+    constexpr u32 kRest = kDtype == Dtype::kFloat16 ? 0x1fffu : 0xffffu; // bits of a key that say no more than its sign
+    const bool best_nan = keys.best > kMinusInfinityKey;
+    const bool worst_beyond = keys.worst > kMinusInfinityKey && keys.worst != kNanKey;
+    keys.best = best_nan ? kNanKey : keys.best >> 31 ? (keys.best + kRest) & ~kRest : keys.best | kRest;
+    if (worst_beyond) keys.worst = kMinusInfinityKey;
+    if (keys.worst != kNanKey) keys.worst = keys.worst >> 31 ? keys.worst & ~kRest : ((keys.worst + 1) & ~kRest) - 1;
+  }
+  return keys;
+}
+
 // Returns the range of the keys whose scores are in a coarse bin.
 __device__ __forceinline__ KeyRange keys_of_bin(int bin) {
   return {bin ? bin_cutoff_key(bin - 1) + 1 : 0, bin_cutoff_key(bin)};

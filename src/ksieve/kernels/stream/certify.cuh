@@ -84,6 +84,7 @@ __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_tie
 __device__ __forceinline__ void narrow(Frontier& q) {
   Boundary found = find_boundary(q.remaining_k);
   q.keys = keys_of_bin(found.bin, q.digit, q.keys);
+  if (!kStats) q.keys = keys_of_scores(q.keys);
   q.remaining_k -= found.before;
   q.count = found.count;
   ++q.round;

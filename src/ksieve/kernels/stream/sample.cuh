@@ -142,7 +142,7 @@ __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, Key
     Boundary found = find_boundary(rank);
     rank -= found.before;
     same = found.count;
-    range = keys_of_bin(found.bin, digit, range);
+    range = keys_of_scores(keys_of_bin(found.bin, digit, range));
   } while (range.best != range.worst);
   return {range.best, same};
 }
