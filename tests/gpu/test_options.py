@@ -29,8 +29,8 @@ NAMES = ("persistent-64", "persistent-128", "persistent-tied", "persistent-peaks
          "split-8-tied", "split-32-lines", "row", "cluster", "persistent-exact")  # fmt: skip
 """Every family, every kind of boundary."""
 
-ALL_NAMES = (*NAMES, "cooperative")
-"""And the one that takes no order."""
+ALL_NAMES = (*NAMES, "cooperative", "warp")
+"""And those that take no order."""
 
 ONE_OF_EACH = ("persistent-peaks", "split-8-tied", "row", "cluster", "persistent-exact")
 

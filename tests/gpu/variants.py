@@ -100,8 +100,8 @@ VARIANTS: dict[str, Variant] = {
 }
 """Rows stay on chip in "row" and "cluster" as far as their launch shapes for the width go; others are streamed."""
 
-ALL = VARIANTS | {"cooperative": Variant("cooperative", "resident_grid")}
-"""And the one that has no other rows: of float32 alone, no longer than its launch shapes hold, and of few options."""
+ALL = VARIANTS | {v.name: v for v in (Variant("cooperative", "resident_grid"), Variant("warp", "register_warp"))}
+"""And those that have no other rows: no longer than their launch shapes hold, and of few options."""
 
 
 def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:

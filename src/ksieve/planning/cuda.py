@@ -17,7 +17,12 @@ from ksieve.planning import shapes, tuned
 from ksieve.planning.families import FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
+    ITEM_BYTES,
+    LANES,
+    REGISTERS_PER_SM,
     RESERVED_SHARED,
+    VECTOR_BYTES,
+    WARP_REGISTERS,
     candidate_bytes_of,
     fewest_stored,
     fixed_bytes,
@@ -26,6 +31,7 @@ from ksieve.planning.memory import (
     sort_bytes,
     storage_of,
     tied,
+    warp_lists,
     with_workspace,
 )
 from ksieve.planning.plan import Plan
@@ -45,6 +51,8 @@ from ksieve.planning.thresholds import (
     SHORTEST_CLUSTERED,
     SHORTEST_SAMPLED,
     SPLITS,
+    WARP_ROWS,
+    WARP_WIDTH,
     WHOLE_QUARTERS,
     WHOLE_WAVES,
     WIDEST_BINNED,
@@ -116,6 +124,8 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     found = _known(problem, device)
     roomy = _roomy(problem, device, policy)
     geometry = geometry_of(device, family, roomy)
+    if family == "register_warp":
+        return _warp_geometry(problem, device, geometry)
     if family in found.streamed and not roomy:
         suiting = (shape for shape in found.streamed_of(family, device) if shape.suits(problem.rows, problem.width))
         geometry = next(suiting, geometry)
@@ -193,6 +203,28 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
     return next((g for g in (*fewer, whole) if resident_slots(room(g)) >= problem.k), None)
 
 
+def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geometry:
+    """Launch shape whose warps keep a row each, of the next power of two; none, with no resident width, for rows that
+    are too wide, or whose slots have an order or ties a preference.
+    """
+    item = ITEM_BYTES[problem.dtype]
+    width = max(1 << (problem.width - 1).bit_length(), LANES * VECTOR_BYTES // item)
+    if width > usual.resident_width or tied(problem) or problem.options.order != "any":
+        return replace(usual, resident_width=0)
+    registers = width // LANES + WARP_REGISTERS
+    ctas = min(REGISTERS_PER_SM // (registers * usual.threads), usual.ctas_per_sm)
+    shape = replace(usual, resident_width=width, ctas_per_sm=ctas)
+    while candidate_bytes_of(shape, device, problem.dtype) < CANDIDATE_BYTES * warp_lists(shape):
+        shape = replace(shape, ctas_per_sm=shape.ctas_per_sm - 1)
+    return shape
+
+
+def _fits_warp(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether rows are narrow and many enough for a warp each."""
+    narrow = problem.width <= WARP_WIDTH and _geometry(problem, device, "register_warp", None).resident_width > 0
+    return narrow and problem.rows >= WARP_ROWS * device.sm_count
+
+
 def _grid_may_hold(problem: Problem, device: DeviceInfo, geometry: Geometry) -> bool:
     """Whether CTAs of a grid may share the rows: slots have no order, ties no preference, the call waits for the one
     before, and a cluster could store the candidates, since statistics are made there.
@@ -234,6 +266,8 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if rows >= device.sm_count:
             return "stream", f"{rows} rows fill the device: one CTA owns a row"
         return "stream", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
+    if _fits_warp(problem, device):
+        return "register_warp", f"{rows} rows of {width} scores: a warp keeps each in registers"
     if _fits_grid(problem, device, kept):
         ctas = _geometry(problem, device, "resident_grid", None).ctas_per_row
         return "resident_grid", f"{rows} rows of {width} scores: {ctas} CTAs keep a row on chip together"
@@ -332,6 +366,10 @@ def _plan(
         reason += f"; launch shape {geometry.source.removeprefix(NOT_MEASURED)}: not measured"
     elif geometry.source.startswith((shapes.TUNED, NOT_MEASURED)):
         reason += f"; launch shape {geometry.source}"
+    if family == "register_warp" and not geometry.resident_width:
+        widest = geometry_of(device, family).resident_width
+        takes = f"another family: warps hold rows of up to {widest:,} scores, in any order and without tie-breaks"
+        raise ArgumentError("family", repr(family), takes)
     if family == "register_block" and not geometry.registers:
         takes = (
             "another family: registers hold rows of up to 16,384 float32 scores, in any order and without tie-breaks"
@@ -349,7 +387,9 @@ def _plan(
     workers = device.sm_count * geometry.ctas_per_sm
     ctas, per_row = min(problem.rows, workers), 1
     mostly_whole = 4 * problem.k >= WHOLE_QUARTERS * problem.width
-    if geometry.registers and mostly_whole and problem.rows <= WHOLE_WAVES * workers:
+    if family == "register_warp":
+        ctas = min(-(-problem.rows * LANES // geometry.threads), workers)
+    elif geometry.registers and mostly_whole and problem.rows <= WHOLE_WAVES * workers:
         ctas = problem.rows
     if family == "stream_split":
         per_row = splits or _splits(problem, device) or SPLITS[-1]

@@ -11,6 +11,9 @@ import warnings
 ONE_CTA = ("register_block", "resident_block")
 """Families whose CTAs keep a row each on chip: in registers, and in shared memory."""
 
+IN_REGISTERS = ("register_warp", "register_block")
+"""Families whose rows stay in registers: of a warp, and of a CTA."""
+
 SHARED_ROWS = ("resident_cluster", "resident_grid")
 """Families whose CTAs share a row, and keep it on chip if it fits."""
 

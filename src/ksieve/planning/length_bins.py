@@ -23,10 +23,11 @@ def stats_plan(plan: Plan) -> Plan:
     """Return the plan of the statistics build: one launch for all rows, whose ring holds the row if it fits.
 
     It has room for k candidates, also where the plan itself keeps rows on chip and stores none. A grid of CTAs that
-    share a row is replaced by a cluster.
+    share a row is replaced by a cluster, and rows of a warp by those of a CTA.
     """
-    if plan.family == "resident_grid":
-        plan = planner.choose(plan.problem, plan.device, family="resident_cluster")
+    if plan.family in ("resident_grid", "register_warp"):
+        family = "resident_cluster" if plan.family == "resident_grid" else "resident_block"
+        plan = planner.choose(plan.problem, plan.device, family=family)
     family = "resident_block" if plan.family == "register_block" else plan.family
     plan = replace(plan, family=family, bins=(), bin=None)
     whole = replace(plan, stages=plan.stages + plan.overflow_vectors, overflow_vectors=0)

@@ -23,6 +23,18 @@ HEADER_BYTES = 256
 HISTOGRAM_BYTES = 8192
 """Shared memory of a CTA's histogram; output positions of resident rows come in its place."""
 
+LANES = 32
+"""Threads of a warp."""
+
+VECTOR_BYTES = 16
+"""Bytes of a thread's load."""
+
+REGISTERS_PER_SM = 65_536
+"""Registers of a multiprocessor, compute capability 8.0 and later."""
+
+WARP_REGISTERS = 24
+"""Registers of a thread besides its scores, where a warp keeps a row (kernels/register/warp.cuh)."""
+
 BATCH = 2
 """Vectors of 16 bytes that a thread processes together."""
 
@@ -137,6 +149,11 @@ def fewest_stored(problem: Problem) -> int:
     return _round_up(max(problem.k, EXACT_CAPACITY), 256)
 
 
+def warp_lists(geometry: Geometry) -> int:
+    """Candidates that the warps of a CTA list, where each keeps a row (kernels/register/warp.cuh, WarpList)."""
+    return FEWEST * geometry.threads // LANES
+
+
 def tied(problem: Problem) -> bool:
     """Whether the plan has a tie-break, which needs stored candidates in any case."""
     return problem.options.tie_break != "any"
@@ -153,6 +170,8 @@ def storage_of(
     overflowed and were scanned again, at twice the latency of a small call. Of a sorted row, every score that peaks
     stand for reaches the boundary with them.
     """
+    if family == "register_warp":
+        return Storage(0, warp_lists(geometry), 0)
     wanted = problem.k
     if policy is not None:
         mean = policy.primary_rank(problem.k) * policy.stride
@@ -201,10 +220,8 @@ def ring_stages(geometry: Geometry, dtype: str) -> int:
     """Stages of a CTA's ring of loads (common/load.cuh): what a resident row fills, or those of the geometry."""
     if not geometry.resident_width:
         return geometry.stages
-    return (
-        geometry.resident_width // geometry.ctas_per_row * ITEM_BYTES[dtype] // (16 * geometry.threads)
-        - geometry.overflow_vectors
-    )
+    vectors = geometry.resident_width // geometry.ctas_per_row * ITEM_BYTES[dtype] // (16 * geometry.threads)
+    return max(vectors - geometry.overflow_vectors, 1)  # a warp's row may be narrower than one vector for each thread
 
 
 def batches(plan: Plan) -> int:

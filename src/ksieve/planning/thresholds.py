@@ -79,6 +79,16 @@ RESIDENT_RANK = Threshold(
     "slots beyond which wide rows are resident however many they are: streamed, fewer slots have fewer candidates",
     _RESIDENT,
 )
+WARP_ROWS = Threshold(
+    4,
+    "rows for each multiprocessor from which a warp each keeps narrow ones: fewer do not fill the device with warps",
+    NOT_MEASURED + "a row of a CTA takes as long as that of a warp, or less, until several wait for each CTA",
+)
+WARP_WIDTH = Threshold(
+    1024,
+    "widest of these rows, in scores: a lane marks its scores in one word",
+    NOT_MEASURED + "what the kernel is written for (kernels/register/warp.cuh)",
+)
 WHOLE_QUARTERS = Threshold(
     3,
     "quarters of the width, of which k is that much or more where most short rows are selected whole",

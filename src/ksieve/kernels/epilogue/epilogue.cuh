@@ -124,20 +124,22 @@ __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 off
 }
 
 // Writes all slots of a row: `selected` positions from `area`, or without an order from the output, then -1. Call by
-// all threads.
+// the row's kOwners threads: all of the CTA, or a warp.
+template <int kOwners>
 __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int selected, const Sorted* area) {
+  constexpr bool kCta = kOwners == kThreads;
   const auto& o = p.options;
   bool wide = o.flags & kWide;
   const int* staged = row_output(p, row.id);
   int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
-  int base = kWindows ? shared_storage().base : 0;
-  for (int begin = 0; begin < p.k; begin += kInFlight * kThreads) {
-    int first = begin + static_cast<int>(threadIdx.x);
+  int base = !kWindows ? 0 : kCta ? shared_storage().base : row.base;
+  for (int begin = 0; begin < p.k; begin += kInFlight * kOwners) {
+    int first = begin + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
     int index[kInFlight];
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
-      int slot = first + b * kThreads;
+      int slot = first + b * kOwners;
       if constexpr (kOrder == Order::kAny) {
         index[b] = staged_position(staged, slot, selected, row.length);
       } else {
@@ -146,18 +148,24 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
       }
     }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
-    if (kOrder == Order::kAny && wide) __syncthreads();
+    if (kOrder == Order::kAny && wide) {
+      if (kCta) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+    }
     if (o.values) {
       Score* values = static_cast<Score*>(o.values) + row.id * o.values_pitch;
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
-        int slot = first + b * kThreads;
+        int slot = first + b * kOwners;
         if (slot < p.k) values[slot] = index[b] < 0 ? worst_score() : row.scores[index[b]];
       }
     }
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
-      int slot = first + b * kThreads;
+      int slot = first + b * kOwners;
       if (slot >= p.k) continue;
       int shown = index[b] < 0 ? -1 : index[b] + base;
       if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
@@ -166,16 +174,18 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   }
 }
 
-// Completes a row behind its selection, in the CTA that selected it. Call by all threads. `slice`: kSortSlots elements
-// of the workspace, of this CTA alone. The row is loaded again: kept in registers until here, it would cost every scan.
-__device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
+// Completes a row behind its selection, in the CTA or, without an order, the warp that selected it. Call by all of its
+// kOwners threads. `slice`: kSortSlots elements of the workspace, of this CTA alone. The row is loaded again: kept in
+// registers until here, it would cost every scan.
+template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
   Row row = load_row(p, id);
   int slots = slots_of(p, row);
   if (kTies && row.length > slots) collect_ties(row, slots);
   if constexpr (kEpilogue) {
     int selected = min(row.length, slots);
     Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
-    __syncthreads(); // every slot has its position, and no thread reads a candidate any more
+    if constexpr (kOwners == kThreads)
+      __syncthreads(); // every slot has its position, and no candidate is read any more
     if constexpr (kOrder != Order::kAny) {
       const int* staged = row_output(p, id);
       int n = 1 << (32 - __clz(max(selected, kSortChunk) - 1));
@@ -190,11 +200,12 @@ __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice
       }
       sort_area(area, n);
     }
-    write_slots(p, row, selected, area);
+    write_slots<kOwners>(p, row, selected, area);
   } else if constexpr (kWindows) {
     if (row.length <= slots) return;
     int* out = row_output(p, id);
-    for (int i = slots + static_cast<int>(threadIdx.x); i < p.k; i += kThreads)
+    for (int i = slots + static_cast<int>(kOwners == kThreads ? threadIdx.x : threadIdx.x % kOwners); i < p.k;
+         i += kOwners)
       out[i] = -1;
   }
 }

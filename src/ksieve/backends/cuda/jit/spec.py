@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import length_bins, memory
+from ksieve.planning.families import IN_REGISTERS
 from ksieve.planning.plan import Plan
 
 SOURCES = Path(__file__).parents[3] / "kernels"
@@ -19,6 +20,7 @@ STEMS = {
     "stream": "stream/block",
     "stream_unsampled": "stream/block",
     "stream_split": "stream/split",
+    "register_warp": "register/warp",
     "register_block": "register/block",
     "resident_block": "resident/block",
     "resident_cluster": "resident/cluster",
@@ -107,7 +109,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_SHARED_BYTES": memory.shared_bytes(plan),
         **_option_defines(plan),
         **({"KSIEVE_OVERFLOW_VECTORS": plan.overflow_vectors} if plan.overflow_vectors else {}),
-        **({"KSIEVE_REGISTERS": 1} if plan.family == "register_block" else {}),
+        **({"KSIEVE_REGISTERS": 1} if plan.family in IN_REGISTERS else {}),
         **({"KSIEVE_MAILBOX_BYTES": memory.mailbox_bytes(plan.splits)} if cooperative(plan) else {}),
         **({"KSIEVE_BINNED": 1, "KSIEVE_LENGTH_BIN": plan.bin} if plan.bin is not None else {}),
     }

@@ -1,0 +1,234 @@
+// Selection of a narrow row by one warp, whose lanes keep the scores in registers. With many rows, instructions decide:
+//   1. each lane finds its best score; bisection of these 32 gives a cutoff that hardly more than k scores reach
+//   2. each lane marks its scores that reach the cutoff; with more than 32 and more than k, the cutoff is bisected on
+//   3. up to 32 marked scores are listed, one for each lane, and ranked by comparing all of them; more than that are k,
+//      or are followed by some of those that equal the k-th
+// Scores are compared as floats, so that none but each lane's best is turned into a key. NaN reaches no cutoff: a row
+// of fewer than k numbers takes all of them, and then others.
+#pragma once
+#include "epilogue/epilogue.cuh"
+
+constexpr int kLanes = 32;
+constexpr int kLaneVectors = kMaxResident / kWarpStep;
+constexpr int kLaneScores = kLaneVectors * kVector;
+static_assert(KSIEVE_REGISTERS && kLaneVectors * kWarpStep == kMaxResident && kLaneScores <= 32, "marks fit a word");
+static_assert(kOrder == Order::kAny && !kTies && !kStats, "the planner takes another family");
+
+// Lanes whose best score reaches the first cutoff, at most, unless k is larger: so many that the scores which reach it
+// are mostly fewer than 32.
+constexpr int kMostBest = 14;
+
+// Low bits of a key that its dtype determines: no cutoff lies between keys that differ in these alone.
+constexpr u32 kLowKeyBits = kDtype == Dtype::kFloat32 ? 0 : kDtype == Dtype::kFloat16 ? 0x1fff : 0xffff;
+
+// What a warp lists in shared memory: where the candidates of other families are.
+struct alignas(16) WarpList {
+  float score[kLanes];
+  int position[kLanes];
+  __device__ __forceinline__ static WarpList& own() {
+    return reinterpret_cast<WarpList*>(shared_list(shared_storage()))[threadIdx.x / kLanes];
+  }
+};
+static_assert(kWarps * sizeof(WarpList) <= kSharedCapacity * sizeof(u64), "planning/memory.py: storage_of");
+
+// The lane's scores of a row, in vectors that are aligned: the first may begin before the row, and has the row's last
+// scores in the place of those if the others have no room for them. Where no score is, there is NaN.
+struct LaneScores {
+  Raw raw[kLaneVectors];
+  int first; // position of the lane's first score
+
+  __device__ __forceinline__ LaneScores(const Row& row, int lane) : raw() {
+    const int misaligned = static_cast<int>(reinterpret_cast<u64>(row.scores) / sizeof(Score) % kVector);
+    first = lane * kVector - misaligned;
+#pragma unroll
+    for (int v = 0; v < kLaneVectors; ++v) {
+      const int from = first + v * kWarpStep;
+      raw[v] = {kNothing, kNothing, kNothing, kNothing};
+      if (from >= 0 && from + kVector <= row.length) {
+        raw[v] = load_once(row.scores + from);
+      } else if (unlikely(from < row.length)) {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i)
+          if (position(v * kVector + i) < row.length) put(raw[v], i, row.scores[position(v * kVector + i)]);
+      }
+    }
+  }
+
+  // Returns the position of the lane's score `at`.
+  __device__ __forceinline__ int position(int at) const {
+    const int along = first + at + at / kVector * (kWarpStep - kVector);
+    return along < 0 ? along + kMaxResident : along;
+  }
+
+  __device__ __forceinline__ float score(int at) const { return unpack(raw[at / kVector], at % kVector); }
+
+  __device__ __forceinline__ float best() const {
+    float found = score_of_key(kMinusInfinityKey);
+#pragma unroll
+    for (int at = 0; at < kLaneScores; ++at)
+      found = fmaxf(found, score(at)); // the number, if one of them is NaN
+    return found;
+  }
+
+  // Marks the scores that reach a cutoff.
+  __device__ __forceinline__ u32 reaching(float cutoff) const {
+    u32 marks = 0;
+#pragma unroll
+    for (int at = 0; at < kLaneScores; ++at)
+      if (score(at) >= cutoff) marks |= 1u << at;
+    return marks;
+  }
+
+  // Marks the scores of a row.
+  __device__ __forceinline__ u32 all(int length) const {
+    u32 marks = 0;
+#pragma unroll 1
+    for (int at = 0; at < kLaneScores; ++at)
+      if (position(at) < length) marks |= 1u << at;
+    return marks;
+  }
+
+private:
+  static constexpr u32 kNothing = 0x7fff7fff; // NaN, once or twice
+  __device__ __forceinline__ static void put(Raw& to, int i, Score score) {
+    if constexpr (kDtype == Dtype::kFloat32) {
+      to.word[i] = __float_as_uint(score);
+    } else {
+      to.word[i / 2] = __byte_perm(to.word[i / 2], score, i % 2 ? 0x5410 : 0x3254);
+    }
+  }
+};
+
+// Scores of a warp that reach a cutoff: the lane's marks, and how many they are in all lanes.
+struct Reached {
+  u32 marks;
+  int count;
+};
+
+// Scores between two cutoffs: fewer than k are better, and k or more are within.
+struct Cut {
+  KeyRange keys; // of those that are within and not better
+  Reached within;
+  u32 better;
+};
+
+// Bisects the keys until at most `most` scores are within, or their keys are equal. `reach` counts up to a key.
+template <class Reach> __device__ __forceinline__ Cut bisect(Cut cut, int k, int most, Reach reach) {
+#pragma unroll 1
+  while (cut.within.count > most && cut.keys.worst - cut.keys.best > kLowKeyBits) {
+    const u32 middle = (cut.keys.best + (cut.keys.worst - cut.keys.best) / 2) | kLowKeyBits;
+    const Reached found = reach(middle);
+    if (found.count < k) {
+      cut.keys.best = middle + 1;
+      cut.better = found.marks;
+    } else {
+      cut.keys.worst = middle;
+      cut.within = found;
+    }
+  }
+  return cut;
+}
+
+// Lists the marked scores, at most one for each lane, and writes the best k. `slot` counts those of the lanes below.
+template <class Shown>
+__device__ __forceinline__ void rank_listed(int* out, const Row& row, const LaneScores& mine, Reached marked, int slot,
+                                            int k, int lane, Shown shown) {
+  WarpList& list = WarpList::own();
+  while (marked.marks)
+    list.position[slot++] = mine.position(take_bit(marked.marks));
+  __syncwarp(); // every position is listed
+  const int position = list.position[lane];
+  bool chosen = lane < marked.count;
+  if (marked.count > k) {
+    const float score = chosen ? widen(row.scores[position]) : score_of_key(kMinusInfinityKey);
+    list.score[lane] = score;
+    __syncwarp(); // every lane's score is listed
+    int rank = 0;
+#pragma unroll 1
+    for (int from = 0; from < marked.count; from += 4) {
+      const Words others = load_shared_words(shared_address(list.score + from));
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        rank += __uint_as_float(others.word[i]) > score;
+    }
+    // Equal scores have equal ranks: if there are too many then, lanes below come first.
+    if (__popc(__ballot_sync(kFullWarp, rank < k)) > k)
+      rank += __popc(__match_any_sync(kFullWarp, rank) & lanes_below());
+    chosen = rank < k;
+  }
+  const int to = __popc(__ballot_sync(kFullWarp, chosen) & lanes_below());
+  if (chosen && to < k) out[to] = shown(position);
+}
+
+// Selects a row of more than k scores. Call by a warp.
+template <class Shown>
+__device__ __forceinline__ void select_narrow(int* out, const Row& row, int k, int lane, Shown shown) {
+  const LaneScores mine(row, lane);
+  const u32 key = number_key(mine.best());
+  const auto lanes_reaching = [&](u32 cutoff) { return Reached{0, __popc(__ballot_sync(kFullWarp, key <= cutoff))}; };
+  const auto reaching = [&](u32 cutoff) {
+    const u32 marks = mine.reaching(score_of_key(cutoff));
+    return Reached{marks, static_cast<int>(__reduce_add_sync(kFullWarp, __popc(marks)))};
+  };
+  Cut cut = {{__reduce_min_sync(kFullWarp, key) & ~kLowKeyBits, kMinusInfinityKey}, {0, kLanes}, 0};
+  if (k <= kLanes) {
+    cut.keys.worst = __reduce_max_sync(kFullWarp, key);
+    cut.keys.worst = bisect(cut, k, max(k, kMostBest), lanes_reaching).keys.worst;
+  }
+  cut.within = reaching(cut.keys.worst); // k or more, if there are as many numbers
+  u32 better = cut.within.marks;
+  u32 rest = 0;
+  const int most = max(k, kLanes);
+  if (cut.within.count > most) {
+    cut.keys.worst |= kLowKeyBits;
+    cut = bisect(cut, k, most, reaching);
+    better = cut.within.marks;
+    if (cut.within.count > most) {
+      better = cut.better;
+      rest = cut.within.marks & ~better;
+    }
+  } else if (unlikely(cut.within.count < k)) {
+    rest = mine.all(row.length) & ~better;
+  }
+  // One sum gives both offsets: of the better ones in the low half, of the rest in the high half.
+  const u32 own = __popc(better) | __popc(rest) << 16;
+  const u32 up_to = lanes_up_to(own);
+  int slot = static_cast<int>((up_to - own) & 0xffff);
+  if (cut.within.count >= k && cut.within.count <= kLanes)
+    return rank_listed(out, row, mine, cut.within, slot, k, lane, shown);
+  while (better)
+    out[slot++] = shown(mine.position(take_bit(better)));
+  if (!__any_sync(kFullWarp, rest)) return;
+  slot = static_cast<int>((__shfl_sync(kFullWarp, up_to, kLanes - 1) & 0xffff) + (up_to - own >> 16));
+  while (rest && slot < k)
+    out[slot++] = shown(mine.position(take_bit(rest)));
+}
+
+// Writes the answer of a row with at most k scores: every position, then -1, in all slots. Call by a warp.
+template <class Shown>
+__device__ __forceinline__ void write_all(int* out, int length, int slots, int lane, Shown shown) {
+#pragma unroll 1
+  for (int i = lane; i < slots; i += kLanes)
+    out[i] = i < length ? shown(i) : -1;
+}
+
+// Selects the rows of a warp.
+__device__ __forceinline__ void select_narrow_rows(const Params& p) {
+  const int lane = threadIdx.x % kLanes;
+  const u32 warps = gridDim.x * kWarps;
+#pragma unroll 1
+  for (u32 number = blockIdx.x * kWarps + threadIdx.x / kLanes; number < p.rows; number += warps) {
+    const Row row = load_row(p, number);
+    const int k = slots_of(p, row);
+    int* out = row_output(p, row.id);
+    const auto shown = [&](int position) { return kWindows && !kEpilogue ? position + row.base : position; };
+    if (row.length <= k) {
+      write_all(out, row.length, p.k, lane, shown);
+    } else {
+      select_narrow(out, row, k, lane, shown);
+    }
+    if (number + warps >= p.rows) release_dependents();
+    __syncwarp(); // the slots are written, and the list is read
+    run_epilogue<kLanes>(p, row.id, nullptr);
+  }
+}

@@ -1,0 +1,132 @@
+"""Many narrow rows, of a warp each: every width that has a kernel, every way that a row is decided, at every alignment.
+
+A row is decided by listing and ranking up to 32 scores, by bisection down to k scores or to equal keys, or, where it
+has fewer than k numbers, by what is no number (register/warp.cuh).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from gpu import material, runner
+from gpu.variants import ALL, possible
+
+pytestmark = pytest.mark.gpu
+
+WARP = ALL["warp"]
+DTYPES = ("float32", "float16", "bfloat16")
+WIDTHS = (1, 5, 64, 100, 128, 129, 250, 256, 257, 512, 1000, 1024)
+RANKS = (1, 6, 14, 16, 31, 32, 33, 63, 128, 255, 999)
+
+
+def kernels():
+    for dtype, width in itertools.product(DTYPES, WIDTHS):
+        yield from ((plan, False) for plan in possible(WARP, 64, width, 1, dtype=dtype, device=runner.PLAN_DEVICE))
+
+
+def hard_rows(width, k, rng):
+    """Rows by name: how each is decided."""
+    normal = rng.standard_normal(width)
+    place = rng.permutation(width)  # place[i] < k: one of the k best, where the others are alike
+    lanes = np.arange(width) // 4 % 32
+    return {
+        "normal": normal,
+        "negative": normal - 50,
+        "sorted": np.sort(normal),
+        # more than 32 reach the cutoff that the lanes' best scores give
+        "best in one lane": normal + 30 * (lanes == 7),
+        "best in three lanes": normal + 30 * (lanes < 3),
+        "best at the front": normal + 30 * (np.arange(width) < 2 * k),
+        # equal keys at the rank: a few, a part of them, all of the row
+        "two of the k-th": np.where(place < k - 1, normal + 50, np.where(place < k + 1, 9.0, normal)),
+        "40 of the k-th": np.where(place < k // 2, normal + 50, np.where(place < k // 2 + 40, 9.0, normal)),
+        "plateau": np.maximum(normal - 2, 0),
+        "few values": np.round(normal * 2) / 2,
+        "equal": np.full(width, 0.25),
+        "zeros of both signs": np.where(place < k // 2, np.abs(normal), np.where(place % 2, 0.0, -0.0)),
+        "next to each other": 1 + place * 2.0**-23,
+        "subnormal": normal * 1e-42,
+        "far apart": np.sign(normal) * 3e38 * np.abs(normal) / 6,
+        # fewer numbers than k, and as many
+        "infinities": np.where(place < 2 * k, np.inf, normal),
+        "some infinities": np.where(place < k // 2, np.inf, normal),
+        "mostly -inf": np.where(place < k // 2, normal, -np.inf),
+        "-inf": np.full(width, -np.inf),
+        "-inf and NaN": np.where(place < k // 2, normal, np.where(place % 2, -np.inf, np.nan)),
+        "k numbers": np.where(place < k, normal, np.nan),
+        "fewer than k numbers": np.where(place < k - 1, normal, np.nan),
+        "a third NaN": np.where(place % 3 == 0, np.nan, normal),
+        "NaN": np.full(width, np.nan),
+    }
+
+
+def bits_of(rows, dtype):
+    with np.errstate(over="ignore", invalid="ignore"):
+        return material.narrow(np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_way_that_a_row_is_decided(width, dtype, tally):
+    rng = np.random.default_rng(width)
+    wrong, count = [], 0
+    asked = {1, width // 2, width - 1, width, width + 3, *(k for k in RANKS if k < width)} - {0}
+    for number, k in enumerate(sorted(asked)):
+        rows = hard_rows(width, k, rng)
+        offset, padding = ((0, 0), (1, 3), (0, 1), (6, 2), (7, 4))[number % 5]
+        scores = material.place(bits_of(rows, dtype), dtype, runner.DEVICE, offset=offset, padding=padding)
+        edges = [width - 1, k + 1, k, width - 3, k - 1, 1, 0, width * 5 // 8 + 1, -1, width + 1, width - 8]
+        lengths = torch.tensor((edges * len(rows))[: len(rows)], dtype=torch.int32, device=runner.DEVICE)
+        for given in (None, lengths, lengths.roll(4)):
+            plan = runner.plan_for(WARP, scores, k, ctas=2)  # each warp meets several rows
+            assert plan.family == "register_warp"
+            wrong += [
+                f"k={k} offset={offset} padding={padding} lengths={given is not None}: {text} of {list(rows)}"
+                for text in runner.check(plan, scores, given, out_padding=number % 3, runs=1)
+            ]
+            count += len(rows)
+    tally.add("warp", count, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_alignment_and_length(dtype, tally):
+    """The first vector of a row begins before it, and takes the row's last scores."""
+    wrong, count = [], 0
+    for width, offset, padding in itertools.product((127, 128, 256), range(8), (0, 1, 2, 4)):
+        if dtype == "float32" and offset > 3:
+            continue
+        rng = np.random.default_rng(width + offset)
+        bits = material.narrow(rng.standard_normal((2 * 17, width)).astype(np.float32), dtype)
+        scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
+        lengths = torch.arange(len(bits), dtype=torch.int32, device=runner.DEVICE) % 17 + (width - 16)
+        for k in (3, 100):
+            found = runner.check(runner.plan_for(WARP, scores, k), scores, lengths, runs=1)
+            wrong += [f"{width} k={k} offset={offset} padding={padding}: {text}" for text in found]
+            count += len(bits)
+    tally.add("warp", count, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_random_bits_and_fewer_live_rows(tally):
+    wrong = []
+    rng = np.random.default_rng(3)
+    bits = rng.integers(-(2**31), 2**31, (40, 300)).astype(np.int32)
+    scores = material.place(bits, "float32", runner.DEVICE, offset=2, padding=1)
+    for live in (0, 1, 33, 40, 77):
+        wrong += runner.check(runner.plan_for(WARP, scores, 12), scores, None, num_rows=live)
+    tally.add("warp", 5 * len(bits), wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("width", [64, 200, 1024])
+def test_statistics_are_those_of_a_block(width, tally):
+    rows = hard_rows(width, 20, np.random.default_rng(width))
+    scores = material.place(bits_of(rows, "float32"), "float32", runner.DEVICE)
+    wrong, _ = runner.compare_stats(runner.plan_for(WARP, scores, 20), scores, None)
+    tally.add("warp", len(rows), wrong, stats_rows=len(rows))
+    assert not wrong, "\n".join(wrong)
