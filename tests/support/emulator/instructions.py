@@ -101,6 +101,15 @@ def compare(f: Function, parts: list[str], o: list[str], line: int) -> str:
     return f.write(o[0], value, "pred")
 
 
+def set_by(f: Function, parts: list[str], o: list[str], line: int) -> str:
+    if parts[-1] == "f32":
+        known(parts, "ge", "gt", "f32")
+        return f.write(o[0], f"{f.read(o[1], 'f32')} {RELATIONS[parts[1]]} {f.read(o[2], 'f32')} ? 1.0f : 0.0f", "f32")
+    known(parts, "nan", "ge", "eq", "u32")
+    test, bfloat = ("nan", "ge", "eq").index(parts[1]), int(parts[-1] == "bf16x2")
+    return f.write(o[0], f"test_halves({f.read(o[1], 'u32')}, {f.read(o[2], 'u32')}, {test}, {bfloat})", "u32")
+
+
 def move(f: Function, parts: list[str], o: list[str], line: int) -> str:
     kind = parts[-1]
     if o[1].startswith("{"):
@@ -343,12 +352,6 @@ def count_bits(f: Function, parts: list[str], o: list[str], line: int) -> str:
     return f.write(o[0], value, "u32")
 
 
-def test_halves(f: Function, parts: list[str], o: list[str], line: int) -> str:
-    known(parts, "nan", "ge", "eq", "u32", "f16x2", "bf16x2")
-    test, bfloat = ("nan", "ge", "eq").index(parts[1]), int(parts[-1] == "bf16x2")
-    return f.write(o[0], f"test_halves({f.read(o[1], 'u32')}, {f.read(o[2], 'u32')}, {test}, {bfloat})", "u32")
-
-
 INSTRUCTIONS: dict[str, Callable[[Function, list[str], list[str], int], str]] = {
     "ld": load, "st": store, "atom": atomic, "red": atomic, "setp": compare, "mov": move, "shl": shift, "shr": shift,
     "mul": multiply, "mad": multiply, "cvt": convert, "shfl": shuffle, "vote": vote, "redux": reduce_warp,
@@ -358,7 +361,7 @@ INSTRUCTIONS: dict[str, Callable[[Function, list[str], list[str], int], str]] = 
     "popc": count_bits, "clz": count_bits, "brev": count_bits, "bfind": count_bits,
     "neg": simple("-{}"), "abs": absolute, "prmt": simple("permute({}, {}, {})", "prmt.b32"),
     "div": simple("{} / {}"), "rem": simple("{} % {}"), "rsqrt": simple("1.0f / sqrtf({})", "rsqrt.approx.f32", "f32"),
-    "sqrt": simple("sqrtf({})", "sqrt.rn.f32", "f32"), "set": test_halves,
+    "sqrt": simple("sqrtf({})", "sqrt.rn.f32", "f32"), "set": set_by,
     "nanosleep": lambda f, parts, o, line: "poll(t);",
     "activemask": lambda f, parts, o, line: f.write(o[0], f"active(t, {line})", "u32"),
     "match": lambda f, parts, o, line: f.write(

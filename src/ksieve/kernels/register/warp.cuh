@@ -18,13 +18,15 @@ static_assert(kOrder == Order::kAny && !kTies && !kStats, "the planner takes ano
 // are mostly fewer than 32.
 constexpr int kMostBest = 14;
 
+constexpr float kEmptySum = 1 << 23; // integers are added to the low bits of its mantissa
+
 // Low bits of a key that its dtype determines: no cutoff lies between keys that differ in these alone.
 constexpr u32 kLowKeyBits = kDtype == Dtype::kFloat32 ? 0 : kDtype == Dtype::kFloat16 ? 0x1fff : 0xffff;
 
 // What a warp lists in shared memory: where the candidates of other families are.
 struct alignas(16) WarpList {
   float score[kLanes];
-  int position[kLanes];
+  int along[kLanes]; // LaneScores::wrapped
   __device__ __forceinline__ static WarpList& own() {
     return reinterpret_cast<WarpList*>(shared_list(shared_storage()))[threadIdx.x / kLanes];
   }
@@ -55,10 +57,11 @@ struct LaneScores {
   }
 
   // Returns the position of the lane's score `at`.
-  __device__ __forceinline__ int position(int at) const {
-    const int along = first + at + at / kVector * (kWarpStep - kVector);
-    return along < 0 ? along + kMaxResident : along;
+  __device__ __forceinline__ int position(u32 at) const { return wrapped(along(at)); }
+  __device__ __forceinline__ int along(u32 at) const {
+    return first + static_cast<int>(at + at / kVector * (kWarpStep - kVector));
   }
+  __device__ __forceinline__ static int wrapped(int along) { return along < 0 ? along + kMaxResident : along; }
 
   __device__ __forceinline__ float score(int at) const { return unpack(raw[at / kVector], at % kVector); }
 
@@ -70,13 +73,13 @@ struct LaneScores {
     return found;
   }
 
-  // Marks the scores that reach a cutoff.
+  // Marks the scores that reach a cutoff: adds powers of two to the mantissa of a float, 16 of them at a time.
   __device__ __forceinline__ u32 reaching(float cutoff) const {
-    u32 marks = 0;
+    float sums[2] = {kEmptySum, kEmptySum};
 #pragma unroll
     for (int at = 0; at < kLaneScores; ++at)
-      if (score(at) >= cutoff) marks |= 1u << at;
-    return marks;
+      sums[at / 16] = fmaf(one_if_at_least(score(at), cutoff), static_cast<float>(1 << at % 16), sums[at / 16]);
+    return __byte_perm(__float_as_uint(sums[0]), __float_as_uint(sums[1]), 0x5410);
   }
 
   // Marks the scores of a row.
@@ -135,22 +138,23 @@ __device__ __forceinline__ void rank_listed(int* out, const Row& row, const Lane
                                             int k, int lane, Shown shown) {
   WarpList& list = WarpList::own();
   while (marked.marks)
-    list.position[slot++] = mine.position(take_bit(marked.marks));
+    list.along[slot++] = mine.along(take_bit(marked.marks));
   __syncwarp(); // every position is listed
-  const int position = list.position[lane];
+  const int position = LaneScores::wrapped(list.along[lane]);
   bool chosen = lane < marked.count;
   if (marked.count > k) {
     const float score = chosen ? widen(row.scores[position]) : score_of_key(kMinusInfinityKey);
     list.score[lane] = score;
     __syncwarp(); // every lane's score is listed
-    int rank = 0;
+    float better = kEmptySum;
 #pragma unroll 1
     for (int from = 0; from < marked.count; from += 4) {
       const Words others = load_shared_words(shared_address(list.score + from));
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        rank += __uint_as_float(others.word[i]) > score;
+        better += one_if_above(__uint_as_float(others.word[i]), score);
     }
+    int rank = static_cast<int>(__float_as_uint(better) & 0xffff);
     // Equal scores have equal ranks: if there are too many then, lanes below come first.
     if (__popc(__ballot_sync(kFullWarp, rank < k)) > k)
       rank += __popc(__match_any_sync(kFullWarp, rank) & lanes_below());
@@ -216,9 +220,16 @@ __device__ __forceinline__ void write_all(int* out, int length, int slots, int l
 __device__ __forceinline__ void select_narrow_rows(const Params& p) {
   const int lane = threadIdx.x % kLanes;
   const u32 warps = gridDim.x * kWarps;
+  const int live = kWindows ? 0 : live_rows(p);
 #pragma unroll 1
   for (u32 number = blockIdx.x * kWarps + threadIdx.x / kLanes; number < p.rows; number += warps) {
-    const Row row = load_row(p, number);
+    const Row row = [&] {
+      if constexpr (kWindows) {
+        return load_row(p, number);
+      } else {
+        return row_of(p, number, length_of(p, number), live);
+      }
+    }();
     const int k = slots_of(p, row);
     int* out = row_output(p, row.id);
     const auto shown = [&](int position) { return kWindows && !kEpilogue ? position + row.base : position; };
