@@ -118,6 +118,7 @@ def cases():
         for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
             yield "banded", "sm_90a", {"part": part, "asked": asked}
     yield "stream", "sm_90a", {"shape": SHORT["stream"], "k": 512, "chosen": policy.LINES_64}
+    yield from narrow_cases()
     yield from option_cases()
 
 
@@ -135,6 +136,20 @@ def rows_for(shape, shapes):
     """Rows that a launch shape is taken for: the most, or more than those of a width for fewer rows."""
     least = max(other.most_rows for other in shapes if other.resident_width == shape.resident_width)
     return shape.most_rows or 8 + max(least, shape.fewest_rows)
+
+
+def narrow_cases():
+    """Many narrow rows: every width that has a kernel of its own, and the widest with all options but an order."""
+    without_order = dataclasses.replace(OPTIONS["everything"], order="any", tie_break="any")
+    for width in (128, 256, 512, 1024):
+        for dtype in ("float32", "float16", "bfloat16"):
+            yield "register_warp", "sm_90a", {"shape": (4096, width), "k": 16, "dtype": dtype}
+    for arch in spec.ARCHITECTURES:
+        for width, dtype in ((256, "float32"), (1024, "float32"), (1024, "bfloat16")):
+            for asked in (PLAIN, without_order):
+                yield "register_warp", arch, {"shape": (4096, width), "k": 16, "dtype": dtype, "asked": asked}
+    for asked in (OPTIONS["windows"], OPTIONS["pages"]):
+        yield "register_warp", "sm_90a", {"shape": (4096, 1024), "k": 16, "asked": asked}
 
 
 def option_cases():

@@ -19,6 +19,7 @@ from ksieve.planning.memory import (
     CANDIDATE_BYTES,
     ITEM_BYTES,
     LANES,
+    OPTION_REGISTERS,
     REGISTERS_PER_SM,
     RESERVED_SHARED,
     VECTOR_BYTES,
@@ -211,7 +212,7 @@ def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geo
     width = max(1 << (problem.width - 1).bit_length(), LANES * VECTOR_BYTES // item)
     if width > usual.resident_width or tied(problem) or problem.options.order != "any":
         return replace(usual, resident_width=0)
-    registers = width // LANES + WARP_REGISTERS
+    registers = width // LANES + WARP_REGISTERS + (0 if problem.options.plain else OPTION_REGISTERS)
     ctas = min(REGISTERS_PER_SM // (registers * usual.threads), usual.ctas_per_sm)
     shape = replace(usual, resident_width=width, ctas_per_sm=ctas)
     while candidate_bytes_of(shape, device, problem.dtype) < CANDIDATE_BYTES * warp_lists(shape):

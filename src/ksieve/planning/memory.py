@@ -35,6 +35,9 @@ REGISTERS_PER_SM = 65_536
 WARP_REGISTERS = 24
 """Registers of a thread besides its scores, where a warp keeps a row (kernels/register/warp.cuh)."""
 
+OPTION_REGISTERS = 16
+"""And besides these, for the options of a call."""
+
 BATCH = 2
 """Vectors of 16 bytes that a thread processes together."""
 

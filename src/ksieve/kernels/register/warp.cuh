@@ -1,8 +1,9 @@
 // Selection of a narrow row by one warp, whose lanes keep the scores in registers. With many rows, instructions decide:
 //   1. each lane finds its best score; bisection of these 32 gives a cutoff that hardly more than k scores reach
-//   2. each lane marks its scores that reach the cutoff; with more than 32 and more than k, the cutoff is bisected on
-//   3. up to 32 marked scores are listed, one for each lane, and ranked by comparing all of them; more than that are k,
-//      or are followed by some of those that equal the k-th
+//   2. each lane marks its scores that reach the cutoff; the range of keys behind it is halved until at most 32 scores
+//      are between two cutoffs that fewer than k and at least k scores reach, or all of them are equal
+//   3. scores that reach the better cutoff are selected; those between are listed, one for each lane, and ranked by
+//      comparing each with all
 // Scores are compared as floats, so that none but each lane's best is turned into a key. NaN reaches no cutoff: a row
 // of fewer than k numbers takes all of them, and then others.
 #pragma once
@@ -77,8 +78,14 @@ struct LaneScores {
   __device__ __forceinline__ u32 reaching(float cutoff) const {
     float sums[2] = {kEmptySum, kEmptySum};
 #pragma unroll
-    for (int at = 0; at < kLaneScores; ++at)
-      sums[at / 16] = fmaf(one_if_at_least(score(at), cutoff), static_cast<float>(1 << at % 16), sums[at / 16]);
+    for (int v = 0; v < kLaneVectors; ++v) {
+      Raw some = raw[v];
+      if (kVector == 8) KSIEVE_AWAIT_WORDS(some); // otherwise two registers for each word are kept
+#pragma unroll
+      for (int at = v * kVector; at < (v + 1) * kVector; ++at)
+        sums[at / 16] =
+            fmaf(one_if_at_least(unpack(some, at % kVector), cutoff), static_cast<float>(1 << at % 16), sums[at / 16]);
+    }
     return __byte_perm(__float_as_uint(sums[0]), __float_as_uint(sums[1]), 0x5410);
   }
 
@@ -108,104 +115,118 @@ struct Reached {
   int count;
 };
 
-// Scores between two cutoffs: fewer than k are better, and k or more are within.
-struct Cut {
-  KeyRange keys; // of those that are within and not better
+// What is known of the k-th score's key: `better` reach the last key in front of the range, and are fewer than k;
+// `within` reach its worst key.
+struct KthBracket {
+  KeyRange keys;
+  Reached better;
   Reached within;
-  u32 better;
-};
 
-// Bisects the keys until at most `most` scores are within, or their keys are equal. `reach` counts up to a key.
-template <class Reach> __device__ __forceinline__ Cut bisect(Cut cut, int k, int most, Reach reach) {
-#pragma unroll 1
-  while (cut.within.count > most && cut.keys.worst - cut.keys.best > kLowKeyBits) {
-    const u32 middle = (cut.keys.best + (cut.keys.worst - cut.keys.best) / 2) | kLowKeyBits;
+  // Halves the range, by what reaches its middle.
+  template <class Reach> __device__ __forceinline__ void halve(int k, Reach reach) {
+    const u32 middle = (keys.best + (keys.worst - keys.best) / 2) | kLowKeyBits;
     const Reached found = reach(middle);
     if (found.count < k) {
-      cut.keys.best = middle + 1;
-      cut.better = found.marks;
+      keys.best = middle + 1;
+      better = found;
     } else {
-      cut.keys.worst = middle;
-      cut.within = found;
+      keys.worst = middle;
+      within = found;
     }
   }
-  return cut;
+  __device__ __forceinline__ bool divisible() const { return keys.worst - keys.best > kLowKeyBits; }
+};
+
+// Returns a bracket of the k-th score, with hardly more than kLanes scores that are within and not better, unless these
+// are equal.
+__device__ __forceinline__ KthBracket bracket_of(const LaneScores& mine, int k) {
+  const u32 key = number_key(mine.best());
+  const auto reaching = [&](u32 cutoff) {
+    const u32 marks = mine.reaching(score_of_key(cutoff));
+    return Reached{marks, static_cast<int>(__reduce_add_sync(kFullWarp, __popc(marks)))};
+  };
+  const auto lanes_reaching = [&](u32 cutoff) { return Reached{0, __popc(__ballot_sync(kFullWarp, key <= cutoff))}; };
+  const KeyRange bests = {__reduce_min_sync(kFullWarp, key) & ~kLowKeyBits, __reduce_max_sync(kFullWarp, key)};
+  KthBracket found = {bests, {0, 0}, {0, kLanes}};
+  if (k <= kLanes) {
+    const int most = max(k, kMostBest);
+#pragma unroll 1
+    while (found.within.count > most && found.divisible())
+      found.halve(k, lanes_reaching);
+  }
+  const Reached first = reaching(found.keys.worst);
+  found.keys.best = bests.best;
+  found.better = {0, 0};
+  found.within = first;
+  if (first.count < k) { // more than there are lanes, or than numbers
+    found = {{found.keys.worst + 1, kMinusInfinityKey}, first, reaching(kMinusInfinityKey)};
+    found.keys.best &= ~kLowKeyBits;
+  }
+  found.keys.worst |= kLowKeyBits;
+#pragma unroll 1
+  while (found.within.count - found.better.count > kLanes && found.within.count != k && found.divisible())
+    found.halve(k, reaching);
+  return found;
 }
 
-// Lists the marked scores, at most one for each lane, and writes the best k. `slot` counts those of the lanes below.
-template <class Shown>
-__device__ __forceinline__ void rank_listed(int* out, const Row& row, const LaneScores& mine, Reached marked, int slot,
-                                            int k, int lane, Shown shown) {
-  WarpList& list = WarpList::own();
-  while (marked.marks)
-    list.along[slot++] = mine.along(take_bit(marked.marks));
-  __syncwarp(); // every position is listed
-  const int position = LaneScores::wrapped(list.along[lane]);
-  bool chosen = lane < marked.count;
-  if (marked.count > k) {
-    const float score = chosen ? widen(row.scores[position]) : score_of_key(kMinusInfinityKey);
-    list.score[lane] = score;
-    __syncwarp(); // every lane's score is listed
-    float better = kEmptySum;
+// Ranks up to 32 listed scores, one for each lane; returns whether the lane's is one of the best k. Lanes have the
+// positions of `count` of them.
+__device__ __forceinline__ bool rank_listed(WarpList& list, const Row& row, int position, int count, int k, int lane) {
+  const float score = lane < count ? widen(row.scores[position]) : score_of_key(kMinusInfinityKey);
+  list.score[lane] = score;
+  __syncwarp(); // every lane's score is listed
+  float better = kEmptySum;
 #pragma unroll 1
-    for (int from = 0; from < marked.count; from += 4) {
-      const Words others = load_shared_words(shared_address(list.score + from));
+  for (int from = 0; from < count; from += 4) {
+    const Words others = load_shared_words(shared_address(list.score + from));
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        better += one_if_above(__uint_as_float(others.word[i]), score);
-    }
-    int rank = static_cast<int>(__float_as_uint(better) & 0xffff);
-    // Equal scores have equal ranks: if there are too many then, lanes below come first.
-    if (__popc(__ballot_sync(kFullWarp, rank < k)) > k)
-      rank += __popc(__match_any_sync(kFullWarp, rank) & lanes_below());
-    chosen = rank < k;
+    for (int i = 0; i < 4; ++i)
+      better += one_if_above(__uint_as_float(others.word[i]), score);
   }
-  const int to = __popc(__ballot_sync(kFullWarp, chosen) & lanes_below());
-  if (chosen && to < k) out[to] = shown(position);
+  int rank = static_cast<int>(__float_as_uint(better) & 0xffff);
+  // Equal scores have equal ranks. Where too many have one of the first k, lanes below come first.
+  if (__popc(__ballot_sync(kFullWarp, rank < k)) > k) rank += __popc(__match_any_sync(kFullWarp, rank) & lanes_below());
+  return rank < k;
 }
 
 // Selects a row of more than k scores. Call by a warp.
 template <class Shown>
 __device__ __forceinline__ void select_narrow(int* out, const Row& row, int k, int lane, Shown shown) {
   const LaneScores mine(row, lane);
-  const u32 key = number_key(mine.best());
-  const auto lanes_reaching = [&](u32 cutoff) { return Reached{0, __popc(__ballot_sync(kFullWarp, key <= cutoff))}; };
-  const auto reaching = [&](u32 cutoff) {
-    const u32 marks = mine.reaching(score_of_key(cutoff));
-    return Reached{marks, static_cast<int>(__reduce_add_sync(kFullWarp, __popc(marks)))};
-  };
-  Cut cut = {{__reduce_min_sync(kFullWarp, key) & ~kLowKeyBits, kMinusInfinityKey}, {0, kLanes}, 0};
-  if (k <= kLanes) {
-    cut.keys.worst = __reduce_max_sync(kFullWarp, key);
-    cut.keys.worst = bisect(cut, k, max(k, kMostBest), lanes_reaching).keys.worst;
+  const KthBracket found = bracket_of(mine, k);
+  u32 sure = found.better.marks;
+  u32 others = found.within.marks & ~sure;
+  if (found.within.count == k) {
+    sure = found.within.marks;
+    others = 0;
+  } else if (unlikely(found.within.count < k)) {
+    sure = found.within.marks;
+    others = mine.all(row.length) & ~sure;
   }
-  cut.within = reaching(cut.keys.worst); // k or more, if there are as many numbers
-  u32 better = cut.within.marks;
-  u32 rest = 0;
-  const int most = max(k, kLanes);
-  if (cut.within.count > most) {
-    cut.keys.worst |= kLowKeyBits;
-    cut = bisect(cut, k, most, reaching);
-    better = cut.within.marks;
-    if (cut.within.count > most) {
-      better = cut.better;
-      rest = cut.within.marks & ~better;
-    }
-  } else if (unlikely(cut.within.count < k)) {
-    rest = mine.all(row.length) & ~better;
-  }
-  // One sum gives both offsets: of the better ones in the low half, of the rest in the high half.
-  const u32 own = __popc(better) | __popc(rest) << 16;
+  // One sum gives both offsets: of the sure ones in the low half, of the others in the high half.
+  const u32 own = __popc(sure) | __popc(others) << 16;
   const u32 up_to = lanes_up_to(own);
+  const u32 total = __shfl_sync(kFullWarp, up_to, kLanes - 1);
+  const int taken = static_cast<int>(total & 0xffff);
+  const int count = static_cast<int>(total >> 16);
   int slot = static_cast<int>((up_to - own) & 0xffff);
-  if (cut.within.count >= k && cut.within.count <= kLanes)
-    return rank_listed(out, row, mine, cut.within, slot, k, lane, shown);
-  while (better)
-    out[slot++] = shown(mine.position(take_bit(better)));
-  if (!__any_sync(kFullWarp, rest)) return;
-  slot = static_cast<int>((__shfl_sync(kFullWarp, up_to, kLanes - 1) & 0xffff) + (up_to - own >> 16));
-  while (rest && slot < k)
-    out[slot++] = shown(mine.position(take_bit(rest)));
+  while (sure)
+    out[slot++] = shown(mine.position(take_bit(sure)));
+  if (count == 0) return;
+  slot = static_cast<int>((up_to - own) >> 16);
+  if (count > kLanes) { // all of them equal: any
+    while (others && taken + slot < k)
+      out[taken + slot++] = shown(mine.position(take_bit(others)));
+    return;
+  }
+  WarpList& list = WarpList::own();
+  while (others)
+    list.along[slot++] = mine.along(take_bit(others));
+  __syncwarp(); // every position is listed
+  const int position = LaneScores::wrapped(list.along[lane]);
+  const bool chosen = rank_listed(list, row, position, count, k - taken, lane);
+  const int to = taken + __popc(__ballot_sync(kFullWarp, chosen) & lanes_below());
+  if (chosen && to < k) out[to] = shown(position);
 }
 
 // Writes the answer of a row with at most k scores: every position, then -1, in all slots. Call by a warp.
