@@ -16,6 +16,7 @@ from ksieve.planning import shapes, tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
+from ksieve.planning.thresholds import WARP_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,9 @@ def _against(plan: Plan, chosen: Plan) -> str:
 def _limit(plan: Plan) -> str:
     """Rows that the plan's launch shape is for, in words, if the problem has others."""
     entry, rows = entry_of(plan), plan.problem.rows
+    if plan.family == "register_warp":
+        least = WARP_ROWS * plan.device.sm_count
+        return f"{least:,} or more" if rows < least else ""
     if entry is None:
         return ""
     if entry.most_rows and rows > entry.most_rows:

@@ -21,6 +21,8 @@ from ksieve.planning.thresholds import (
     BINNED_ROWS,
     RESIDENT_RANK,
     SHORTEST_CLUSTERED,
+    WARP_ROWS,
+    WARP_WIDTH,
     WIDEST_BINNED,
 )
 
@@ -472,6 +474,29 @@ def test_a_workspace_is_not_zeroed_for_what_another_family_does_without(rows, wi
     assert planner.choose(asked, H200).family == kept
     assert planner.choose(asked, H200, kept=False).family == other
     assert dispatch._choose(asked, H200, None).family == other, "which is what a call without a plan takes"
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_many_narrow_rows_belong_to_a_warp_each(name, dtype):
+    device = DEVICES[name]
+    least = WARP_ROWS * device.sm_count
+    for width, held in ((1, 0), (100, 128), (256, 256), (257, 512), (WARP_WIDTH, WARP_WIDTH)):
+        asked = {"rows": least, "width": width, "k": 8, "dtype": dtype, "device": device}
+        plan = ksieve.plan(**asked)
+        assert plan.family == "register_warp" and "a warp keeps each" in plan.reason
+        assert plan.resident_width == max(held, 128 if dtype == "float32" else 256)
+        assert plan.workspace_bytes == plan.workspace_zeroed == 0
+        assert plan.ctas == min(-(-least // 8), plan.ctas_per_sm * device.sm_count)
+        assert length_bins.stats_plan(plan).family == "resident_block", "statistics are of the paper's digits"
+        others = [{"rows": least - 1}, {"policy": "paper-64"}]
+        others += [{"options": option} for option in (Options(order="value"), Options(tie_break="low"))]
+        assert "register_warp" not in {ksieve.plan(**asked | other).family for other in others}
+        assert ksieve.plan(**asked | {"rows": 1}, family="register_warp").ctas == 1
+        assert ksieve.plan(**asked, options=Options(values=True, windows="ends")).family == "register_warp"
+    for refused in ({"width": 1025}, {"options": Options(order="index")}, {"options": Options(tie_break="high")}):
+        with pytest.raises(ArgumentError, match=r"takes another family: warps hold rows of up to 1,024 scores"):
+            ksieve.plan(**{"rows": least, "width": 99, "k": 8, "device": device} | refused, family="register_warp")
 
 
 @pytest.mark.parametrize("count", [16, 78, 108, 132, 144])
