@@ -64,13 +64,11 @@ struct LaneScores {
   }
   __device__ __forceinline__ static int wrapped(int along) { return along < 0 ? along + kMaxResident : along; }
 
-  __device__ __forceinline__ float score(int at) const { return unpack(raw[at / kVector], at % kVector); }
-
   __device__ __forceinline__ float best() const {
     float found = score_of_key(kMinusInfinityKey);
 #pragma unroll
     for (int at = 0; at < kLaneScores; ++at)
-      found = fmaxf(found, score(at)); // the number, if one of them is NaN
+      found = fmaxf(found, unpack(raw[at / kVector], at % kVector)); // the number, if one of them is NaN
     return found;
   }
 
@@ -194,39 +192,34 @@ template <class Shown>
 __device__ __forceinline__ void select_narrow(int* out, const Row& row, int k, int lane, Shown shown) {
   const LaneScores mine(row, lane);
   const KthBracket found = bracket_of(mine, k);
-  u32 sure = found.better.marks;
-  u32 others = found.within.marks & ~sure;
-  if (found.within.count == k) {
-    sure = found.within.marks;
-    others = 0;
-  } else if (unlikely(found.within.count < k)) {
-    sure = found.within.marks;
-    others = mine.all(row.length) & ~sure;
+  Reached sure = found.better;
+  Reached others = {found.within.marks & ~sure.marks, found.within.count - sure.count};
+  if (found.within.count <= k) {
+    sure = found.within;
+    others = {0, 0};
+    if (unlikely(sure.count < k)) others = {mine.all(row.length) & ~sure.marks, row.length - sure.count};
   }
   // One sum gives both offsets: of the sure ones in the low half, of the others in the high half.
-  const u32 own = __popc(sure) | __popc(others) << 16;
-  const u32 up_to = lanes_up_to(own);
-  const u32 total = __shfl_sync(kFullWarp, up_to, kLanes - 1);
-  const int taken = static_cast<int>(total & 0xffff);
-  const int count = static_cast<int>(total >> 16);
-  int slot = static_cast<int>((up_to - own) & 0xffff);
-  while (sure)
-    out[slot++] = shown(mine.position(take_bit(sure)));
-  if (count == 0) return;
-  slot = static_cast<int>((up_to - own) >> 16);
-  if (count > kLanes) { // all of them equal: any
-    while (others && taken + slot < k)
-      out[taken + slot++] = shown(mine.position(take_bit(others)));
+  const u32 own = __popc(sure.marks) | __popc(others.marks) << 16;
+  const u32 before = lanes_up_to(own) - own;
+  int slot = static_cast<int>(before & 0xffff);
+  while (sure.marks)
+    out[slot++] = shown(mine.position(take_bit(sure.marks)));
+  if (others.count == 0) return;
+  int number = static_cast<int>(before >> 16);
+  if (others.count > kLanes) { // all of them equal: any
+    for (slot = sure.count + number; others.marks && slot < k; ++slot)
+      out[slot] = shown(mine.position(take_bit(others.marks)));
     return;
   }
   WarpList& list = WarpList::own();
-  while (others)
-    list.along[slot++] = mine.along(take_bit(others));
+  while (others.marks)
+    list.along[number++] = mine.along(take_bit(others.marks));
   __syncwarp(); // every position is listed
   const int position = LaneScores::wrapped(list.along[lane]);
-  const bool chosen = rank_listed(list, row, position, count, k - taken, lane);
-  const int to = taken + __popc(__ballot_sync(kFullWarp, chosen) & lanes_below());
-  if (chosen && to < k) out[to] = shown(position);
+  const bool chosen = rank_listed(list, row, position, others.count, k - sure.count, lane);
+  slot = sure.count + __popc(__ballot_sync(kFullWarp, chosen) & lanes_below());
+  if (chosen && slot < k) out[slot] = shown(position);
 }
 
 // Writes the answer of a row with at most k scores: every position, then -1, in all slots. Call by a warp.
@@ -240,10 +233,11 @@ __device__ __forceinline__ void write_all(int* out, int length, int slots, int l
 // Selects the rows of a warp.
 __device__ __forceinline__ void select_narrow_rows(const Params& p) {
   const int lane = threadIdx.x % kLanes;
+  const u32 warp = __shfl_sync(kFullWarp, threadIdx.x / kLanes, 0); // the compiler then knows that all lanes agree
   const u32 warps = gridDim.x * kWarps;
   const int live = kWindows ? 0 : live_rows(p);
 #pragma unroll 1
-  for (u32 number = blockIdx.x * kWarps + threadIdx.x / kLanes; number < p.rows; number += warps) {
+  for (u32 number = blockIdx.x * kWarps + warp; number < p.rows; number += warps) {
     const Row row = [&] {
       if constexpr (kWindows) {
         return load_row(p, number);
