@@ -45,16 +45,22 @@ struct LaneScores {
     first = lane * kVector - misaligned;
 #pragma unroll
     for (int v = 0; v < kLaneVectors; ++v) {
-      const int from = first + v * kWarpStep;
       raw[v] = {kNothing, kNothing, kNothing, kNothing};
-      if (from >= 0 && from + kVector <= row.length) {
-        raw[v] = load_once(row.scores + from);
-      } else if (unlikely(from < row.length)) {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i)
-          if (position(v * kVector + i) < row.length) put(raw[v], i, row.scores[position(v * kVector + i)]);
-      }
+      if (whole(v, row.length)) raw[v] = load_once(row.scores + first + v * kWarpStep);
     }
+    if (!unlikely(misaligned != 0 || row.length % kVector != 0)) return;
+#pragma unroll
+    for (int v = 0; v < kLaneVectors; ++v) {
+      if (whole(v, row.length) || first + v * kWarpStep >= row.length) continue;
+#pragma unroll
+      for (int at = v * kVector; at < (v + 1) * kVector; ++at)
+        if (position(at) < row.length) put(raw[v], at % kVector, row.scores[position(at)]);
+    }
+  }
+
+  // Returns whether all of a vector is in a row.
+  __device__ __forceinline__ bool whole(int v, int length) const {
+    return (v > 0 || first >= 0) && first + v * kWarpStep + kVector <= length;
   }
 
   // Returns the position of the lane's score `at`.
