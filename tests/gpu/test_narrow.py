@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 WARP = ALL["warp"]
 DTYPES = ("float32", "float16", "bfloat16")
-WIDTHS = (1, 5, 64, 100, 128, 129, 250, 256, 257, 512, 1000, 1024)
+WIDTHS = (1, 5, 64, 100, 128, 129, 250, 256, 257, 512, 1000, 1024, 1500, 2048)
 RANKS = (1, 6, 14, 16, 31, 32, 33, 63, 128, 255, 999)
 
 
@@ -123,7 +123,7 @@ def test_random_bits_and_fewer_live_rows(tally):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("width", [64, 200, 1024])
+@pytest.mark.parametrize("width", [64, 200, 2048])
 def test_statistics_are_those_of_a_block(width, tally):
     rows = hard_rows(width, 20, np.random.default_rng(width))
     scores = material.place(bits_of(rows, "float32"), "float32", runner.DEVICE)

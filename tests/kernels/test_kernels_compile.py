@@ -141,11 +141,11 @@ def rows_for(shape, shapes):
 def narrow_cases():
     """Many narrow rows: every width that has a kernel of its own, and the widest with all options but an order."""
     without_order = dataclasses.replace(OPTIONS["everything"], order="any", tie_break="any")
-    for width in (128, 256, 512, 1024):
+    for width in (128, 256, 512, 1024, 2048):
         for dtype in ("float32", "float16", "bfloat16"):
             yield "register_warp", "sm_90a", {"shape": (4096, width), "k": 16, "dtype": dtype}
     for arch in spec.ARCHITECTURES:
-        for width, dtype in ((256, "float32"), (1024, "float32"), (1024, "bfloat16")):
+        for width, dtype in ((256, "float32"), (1024, "float32"), (2048, "float32"), (2048, "bfloat16")):
             for asked in (PLAIN, without_order):
                 yield "register_warp", arch, {"shape": (4096, width), "k": 16, "dtype": dtype, "asked": asked}
     for asked in (OPTIONS["windows"], OPTIONS["pages"]):

@@ -36,7 +36,7 @@ PARTS = [
     ("a100", "narrow", "decided and 1024", 3),
     ("l40s", "narrow", "decided and 257", 3),
     ("b200", "narrow", "decided and 250", 3),
-    ("rtx5090", "narrow", "decided and 512", 3),
+    ("rtx5090", "narrow", "decided and 2048", 3),
     ("l40s", "exact", "few_candidates and (row or persistent-lines)", 2),
     ("b200", "exact", "few_candidates and (row or persistent-peaks or cluster)", 3),
     ("b200", "held", "registers_hold and (register_block-8192 or resident_cluster-16384-4)", 4),

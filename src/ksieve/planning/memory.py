@@ -220,11 +220,16 @@ def entry_bytes(family: str, width: int, threads: int) -> int:
 
 
 def ring_stages(geometry: Geometry, dtype: str) -> int:
-    """Stages of a CTA's ring of loads (common/load.cuh): what a resident row fills, or those of the geometry."""
-    if not geometry.resident_width:
+    """Stages of a CTA's ring of loads (common/load.cuh): what a resident row fills, or those of the geometry.
+
+    Warps that keep a row each need no ring, and their geometry says one stage.
+    """
+    if not geometry.resident_width or geometry.stages == 1:
         return geometry.stages
-    vectors = geometry.resident_width // geometry.ctas_per_row * ITEM_BYTES[dtype] // (16 * geometry.threads)
-    return max(vectors - geometry.overflow_vectors, 1)  # a warp's row may be narrower than one vector for each thread
+    return (
+        geometry.resident_width // geometry.ctas_per_row * ITEM_BYTES[dtype] // (16 * geometry.threads)
+        - geometry.overflow_vectors
+    )
 
 
 def batches(plan: Plan) -> int:

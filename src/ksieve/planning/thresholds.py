@@ -86,8 +86,8 @@ WARP_ROWS = Threshold(
 )
 WARP_WIDTH = Threshold(
     1024,
-    "widest of these rows, in scores: a lane marks its scores in one word",
-    NOT_MEASURED + "what the kernel is written for (kernels/register/warp.cuh)",
+    "widest of these rows, in scores",
+    NOT_MEASURED + "twice as wide, a multiprocessor has registers for 16 warps alone",
 )
 WHOLE_QUARTERS = Threshold(
     3,

@@ -494,8 +494,8 @@ def test_many_narrow_rows_belong_to_a_warp_each(name, dtype):
         assert "register_warp" not in {ksieve.plan(**asked | other).family for other in others}
         assert ksieve.plan(**asked | {"rows": 1}, family="register_warp").ctas == 1
         assert ksieve.plan(**asked, options=Options(values=True, windows="ends")).family == "register_warp"
-    for refused in ({"width": 1025}, {"options": Options(order="index")}, {"options": Options(tie_break="high")}):
-        with pytest.raises(ArgumentError, match=r"takes another family: warps hold rows of up to 1,024 scores"):
+    for refused in ({"width": 2049}, {"options": Options(order="index")}, {"options": Options(tie_break="high")}):
+        with pytest.raises(ArgumentError, match=r"takes another family: warps hold rows of up to 2,048 scores"):
             ksieve.plan(**{"rows": least, "width": 99, "k": 8, "device": device} | refused, family="register_warp")
 
 

@@ -12,7 +12,8 @@
 constexpr int kLanes = 32;
 constexpr int kLaneVectors = kMaxResident / kWarpStep;
 constexpr int kLaneScores = kLaneVectors * kVector;
-static_assert(KSIEVE_REGISTERS && kLaneVectors * kWarpStep == kMaxResident && kLaneScores <= 32, "marks fit a word");
+static_assert(KSIEVE_REGISTERS && kLaneVectors * kWarpStep == kMaxResident && kLaneScores <= 64, "marks fit");
+using Marks = Choose<(kLaneScores > 32), u64, u32>::Type; // a bit for each of the lane's scores
 static_assert(kOrder == Order::kAny && !kTies && !kStats, "the planner takes another family");
 
 // Lanes whose best score reaches the first cutoff, at most, unless k is larger: so many that the scores which reach it
@@ -79,8 +80,8 @@ struct LaneScores {
   }
 
   // Marks the scores that reach a cutoff: adds powers of two to the mantissa of a float, 16 of them at a time.
-  __device__ __forceinline__ u32 reaching(float cutoff) const {
-    float sums[2] = {kEmptySum, kEmptySum};
+  __device__ __forceinline__ Marks reaching(float cutoff) const {
+    float sums[4] = {kEmptySum, kEmptySum, kEmptySum, kEmptySum};
 #pragma unroll
     for (int v = 0; v < kLaneVectors; ++v) {
       Raw some = raw[v];
@@ -90,15 +91,23 @@ struct LaneScores {
         sums[at / 16] =
             fmaf(one_if_at_least(unpack(some, at % kVector), cutoff), static_cast<float>(1 << at % 16), sums[at / 16]);
     }
-    return __byte_perm(__float_as_uint(sums[0]), __float_as_uint(sums[1]), 0x5410);
+    const auto joined = [](float low, float high) {
+      return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410);
+    };
+    const u32 low = joined(sums[0], sums[1]);
+    if constexpr (kLaneScores <= 32) {
+      return low;
+    } else {
+      return static_cast<u64>(joined(sums[2], sums[3])) << 32 | low;
+    }
   }
 
   // Marks the scores of a row.
-  __device__ __forceinline__ u32 all(int length) const {
-    u32 marks = 0;
+  __device__ __forceinline__ Marks all(int length) const {
+    Marks marks = 0;
 #pragma unroll 1
     for (int at = 0; at < kLaneScores; ++at)
-      if (position(at) < length) marks |= 1u << at;
+      if (position(at) < length) marks |= Marks{1} << at;
     return marks;
   }
 
@@ -113,9 +122,20 @@ private:
   }
 };
 
+__device__ __forceinline__ u32 count_of(u32 marks) { return __popc(marks); }
+__device__ __forceinline__ u32 count_of(u64 marks) { return __popcll(marks); }
+
+// Removes the lowest mark and returns its number, as take_bit does.
+__device__ __forceinline__ u32 take_bit(u64& marks) {
+  const u64 rest = marks & (marks - 1);
+  const u32 bit = 63 - __clzll(static_cast<i64>(marks ^ rest));
+  marks = rest;
+  return bit;
+}
+
 // Scores of a warp that reach a cutoff: the lane's marks, and how many they are in all lanes.
 struct Reached {
-  u32 marks;
+  Marks marks;
   int count;
 };
 
@@ -146,8 +166,8 @@ struct KthBracket {
 __device__ __forceinline__ KthBracket bracket_of(const LaneScores& mine, int k) {
   const u32 key = number_key(mine.best());
   const auto reaching = [&](u32 cutoff) {
-    const u32 marks = mine.reaching(score_of_key(cutoff));
-    return Reached{marks, static_cast<int>(__reduce_add_sync(kFullWarp, __popc(marks)))};
+    const Marks marks = mine.reaching(score_of_key(cutoff));
+    return Reached{marks, static_cast<int>(__reduce_add_sync(kFullWarp, count_of(marks)))};
   };
   const auto lanes_reaching = [&](u32 cutoff) { return Reached{0, __popc(__ballot_sync(kFullWarp, key <= cutoff))}; };
   const KeyRange bests = {__reduce_min_sync(kFullWarp, key) & ~kLowKeyBits, __reduce_max_sync(kFullWarp, key)};
@@ -206,7 +226,7 @@ __device__ __forceinline__ void select_narrow(int* out, const Row& row, int k, i
     if (unlikely(sure.count < k)) others = {mine.all(row.length) & ~sure.marks, row.length - sure.count};
   }
   // One sum gives both offsets: of the sure ones in the low half, of the others in the high half.
-  const u32 own = __popc(sure.marks) | __popc(others.marks) << 16;
+  const u32 own = count_of(sure.marks) | count_of(others.marks) << 16;
   const u32 before = lanes_up_to(own) - own;
   int slot = static_cast<int>(before & 0xffff);
   while (sure.marks)
