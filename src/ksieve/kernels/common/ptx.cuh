@@ -62,7 +62,8 @@ __device__ __forceinline__ unsigned signs_of_halves(unsigned halves) {
   return negative;
 }
 
-// Return 1 if a >= b or a > b, else 0; NaN is neither. Compute capability 9.0 adds floats at twice the rate of integers.
+// Return 1 if a >= b or a > b, else 0; NaN is neither. Compute capability 9.0 adds floats at twice the rate of
+// integers.
 __device__ __forceinline__ float one_if_at_least(float a, float b) {
   float one;
   asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(a), "f"(b));
