@@ -237,6 +237,7 @@ def test_wide_rows_of_a_small_k_are_still_streamed():
     assert limit({"264x65536k512": times(20.0, 21.0), "528x65536k512": times(25.0, 21.0)}) == 264
     assert limit({"264x65536k512": times(22.0, 21.0), "528x65536k512": times(20.0, 21.0)}) == 263
     assert limit({"264x65536k512": times(20.0, 21.0), "528x65536k512": times(20.0, 21.0)}) == 0
+    assert limit({"264x65536k512": times(21.3, 21.0), "528x65536k512": times(20.0, 21.0)}) == 0, "a tie ends nothing"
 
 
 def test_the_planner_s_own_shape_is_a_candidate_by_the_same_name():

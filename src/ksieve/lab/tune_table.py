@@ -154,7 +154,7 @@ def _winners(
 
 
 def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
-    """Rows of a width up to which streaming is not faster for a small k; 0 if it never is.
+    """Rows of a width up to which streaming is not over 2 % faster for a small k; 0 if it never is.
 
     Where that was not measured, the limit is that of the shipped shapes.
     """
@@ -167,7 +167,7 @@ def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
     for rows, times in few_slots[width]:
         streamed = [us for name, us in times.items() if name.partition(" ")[0] == "stream"]
         kept = [us for name, us in times.items() if name.partition(" ")[0] == "resident_block"]
-        if min(kept, default=math.inf) > min(streamed, default=math.inf):
+        if min(kept, default=math.inf) > TIE * min(streamed, default=math.inf):
             return most or rows - 1
         most = rows
     return 0
