@@ -134,8 +134,6 @@ def benchmark_page(results: Path) -> str:
         parts += ["## Short rows on a GPU", *(pages.short(*file) for file in short)]
     if worst := take("gpu-worst*-k*.json"):
         parts += ["## The worst case on a GPU", *(pages.worst(*file, published) for file in worst)]
-    if planner := take("gpu-planner*-k*.json"):
-        parts += ["## The planner's choices", *(pages.planner(*file) for file in planner)]
     cpu = [path for path in left if path.match("cpu-*.json")]
     if cpu:
         parts += ["## CPU", *(_cpu_results(_link(path, "../../"), left.pop(path)) for path in cpu)]

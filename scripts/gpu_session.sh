@@ -7,7 +7,7 @@
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
-#   scripts/gpu_session.sh operator|decode|short|general|trace|worst|planner|ablation|chain|replay
+#   scripts/gpu_session.sh operator|decode|short|general|trace|worst|ablation|chain|replay
 #                                      the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
 # Several steps run one after another; a failing one does not stop the next. Uses $PYTHON (python3) as it is.
@@ -108,7 +108,6 @@ short() { result short; }
 general() { result general; }
 trace() { result trace; }
 worst() { result worst; }
-planner() { result planner; }
 ablation() { result ablation; }
 chain() { result chain; }
 replay() {
@@ -123,7 +122,7 @@ quick_bench() {
 
 [ $# -gt 0 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-held-row suite-serving suite-options suite-pairs
-  suite-contract options sanitize bench operator decode short general trace worst planner ablation chain replay"
+  suite-contract options sanitize bench operator decode short general trace worst ablation chain replay"
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done

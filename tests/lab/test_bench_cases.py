@@ -1,4 +1,4 @@
-"""Operator, decode, short, trace, worst and planner benches on the host: what they run, print, write and draw."""
+"""Operator, decode, short, trace and worst-case benches on the host: what they run, print, write and draw."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from bench_host import FLOOR_US, H200, OTHER_US, OWN_US, host, invoke
+from bench_host import FLOOR_US, OTHER_US, OWN_US, host, invoke
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import adversarial_gpu as hard
-from ksieve.lab.bench import gpu, planner, record, shape_lists, trace, worst
-from ksieve.lab.bench.variants import PLANNED, Variant
+from ksieve.lab.bench import gpu, record, shape_lists, trace, worst
+from ksieve.lab.bench.variants import Variant
 from ksieve.lab.report import benches
 
 torch = pytest.importorskip("torch")
@@ -115,47 +115,6 @@ def test_an_inexact_answer_fails_the_worst_case(host, monkeypatch):
     monkeypatch.setattr(api, "topk", lambda *a, out, **k: out.fill_(0))
     done = invoke("worst", "--shapes", "4x4096", "--inputs", "normal", "--k", 64, "--peers", "none")
     assert done.exit_code == 1 and "INEXACT" in done.output
-
-
-def test_the_planner_is_compared_with_what_it_did_not_choose(host, tmp_path):
-    done = invoke("planner", "--shapes", "4x131072,300x8192", "--k", 256, "--out", tmp_path, "--figures", tmp_path)
-    assert done.exit_code == 0, done.output
-    payload = json.loads((tmp_path / "gpu-planner-k256.json").read_text())
-    for shape in payload["results"]["shapes"]:
-        chosen = planner.key(PLANNED.plan(shape["rows"], shape["width"], 256, "float32", H200))
-        assert shape["choice"] == chosen == next(iter(shape["selectors"]))
-        assert len(shape["selectors"]) > 4
-        assert planner.share_of_best(shape, chosen) == 1.0, "the made-up clock favours the choice"
-    assert payload["results"]["of_best"]["least"] == 1.0
-    assert "1.000 of the fastest plan" in done.output
-    assert (tmp_path / "gpu-planner-k256.png").exists()
-
-
-@pytest.mark.parametrize(("rows", "width"), [(1, 1_048_576), (64, 131_072), (512, 131_072), (4096, 8192)])
-def test_alternatives_cover_families_policies_and_splits(rows, width):
-    plan = PLANNED.plan(rows, width, 2048, "float32", H200)
-    others = list(planner.alternatives(rows, width, 2048, "float32", H200))
-    names = [v.name for v in others]
-    assert len(names) == len(set(names)) and planner.key(plan) not in names
-    for variant in others:
-        assert planner.key(variant.plan(rows, width, 2048, "float32", H200)) == variant.name
-    families = {name.split()[0] for name in [*names, planner.key(plan)]}
-    assert "stream" in families
-    if rows * 2 <= 2 * H200.sm_count and width >= 8192:
-        assert len([n for n in [*names, planner.key(plan)] if n.startswith("stream_split lines-64")]) >= 2
-
-
-def test_a_bad_choice_is_seen():
-    def shape(**times):
-        return {"rows": 1, "width": 2, "choice": "a",
-                "selectors": {n: {"median_us": t, "exact": n != "wrong"} for n, t in times.items()}}  # fmt: skip
-
-    assert planner.share_of_best(shape(a=10.0, b=20.0, wrong=1.0), "a") == 1.0
-    assert planner.share_of_best(shape(a=10.0, b=8.0), "a") == pytest.approx(0.8)
-    found = planner.of_best([shape(a=10.0, b=8.0)])
-    assert found["worse_than_5_percent"] == {"1x2": pytest.approx(0.8)}
-    with pytest.raises(KeyError):
-        planner.share_of_best(shape(a=10.0), "never measured")
 
 
 @pytest.mark.parametrize("bench", ["operator", "decode", "short"])

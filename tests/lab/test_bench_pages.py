@@ -10,7 +10,7 @@ import pytest
 
 from bench_host import ENVIRONMENT, host
 from conftest import ROOT
-from ksieve.lab.bench import anchors, gpu, pages, planner, record, shape_lists, trace, worst
+from ksieve.lab.bench import anchors, gpu, pages, record, shape_lists, trace, worst
 
 torch = pytest.importorskip("torch")
 
@@ -43,7 +43,6 @@ def results(host, tmp_path):
                 "gpu-short-k64": gpu.run([(4, 4096), (600, 4096)], 64, lengths="ragged", torch_rounds=0),
                 "gpu-trace-k64": trace.run({"tiny": 300}, 64, step_tokens=128, budget_bytes=100_000),
                 "gpu-worst-k64": worst.run([(4, 4096), (8, 4096)], 64, families=["normal", "all_nan"], peer_names=[]),
-                "gpu-planner-k64": planner.run([(4, 8192)], 64),
                 "gpu-novel": {
                     "schema": 1, "bench": "novel", "environment": ENVIRONMENT, "settings": {}, "results": {}
                 },
@@ -58,7 +57,6 @@ def test_every_kind_of_result_has_its_section(generator, results):
     page = generator.benchmark_page(results)
     for title in ("Operator shapes", "Framework traces", "Decode shapes", "Short rows", "The worst case"):
         assert f"## {title} on a GPU" in page
-    assert "## The planner's choices" in page
     for path in results.glob("*.json"):
         assert f"](../../benchmarks/results/{path.name})" in page, path.name
     assert "| 600 x 4,096 | 10.0 (" in page and "| 12.5 | 0.800 |" in page
@@ -66,7 +64,6 @@ def test_every_kind_of_result_has_its_section(generator, results):
     assert "| tiny | 4 | 0.04 | ksieve | 0.05 | 0.800 | target 0.9: missed |" in page
     assert "The worst is `normal` at 4 x 4,096: 1.25 (target 2.5: met)." in page
     assert "| `all_nan` | 1.25 | 1.25 |" in page
-    assert "reached 1.000 of the fastest plan" in page and "5 %: none." in page
     assert "## Other result files" in page and ": novel, NVIDIA H200" in page
 
 
@@ -152,7 +149,7 @@ def test_wrong_answers_reach_no_page(generator, results):
 def test_figures_follow_their_result_files(generator, results, tmp_path):
     folder = tmp_path / "figures"
     stale = generator.draw_figures(results, folder, check=True)
-    assert set(stale) >= {"gpu-operator-k64-of-floor", "gpu-worst-k64", "gpu-trace-k64", "gpu-planner-k64"}
+    assert set(stale) >= {"gpu-operator-k64-of-floor", "gpu-worst-k64", "gpu-trace-k64"}
     assert not folder.exists(), "--check wrote something"
     assert generator.draw_figures(results, folder, check=False) == stale
     assert {path.stem for path in folder.iterdir()} == set(stale), "names are those of the figures drawn"

@@ -44,11 +44,6 @@ def current(name: str) -> str:
     return FORMER.get(name, name)
 
 
-def former(name: str) -> str:
-    """Return the former name of a family."""
-    return "row_exact" if name in ONE_CTA else next((was for was, now in FORMER.items() if now == name), name)
-
-
 def warn_former(kind: str, former: str, now: str) -> None:
     """Warn of a former name, at the line outside of this package that has it."""
     level, frame = 2, sys._getframe(1)

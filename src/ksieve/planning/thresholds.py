@@ -2,8 +2,7 @@
 
 A source is the decision record (``docs/decisions/``) or the committed result file (``benchmarks/results/``) that gives
 a number and its measurement, relative to the repository root, or ``"not measured: "`` and what was reasoned instead.
-``ksieve bench planner`` times every alternative to the planner's choices over a grid; a test holds the choices to its
-result.
+What ``ksieve tune`` measures is no threshold, but data of a device (`ksieve.planning.shapes`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _CLUSTERS = "docs/decisions/0006-clusters.md"
 _REGISTER_ROWS = "docs/decisions/0008-rows-in-registers.md"
 _LENGTH_BINS = "docs/decisions/0010-length-bins.md"
 _STORAGE = "docs/decisions/0012-candidate-storage.md"
-_GRID_OF_PLANS = "benchmarks/results/gpu-planner-k2048.json"
+_SPLIT_ROWS = "docs/decisions/0009-split-rows.md"
 
 SHORTEST_SAMPLED = Threshold(
     4096, "narrower rows, in scores, are never sampled: their view would be too small", _SAMPLE
@@ -51,14 +50,14 @@ LINES_RANK = Threshold(
     "smallest k that a row's width is divided by where a ratio of `ksieve.planning.shapes.Stride` is compared",
     _VIEWS,
 )
-SAMPLED_RATIO = Threshold(2, "rows of fewer than this many times k scores are not sampled", _GRID_OF_PLANS)
+SAMPLED_RATIO = Threshold(2, "rows of fewer than this many times k scores are not sampled", _SAMPLE)
 CROWDED_RATIO = Threshold(
     4,
     "the same from `CROWDED` rows on: sampling saves latency, then no more",
-    _GRID_OF_PLANS,
+    _SAMPLE,
 )
-CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", _GRID_OF_PLANS)
-SEGMENT = Threshold(2048, "fewest scores worth a CTA of their own in the split family", _GRID_OF_PLANS)
+CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", _SAMPLE)
+SEGMENT = Threshold(2048, "fewest scores worth a CTA of their own in the split family", _SPLIT_ROWS)
 SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/decisions/0009-split-rows.md."""
 

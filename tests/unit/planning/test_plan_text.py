@@ -102,7 +102,8 @@ def test_a_text_with_former_names_is_read(name):
 
     def former(fields):
         old = {renamed.get(key, key): value for key, value in fields.items()}
-        old |= {"family": families.former(fields["family"]), "registers": fields["family"] == "register_block"}
+        was = {now: was for was, now in families.FORMER.items()} | {"register_block": "row_exact"}
+        old |= {"family": was[fields["family"]], "registers": fields["family"] == "register_block"}
         return old | {"bands": [former(inner) for inner in fields["bins"]]}
 
     text = former(json.loads(torch_ops.encode_plan(plan)))

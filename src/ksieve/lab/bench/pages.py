@@ -287,23 +287,6 @@ def worst(link: str, stem: str, payload: Payload, published: Payload | None) -> 
     return "\n\n".join(parts)
 
 
-def planner(link: str, stem: str, payload: Payload) -> str:
-    """One result of the planner against its alternatives."""
-    found = payload["results"]["of_best"]
-    lost = ", ".join(
-        f"{name.replace('x', ' x ')} ({share:.3f})" for name, share in found["worse_than_5_percent"].items()
-    )
-    parts = [
-        f"### k = {payload['settings']['k']:,}",
-        *_told(link, payload),
-        f"At the commit that was measured, the planner's choice reached {found['geometric_mean']:.3f} of the fastest "
-        f"plan (geometric mean over {found['shapes']} shapes), at least {found['least']:.3f}. Shapes that lost over "
-        f"5 %: {lost or 'none'}. A test holds today's choices to the same times.",
-        *images(payload, stem),
-    ]
-    return "\n\n".join(parts)
-
-
 def other(link: str, payload: Payload) -> str:
     """One line for a result that other pages explain."""
     return f"* {link}: {payload['bench']}, {machine(payload)}; `{command(payload)}`"

@@ -137,13 +137,6 @@ add(
 )
 add(
     bench_app,
-    "planner",
-    bench.bench_planner,
-    "ksieve bench planner --out benchmarks/results",
-    "ksieve bench planner --shapes 64x131072,256x131072",
-)
-add(
-    bench_app,
     "options",
     serving.bench_options,
     "ksieve bench options --out benchmarks/results",

@@ -1,4 +1,4 @@
-"""`ksieve bench` of traces, the worst case, and the planner's choices; and figures from result files."""
+"""`ksieve bench` of traces and the worst case, and figures from result files."""
 
 from __future__ import annotations
 
@@ -167,60 +167,6 @@ def _ratio(case: dict[str, Any]) -> str:
 def _judge(cases: list[dict[str, Any]]) -> None:
     """Exit with a code other than 0 if an answer of ksieve is wrong or missing."""
     exits.judge(case["selectors"]["ksieve"].get("exact") for case in cases if "skipped" not in case)
-
-
-def bench_planner(
-    shapes: Annotated[
-        str,
-        typer.Option(
-            "--shapes",
-            metavar="LIST",
-            help="rows x width, separated by commas. Default: 81 shapes from 1x4096 to 4096x1048576.",
-        ),
-    ] = "",
-    k: K = 2048,
-    scores: Scores = "endpoint",
-    rounds: Rounds = 7,
-    seed: Seed = 0,
-    out: Out = None,
-    figures: Figures = None,
-) -> None:
-    """Time every kernel family, policy and split count, and compare them with the planner's choice.
-
-    A test compares the planner's thresholds with the result file.
-    """
-    from ksieve.lab.bench import planner
-
-    listed = gpu.shapes_of(shapes, None)[0] if shapes else list(planner.GRID)
-    path = gpu.target(out, f"gpu-planner-k{k}", scores)
-    gpu.ready(figures)
-    with terminal.progress("compiling", unit="kernels", waiting="starting the GPU") as update:
-        planner.prepare(listed, k, progress=update)
-    with terminal.progress("measuring", len(listed), unit="shapes") as update:
-        payload = planner.run(
-            listed, k, source=scores, rounds=rounds, seed=seed, progress=update, each=gpu.teller()
-        )  # fmt: skip
-    results = payload["results"]
-    gpu.head(payload)
-    rows = []
-    for shape in gpu.measured(results):
-        own, best = shape["selectors"][shape["choice"]], shape["fastest"]
-        known = best is not None and own.get("exact") is True
-        share = f"{planner.share_of_best(shape, shape['choice']):.3f}" if known else ""
-        fastest = "the choice" if best == shape["choice"] else best or ""
-        time = gpu.microseconds(shape["selectors"][best]) if best else ""
-        rows.append([gpu.shape_name(shape), shape["choice"], gpu.microseconds(own), fastest, time, share])
-    terminal.table(["rows x width", "choice", "us", "fastest", "us", "of the fastest"], rows)
-    terminal.say()
-    found = results["of_best"]
-    if found["shapes"]:
-        terminal.say(
-            f"the planner's choice reaches {found['geometric_mean']:.3f} of the fastest plan (geometric mean), at "
-            f"least {found['least']:.3f}; {len(found['worse_than_5_percent'])} of {found['shapes']} shapes lose more "
-            "than 5 %"
-        )
-    gpu.remarks(results["shapes"])
-    gpu.finish(path, payload, figures)
 
 
 def bench_plot(

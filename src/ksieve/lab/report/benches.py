@@ -99,8 +99,6 @@ def _makers(payload: Mapping[str, Any]) -> list[tuple[str, Callable[[Mapping[str
     shapes = _shapes(results)
     if bench == "options":
         return [("", _options)] if any(math.isfinite(_microseconds(shape, PLAIN)) for shape in shapes) else []
-    if bench == "planner":
-        return [("", _planner)] if any(_chosen(shape) for shape in shapes) else []
     if not shapes or "floor_us" not in shapes[0] or "selectors" not in shapes[0]:
         return []
     heat = [("-of-floor", _heat)] if any(math.isfinite(_microseconds(shape, OWN)) for shape in shapes) else []
@@ -251,35 +249,16 @@ def _heat(payload: Mapping[str, Any]) -> Any:
     value = {
         (s["width"], s["rows"]): s["floor_us"] / _microseconds(s, OWN) for s in shapes if OWN in s.get("selectors", {})
     }
-    return _table(payload, value, "ksieve, fraction of the plain read", (0.0, 1.0))
-
-
-def _table(
-    payload: Mapping[str, Any], value: Mapping[tuple[int, int], float], label: str, limits: tuple[float, float]
-) -> Any:
     widths, rows = (sorted({key[i] for key in value}) for i in (0, 1))
     table = [[value.get((width, m), math.nan) for m in rows] for width in widths]
     with figures.canvas(size=(max(5.4, 1.9 + 0.62 * len(rows)), max(3.0, 1.3 + 0.36 * len(widths)))) as (figure, axes):
         names = [figures.size_text(width) for width in widths]
-        figures.heat_map(axes, table, rows=names, columns=[str(m) for m in rows], label=label, limits=limits)
+        columns, label = [str(m) for m in rows], "ksieve, fraction of the plain read"
+        figures.heat_map(axes, table, rows=names, columns=columns, label=label, limits=(0.0, 1.0))
         axes.set_xlabel("rows")
         axes.set_ylabel("row width, scores")
         figure.suptitle(_title(payload, 72), fontsize=9, x=0.01, ha="left")
         return figure
-
-
-def _planner(payload: Mapping[str, Any]) -> Any:
-    from ksieve.lab.bench.planner import share_of_best
-
-    value = {}
-    for shape in _shapes(payload["results"]):
-        if _chosen(shape):
-            value[shape["width"], shape["rows"]] = share_of_best(dict(shape), shape["choice"])
-    return _table(payload, value, "the choice, fraction of the fastest plan", (0.8, 1.0))
-
-
-def _chosen(shape: Shape) -> bool:
-    return shape["selectors"].get(shape["choice"], {}).get("exact") is True
 
 
 def _worst(payload: Mapping[str, Any]) -> Any:
