@@ -15,9 +15,10 @@ from ksieve.core import policy
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
+from ksieve.planning import explain, shapes
+from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
-from ksieve.planning.shapes import of_class
 from ksieve.planning.thresholds import BINNED_ROWS, MOST_BINS, WIDEST_BINNED
 
 pytest.importorskip("cuda.core")
@@ -32,11 +33,19 @@ SHAPES = {
 """A shape (rows, width) that suits each family."""
 
 BANDED = (BINNED_ROWS, WIDEST_BINNED)
-HOPPER = of_class("hopper")
 """Rows listed by length for several launches: the kernel that lists them, one for each band, and one for the rest."""
 
-SHORT = {"stream": (4096, 16_384)}
-"""Many short rows, which run on more and smaller CTAs."""
+SHORT = (4096, 16_384)
+"""Many short rows, which run on more and smaller CTAs on an H100."""
+
+MEASURED = ("h100", "h200")
+"""Devices with launch shapes of their own."""
+
+TIGHT = 1024
+"""Threads of a multiprocessor from which each has at most 64 registers: there any option may make a kernel spill."""
+
+HUNGRY = ("windows", "pages")
+"""Options whose kernels need as many registers as plain ones; those of the others need fewer."""
 
 ALONE = (128, 131_072)
 """No more rows than a device has multiprocessors, but too many to share them."""
@@ -57,10 +66,10 @@ EXACT_BOUNDARY = SamplingPolicy("exact-64x4", 64, group=4, boundary="exact")
 
 
 def specialisation(
-    family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN, shape=None, part=None
+    family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN, shape=None, part=None, card=None
 ):
     rows, width = BANDED if family == "banded" else shape or SHAPES[family]
-    device = build.device_of_arch(arch)
+    device = DEVICES[card] if card else build.device_of_arch(arch)
     forced = None if family == "banded" else family
     made = build.needed(
         device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[forced], policy=chosen,
@@ -93,33 +102,38 @@ def cases():
                 yield family, "sm_90a", {"chosen": chosen}
             for chosen in (policy.QUADS_16, EXACT_BOUNDARY):
                 yield family, "sm_90a", {"k": 512, "chosen": chosen}
-    for family, shape in SHORT.items():
-        for arch in ("sm_90a", "sm_100a"):
-            yield family, arch, {"shape": shape}
-        for asked in OPTIONS.values():
-            yield family, "sm_90a", {"shape": shape, "asked": asked}
+    yield "stream", "sm_100a", {"shape": SHORT}
+    for asked in (PLAIN, *OPTIONS.values()):
+        yield "stream", "sm_90a", {"card": "h100", "shape": SHORT, "asked": asked}
     for asked in (PLAIN, *OPTIONS.values()):
         yield "stream", "sm_90a", {"shape": ALONE, "asked": asked}
     yield "stream", "sm_100a", {"shape": ALONE}
     yield "stream", "sm_90a", {"shape": ALONE, "stats": True}
     yield "stream", "sm_90a", {"shape": ALONE, "k": 16_384}
-    for held in HOPPER.resident["resident_grid"]:
-        for asked in (PLAIN, *(asked for asked in OPTIONS.values() if together(asked, held))):
-            yield "resident_grid", "sm_90a", {"shape": (held.most_rows, held.resident_width), "asked": asked}
-    for family in ("register_block", "resident_block", "resident_cluster"):
-        table = HOPPER.resident[family]
-        # The shape of SHAPES is compiled with all options below.
-        reached = next((s for s in table if SHAPES[family][1] <= s.resident_width), None) if family in SHAPES else None
-        for held in table:
-            asked_of = [asked for asked in (PLAIN, *OPTIONS.values()) if not held.registers or unordered(asked)]
-            for asked in asked_of if held is not reached else ():
-                yield family, "sm_90a", {"shape": (rows_for(held, table), held.resident_width), "asked": asked}
+    for card in MEASURED:
+        yield from measured_cases(card)
     for part in range(MOST_BINS + 2):
         for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
             yield "banded", "sm_90a", {"part": part, "asked": asked}
-    yield "stream", "sm_90a", {"shape": SHORT["stream"], "k": 512, "chosen": policy.LINES_64}
+    yield "stream", "sm_90a", {"card": "h100", "shape": SHORT, "k": 512, "chosen": policy.LINES_64}
     yield from narrow_cases()
     yield from option_cases()
+
+
+def measured_cases(card):
+    """Every launch shape that was measured on a device, with the options that may not fit its registers."""
+    known = shapes.of(DEVICES[card])
+    for family, table in known.resident.items():
+        for held in table:
+            tight = held.threads * held.ctas_per_sm >= TIGHT
+            for asked in (PLAIN, *(asked for name, asked in OPTIONS.items() if tight or name in HUNGRY)):
+                fits = together(asked, held) if family == "resident_grid" else not held.registers or unordered(asked)
+                if fits and not (held.plain and asked is not PLAIN):
+                    shape = (rows_for(held, table), held.resident_width)
+                    yield family, "sm_90a", {"card": card, "shape": shape, "asked": asked}
+    for held in known.streamed["stream"]:
+        least = max(held.fewest_rows, *(other.most_rows for other in known.streamed["stream"]))
+        yield "stream", "sm_90a", {"card": card, "shape": (held.most_rows or 8 + least, held.widest or 524_288)}
 
 
 def together(asked, shape):
@@ -132,9 +146,9 @@ def unordered(asked):
     return asked.order == "any" and asked.tie_break == "any"
 
 
-def rows_for(shape, shapes):
+def rows_for(shape, table):
     """Rows that a launch shape is taken for: the most, or more than those of a width for fewer rows."""
-    least = max(other.most_rows for other in shapes if other.resident_width == shape.resident_width)
+    least = max(other.most_rows for other in table if other.resident_width == shape.resident_width)
     return shape.most_rows or 8 + max(least, shape.fewest_rows)
 
 
@@ -232,6 +246,16 @@ def test_cases_reach_every_source_and_define():
     assert values["KSIEVE_DTYPE"] == {0, 1, 2}
 
 
+def test_cases_reach_every_measured_launch_shape():
+    assert {device.name for device in build.devices_of_arch("sm_90a")} == {DEVICES[card].name for card in MEASURED}
+    for card in MEASURED:
+        plans = [specialisation(family, arch, **options)[1] for family, arch, options in measured_cases(card)]
+        known = shapes.of(DEVICES[card])
+        reached = {id(explain.entry_of(plan)) for plan in plans}
+        assert {id(entry) for table in known.resident.values() for entry in table} <= reached
+        assert {id(entry) for entry in known.streamed["stream"]} <= reached
+
+
 def test_shortcomings_are_found():
     found, plan = specialisation("stream", "sm_90a")
     fine = compiler.Resources(registers=64, stack=0, spill_stores=0, spill_loads=0, static_shared=0)
@@ -246,8 +270,9 @@ def test_shortcomings_are_found():
         assert words in " ".join(build.shortcomings(plan, found, used))
 
 
-def test_serving_shapes_need_few_kernels():
-    needed = build.needed(build.device_of_arch("sm_90a"))
+@pytest.mark.parametrize("card", MEASURED)
+def test_serving_shapes_need_few_kernels(card):
+    needed = build.needed(DEVICES[card])
     assert all(isinstance(plan, Plan) for plan in needed.values())
     assert {s.arch for s in needed} == {"sm_90a"}
     assert len(needed) <= 42, "the cache is filled with one kernel per shape"

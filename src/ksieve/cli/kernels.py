@@ -60,7 +60,7 @@ def build(
         for value in values or ():
             if value < 1:
                 raise ArgumentError(f"--{name}", value, "an int of at least 1")
-    devices = [planning.device_of_arch(a) for a in arch] if arch else [_present_device()]
+    devices = [device for a in arch for device in planning.devices_of_arch(a)] if arch else [_present_device()]
     wanted: dict[KernelSpec, Plan] = {}
     for device in devices:
         wanted |= planning.needed(

@@ -20,6 +20,11 @@ from ksieve.planning.length_bins import launches
 from ksieve.planning.plan import Plan
 from ksieve.planning.thresholds import LINES_RANK, SPLITS
 
+ASKED = (
+    PLAIN, Options(order="value"), Options(tie_break="low"), Options(transform="pages", page_size=64, raw=True),
+)  # fmt: skip
+"""Options whose kernels are others: some launch shapes spill with slots in order, some with page tables."""
+
 
 def unused(known: shapes.Shapes, target: Target) -> list[tuple[str, str, int]]:
     """Return the entries that decide no plan of `grid`: the part, the family (or the part again), and the number.
@@ -147,7 +152,7 @@ def grid(known: shapes.Shapes, target: Target) -> Iterator[Plan]:
         sorted(rows - {0}),
         sorted(width for width in widths if 0 < width <= cuda.MAX_WIDTH),
         (512, target.k),
-        (PLAIN, Options(order="value"), Options(tie_break="low")),
+        ASKED,
     ):
         if k <= n:
             yield choose.choose(Problem(m, n, n, k, target.dtype, Device("cuda", 0), options), target.device)

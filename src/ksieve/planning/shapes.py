@@ -365,12 +365,16 @@ def of(device: DeviceInfo) -> Shapes:
     ArgumentError
         If no class covers the device.
     """
-    for found in map(of_class, CLASSES):
-        if found.covers(device):
-            cards = _read(found.name).get("measured", {})
-            return of_class(found.name, next((file for model, file in cards.items() if model in device.name), ""))
+    for name in CLASSES:
+        if of_class(name).covers(device):
+            return of_class(name, own_file(name, device))
     got = f"compute capability {'.'.join(map(str, device.capability))}"
     raise ArgumentError("device", got, "a CUDA device of compute capability 8.0 or later")
+
+
+def own_file(name: str, device: DeviceInfo) -> str:
+    """Name of the file of a class that is of a device's own model; empty if there is none."""
+    return next((file for model, file in _read(name).get("measured", {}).items() if model in device.name), "")
 
 
 def families() -> tuple[str, ...]:

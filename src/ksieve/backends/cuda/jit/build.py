@@ -13,7 +13,7 @@ from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
-from ksieve.planning import length_bins
+from ksieve.planning import length_bins, shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 
@@ -39,6 +39,19 @@ def device_of_arch(arch: str) -> DeviceInfo:
     if arch not in known:
         raise ArgumentError("arch", repr(arch), f"one of {', '.join(known)}")
     return known[arch]
+
+
+def devices_of_arch(arch: str) -> list[DeviceInfo]:
+    """Return the known devices of an architecture that have launch shapes of their own; else `device_of_arch`.
+
+    Raises
+    ------
+    ArgumentError
+        If no device of `DEVICES` has that architecture.
+    """
+    one = device_of_arch(arch)
+    same = [device for device in DEVICES.values() if architecture(device.capability) == arch]
+    return [device for device in same if shapes.own_file(shapes.of(device).name, device)] or [one]
 
 
 def needed(
