@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -311,11 +312,25 @@ QUADS_16 = SamplingPolicy(
     source="docs/decisions/0003-lines-and-quads.md: rows up to 64K need a denser view than lines, and its reads are "
     "cheap there",
 )
+BURSTS_64 = replace(
+    LINES_64,
+    name="bursts-64",
+    group=16,
+    min_rank=8,
+    source="docs/decisions/0025-huge-rows.md: sparse views, in half lines: more places of a row, shorter periods",
+)
+KINDS = {"lines": LINES_64, "bursts": BURSTS_64, "quads": QUADS_16}
+"""Policies that exist with every stride, by the first word of their names: ``bursts-2048``."""
 
 POLICIES: dict[str, SamplingPolicy] = {
     p.name: p for p in (PAPER_64, PAPER_128, LINES_16, LINES_64, LINES_128, QUADS_16)
 }
 """Policies with a name."""
+
+
+def with_stride(kind: str, stride: int) -> SamplingPolicy:
+    """Return the policy of a kind (`KINDS`) with another stride."""
+    return replace(KINDS[kind], name=f"{kind}-{stride}", stride=stride)
 
 
 def check_policy_kind(policy: object) -> None:
@@ -327,6 +342,8 @@ def check_policy_kind(policy: object) -> None:
 
 def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> SamplingPolicy | None:
     """Turn a policy, its name, a policy file (.json) or ``"direct"`` (no sampling) into a policy or None.
+
+    Names are those of `POLICIES`, and with any stride those of `KINDS`.
 
     A file is read when a plan is made from it, and plans are cached: to read a changed file again in the same process,
     use `SamplingPolicy.load`.
@@ -340,5 +357,7 @@ def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> Sa
         return None
     if policy in POLICIES:
         return POLICIES[policy]
+    if named := re.fullmatch(rf"({'|'.join(KINDS)})-([1-9][0-9]{{0,6}})", policy):
+        return with_stride(named[1], int(named[2]))
     takes = f"a SamplingPolicy or one of {['direct', *POLICIES]}, or a policy file ending in .json"
     raise ArgumentError("policy", shown(policy), takes)

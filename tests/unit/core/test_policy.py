@@ -156,7 +156,19 @@ def test_resolve():
     assert resolve_policy("direct") is None and resolve_policy(None) is None
 
 
-@pytest.mark.parametrize("name", ["paper-32", 64, ["direct"]])
+def test_some_kinds_exist_with_every_stride():
+    assert resolve_policy("lines-1024") == replace(LINES_64, name="lines-1024", stride=1024)
+    assert resolve_policy("lines-64") is LINES_64
+    assert [(p.name, p.stride, p.group) for p in map(resolve_policy, ("bursts-2048", "quads-1"))] == [
+        ("bursts-2048", 2048, 16),
+        ("quads-1", 1, 4),
+    ]
+    for name in ("lines-48", "bursts-131072"):
+        with pytest.raises(ArgumentError, match=r"^policy\.stride: "):
+            resolve_policy(name)
+
+
+@pytest.mark.parametrize("name", ["paper-32", "lines-0", "lines-", "lines-64 ", "lines-10000000", 64, ["direct"]])
 def test_resolve_refuses_by_listing_what_exists(name):
     with pytest.raises(ArgumentError, match=r"^policy: got .*; takes a SamplingPolicy or one of \['direct', "):
         resolve_policy(name)
