@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ import torch
 from gpu import material, runner
 from gpu.variants import MANY, MANY_SHORT, VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda.jit import spec
-from ksieve.core.policy import QUADS_16, SamplingPolicy
-from ksieve.planning.memory import BATCH
+from ksieve.core.policy import PAPER_128, QUADS_16, SamplingPolicy, with_stride
+from ksieve.planning.memory import BATCH, with_workspace
 
 pytestmark = pytest.mark.gpu
 
@@ -51,8 +52,8 @@ def kernels():
         plan = VARIANTS[name].plan(8, 65_536, 1000, device=runner.PLAN_DEVICE)
         yield from itertools.product((plan, small_storage(plan, 1024)), (False, True))
     yield from ((widest_plan(extra), False) for extra in (0, 1))
-    for variant in LAVISH.values():
-        yield from itertools.product([lavish_plan(variant)], (False, True))
+    for plan in [*map(lavish_plan, LAVISH.values()), *map(long_plan, LONG.values())]:
+        yield from itertools.product([plan], (False, True))
     for name, dtype in itertools.product(DIRECT, DTYPES):
         plan = VARIANTS[name].plan(40, 9001, 500, dtype=dtype, device=runner.PLAN_DEVICE)
         yield from ((plan, stats) for stats in (False, True))
@@ -247,6 +248,42 @@ def test_a_proposal_that_admits_many_times_what_can_be_stored(name, tally):
     scores[2] = np.sort(scores[2])
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=2, padding=1)
     wrong = [text for lengths in (None, cut_by_some(scores)) for text in judged(plan, placed, lengths, tally, name)]
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- long lists ---------------------------------------------------------------------------------------------
+
+LONG = {
+    "persistent-long": Variant("persistent-long", "stream", QUADS_16),
+    "split-3-long": Variant("split-3-long", "stream_split", QUADS_16, 3),
+    "split-4-long": Variant("split-4-long", "stream_split", PAPER_128, 4),
+    "split-33-long": Variant("split-33-long", "stream_split", with_stride("bursts", 32), 33),
+}
+LONG_K, LONG_WIDTH, LONG_SPILL = 12_000, 33_000, 71_680
+
+
+def long_plan(variant):
+    plan = variant.plan(8, LONG_WIDTH, LONG_K, device=runner.PLAN_DEVICE)
+    return with_workspace(replace(plan, capacity=plan.shared_capacity + LONG_SPILL))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_list_that_the_last_cta_reads_where_it_was_published(name, tally):
+    """More candidates than are held on chip; too few, so that a band is added; plateaus; CTAs without a segment."""
+    plan = long_plan(LONG[name])
+    rng = np.random.default_rng(31)
+    scores = rng.standard_normal((8, LONG_WIDTH), dtype=np.float32)
+    scores[1] = np.sort(scores[1])[::-1]
+    scores[2] = np.round(scores[2], 1)
+    scores[3] = np.maximum(scores[3], np.float32(0.3))
+    position = np.arange(LONG_WIDTH)
+    for row, bias in ((4, 0.3), (5, 3.0), (6, -3.0)):  # what a view without jitter sees is better, or worse
+        scores[row] += bias * (position % 128 == PAPER_128.phase(row))
+    if plan.family == "stream_split":
+        assert plan.columns * plan.threads + plan.shared_capacity < LONG_K, "all of them are on chip"
+    placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=1, padding=3)
+    short = torch.tensor([LONG_K + 1, LONG_K, 0, 20_000, 12_500, 32_999, 14_000, 1], dtype=torch.int32)
+    wrong = [text for lengths in (None, short.to(runner.DEVICE)) for text in judged(plan, placed, lengths, tally, name)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -144,6 +144,12 @@ __device__ __forceinline__ SharedStorage& shared_storage() { return *reinterpret
 // a larger one.
 constexpr int kListed = kCapacity;
 
+// A list that may be mostly in global memory, as for a huge row or a large k. A thread loads several of its entries at
+// a time, which would only add code where lists are short, and the CTA that finishes a split row leaves them where they
+// were published.
+constexpr bool kLongList = kSpillCapacity > 1 << 16;
+constexpr int kListTogether = kLongList ? 2 : 1; // with more, CTAs of 1,024 threads spill registers
+
 __device__ __forceinline__ u64 make_entry(u32 high, int index) {
   return static_cast<u64>(high) << 32 | static_cast<u32>(index);
 }
@@ -269,8 +275,15 @@ template <class Visit> __device__ __forceinline__ void each_own(Visit visit) {
   if (kColumns) each_in_column(own_height(), [&](u64 entry, int) { visit(entry); });
   int listed = min(shared_storage().listed, kListed);
 #pragma unroll 1
-  for (int slot = threadIdx.x; slot < listed; slot += kThreads)
-    visit(list_entry(slot));
+  for (int first = threadIdx.x; first < listed; first += kListTogether * kThreads) {
+    u64 entry[kListTogether];
+#pragma unroll
+    for (int b = 0; b < kListTogether; ++b)
+      if (b == 0 || first + b * kThreads < listed) entry[b] = list_entry(first + b * kThreads);
+#pragma unroll
+    for (int b = 0; b < kListTogether; ++b)
+      if (b == 0 || first + b * kThreads < listed) visit(entry[b]);
+  }
 }
 
 // Joins the least and greatest keys of the lanes of a warp into those of the CTA. Call by whole warps; a barrier must

@@ -10,6 +10,8 @@
 // Most candidates of a last frontier that one warp ranks: none with statistics, for which every digit is counted.
 constexpr int kFew = kStats ? 0 : kTailMax;
 
+constexpr int kEmitted = 4; // entries of a long list that a thread writes with one reservation of its warp
+
 // Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break, the members of
 // `q` are written whose distance is at most `last_distance`. Call by all threads.
 __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance) {
@@ -49,7 +51,30 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
 
   int listed = min(s.listed, kListed);
 #pragma unroll 1
-  for (int slot = threadIdx.x; (slot & ~31) < listed; slot += kThreads) { // by the warps that have entries of the list
+  for (int first = threadIdx.x; kLongList && (first & ~31) < listed; first += kEmitted * kThreads) {
+    u64 entry[kEmitted];
+#pragma unroll
+    for (int b = 0; b < kEmitted; ++b)
+      entry[b] = first + b * kThreads < listed ? list_entry(first + b * kThreads) : ~0ull;
+    u32 wanted = 0;
+#pragma unroll
+    for (int b = 0; b < kEmitted; ++b) {
+      u32 key = entry_key(entry[b]);
+      if (first + b * kThreads >= listed) continue;
+      if (key < q.keys.best || (key <= q.keys.worst && taken(entry[b]))) wanted |= 1u << b;
+    }
+    u32 out_slot = reserve_many(&s.num_selected, __popc(wanted));
+#pragma unroll
+    for (int b = 0; b < kEmitted; ++b) {
+      if (!(wanted >> b & 1)) continue;
+      int index = entry_index(entry[b]);
+      if (out_slot < k) to[out_slot] = collects ? code_of_index(index) : shown_position(index);
+      ++out_slot;
+    }
+  }
+  // By the warps that have entries of the list.
+#pragma unroll 1
+  for (int slot = threadIdx.x; !kLongList && (slot & ~31) < listed; slot += kThreads) {
     u64 entry = slot < listed ? list_entry(slot) : 0;
     u32 key = slot < listed ? entry_key(entry) : kNanKey;
     bool wanted = slot < listed && (key < q.keys.best || (key <= q.keys.worst && taken(entry)));

@@ -35,14 +35,17 @@ __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
   return s.flag;
 }
 
-// Loads the row's list into empty storage and counts its candidates in the histogram. Call by all threads; a barrier
-// must follow.
-__device__ __forceinline__ void gather(RowState* state, const u64* list) {
+// Loads the row's list into empty storage and counts its candidates in the histogram. Of a long list, what columns and
+// shared memory cannot hold stays where it is: the spill slice then begins there, and ends inside that of the first
+// segment, which is not needed any more. Call by all threads; a barrier must follow.
+__device__ __forceinline__ void gather(RowState* state, u64* list) {
   SharedStorage& s = shared_storage();
   int count = s.count;
   Digit digit = s.rule.digit;
   int thread_count = 0;
   constexpr int kTogether = 4;
+  constexpr int kOnChip = kColumns * kThreads + kSharedCapacity;
+  static_assert(!kLongList || kColumns * kThreads <= kSpillCapacity, "a slice's worth of memory follows the list");
   for (int first = threadIdx.x; first < count; first += kTogether * kThreads) {
     u64 entry[kTogether];
 #pragma unroll
@@ -56,7 +59,7 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
       if (thread_count < kColumns) {
         column_key(thread_count) = entry_key(entry[b]);
         column_index(thread_count++) = entry_index(entry[b]);
-      } else {
+      } else if (!kLongList || at < kOnChip) {
         list_entry(at - kColumns * kThreads) = entry[b];
       }
     }
@@ -65,12 +68,13 @@ __device__ __forceinline__ void gather(RowState* state, const u64* list) {
   if (threadIdx.x == 0) {
     s.listed = max(count - kColumns * kThreads, 0);
     s.num_ties = __ldcg(&state->num_ties);
+    if (kLongList) s.spill = list + kOnChip;
   }
 }
 
 // Prepares the last CTA to finish the row; leaves the row's state in the workspace zero. Call by all threads; a barrier
 // must follow.
-__device__ __forceinline__ Merged join(RowState* state, const u64* list) {
+__device__ __forceinline__ Merged join(RowState* state, u64* list) {
   SharedStorage& s = shared_storage();
   bool fits = s.count <= kCapacity;
   if (fits) gather(state, list);
