@@ -13,7 +13,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
-from ksieve.planning import shapes, tuned
+from ksieve.planning import huge_rows, shapes, tuned
 from ksieve.planning.families import FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
@@ -45,6 +45,7 @@ from ksieve.planning.thresholds import (
     CROWDED_RATIO,
     LINES_RANK,
     MOST_BINS,
+    MOST_SPLITS,
     NOT_MEASURED,
     RESIDENT_RANK,
     SAMPLED_RATIO,
@@ -57,12 +58,11 @@ from ksieve.planning.thresholds import (
     WHOLE_QUARTERS,
     WHOLE_WAVES,
     WIDEST_BINNED,
+    WIDEST_USUAL,
 )
 
 MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
-
-MAX_SPLITS = 256
 
 
 def choose(
@@ -85,8 +85,8 @@ def choose(
     chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family, kept)
     if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
         raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
-    if splits is not None and (type(splits) is not int or splits not in range(1, MAX_SPLITS + 1)):
-        raise ArgumentError("splits", shown(splits), f"an int from 1 to {MAX_SPLITS}")
+    if splits is not None and (type(splits) is not int or splits not in range(1, MOST_SPLITS + 1)):
+        raise ArgumentError("splits", shown(splits), f"an int from 1 to {MOST_SPLITS}")
     if family is None:
         family, reason = _choose_family(problem, device, chosen, kept)
         plan = _plan(problem, device, family, chosen, splits, reason)
@@ -252,14 +252,14 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
         return None  # a forced family samples at any width; rows too short for the samples go direct on the device
     found = _known(problem, device).stride_for(problem.rows, width, width // max(k, LINES_RANK), device)
-    return resolve_policy(found.policy)
+    return huge_rows.bounded(resolve_policy(found.policy), problem)
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None, kept: bool) -> tuple[str, str]:
     """Family of a shape, and the reason as text."""
     rows, width = problem.rows, problem.width
     if policy is not None:
-        splits = _splits(problem, device)
+        splits = _splits(problem, device, policy)
         paying = _known(problem, device).split_for(width)
         if paying is not None and splits >= paying.fewest:
             return "stream_split", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
@@ -336,9 +336,12 @@ def _cluster_stores(problem: Problem, device: DeviceInfo) -> bool:
     return storage_of(problem, device, geometry, "resident_cluster", None).spill == 0
 
 
-def _splits(problem: Problem, device: DeviceInfo) -> int:
+def _splits(problem: Problem, device: DeviceInfo, policy: SamplingPolicy) -> int:
     """CTAs per row that give each multiprocessor one; 0 when whole rows already do."""
-    return next((s for s in SPLITS if problem.rows * s <= device.sm_count and s * SEGMENT <= problem.width), 0)
+    usual = next((s for s in SPLITS if problem.rows * s <= device.sm_count and s * SEGMENT <= problem.width), 0)
+    if not usual or problem.width <= WIDEST_USUAL:
+        return usual
+    return huge_rows.splits(problem, device, policy, _geometry(problem, device, "stream_split", policy), usual)
 
 
 def sample_ranks(plan: Plan) -> tuple[int, int]:
@@ -392,8 +395,8 @@ def _plan(
         ctas = min(-(-problem.rows * LANES // geometry.threads), workers)
     elif geometry.registers and mostly_whole and problem.rows <= WHOLE_WAVES * workers:
         ctas = problem.rows
-    if family == "stream_split":
-        per_row = splits or _splits(problem, device) or SPLITS[-1]
+    if family == "stream_split" and policy is not None:
+        per_row = splits or _splits(problem, device, policy) or SPLITS[-1]
         ctas = problem.rows * per_row
     elif family in SHARED_ROWS:
         per_row = geometry.ctas_per_row if geometry.resident_width else CLUSTER

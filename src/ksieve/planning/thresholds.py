@@ -41,6 +41,7 @@ _REGISTER_ROWS = "docs/decisions/0008-rows-in-registers.md"
 _LENGTH_BINS = "docs/decisions/0010-length-bins.md"
 _STORAGE = "docs/decisions/0012-candidate-storage.md"
 _SPLIT_ROWS = "docs/decisions/0009-split-rows.md"
+_HUGE_ROWS = "docs/decisions/0025-huge-rows.md"
 
 SHORTEST_SAMPLED = Threshold(
     4096, "narrower rows, in scores, are never sampled: their view would be too small", _SAMPLE
@@ -60,6 +61,22 @@ CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", _SAMPLE)
 SEGMENT = Threshold(2048, "fewest scores worth a CTA of their own in the split family", _SPLIT_ROWS)
 SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/decisions/0009-split-rows.md."""
+WIDEST_USUAL = Threshold(
+    1_048_576,
+    "wider rows, in scores, are shared by as many CTAs as run at once, in place of one of `SPLITS`",
+    _HUGE_ROWS,
+)
+MOST_SPLITS = Threshold(256, "CTAs that share a row, at most", _HUGE_ROWS)
+MOST_SLICES = Threshold(
+    1 << 29,
+    "bytes of the workspace that more CTAs a row than `SPLITS` has may take, or those of the rows if these are more",
+    NOT_MEASURED + "a small part of the memory of every device",
+)
+MOST_STATISTICS = Threshold(
+    16_384,
+    "samples of a row that are ranked, beyond which its view is made sparser while that costs few candidates",
+    _HUGE_ROWS,
+)
 
 BINNED_ROWS = Threshold(16_384, "rows from which short ones are binned to separate launches", _LENGTH_BINS)
 WIDEST_BINNED = Threshold(
