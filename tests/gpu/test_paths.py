@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+import ksieve
 from gpu import material, runner
 from gpu.variants import MANY, MANY_SHORT, VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda.jit import spec
 from ksieve.core.policy import PAPER_128, QUADS_16, SamplingPolicy, with_stride
 from ksieve.planning.memory import BATCH, with_workspace
+from ksieve.planning.thresholds import SPLITS
 
 pytestmark = pytest.mark.gpu
 
@@ -52,6 +54,9 @@ def kernels():
         plan = VARIANTS[name].plan(8, 65_536, 1000, device=runner.PLAN_DEVICE)
         yield from itertools.product((plan, small_storage(plan, 1024)), (False, True))
     yield from ((widest_plan(extra), False) for extra in (0, 1))
+    for rows, width, k in HUGE:
+        plan = ksieve.plan(rows=rows, width=width, k=k, device=runner.PLAN_DEVICE)
+        yield from itertools.product([plan], (False, True))
     for plan in [*map(lavish_plan, LAVISH.values()), *map(long_plan, LONG.values())]:
         yield from itertools.product([plan], (False, True))
     for name, dtype in itertools.product(DIRECT, DTYPES):
@@ -284,6 +289,25 @@ def test_a_list_that_the_last_cta_reads_where_it_was_published(name, tally):
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=1, padding=3)
     short = torch.tensor([LONG_K + 1, LONG_K, 0, 20_000, 12_500, 32_999, 14_000, 1], dtype=torch.int32)
     wrong = [text for lengths in (None, short.to(runner.DEVICE)) for text in judged(plan, placed, lengths, tally, name)]
+    assert not wrong, "\n".join(wrong)
+
+
+HUGE = ((1, 8_500_000, 100), (3, 1_100_003, 3000))
+
+
+@pytest.mark.parametrize(("rows", "width", "k"), HUGE)
+def test_a_row_that_all_multiprocessors_share(rows, width, k, tally):
+    """More CTAs than powers of two, and a view that is made sparser: as planned."""
+    if runner.HOST and rows == 1:
+        pytest.skip("minutes without a GPU")
+    plan = ksieve.plan(rows=rows, width=width, k=k, device=runner.PLAN_DEVICE)
+    assert plan.family == "stream_split" and plan.splits > SPLITS[0] // rows
+    rng = np.random.default_rng(77)
+    scores = rng.standard_normal((rows, width), dtype=np.float32)
+    scores[0, width // 2 :] += np.float32(0.5)
+    placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=1, padding=1)
+    lengths = torch.tensor([width - 3 * k, width, 2 * k][:rows], dtype=torch.int32).to(runner.DEVICE)
+    wrong = [text for given in (None, lengths) for text in judged(plan, placed, given, tally, "planned")]
     assert not wrong, "\n".join(wrong)
 
 

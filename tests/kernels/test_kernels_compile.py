@@ -50,6 +50,9 @@ HUNGRY = ("windows", "pages")
 ALONE = (128, 131_072)
 """No more rows than a device has multiprocessors, but too many to share them."""
 
+HUGE = ((1, 100_000_000, 1000), (32, 1_048_576, 65_536))
+"""Rows, width and k whose candidates are mostly in a list in global memory."""
+
 OPTIONS = {
     "windows": Options(windows="ends"),
     "ties": Options(tie_break="high"),
@@ -110,6 +113,14 @@ def cases():
     yield "stream", "sm_100a", {"shape": ALONE}
     yield "stream", "sm_90a", {"shape": ALONE, "stats": True}
     yield "stream", "sm_90a", {"shape": ALONE, "k": 16_384}
+    for rows, width, k in HUGE:
+        for asked in (PLAIN, *OPTIONS.values()):
+            yield "stream_split", "sm_90a", {"shape": (rows, width), "k": k, "asked": asked}
+        for arch in spec.ARCHITECTURES:
+            if arch != "sm_90a":
+                yield "stream_split", arch, {"shape": (rows, width), "k": k}
+        for dtype in ("float16", "bfloat16"):
+            yield "stream_split", "sm_90a", {"shape": (rows, width), "k": k, "dtype": dtype}
     for card in MEASURED:
         yield from measured_cases(card)
     for part in range(MOST_BINS + 2):

@@ -57,7 +57,8 @@ __device__ __forceinline__ float load_statistic(const Row& row, int first) {
 // Statistics of a view, from the `from`-th on, loaded to registers; those of a thread are kThreads apart. They are
 // loaded before a scan's first loads, and would otherwise queue behind these.
 struct LoadedView {
-  static constexpr int kEach = kTies || kOrder != Order::kAny ? 1 : 2; // more of them would be spilled
+  static constexpr bool kScarce = kTies || kOrder != Order::kAny;
+  static constexpr int kEach = kScarce ? 1 : kLongList && !kWindows ? 4 : 2; // with more, registers would be spilled
   static constexpr int kAll = kEach * kThreads;
   Raw raw[kEach];
 
