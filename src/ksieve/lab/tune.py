@@ -100,9 +100,8 @@ def questions(target: Target) -> list[Question]:
 
     found = waves(STREAM_WAVES, STREAM_WIDTHS) + waves(STRIDE_WAVES, STRIDE_WIDTHS)
     found += [(rows, width) for width in SPLIT_WIDTHS for s in SPLITS for rows in split_rows(s, count, width)]
-    if target.dtype == tuned.DTYPE:
-        found += [(rows, width) for width in SHARED_WIDTHS for rows in FEW] + waves(WAVES, ONE_CTA_WIDTHS)
-    few = waves(FEW_SLOTS_WAVES, FEW_SLOTS_WIDTHS) if target.dtype == tuned.DTYPE else []
+    found += [(rows, width) for width in SHARED_WIDTHS for rows in FEW] + waves(WAVES, ONE_CTA_WIDTHS)
+    few = waves(FEW_SLOTS_WAVES, FEW_SLOTS_WIDTHS)
     asked = [target.asked(*shape) for shape in found] + [(*shape, min(FEW_SLOTS, target.k)) for shape in few]
     even = {width: i for i, width in enumerate((16_384, 65_536, 131_072, 8192, 32_768, 262_144, 4096, 1_048_576))}
     return sorted(dict.fromkeys(asked), key=lambda shape: even.get(shape[1], len(even)))
@@ -118,8 +117,8 @@ def split_rows(splits: int, count: int, width: int) -> tuple[int, ...]:
 def candidates(rows: int, width: int, target: Target) -> list[Variant]:
     """Return what a question about a shape may be answered with."""
     found = list(STREAMS) + list(_streamed(rows, width, target))
-    for family in tuned.FAMILIES if target.dtype == tuned.DTYPE else ():
-        found += [_variant(family, geometry) for geometry in _geometries(family, rows, width, target.device)]
+    for family in tuned.FAMILIES:
+        found += [_variant(family, geometry) for geometry in _geometries(family, rows, width, target)]
     return found
 
 
@@ -156,8 +155,9 @@ def _streamed(rows: int, width: int, target: Target) -> Iterator[Variant]:
             yield from (_variant("stream_split", shape, splits) for shape in shapes if shape.stages > tuned.STAGES[0])
 
 
-def _geometries(family: str, rows: int, width: int, device: DeviceInfo) -> Iterator[Geometry]:
+def _geometries(family: str, rows: int, width: int, target: Target) -> Iterator[Geometry]:
     """Launch shapes of the narrowest resident width of a family that has room for rows of `width` scores."""
+    device = target.device
     shared = family in SHARED_ROWS
     if rows > FEW[-1] if shared else 4 * rows < device.sm_count:
         return
@@ -174,7 +174,7 @@ def _geometries(family: str, rows: int, width: int, device: DeviceInfo) -> Itera
         geometry = Geometry(threads, ctas, resident_width=resident, ctas_per_row=share)
         outside = (0,) if family == "register_block" else OVERFLOW
         fitting = (replace(geometry, overflow_vectors=vectors) for vectors in outside)
-        found = [g for g in fitting if resident and not tuned.impossible(family, g, device)]
+        found = [g for g in fitting if resident and not tuned.impossible(family, g, device, target.dtype)]
         # The ring as full as it gets, or one step less: with 8 vectors outside, rows are up to 8 % faster than with 6.
         # Where all of a row fits, 4 vectors outside are still up to 3 % faster.
         whole = bool(found) and not found[0].overflow_vectors

@@ -37,7 +37,7 @@ def table(done: Results, target: Target) -> Parts:
     measured, few_slots = _by_width(done, target, few_slots=False), _by_width(done, target, few_slots=True)
     streamed = {"stream": _stream_shapes(measured, target), "stream_split": _split_shape(measured)}
     parts = {
-        "resident": _resident(measured, few_slots, target) if target.dtype == tuned.DTYPE else {},
+        "resident": _resident(measured, few_slots, target),
         "streamed": {family: entries for family, entries in streamed.items() if entries},
         "splits": _splits(measured),
         "strides": _strides(measured, target),
@@ -108,11 +108,11 @@ def _resident(measured: ByWidth, few_slots: ByWidth, target: Target) -> dict[str
             entries[family].append(entry)
     if not tried:
         return {}
-    shipped = shapes.of(device)
+    shipped = shapes.of(device, target.dtype)
     for family in shipped.resident:
         for shape in shipped.resident_of(family, device):
             if (family in SHARED_ROWS, shape.resident_width) not in tried and not tuned.impossible(
-                family, shape, device
+                family, shape, device, target.dtype
             ):
                 fields = {name: getattr(shape, name) for name in KEPT}
                 entries[family].append({n: v for n, v in fields.items() if v != getattr(DEFAULTS, n)})
@@ -160,7 +160,7 @@ def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
     """
     resident = resident_width("resident_block", width)
     if width not in few_slots:
-        listed = shapes.of(target.device).resident_of("resident_block", target.device)
+        listed = shapes.of(target.device, target.dtype).resident_of("resident_block", target.device)
         same = [shape for shape in listed if shape.resident_width == resident]
         return same[-1].most_rows if same else 0
     most = 0

@@ -27,6 +27,7 @@ from ksieve.planning.memory import (
     candidate_bytes_of,
     fewest_stored,
     fixed_bytes,
+    register_slots,
     resident_slots,
     ring_stages,
     sort_bytes,
@@ -114,16 +115,15 @@ def _known(problem: Problem, device: DeviceInfo) -> Shapes:
     return tuned.shapes_of(device, problem.dtype)
 
 
-def _roomy(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None) -> bool:
-    """Whether a specialisation might spill in the launch shapes that were measured."""
-    coarse = policy is not None and policy.boundary == "coarse"
-    return coarse or problem.dtype != _known(problem, device).dtype
+def _roomy(policy: SamplingPolicy | None) -> bool:
+    """Whether a specialisation would spill in the launch shapes that were measured."""
+    return policy is not None and policy.boundary == "coarse"
 
 
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
     """Launch shape of a family for a problem; with fewer resident CTAs if only then its slots can be sorted on chip."""
     found = _known(problem, device)
-    roomy = _roomy(problem, device, policy)
+    roomy = _roomy(policy)
     geometry = geometry_of(device, family, roomy)
     if family == "register_warp":
         return _warp_geometry(problem, device, geometry)
@@ -153,10 +153,11 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
     def fitted(geometry: Geometry) -> Geometry:
         """With fewer resident CTAs, where a multiprocessor has less shared memory than the one it was measured on.
 
-        Also for options on another architecture: in 64 registers, which suffice on the measured one, ptxas would spill.
+        Also for options on another architecture or of another dtype: in 64 registers, which suffice for what was
+        measured, ptxas would spill.
         """
         tight = (
-            "resident" in known.derived
+            ("resident" in known.derived or geometry.source == shapes.DERIVED_DTYPE)
             and not problem.options.plain
             and geometry.threads * geometry.ctas_per_sm >= 1024
         )
@@ -170,6 +171,8 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
         if family == "resident_cluster" and geometry.ctas_per_row > known.cluster_limit(device):
             return False
         if geometry.registers and (tied(problem) or problem.options.order != "any"):
+            return False
+        if geometry.registers and problem.k > register_slots(geometry, problem.dtype):
             return False
         if one_cta and problem.rows < geometry.fewest_rows:
             return False
@@ -290,7 +293,7 @@ def _resident(problem: Problem, device: DeviceInfo) -> bool:
 
 def _one_cta(problem: Problem, device: DeviceInfo) -> str:
     """Of the families whose CTAs keep a row each, the one with the better shape."""
-    if "register_block" not in _known(problem, device).resident or _roomy(problem, device, None):
+    if "register_block" not in _known(problem, device).resident:
         return "resident_block"
     found = _resident_geometry(problem, device, ONE_CTA)
     return "register_block" if found is not None and found.registers else "resident_block"
@@ -376,7 +379,7 @@ def _plan(
         raise ArgumentError("family", repr(family), takes)
     if family == "register_block" and not geometry.registers:
         takes = (
-            "another family: registers hold rows of up to 16,384 float32 scores, in any order and without tie-breaks"
+            "another family: registers hold rows of up to 16,384 scores, in any order and without tie-breaks"
         )
         raise ArgumentError("family", repr(family), takes)
     if family == "resident_grid" and not geometry.resident_width:

@@ -114,6 +114,11 @@ def resident_slots(room: int) -> int:
     return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - EXTRA_POSITIONS
 
 
+def register_slots(geometry: Geometry, dtype: str) -> int:
+    """Most slots of a row in registers: the ring and the histogram behind it take their positions."""
+    return (16 * ring_stages(geometry, dtype) * geometry.threads + HISTOGRAM_BYTES) // 4
+
+
 def sort_bytes(problem: Problem) -> int:
     """Memory in which the slots of a row are sorted: keys and positions for an order by value, else positions."""
     if problem.options.order == "any":

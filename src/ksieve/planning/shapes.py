@@ -1,7 +1,8 @@
 """Launch shapes, splits and sampling strides of CUDA plans, by class of device, read from ``planning/data/*.json``.
 
-A file of a class says which devices it is for. What was measured on one of them is in a file of its own, in the format
-of ``ksieve tune`` (`ksieve.planning.tuned`); a class without such a file takes another class's numbers in proportion.
+A file of a class says which devices it is for. What was measured on one of them is in a file for each dtype, in the
+format of ``ksieve tune`` (`ksieve.planning.tuned`); a class without such a file takes another class's numbers in
+proportion, and 16-bit scores without one take those of float32 scores (`Geometry.for_half`).
 An entry without a time gives its source: the decision record (``docs/decisions/``) or the committed result file
 (``benchmarks/results/``) that holds its measurement, relative to the repository root, or ``"not measured: "`` and what
 was reasoned instead.
@@ -26,6 +27,9 @@ CLASSES = ("hopper", "blackwell", "consumer", "ampere", "small")
 DERIVED = NOT_MEASURED + "derived from "
 """Beginning of the source of a shape that was measured on another device."""
 
+DERIVED_DTYPE = DERIVED + "those of float32 scores"
+"""Source of an entry for 16-bit scores that was measured on float32 scores."""
+
 TUNED = "tuned by "
 """Beginning of the source of an entry that ``ksieve tune`` measured; the name of its file follows."""
 
@@ -34,6 +38,9 @@ FACTS = ("us", "beat", "by")
 
 MEASURED = ("resident", "streamed", "splits", "strides")
 """Parts of a file that hold measured entries."""
+
+DTYPE = "float32"
+"""What most was measured with."""
 
 PORTABLE_CLUSTER = 8
 """CTAs of a cluster that every device with clusters can launch (CUDA C++ Programming Guide, thread block clusters)."""
@@ -88,6 +95,17 @@ class Geometry:
     most_rows: int = 0
     us: float = 0.0
     source: str = NOT_MEASURED + "given by a caller"
+
+    def for_half(self) -> Geometry | None:
+        """Return the shape for 16-bit scores; None where there is none.
+
+        The ring takes all vectors then: of float32 scores most are in it, which are twice as large. A row must be whole
+        16-byte vectors for each thread, and ptxas spills with more than 80 scores a thread in 64 registers.
+        """
+        each, rest = divmod(self.resident_width, self.threads * self.ctas_per_row)
+        if rest or each % 8 or (each > 80 and self.threads * self.ctas_per_sm > 512 and self.ctas_per_row == 1):
+            return None
+        return replace(self, overflow_vectors=0, us=0.0, source=DERIVED_DTYPE)
 
     def suits(self, rows: int, width: int) -> bool:
         """Whether the shape is for so many rows of such a width."""
@@ -161,7 +179,7 @@ class Shapes:
     usual : dict of str to Geometry
         The shape of every family that the class can run, where no measured one suits.
     roomy : dict of str to Geometry
-        In place of both for specialisations that need more registers.
+        In place of both for specialisations that need more registers: policies with a coarse boundary.
     resident : dict of str to tuple of Geometry
         For rows that stay on chip, 12 to 128 scores a thread. Of the narrowest width that has room, the first that
         suits is taken. More clusters than the last shape of a width is for would not run at once. More rows than the
@@ -174,7 +192,7 @@ class Shapes:
     strides : tuple of Stride
         Dense ones first, of which the last that suits is taken.
     dtype : str
-        Of the scores that all this is for; others take the shapes in `roomy`.
+        Of the scores that all this is for.
     derived_from : str
         The class whose entries the parts in `derived` are.
     derived : frozenset of str
@@ -196,7 +214,7 @@ class Shapes:
     streamed: dict[str, tuple[Geometry, ...]]
     splits: tuple[Split, ...]
     strides: tuple[Stride, ...]
-    dtype: str = "float32"
+    dtype: str = DTYPE
     derived_from: str = ""
     derived: frozenset[str] = frozenset()
     spilled: dict[str, list[int]] = field(default_factory=dict)
@@ -326,16 +344,21 @@ def _read(name: str) -> dict[str, Any]:
     return facts
 
 
-def of_class(name: str, measured: str = "") -> Shapes:
-    """Read the file of a class, with one of those that were measured on its devices, by default the first."""
-    return _of_class(name, measured or next(iter(_read(name).get("measured", {}).values()), ""))
+def of_class(name: str, card: str = "", dtype: str = DTYPE) -> Shapes:
+    """Read the file of a class, with those that were measured on one of its cards, by default the first."""
+    return _of_class(name, card or next(iter(_read(name).get("measured", {})), ""), dtype)
 
 
 @lru_cache
-def _of_class(name: str, card: str) -> Shapes:
+def _of_class(name: str, card: str, dtype: str) -> Shapes:
     facts = _read(name)
+    file = facts.get("measured", {}).get(card, {}).get(dtype, "")
+    measured = parts_of(_read(file), f"{file}.json") if file else {}
+    if dtype != DTYPE:
+        found = _for_half(_of_class(name, card, DTYPE), dtype)
+        return replace(found, **measured, derived=found.derived - measured.keys())
     shared, (least, end) = facts["shared_kib_per_sm"], facts["capability"]
-    own = parts_of(facts, name) | (parts_of(_read(card), f"{card}.json") if card else {})
+    own = parts_of(facts, name) | measured
     origin = facts.get("derived_from", "")
     derived = frozenset(MEASURED) - own.keys()
     return Shapes(
@@ -356,9 +379,19 @@ def _of_class(name: str, card: str) -> Shapes:
     )
 
 
+def _for_half(found: Shapes, dtype: str) -> Shapes:
+    """Shapes of float32 scores, for 16-bit scores that nothing was measured with."""
+    resident = {
+        family: tuple(shape for shape in map(Geometry.for_half, listed) if shape is not None)
+        for family, listed in found.resident.items()
+    }
+    streamed = {f: tuple(replace(s, us=0.0, source=DERIVED_DTYPE) for s in of) for f, of in found.streamed.items()}
+    return replace(found, resident=resident, streamed=streamed, dtype=dtype)
+
+
 @lru_cache
-def of(device: DeviceInfo) -> Shapes:
-    """Return what is shipped for a CUDA device: that of its class, measured on the same model if there is such a file.
+def of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
+    """Return what is shipped for scores of a dtype on a CUDA device: that of its class and model.
 
     Raises
     ------
@@ -367,14 +400,14 @@ def of(device: DeviceInfo) -> Shapes:
     """
     for name in CLASSES:
         if of_class(name).covers(device):
-            return of_class(name, own_file(name, device))
+            return of_class(name, own_card(name, device), dtype)
     got = f"compute capability {'.'.join(map(str, device.capability))}"
     raise ArgumentError("device", got, "a CUDA device of compute capability 8.0 or later")
 
 
-def own_file(name: str, device: DeviceInfo) -> str:
-    """Name of the file of a class that is of a device's own model; empty if there is none."""
-    return next((file for model, file in _read(name).get("measured", {}).items() if model in device.name), "")
+def own_card(name: str, device: DeviceInfo) -> str:
+    """Model of a device, if a class has files of it; else empty."""
+    return next((model for model in _read(name).get("measured", {}) if model in device.name), "")
 
 
 def families() -> tuple[str, ...]:

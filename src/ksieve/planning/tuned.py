@@ -32,8 +32,8 @@ from ksieve.planning.thresholds import SPLITS
 
 FORMAT = 2
 VARIABLE = "KSIEVE_TUNED"
-DTYPE = "float32"
-"""Resident shapes are of float32 rows: a file of another dtype has none."""
+DTYPE = shapes.DTYPE
+"""What is tuned for unless another dtype is asked for."""
 
 FAMILIES = (*ONE_CTA, *SHARED_ROWS)
 """Of resident shapes."""
@@ -194,10 +194,12 @@ def _fault(part: str, family: str, entry: Mapping[str, Any], device: DeviceInfo,
     if part == "strides":
         return "" if numbers["policy"] in POLICIES else f"policy {numbers['policy']}"
     known = shapes.of(device).usual | ({"register_block": None} if part == "resident" else {})
-    if family not in (FAMILIES if part == "resident" and dtype == DTYPE else SAMPLED) or family not in known:
+    if family not in (FAMILIES if part == "resident" else SAMPLED) or family not in known:
         return "a family that the device does not run"
     geometry = Geometry(**numbers, registers=family == "register_block")
-    return impossible(family, geometry, device) if part == "resident" else not_streamed(geometry, device, dtype)
+    if part == "resident":
+        return impossible(family, geometry, device, dtype)
+    return not_streamed(geometry, device, dtype)
 
 
 def not_streamed(geometry: Geometry, device: DeviceInfo, dtype: str) -> str:
@@ -215,7 +217,7 @@ def _positive(value: object) -> bool:
     return type(value) in (int, float) and 0 < value < 1e12  # type: ignore[operator]
 
 
-def impossible(family: str, geometry: Geometry, device: DeviceInfo) -> str:
+def impossible(family: str, geometry: Geometry, device: DeviceInfo, dtype: str) -> str:
     """Say why a resident shape cannot run on a device; empty if it can. ptxas may still need more registers."""
     threads, ctas, width = geometry.threads, geometry.ctas_per_sm, geometry.resident_width
     if threads not in (256, 512) or not 1 <= ctas <= 2048 // threads:
@@ -224,8 +226,9 @@ def impossible(family: str, geometry: Geometry, device: DeviceInfo) -> str:
     shares = [2**i for i in range(1, 7) if 2**i <= limits[family]] if family in SHARED_ROWS else [1]
     if geometry.ctas_per_row not in shares:
         return f"{geometry.ctas_per_row} CTAs a row"
-    vectors, rest = divmod(width, 4 * threads * geometry.ctas_per_row)
-    if rest or not 2 <= vectors <= 32:
+    vector = 16 // ITEM_BYTES[dtype]
+    vectors, rest = divmod(width, vector * threads * geometry.ctas_per_row)
+    if rest or not 8 <= vectors * vector <= 128:
         return f"{width} scores a row"
     if outside := geometry.overflow_vectors:
         # kernels/resident/descriptor.cuh: a row is whole blocks, and most of a block's vectors are in the ring.
@@ -235,7 +238,7 @@ def impossible(family: str, geometry: Geometry, device: DeviceInfo) -> str:
         # A tile of 128 KiB or more is copied in four chunks: each needs a stretch between vectors outside the ring.
         if 16 * threads * (vectors - outside) >= 128 << 10 and outside == blocks and outside < 3:
             return f"{outside} of {vectors} vectors outside the ring, and four chunks"
-    return "more than the shared memory" if candidate_bytes_of(geometry, device, DTYPE) < 0 else ""
+    return "more than the shared memory" if candidate_bytes_of(geometry, device, dtype) < 0 else ""
 
 
 def shapes_of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
@@ -255,7 +258,7 @@ def shapes_of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
 @lru_cache
 def _shapes_of(device: DeviceInfo, dtype: str, asked: str) -> Shapes:
     """Return `shapes_of`; `asked` is the value of `VARIABLE`, so that a change of it is seen."""
-    shipped = shapes.of(device)
+    shipped = shapes.of(device, dtype)
     path, named = path_of(device, dtype, asked)
     if path is not None and named and (other := dtype_of(path)) not in (dtype, None):
         _log.warning("launch shapes of %s scores are as shipped: %s is of %s", dtype, path, other)
@@ -270,11 +273,7 @@ def _shapes_of(device: DeviceInfo, dtype: str, asked: str) -> Shapes:
         _log.warning("launch shapes are not taken from a file: %s", error)
         return shipped
     parts = shapes.parts_of(found.parts, path.name)
-    if dtype != shipped.dtype:
-        parts = {"resident": {}, "streamed": {}} | parts
-    return replace(
-        shipped, **parts, multiprocessors=device.sm_count, dtype=dtype, derived=shipped.derived - parts.keys()
-    )
+    return replace(shipped, **parts, multiprocessors=device.sm_count, derived=shipped.derived - parts.keys())
 
 
 def path_of(device: DeviceInfo, dtype: str, asked: str) -> tuple[Path | None, bool]:

@@ -16,9 +16,9 @@ from ksieve.planning import shapes, thresholds, tuned
 from ksieve.planning.devices import DEVICES
 
 FILES = [
-    shapes.of_class(name, measured)
+    shapes.of_class(name, card)
     for name in shapes.CLASSES
-    for measured in shapes._read(name).get("measured", {"": ""}).values()
+    for card in shapes._read(name).get("measured", {"": {}})
 ]
 """What is shipped: each class of devices, once for each of its measured cards."""
 

@@ -13,6 +13,20 @@ __device__ __forceinline__ u32 order_key(float score) { return score != score ? 
 
 __device__ __forceinline__ float score_of_key(u32 key) { return __uint_as_float(key >> 31 ? key : key ^ 0x7fffffffu); }
 
+// Two 16-bit scores that differ have ordered keys at least so far apart: any range of fewer keys has one value.
+constexpr u32 kKeyStep = kDtype == Dtype::kFloat32 ? 1 : kDtype == Dtype::kFloat16 ? 1 << 13 : 1 << 16;
+constexpr bool kHalfScores = kDtype != Dtype::kFloat32;
+
+// The ordered keys of 16-bit scores in 16 bits, without gaps; +0 and -0 have two.
+__device__ __forceinline__ u32 half_key(float score) { // of the nearest 16-bit score, or one beside it
+  const u32 bits = kDtype == Dtype::kFloat16 ? half_of(score) : (__float_as_uint(score) + 0x8000u) >> 16;
+  return bits & 0x8000u ? bits : bits ^ 0x7fffu;
+}
+__device__ __forceinline__ float score_of_half_key(u32 key) {
+  const u32 bits = key & 0x8000u ? key : key ^ 0x7fffu;
+  return kDtype == Dtype::kFloat16 ? float_of_half(static_cast<unsigned short>(bits)) : __uint_as_float(bits << 16);
+}
+
 constexpr u32 kInfinityKey = 0x007fffffu;
 constexpr u32 kZeroKey = 0x7fffffffu;
 constexpr u32 kMinusInfinityKey = 0xff800000u; // also its bit pattern; the worst key of a number
@@ -30,11 +44,15 @@ __device__ __forceinline__ int coarse_bin(float score) {
   return score != score ? kBins - 1 : static_cast<int>(key >> 5);
 }
 
-// Returns the 16-bit keys of two scores, `a` in the low half; the upper 11 bits of each are its coarse_bin.
-__device__ __forceinline__ u32 coarse_keys(float a, float b) {
-  u32 halves = halves_of(b + 0.0f, a + 0.0f);
+// Returns the 16-bit keys of two float16 scores.
+__device__ __forceinline__ u32 coarse_keys_of_halves(u32 halves) {
   halves |= nan_halves(halves);
   return halves ^ (~signs_of_halves(halves) & 0x7fff7fffu);
+}
+
+// Returns the 16-bit keys of two scores, `a` in the low half; the upper 11 bits of each are its coarse_bin.
+__device__ __forceinline__ u32 coarse_keys(float a, float b) {
+  return coarse_keys_of_halves(halves_of(b + 0.0f, a + 0.0f));
 }
 
 constexpr int kMinusInfinityBin = 0xfc00 >> 5;

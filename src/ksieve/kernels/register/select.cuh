@@ -3,8 +3,8 @@
 //   1. scores are counted by coarse bin as they arrive; the bin of the k-th score is found
 //   2. positions in better bins are collected, scores of that bin listed
 //   3. collected positions are written while the listed scores are ranked
-// An overfull bin is divided by keys: from the ring (count_again), or by resident/overfull.cuh. The row is waited for
-// once, and there are six barriers.
+// An overfull bin is divided by keys: from the ring (count_again), or by resident/overfull.cuh. Of 16-bit scores each
+// new bin has one value, and is not ranked. The row is waited for once, and there are six barriers.
 #pragma once
 #include "resident/overfull.cuh"
 
@@ -20,9 +20,17 @@ struct CoarseBins {
 
   __device__ __forceinline__ static void count(u32 bin) { count_at(bin * 4); }
 
+  // Returns the 16-bit keys of two neighbouring scores (coarse_keys). Of 16-bit scores, -0 may be worse than +0 here:
+  // they are equal, and any of them complete an answer.
+  __device__ __forceinline__ static u32 keys_of_pair(const Raw& raw, int i) {
+    if constexpr (kDtype == Dtype::kFloat16) return coarse_keys_of_halves(raw.word[i / 2]);
+    if constexpr (kHalfScores) return coarse_keys_of_halves(halves_of(unpack(raw, i + 1), unpack(raw, i)));
+    return coarse_keys(unpack(raw, i), unpack(raw, i + 1));
+  }
+
   // Counts two neighbouring scores, of which the first `left` are in the row; returns their bins.
-  __device__ __forceinline__ static u32 count_pair(float a, float b, int left) {
-    const u32 bins = coarse_keys(a, b) >> 5 & 0x07ff07ff;
+  __device__ __forceinline__ static u32 count_pair(const Raw& raw, int i, int left) {
+    const u32 bins = keys_of_pair(raw, i) >> 5 & 0x07ff07ff;
     const u32 there = left > 1 ? bins : left == 1 ? __byte_perm(bins, kNone, 0x5410) : kNone * 0x10001u;
     count(there & 0xffff);
     count(there >> 16);
@@ -168,7 +176,8 @@ struct Again {
 };
 
 // Divides the marked scores of a bin, which are in the ring, by the distance of their keys from the bin's first: into
-// bins of 2^7 keys, then of one key if needed. Call by all threads. It is rare, so it is a function of its own.
+// bins of 2^7 keys, then of one key if needed. Of 16-bit scores, 2^7 keys are one value: the values of a bin whose keys
+// are close are float16 without rounding. Call by all threads. It is rare, so it is a function of its own.
 __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
   constexpr int kUpper = 8; // bits of a key that carry no information
   Again again = {0, marks, remaining_k, {}};
@@ -198,7 +207,7 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
     again.chosen |= divided.before.word[0];
     again.last = divided.within.word[0];
     again.remaining_k -= again.found.before;
-    if (again.found.count == again.remaining_k || again.found.count <= kRankListMax) break;
+    if (kHalfScores || again.found.count == again.remaining_k || again.found.count <= kRankListMax) break;
     base += static_cast<u32>(again.found.bin) << shift;
   }
   return again;
@@ -214,8 +223,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   for (int v = 0; v < kVectors; ++v)
 #pragma unroll
     for (int i = 0; i < kVector; i += 2)
-      bins.pair[(v * kVector + i) / 2] =
-          CoarseBins::count_pair(unpack(loaded.raw[v], i), unpack(loaded.raw[v], i + 1), valid - v * kStep - i);
+      bins.pair[(v * kVector + i) / 2] = CoarseBins::count_pair(loaded.raw[v], i, valid - v * kStep - i);
   const int edge_bin = edge.valid ? coarse_bin(edge.score) : CoarseBins::kNone;
   if (unlikely(edge.valid)) CoarseBins::count(edge_bin);
   Boundary found = BlockScope::find_kth_bin(k, release_dependents);
@@ -224,6 +232,7 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   const Divided divided = divide(bins, bin);
   u32 chosen = divided.before.word[0];
   u32 last = divided.within.word[0];
+  bool equal = false; // the scores of the bin have one value
   auto overfull = [&] { return found.count != remaining_k && (found.count > kRankListMax || !keys_are_close(bin)); };
   if (unlikely(overfull())) {
 #pragma unroll
@@ -236,24 +245,25 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
       last = again.last;
       remaining_k = again.remaining_k;
       found = again.found;
+      equal = kHalfScores && found.count != remaining_k && found.count > kRankListMax;
     }
-    if (overfull()) {
+    if (!equal && overfull()) {
       describe_loaded(p, loaded.row.id);
       return select_overfull_bucket<BlockScope, CoarseBins>(0, {chosen}, {last}, bin, remaining_k, found.count);
     }
   }
   const bool whole = found.count == remaining_k;
   const bool edge_chosen = edge_bin < bin + whole;
-  const bool edge_last = !whole && edge_bin == bin;
+  const bool edge_last = !whole && edge_bin == bin; // not if the scores are equal: count_again has no edges
   if (whole) {
     chosen |= last;
     last = 0;
   }
   // One sum gives both offsets: of collected positions in the low half, of listed scores in the high half.
   const u32 mine = __popc(chosen) + edge_chosen + (__popc(last) + edge_last << 16);
-  if (!whole && threadIdx.x < kTogether) RankList::of_row().end(bin, found.count + threadIdx.x);
+  if (!whole && !equal && threadIdx.x < kTogether) RankList::of_row().end(bin, found.count + threadIdx.x);
   const u32 before = sum_threads(mine).before;
-  int* positions = reinterpret_cast<int*>(s.ring);
+  int* positions = reinterpret_cast<int*>(s.ring); // k of them: also where the histogram is, which is not in use now
   u32 to = shared_address(positions + (before & 0xffff));
   const int first = loaded.first();
 #pragma unroll
@@ -261,7 +271,10 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     store_shared_if(to, chosen & 1u << at, index_of_bit(at, first));
   if (edge_chosen) store_shared(to, edge.at);
   int number = static_cast<int>(before >> 16);
-  while (last) { // two at a time, for more parallelism
+  if (kHalfScores && equal) // any of them complete the answer
+    for (int place = k - remaining_k + number; last && place < k; ++place)
+      positions[place] = index_of_bit(take_bit(last), first);
+  while (last && !(kHalfScores && equal)) { // two at a time, for more parallelism
     const u32 one = take_bit(last);
     const bool more = last != 0;
     const u32 other = more ? take_bit(last) : one;
@@ -275,12 +288,12 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   __syncthreads(); // every thread's positions are collected, and its scores listed
   auto shown = [&](int position) { return kWindows && !kEpilogue ? position + loaded.row.base : position; };
   int* out = row_output(p, loaded.row.id);
-  const int collected = whole ? k : k - remaining_k;
+  const int collected = whole || equal ? k : k - remaining_k;
   // Some warps rank while the others write, if no more than three quarters of the warps are needed for the list.
-  const int ranking = whole ? 0 : (found.count + 7) / 8 * 32;
+  const int ranking = whole || equal ? 0 : (found.count + 7) / 8 * 32;
   const bool apart = ranking <= kThreads / 4 * 3;
   const int writer = static_cast<int>(threadIdx.x) - (apart ? ranking : 0);
-  if (!whole && (!apart || writer < 0)) write_listed(out + collected, found.count, remaining_k, shown);
+  if (!whole && !equal && (!apart || writer < 0)) write_listed(out + collected, found.count, remaining_k, shown);
   if (writer >= 0)
     write_collected<false>(out, positions, collected, collected, shown, apart ? kThreads - ranking : kThreads, writer);
 }

@@ -110,6 +110,8 @@ __device__ __forceinline__ Divided divide(const BucketIds& ids, int number) {
 // The buckets of a row's bracket. Where the bracket spans so many octaves that the last of them gets few buckets, or is
 // so narrow that its scale overflows, a score is replaced by the distance of its key from the key of `worst`. Scores
 // are kept where samples of both signs show that `worst` is near zero by chance.
+// Many 16-bit scores equal an end of their bracket: it is extended by one value on either side, so that these scores
+// are neither in the last bucket nor in the first one.
 struct BracketBuckets {
   static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a linear bucket is then 1/32 of the last octave
   u32 worst;
@@ -119,6 +121,10 @@ struct BracketBuckets {
   __device__ __forceinline__ explicit BracketBuckets(int slot) : BracketBuckets(descriptor_at(slot).bracket) {}
   template <class AnyBracket>
   __device__ __forceinline__ explicit BracketBuckets(AnyBracket& bracket) : worst(bracket.worst), best(bracket.best) {
+    if constexpr (kHalfScores) {
+      worst += kKeyStep;
+      best = max(best - kKeyStep, kInfinityKey);
+    }
     const float sixteenth = LinearBuckets::sixteenth(score_of_key(worst), score_of_key(best));
     uses_key_distance = sixteenth < 0x1p-126f ? best < worst : !bracket.signs && static_cast<int>(worst - best) > kWide;
   }
@@ -146,6 +152,25 @@ struct BracketBuckets {
     return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);
   }
 
+  // Returns the shifted key of the best score in a bucket, nearly; of its middle score for number + 0.5.
+  __device__ __forceinline__ u32 key_at(float number, const LinearBuckets& linear) const {
+    const u32 end = worst - kInfinityKey;
+    const float fraction = 1.0f - number * (1.0f / (kBins - 1));
+    const float at = __fdividef(fraction - linear.offset, linear.scale);
+    return uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
+  }
+
+  // Returns whether a bucket's 16-bit scores have one value, as far as that is known. Bucket numbers are monotone in
+  // the score: that is so if of three neighbouring values the middle one alone is in the bucket.
+  __device__ __forceinline__ static bool one_value(int bin, int slot) {
+    if constexpr (!kHalfScores) return false;
+    const BracketBuckets buckets(slot);
+    const float middle = score_of_key(kInfinityKey + buckets.key_at(static_cast<float>(bin) + 0.5f, buckets.linear()));
+    const u32 key = half_key(middle);
+    auto in = [&](u32 other) { return buckets.of(score_of_half_key(other)) == LinearBuckets::numbered(bin); };
+    return in(key) && !in(key - 1) && !in(key + 1);
+  }
+
   // Returns a range of shifted keys that surely contains those of a bucket: one bucket more on either side, since
   // rounding may put scores there. The first bucket also has scores better than the bracket: two octaves more.
   __device__ __forceinline__ static KeyRange keys_of(int bin, int slot) {
@@ -154,11 +179,7 @@ struct BracketBuckets {
     const u32 end = buckets.worst - kInfinityKey;
     if (bin == kBins - 1) return {end, kNanKey};
     const LinearBuckets linear = buckets.linear();
-    auto key_of = [&](int number) { // shifted key of the best score in the bucket
-      const float fraction = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
-      const float at = __fdividef(fraction - linear.offset, linear.scale);
-      return buckets.uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
-    };
+    auto key_of = [&](int number) { return buckets.key_at(static_cast<float>(number), linear); };
     const u32 best = bin ? key_of(bin - 1) : buckets.best - kInfinityKey;
     return {best - min(best, bin ? kRounding : 2u << 23), key_of(bin + 2) + kRounding};
   }

@@ -282,6 +282,20 @@ struct Marks {
     return count;
   }
 
+  // Keeps the first `most` marks alone.
+  __device__ __forceinline__ void keep(int most) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const int here = __popc(word[w]);
+      u32 rest = most < here ? word[w] : 0;
+#pragma unroll 1
+      for (int i = 0; rest && i < most; ++i)
+        rest &= rest - 1;
+      word[w] ^= rest;
+      most -= here;
+    }
+  }
+
   __device__ __forceinline__ bool any() const {
     u32 all = 0;
 #pragma unroll
@@ -323,6 +337,17 @@ __device__ __forceinline__ void clear_behind(int vector, int valid, float (&scor
     if (vector * kStep + i >= left) score[i] = __uint_as_float(kMinusInfinityKey);
 }
 
+// The same of 16-bit scores, before they are widened.
+__device__ __forceinline__ void clear_behind(int vector, int valid, Raw& raw) {
+  const int left = valid - reread_tid() * kVector - vector * kStep;
+  const u32 worst = worst_score() * 0x10001u;
+#pragma unroll
+  for (int i = 0; i < kVector; i += 2) {
+    if (i >= left) raw.word[i / 2] = worst;
+    if (i + 1 == left) raw.word[i / 2] = __byte_perm(raw.word[i / 2], worst, 0x5410);
+  }
+}
+
 // Calls visit(vector, scores) for each of this thread's vectors, and ready() in front of the first visit. With kEarly
 // the next vector is read ahead, since its load would queue behind the counts, and an overflow vector is loaded a block
 // ahead. With kLast no thread reads the ring afterwards, so that overflow vectors may be copied to where vectors were
@@ -345,14 +370,19 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
       if (kChunks > 1 && stretch_begin(chunk_begin(chunk)) == stage) wait_chunk(slot, chunk);
     return load_shared_words(own_ring() + stage * kStageBytes);
   };
-  auto look = [&](int vector, const Raw& raw) {
+  auto look = [&](int vector, Raw raw) {
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
     float score[kVector];
-    unpack_vector(raw, score);
+    if (!kHalfScores) unpack_vector(raw, score);
     if (unlikely(valid < (vector + 1) * kStep)) { // tested first, since it is true for one or two vectors alone
       if (kSkips && vector * kStep >= valid) return skip(vector);
-      clear_behind(vector, valid, score);
+      if constexpr (kHalfScores) {
+        clear_behind(vector, valid, raw);
+      } else {
+        clear_behind(vector, valid, score);
+      }
     }
+    if (kHalfScores) unpack_vector(raw, score);
     visit(vector, score);
     if (!kEarly && kEach >= 64) __syncwarp(); // otherwise ptxas interleaves so many vectors that it spills
   };

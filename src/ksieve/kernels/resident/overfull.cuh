@@ -181,7 +181,8 @@ template <class Bins, bool kUnrolled, class Visit>
 __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyBins keys, Visit visit) {
   const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores) + own_first(slot);
   constexpr int kInWord = 32 / kVector;
-  constexpr int kTogether = kUnrolled && kSmThreads <= 512 ? 8 : kEach > 32 && kSmThreads >= 1024 ? 2 : 4;
+  constexpr int kScores = kUnrolled && kSmThreads <= 512 ? 32 : kEach > 32 && kSmThreads >= 1024 ? 8 : 16;
+  constexpr int kTogether = kScores / kVector;
   auto look = [&](int w, int from) {
     const u32 marks = left.word[w] >> from * kVector;
     Raw raw[kTogether] = {};
@@ -240,6 +241,11 @@ __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, Key
   }
 }
 
+// Returns whether all scores whose shifted keys are in a range have one value.
+__device__ __forceinline__ bool one_value(KeyRange keys) {
+  return kHalfScores ? keys.worst - keys.best < kKeyStep : keys.best == keys.worst;
+}
+
 // Most undecided scores that are ranked at once: in one CTA by a thread each, elsewhere by one warp.
 template <class Scope> constexpr int kMaxRanked = Scope::kAlone && kSharedCapacity >= 256 ? 256 : kTailMax;
 
@@ -280,7 +286,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
   KeyRange keys = {0, KeyBins::kLowest + 1}; // range that contains the k-th score's key
   KeyRange likely = Bins::keys_of(bin, slot);
 #pragma unroll 1
-  for (int round = 0; count > kMost && count != remaining_k && keys.best != keys.worst && round < kDivisions; ++round) {
+  for (int round = 0; count > kMost && count != remaining_k && !one_value(keys) && round < kDivisions; ++round) {
     const KeyBins likely_bins(likely);
     if (edge_last) count_at(likely_bins.of(edge_key()) * 4);
     if (threadIdx.x == 0) { // kept in registers, they would be spilled by the search
@@ -301,7 +307,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     count = found.count;
     __syncthreads(); // every thread has read the rule and the histogram, which the next round writes
   }
-  if (count != remaining_k && count <= kMost && keys.best != keys.worst) {
+  if (count != remaining_k && count <= kMost && !one_value(keys)) {
     list_marked<Scope, kMost>(last, slot);
     if (edge_last) list_last<Scope, kMost>(load_edge(slot).at, load_edge(slot).score, slot);
     Scope::sync(); // every thread's undecided scores are listed

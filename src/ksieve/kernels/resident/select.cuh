@@ -148,6 +148,7 @@ __device__ __forceinline__ void count_buckets(int slot, int valid, LinearBuckets
       LinearBuckets::count(bucket);
       LinearBuckets::count(next);
       ids.put(vector * kVector + i, bucket, next);
+      if (kHalfScores && !kEarly && kEach > 80 && i % 4 == 2) __syncwarp(); // otherwise ptxas spills
     }
   };
   auto skip = [&](int vector) {
@@ -167,6 +168,9 @@ __device__ __noinline__ BucketIds count_key_distances(int slot) {
   count_buckets<false, false>(slot, num_valid(slot), buckets.linear(), ids, distance, [] {});
   return ids;
 }
+
+// Most equal scores that CTAs which share a row count in the upper half of a word (Share).
+constexpr int kMostShared = 0x7fff;
 
 // Selects a sampled row. Call by all threads. Counters must be zero, or be cleared in front of the next barrier.
 // ahead() runs once the whole ring has been read; meanwhile() runs while most warps would wait. Returns false for rare
@@ -201,12 +205,20 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   const bool beyond = found.bin == kBins - 1; // the last bucket also has every score worse than the bracket
   const bool whole = found.count == remaining_k && !beyond;
   Divided divided = divide(ids, found.bin);
-  if (unlikely(beyond || !whole && found.count > kTailMax)) {
-    const int count = beyond ? kMaxResident : found.count;
+  // Equal scores of the bucket need no ranking: any of them complete the answer.
+  const bool ranked = whole || found.count <= kTailMax;
+  const bool one_value = kHalfScores && !ranked && !beyond && BracketBuckets::one_value(found.bin, slot);
+  const bool equal = one_value && (Scope::kAlone || found.count <= kMostShared);
+  if (unlikely(beyond || !ranked && !equal)) {
+    const int count = beyond ? kMaxResident : one_value ? remaining_k : found.count;
     select_overfull_bucket<Scope>(slot, divided.before, in_row(divided.within, slot), found.bin, remaining_k, count);
     return false;
   }
-  divided.join(whole);
+  if (kHalfScores && Scope::kAlone && equal) {
+    int* taken = &shared_storage().descriptors[slot].tail_count;
+    divided.within.keep(remaining_k - reserve_many(taken, divided.within.count()));
+  }
+  divided.join(whole || Scope::kAlone && equal);
   if constexpr (!Scope::kAlone) {
     bool edge_chosen = false;
     bool edge_last = false;
@@ -215,7 +227,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
       edge_chosen = number < found.bin + whole;
       edge_last = !whole && number == found.bin;
     });
-    Scope::write(slot, divided, edge_chosen, edge_last, remaining_k);
+    Scope::write(slot, divided, edge_chosen, edge_last, remaining_k, equal);
     return true;
   }
   // Prefetches one score of the k-th bucket, to hide its latency.
@@ -231,6 +243,8 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
     const float bound = LinearBuckets::numbered(found.bin);
     if (bucket < bound || whole && bucket == bound) {
       collect(edge.at, slot);
+    } else if (kHalfScores && bucket == bound && equal) {
+      if (atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) < remaining_k) collect(edge.at, slot);
     } else if (bucket == bound) {
       list_last<Scope>(edge.at, edge.score, slot);
     }
@@ -242,6 +256,6 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
     list_marked<Scope>(divided.within, slot);
   }
   if (!kRoomy) meanwhile();
-  write_answer(slot, whole ? 0 : found.count, remaining_k);
+  write_answer(slot, whole || equal ? 0 : found.count, remaining_k);
   return true;
 }

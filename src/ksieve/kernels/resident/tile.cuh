@@ -104,8 +104,8 @@ __device__ __forceinline__ void join_brackets(const BracketMessage& some, int sl
 }
 
 // This thread's part of its CTA's share of the answer. `before` and `all` count positions to collect in their low 16
-// bits, and listed scores of the k-th bucket in their high 16 bits. One listed score of each thread (`early`) is loaded
-// at once, to hide its latency.
+// bits, and scores of the k-th bucket in their high 16 bits, which are listed unless they are equal. One listed score
+// of each thread (`early`) is loaded at once, to hide its latency.
 struct Share {
   Marks listed;
   int first;
@@ -131,13 +131,14 @@ struct Share {
   }
 };
 // Counts the scores that this thread collects and lists, and sums the counts over the CTA. Call by all threads.
-__device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool edge_before, bool edge_listed) {
+__device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool edge_before, bool edge_listed,
+                                          bool equal) {
   Share share;
   share.listed = divided.within;
   share.first = own_first(slot);
   share.edge_listed = edge_listed;
   const u32 mine = divided.before.count() + edge_before + (share.listed.count() + edge_listed << 16);
-  share.listing = share.listed.any();
+  share.listing = !(kHalfScores && equal) && share.listed.any();
   share.early = 0;
   share.early_score = 0;
   if (share.listing) {
@@ -150,10 +151,37 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
   return share;
 }
 
-// Collects this thread's positions behind those of the threads before it.
-__device__ __forceinline__ void collect_share(const Share& share, int slot, const Divided& divided, bool edge_before) {
+// Collects this thread's positions behind those of the threads before it. Equal scores of the k-th bucket, at most
+// `remaining_k` of the CTA, come behind all that are better.
+__device__ __forceinline__ void collect_share(const Share& share, int slot, const Divided& divided, bool edge_before,
+                                              bool equal, int remaining_k) {
   const int number = collect_at(divided.before, share.first, static_cast<int>(share.before & 0xffff));
   if (edge_before) collected()[number] = load_edge(slot).at;
+  if (kHalfScores && equal) {
+    const int better = static_cast<int>(share.all & 0xffff);
+    const int before = static_cast<int>(share.before >> 16);
+    Marks some = share.listed;
+    some.keep(remaining_k - before);
+    collect_at(some, share.first, better + before);
+    const int last = before + share.listed.count();
+    if (share.edge_listed && last < remaining_k) collected()[better + last] = load_edge(slot).at;
+  }
+}
+
+// The collected positions of a CTA in the output. CTAs in front of it have `in_front`, counted as in a Share.
+struct Part {
+  int begin;
+  int count;
+};
+__device__ __forceinline__ Part part_of(const Share& share, int slot, u32 in_front, bool equal, int remaining_k) {
+  int begin = static_cast<int>(in_front & 0xffff);
+  int count = static_cast<int>(share.all & 0xffff);
+  if (kHalfScores && equal) {
+    const int taken = min(static_cast<int>(in_front >> 16), remaining_k);
+    begin += taken;
+    count += min(static_cast<int>(share.all >> 16), remaining_k - taken);
+  }
+  return {begin, min(count, descriptor_at(slot).slots - begin)};
 }
 
 // Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the

@@ -51,7 +51,7 @@ def devices_of_arch(arch: str) -> list[DeviceInfo]:
     """
     one = device_of_arch(arch)
     same = [device for device in DEVICES.values() if architecture(device.capability) == arch]
-    return [device for device in same if shapes.own_file(shapes.of(device).name, device)] or [one]
+    return [device for device in same if shapes.own_card(shapes.of(device).name, device)] or [one]
 
 
 def needed(
