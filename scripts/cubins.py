@@ -7,7 +7,8 @@ The list, tests/data/cubins.json, has one line per specialisation. It names a sp
 leads to it (architecture, rows, width, k, ...), so that it survives renames of files, functions and macros, and keeps
 two hashes of it: of the machine code with its resources, and of the PTX with all symbols renamed by first use. A kernel
 is equal if either agrees: ptxas lays functions out in the order of their names, so a renamed function moves machine
-code. ``serving`` marks what `ksieve build` compiles; the other problems reach the remaining paths of the kernel text.
+code. ``serving`` marks what one device of each architecture serves (`build.device_of_arch`; of 9.0 the H200); the other
+problems reach the remaining paths of the kernel text. `ksieve build` also compiles what only an H100 serves.
 
 Code is compared with that of the same NVRTC alone, which the list names: another one compares nothing, says so and
 exits 0. The list lies with the tests, because it is what a check expects and not a measurement.
