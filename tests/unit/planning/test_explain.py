@@ -36,7 +36,7 @@ def test_reads_are_those_of_the_accounting():
     assert found["stream_split"].reads == 1 + 2 / 64 and found["stream_unsampled"].reads == 2
     assert found["resident_grid"].verdict == "launch shape for up to 33 rows"
     assert found["stream"].verdict == "reads a row 1.02 times, not 1"
-    assert found["register_block"].verdict.startswith("refused: registers hold rows of up to 16,384 float32 scores")
+    assert found["register_block"].verdict.startswith("refused: registers hold rows of up to 16,384 scores")
 
 
 def test_the_command_prints_and_gives_json():

@@ -152,20 +152,16 @@ struct BracketBuckets {
     return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);
   }
 
-  // Returns the shifted key of the best score in a bucket, nearly; of its middle score for number + 0.5.
-  __device__ __forceinline__ u32 key_at(float number, const LinearBuckets& linear) const {
-    const u32 end = worst - kInfinityKey;
-    const float fraction = 1.0f - number * (1.0f / (kBins - 1));
-    const float at = __fdividef(fraction - linear.offset, linear.scale);
-    return uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
-  }
-
   // Returns whether a bucket's 16-bit scores have one value, as far as that is known. Bucket numbers are monotone in
   // the score: that is so if of three neighbouring values the middle one alone is in the bucket.
   __device__ __forceinline__ static bool one_value(int bin, int slot) {
     if constexpr (!kHalfScores) return false;
     const BracketBuckets buckets(slot);
-    const float middle = score_of_key(kInfinityKey + buckets.key_at(static_cast<float>(bin) + 0.5f, buckets.linear()));
+    const LinearBuckets linear = buckets.linear();
+    const float fraction = 1.0f - (static_cast<float>(bin) + 0.5f) * (1.0f / (kBins - 1)); // the bucket's middle
+    const float at = __fdividef(fraction - linear.offset, linear.scale);
+    const u32 distance = static_cast<u32>(fmaxf(at, 0.0f));
+    const float middle = buckets.uses_key_distance ? score_of_key(buckets.worst - distance) : at;
     const u32 key = half_key(middle);
     auto in = [&](u32 other) { return buckets.of(score_of_half_key(other)) == LinearBuckets::numbered(bin); };
     return in(key) && !in(key - 1) && !in(key + 1);
@@ -179,7 +175,11 @@ struct BracketBuckets {
     const u32 end = buckets.worst - kInfinityKey;
     if (bin == kBins - 1) return {end, kNanKey};
     const LinearBuckets linear = buckets.linear();
-    auto key_of = [&](int number) { return buckets.key_at(static_cast<float>(number), linear); };
+    auto key_of = [&](int number) { // shifted key of the best score in the bucket
+      const float fraction = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));
+      const float at = __fdividef(fraction - linear.offset, linear.scale);
+      return buckets.uses_key_distance ? end - min(static_cast<u32>(fmaxf(at, 0.0f)), end) : shifted_key(at);
+    };
     const u32 best = bin ? key_of(bin - 1) : buckets.best - kInfinityKey;
     return {best - min(best, bin ? kRounding : 2u << 23), key_of(bin + 2) + kRounding};
   }

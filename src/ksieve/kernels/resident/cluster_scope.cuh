@@ -163,22 +163,25 @@ struct ClusterScope : OnChip<ClusterScope> {
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within, equal);
     if (threadIdx.x < kCtasPerRow) send(&m.shares[cluster_rank()], share.all, threadIdx.x, &m.divided);
-    collect_share(share, slot, divided, edge_before, equal, remaining_k);
+    collect_share(share, slot, divided, edge_before, remaining_k);
 
     wait_mbarrier(&m.divided, 0);
     const u32 shared = lane < kCtasPerRow ? m.shares[lane] : 0;
     const u32 in_front = __reduce_add_sync(kFullWarp, lane < cluster_rank() ? shared : 0);
-    const int undecided = kHalfScores && equal ? 0 : static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16);
-    const int tail = min(undecided, kTailMax);
+    int tail = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kTailMax);
+    if constexpr (kHalfScores)
+      if (equal) tail = 0;
     if (threadIdx.x == 0 && owns() && tail) expect_bytes(tail * sizeof(u64), &m.listed);
     share.before += in_front & 0xffff0000u;
-    if (!(kHalfScores && equal))
-      share.each_listed(slot, [&](int number, int index, float score) {
-        if (number < kTailMax) send(&s.tail[number], make_entry(order_key(score), index), 0, &m.listed);
-      });
+    share.each_listed(slot, [&](int number, int index, float score) {
+      if (number < kTailMax) send(&s.tail[number], make_entry(order_key(score), index), 0, &m.listed);
+    });
     __syncthreads(); // every thread's positions are collected
-    const Part part = part_of(share, slot, in_front, equal, remaining_k);
-    write_collected<false>(descriptor_at(slot).out + part.begin, collected(), part.count, part.count,
+    int begin = static_cast<int>(in_front & 0xffff);
+    int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
+    if constexpr (kHalfScores)
+      if (equal) add_equal(share, slot, static_cast<int>(in_front >> 16), remaining_k, begin, count);
+    write_collected<false>(descriptor_at(slot).out + begin, collected(), count, count,
                            [&](int position) { return shown_position(position, slot); });
     if (!owns() || !tail || threadIdx.x < kThreads - 32) return;
     wait_mbarrier(&m.listed, 0);

@@ -150,19 +150,22 @@ struct GridScope {
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within, equal);
     if (threadIdx.x < kCtasPerRow) store_relaxed(&m.shares[threadIdx.x][rank], kPresent | share.all);
-    if (!(kHalfScores && equal))
-      share.each_listed(slot, [&](int number, int index, float score) {
-        if (number < kTailMax) store_relaxed(&m.listed[rank][number], make_entry(order_key(score), index));
-      });
-    collect_share(share, slot, divided, edge_before, equal, remaining_k);
+    share.each_listed(slot, [&](int number, int index, float score) {
+      if (number < kTailMax) store_relaxed(&m.listed[rank][number], make_entry(order_key(score), index));
+    });
+    collect_share(share, slot, divided, edge_before, remaining_k);
 
     // The last warp polls the shares of all CTAs, publishes to its CTA how many positions come before (in_front), and
     // ranks the listed scores: no warp waits for the ranking, and the last warp waits for no other writes.
     if (threadIdx.x < kWriters) {
       barrier_of_writers<true, kThreads>(); // positions are collected, and the last warp wrote in_front
-      const Part part = part_of(share, slot, static_cast<u32>(grid_state().in_front), equal, remaining_k);
+      int begin = grid_state().in_front;
+      if constexpr (kHalfScores) begin &= 0xffff;
+      int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
+      if constexpr (kHalfScores)
+        if (equal) add_equal(share, slot, grid_state().in_front >> 16, remaining_k, begin, count);
       write_collected<false>(
-          descriptor_at(slot).out + part.begin, collected(), part.count, part.count,
+          descriptor_at(slot).out + begin, collected(), count, count,
           [&](int position) { return shown_position(position, slot); }, kWriters);
       if (owns()) clear_broadcasts();
       return;
@@ -172,7 +175,7 @@ struct GridScope {
     u32 in_front = 0;
 #pragma unroll
     for (u32 i = 0; i < kMessagesPerLane; ++i)
-      if (static_cast<int>(32 * i + lane) < rank) in_front += message[i] & (kHalfScores ? ~kPresent : 0xffff);
+      if (static_cast<int>(32 * i + lane) < rank) in_front += message[i] & (kHalfScores ? ~kPresent : 0xffffu);
     in_front = __reduce_add_sync(kFullWarp, in_front);
     if (lane == 0) grid_state().in_front = static_cast<int>(in_front);
     __syncwarp();                          // lane 0 wrote in_front, before the warp arrives at the barrier
@@ -180,7 +183,9 @@ struct GridScope {
 #pragma unroll
     for (u32 i = 0; i < kMessagesPerLane; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[rank][32 * i + lane], 0u);
-    if (!owns() || kHalfScores && equal) return;
+    if (!owns()) return;
+    if constexpr (kHalfScores)
+      if (equal) return;
     // Finds which CTA has sent each listed score; then all of them are loaded at once.
     u32 tail = 0;
 #pragma unroll

@@ -241,11 +241,6 @@ __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, Key
   }
 }
 
-// Returns whether all scores whose shifted keys are in a range have one value.
-__device__ __forceinline__ bool one_value(KeyRange keys) {
-  return kHalfScores ? keys.worst - keys.best < kKeyStep : keys.best == keys.worst;
-}
-
 // Most undecided scores that are ranked at once: in one CTA by a thread each, elsewhere by one warp.
 template <class Scope> constexpr int kMaxRanked = Scope::kAlone && kSharedCapacity >= 256 ? 256 : kTailMax;
 
@@ -286,7 +281,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
   KeyRange keys = {0, KeyBins::kLowest + 1}; // range that contains the k-th score's key
   KeyRange likely = Bins::keys_of(bin, slot);
 #pragma unroll 1
-  for (int round = 0; count > kMost && count != remaining_k && !one_value(keys) && round < kDivisions; ++round) {
+  for (int round = 0; count > kMost && count != remaining_k && keys.best != keys.worst && round < kDivisions; ++round) {
     const KeyBins likely_bins(likely);
     if (edge_last) count_at(likely_bins.of(edge_key()) * 4);
     if (threadIdx.x == 0) { // kept in registers, they would be spilled by the search
@@ -298,6 +293,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     const Boundary found = divide_keys<Scope, Bins>(last, slot, likely_bins, remaining_k, divided);
     const KeyBins bins(s.rule.digit);
     likely = keys = bins.keys_of(found.bin, {s.rule.best, s.rule.worst});
+    if (kHalfScores && keys.worst - keys.best < kKeyStep) keys.best = keys.worst; // they have one value
     const u32 edge_bin = edge_last ? bins.of(edge_key()) : KeyBins::kNone;
     if (edge_bin < static_cast<u32>(found.bin)) emit_edge<Scope>(slot);
     edge_last = edge_bin == static_cast<u32>(found.bin);
@@ -307,7 +303,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     count = found.count;
     __syncthreads(); // every thread has read the rule and the histogram, which the next round writes
   }
-  if (count != remaining_k && count <= kMost && !one_value(keys)) {
+  if (count != remaining_k && count <= kMost && keys.best != keys.worst) {
     list_marked<Scope, kMost>(last, slot);
     if (edge_last) list_last<Scope, kMost>(load_edge(slot).at, load_edge(slot).score, slot);
     Scope::sync(); // every thread's undecided scores are listed

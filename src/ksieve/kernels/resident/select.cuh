@@ -203,22 +203,40 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   const Boundary found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);
   const int remaining_k = descriptor_at(slot).slots - found.before;
   const bool beyond = found.bin == kBins - 1; // the last bucket also has every score worse than the bracket
-  const bool whole = found.count == remaining_k && !beyond;
+  bool whole = found.count == remaining_k && !beyond;
   Divided divided = divide(ids, found.bin);
-  // Equal scores of the bucket need no ranking: any of them complete the answer.
-  const bool ranked = whole || found.count <= kTailMax;
-  const bool one_value = kHalfScores && !ranked && !beyond && BracketBuckets::one_value(found.bin, slot);
-  const bool equal = one_value && (Scope::kAlone || found.count <= kMostShared);
-  if (unlikely(beyond || !ranked && !equal)) {
-    const int count = beyond ? kMaxResident : one_value ? remaining_k : found.count;
+  bool one_value = false;
+  bool equal = false;
+  if constexpr (kHalfScores) {
+    // Equal scores of the bucket need no ranking: any of them complete the answer.
+    one_value = !beyond && !whole && found.count > kTailMax && BracketBuckets::one_value(found.bin, slot);
+    equal = one_value && (Scope::kAlone || found.count <= kMostShared);
+    whole = whole || equal;
+    if (Scope::kAlone && equal) {
+      int* taken = &shared_storage().descriptors[slot].tail_count;
+      divided.within.keep(remaining_k - reserve_many(taken, divided.within.count()));
+    }
+  }
+  if (unlikely(beyond || !whole && found.count > kTailMax)) {
+    int count = beyond ? kMaxResident : found.count;
+    if constexpr (kHalfScores)
+      if (one_value) count = remaining_k; // none of them is read again
     select_overfull_bucket<Scope>(slot, divided.before, in_row(divided.within, slot), found.bin, remaining_k, count);
     return false;
   }
-  if (kHalfScores && Scope::kAlone && equal) {
-    int* taken = &shared_storage().descriptors[slot].tail_count;
-    divided.within.keep(remaining_k - reserve_many(taken, divided.within.count()));
+  if constexpr (!Scope::kAlone && kHalfScores) {
+    if (!equal) divided.join(whole);
+    bool edge_chosen = false;
+    bool edge_last = false;
+    each_edge(slot, [&](const Edge& edge) {
+      const int number = BracketBuckets::of(edge.score, slot);
+      edge_chosen = number < found.bin + (whole && !equal);
+      edge_last = (!whole || equal) && number == found.bin;
+    });
+    Scope::write(slot, divided, edge_chosen, edge_last, remaining_k, equal);
+    return true;
   }
-  divided.join(whole || Scope::kAlone && equal);
+  divided.join(whole);
   if constexpr (!Scope::kAlone) {
     bool edge_chosen = false;
     bool edge_last = false;
@@ -227,7 +245,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
       edge_chosen = number < found.bin + whole;
       edge_last = !whole && number == found.bin;
     });
-    Scope::write(slot, divided, edge_chosen, edge_last, remaining_k, equal);
+    Scope::write(slot, divided, edge_chosen, edge_last, remaining_k, false);
     return true;
   }
   // Prefetches one score of the k-th bucket, to hide its latency.
@@ -241,10 +259,11 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   each_edge(slot, [&](const Edge& edge) {
     const float bucket = BracketBuckets(slot).of(edge.score);
     const float bound = LinearBuckets::numbered(found.bin);
+    if constexpr (kHalfScores)
+      if (equal && bucket == bound && atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) >= remaining_k)
+        return;
     if (bucket < bound || whole && bucket == bound) {
       collect(edge.at, slot);
-    } else if (kHalfScores && bucket == bound && equal) {
-      if (atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) < remaining_k) collect(edge.at, slot);
     } else if (bucket == bound) {
       list_last<Scope>(edge.at, edge.score, slot);
     }
@@ -256,6 +275,6 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
     list_marked<Scope>(divided.within, slot);
   }
   if (!kRoomy) meanwhile();
-  write_answer(slot, whole || equal ? 0 : found.count, remaining_k);
+  write_answer(slot, whole ? 0 : found.count, remaining_k);
   return true;
 }

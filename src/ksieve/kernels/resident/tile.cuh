@@ -113,11 +113,14 @@ struct Share {
   int early;
   float early_score;
   bool edge_listed;
+  bool equal; // they are not listed: those wanted are collected
   u32 before; // counts of the threads before this one
   u32 all;    // counts of all threads of the CTA
 
   // Calls list(number, index, score) for each listed score of this thread.
   template <class List> __device__ __forceinline__ void each_listed(int slot, List list) {
+    if constexpr (kHalfScores)
+      if (equal) return;
     int number = static_cast<int>(before >> 16);
     const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores);
     if (listing) list(number++, early, early_score);
@@ -138,7 +141,9 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
   share.first = own_first(slot);
   share.edge_listed = edge_listed;
   const u32 mine = divided.before.count() + edge_before + (share.listed.count() + edge_listed << 16);
-  share.listing = !(kHalfScores && equal) && share.listed.any();
+  share.listing = share.listed.any();
+  share.equal = equal;
+  if constexpr (kHalfScores) share.listing = share.listing && !equal;
   share.early = 0;
   share.early_score = 0;
   if (share.listing) {
@@ -154,10 +159,11 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
 // Collects this thread's positions behind those of the threads before it. Equal scores of the k-th bucket, at most
 // `remaining_k` of the CTA, come behind all that are better.
 __device__ __forceinline__ void collect_share(const Share& share, int slot, const Divided& divided, bool edge_before,
-                                              bool equal, int remaining_k) {
+                                              int remaining_k) {
   const int number = collect_at(divided.before, share.first, static_cast<int>(share.before & 0xffff));
   if (edge_before) collected()[number] = load_edge(slot).at;
-  if (kHalfScores && equal) {
+  if constexpr (kHalfScores) {
+    if (!share.equal) return;
     const int better = static_cast<int>(share.all & 0xffff);
     const int before = static_cast<int>(share.before >> 16);
     Marks some = share.listed;
@@ -168,20 +174,13 @@ __device__ __forceinline__ void collect_share(const Share& share, int slot, cons
   }
 }
 
-// The collected positions of a CTA in the output. CTAs in front of it have `in_front`, counted as in a Share.
-struct Part {
-  int begin;
-  int count;
-};
-__device__ __forceinline__ Part part_of(const Share& share, int slot, u32 in_front, bool equal, int remaining_k) {
-  int begin = static_cast<int>(in_front & 0xffff);
-  int count = static_cast<int>(share.all & 0xffff);
-  if (kHalfScores && equal) {
-    const int taken = min(static_cast<int>(in_front >> 16), remaining_k);
-    begin += taken;
-    count += min(static_cast<int>(share.all >> 16), remaining_k - taken);
-  }
-  return {begin, min(count, descriptor_at(slot).slots - begin)};
+// Adds the collected equal scores to a CTA's part of the output, which begins at `begin` without those of the CTAs in
+// front of it. They have `in_front` equal scores.
+__device__ __forceinline__ void add_equal(const Share& share, int slot, int in_front, int remaining_k, int& begin,
+                                          int& count) {
+  const int taken = min(in_front, remaining_k);
+  begin += taken;
+  count = min(count + min(static_cast<int>(share.all >> 16), remaining_k - taken), descriptor_at(slot).slots - begin);
 }
 
 // Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the
