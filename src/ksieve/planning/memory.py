@@ -240,10 +240,11 @@ def ring_stages(geometry: Geometry, dtype: str) -> int:
 def batches(plan: Plan) -> int:
     """Batches that a turn of the ring is loaded in: of `BATCH` vectors, or where their number is odd of one.
 
-    Of twice as many where 16-bit scores are streamed and two batches are left: a warp takes the hits of a batch one
-    after another, as many as the lane with most has, and in larger batches lanes differ less.
+    Of twice as many where one CTA streams a row of 16-bit scores and two batches are left: a warp takes the hits of a
+    batch one after another, as many as the lane with most has, and in larger batches lanes differ less. CTAs of 1,024
+    threads that share a row would spill registers.
     """
-    streamed = plan.family in (*QUEUED, "stream_split") and ITEM_BYTES[plan.problem.dtype] == 2
+    streamed = plan.family in QUEUED and ITEM_BYTES[plan.problem.dtype] == 2
     batch = 2 * BATCH if streamed and plan.stages % (2 * BATCH) == 0 and plan.stages > 2 * BATCH else BATCH
     return plan.stages if plan.stages % batch else plan.stages // batch
 
