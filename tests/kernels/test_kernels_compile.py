@@ -259,6 +259,7 @@ def test_cases_reach_every_source_and_define():
 
 def test_cases_reach_every_measured_launch_shape():
     assert {device.name for device in build.devices_of_arch("sm_90a")} == {DEVICES[card].name for card in MEASURED}
+    assert build.devices_of_arch("sm_80") == [build.device_of_arch("sm_80")]
     for card in MEASURED:
         plans = [specialisation(family, arch, **options)[1] for family, arch, options in measured_cases(card)]
         known = shapes.of(DEVICES[card])

@@ -23,7 +23,7 @@ PARTS = [
     ("h200", "exact", "few_candidates and (persistent-64 or persistent-lines or persistent-peaks)", 3),
     ("h200", "exact", "few_candidates and (split-4 or split-8-tied or cluster)", 3),
     # rows on chip: ordinary ones and those that samples, steps or registers do not decide
-    ("h200", "held", "registers_hold and (register_block-12288 or resident_block-16384)", 6),
+    ("h200", "held", "registers_hold and (register_block-12288 or resident_block-16384-1x256)", 6),
     ("h200", "held", "registers_hold and (resident_block-32768 or resident_cluster-16384-4)", 4),
     ("h200", "held", "how_often and (resident_block-32768 or resident_block-49152 or resident_cluster-65536-8)", 3),
     ("h200", "held", "subnormals and (resident_grid-262144 or resident_cluster-65536-16)", 2),

@@ -12,7 +12,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.lab.cli.app import app
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.explain import considered
+from ksieve.planning.explain import considered, entry_of
 
 SHAPES = [(1, 1_048_576), (8, 65_536), (64, 16_384), (64, 131_072), (512, 32_768), (4096, 131_072), (300, 3000)]
 
@@ -37,6 +37,13 @@ def test_reads_are_those_of_the_accounting():
     assert found["resident_grid"].verdict == "launch shape for up to 33 rows"
     assert found["stream"].verdict == "reads a row 1.02 times, not 1"
     assert found["register_block"].verdict.startswith("refused: registers hold rows of up to 16,384 scores")
+
+
+def test_the_entry_of_a_plan_with_options_is_not_one_for_plain_calls():
+    asked = {"rows": 200, "width": 40_960, "k": 2048, "device": DEVICES["h200"]}
+    pages = ksieve.Options(transform="pages", page_size=64, raw=True)
+    plain, other = (entry_of(ksieve.plan(**asked, options=options)) for options in (ksieve.Options(), pages))
+    assert (plain.plain, plain.ctas_per_sm, other.plain, other.ctas_per_sm) == (True, 2, False, 1)
 
 
 def test_the_command_prints_and_gives_json():
