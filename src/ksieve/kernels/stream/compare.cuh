@@ -139,9 +139,9 @@ constexpr bool kPairs = kDtype == Dtype::kFloat16 || (kDtype == Dtype::kBfloat16
 using Bound = Choose<kPairs, HalvesBound, WideBound>::Type;
 
 // The fast test of 16-bit scores is the comparison, for any bound.
-struct Reached : Bound {
-  __device__ __forceinline__ explicit Reached(u32 key) : Bound(hot_cutoff(key)) {}
+struct ReachTest : Bound {
+  __device__ __forceinline__ explicit ReachTest(u32 key) : Bound(hot_cutoff(key)) {}
   __device__ __forceinline__ static bool usable(u32) { return true; }
   __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const { return reached(raw); }
 };
-using FastTest = Choose<kDtype == Dtype::kFloat32, Above, Reached>::Type;
+using FastTest = Choose<kDtype == Dtype::kFloat32, Above, ReachTest>::Type;
