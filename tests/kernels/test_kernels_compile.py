@@ -50,6 +50,7 @@ HUNGRY = ("windows", "pages")
 ALONE = (128, 131_072)
 """No more rows than a device has multiprocessors, but too many to share them."""
 
+HALVES = ("float16", "bfloat16")
 HUGE = ((1, 100_000_000, 1000), (32, 1_048_576, 65_536))
 """Rows, width and k whose candidates are mostly in a list in global memory."""
 
@@ -123,6 +124,8 @@ def cases():
             yield "stream_split", "sm_90a", {"shape": (rows, width), "k": k, "dtype": dtype}
     for card in MEASURED:
         yield from measured_cases(card)
+    for dtype in HALVES:
+        yield from half_cases(dtype)
     for part in range(MOST_BINS + 2):
         for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
             yield "banded", "sm_90a", {"part": part, "asked": asked}
@@ -145,6 +148,16 @@ def measured_cases(card):
     for held in known.streamed["stream"]:
         least = max(held.fewest_rows, *(other.most_rows for other in known.streamed["stream"]))
         yield "stream", "sm_90a", {"card": card, "shape": (held.most_rows or 8 + least, held.widest or 524_288)}
+
+
+def half_cases(dtype):
+    """Every resident launch shape of 16-bit scores on one card; those of float16 and bfloat16 take turns."""
+    known = shapes.of(DEVICES["h200"], dtype)
+    listed = [(family, held, table) for family, table in known.resident.items() for held in table]
+    for family, held, table in listed[HALVES.index(dtype) :: len(HALVES)]:
+        shape = (rows_for(held, table), held.resident_width)
+        asked = OPTIONS["windows"] if held.threads * held.ctas_per_sm >= TIGHT and not held.plain else PLAIN
+        yield family, "sm_90a", {"card": "h200", "shape": shape, "dtype": dtype, "asked": asked}
 
 
 def together(asked, shape):

@@ -27,6 +27,11 @@ PARTS = [
     ("h200", "held", "registers_hold and (resident_block-32768 or resident_cluster-16384-4)", 4),
     ("h200", "held", "how_often and (resident_block-32768 or resident_block-49152 or resident_cluster-65536-8)", 3),
     ("h200", "held", "subnormals and (resident_grid-262144 or resident_cluster-65536-16)", 2),
+    # 16-bit rows, in which many scores share the k-th value
+    ("h200", "half", "few_values and (register_block-4096 or resident_block-16384-1x256)", 4),
+    ("h200", "half", "about_the_ends and (resident_cluster-16384-4 or resident_grid-262144)", 4),
+    ("h200", "half", "options_of and (register_block-4096 or resident_cluster-16384-4)", 8),
+    ("h200", "half", "more_than_are_ranked and 8192", 2),
     ("h200", "options", "windows_start and (persistent-peaks-float32 or cluster-float16 or row-bfloat16)", 3),
     ("h200", "bands", "without_a_row", 4),
     ("h200", "narrow", "decided and (100 or 257) or alignment or live_rows or statistics", 12),

@@ -115,15 +115,16 @@ def _known(problem: Problem, device: DeviceInfo) -> Shapes:
     return tuned.shapes_of(device, problem.dtype)
 
 
-def _roomy(policy: SamplingPolicy | None) -> bool:
+def _roomy(problem: Problem, family: str, policy: SamplingPolicy | None) -> bool:
     """Whether a specialisation would spill in the launch shapes that were measured."""
-    return policy is not None and policy.boundary == "coarse"
+    half = problem.dtype != shapes.DTYPE and family == "stream_split" and not problem.options.plain
+    return half or (policy is not None and policy.boundary == "coarse")
 
 
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
     """Launch shape of a family for a problem; with fewer resident CTAs if only then its slots can be sorted on chip."""
     found = _known(problem, device)
-    roomy = _roomy(policy)
+    roomy = _roomy(problem, family, policy)
     geometry = geometry_of(device, family, roomy)
     if family == "register_warp":
         return _warp_geometry(problem, device, geometry)
@@ -378,9 +379,7 @@ def _plan(
         takes = f"another family: warps hold rows of up to {widest:,} scores, in any order and without tie-breaks"
         raise ArgumentError("family", repr(family), takes)
     if family == "register_block" and not geometry.registers:
-        takes = (
-            "another family: registers hold rows of up to 16,384 scores, in any order and without tie-breaks"
-        )
+        takes = "another family: registers hold rows of up to 16,384 scores, in any order and without tie-breaks"
         raise ArgumentError("family", repr(family), takes)
     if family == "resident_grid" and not geometry.resident_width:
         raise ArgumentError("family", repr(family), "another family: these rows cannot be kept on chip by several CTAs")

@@ -179,7 +179,8 @@ class Shapes:
     usual : dict of str to Geometry
         The shape of every family that the class can run, where no measured one suits.
     roomy : dict of str to Geometry
-        In place of both for specialisations that need more registers: policies with a coarse boundary.
+        In place of both for specialisations that need more registers: policies with a coarse boundary, and options of
+        16-bit rows that CTAs share.
     resident : dict of str to tuple of Geometry
         For rows that stay on chip, 12 to 128 scores a thread. Of the narrowest width that has room, the first that
         suits is taken. More clusters than the last shape of a width is for would not run at once. More rows than the

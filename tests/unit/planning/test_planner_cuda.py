@@ -16,6 +16,7 @@ from ksieve.planning import choose as planner
 from ksieve.planning import cuda as planner_cuda
 from ksieve.planning import length_bins, memory, shapes, thresholds
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.thresholds import (
     BIN_WIDTH,
     BINNED_ROWS,
@@ -78,7 +79,6 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
     "asked",
     [
         {"device": DEVICES["a100"]},
-        {"dtype": "bfloat16"},
         {"family": "stream"},
         {"policy": "lines-16"},
         {"k": 8192},
@@ -211,7 +211,11 @@ def test_shared_memory_fits_every_device(name, family):
         ("resident_block", 1, 49_153, "float32", (512, 1, 57_344)),
         ("resident_block", 1, 57_345, "float32", (512, 1, 65_536)),
         ("resident_block", 1, 65_537, "float32", (512, 1, 16_384)),
-        ("resident_block", MANY_SHORT, 8192, "float16", (512, 1, 16_384)),
+        ("resident_block", MANY_SHORT, 8192, "float16", (256, 4, 8192)),
+        ("resident_block", 4096, 32_768, "bfloat16", (512, 2, 32_768)),
+        ("resident_block", 4096, 40_961, "bfloat16", (512, 1, 16_384)),
+        ("register_block", 132, 12_289, "bfloat16", (512, 1, 16_384)),
+        ("resident_grid", 2, 1_048_576, "bfloat16", (512, 1, 1_048_576)),
         ("resident_cluster", 1, 24_576, "float32", (256, 2, 32_768)),
         ("resident_cluster", 9, 24_576, "float32", (256, 2, 32_768)),
         ("resident_cluster", 1000, 24_576, "float32", (256, 2, 32_768)),
@@ -229,17 +233,48 @@ def test_shared_memory_fits_every_device(name, family):
         ("resident_cluster", 1, 262_145, "float32", (512, 1, 524_288)),
         ("resident_cluster", 1, 524_289, "float32", (512, 1, 1_048_576)),
         ("resident_cluster", 1, 1_048_577, "float32", (512, 1, 0)),
-        ("resident_cluster", 1, 65_537, "float16", (512, 1, 0)),
+        ("resident_cluster", 1, 65_537, "float16", (256, 2, 131_072)),
         ("stream", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
         ("stream", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
         ("stream", MANY_SHORT, 65_537, "float32", (512, 2, 0)),
-        ("stream", MANY_SHORT, 32_768, "bfloat16", (256, 2, 0)),
+        ("stream", MANY_SHORT, 32_768, "bfloat16", (256, 4, 0)),
     ],
 )
 def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
     plan = ksieve.plan(rows=rows, width=width, k=512, dtype=dtype, device=H200, family=family)
     assert (plan.threads, plan.ctas_per_sm, plan.resident_width) == shape
     assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
+
+
+@pytest.mark.parametrize("name", ["h100", "h20", "b200"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_rows_stay_on_chip_where_float32_rows_do(name, dtype):
+    """With the same kernel family, whole in the ring, and with room for the positions of k slots."""
+    device = DEVICES[name]
+    for rows, width in itertools.product((1, 16, 64, 132, 512, 4096), (4096, 8192, 16_384, 32_768, 65_536, 131_072)):
+        asked = {"rows": rows, "width": width, "k": min(2048, width // 2), "device": device}
+        plan, other = ksieve.plan(**asked, dtype=dtype), ksieve.plan(**asked)
+        assert plan.resident_width or not other.resident_width, (rows, width)
+        if plan.resident_width:
+            per_row = plan.splits if plan.family in SHARED_ROWS else 1
+            assert plan.stages * plan.threads * 8 * per_row == plan.resident_width and not plan.overflow_vectors
+            assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= device.shared_per_sm
+            assert "not measured" in plan.reason
+
+
+def test_registers_take_no_more_slots_than_they_have_room_for():
+    """Positions lie in the ring, which is half as large as that of float32 scores, and in the histogram behind it."""
+    asked = {"rows": 64, "width": 16_384, "device": H200, "dtype": "bfloat16"}
+    most = (16_384 * 2 + memory.HISTOGRAM_BYTES) // 4
+    assert ksieve.plan(**asked, k=most).family == "register_block"
+    assert ksieve.plan(**asked, k=most + 1).family == "resident_block"
+    assert ksieve.plan(**asked | {"dtype": "float32"}, k=most + 1).family == "register_block"
+
+
+def test_options_of_16_bit_rows_have_more_registers():
+    asked = {"rows": 4096, "width": 8192, "k": 512, "dtype": "bfloat16", "device": H200}
+    assert ksieve.plan(**asked).ctas_per_sm == 4
+    assert ksieve.plan(**asked, options=Options(order="index")).ctas_per_sm == 3
 
 
 @pytest.mark.parametrize(
@@ -382,7 +417,6 @@ def test_ctas_that_wait_for_each_other_are_all_resident(shape):
         {"options": Options(order="index")},
         {"options": Options(tie_break="low")},
         {"options": Options(overlap=True)},
-        {"dtype": "float16"},
         {"width": 1_048_577},
     ],
     ids=str,

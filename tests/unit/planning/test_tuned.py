@@ -134,13 +134,14 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path, monkeypatch):
             ksieve.plan(**ASKED)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["h100", "h20", "b200"])
-def test_shipped_shapes_pass_the_same_check(name):
+def test_shipped_shapes_pass_the_same_check(name, dtype):
     device = DEVICES[name]
-    found = shapes.of(device)
+    found = shapes.of(device, dtype)
     for family in found.resident:
         for shape in found.resident_of(family, device):
-            fault = tuned.impossible(family, shape, device)
+            fault = tuned.impossible(family, shape, device, dtype)
             assert not fault or shape.ctas_per_row > found.cluster_limit(device), (family, shape, fault)
 
 
@@ -231,15 +232,49 @@ def test_a_named_file_of_another_dtype_is_left_alone_with_a_warning(tmp_path, mo
     assert len(caplog.records) == 1 and "float32 scores are as shipped" in caplog.text and "float16" in caplog.text
 
 
-def test_a_resident_part_of_another_dtype_is_refused(tmp_path):
+def test_a_resident_part_is_of_its_dtype_alone(tmp_path, monkeypatch):
+    """A 16-byte vector has eight 16-bit scores: rows of 3,072 are no whole vectors of 256 threads."""
     path = tmp_path / "mine.json"
     tuned.write(path, facts(dtype="float16"))
-    with pytest.raises(ArgumentError, match="a family that the device does not run"):
+    assert tuned.read(path, H100, "float16").parts == {"resident": {"resident_block": [ENTRY]}}
+    monkeypatch.setenv(tuned.VARIABLE, str(path))
+    assert "tuned by mine.json" in ksieve.plan(**ASKED, dtype="float16").reason
+    assert "tuned by" not in ksieve.plan(**ASKED, dtype="bfloat16").reason
+    narrow = ENTRY | {"threads": 256, "resident_width": 3072}
+    tuned.write(path, facts(resident_block=[narrow]))
+    tuned.read(path, H100)
+    tuned.write(path, facts(dtype="float16", resident_block=[narrow]))
+    with pytest.raises(ArgumentError, match="3072 scores a row"):
         tuned.read(path, H100, "float16")
 
 
+def test_shapes_of_16_bit_scores_are_derived_until_they_are_measured(monkeypatch):
+    single, half = shapes.of(H100), shapes.of(H100, "bfloat16")
+    assert half.dtype == "bfloat16" and single.dtype == "float32"
+    for family, listed in half.resident.items():
+        assert {shape.source for shape in listed} == {shapes.DERIVED_DTYPE}
+        widths = {shape.resident_width for shape in single.resident[family]}
+        assert {shape.resident_width for shape in listed} <= widths
+        assert not any(shape.overflow_vectors for shape in listed)
+    assert not any(shape.resident_width in (3072, 17_408, 45_056) for of in half.resident.values() for shape in of)
+    # A file of the card and the dtype takes their place.
+    read = shapes._read
+    measured = {"resident": {"resident_block": [ENTRY]}}
+    cards = {"measured": {"H100": {"float32": "h100-float32", "bfloat16": "h100-bfloat16"}}}
+    monkeypatch.setattr(
+        shapes, "_read", lambda name: measured if "bfloat16" in name else read(name) | (cards if "hop" in name else {})
+    )
+    shapes._of_class.cache_clear()
+    try:
+        found = shapes.of_class("hopper", "H100", "bfloat16").resident
+        assert [shape.us for shape in found["resident_block"]] == [7.5] and found.keys() == {"resident_block"}
+        assert shapes.of_class("hopper", "H100", "float16").resident == shapes.of(H100, "float16").resident
+    finally:
+        shapes._of_class.cache_clear()
+
+
 def test_the_measured_file_of_a_model_is_chosen_by_its_name():
-    assert shapes.of(dataclasses.replace(H100, name="NVIDIA H100 PCIe")) is shapes.of_class("hopper", "h100-float32")
+    assert shapes.of(dataclasses.replace(H100, name="NVIDIA H100 PCIe")) is shapes.of_class("hopper", "H100")
     assert shapes.of(DEVICES["h20"]).resident == shapes.of(H100).resident
 
 
