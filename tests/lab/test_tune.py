@@ -70,7 +70,7 @@ def test_questions_and_candidates_fit_the_device(name, dtype):
             elif variant.policy:
                 assert (plan.policy.name, plan.splits) == (variant.policy, 1)
     assert 60 <= len(kernels) <= 500
-    assert answers <= 6500, "0.033 s each on an H100: under four minutes"
+    assert answers <= 7000, "0.033 s each on an H100: under four minutes"
 
 
 def test_every_kind_of_question_is_answered_by_its_own_candidates():
