@@ -41,6 +41,8 @@ FEW = (9001, 64)
 FOLLOWING = (8192, 64)
 HELD = ((17_000, 64), (20_000, 64), (34_000, 1100), (35_000, 1100), (43_000, 1100), (50_000, 1100))
 """Rows by the thousands that stay on chip: in the ring alone, or with a part beside it."""
+MANY_EQUAL = (60_000, 4096)
+"""16-bit rows of which more than 32 scores share the k-th value."""
 BANDED = (33_000, 512)
 
 
@@ -64,10 +66,18 @@ def plans(device):
         for dtype in ("float16", "bfloat16"):
             for plan in possible(variant, 5, 9001, 100, dtype=dtype, device=device):
                 yield variant.name, plan, False
+    for name, dtype in itertools.product(("row", "cluster", "persistent-lines"), ("float16", "bfloat16")):
+        for plan in possible(VARIANTS[name], 6, *MANY_EQUAL, dtype=dtype, device=device):
+            yield name, plan, False
+    for width, dtype in itertools.product((100, 700, 2000), ("float32", "float16", "bfloat16")):
+        for plan in possible(ALL["warp"], 40, width, 9, dtype=dtype, device=device):
+            yield "warp", plan, False
     yield "banded", banded(12, *BANDED, ctas=2, device=device), False
 
 
-SERVED = ("persistent-peaks", "persistent-128", "split-8-tied", "split-2", "row", "cluster", "persistent-exact")
+SERVED = (
+    "persistent-peaks", "persistent-128", "split-8-tied", "split-2", "row", "cluster", "persistent-exact", "warp",
+)  # fmt: skip
 """Variants whose calls with options are watched: every family, boundaries of both kinds."""
 
 
@@ -88,7 +98,7 @@ def served_plans(device):
     for name, (width, k, rows) in itertools.product(SERVED, ((9001, 64, 8), (1030, 100, 6))):
         bits = np.ascontiguousarray(material.stack(width, k)[::5][:rows].view(np.int32))
         for number, call in enumerate(calls(rows, width, k)):
-            plans = possible(VARIANTS[name], rows, width, k, device=device, options=served.options_of(call))
+            plans = possible(ALL[name], rows, width, k, device=device, options=served.options_of(call))
             for plan in plans:
                 yield name, plan, bits, call, False
                 if width == 9001:

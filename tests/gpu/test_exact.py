@@ -98,18 +98,18 @@ LAUNCHES = tuple(
     bench.Variant(f"{family}-{threads}x{ctas}-{stages}", family, policy, (("threads", threads), ("ctas_per_sm", ctas),
                                                                           ("stages", stages)))
     for family, policy, threads, ctas, stages in (
-        ("stream", "lines-64", 512, 2, 8), ("stream", "lines-64", 1024, 1, 8), ("stream", "quads-16", 256, 3, 8),
-        ("stream", "lines-16", 512, 2, 6), ("stream", PAPER_64, 256, 2, 8), ("stream_split", "lines-64", 512, 2, 8),
+        ("stream", "lines-64", 512, 2, 8), ("stream", PAPER_64, 1024, 1, 8), ("stream", "quads-16", 256, 3, 8),
+        ("stream", "lines-16", 512, 2, 6), ("stream_split", "lines-64", 512, 2, 6),
     )
 )  # fmt: skip
 """Launch shapes whose threads compare two or four vectors of 16-bit scores at a time."""
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("launch", LAUNCHES, ids=[launch.name + "-" + str(launch.policy)[:8] for launch in LAUNCHES])
+@pytest.mark.parametrize("launch", LAUNCHES, ids=[launch.name for launch in LAUNCHES])
 def test_batches_of_narrow_scores(launch, dtype, tally):
     wrong = []
-    for width, k in itertools.product(NARROW_WIDTHS, NARROW_RANKS):
+    for width, k in itertools.product(NARROW_WIDTHS, NARROW_RANKS[-2:]):
         offset, padding, out_padding = layout(launch.name, width, k, dtype, vector=8)
         scores, lengths = matrix(width, k, dtype, offset, padding)
         plan = launch.plan(*scores.shape, k, dtype, runner.PLANNED_FOR)

@@ -28,6 +28,8 @@ DTYPES = ("float16", "bfloat16")
 KNOWN = {dtype: shapes.of(runner.PLANNED_FOR, dtype).resident for dtype in DTYPES}
 SHAPES = [(family, shape) for family, listed in KNOWN["bfloat16"].items() for shape in listed]
 IDS = [f"{f}-{s.resident_width}-{s.ctas_per_row}x{s.threads}x{s.ctas_per_sm}" for f, s in SHAPES]
+IN_TURN = [(family, shape, DTYPES[number % 2]) for number, (family, shape) in enumerate(SHAPES)]
+"""Every launch shape with one of the dtypes: each has another kernel, which takes seconds to compile."""
 FORCED = {family: Variant(family, family) for family, _ in SHAPES}
 FIELDS = ("threads", "ctas_per_sm", "resident_width", "ctas_per_row")
 
@@ -122,8 +124,7 @@ def test_rows_of_few_values(family, shape, dtype, tally):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+@pytest.mark.parametrize(("family", "shape", "dtype"), IN_TURN, ids=IDS)
 def test_k_about_the_ends_of_a_value(family, shape, dtype, tally):
     """All of a value's scores are wanted, or all but one, or one; up to where no more positions fit on chip."""
     width = shape.resident_width
@@ -173,9 +174,10 @@ def wrong_answers(ready, starts):
     return wrong
 
 
-@pytest.mark.parametrize("asked", OPTIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+ASKED_IN_TURN = [(*one, list(OPTIONS)[number % len(OPTIONS)]) for number, one in enumerate(reversed(IN_TURN))]
+
+
+@pytest.mark.parametrize(("family", "shape", "dtype", "asked"), ASKED_IN_TURN, ids=reversed(IDS))
 def test_options_of_rows_of_few_values(family, shape, dtype, asked, tally):
     rows = dict(list(rounded_rows(shape.resident_width).items())[:9])
     count, call = len(rows), dict(OPTIONS[asked])

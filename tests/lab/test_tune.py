@@ -239,7 +239,8 @@ def test_wide_rows_of_a_small_k_are_still_streamed():
     (shipped,) = {s.most_rows for s in shapes.of(H100).resident["resident_block"] if s.resident_width == 65_536}
     assert limit({}) == shipped
     assert limit({"264x65536k512": times(20.0, 21.0), "528x65536k512": times(25.0, 21.0)}) == 264
-    assert limit({"264x65536k512": times(22.0, 21.0), "528x65536k512": times(20.0, 21.0)}) == 263
+    assert limit({"264x65536k512": times(22.0, 21.0), "528x65536k512": times(23.0, 21.0)}) == 263
+    assert limit({"264x65536k512": times(22.0, 21.0), "528x65536k512": times(20.0, 21.0)}) == 0, "not from there on"
     assert limit({"264x65536k512": times(20.0, 21.0), "528x65536k512": times(20.0, 21.0)}) == 0
     assert limit({"264x65536k512": times(21.3, 21.0), "528x65536k512": times(20.0, 21.0)}) == 0, "a tie ends nothing"
 

@@ -154,7 +154,7 @@ def _winners(
 
 
 def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
-    """Rows of a width up to which streaming is not over 2 % faster for a small k; 0 if it never is.
+    """Rows of a width from which on streaming is over 2 % faster for a small k, less one; 0 if there are none.
 
     Where that was not measured, the limit is that of the shipped shapes.
     """
@@ -163,14 +163,13 @@ def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
         listed = shapes.of(target.device, target.dtype).resident_of("resident_block", target.device)
         same = [shape for shape in listed if shape.resident_width == resident]
         return same[-1].most_rows if same else 0
-    most = 0
-    for rows, times in few_slots[width]:
+    up_to, timed = 0, few_slots[width]
+    for rows, times in timed:
         streamed = [us for name, us in times.items() if name.partition(" ")[0] == "stream"]
         kept = [us for name, us in times.items() if name.partition(" ")[0] == "resident_block"]
-        if min(kept, default=math.inf) > TIE * min(streamed, default=math.inf):
-            return most or rows - 1
-        most = rows
-    return 0
+        if min(kept, default=math.inf) <= TIE * min(streamed, default=math.inf):
+            up_to = rows
+    return 0 if up_to == timed[-1][0] else up_to or timed[0][0] - 1
 
 
 def _stream_shapes(measured: ByWidth, target: Target) -> list[Entry]:

@@ -265,7 +265,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     if policy is not None:
         splits = _splits(problem, device, policy)
         paying = _known(problem, device).split_for(width)
-        if paying is not None and splits >= paying.fewest:
+        if paying is not None and 2 * splits > paying.fewest:  # in between powers of two, as the next one
             return "stream_split", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
     if policy is not None:
         if rows >= device.sm_count:

@@ -41,6 +41,7 @@ _REGISTER_ROWS = "docs/decisions/0008-rows-in-registers.md"
 _LENGTH_BINS = "docs/decisions/0010-length-bins.md"
 _STORAGE = "docs/decisions/0012-candidate-storage.md"
 _SPLIT_ROWS = "docs/decisions/0009-split-rows.md"
+_NARROW_ROWS = "docs/decisions/0024-narrow-rows.md"
 _HUGE_ROWS = "docs/decisions/0025-huge-rows.md"
 
 SHORTEST_SAMPLED = Threshold(
@@ -98,12 +99,12 @@ RESIDENT_RANK = Threshold(
 WARP_ROWS = Threshold(
     4,
     "rows for each multiprocessor from which a warp each keeps narrow ones: fewer do not fill the device with warps",
-    NOT_MEASURED + "a row of a CTA takes as long as that of a warp, or less, until several wait for each CTA",
+    _NARROW_ROWS,
 )
 WARP_WIDTH = Threshold(
     1024,
-    "widest of these rows, in scores",
-    NOT_MEASURED + "twice as wide, a multiprocessor has registers for 16 warps alone",
+    "widest of these rows, in scores; with twice as many a multiprocessor has registers for 16 warps alone",
+    _NARROW_ROWS,
 )
 WHOLE_QUARTERS = Threshold(
     3,

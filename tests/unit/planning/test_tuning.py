@@ -16,9 +16,7 @@ from ksieve.planning import shapes, thresholds, tuned
 from ksieve.planning.devices import DEVICES
 
 FILES = [
-    shapes.of_class(name, card)
-    for name in shapes.CLASSES
-    for card in shapes._read(name).get("measured", {"": {}})
+    shapes.of_class(name, card) for name in shapes.CLASSES for card in shapes._read(name).get("measured", {"": {}})
 ]
 """What is shipped: each class of devices, once for each of its measured cards."""
 
@@ -208,7 +206,8 @@ def test_a_shipped_file_is_what_its_record_says(path, shipped):
     """But for ``plain``, which follows from compiling. Widths that are not asked are taken from the file itself."""
     payload, target = record.read_json(path), target_of(record.read_json(path))
     file = DATA / f"{path.stem.removeprefix('gpu-tune-')}.json"
-    assert any(file.stem in shapes._read(name).get("measured", {}).values() for name in shapes.CLASSES)
+    named = [files for name in shapes.CLASSES for files in shapes._read(name).get("measured", {}).values()]
+    assert any(file.stem in files.values() for files in named)
     about = tune.about(target, payload["environment"])
     made = tune_prune.used(tuned.Tuned(about, tune_table.table(payload["results"], target)), target)
     kept = tuned.read(file, target.device, target.dtype)
