@@ -154,7 +154,7 @@ def _winners(
 
 
 def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
-    """Rows of a width from which on streaming is over 2 % faster for a small k, less one; 0 if there are none.
+    """Rows of a width beyond which streaming a small k is faster, in the geometric mean of what was measured; 0: none.
 
     Where that was not measured, the limit is that of the shipped shapes.
     """
@@ -163,13 +163,21 @@ def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
         listed = shapes.of(target.device, target.dtype).resident_of("resident_block", target.device)
         same = [shape for shape in listed if shape.resident_width == resident]
         return same[-1].most_rows if same else 0
-    up_to, timed = 0, few_slots[width]
-    for rows, times in timed:
-        streamed = [us for name, us in times.items() if name.partition(" ")[0] == "stream"]
-        kept = [us for name, us in times.items() if name.partition(" ")[0] == "resident_block"]
-        if min(kept, default=math.inf) <= TIE * min(streamed, default=math.inf):
-            up_to = rows
-    return 0 if up_to == timed[-1][0] else up_to or timed[0][0] - 1
+    fastest = {
+        rows: {
+            family: min((us for name, us in times.items() if name.partition(" ")[0] == family), default=math.inf)
+            for family in ("stream", "resident_block")
+        }
+        for rows, times in few_slots[width]
+    }
+
+    def product(limit: int) -> float:
+        """Times of all row counts, multiplied, where rows beyond the limit are streamed."""
+        return math.prod(us["resident_block" if rows <= limit else "stream"] for rows, us in fastest.items())
+
+    last = max(fastest)
+    best = min((last, *fastest, min(fastest) - 1), key=product)
+    return 0 if best == last else best
 
 
 def _stream_shapes(measured: ByWidth, target: Target) -> list[Entry]:

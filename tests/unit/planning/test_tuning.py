@@ -126,7 +126,25 @@ KNOWN = {
         # Two CTAs a row are 1 to 6 % slower at 48 to 66 rows of these widths, and an entry is for any rows.
         "34x524288k2048": 1.084,
         "34x262144k2048": 1.055,
-    }
+    },
+    "gpu-tune-h200-bfloat16": {
+        # Two CTAs a row, as above.
+        "34x524288k2048": 1.042,
+        "34x1048576k2048": 1.107,
+        # The policy was timed in the launch shape of before, which is slower.
+        "132x131072k2048": 1.049,
+        "2112x131072k2048": 1.053,
+        "16x1048576k2048": 1.036,
+        # 26 CTAs a row run at once, 16 are faster.
+        "5x2097152k2048": 1.043,
+        # Few slots: the launch shapes of a k of 2,048 are taken for them, or a limit is for all rows beyond it.
+        "264x36864k512": 1.062,
+        "264x40960k512": 1.045,
+        "264x49152k512": 1.032,
+        "264x65536k512": 1.032,
+        # Most of these rows are selected whole, and have a CTA each: timed as another family.
+        "4224x3072k1536": "not measured",
+    },
 }
 """Questions at which the planner's choice is more than 3 % slower than the best candidate, and by how much."""
 
@@ -174,7 +192,8 @@ def shipped(monkeypatch):
 def test_the_planner_is_within_3_percent_of_the_best_candidate(path, shipped):
     payload = record.read_json(path)
     assert len(payload["results"]) >= 300 and all(answer["us"] for answer in payload["results"].values())
-    assert losses(payload) == pytest.approx(KNOWN[path.stem], abs=0.001)
+    found, known = losses(payload), KNOWN[path.stem]
+    assert {name: loss if isinstance(loss, str) else round(loss, 3) for name, loss in found.items()} == known
 
 
 def test_a_planner_that_chose_badly_would_be_noticed(shipped):
@@ -201,6 +220,10 @@ def test_a_planner_that_chose_badly_would_be_noticed(shipped):
     assert losses(payload | {"results": answer}) == {held: "not measured"}
 
 
+def bare(entry):
+    return {name: value for name, value in entry.items() if name != "plain"}
+
+
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_a_shipped_file_is_what_its_record_says(path, shipped):
     """But for ``plain``, which follows from compiling. Widths that are not asked are taken from the file itself."""
@@ -208,15 +231,13 @@ def test_a_shipped_file_is_what_its_record_says(path, shipped):
     file = DATA / f"{path.stem.removeprefix('gpu-tune-')}.json"
     named = [files for name in shapes.CLASSES for files in shapes._read(name).get("measured", {}).values()]
     assert any(file.stem in files.values() for files in named)
-    about = tune.about(target, payload["environment"])
-    made = tune_prune.used(tuned.Tuned(about, tune_table.table(payload["results"], target)), target)
     kept = tuned.read(file, target.device, target.dtype)
-    assert kept.about == made.about
-
-    def bare(parts):
-        return {
-            part: {f: [e | {"plain": False} for e in of] for f, of in listed.items()} if part == "resident" else listed
-            for part, listed in parts.items()
-        }
-
-    assert bare(kept.parts) == bare(made.parts)
+    parts = tune_table.table(payload["results"], target)
+    plain = [(f, bare(entry)) for f, of in kept.parts["resident"].items() for entry in of if entry.get("plain")]
+    parts["resident"] = {
+        family: [entry | ({"plain": True} if (family, bare(entry)) in plain else {}) for entry in of]
+        for family, of in parts["resident"].items()
+    }
+    made = tune_prune.used(tuned.Tuned(tune.about(target, payload["environment"]), parts), target)
+    assert kept.parts == made.parts
+    assert kept.about | {"date": ""} == made.about | {"date": ""}, "written a minute after the record"
