@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from gpu import material, runner, served
+from gpu.test_bands import lengths_of
 from gpu.test_held import K, hard_rows
-from gpu.variants import Variant, possible
+from gpu.variants import Variant, banded, possible
 from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
 from ksieve.planning import shapes
@@ -224,4 +225,18 @@ def test_bins_of_registers_with_more_than_are_ranked(dtype, shape, tally):
         plan = plan_of("register_block", shape, dtype, len(rows), k=k)
         wrong += [f"offset={offset}: {text}" for text in runner.check(plan, scores, None)]
     tally.add("register_block", len(rows), wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_every_length_in_several_launches(dtype, tally):
+    """Listed by length (kernels/length_bins.cuh), with few values."""
+    width = 20_000
+    rows = rounded_rows(width)
+    count, wrong = len(rows), []
+    plan = banded(count, width, K, ctas=2, device=runner.PLAN_DEVICE, dtype=dtype)
+    for offset, seed in ((0, 3), (1, 4)):
+        scores = material.place(matrix(rows, dtype), dtype, runner.DEVICE, offset=offset, padding=3)
+        wrong += runner.check(plan, scores, lengths_of(width, count, seed), runs=1)
+    tally.add("banded", 2 * count, wrong)
     assert not wrong, "\n".join(wrong)

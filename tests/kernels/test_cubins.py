@@ -258,6 +258,9 @@ def test_continuous_integration_has_the_compiler_of_the_list(scripts):
     assert "make --no-print-directory cubins" in (ROOT / ".ci" / "run").read_text()
 
 
+CLUSTER_FORCED = (("KSIEVE_STATS", 0), ("KSIEVE_TIES", 1))
+
+
 def test_the_list_reaches_what_the_compilation_tests_reach(scripts):
     """Of any two defines, every combination of states: off, on, more than on; and all options on every architecture."""
     from test_kernels_compile import cases, specialisation  # skips without cuda-core
@@ -275,10 +278,12 @@ def test_the_list_reaches_what_the_compilation_tests_reach(scripts):
             pairs |= {(spec.stem, *pair) for pair in itertools.combinations(states, 2)}
         return pairs
 
-    # An exact boundary without jitter is a policy of the tests alone, and no branch of the kernels.
-    missing = {pair for pair in reached(wanted) - reached(found) if ("KSIEVE_JITTER", 0) not in pair}
+    # An exact boundary without jitter is a policy of the tests alone, and no branch of the kernels. A cluster without
+    # resident rows is what a caller forces, or has statistics.
+    forced = {("resident/cluster", ("KSIEVE_MAX_RESIDENT", 0), (name, value)) for name, value in CLUSTER_FORCED}
+    missing = {p for p in reached(wanted) - reached(found) - forced if ("KSIEVE_JITTER", 0) not in p}
     assert not missing
-    assert len(found) <= 220, "a change of the kernels waits for all of them"
+    assert len(found) <= 250, "a change of the kernels waits for all of them"
 
 
 TINY = """

@@ -13,20 +13,6 @@ __device__ __forceinline__ u32 order_key(float score) { return score != score ? 
 
 __device__ __forceinline__ float score_of_key(u32 key) { return __uint_as_float(key >> 31 ? key : key ^ 0x7fffffffu); }
 
-// Two 16-bit scores that differ have ordered keys at least so far apart: any range of fewer keys has one value.
-constexpr u32 kKeyStep = kDtype == Dtype::kFloat32 ? 1 : kDtype == Dtype::kFloat16 ? 1 << 13 : 1 << 16;
-constexpr bool kHalfScores = kDtype != Dtype::kFloat32;
-
-// The ordered keys of 16-bit scores in 16 bits, without gaps; +0 and -0 have two.
-__device__ __forceinline__ u32 half_key(float score) { // of the nearest 16-bit score, or one beside it
-  const u32 bits = kDtype == Dtype::kFloat16 ? half_of(score) : (__float_as_uint(score) + 0x8000u) >> 16;
-  return bits & 0x8000u ? bits : bits ^ 0x7fffu;
-}
-__device__ __forceinline__ float score_of_half_key(u32 key) {
-  const u32 bits = key & 0x8000u ? key : key ^ 0x7fffu;
-  return kDtype == Dtype::kFloat16 ? float_of_half(static_cast<unsigned short>(bits)) : __uint_as_float(bits << 16);
-}
-
 constexpr u32 kInfinityKey = 0x007fffffu;
 constexpr u32 kZeroKey = 0x7fffffffu;
 constexpr u32 kMinusInfinityKey = 0xff800000u; // also its bit pattern; the worst key of a number
