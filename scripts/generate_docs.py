@@ -119,7 +119,7 @@ def benchmark_page(results: Path) -> str:
     def take(pattern: str) -> list[tuple[str, str, dict[str, Any]]]:
         """Link, stem and payload of the files of a kind: endpoint-structured scores first, large k first."""
         found = [path for path in left if path.match(pattern)]
-        found.sort(key=lambda p: (left[p]["settings"].get("scores", "endpoint"), -left[p]["settings"]["k"]))
+        found.sort(key=lambda p: (left[p]["settings"].get("scores", "endpoint"), -left[p]["settings"].get("k", 0)))
         return [(_link(path, "../../"), path.stem, left.pop(path)) for path in found]
 
     parts: list[str] = []
@@ -132,6 +132,8 @@ def benchmark_page(results: Path) -> str:
         parts += ["## Decode shapes on a GPU", *(pages.decode(*file, published) for file in decode)]
     if short := take("gpu-short*-k*.json"):
         parts += ["## Short rows on a GPU", *(pages.short(*file) for file in short)]
+    if others := take("gpu-general*.json"):
+        parts += ["## Shapes from outside the indexer on a GPU", *(pages.general(*file) for file in others)]
     if worst := take("gpu-worst*-k*.json"):
         parts += ["## The worst case on a GPU", *(pages.worst(*file, published) for file in worst)]
     cpu = [path for path in left if path.match("cpu-*.json")]

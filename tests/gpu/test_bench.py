@@ -8,7 +8,7 @@ import pytest
 
 from gpu import runner
 from ksieve.lab.bench import adversarial_gpu as hard
-from ksieve.lab.bench import gpu, planner, scores, trace, worst
+from ksieve.lab.bench import general, gpu, scores, trace, worst
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
@@ -54,10 +54,13 @@ def test_a_trace():
     assert found["selectors"]["ksieve"]["exact"] and found["floor_us"] > 0
 
 
-def test_the_planner_grid():
-    for shape in planner.run([(4, 131_072), (300, 16_384)], 512, rounds=1)["results"]["shapes"]:
-        sound(shape, floor=False)
-        assert len(shape["selectors"]) > 4
+def test_shapes_from_outside_the_indexer():
+    cases = [(4096, 128, 8, "bfloat16"), (1, 2_000_000, 100, "float32")]
+    found = general.run(cases, rounds=1)["results"]
+    for shape in found["shapes"]:
+        sound(shape, floor=False)  # no read kernel is made for rows of 128 scores
+        assert shape["times_faster"] > 0
+    assert found["over_torch"]["shapes"] == len(cases)
 
 
 def test_factors_give_the_same_scores_as_on_the_host(tmp_path):

@@ -58,7 +58,7 @@ def random_lengths(rows: int, width: int, k: int, generator: torch.Generator) ->
     return lengths.to(torch.int32)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "warp"])  # tests/gpu/test_narrow.py has its rows
 def test_many_rows(name, tally):
     wrong = []
     generator = torch.Generator(device=runner.DEVICE)

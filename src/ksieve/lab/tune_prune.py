@@ -21,9 +21,10 @@ from ksieve.planning.plan import Plan
 from ksieve.planning.thresholds import LINES_RANK, SPLITS
 
 ASKED = (
-    PLAIN, Options(order="value"), Options(tie_break="low"), Options(transform="pages", page_size=64, raw=True),
+    PLAIN, Options(windows="ends"), Options(order="value"), Options(tie_break="low"),
+    Options(transform="pages", page_size=64, raw=True),
 )  # fmt: skip
-"""Options whose kernels are others: some launch shapes spill with slots in order, some with page tables."""
+"""Options whose kernels are others: some launch shapes spill with windows, some with slots in order or page tables."""
 
 
 def unused(known: shapes.Shapes, target: Target) -> list[tuple[str, str, int]]:

@@ -23,7 +23,8 @@ def stats_plan(plan: Plan) -> Plan:
     """Return the plan of the statistics build: one launch for all rows, whose ring holds the row if it fits.
 
     It has room for k candidates, also where the plan itself keeps rows on chip and stores none. A grid of CTAs that
-    share a row is replaced by a cluster, and rows of a warp by those of a CTA.
+    share a row is replaced by a cluster, rows of a warp by those of a CTA, and CTAs without that room by streaming
+    ones, which may store candidates in the workspace.
     """
     if plan.family in ("resident_grid", "register_warp"):
         family = "resident_cluster" if plan.family == "resident_grid" else "resident_block"
@@ -36,7 +37,10 @@ def stats_plan(plan: Plan) -> Plan:
     if plan.capacity >= plan.problem.k:
         return plan
     stored = fewest_stored(plan.problem)
-    return replace(plan, capacity=stored, shared_capacity=stored)
+    found = replace(plan, capacity=stored, shared_capacity=stored)
+    if shared_bytes(found) <= plan.device.shared_per_block:
+        return found
+    return planner.choose(plan.problem, plan.device, family="stream_unsampled")
 
 
 def launches(plan: Plan) -> tuple[Plan, ...]:

@@ -256,6 +256,28 @@ def trace(link: str, stem: str, payload: Payload) -> str:
     return "\n\n".join(parts)
 
 
+def general(link: str, stem: str, payload: Payload) -> str:
+    """One result of shapes from outside the indexer."""
+    found = payload["results"]
+    over, slower = found["over_torch"], found["slower"]
+    told = (
+        f"`torch.topk(sorted=False)` takes {over['geometric_mean']:.2f} times as long in the geometric mean, "
+        f"{over['least']:.2f} times at least; ksieve is slower in {len(slower)} of {over['shapes']} cases."
+    )
+    rows = [
+        (
+            f"{case['rows']:,} x {case['width']:,}, {case['k']:,}",
+            case["dtype"],
+            f"{case['floor_us']:.1f}",
+            *(f"{case['selectors'][name]['median_us']:.1f}" for name in ("ksieve", "torch.topk")),
+            f"{case['times_faster']:.2f}",
+        )
+        for case in shapes(payload)
+    ]
+    columns = ("rows x width, k", "dtype", "plain read, us", "ksieve, us", "torch.topk, us", "its time over ours")
+    return "\n\n".join([f"### {source(payload)} scores", *_told(link, payload), told, table(columns, rows)])
+
+
 def worst(link: str, stem: str, payload: Payload, published: Payload | None) -> str:
     """One worst-case result: times over the floor per family and shape."""
     cases = {(c["family"], c["rows"], c["width"]): c for c in payload["results"]["cases"] if "skipped" not in c}
@@ -295,7 +317,8 @@ def other(link: str, payload: Payload) -> str:
 def _told(link: str, payload: Payload) -> list[str]:
     settings = payload["settings"]
     lengths = f", {lengths_text(settings['lengths'])}" if "lengths" in settings else ""
-    text = f"{settings.get('dtype', 'float32')}{lengths}, medians of {settings['rounds']} rounds, {machine(payload)}; "
+    dtype = f"{settings.get('dtype', 'float32')}{lengths}" if "cases" not in settings else "whole rows of each dtype"
+    text = f"{dtype}, medians of {settings['rounds']} rounds, {machine(payload)}; "
     return [f"{text}{link}:", fenced("text", command(payload))]
 
 
