@@ -6,10 +6,14 @@ The registers, spills and shared memory of each are written to ``out/kernels.txt
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
+import sys
 
 import pytest
+
+from conftest import ROOT
 
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit import compile as compiler
@@ -232,9 +236,14 @@ def table(root):
     (folder / "kernels.txt").write_text("\n".join([compiler.compiler_version(), head, *sorted(lines)]) + "\n")
 
 
+@functools.cache
 def listed():
     """Kernels that `make cubins` compiles, with their plans and records."""
-    cubins = importlib.import_module("cubins")
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        cubins = importlib.import_module("cubins")
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
     records = json.loads(cubins.LIST.read_text())["kernels"]
     return [(*cubins.kernel_of(record), record) for record in records]
 
