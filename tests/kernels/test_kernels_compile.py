@@ -14,7 +14,6 @@ import sys
 import pytest
 
 from conftest import ROOT
-
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.core import policy
