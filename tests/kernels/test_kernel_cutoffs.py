@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ksieve.backends.cuda.jit import spec
-from ksieve.core.keys import order_key
+from ksieve.core.keys import order_key, widen
 
 HOST = """
 #include <cmath>
@@ -114,3 +114,53 @@ def test_float_tests_admit_what_the_exact_key_would(tmp_path: Path):
     assert (fast >= 0).sum() > len(keys) // 2, "the fast test is hardly ever taken"
     zero = order_key(np.array([0.0], np.float32))[0]
     assert (fast[(keys == zero) | (keys >= 0xFF800000)] == -1).all()
+
+
+HALVES = """
+#include <cstdio>
+#include <cstring>
+using u32 = unsigned int;
+#define __device__
+#define __forceinline__ inline
+static float __uint_as_float(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+static u32 __float_as_uint(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
+static unsigned short half_of(float value) {
+  _Float16 half = value; unsigned short bits; std::memcpy(&bits, &half, 2); return bits;
+}
+static float float_of_half(unsigned short bits) { _Float16 half; std::memcpy(&half, &bits, 2); return half; }
+enum class Dtype { kFloat32, kFloat16, kBfloat16 };
+constexpr Dtype kDtype = Dtype::%(dtype)s;
+%(bound)s};
+int main() {
+  u32 word;
+  while (std::fread(&word, 4, 1, stdin) == 1) std::printf("%%u\\n", HalvesBound(__uint_as_float(word)).pair);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_scores_reach_the_least_of_them_that_reaches_a_cutoff(tmp_path: Path, dtype):
+    compare = (spec.SOURCES / "stream/compare.cuh").read_text(encoding="utf-8")
+    begin = compare.index("struct HalvesBound {")
+    bound = compare[begin : compare.index("  __device__ __forceinline__ u32 reached", begin)]
+    (tmp_path / "halves.cpp").write_text(HALVES % {"dtype": f"k{dtype.capitalize()}", "bound": bound}, encoding="utf-8")
+    program = str(tmp_path / "halves")
+    subprocess.run(["g++", "-std=c++20", "-O1", str(tmp_path / "halves.cpp"), "-o", program], check=True)
+
+    every = np.arange(1 << 16, dtype=np.uint16)
+    scores = every.view(np.float16).astype(np.float32) if dtype == "float16" else widen(every)
+    numbers = scores[~np.isnan(scores)]
+    beside = np.concatenate([np.nextafter(numbers, np.float32(end)) for end in (-np.inf, np.inf)])
+    any_bits = np.random.default_rng(4).integers(0, 1 << 32, 4000, dtype=np.uint32).view(np.float32)
+    cutoffs = np.concatenate([numbers, beside, any_bits, np.array(NUMBERS, np.float32)])
+    printed = subprocess.run([program], input=cutoffs.tobytes(), check=True, capture_output=True).stdout
+    pairs = np.array(printed.split(), np.int64)
+    assert len(pairs) == len(cutoffs) and (pairs >> 16 == (pairs & 0xFFFF)).all(), "the same in both halves"
+
+    least = scores[pairs & 0xFFFF]
+    ordered = np.unique(numbers)
+    found = np.searchsorted(ordered, cutoffs)  # the first score that is not below the cutoff
+    exists = ~np.isnan(cutoffs) & (found < len(ordered))
+    np.testing.assert_array_equal(least[exists], ordered[found[exists]])
+    assert np.isnan(least[~exists]).all(), "no score reaches NaN, which is the only cutoff beyond infinity"
