@@ -271,6 +271,11 @@ def test_registers_take_no_more_slots_than_they_have_room_for():
     assert ksieve.plan(**asked | {"dtype": "float32"}, k=most + 1).family == "register_block"
 
 
+def test_a_plan_of_warps_says_that_a_warp_has_a_row():
+    plan = ksieve.plan(rows=65_536, width=256, k=8, device=H200)
+    assert "1056 blocks x 256 threads, a warp per row" in str(plan)
+
+
 def test_options_of_16_bit_rows_have_more_registers():
     asked = {"rows": 4096, "width": 8192, "k": 512, "dtype": "bfloat16", "device": H200}
     assert ksieve.plan(**asked).ctas_per_sm == 4
