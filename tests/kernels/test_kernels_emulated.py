@@ -29,8 +29,8 @@ PARTS = [
     ("h200", "held", "subnormals and (resident_grid-262144 or resident_cluster-65536-16)", 2),
     # 16-bit rows, in which many scores share the k-th value
     ("h200", "half", "few_values and (register_block-4096 or resident_block-16384-1x256)", 4),
-    ("h200", "half", "about_the_ends and (resident_cluster-16384-4 or resident_grid-262144)", 4),
-    ("h200", "half", "options_of and (register_block-4096 or resident_cluster-16384-4)", 8),
+    ("h200", "half", "about_the_ends and (resident_cluster-16384-4 or resident_grid-262144)", 3),
+    ("h200", "half", "options_of and (register_block-4096 or resident_cluster-16384-4)", 3),
     ("h200", "half", "more_than_are_ranked and 8192", 2),
     ("h200", "options", "windows_start and (persistent-peaks-float32 or cluster-float16 or row-bfloat16)", 3),
     ("h200", "bands", "without_a_row", 4),
@@ -46,7 +46,7 @@ PARTS = [
     ("b200", "exact", "few_candidates and (row or persistent-peaks or cluster)", 3),
     ("b200", "held", "registers_hold and (register_block-8192 or resident_cluster-16384-4)", 4),
     ("b200", "held", "subnormals and resident_grid-262144", 1),
-    ("rtx5090", "held", "registers_hold and resident_cluster-16384-8", 2),
+    ("rtx5090", "held", "registers_hold and resident_cluster-16384-4", 2),
     ("rtx5090", "exact", "few_candidates and (persistent-lines or split-8-tied)", 2),
 ]
 
