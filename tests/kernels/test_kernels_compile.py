@@ -140,12 +140,13 @@ def cases():
 
 
 def measured_cases(card):
-    """Every launch shape that was measured on a device, with the options that may not fit its registers."""
+    """Every launch shape that was measured on a device, and if registers are short, with options that need more."""
     known = shapes.of(DEVICES[card])
     for family, table in known.resident.items():
         for held in table:
-            tight = held.threads * held.ctas_per_sm >= TIGHT and card == MEASURED[-1]
-            for asked in (PLAIN, *(asked for name, asked in OPTIONS.items() if tight or name in HUNGRY)):
+            instead = any(other.plain for other in table if other.resident_width == held.resident_width)
+            more = held.threads * held.ctas_per_sm >= TIGHT or instead  # of a shape that spills with options
+            for asked in (PLAIN, *(asked for name, asked in OPTIONS.items() if more and name in HUNGRY)):
                 fits = together(asked, held) if family == "resident_grid" else not held.registers or unordered(asked)
                 if fits and not (held.plain and asked is not PLAIN):
                     shape = (rows_for(held, table), held.resident_width)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or
 PARTS = [
     # what finds no storage, of every kind of boundary and owner: counts and routes equal to the model's
     ("h200", "exact", "few_candidates and (persistent-64 or persistent-lines or persistent-peaks)", 3),
-    ("h200", "exact", "few_candidates and (split-4 or split-8-tied or cluster)", 3),
+    ("h200", "exact", "few_candidates and (split-4 or cluster)", 2),
     # rows on chip: ordinary ones and those that samples, steps or registers do not decide
     ("h200", "held", "registers_hold and (register_block-12288 or resident_block-16384-1x256)", 6),
     ("h200", "held", "registers_hold and (resident_block-32768 or resident_cluster-16384-4)", 4),
