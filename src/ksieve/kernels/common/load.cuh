@@ -108,8 +108,7 @@ __device__ __forceinline__ u32 half_key(float score) { // of the nearest 16-bit 
   return bits & 0x8000u ? bits : bits ^ 0x7fffu;
 }
 __device__ __forceinline__ float score_of_half_key(u32 key) {
-  const u32 bits = key & 0x8000u ? key : key ^ 0x7fffu;
-  return kDtype == Dtype::kFloat16 ? float_of_half(static_cast<unsigned short>(bits)) : __uint_as_float(bits << 16);
+  return widen(static_cast<Score>(key & 0x8000u ? key : key ^ 0x7fffu));
 }
 
 // Returns minus infinity.

@@ -224,8 +224,8 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
     select_overfull_bucket<Scope>(slot, divided.before, in_row(divided.within, slot), found.bin, remaining_k, count);
     return false;
   }
-  if constexpr (!Scope::kAlone && kHalfScores) {
-    if (!equal) divided.join(whole);
+  if (Scope::kAlone || !equal) divided.join(whole);
+  if constexpr (!Scope::kAlone) {
     bool edge_chosen = false;
     bool edge_last = false;
     each_edge(slot, [&](const Edge& edge) {
@@ -234,18 +234,6 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
       edge_last = (!whole || equal) && number == found.bin;
     });
     Scope::write(slot, divided, edge_chosen, edge_last, remaining_k, equal);
-    return true;
-  }
-  divided.join(whole);
-  if constexpr (!Scope::kAlone) {
-    bool edge_chosen = false;
-    bool edge_last = false;
-    each_edge(slot, [&](const Edge& edge) {
-      const int number = BracketBuckets::of(edge.score, slot);
-      edge_chosen = number < found.bin + whole;
-      edge_last = !whole && number == found.bin;
-    });
-    Scope::write(slot, divided, edge_chosen, edge_last, remaining_k, false);
     return true;
   }
   // Prefetches one score of the k-th bucket, to hide its latency.

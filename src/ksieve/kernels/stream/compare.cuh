@@ -119,7 +119,7 @@ struct HalvesBound {
   // Joins masks of two scores each. Of eight words the first scores' bits fall into the low half of a word, the second
   // ones' into the high half, one bit further.
   template <class Mask> __device__ __forceinline__ static u32 gather_halves(const Raw (&raw)[kBatch], Mask mask) {
-    constexpr int kEight = kBatch > 2 ? 2 : 1; // words are gathered eight at a time
+    constexpr int kEight = kBatch > 2 ? 2 : 1; // masks are joined eight at a time
     static_assert(kBatch <= 4, "a word has a bit for every score");
     u32 bits[kEight];
 #pragma unroll
