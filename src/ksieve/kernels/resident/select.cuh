@@ -174,7 +174,8 @@ constexpr int kMostShared = 0x7fff;
 
 // Selects a sampled row. Call by all threads. Counters must be zero, or be cleared in front of the next barrier.
 // ahead() runs once the whole ring has been read; meanwhile() runs while most warps would wait. Returns false for rare
-// rows (resident/overfull.cuh), for which meanwhile() does not run.
+// rows (resident/overfull.cuh), for which meanwhile() does not run; where CTAs share a row, also for those that tried a
+// plateau.
 template <class Scope, class Ahead, class Meanwhile>
 __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile meanwhile) {
   // With kBracketKnownEarly an earlier barrier has completed the bracket of a row in one CTA: it is read before
@@ -234,7 +235,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
       edge_last = (!whole || equal) && number == found.bin;
     });
     Scope::write(slot, divided, edge_chosen, edge_last, remaining_k, equal);
-    return true;
+    return descriptor_at(slot).bracket.plateau == 0; // else peers read the owner's counters (select_equal)
   }
   // Prefetches one score of the k-th bucket, to hide its latency.
   const bool listing = divided.within.any();

@@ -186,8 +186,8 @@ __device__ __forceinline__ void add_equal(const Share& share, int slot, int in_f
 // Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the
 // row's length, so samples are loaded while the length arrives: issued later, their loads would queue behind the
 // copies. `first`: this is the CTA's first row, for which the mbarriers are initialised. Returns whether the row is
-// resident, and whether its CTAs wrote their shares of the answer (`written`); on a rare route they took output slots
-// from one counter instead.
+// resident, and whether its CTAs wrote their shares of the answer and read no counter of the row's owner (`written`);
+// on rare routes (resident/overfull.cuh) they read some.
 struct TileResult {
   bool resident;
   bool written;
