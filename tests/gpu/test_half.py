@@ -61,6 +61,12 @@ def kernels():
         for dtype in DTYPES:
             with contextlib.suppress(ArgumentError, pytest.skip.Exception):
                 yield plan_of(family, shape, dtype, 32), False
+    for family, shape, dtype, levels in ABOUT_LEVELS:
+        for plan in plans_about_levels(family, shape, dtype, levels):
+            yield plan, False
+    for family, shape, dtype, asked in ASKED_IN_TURN:
+        for plan in asked_plans(family, shape, dtype, OPTIONS[asked]):
+            yield plan, False
 
 
 def rounded_rows(width):
@@ -125,22 +131,33 @@ def test_rows_of_few_values(family, shape, dtype, tally):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(("family", "shape", "dtype"), IN_TURN, ids=IDS)
-def test_k_about_the_ends_of_a_value(family, shape, dtype, tally):
-    """All of a value's scores are wanted, or all but one, or one; up to where no more positions fit on chip."""
-    width = shape.resident_width
+LEVELS = ((2, 0), (1.5, -0.5), (1, 0.5))
+"""Values about whose last score k is tried, two for each launch shape in turn: every k has another kernel."""
+ABOUT_LEVELS = [(*one, LEVELS[number % len(LEVELS)]) for number, one in enumerate(IN_TURN)]
+
+
+def rows_of_levels(width):
     normal = np.random.default_rng(14).standard_normal(width)
-    rows = {"levels": np.round(normal * 8) / 8, "fine": np.round(normal * 64) / 64}
-    scores = material.place(matrix(rows, dtype), dtype, runner.DEVICE)
-    beyond = sorted({int((rows["levels"] > level).sum()) for level in (2, 1.5, 1, 0.5, 0, -0.5)})
-    wrong = []
+    return {"levels": np.round(normal * 8) / 8, "fine": np.round(normal * 64) / 64}
+
+
+def plans_about_levels(family, shape, dtype, levels):
+    width = shape.resident_width
+    beyond = {int((rows_of_levels(width)["levels"] > level).sum()) for level in levels}
     for k in sorted({k + step for k in beyond for step in (-1, 0, 1, 2)} | {1, width - 1}):
         if not 0 < k < width:
             continue
         with alone(family, shape, dtype):
-            plans = list(possible(FORCED[family], 2, width, k, dtype=dtype, device=runner.PLAN_DEVICE))
-        for plan in plans:
-            wrong += [f"k={k}: {text}" for text in runner.check(plan, scores, None, runs=1)]
+            yield from list(possible(FORCED[family], 2, width, k, dtype=dtype, device=runner.PLAN_DEVICE))
+
+
+@pytest.mark.parametrize(("family", "shape", "dtype", "levels"), ABOUT_LEVELS, ids=IDS)
+def test_k_about_the_ends_of_a_value(family, shape, dtype, levels, tally):
+    """All of a value's scores are wanted, or all but one, or one; up to where no more positions fit on chip."""
+    scores = material.place(matrix(rows_of_levels(shape.resident_width), dtype), dtype, runner.DEVICE)
+    wrong = []
+    for plan in plans_about_levels(family, shape, dtype, levels):
+        wrong += [f"k={plan.problem.k}: {text}" for text in runner.check(plan, scores, None, runs=1)]
     tally.add(family, 2, wrong)
     assert not wrong, "\n".join(wrong)
 
@@ -178,20 +195,27 @@ def wrong_answers(ready, starts):
 ASKED_IN_TURN = [(*one, list(OPTIONS)[number % len(OPTIONS)]) for number, one in enumerate(reversed(IN_TURN))]
 
 
-@pytest.mark.parametrize(("family", "shape", "dtype", "asked"), ASKED_IN_TURN, ids=reversed(IDS))
-def test_options_of_rows_of_few_values(family, shape, dtype, asked, tally):
-    rows = dict(list(rounded_rows(shape.resident_width).items())[:9])
-    count, call = len(rows), dict(OPTIONS[asked])
-    starts = np.arange(count) * call.get("starts", 0)
-    if "starts" in call:
-        call["starts"] = torch.from_numpy(starts.astype(np.int32)).to(runner.DEVICE)
+ROWS_WITH_OPTIONS = 9
+
+
+def asked_plans(family, shape, dtype, call):
     with alone(family, shape, dtype):
-        plans = list(
+        return list(
             possible(
-                FORCED[family], count, shape.resident_width, K, dtype=dtype, device=runner.PLAN_DEVICE,
+                FORCED[family], ROWS_WITH_OPTIONS, shape.resident_width, K, dtype=dtype, device=runner.PLAN_DEVICE,
                 options=served.options_of(call),
             )
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "shape", "dtype", "asked"), ASKED_IN_TURN, ids=reversed(IDS))
+def test_options_of_rows_of_few_values(family, shape, dtype, asked, tally):
+    rows = dict(list(rounded_rows(shape.resident_width).items())[:ROWS_WITH_OPTIONS])
+    count, call = len(rows), dict(OPTIONS[asked])
+    plans = asked_plans(family, shape, dtype, call)
+    starts = np.arange(count) * call.get("starts", 0)
+    if "starts" in call:
+        call["starts"] = torch.from_numpy(starts.astype(np.int32)).to(runner.DEVICE)
     scores, wrong = material.place(matrix(rows, dtype), dtype, runner.DEVICE), []
     for plan in plans:
         ready = served.Served(plan, scores, call)
