@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -526,7 +524,7 @@ def test_integer_keys_equal_the_specification():
     np.testing.assert_array_equal(raws <= between[0], keys <= np.uint32(0xFFFFFFFE))
 
 
-# ---- loading and the compile cache -----------------------------------------------------------------------
+# ---- loading -----------------------------------------------------------------------------------------------
 
 
 def python(code, cwd, **environment):
@@ -547,32 +545,3 @@ def python(code, cwd, **environment):
 def test_planning_loads_no_compiler(tmp_path):
     code = "import sys, ksieve; ksieve.plan(rows=1, width=9, k=1); print('numba' in sys.modules)"
     assert python(code, tmp_path) == "False"
-
-
-CALL = """
-    import numpy as np, ksieve
-    from ksieve.backends.cpu.kernels import select_rows
-    x = np.arange(5000, dtype=np.float32)[None]
-    assert sorted(ksieve.topk(x, k=3)[0]) == [4997, 4998, 4999]
-    stats = getattr(select_rows, "stats", None)
-    print(len(stats.cache_hits), len(stats.cache_misses), ksieve.__file__)
-"""
-
-
-@pytest.mark.slow
-def test_compile_cache_of_the_user(tmp_path):
-    """First process compiles, the next ones load; a changed source compiles again; no cache at all still works."""
-    package, cache = tmp_path / "site" / "ksieve", tmp_path / "cache"
-    shutil.copytree(Path(ksieve.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    env = {"PYTHONPATH": str(package.parent), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(cache)}
-    env |= {"KSIEVE_CACHE_DIR": "", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
-    assert python(CALL, tmp_path, **env) == f"0 1 {package / '__init__.py'}"
-    assert [path.suffix for path in (cache / "ksieve" / "cpu").iterdir()] == [".code"]
-    assert not list(tmp_path.rglob("*.nb[ci]")), "pip uninstall would leave them"
-    assert python(CALL, tmp_path, **env).startswith("1 0 ")
-    with (package / "backends" / "cpu" / "ranking.py").open("a") as source:
-        source.write("# changed\n")
-    assert python(CALL, tmp_path, **env).startswith("0 1 ")
-    nowhere = tmp_path / "file"
-    nowhere.write_text("")
-    assert python(CALL, tmp_path, **env | {"XDG_CACHE_HOME": str(nowhere), "HOME": str(nowhere)}).startswith("0 1 ")

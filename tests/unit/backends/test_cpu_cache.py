@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ksieve
 from disk import file_sizes
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
@@ -156,33 +159,56 @@ import numpy as np, ksieve
 from ksieve.backends.cpu.kernels import select_rows
 x = np.arange(5000, dtype=np.float32)[None]
 assert sorted(ksieve.topk(x, k=3)[0]) == [4997, 4998, 4999]
-print(len(select_rows.stats.cache_hits), len(select_rows.stats.cache_misses))
+print(len(select_rows.stats.cache_hits), len(select_rows.stats.cache_misses), ksieve.__file__)
 """
 
 
-@pytest.mark.slow
-def test_the_kernels_themselves_survive_one_flipped_byte(tmp_path):
-    """The first process compiles, the next loads, one whose file is damaged compiles again; each answers exactly."""
-    cache = tmp_path / "c"
+@pytest.fixture
+def installed(tmp_path):
+    """Run code with a copy of the package, whose user has a cache at its usual place; return what it prints."""
+    package = tmp_path / "site" / "ksieve"
+    shutil.copytree(Path(ksieve.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    env |= {"PYTHONPATH": str(package.parent), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env |= {"KSIEVE_CACHE_DIR": "", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
 
-    def run():
+    def run(code):
         done = subprocess.run(
-            [sys.executable, "-c", CALL], env=os.environ | {"KSIEVE_CACHE_DIR": str(cache)}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-B", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip(), done.stderr
 
-    answer, said = run()
-    assert answer == "0 1" and said.startswith("compiling the CPU kernels") and said.count("\n") == 1
-    (entry,) = [path for path in cache.rglob("*") if path.is_file()]
-    assert run() == ("1 0", "")
+    run.package, run.cache = package, tmp_path / "cache" / "ksieve" / "cpu"
+    return run
+
+
+@pytest.mark.slow
+def test_the_kernels_themselves_survive_one_flipped_byte(installed, tmp_path):
+    """The first process compiles, the next loads, one whose file is damaged compiles again; each answers exactly."""
+    origin = installed.package / "__init__.py"
+    answer, said = installed(CALL)
+    assert answer == f"0 1 {origin}" and said.startswith("compiling the CPU kernels") and said.count("\n") == 1
+    (entry,) = [path for path in installed.cache.rglob("*") if path.is_file()]
+    assert entry.suffix == ".code" and not list(tmp_path.rglob("*.nb[ci]")), "pip uninstall would leave them"
+    assert installed(CALL) == (f"1 0 {origin}", "")
     content = bytearray(entry.read_bytes())
     content[len(content) // 2] ^= 16
     entry.write_bytes(content)
-    answer, said = run()
-    assert answer == "0 1" and said.count("is damaged") == 1
-    assert run() == ("1 0", "")
+    answer, said = installed(CALL)
+    assert answer == f"0 1 {origin}" and said.count("is damaged") == 1
+    assert installed(CALL) == (f"1 0 {origin}", "")
+
+
+@pytest.mark.parametrize("name", ["backends/cpu/ranking.py", "backends/cpu/kernels.py", "core/keys.py"])
+def test_kernels_of_a_changed_source_have_another_entry(installed, name):
+    """By what decides the entry's name: `test_what_a_function_closes_over_decides` is about the entry itself."""
+    code = "from ksieve.backends.cpu.kernels import select_rows; print(select_rows._cache._static)"
+    first, _ = installed(code)
+    assert installed(code)[0] == first and "closure" in first
+    with (installed.package / name).open("a") as source:
+        source.write("# changed\n")
+    assert installed(code)[0] != first
 
 
 @pytest.mark.slow
