@@ -263,19 +263,16 @@ CLUSTER_FORCED = (("KSIEVE_STATS", 0), ("KSIEVE_TIES", 1))
 
 def test_the_list_reaches_what_the_compilation_tests_reach(scripts):
     """Of any two defines, every combination of states: off, on, more than on; and all options on every architecture."""
-    from test_kernels_compile import cases, specialisation  # skips without cuda-core
+    from test_kernels_compile import cases, kernel_of, states  # skips without cuda-core
 
     found = scripts[1].resolve(json.loads(scripts[1].LIST.read_text())["kernels"])[0]
-    wanted = {specialisation(family, arch, **options)[0] for family, arch, options in cases()}
+    wanted = set(map(kernel_of, cases()))
     names = sorted({name for spec in {*found, *wanted} for name, _ in spec.defines})
 
     def reached(specs):
         pairs = set()
         for spec in specs:
-            defines = dict(spec.defines)
-            values = [(name, defines.get(name, 0)) for name in names]
-            states = [(n, v if n in ("KSIEVE_DTYPE", "KSIEVE_ORDER") else min(v, 2)) for n, v in values]
-            pairs |= {(spec.stem, *pair) for pair in itertools.combinations(states, 2)}
+            pairs |= {(spec.stem, *pair) for pair in itertools.combinations(states(spec, names), 2)}
         return pairs
 
     # An exact boundary without jitter is a policy of the tests alone, and no branch of the kernels. A cluster without

@@ -90,6 +90,11 @@ def specialisation(
     return found, plan
 
 
+def kernel_of(case):
+    family, arch, options = case
+    return specialisation(family, arch, **options)[0]
+
+
 def cases():
     """Every family on every architecture; every other variant of every family on one of them."""
     for arch in spec.ARCHITECTURES:
@@ -127,16 +132,21 @@ def cases():
                 yield "stream_split", arch, {"shape": (rows, width), "k": k}
         for dtype in ("float16", "bfloat16"):
             yield "stream_split", "sm_90a", {"shape": (rows, width), "k": k, "dtype": dtype}
-    for card in MEASURED:
-        yield from measured_cases(card)
-    for dtype in HALVES:
-        yield from half_cases(dtype)
+    yield from shape_cases()
     for part in range(MOST_BINS + 2):
         for asked in (PLAIN, OPTIONS["windows"], OPTIONS["pages"], Options(order="value", values=True)):
             yield "banded", "sm_90a", {"part": part, "asked": asked}
     yield "stream", "sm_90a", {"card": "h100", "shape": SHORT, "k": 512, "chosen": policy.LINES_64}
     yield from narrow_cases()
     yield from option_cases()
+
+
+def shape_cases():
+    """Every launch shape that was measured."""
+    for card in MEASURED:
+        yield from measured_cases(card)
+    for dtype in HALVES:
+        yield from half_cases(dtype)
 
 
 def measured_cases(card):
@@ -248,13 +258,37 @@ def listed():
     return [(*cubins.kernel_of(record), record) for record in records]
 
 
+def states(kernel, names):
+    """Defines of a kernel as its branches tell them apart: off, on, more than on."""
+    values = [(name, dict(kernel.defines).get(name, 0)) for name in names]
+    return [(name, value if name in ("KSIEVE_DTYPE", "KSIEVE_ORDER") else min(value, 2)) for name, value in values]
+
+
 def distinct():
-    """Cases, of those with one specialisation the first; not those of `listed`, which are compiled there."""
+    """Kernels to compile, with their cases: of all cases those that tell what no other kernel does.
+
+    These are the measured launch shapes, and what reaches a state of a define that on its architecture no kernel of the
+    same source has with as few registers. `listed` is left out: `make cubins` compiles it, and it reaches any two
+    states together (`test_the_list_reaches_what_the_compilation_tests_reach`).
+    """
     found = {}
+    for case in cases():
+        found.setdefault(kernel_of(case), case)
     known = {kernel for kernel, _, _ in listed()}
-    for family, arch, options in cases():
-        found.setdefault(specialisation(family, arch, **options)[0], (family, arch, options))
-    return [case for kernel, case in found.items() if kernel not in known]
+    names = sorted({name for kernel in {*found, *known} for name, _ in kernel.defines})
+
+    def reached(kernel):
+        defines = dict(kernel.defines)
+        registers = min(65_536 // (defines.get("KSIEVE_THREADS", 256) * defines["KSIEVE_CTAS_PER_SM"]), 255)
+        return {(kernel.stem, kernel.arch, registers, state) for state in states(kernel, names)}
+
+    kept = {kernel for kernel in map(kernel_of, shape_cases()) if kernel not in known}
+    seen = set().union(*map(reached, known | kept))
+    for kernel in found:
+        if not reached(kernel) <= seen:
+            kept.add(kernel)
+            seen |= reached(kernel)
+    return {kernel: case for kernel, case in found.items() if kernel in kept}
 
 
 def test_listed_kernels_are_within_their_plans_resources():
@@ -265,7 +299,7 @@ def test_listed_kernels_are_within_their_plans_resources():
         assert build.shortcomings(plan, found, used) == [], record
 
 
-@pytest.mark.parametrize("case", distinct(), ids=name)
+@pytest.mark.parametrize("case", distinct().values(), ids=name)
 def test_compiles_within_its_plans_resources(case, table):
     try:
         compiler.compiler_version()
@@ -283,7 +317,7 @@ def test_compiles_within_its_plans_resources(case, table):
 
 
 def test_cases_reach_every_source_and_define():
-    seen = [specialisation(family, arch, **options)[0] for family, arch, options in cases()]
+    seen = list(map(kernel_of, cases()))
     assert {s.stem for s in seen} == set(spec.STEMS.values())
     selectors = {n for n, _ in compiler.shipped_sources().texts if n.endswith(".cu")}
     assert {f"{s.stem}.cu" for s in seen} == selectors
