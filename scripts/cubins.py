@@ -10,6 +10,10 @@ is equal if either agrees: ptxas lays functions out in the order of their names,
 code. ``serving`` marks what one device of each architecture serves (`build.device_of_arch`; of 9.0 the H200); the other
 problems reach the remaining paths of the kernel text. `ksieve build` also compiles what only an H100 serves.
 
+From the same PTX the same compiler makes the same machine code, so a kernel whose PTX agrees is not compiled further:
+its resources are those of its record. Of every source on every architecture one kernel is compiled all the way first;
+if the machine code of any of these differs, as after a change of the compiler's options, all are.
+
 Code is compared with that of the same NVRTC alone, which the list names: another one compares nothing, says so and
 exits 0. The list lies with the tests, because it is what a check expects and not a measurement.
 """
@@ -23,7 +27,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,9 +48,13 @@ PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "policy", "stats", 
 ``launch`` counts the kernels of a problem that takes several."""
 FACTS = ("registers", "spills", "shared", "bytes")
 
-SAME, ORDER, CHANGED = "same machine code", "same PTX, functions in another order", "CHANGED"
+SAME, PTX, ORDER, CHANGED = "same machine code", "same PTX", "same PTX, functions in another order", "CHANGED"
+STATIC = re.compile(r"^(?!\.extern).*(?<!\S)\.shared\b", re.M)
+"""Declaration of shared memory in PTX that `KernelSpec.shared_bytes` does not count."""
 
 Record = dict[str, Any]
+Kernels = dict[KernelSpec, tuple[Record, Plan]]
+"""Kernels of a list, with their records and plans."""
 
 
 def title(record: Record) -> str:
@@ -137,20 +145,55 @@ def measured(spec: KernelSpec, plan: Plan) -> Record:
         "shared": spec.shared_bytes + used.static_shared,
         "bytes": size,
     }
-    version = re.search(r"release [\d.]+, V([\d.]+)", ptx)
     return facts | {
         "code": digest(*code, text.launch, *text.data, repr(used), str(facts["shared"])),
         "ptx": digest(text.text, str(facts["shared"])),
-        "compiler": version[1] if version else "unknown",
+        "compiler": version_of(ptx),
         "faults": build.shortcomings(plan, spec, used),
     }
+
+
+def version_of(ptx: str) -> str:
+    """Version of the compiler that made a PTX text."""
+    version = re.search(r"release [\d.]+, V([\d.]+)", ptx)
+    return version[1] if version else "unknown"
+
+
+def compared(spec: KernelSpec, plan: Plan, record: Record) -> Record:
+    """As `measured` if the PTX is not the record's; else with the record's resources, and no hash of machine code."""
+    ptx = ptx_of(spec, compiler.shipped_sources())
+    known = ptx and not STATIC.search(ptx) and record.get("shared") == spec.shared_bytes
+    if not known or digest(canonical(ptx).text, str(record["shared"])) != record["ptx"]:
+        return measured(spec, plan)
+    used = compiler.Resources(record["registers"], 0, record["spills"], record["spills"], 0)
+    facts = {name: record[name] for name in (*FACTS, "ptx")}
+    return facts | {"code": None, "compiler": version_of(ptx), "faults": build.shortcomings(plan, spec, used)}
+
+
+def ptx_of(spec: KernelSpec, sources: compiler.Sources) -> str:
+    """PTX of a kernel, which takes NVRTC about half as long as machine code; empty if it does not compile."""
+    from cuda.bindings import nvrtc
+
+    name = f"{spec.stem}.cu"
+    options = [f"--gpu-architecture={spec.arch.replace('sm_', 'compute_')}", f"-I{sources.directory}", "-std=c++17"]
+    options += [f"-D{define}={value}" for define, value in spec.defines]
+    # cuda-core would ask the driver, which may be absent, whether it takes the PTX.
+    _, program = nvrtc.nvrtcCreateProgram(sources.text(name).encode(), name.encode(), 0, [], [])
+    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    text = bytearray(0 if int(code) else nvrtc.nvrtcGetPTXSize(program)[1])
+    if text:
+        nvrtc.nvrtcGetPTX(program, text)
+    nvrtc.nvrtcDestroyProgram(program)
+    return text.decode().rstrip("\0")
 
 
 def verdict(record: Record, found: Record) -> str:
     """How a compiled kernel compares with its record."""
     if found["code"] == record["code"]:
         return SAME
-    return ORDER if found["ptx"] == record["ptx"] else CHANGED
+    if found["ptx"] != record["ptx"]:
+        return CHANGED
+    return ORDER if found["code"] else PTX
 
 
 def changes(record: Record, found: Record) -> str:
@@ -161,9 +204,9 @@ def changes(record: Record, found: Record) -> str:
     return ", ".join(facts) or "other instructions of the same size, with the same resources"
 
 
-def resolve(records: Iterable[Record]) -> tuple[dict[KernelSpec, tuple[Record, Plan]], list[str]]:
+def resolve(records: Iterable[Record]) -> tuple[Kernels, list[str]]:
     """Kernels of a list, each once, and what is wrong with the list itself."""
-    kernels: dict[KernelSpec, tuple[Record, Plan]] = {}
+    kernels: Kernels = {}
     wrong = []
     for record in records:
         try:
@@ -225,50 +268,75 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"cubins: not compared: the list is of NVRTC {text['nvrtc']}, and this is {version}")
             return 0
         print(f"cubins: compiling {len(kernels)} kernels with NVRTC {version}", flush=True)
-        found = compiled({spec: plan for spec, (_, plan) in kernels.items()}, asked.jobs)
+        found = compiled(kernels, asked.jobs, whole=asked.update)
     except KsieveError as error:
         print(f"cubins: {error}", file=sys.stderr)
         return 1
     return report(kernels, found, wrong, asked.list if asked.update else None, version)
 
 
-def compiled(plans: dict[KernelSpec, Plan], jobs: int) -> dict[KernelSpec, Record]:
-    """Compile kernels in several processes; on a terminal, print how many are done.
+def compiled(kernels: Kernels, jobs: int, *, whole: bool) -> dict[KernelSpec, Record]:
+    """Compile kernels in several processes: all of them as a whole, or where the PTX is the record's, a sample.
 
     Raises
     ------
     BackendError
         If one of them does not compile; the others are not waited for.
     """
-    found = {}
     with ProcessPoolExecutor(jobs) as pool:
         try:
-            for spec, record in zip(plans, pool.map(measured, plans, plans.values()), strict=True):
-                found[spec] = record
-                if sys.stderr.isatty():
-                    print(f"\r{len(found)} of {len(plans)}", end="\r", file=sys.stderr, flush=True)
+            if whole:
+                return dict(progress(kernels, pool.map(measured, kernels, plans(kernels))))
+            first = sample(kernels)
+            found = dict(progress(first, pool.map(measured, first, plans(first))))
+            rest = {spec: made for spec, made in kernels.items() if spec not in first}
+            if all(record.get("code") == found[spec]["code"] for spec, (record, _) in first.items()):
+                done = pool.map(compared, rest, plans(rest), [record for record, _ in rest.values()])
+            else:
+                done = pool.map(measured, rest, plans(rest))
+            return found | dict(progress(rest, done))
         except KsieveError:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return found
+
+
+def sample(kernels: Kernels) -> Kernels:
+    """Of every source on every architecture the first kernel of a list."""
+    first: dict[tuple[str, str], KernelSpec] = {}
+    for spec in kernels:
+        first.setdefault((spec.stem, spec.arch), spec)
+    return {spec: kernels[spec] for spec in first.values()}
+
+
+def plans(kernels: Kernels) -> list[Plan]:
+    """Plans of a list's kernels."""
+    return [plan for _, plan in kernels.values()]
+
+
+def progress(kernels: Kernels, done: Iterable[Record]) -> Iterator[tuple[KernelSpec, Record]]:
+    """Kernels with what was found of them; on a terminal, print how many are done."""
+    for count, pair in enumerate(zip(kernels, done, strict=True), 1):
+        if sys.stderr.isatty():
+            print(f"\r{count} of {len(kernels)}", end="\r", file=sys.stderr, flush=True)
+        yield pair
 
 
 def report(
-    kernels: dict[KernelSpec, tuple[Record, Plan]],
+    kernels: Kernels,
     found: dict[KernelSpec, Record],
     wrong: list[str],
     target: Path | None,
     version: str,
 ) -> int:
     """Print the result of every kernel; write the list with --update, else return 1 if a kernel changed."""
-    groups: dict[str, list[str]] = {SAME: [], ORDER: [], CHANGED: []}
+    groups: dict[str, list[str]] = {SAME: [], PTX: [], ORDER: [], CHANGED: []}
     for spec, (record, _) in kernels.items():
         now = verdict(record, found[spec]) if "code" in record else CHANGED
         groups[now].append(title(record) + (f": {changes(record, found[spec])}" if now == CHANGED else ""))
         wrong += [f"{title(record)}: {fault}" for fault in found[spec]["faults"]]
     for group, lines in groups.items():
         print(f"{group:<38}{len(lines):>5}")
-        if group != SAME:
+        if group in (ORDER, CHANGED):
             print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
     print(*(f"wrong: {line}" for line in wrong), sep="\n", end="\n" if wrong else "")
     if target is not None:

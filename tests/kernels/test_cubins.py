@@ -173,6 +173,8 @@ def test_either_hash_makes_a_kernel_equal(scripts):
     assert cubins.verdict(record, record) == cubins.SAME
     assert cubins.verdict(record, record | {"ptx": "other"}) == cubins.SAME
     assert cubins.verdict(record, record | {"code": "other"}) == cubins.ORDER
+    assert cubins.verdict(record, record | {"code": None}) == cubins.PTX
+    assert cubins.verdict(record, record | {"code": None, "ptx": "other"}) == cubins.CHANGED
     moved = record | {"code": "other", "ptx": "other", "registers": 66}
     assert cubins.verdict(record, moved) == cubins.CHANGED
     assert cubins.changes(record, moved) == "registers 64 -> 66"
@@ -225,6 +227,39 @@ def test_a_changed_kernel_fails_and_an_update_writes_it(scripts, tmp_path, monke
     assert status == 1
     assert "wrong: sm_90a 1x4096 k=512 float32: no longer served" in out
     assert "wrong: sm_90a 1x8192 k=512 float32: served, and not in the list" in out
+
+
+def test_machine_code_is_made_of_a_sample_and_of_what_has_other_ptx(scripts, monkeypatch):
+    """One kernel of each source and architecture; if their code is another, of all."""
+    cubins = scripts[1]
+    kernels, _ = cubins.resolve(json.loads(cubins.LIST.read_text())["kernels"])
+    by_record = {id(record): spec for spec, (record, _) in kernels.items()}
+    first = cubins.sample(kernels)
+    assert {(s.stem, s.arch) for s in first} == {(s.stem, s.arch) for s in kernels} and len(first) < len(kernels) / 6
+    whole, light = [], []
+    monkeypatch.setattr(cubins, "ProcessPoolExecutor", Serial)
+
+    def measured(spec, plan, **changed):
+        whole.append(spec)
+        return kernels[spec][0] | {"faults": []} | changed
+
+    def compared(spec, plan, record):
+        assert by_record[id(record)] == spec
+        light.append(spec)
+        return record | {"code": None, "faults": []}
+
+    monkeypatch.setattr(cubins, "measured", measured)
+    monkeypatch.setattr(cubins, "compared", compared)
+    found = cubins.compiled(kernels, 1, whole=False)
+    assert whole == list(first) and set(light) == set(kernels) - set(first) and set(found) == set(kernels)
+    verdicts = {spec: cubins.verdict(record, found[spec]) for spec, (record, _) in kernels.items()}
+    assert verdicts == {spec: cubins.SAME if spec in first else cubins.PTX for spec in kernels}
+    light.clear()
+    monkeypatch.setattr(cubins, "measured", lambda spec, plan: measured(spec, plan, code="other"))
+    for asked in (False, True):
+        whole.clear()
+        assert set(cubins.compiled(kernels, 1, whole=asked)) == set(kernels)
+        assert len(whole) == len(kernels) and not light
 
 
 class Serial:
@@ -322,3 +357,38 @@ def test_renamed_kernels_are_equal_and_changed_ones_are_not(scripts, tmp_path, m
     for old, new in (("* 3", "* 5"), ("beta(s, p);", "alpha(s, p);"), ("(256)", "(128)")):
         assert cubins.verdict(first, made(TINY.replace(old, new, 2))) == cubins.CHANGED, new
     assert cubins.verdict(first, made(TINY, shared=1024)) == cubins.CHANGED
+
+
+def test_the_same_ptx_is_not_compiled_further(scripts, tmp_path, monkeypatch):
+    pytest.importorskip("cuda.core")
+    pytest.importorskip("elftools")
+    try:
+        compiler.compiler_version()
+    except BackendError as error:
+        pytest.skip(str(error))
+    cubins = scripts[1]
+    plan = cubins.kernel_of({"arch": "sm_90a", "rows": 4096, "width": 8192, "k": 512})[1]
+    defines = (("KSIEVE_SHARED_BYTES", 0), ("KSIEVE_CTAS_PER_SM", 1))
+    kernel = KernelSpec("tiny", "sm_90a", defines)
+
+    def written(text):
+        (tmp_path / "tiny.cu").write_text(text)
+        monkeypatch.setattr(compiler, "shipped_sources", lambda: compiler.Sources.read(tmp_path))
+
+    written(TINY)
+    record = cubins.measured(kernel, plan)
+    same = cubins.compared(kernel, plan, record)
+    assert cubins.verdict(record, same) == cubins.PTX and same["code"] is None
+    assert {**same, "code": record["code"]} == record
+    spilling = cubins.compared(kernel, plan, record | {"spills": 8})
+    assert "spills 8 bytes" in spilling["faults"][0], "what a record says of resources is held to the plan"
+    larger = KernelSpec("tiny", "sm_90a", (("KSIEVE_SHARED_BYTES", 1024), defines[1]))
+    assert cubins.verdict(record, cubins.compared(larger, plan, record)) == cubins.CHANGED
+    written(TINY.replace("* 3", "* 5"))
+    assert cubins.verdict(record, cubins.compared(kernel, plan, record)) == cubins.CHANGED
+    written(TINY.replace("Shape s{width};", "__shared__ int n; n = width; Shape s{*(volatile int *)&n};"))
+    inside = cubins.measured(kernel, plan)
+    assert inside["shared"] == 4 and cubins.compared(kernel, plan, inside) == inside, "the plan does not count it"
+    written("no kernel")
+    with pytest.raises(BackendError, match="tiny"):
+        cubins.compared(kernel, plan, record)
