@@ -59,7 +59,7 @@ def layout(*what, vector=4):
 
 
 def matrix(width, k, dtype, offset, padding):
-    reps = 2 if width <= 33_000 else 1
+    reps = 2 if width <= 33_000 and not runner.HOST else 1
     bits = material.on_device(width, k, reps, dtype, runner.DEVICE)
     scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
     return scores, torch.from_numpy(material.lengths_for(len(bits), width, k)).to(runner.DEVICE)
@@ -126,7 +126,10 @@ def test_storage_for_few_candidates(name, tally):
     wrong = []
     for (width, k), spill in itertools.product(OVERFLOW, (0, 256)):
         scores, lengths = matrix(width, k, "float32", 1, 2)
-        plan = overflowing(runner.plan_for(VARIANTS[name], scores, k), spill)
+        plan = runner.plan_for(VARIANTS[name], scores, k)
+        if spill and plan.family not in QUEUED:
+            continue  # it spills nothing: the plan without spilling once more
+        plan = overflowing(plan, spill)
         for given in (lengths, None):
             found = runner.check(plan, scores, given)
             tally.add(name, len(scores), found)

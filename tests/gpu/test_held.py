@@ -124,12 +124,13 @@ def test_rows_that_registers_hold(family, shape, full, tally):
         short = [width - 1, width - 3, width * 5 // 8 + 1, K + 1, K, 3, 0, width // 2]
         lengths = torch.tensor((short * count)[:count], dtype=torch.int32, device=runner.DEVICE)
     wrong = []
-    for offset, padding in ((0, 0), (1, 3), (6, 1)):
+    # Each CTA meets several rows: what one leaves behind is what the next begins with. Its first is copied before
+    # it is known to be too short for that.
+    several = ((0, 0), (3, 0), (3, 4)) if family in ONE_CTA else ((0, 0),)
+    for number, (offset, padding) in enumerate(((0, 0), (1, 3), (6, 1))):
         scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
-        # Each CTA meets several rows: what one leaves behind is what the next begins with. Its first is copied before
-        # it is known to be too short for that.
-        several = ((3, 0), (3, 4)) if family in ONE_CTA else ()
-        for ctas, rolled in ((0, 0), *several):
+        # An emulated launch takes a second: each alignment with one number of CTAs.
+        for ctas, rolled in several[number % len(several) :][:1] if runner.HOST else several:
             plan = plan_of(family, shape, count, **({"ctas": ctas} if ctas else {}))
             found = runner.check(plan, scores, None if lengths is None else lengths.roll(-rolled))
             wrong += [f"offset={offset} padding={padding} {ctas=} {rolled=}: {text} of {list(rows)}" for text in found]
