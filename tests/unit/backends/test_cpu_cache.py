@@ -220,7 +220,7 @@ def test_fuzz_of_damaged_machine_code(folder):
     call()
     (entry,) = files(folder)
     whole = entry.read_bytes()
-    for _ in range(150):
+    for _ in range(50):
         content = bytearray(whole)
         match rng.randrange(4):
             case 0:
