@@ -98,12 +98,19 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)-floors/.installed: pyproject.toml scripts/floors.py
+# Without the project, whose build two installations at a time would disturb: .ci/run makes this beside other steps.
+# What is imported of it is compiled then; pip would compile all.
+$(VENV)-floors/.dependencies: pyproject.toml scripts/floors.py
 	@$(MAKE) --no-print-directory VENV=$(VENV)-floors $(VENV)-floors/bin/python
 	@echo "installing the lowest versions into $(VENV)-floors"
 	@$(VENV)-floors/bin/python scripts/floors.py requirements >$(VENV)-floors/constraints.txt
+	@$(VENV)-floors/bin/python -m pip install --quiet --no-cache-dir --no-compile \
+	  --constraint $(VENV)-floors/constraints.txt $$($(VENV)-floors/bin/python scripts/floors.py installed)
+	@touch $@
+
+$(VENV)-floors/.installed: $(VENV)-floors/.dependencies
 	@$(VENV)-floors/bin/python -m pip install --quiet --no-cache-dir --constraint $(VENV)-floors/constraints.txt \
-	  --editable '.[cuda,torch,plot]' pytest pytest-xdist hypothesis ml_dtypes
+	  --editable '.[cuda,torch,plot]'
 	@touch $@
 
 $(VENV)/.site-installed: $(VENV)/.installed

@@ -1,9 +1,9 @@
 """Print the lowest versions that pyproject.toml admits, or the tests that run with them.
 
 ``requirements`` prints ``name==version`` for every lower bound of the base dependencies and of the extras, as a
-constraints file for pip. ``tests`` and ``cuda`` print the paths of a selection that reaches every dependency in about
-a minute. Those of ``cuda`` need a process that loads NVRTC before PyTorch: cuda-bindings takes a library that is loaded
-already, and a PyTorch for CUDA 12 has loaded its own.
+constraints file for pip; ``installed`` what of it the tests need, for pip to install. ``tests`` and ``cuda`` print the
+paths of a selection that reaches every dependency in about a minute. Those of ``cuda`` need a process that loads NVRTC
+before PyTorch: cuda-bindings takes a library that is loaded already, and a PyTorch for CUDA 12 has loaded its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,14 +25,17 @@ TESTS = (
     "test_figures",  # matplotlib
 )  # fmt: skip
 
+EXTRAS = ("cuda", "torch", "plot")
+TOOLS = ("pytest", "pytest-xdist", "hypothesis", "ml_dtypes")
+
 CUDA = ("test_cuda_host", "test_cuda_driver")  # cuda-core, cuda-bindings, NVRTC
 
 
-def requirements() -> list[str]:
-    """Pin every requirement that has a lower bound to it."""
+def requirements(extras: tuple[str, ...] | None = None) -> list[str]:
+    """Pin every requirement of some extras, or of all, that has a lower bound to it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"].values()
-    declared = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    wanted = project["optional-dependencies"] if extras is None else extras
+    declared = [*project["dependencies"], *(one for extra in wanted for one in project["optional-dependencies"][extra])]
     return [re.sub(r"\s*>=\s*", "==", one) for one in declared if ">=" in one]
 
 
@@ -44,5 +48,10 @@ def paths_of(names: tuple[str, ...]) -> list[str]:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1]
-    print("\n".join(requirements() if wanted == "requirements" else paths_of({"tests": TESTS, "cuda": CUDA}[wanted])))
+    printed: dict[str, Callable[[], list[str]]] = {
+        "requirements": requirements,
+        "installed": lambda: [*requirements(EXTRAS), *TOOLS],
+        "tests": lambda: paths_of(TESTS),
+        "cuda": lambda: paths_of(CUDA),
+    }
+    print("\n".join(printed[sys.argv[1]]()))
