@@ -13,6 +13,7 @@ from ksieve.core.options import (
     PLAIN,
     IndexBase,
     IndexType,
+    Nan,
     Options,
     Order,
     TieBreak,
@@ -43,6 +44,8 @@ class TopkKwargs(TypedDict, total=False):
     tie_break: TieBreak | None
     deterministic: bool
     batch_invariant: bool
+    largest: bool | None
+    nan: Nan | None
     overlap: bool
 
 
@@ -54,7 +57,7 @@ ARRAYS = ("starts", "ends", "page_table", "row_to_request", "offsets", "values_o
 
 _FLAGS = ("return_values", "return_raw", "deterministic", "batch_invariant", "overlap")
 
-_DEFAULTS: dict[str, Any] = dict.fromkeys((*_FLAGS, "sorted"), False)
+_DEFAULTS: dict[str, Any] = dict.fromkeys((*_FLAGS, "sorted"), False) | {"largest": True}
 
 _ASKED_BY = {
     "windows": "starts",
@@ -71,13 +74,11 @@ _ASKED_BY = {
 _POSITIONAL = ("scores", "lengths", "k", "plan", "policy", "backend", "out", "workspace", "num_rows", "return_stats")
 
 _ROWS = "rows are the last axis of a matrix: scores.reshape(-1, n) for more axes, a contiguous scores.T for columns"
-_LARGEST = "it is always the largest scores: leave it out, or pass -scores for the smallest"
 _ELSEWHERE = {
     "dim": _ROWS,
     "axis": _ROWS,
-    "largest": _LARGEST,
-    "smallest": _LARGEST,
-    "descending": "sorted=True gives the best score first; for ascending order reverse its slots",
+    "smallest": "largest=False selects the smallest scores",
+    "descending": "sorted=True gives the best score first: with largest=False in ascending order",
     "stable": "sorted=True with tie_break='low' orders equal scores by index",
     "dtype": "index_dtype= for that of the indices",
     "stream": "the library's current stream is used: with torch.cuda.stream(...), or cupy's",
@@ -195,6 +196,8 @@ def resolve(
         index_dtype=cast(IndexType, index_dtype),
         order=order,
         tie_break=tie_break,
+        largest=given.get("largest", base.largest),
+        nan=given.get("nan", base.nan),
         overlap=given.get("overlap", base.overlap),
     )
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.ranking import Ranking
 
 IndexBase = Literal["row", "start"]
 Windows = Literal["none", "lengths", "ends"]
@@ -19,6 +20,7 @@ Transform = Literal["none", "pages", "offsets"]
 Order = Literal["any", "value", "index"]
 TieBreak = Literal["any", "low", "high"]
 IndexType = Literal["int32", "int64"]
+Nan = Literal["last", "highest"]
 
 MAX_FINISHED_K = 16_384
 """Largest k with an order or a tie-break; the plain selection takes a larger one."""
@@ -32,6 +34,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "order": ("any", "value", "index"),
     "tie_break": ("any", "low", "high"),
     "index_dtype": INDEX_DTYPES,
+    "nan": ("last", "highest"),
 }
 
 
@@ -85,6 +88,11 @@ class Options:
     tie_break : {"any", "low", "high"}
         Which of the scores equal to the worst selected one are selected: unspecified, the lowest or the highest
         positions. With order "value" it also orders equal scores.
+    largest : bool
+        Whether larger scores are better, or smaller ones.
+    nan : {"last", "highest"}
+        Place of NaN. "last": behind every number. "highest": NaN is the greatest of all scores: first with `largest`,
+        last without it, where "last" is then stored, which is the same.
     overlap : bool
         Launch while the previous kernel of the stream drains (programmatic dependent launch, compute capability 9.0
         and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
@@ -102,6 +110,8 @@ class Options:
     index_dtype: IndexType = "int32"
     order: Order = "any"
     tie_break: TieBreak = "any"
+    largest: bool = True
+    nan: Nan = "last"
     overlap: bool = False
 
     def __post_init__(self) -> None:
@@ -121,9 +131,11 @@ class Options:
         for name in ("next_n", "page_size"):
             if getattr(self, name) >= 1 << 31:
                 raise ArgumentError(name, getattr(self, name), "less than 2**31")
-        for name in ("per_row_k", "mapped", "raw", "values", "overlap"):
+        for name in ("per_row_k", "mapped", "raw", "values", "largest", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(name, shown(getattr(self, name)), "True or False")
+        if not self.largest:
+            object.__setattr__(self, "nan", "last")
 
     def __str__(self) -> str:
         changed = ((f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default)
@@ -133,6 +145,11 @@ class Options:
     def plain(self) -> bool:
         """Whether no option is used. Identity with `PLAIN` is tested first, since every call evaluates this."""
         return self is PLAIN or self == PLAIN
+
+    @property
+    def ranking(self) -> Ranking:
+        """Which scores are better."""
+        return "smallest" if not self.largest else "nan_first" if self.nan == "highest" else "largest"
 
     @property
     def deterministic(self) -> bool:

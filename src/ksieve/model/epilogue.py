@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ksieve.core.keys import order_key, widen
 from ksieve.core.options import Options
+from ksieve.core.ranking import Ranking, ranked
 
 I64 = NDArray[np.int64]
 
@@ -69,7 +70,9 @@ class Finish:
         local = self._ordered(rows, local)
         used = local >= 0
         if self.values is not None:
-            self.values[rows] = np.where(used, self._scores(rows, local), _least(self.scores.dtype))
+            self.values[rows] = np.where(
+                used, self._scores(rows, local), worst_number(self.scores.dtype, self.options.ranking)
+            )
         index = local + (begin if self.options.index_base == "row" else 0)
         if self.raw is not None:
             self.raw[rows] = np.where(used, index, -1)
@@ -90,7 +93,9 @@ class Finish:
         flip = np.uint64(_LAST_INDEX if self.options.tie_break == "high" and self.options.order == "value" else 0)
         sortable = (local.astype(np.uint64) & np.uint64(0xFFFFFFFF)) ^ flip
         if self.options.order == "value":
-            sortable |= order_key(widen(self._scores(rows, local))).astype(np.uint64) << np.uint64(32)
+            sortable |= order_key(widen(ranked(self._scores(rows, local), self.options.ranking))).astype(
+                np.uint64
+            ) << np.uint64(32)
         ordered = np.sort(np.where(local >= 0, sortable, _UNUSED), axis=1)
         index = ((ordered & np.uint64(0xFFFFFFFF)) ^ flip).astype(np.int64)
         return np.where(ordered == _UNUSED, np.int64(-1), index)
@@ -114,6 +119,9 @@ class Finish:
         return np.where(known, entry.astype(np.int64) * self.options.page_size + within, -1)
 
 
-def _least(dtype: np.dtype[Any]) -> Any:
-    """-inf of a score dtype; unsigned 16-bit integers hold bfloat16 bits."""
-    return dtype.type(0xFF80) if dtype == np.uint16 else dtype.type(-np.inf)
+def worst_number(dtype: np.dtype[Any], ranking: Ranking) -> Any:
+    """-inf of a score dtype, or inf where smaller scores are better; unsigned 16-bit integers hold bfloat16 bits."""
+    smallest = ranking == "smallest"
+    if dtype == np.uint16:
+        return dtype.type(0x7F80 if smallest else 0xFF80)
+    return dtype.type(np.inf if smallest else -np.inf)

@@ -32,6 +32,7 @@ from ksieve.core.guess import BLOCK, MOST_GUESSES, cutoff
 from ksieve.core.keys import BIN_CUTOFF_KEY, COARSE_BINS, NAN_KEY, coarse_bin, digit, order_key, widen
 from ksieve.core.options import PLAIN, Options, TieBreak
 from ksieve.core.policy import SamplingPolicy
+from ksieve.core.ranking import ranked
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.core.windows import windows
 
@@ -136,7 +137,7 @@ def select(
         Count the scans of the CPU backend, whose guesses use this seed. `resident_width` and `splits` are then not
         used, and `capacity` must be at least `ksieve.planning.cpu.least_capacity` or the length of the longest row.
     options : Options
-        `windows`, `next_n` and `tie_break` are used here, the others in `ksieve.model.epilogue`.
+        `windows`, `next_n`, `tie_break`, `largest` and `nan` are used here, the others in `ksieve.model.epilogue`.
     starts : array_like of int, shape (rows,), optional
         First position of each window.
     ks : array_like of int, shape (rows,), optional
@@ -155,7 +156,7 @@ def select(
     indices = np.full((rows, k), -1, dtype=np.int32)
     raw = np.zeros((rows, len(STATS_COLUMNS)), dtype=np.int32)
     for r in range(rows):
-        row = widen(matrix[r, begins[r] : begins[r] + valid[r]])
+        row = widen(ranked(matrix[r, begins[r] : begins[r] + valid[r]], options.ranking))
         chosen, trace = select_row(
             row, int(wanted[r]), row_id=r, policy=policy, capacity=capacity, resident_width=resident_width,
             splits=splits, max_k=k, tie_break=options.tie_break, seed=seed,
