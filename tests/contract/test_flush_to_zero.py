@@ -78,11 +78,11 @@ def test_a_verdict_names_subnormal_scores():
 
 
 def test_the_device_path_of_verify_takes_bits():
-    from ksieve.checking.verify import _TorchOps
+    from ksieve.checking.ops import TorchOps
 
     bits = np.array([0, 1 << 31, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFC00000, 0x7F7FFFFF], np.uint32)
     x = torch.from_numpy(bits.view(np.int32)[None].copy()).view(torch.float32)
-    np.testing.assert_array_equal(_TorchOps(x).level(x).numpy(), keys.level(bits.view(np.float32))[None])
+    np.testing.assert_array_equal(TorchOps(x).level(x).numpy(), keys.level(bits.view(np.float32))[None])
 
 
 def test_study_counts_subnormals():

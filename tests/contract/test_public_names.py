@@ -77,7 +77,8 @@ def test_signatures_are_pinned():
         "rows=", "width=", "k=", "pitch=", "dtype=", "device=", "family=", "policy=", "splits=", "options=",
     ]  # fmt: skip
     assert names(ksieve.verify) == [
-        "scores", "lengths", "indices", "k=", "sentinel=", "block_bytes=", "progress=",
+        "scores", "lengths", "indices", "k=", "starts=", "ends=", "index_base=", "next_n=", "num_rows=", "largest=",
+        "nan=", "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
     ]  # fmt: skip
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,25 +11,7 @@ from cases import CASES, FAMILIES, WIDE_CASES, build, lengths_of, scores_of
 from ksieve import ArgumentError, KsieveError, VerificationError, verify
 from ksieve.checking.verdict import Reason
 from oracle import clamp, exact_rows, first_k
-
-ENGINE = sys.modules["ksieve.checking.verify"]
-
-
-def on_torch(scores, lengths, indices, block_bytes=1 << 20):
-    """Run the device path on torch CPU tensors: the same steps a CUDA tensor takes."""
-    torch = pytest.importorskip("torch")
-    held = np.array(scores)
-    tensor = torch.from_numpy(held.view(np.int16)).view(torch.bfloat16) if held.dtype == np.uint16 else held
-    tensor = torch.as_tensor(tensor)
-    ops = ENGINE._TorchOps(tensor)
-    judge = ENGINE._Judge(ops, *tensor.shape, indices.shape[1], ops.host(lengths), ops.host(indices), -1, block_bytes)
-    judge.judge(0, ops.matrix(tensor), None)
-    return judge.verdict()
-
-
-def same(one, two):
-    assert str(one) == str(two)
-    np.testing.assert_array_equal(one.reasons, two.reasons)
+from verdicts import Source, on_torch, same
 
 
 @pytest.mark.parametrize("case", CASES + WIDE_CASES, ids=str)
@@ -202,19 +182,6 @@ def test_torch_tensors():
     assert verify(tensors[0].bfloat16(), tensors[1], tensors[2])
     values, indices = torch.topk(tensors[0], 5, sorted=False)
     assert values.shape == (4, 5) and verify(tensors[0], None, indices, k=5)
-
-
-class Source:
-    """Rows made on demand, as a capture on disk makes them; remembers the largest block asked for."""
-
-    def __init__(self, scores, lengths=None):
-        self._scores, self.lengths = scores, lengths
-        self.rows, self.width = scores.shape
-        self.largest = 0
-
-    def rows_block(self, begin, end):
-        self.largest = max(self.largest, end - begin)
-        return self._scores[begin:end].copy()
 
 
 @pytest.mark.parametrize("block_bytes", [1, 4 * 257 * 3, 1 << 26])

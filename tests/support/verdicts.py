@@ -1,0 +1,53 @@
+"""Verdicts on every path of the verifier: NumPy, torch tensors, and sources of row blocks; answers of the model."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from ksieve import verify
+from ksieve.core.windows import windows
+from ksieve.model.epilogue import Finish
+from ksieve.model.reference import select
+
+ENGINE = sys.modules["ksieve.checking.verify"]  # not the function, by which the package hides it
+
+
+def on_torch(scores, lengths, indices, block_bytes=1 << 20, **options):
+    """Run the device path on torch CPU tensors: the same steps a CUDA tensor takes."""
+    torch = pytest.importorskip("torch")
+    held = np.array(scores)
+    tensor = torch.from_numpy(held.view(np.int16)).view(torch.bfloat16) if held.dtype == np.uint16 else held
+    tensor = torch.as_tensor(tensor)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ENGINE, "NumpyOps", lambda: ENGINE.TorchOps(tensor))
+        return verify(tensor, lengths, indices, block_bytes=block_bytes, **options)
+
+
+def same(one, two):
+    assert str(one) == str(two)
+    np.testing.assert_array_equal(one.reasons, two.reasons)
+
+
+def of_model(scores, slots, options, lengths=None, starts=None, ks=None):
+    """Indices of the NumPy model, as `ksieve.topk` writes them."""
+    local, _ = select(scores, lengths, slots, policy=None, options=options, starts=starts, ks=ks)
+    begin, _ = windows(options, *scores.shape, lengths=lengths, starts=starts)
+    out = np.empty(local.shape, options.index_dtype)
+    Finish(options, scores, begin, out).write(0, len(scores), local)
+    return out
+
+
+class Source:
+    """Rows made on demand, as a capture on disk makes them; remembers the largest block asked for."""
+
+    def __init__(self, scores, lengths=None):
+        self._scores, self.lengths = scores, lengths
+        self.rows, self.width = scores.shape
+        self.largest = 0
+
+    def rows_block(self, begin, end):
+        self.largest = max(self.largest, end - begin)
+        return self._scores[begin:end].copy()
