@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from answers import RANKINGS, random_row
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from conftest import ROOT
 from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
@@ -614,6 +615,19 @@ def test_verify_accepts_exactly_the_exact_answers(dtype, sentinel):
                 right = sorted((float(scores[0, p]) for p in real), reverse=True) == best
             verdict = ksieve.verify(scores, np.array([length]), np.array([answer], dtype=dtype), sentinel=sentinel)
             assert verdict.ok == right, (length, answer)
+
+
+@cites("C32")
+@pytest.mark.parametrize("order", [False, "index", "value"])
+@pytest.mark.parametrize("ranking", RANKINGS)
+def test_verify_accepts_exactly_the_exact_answers_of_every_option(ranking, order):
+    """All answers of small rows, against the definition itself."""
+    for seed, tie_break in enumerate([None, "low", "high"]):
+        row = random_row(20 + seed, ranking=ranking, order=order, tie_break=tie_break, index_base="start")
+        answers = row.answers()
+        scores = np.tile(row.scores, (len(answers), 1))
+        verdict = ksieve.verify(scores, indices=answers, **row.arguments(len(answers)))
+        assert (verdict.reasons == 0).tolist() == [row.right(answer) for answer in answers.tolist()], row
 
 
 @cites("C32")

@@ -83,10 +83,15 @@ def test_an_odd_array_gives_the_exact_answer_or_is_named(name, library):
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("name", ["scores", "lengths", "indices"])
+@pytest.mark.parametrize("name", ["scores", "lengths", "indices", "starts", "ends", "k", "num_rows"])
 def test_verify_is_exact_on_odd_arrays_or_names_them(name, library):
     indices = np.argsort(-SCORES, axis=1)[:, :K].astype(np.int32)
     good = {"scores": SCORES, "lengths": np.full(ROWS, WIDTH, np.int32), "indices": indices}
+    if name in ("starts", "ends", "k", "num_rows"):
+        part = {"starts": np.zeros(ROWS), "ends": np.full(ROWS, WIDTH), "k": np.full(ROWS, K), "num_rows": [ROWS]}
+        good[name] = np.array(part[name], np.int32)
+    if name == "ends":
+        del good["lengths"]
     wrong = []
     for odd, make in (SAME | REFUSED).items():
         given = {n: torch.from_numpy(x.copy()) if library == "torch" else x for n, x in good.items()}
@@ -94,7 +99,8 @@ def test_verify_is_exact_on_odd_arrays_or_names_them(name, library):
         try:
             verdict = ksieve.verify(**given)
         except ArgumentError as error:
-            if error.argument != name:
+            # Scores of another leading shape are good ones, to which the indices do not belong.
+            if error.argument != name and (name, error.argument) != ("scores", "indices"):
                 wrong.append((odd, "refused", str(error)))
         except Exception as error:
             wrong.append((odd, type(error).__name__, str(error)))

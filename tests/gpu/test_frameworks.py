@@ -8,6 +8,7 @@ import torch
 
 import ksieve
 import oracle
+from answers import RANKINGS, random_row
 from gpu import runner
 from ksieve.core.errors import KsieveError
 
@@ -115,6 +116,29 @@ def test_verify_on_the_device(problem):
     verdict = ksieve.verify(scores, lengths, indices)
     assert not verdict.ok
     assert verdict.failed_rows.tolist() == [0]
+
+
+@pytest.mark.parametrize("tie_break", [None, "low", "high"])
+@pytest.mark.parametrize("order", [False, "index", "value"])
+@pytest.mark.parametrize("ranking", RANKINGS)
+def test_verify_judges_every_option_on_the_device(ranking, order, tie_break):
+    """All answers of small rows: the verdict is that of the host, for which the unit tests hold the definition."""
+    for seed, index_base in enumerate(["row", "start"]):
+        options = {"order": order, "tie_break": tie_break, "index_base": index_base}
+        row = random_row(30 + seed, ranking=ranking, **options)
+        answers = row.answers()
+        scores, rows = np.tile(row.scores, (len(answers), 1)), len(answers)
+        call = row.arguments(rows) | {"num_rows": rows - 9}
+        on_device = {name: torch.from_numpy(x).cuda() if isinstance(x, np.ndarray) else x for name, x in call.items()}
+        device_scores = torch.from_numpy(scores).cuda()
+        expected = ksieve.verify(scores, indices=answers, **call)
+        for block_bytes in (10_000, 1 << 26):
+            found = ksieve.verify(
+                device_scores[None], indices=torch.from_numpy(answers).cuda()[None], block_bytes=block_bytes,
+                **{n: x[None] if isinstance(x, torch.Tensor) else x for n, x in on_device.items()},
+            )  # fmt: skip
+            assert str(found) == str(expected)
+            np.testing.assert_array_equal(found.reasons, expected.reasons)
 
 
 def test_arguments_on_different_devices(problem):
