@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from ksieve import dispatch
 from ksieve.core import arguments, problem
 from ksieve.core.arguments import TopkKwargs
+from ksieve.core.arrays import TransformedTensorError
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.options import PLAIN, Options, dtype_text
@@ -86,10 +87,10 @@ def topk(
     offsets : array of int32, shape (rows,), optional
         Write ``i + offsets[row]`` in place of index i.
     return_values : bool
-        Also return the selected scores, bit for bit; -inf in unused slots. They carry no gradient: for scores that
-        require grad, `GradientWarning` is issued once. ``scores.gather(1, indices.clamp(min=0).long())`` carries one.
+        Also return the selected scores, bit for bit; -inf in unused slots. With PyTorch they carry the gradient of the
+        selected scores, to any order and in forward mode; `workspace` is then not used.
     values_out : array of the scores' dtype, shape (rows, k), optional
-        Receives the values.
+        Receives the values, without a gradient: `GradientWarning` says so once where the scores have one.
     return_raw : bool
         Also return the indices before `page_table` or `offsets`.
     raw_out : array like `out`, optional
@@ -134,6 +135,11 @@ def topk(
     NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Without `tie_break` it is unspecified which of the scores tied at
     rank k are selected. See docs/reference/contract.md.
 
+    With PyTorch the call works under ``torch.compile`` and inside ``torch.func`` (``grad``, ``vmap``, ``jvp``,
+    ``functionalize``), which take no `policy`, `backend` or `return_stats`; ``torch.func`` takes no outputs either.
+    ``vmap`` appends the batch to the rows where scores and vectors are all that is given, and otherwise selects one
+    element after another.
+
     On CUDA the call enqueues kernels on the current stream of the scores' library and returns without waiting; with
     JAX arrays and with ``return_stats=True`` it waits for the result. It can be captured in a CUDA graph after
     ``plan.prepare()`` or one call with the same plan outside the capture. PyTorch then allocates outputs and workspace
@@ -150,16 +156,20 @@ def topk(
     """
     if options:
         arguments.check_names(options)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling() and isinstance(scores, torch.Tensor):
-        from ksieve import torch_ops
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.compiler.is_compiling() or not isinstance(scores, torch.Tensor):
+        try:
+            return dispatch.topk_eager(
+                scores, lengths, k, plan, policy, backend, out, workspace, num_rows, return_stats, options
+            )
+        except TransformedTensorError:  # found by the checks, so that other calls need not look for one
+            if not isinstance(scores, torch.Tensor):
+                raise
+    from ksieve import torch_ops
 
-        torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)
-        return torch_ops.traced(
-            scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows, keywords=options
-        )
-    return dispatch.topk_eager(
-        scores, lengths, k, plan, policy, backend, out, workspace, num_rows, return_stats, options
+    torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)
+    return torch_ops.traced(
+        scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows, keywords=options
     )
 
 

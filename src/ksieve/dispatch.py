@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -77,23 +77,28 @@ def topk_eager(
         scores, lengths, k, out=out, num_rows=num_rows, keywords=keywords, planned=plan.problem if plan else None
     )
     asked, info = call.problem, call.scores
+    carried = info.library == "torch" and asked.options.values and _carries_gradient(call)
+    selected = replace(call, problem=_of_positions(asked)) if carried else call
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
     if plan is None:
         check_policy_kind(policy)
-        plan = choose(asked, policy)
+        plan = choose(selected.problem, policy)
     else:
         if policy is not None:
             raise ArgumentError("policy", shown(policy), "nothing when plan is given: the plan holds one")
         planner.check_covers(plan, asked)
+        plan = replace(plan, problem=_of_positions(plan.problem)) if carried else plan
     if workspace is not None and info.device.kind != "cuda":
         raise ArgumentError("workspace", kind_of(workspace), "nothing on the CPU")
-    if info.library == "torch" and asked.options.values:
-        _check_gradients(call)
+    # The workspace was made for the plan of the call, and not for that of the positions.
+    workspace = None if carried else workspace
     for observe in observers:
         observe(call)
     serving = registry.backend("reference" if backend == "reference" else info.device.kind)
-    result = serving.run(plan, call, workspace=workspace, return_stats=return_stats)
+    result = serving.run(plan, selected, workspace=workspace, return_stats=return_stats)
+    if carried:
+        result = _with_values(call, result)
     plain = asked.options.plain and not keywords
     if info.device.kind == "cuda" and info.library == "torch" and asked.rows and not return_stats and plain:
         key = id(plan) if given else choice_key(scores, k, policy)
@@ -104,15 +109,40 @@ def topk_eager(
     return result
 
 
-def _check_gradients(call: Call) -> None:
-    """Warn that the values carry no gradient, if the scores require grad; refuse `values_out` that requires grad."""
-    if not sys.modules["torch"].is_grad_enabled():
-        return
-    values = call.arrays.get("values_out")
-    if values is not None and problem.library_of(values) == "torch" and problem.plain_tensor(values).requires_grad:
+def _carries_gradient(call: Call) -> bool:
+    """Whether the values of a call on PyTorch tensors carry a gradient.
+
+    Values that are written to a given tensor carry none, which is said once; one that requires grad is refused.
+    """
+    from ksieve.core import gradients
+
+    values, scores = call.arrays.get("values_out"), call.arrays["scores"]
+    if values is None:
+        return gradients.wanted(scores)
+    if problem.library_of(values) == "torch" and gradients.recorded(problem.plain_tensor(values)):
         raise ArgumentError("values_out", "a tensor that requires grad", "one that does not: values_out.detach()")
-    if call.arrays["scores"].requires_grad:
+    if gradients.wanted(scores):
         arguments.warn_of_gradients()
+    return False
+
+
+def _of_positions(asked: Problem) -> Problem:
+    """Problem of the call that selects the positions at which values with a gradient are gathered."""
+    from ksieve.core import gradients
+
+    return replace(asked, options=gradients.positions_only(asked.options))
+
+
+def _with_values(call: Call, result: Any) -> Any:
+    """Result of `topk` with values that carry a gradient, from that of the call that selects the positions."""
+    from ksieve.core import gradients
+
+    options = call.problem.options
+    indices, *more = result if isinstance(result, tuple) else (result,)
+    raw = more.pop(0) if gradients.positions_only(options).raw else indices
+    starts = call.arrays.get("starts") if options.index_base == "start" else None
+    values = gradients.gather(call.arrays["scores"], raw, gradients.fill_of(options), starts)
+    return (indices, values, *([raw] if options.raw else []), *more)
 
 
 def check_plan_kind(plan: object) -> None:

@@ -12,8 +12,10 @@ Operators
 ``torch.ops.ksieve.topk_options(scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k,
 plan, options, out!, values_out!, raw_out!, workspace!) -> ()``
     The same with options, in the text form of `encode_options`; an array is None where the options do not use it.
+``torch.ops.ksieve.select``
+    `topk_options` without outputs to write (`ksieve.torch_select`), for ``torch.func``.
 
-All three run on CPU and CUDA and have fake kernels. On CUDA every call allocates its workspace from PyTorch in stream
+All of them run on CPU and CUDA and have fake kernels. On CUDA every call allocates its workspace from PyTorch in stream
 order, unless the caller passes one, and never from ksieve's own cache: in a CUDA graph the memory must belong to the
 graph.
 """
@@ -22,19 +24,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 import torch
 
 from ksieve import dispatch
-from ksieve.core import arguments, problem
+from ksieve.core import arguments, gradients, problem
 from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, kind_of
 from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan, encode_plan
+from ksieve.torch_select import check_fake, decode_options
 
 _MOST_CHOSEN = 4096
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -46,16 +48,6 @@ torch.library.define(
     " -> ()",
     tags=_TAGS,
 )
-torch.library.define(
-    "ksieve::topk_options",
-    "(Tensor scores, Tensor? lengths, Tensor? num_rows, Tensor? starts, Tensor? ends, Tensor? ks, Tensor? page_table,"
-    " Tensor? row_to_request, Tensor? offsets, int k, str? plan, str options, *, Tensor(a!) out,"
-    " Tensor(b!)? values_out, Tensor(c!)? raw_out, Tensor(d!)? workspace) -> ()",
-    tags=_TAGS,
-)
-
-_SCORES = (torch.float32, torch.float16, torch.bfloat16)
-_INDICES = {"int32": torch.int32, "int64": torch.int64}
 
 
 def _topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> torch.Tensor:
@@ -83,50 +75,8 @@ def _topk_out(
     dispatch.topk_eager(scores, lengths, k, made, out=out, workspace=workspace, num_rows=num_rows)
 
 
-def _topk_options(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    num_rows: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    ends: torch.Tensor | None,
-    ks: torch.Tensor | None,
-    page_table: torch.Tensor | None,
-    row_to_request: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    k: int,
-    plan: str | None,
-    options: str,
-    *,
-    out: torch.Tensor,
-    values_out: torch.Tensor | None,
-    raw_out: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-) -> None:
-    asked = decode_options(options)
-    keywords = {
-        "starts": starts, "ends": ends, "index_base": asked.index_base, "next_n": asked.next_n,
-        "max_k": None if ks is None else k, "page_table": page_table,
-        "page_size": None if page_table is None else asked.page_size, "row_to_request": row_to_request,
-        "offsets": offsets, "values_out": values_out, "raw_out": raw_out, "index_dtype": asked.index_dtype,
-        "sorted": False if asked.order == "any" else asked.order, "tie_break": asked.tie_break,
-        "overlap": asked.overlap,
-    }  # fmt: skip
-    slots = k if ks is None else ks
-    made = decode_plan(plan) if plan is not None else None
-    if scores.is_cuda and workspace is None:
-        if made is None:
-            call = calls.parse(scores, lengths, slots, out=out, num_rows=num_rows, keywords=keywords)
-            made = dispatch.choose(call.problem)
-        if made.workspace_bytes:
-            workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
-    dispatch.topk_eager(
-        scores, lengths, slots, made, out=out, workspace=workspace, num_rows=num_rows, keywords=keywords
-    )  # fmt: skip
-
-
 torch.library.impl("ksieve::topk", ("cpu", "cuda"), _topk)
 torch.library.impl("ksieve::topk_out", ("cpu", "cuda"), _topk_out)
-torch.library.impl("ksieve::topk_options", ("cpu", "cuda"), _topk_options)
 
 
 _chosen: dict[Any, Plan] = {}
@@ -145,7 +95,7 @@ def _choose(scores: torch.Tensor, k: int) -> Plan:
 
 
 def _fake_topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> torch.Tensor:
-    _check_fake(scores, lengths, k)
+    check_fake(scores, lengths, k)
     return scores.new_empty((scores.shape[0], k), dtype=torch.int32)
 
 
@@ -159,64 +109,13 @@ def _fake_topk_out(
     out: torch.Tensor,
     workspace: torch.Tensor | None,
 ) -> None:
-    _check_fake(scores, lengths, k)
+    check_fake(scores, lengths, k)
     if out.dim() != 2 or out.dtype != torch.int32:
         raise ArgumentError("out", f"{out.dtype} of {out.dim()} dimension(s)", "int32 of shape (rows, k)")
 
 
-def _fake_topk_options(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    num_rows: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    ends: torch.Tensor | None,
-    ks: torch.Tensor | None,
-    page_table: torch.Tensor | None,
-    row_to_request: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    k: int,
-    plan: str | None,
-    options: str,
-    *,
-    out: torch.Tensor,
-    values_out: torch.Tensor | None,
-    raw_out: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-) -> None:
-    _check_fake(scores, lengths, k)
-    asked = decode_options(options)
-    problem.check_options(asked, k)
-    vectors = {"ends": ends, "starts": starts, "k": ks, "row_to_request": row_to_request, "offsets": offsets}
-    for name, dimensions, array in (*((n, 1, a) for n, a in vectors.items()), ("page_table", 2, page_table)):
-        if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
-            raise ArgumentError(
-                name, f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
-            )
-    index = _INDICES[asked.index_dtype]
-    for name, dtype, array in (
-        ("out", index, out),
-        ("values_out", scores.dtype, values_out),
-        ("raw_out", index, raw_out),
-    ):
-        if array is not None and (array.dim() != 2 or array.dtype != dtype):
-            raise ArgumentError(name, f"{array.dtype} of {array.dim()} dimension(s)", f"{dtype} of shape (rows, k)")
-
-
 torch.library.register_fake("ksieve::topk", _fake_topk)
 torch.library.register_fake("ksieve::topk_out", _fake_topk_out)
-torch.library.register_fake("ksieve::topk_options", _fake_topk_options)
-
-
-def _check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> None:
-    """Raise while tracing the errors of a run that dtypes and dimensions already determine."""
-    if scores.dim() != 2 or scores.dtype not in _SCORES:
-        got = f"{scores.dtype} of {scores.dim()} dimension(s)"
-        raise ArgumentError("scores", got, "a matrix of float32, float16 or bfloat16")
-    if lengths is not None and (lengths.dim() != 1 or lengths.dtype != torch.int32):
-        got = f"{lengths.dtype} of {lengths.dim()} dimension(s)"
-        raise ArgumentError("lengths", got, "an int32 vector, such as lengths.to(torch.int32)")
-    if isinstance(k, int):
-        problem.check_k(k)
 
 
 def refuse(argument: str, got: object, takes: str) -> NoReturn:
@@ -235,7 +134,10 @@ def traced(
     num_rows: Any,
     keywords: Mapping[str, Any],
 ) -> Any:
-    """Run `ksieve.topk` in a traced program, as one operator call."""
+    """Run `ksieve.topk` in a traced program or inside ``torch.func``, as one operator call.
+
+    Values that carry a gradient are gathered by operators of PyTorch (`ksieve.core.gradients`).
+    """
     if plan is not None and not isinstance(plan, Plan):
         refuse("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
     for name, array in {"lengths": lengths, "out": out, "workspace": workspace, "num_rows": num_rows}.items():
@@ -243,47 +145,96 @@ def traced(
     for name in arguments.ARRAYS:
         _check_tensor(keywords.get(name), name)
     ks = k if isinstance(k, torch.Tensor) else None
-    slots, most = (k, keywords.get("max_k")) if ks is None else (keywords.get("max_k"), None)
-    if most is not None:
-        refuse("max_k", kind_of(most), "nothing unless k is an array")
-    if plan is not None:
-        if slots is not None and slots != plan.problem.k:
-            refuse("k" if ks is None else "max_k", slots, f"{plan.problem.k}, the plan's k, or nothing")
-        slots = plan.problem.k
-    if slots is None:
-        refuse("k" if ks is None else "max_k", None, f"an int from 1 to {problem.MAX_K}")
-    if isinstance(slots, bool) or not isinstance(slots, int):
-        refuse("k" if ks is None else "max_k", kind_of(slots), f"an int from 1 to {problem.MAX_K}")
-    text = None if plan is None else encode_plan(plan)
+    slots = _slots(k, ks is not None, keywords.get("max_k"), plan)
     arrays = {name: keywords.get(name) for name in arguments.ARRAYS}
     given = tuple(name for name in arguments.ARRAYS if arrays[name] is not None)
     scalars = tuple((name, keywords[name]) for name in keywords if name not in arguments.ARRAYS)
     dtype = None if out is None else str(out.dtype).removeprefix("torch.")
-    options, index64, values, raw = encode_options(scalars, given, plan, ks is not None, lengths is not None, dtype)
-    if values and scores.requires_grad and torch.is_grad_enabled():
+    asked = (scalars, given, plan, ks is not None, lengths is not None, dtype)
+    options, values, raw = encode_options(*asked)
+    text = None if plan is None else encode_plan(plan)
+    transformed = inside_transform()
+    if transformed:
+        _refuse_outputs({"out": out, "workspace": workspace} | arrays)
+    recorded = values and gradients.recorded(scores)
+    if recorded and arrays["values_out"] is not None:
         arguments.warn_of_gradients()
-    shape = (scores.shape[0], slots)
-    if options == "":
+    if not values or arrays["values_out"] is not None or not (recorded or transformed):
+        outputs = (out, arrays["values_out"], arrays["raw_out"], workspace)
+        found = _operator(scores, lengths, num_rows, ks, arrays, slots, text, options, outputs, transformed)
+        return found if len(found) > 1 else found[0]
+    text, options, fill, from_start = encode_positions(*asked)
+    # The workspace was made for the plan of the call, and not for that of the positions.
+    outputs = (out, None, arrays["raw_out"], None)
+    selected = scores.detach()
+    found = _operator(selected, lengths, num_rows, ks, arrays, slots, text, options, outputs, transformed)
+    gathered = gradients.gather(scores, found[-1], fill, arrays["starts"] if from_start else None)
+    return (found[0], gathered, found[-1]) if raw else (found[0], gathered)
+
+
+def _slots(k: Any, per_row: bool, max_k: Any, plan: Plan | None) -> int:
+    """Slots of a row: k, or max_k for an array k, or the plan's k."""
+    name, slots = ("max_k", max_k) if per_row else ("k", k)
+    if max_k is not None and not per_row:
+        refuse("max_k", kind_of(max_k), "nothing unless k is an array")
+    if plan is not None:
+        if slots is not None and slots != plan.problem.k:
+            refuse(name, slots, f"{plan.problem.k}, the plan's k, or nothing")
+        slots = plan.problem.k
+    if slots is None:
+        refuse(name, None, f"an int from 1 to {problem.MAX_K}")
+    if isinstance(slots, bool) or not isinstance(slots, int):
+        refuse(name, kind_of(slots), f"an int from 1 to {problem.MAX_K}")
+    return slots
+
+
+def _operator(
+    scores: Any,
+    lengths: Any,
+    num_rows: Any,
+    ks: Any,
+    arrays: Mapping[str, Any],
+    slots: int,
+    plan: str | None,
+    options: str,
+    outputs: tuple[Any, Any, Any, Any],
+    transformed: bool,
+) -> tuple[Any, ...]:
+    """Call the operator that serves; the results of `topk`, in its order."""
+    out, values_out, raw_out, workspace = outputs
+    if options == "" and not transformed:
         lengths = arrays["ends"] if lengths is None else lengths
         if plan is None and out is None and num_rows is None and workspace is None:
-            return torch.ops.ksieve.topk(scores, lengths, slots)
-        result = out if out is not None else scores.new_empty(shape, dtype=torch.int32)
-        torch.ops.ksieve.topk_out(scores, lengths, num_rows, slots, text, out=result, workspace=workspace)
-        return result
-    index = torch.int64 if index64 else torch.int32
+            return (torch.ops.ksieve.topk(scores, lengths, slots),)
+        result = out if out is not None else scores.new_empty((scores.shape[0], slots), dtype=torch.int32)
+        torch.ops.ksieve.topk_out(scores, lengths, num_rows, slots, plan, out=result, workspace=workspace)
+        return (result,)
+    inputs = (
+        scores, lengths, num_rows, arrays["starts"], arrays["ends"], ks, arrays["page_table"],
+        arrays["row_to_request"], arrays["offsets"], slots, plan, options,
+    )  # fmt: skip
+    if transformed:
+        return tuple(torch.ops.ksieve.select(*inputs))
+    index64, values, raw = outputs_of(options)
+    shape, index = (scores.shape[0], slots), torch.int64 if index64 else torch.int32
     result = out if out is not None else scores.new_empty(shape, dtype=index)
-    values_out, raw_out = arrays["values_out"], arrays["raw_out"]
     if values and values_out is None:
         values_out = scores.new_empty(shape)
     if raw and raw_out is None:
         raw_out = scores.new_empty(shape, dtype=index)
-    torch.ops.ksieve.topk_options(
-        scores, lengths, num_rows, arrays["starts"], arrays["ends"], ks, arrays["page_table"],
-        arrays["row_to_request"], arrays["offsets"], slots, text, options, out=result, values_out=values_out,
-        raw_out=raw_out, workspace=workspace,
-    )  # fmt: skip
-    answer = (result, *([values_out] if values else []), *([raw_out] if raw else []))
-    return answer if len(answer) > 1 else result
+    torch.ops.ksieve.topk_options(*inputs, out=result, values_out=values_out, raw_out=raw_out, workspace=workspace)
+    return (result, *([values_out] if values else []), *([raw_out] if raw else []))
+
+
+def inside_transform() -> bool:
+    """Whether a transform of ``torch.func`` is active. While Dynamo traces one, it is."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _refuse_outputs(arrays: Mapping[str, Any]) -> None:
+    for name in ("out", "workspace", "values_out", "raw_out"):
+        if arrays[name] is not None:
+            refuse(name, "a tensor inside torch.func", "nothing there: the results are new tensors")
 
 
 def _check_tensor(array: Any, name: str) -> None:
@@ -292,14 +243,18 @@ def _check_tensor(array: Any, name: str) -> None:
 
 
 def check_traceable(*, policy: Any, backend: str, return_stats: bool) -> None:
-    """Raise `ArgumentError` for arguments that a traced program cannot represent."""
+    """Raise `ArgumentError` for arguments that the operators do not have."""
     if return_stats is not False:
-        refuse("return_stats", True, "False under torch.compile and torch.export: reading back breaks it")
+        refuse("return_stats", True, "False under torch.compile, torch.export and torch.func")
     if policy is not None:
         got = repr(policy) if isinstance(policy, str) else kind_of(policy)
-        refuse("policy", got, "nothing while tracing: pass plan=ksieve.plan(policy=...)")
+        refuse("policy", got, "nothing while tracing or inside torch.func: pass plan=ksieve.plan(policy=...)")
     if not isinstance(backend, str) or backend != "auto":
-        refuse("backend", repr(backend) if isinstance(backend, str) else kind_of(backend), "'auto' while tracing")
+        refuse(
+            "backend",
+            repr(backend) if isinstance(backend, str) else kind_of(backend),
+            "'auto' while tracing or inside torch.func",
+        )
 
 
 def encode_options(
@@ -309,8 +264,8 @@ def encode_options(
     per_row_k: bool,
     lengths: bool,
     out_dtype: str | None,
-) -> tuple[str, bool, bool, bool]:
-    """Encode the options of a call as text, "" for plain ones; also return whether they use int64, values and raw.
+) -> tuple[str, bool, bool]:
+    """Encode the options of a call as text, "" for plain ones; also return whether they have values and raw indices.
 
     Parameters
     ----------
@@ -323,22 +278,53 @@ def encode_options(
     per_row_k, lengths, out_dtype
         As in `ksieve.core.arguments.resolve`.
     """
+    asked = _resolved(scalars, arrays, plan, per_row_k, lengths, out_dtype)
+    return _text(asked), asked.values, asked.raw
+
+
+def encode_positions(
+    scalars: tuple[tuple[str, Any], ...],
+    arrays: tuple[str, ...],
+    plan: Plan | None,
+    per_row_k: bool,
+    lengths: bool,
+    out_dtype: str | None,
+) -> tuple[str | None, str, float, bool]:
+    """Encode plan and options of the call that selects the positions of values that carry a gradient.
+
+    Also return the value of unused slots, and whether raw indices count from the start of the window.
+    """
+    asked = _resolved(scalars, arrays, plan, per_row_k, lengths, out_dtype)
+    inner = gradients.positions_only(asked)
+    if plan is not None:
+        plan = replace(plan, problem=replace(plan.problem, options=inner))
+    text = None if plan is None else encode_plan(plan)
+    return text, _text(inner), gradients.fill_of(asked), asked.index_base == "start"
+
+
+def outputs_of(options: str) -> tuple[bool, bool, bool]:
+    """Whether options in text form use int64 indices, values, and raw indices."""
+    asked = decode_options(options)
+    return asked.index_dtype == "int64", asked.values, asked.raw
+
+
+def _resolved(scalars: tuple[tuple[str, Any], ...], arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> Options:
+    per_row_k, lengths, out_dtype = facts
     keywords = dict(scalars) | dict.fromkeys(arrays, True)
     planned = plan.problem.options if plan is not None else None
-    asked = arguments.resolve(keywords, planned, per_row_k=per_row_k, lengths=lengths, out_dtype=out_dtype)
-    text = "" if asked.plain else json.dumps(asdict(asked))
-    return text, asked.index_dtype == "int64", asked.values, asked.raw
+    return arguments.resolve(keywords, planned, per_row_k=per_row_k, lengths=lengths, out_dtype=out_dtype)
 
 
-@lru_cache(maxsize=4096)
-def decode_options(text: str) -> Options:
-    """Read options back."""
-    return Options(**json.loads(text))
+def _text(options: Options) -> str:
+    return "" if options.plain else json.dumps(asdict(options))
 
 
 # A traced program guards on its plan and options, so that their texts are constants of the program.
 torch.compiler.assume_constant_result(encode_plan)
 torch.compiler.assume_constant_result(encode_options)
+torch.compiler.assume_constant_result(encode_positions)
+torch.compiler.assume_constant_result(outputs_of)
+torch.compiler.assume_constant_result(inside_transform)
 torch.compiler.assume_constant_result(arguments.warn_of_gradients)
 torch.compiler.assume_constant_result(arguments.remedy_of)
 torch.compiler.assume_constant_result(refuse)

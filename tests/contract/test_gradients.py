@@ -1,4 +1,4 @@
-"""Values that are returned carry no gradient, which is said once in a process."""
+"""Values that are returned carry a gradient; values that are written to a given tensor do not, which is said once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import ksieve
 from ksieve.core import arguments
 
 torch = pytest.importorskip("torch")
+
+from torch.autograd import forward_ad  # noqa: E402
+
+K = 8
 
 
 @pytest.fixture(autouse=True)
@@ -30,66 +34,188 @@ def scores(requires_grad=True):
     return torch.randn(4, 64, requires_grad=requires_grad)
 
 
-def test_values_of_scores_that_require_grad_say_so_once():
+def vector(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def weighted(values):
+    """A sum to which every slot contributes by another weight, and unused slots nothing."""
+    weights = torch.arange(1, values.numel() + 1, dtype=values.dtype).view_as(values)
+    return torch.where(values.isfinite(), values * weights, 0).sum()
+
+
+PAGES = {"page_table": torch.arange(16, dtype=torch.int32).flip(0).view(2, 8).contiguous(), "page_size": 8}
+CALLS = {
+    "plain": {},
+    "sorted": {"sorted": True},
+    "short rows": {"lengths": vector(64, 3, 0, 8)},
+    "smallest": {"largest": False, "backend": "reference"},
+    "smallest, short rows": {"largest": False, "backend": "reference", "lengths": vector(64, 3, 0, 8)},
+    "windows": {"starts": vector(5, -3, 60, 64), "ends": vector(50, 4, 64, 64)},
+    "windows, from their start": {"starts": vector(5, -3, 60, 99), "index_base": "start"},
+    "a k for each row": {"k": vector(3, 0, 8, 99), "max_k": K},
+    "pages": {"next_n": 2, **PAGES},
+    "pages of windows": {"starts": vector(5, 7, 60, 64), "index_base": "start", "next_n": 2, **PAGES},
+    "mapped pages, which no row has": {"row_to_request": vector(0, 1, 7, -1), **PAGES},
+    "offsets, int64": {"offsets": vector(100, 200, -5, 0), "index_dtype": "int64"},
+    "live rows": {"num_rows": vector(2)},
+    "a policy": {"policy": "direct"},
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"return_raw": True}, {"return_stats": True}], ids=["", "raw", "stats"])
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_the_gradient_lands_on_the_selected_positions(options, more):
+    options = {"k": K, "sorted": "index"} | options | more
     x = scores()
-    found = said(lambda: [ksieve.topk(x, k=8, return_values=True) for _ in range(3)])
-    assert len(found) == 1 and "gather" in str(found[0].message)
+    found = ksieve.topk(x, return_values=True, **options)
+    plain = ksieve.topk(x.detach(), return_values=True, **options)
+    assert len(found) == len(plain) == 2 + len(more)
+    for a, b in zip(found, plain, strict=True):
+        if isinstance(a, torch.Tensor):
+            assert a.dtype == b.dtype and torch.equal(a.detach(), b)
+    weighted(found[1]).backward()
+    raw = ksieve.topk(x.detach(), return_values=True, **options | {"return_raw": True})[2].long()
+    if options.get("index_base") == "start":
+        raw = torch.where(raw >= 0, raw + options["starts"].clamp(0, 64).long()[:, None], -1)
+    wanted = torch.zeros(4, 64)
+    for row, slot in (raw >= 0).nonzero().tolist():
+        wanted[row, raw[row, slot]] = row * K + slot + 1
+    assert torch.equal(x.grad, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_ties_and_nan_have_the_gradient_where_they_were_selected(dtype):
+    x = torch.tensor([[1, 1, 1, 2, 1], [float("nan"), 0, float("-inf"), float("nan"), -0.0]], dtype=dtype)
+    x.requires_grad_()
+    indices, values = ksieve.topk(x, k=4, return_values=True)
+    assert torch.equal(values.detach().view(torch.int16), x.detach().gather(1, indices.long()).view(torch.int16))
+    values.sum().backward()
+    assert torch.equal(x.grad, torch.zeros_like(x).scatter(1, indices.long(), 1))
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (0, 64), (0, 0)])
+def test_without_scores_every_slot_is_unused(shape):
+    x = torch.empty(shape, requires_grad=True)
+    indices, values = ksieve.topk(x, k=3, return_values=True)
+    assert (indices == -1).all() and (values == -torch.inf).all() and values.shape == (shape[0], 3)
+    values.sum().backward()
+    assert x.grad.shape == shape
+
+
+def test_a_plan_with_values_and_a_transform_keeps_what_it_returns():
+    options = ksieve.Options(values=True, transform="offsets", order="value")
+    plan = ksieve.plan(rows=4, width=64, k=K, options=options)
+    x, offsets = scores(), vector(100, 200, 300, 400)
+    indices, values = ksieve.topk(x, plan=plan, offsets=offsets)
+    values.sum().backward()
+    assert torch.equal(x.grad, torch.zeros(4, 64).scatter(1, indices.long() - offsets[:, None], 1.0))
+
+
+def test_indices_are_written_to_a_given_tensor():
+    x, out, raw = scores(), torch.empty((4, K), dtype=torch.int64), torch.empty((4, K), dtype=torch.int64)
+    offsets = vector(1, 2, 3, 4)
+    found = ksieve.topk(x, k=K, return_values=True, offsets=offsets, out=out, raw_out=raw)
+    assert found[0] is out and found[2] is raw and torch.equal(out, raw + offsets[:, None])
+    found[1].sum().backward()
+    assert torch.equal(x.grad, torch.zeros(4, 64).scatter(1, raw, 1.0))
+
+
+def test_rows_with_a_pitch_and_parameters_carry_it_too():
+    whole = torch.nn.Parameter(torch.randn(4, 100))
+    indices, values = ksieve.topk(whole[:, 7:71], k=K, return_values=True)
+    values.sum().backward()
+    assert torch.equal(whole.grad, torch.zeros(4, 100).scatter(1, indices.long() + 7, 1.0))
+    assert type(ksieve.topk(whole, k=K, return_values=True)[1]) is torch.Tensor
+
+
+def test_numerical_gradients_agree():
+    # Steps of 1/64 between distinct eighths: no step changes the selection, and float32 holds every sum exactly.
+    x = (torch.randperm(60).float() / 8).view(3, 20).requires_grad_()
+    lengths = vector(20, 5, 0)
+
+    def program(y):
+        values = ksieve.topk(y, lengths, k=6, sorted=True, return_values=True)[1]
+        return torch.where(values.isfinite(), values, 0) ** 2
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Input #0 requires gradient and is not a double precision")
+        check = {"eps": 2**-6, "atol": 1e-3, "rtol": 1e-3}
+        assert torch.autograd.gradcheck(program, (x,), **check, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(program, (x,), (torch.ones(3, 6, requires_grad=True),), **check)
+
+
+def test_forward_mode():
+    x, tangent = scores(requires_grad=False), torch.randn(4, 64)
+    with forward_ad.dual_level():
+        indices, values = ksieve.topk(forward_ad.make_dual(x, tangent), vector(64, 3, 0, 8), k=K, return_values=True)
+        found = forward_ad.unpack_dual(values).tangent
+    assert torch.equal(found, torch.where(indices >= 0, tangent.gather(1, indices.clamp(min=0).long()), 0))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_recording_there_is_none(mode):
+    x = scores()
+    with mode():
+        assert not ksieve.topk(x, k=K, return_values=True)[1].requires_grad
+    assert not ksieve.topk(x.detach(), k=K, return_values=True)[1].requires_grad
+    assert not ksieve.topk(x, k=K).requires_grad
+
+
+def test_nothing_is_said_of_values_that_are_returned():
+    x = scores()
+    assert not said(lambda: ksieve.topk(x, k=K, return_values=True))
+    assert not said(lambda: ksieve.topk(x, k=K))
+
+
+def test_values_written_to_a_given_tensor_say_once_that_they_carry_none():
+    x, values = scores(), torch.empty(4, K)
+    found = said(lambda: [ksieve.topk(x, k=K, values_out=values) for _ in range(3)])
+    assert len(found) == 1 and "return_values=True" in str(found[0].message)
     assert issubclass(found[0].category, UserWarning) and found[0].category is ksieve.GradientWarning
-
-
-def test_a_plan_with_values_says_so_too():
-    plan = ksieve.plan(rows=4, width=64, k=8, options=ksieve.Options(values=True))
-    assert len(said(lambda: ksieve.topk(scores(), plan=plan))) == 1
+    assert not values.requires_grad
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_nothing_is_said_where_no_gradient_is_recorded(mode):
-    x = scores()
+    x, values = scores(), torch.empty(4, K)
 
     def program():
         with mode():
-            ksieve.topk(x, k=8, return_values=True)
+            ksieve.topk(x, k=K, values_out=values)
 
     assert not said(program)
-    assert not said(lambda: ksieve.topk(scores(requires_grad=False), k=8, return_values=True))
-    assert not said(lambda: ksieve.topk(x, k=8))
+    assert not said(lambda: ksieve.topk(x.detach(), k=K, values_out=values))
 
 
 def test_a_compiled_program_says_it_once_and_stays_whole():
-    x = scores()
+    x, values = scores(), torch.empty(4, K)
     program = torch.compile(
-        lambda x: ksieve.topk(x, k=8, return_values=True, sorted=True), fullgraph=True, backend="aot_eager"
+        lambda x, v: ksieve.topk(x, k=K, values_out=v, sorted=True), fullgraph=True, backend="aot_eager"
     )
-    assert len(said(lambda: [program(x) for _ in range(3)])) == 1
-    indices, values = program(x)
-    assert torch.equal(values, x.detach().gather(1, indices.long())) and not values.requires_grad
-
-
-def test_the_remedy_has_the_gradient():
-    x = scores()
-    indices = ksieve.topk(x, k=8)
-    x.gather(1, indices.clamp(min=0).long()).sum().backward()
-    assert int((x.grad == 1).sum()) == 4 * 8
+    assert len(said(lambda: [program(x, values) for _ in range(3)])) == 1
+    indices, found = program(x, values)
+    assert torch.equal(found, x.detach().gather(1, indices.long())) and not found.requires_grad
 
 
 def test_an_output_that_requires_grad_is_refused_before_it_is_written():
-    values = torch.full((4, 8), -7.0, requires_grad=True)
+    values = torch.full((4, K), -7.0, requires_grad=True)
     with pytest.raises(ksieve.ArgumentError, match=r"^values_out: .*detach"):
-        ksieve.topk(scores(), k=8, values_out=values)
+        ksieve.topk(scores(), k=K, values_out=values)
     assert (values == -7).all()
     with torch.no_grad():
-        ksieve.topk(scores(), k=8, values_out=values)
+        ksieve.topk(scores(), k=K, values_out=values)
     assert not (values == -7).any()
 
 
 def test_a_warning_turned_into_an_error_comes_before_anything_is_written():
-    out = torch.full((4, 8), -7, dtype=torch.int32)
+    values = torch.full((4, K), -7.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
             with pytest.raises(UserWarning, match="no gradient"):
-                ksieve.topk(scores(), k=8, return_values=True, out=out)
-    assert (out == -7).all()
+                ksieve.topk(scores(), k=K, values_out=values)
+    assert (values == -7).all()
 
 
 def test_it_is_said_in_the_documentation():
@@ -97,6 +223,8 @@ def test_it_is_said_in_the_documentation():
 
 
 def test_it_names_the_line_that_calls():
-    code = "import torch, ksieve\nksieve.topk(torch.randn(2, 9, requires_grad=True), k=2, return_values=True)\n"
+    code = (
+        "import torch, ksieve\nksieve.topk(torch.randn(2, 9, requires_grad=True), k=2, values_out=torch.empty(2, 2))\n"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "<string>:2: GradientWarning" in found.stderr

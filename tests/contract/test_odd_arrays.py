@@ -111,23 +111,62 @@ def test_verify_is_exact_on_odd_arrays_or_names_them(name, library):
     assert not wrong
 
 
-@pytest.mark.parametrize("name", GOOD)
-@pytest.mark.parametrize("transform", ["vmap", "grad", "functionalize"])
-def test_tensors_inside_a_transform_are_named(name, transform):
-    tensor = torch.from_numpy(GOOD[name].copy())
+TRANSFORMS = ("vmap", "grad", "functionalize")
+
+
+def inside(transform, tensor, program):
+    """Run a program on a tensor inside a transform; its result outside, of a batch of two its first element."""
     if transform == "grad" and not tensor.is_floating_point():
         pytest.skip("integers have no gradient")
+    kept = []
 
+    def transformed(x):
+        kept[:] = program(x)
+        return (x.sum(), tuple(kept)) if transform == "grad" else tuple(kept)
+
+    if transform == "grad":
+        return torch.func.grad(transformed, has_aux=True)(tensor)[1]
+    if transform == "vmap":
+        return [x[0] for x in torch.vmap(transformed)(torch.stack([tensor] * 2))]
+    return torch.func.functionalize(transformed)(tensor)
+
+
+@pytest.mark.parametrize("name", [name for name in GOOD if name not in OUTPUTS])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_tensors_inside_a_transform_give_the_exact_answer(name, transform):
+    tensor = torch.from_numpy(GOOD[name].copy())
+    given, _ = call(name, tensor, "torch")
+    given |= {"return_values": True, "return_raw": True}
+    found = inside(transform, tensor, lambda x: ksieve.topk(**given | {name: x}))
+    for a, b in zip(found, ksieve.topk(**given), strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_outputs_inside_a_transform_are_refused(name, transform):
+    tensor = torch.from_numpy(GOOD[name].copy())
     given, beside = call(name, tensor, "torch")
 
     def program(x):
-        with pytest.raises(ArgumentError, match=rf"^{name}: .*torch\.func"):
-            ksieve.topk(**(given | {name: x}), **beside)
-        return x.sum()
+        with pytest.raises(ArgumentError, match=r"^(out|values_out|raw_out): .*torch\.func"):
+            ksieve.topk(**given | {name: x}, **beside)
+        return (x,)
 
-    argument = torch.stack([tensor] * 2) if transform == "vmap" else tensor
-    getattr(torch.func, transform)(program)(argument)
+    inside(transform, tensor, program)
     assert all((array == -7).all() for array in beside.values())
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_tensors_inside_a_transform_are_named_by_verify(transform):
+    indices = torch.from_numpy(np.argsort(-SCORES, axis=1)[:, :K].astype(np.int32))
+
+    def program(x):
+        with pytest.raises(ArgumentError, match=r"^scores: .*torch\.func"):
+            ksieve.verify(x, None, indices)
+        return (x,)
+
+    inside(transform, torch.from_numpy(SCORES.copy()), program)
 
 
 def test_more_rows_than_kernels_count_are_refused_before_memory_is_asked_for():

@@ -123,12 +123,12 @@ _warned = False
 
 
 def warn_of_gradients() -> None:
-    """Warn, once per process, that the values of a selection carry no gradient."""
+    """Warn, once per process, that values written to `values_out` carry no gradient."""
     global _warned
     if not _warned:
         warnings.warn(
-            "ksieve.topk(..., return_values=True): no gradient flows through the values that it returns. Gather them "
-            "yourself for one: scores.gather(1, indices.clamp(min=0).long()), or call it under torch.no_grad()",
+            "ksieve.topk(..., values_out=...): no gradient flows through values that are written to a given tensor. "
+            "return_values=True alone returns values with one; under torch.no_grad() nothing is said",
             GradientWarning,
             stacklevel=5,
         )

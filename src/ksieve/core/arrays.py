@@ -21,6 +21,10 @@ TAKES = "a NumPy, PyTorch, CuPy or JAX array"
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST = 1, 2, 3
 
 
+class TransformedTensorError(ArgumentError):
+    """An array is a tensor inside ``torch.func``. `ksieve.topk` then calls a PyTorch operator."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """Device of an array: kind "cpu" or "cuda", and the ordinal."""
@@ -193,7 +197,7 @@ def _from_torch(tensor: Any, name: str) -> ArrayInfo:
         raise ArgumentError(name, got, "a tensor with numbers of its own: .resolve_neg().resolve_conj() first")
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         got = "a tensor inside torch.func (vmap, grad, functionalize), which has no memory of its own"
-        raise ArgumentError(name, got, "a plain tensor: call ksieve outside the transform, on the whole batch")
+        raise TransformedTensorError(name, got, "a plain tensor: call ksieve outside the transform, on the whole batch")
     device = Device(tensor.device.type, tensor.device.index or 0)
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, strides, itemsize = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()

@@ -60,7 +60,7 @@ class VerificationError(KsieveError):
 
 
 class GradientWarning(UserWarning):
-    """`return_values` was used with scores that require grad: the values carry no gradient. Issued once per process."""
+    """`values_out` was used with scores that require grad: what is written there carries none. Once per process."""
 
 
 def kind_of(value: object) -> str:

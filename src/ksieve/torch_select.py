@@ -1,0 +1,228 @@
+"""The PyTorch operators with options, `ksieve::topk_options` and `ksieve::select`, and batching by ``torch.vmap``.
+
+`topk_options` writes the caller's arrays. `select` returns new ones, which ``torch.func`` asks for: under ``vmap`` the
+batch becomes further rows of one selection where it can. `ksieve.torch_ops` describes all operators.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ksieve import dispatch
+from ksieve.core import call as calls
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError
+from ksieve.core.options import PLAIN, Options
+from ksieve.planning.plan_text import decode_plan
+
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+_INPUTS = (
+    "Tensor scores, Tensor? lengths, Tensor? num_rows, Tensor? starts, Tensor? ends, Tensor? ks, Tensor? page_table,"
+    " Tensor? row_to_request, Tensor? offsets, int k, str? plan, str options"
+)
+
+torch.library.define(
+    "ksieve::topk_options",
+    f"({_INPUTS}, *, Tensor(a!) out, Tensor(b!)? values_out, Tensor(c!)? raw_out, Tensor(d!)? workspace) -> ()",
+    tags=_TAGS,
+)
+torch.library.define("ksieve::select", f"({_INPUTS}) -> Tensor[]", tags=_TAGS)
+
+SCORES = (torch.float32, torch.float16, torch.bfloat16)
+INDICES = {"int32": torch.int32, "int64": torch.int64}
+
+
+@lru_cache(maxsize=4096)
+def decode_options(text: str) -> Options:
+    """Read options back from their text; "" are plain ones."""
+    return Options(**json.loads(text)) if text else PLAIN
+
+
+def _topk_options(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    num_rows: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    ends: torch.Tensor | None,
+    ks: torch.Tensor | None,
+    page_table: torch.Tensor | None,
+    row_to_request: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    k: int,
+    plan: str | None,
+    options: str,
+    *,
+    out: torch.Tensor,
+    values_out: torch.Tensor | None,
+    raw_out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+) -> None:
+    asked = decode_options(options)
+    keywords = {
+        "starts": starts, "ends": ends, "index_base": asked.index_base, "next_n": asked.next_n,
+        "max_k": None if ks is None else k, "page_table": page_table,
+        "page_size": None if page_table is None else asked.page_size, "row_to_request": row_to_request,
+        "offsets": offsets, "values_out": values_out, "raw_out": raw_out, "index_dtype": asked.index_dtype,
+        "sorted": False if asked.order == "any" else asked.order, "tie_break": asked.tie_break,
+        "largest": asked.largest, "nan": asked.nan, "overlap": asked.overlap,
+    }  # fmt: skip
+    slots = k if ks is None else ks
+    made = decode_plan(plan) if plan is not None else None
+    if scores.is_cuda and workspace is None:
+        if made is None:
+            call = calls.parse(scores, lengths, slots, out=out, num_rows=num_rows, keywords=keywords)
+            made = dispatch.choose(call.problem)
+        if made.workspace_bytes:
+            workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
+    dispatch.topk_eager(
+        scores, lengths, slots, made, out=out, workspace=workspace, num_rows=num_rows, keywords=keywords
+    )  # fmt: skip
+
+
+def _select(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    num_rows: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    ends: torch.Tensor | None,
+    ks: torch.Tensor | None,
+    page_table: torch.Tensor | None,
+    row_to_request: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    k: int,
+    plan: str | None,
+    options: str,
+) -> list[torch.Tensor]:
+    """Select into new arrays: the indices, and the raw ones if the options have them. There are no values."""
+    problem.check_scores(problem.inspect(scores, "scores"))
+    found = _new(scores, k, decode_options(options))
+    _topk_options(
+        scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k, plan, options,
+        out=found[0], values_out=None, raw_out=found[1] if len(found) > 1 else None, workspace=None,
+    )  # fmt: skip
+    return found
+
+
+def _new(scores: torch.Tensor, k: int, asked: Options) -> list[torch.Tensor]:
+    shape = (*scores.shape[:-1], k)
+    return [scores.new_empty(shape, dtype=INDICES[asked.index_dtype]) for _ in range(2 if asked.raw else 1)]
+
+
+def _vmapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[torch.Tensor], list[int]]:
+    """Select every element of a batch: as rows of one selection, or one after another.
+
+    Rows can be appended where scores and one entry for each row are all that is given. A plan, which is made for a
+    number of rows, a page table and `num_rows` belong to each element of its own.
+    """
+    batch = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(given, in_dims, strict=True)]
+    single = [i for i, dim in enumerate(in_dims) if dim is None]
+    scores, _, num_rows, _, _, _, page_table, _, _, _, plan, _ = batch
+    if 0 in single or num_rows is not None or page_table is not None or plan is not None:
+        elements = [[x if i in single else x[n] for i, x in enumerate(batch)] for n in range(info.batch_size)]
+        every = [torch.ops.ksieve.select(dense(element[0]), *element[1:]) for element in elements]
+        return [torch.stack(found) for found in zip(*every, strict=True)], [0] * len(every[0])
+    for i, vector in enumerate(batch):
+        if i and isinstance(vector, torch.Tensor):
+            whole = vector.expand(info.batch_size, *vector.shape) if i in single else vector
+            batch[i] = whole.reshape(-1)
+    batch[0] = dense(scores.reshape(scores.shape[:-1].numel(), scores.shape[-1]))
+    found = torch.ops.ksieve.select(*batch)
+    return [x.reshape(*scores.shape[:-1], x.shape[-1]) for x in found], [0] * len(found)
+
+
+def dense(scores: torch.Tensor) -> torch.Tensor:
+    """Scores whose rows are contiguous and lie apart: the argument itself, or a copy."""
+    apart = scores.dim() < 2 or scores.shape[-2] < 2 or scores.stride(-2) >= scores.shape[-1]
+    return scores if scores.stride(-1) == 1 and apart else scores.contiguous()
+
+
+def check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> None:
+    """Raise while tracing the errors of a run that dtypes and dimensions already determine."""
+    if scores.dim() != 2 or scores.dtype not in SCORES:
+        got = f"{scores.dtype} of {scores.dim()} dimension(s)"
+        raise ArgumentError("scores", got, "a matrix of float32, float16 or bfloat16")
+    if lengths is not None and (lengths.dim() != 1 or lengths.dtype != torch.int32):
+        got = f"{lengths.dtype} of {lengths.dim()} dimension(s)"
+        raise ArgumentError("lengths", got, "an int32 vector, such as lengths.to(torch.int32)")
+    if isinstance(k, int):
+        problem.check_k(k)
+
+
+def check_fake_options(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    k: int,
+    options: str,
+    page_table: torch.Tensor | None,
+    vectors: dict[str, torch.Tensor | None],
+) -> Options:
+    """`check_fake` for calls with options, which are returned; `vectors` have one entry for each row."""
+    check_fake(scores, lengths, k)
+    asked = decode_options(options)
+    problem.check_options(asked, k)
+    for name, dimensions, array in (*((n, 1, a) for n, a in vectors.items()), ("page_table", 2, page_table)):
+        if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
+            raise ArgumentError(
+                name, f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
+            )
+    return asked
+
+
+def _fake_topk_options(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    num_rows: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    ends: torch.Tensor | None,
+    ks: torch.Tensor | None,
+    page_table: torch.Tensor | None,
+    row_to_request: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    k: int,
+    plan: str | None,
+    options: str,
+    *,
+    out: torch.Tensor,
+    values_out: torch.Tensor | None,
+    raw_out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+) -> None:
+    vectors = {"ends": ends, "starts": starts, "k": ks, "row_to_request": row_to_request, "offsets": offsets}
+    asked = check_fake_options(scores, lengths, k, options, page_table, vectors)
+    index = INDICES[asked.index_dtype]
+    for name, dtype, array in (
+        ("out", index, out),
+        ("values_out", scores.dtype, values_out),
+        ("raw_out", index, raw_out),
+    ):
+        if array is not None and (array.dim() != 2 or array.dtype != dtype):
+            raise ArgumentError(name, f"{array.dtype} of {array.dim()} dimension(s)", f"{dtype} of shape (rows, k)")
+
+
+def _fake_select(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    num_rows: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    ends: torch.Tensor | None,
+    ks: torch.Tensor | None,
+    page_table: torch.Tensor | None,
+    row_to_request: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    k: int,
+    plan: str | None,
+    options: str,
+) -> list[torch.Tensor]:
+    vectors = {"ends": ends, "starts": starts, "k": ks, "row_to_request": row_to_request, "offsets": offsets}
+    return _new(scores, k, check_fake_options(scores, lengths, k, options, page_table, vectors))
+
+
+torch.library.impl("ksieve::topk_options", ("cpu", "cuda"), _topk_options)
+torch.library.impl("ksieve::select", ("cpu", "cuda"), _select)
+torch.library.register_fake("ksieve::topk_options", _fake_topk_options)
+torch.library.register_fake("ksieve::select", _fake_select)
+torch.library.register_vmap("ksieve::select", _vmapped)
