@@ -3,22 +3,124 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from ksieve import dispatch
 from ksieve.core import arguments, problem
-from ksieve.core.arguments import TopkKwargs
+from ksieve.core.arguments import Backend, PlanlessKwargs, TopkKwargs
 from ksieve.core.arrays import TransformedTensorError
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.options import PLAIN, Options, dtype_text
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
-from ksieve.dispatch import Backend
+from ksieve.core.stats import Stats
 from ksieve.planning import choose as planner
 from ksieve.planning.plan import Plan
 
 
+# By the flags of a call a checker knows how many arrays it returns. A plan may add some, and `values_out` or `raw_out`
+# alone ask for theirs: such calls return Any.
+@overload
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    return_values: Literal[True],
+    values_out: Any = None,
+    return_raw: Literal[True],
+    raw_out: Any = None,
+    return_stats: Literal[True],
+    **options: Unpack[PlanlessKwargs],
+) -> tuple[Any, Any, Any, Stats]: ...
+@overload
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    return_values: Literal[True],
+    values_out: Any = None,
+    return_raw: Literal[True],
+    raw_out: Any = None,
+    return_stats: Literal[False] = False,
+    **options: Unpack[PlanlessKwargs],
+) -> tuple[Any, Any, Any]: ...
+@overload
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    return_values: Literal[True],
+    values_out: Any = None,
+    return_raw: Literal[False] = False,
+    return_stats: Literal[True],
+    **options: Unpack[PlanlessKwargs],
+) -> tuple[Any, Any, Stats]: ...
+@overload
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    return_values: Literal[True],
+    values_out: Any = None,
+    return_raw: Literal[False] = False,
+    return_stats: Literal[False] = False,
+    **options: Unpack[PlanlessKwargs],
+) -> tuple[Any, Any]: ...
+@overload
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    return_values: Literal[False] = False,
+    return_raw: Literal[True],
+    raw_out: Any = None,
+    return_stats: Literal[True],
+    **options: Unpack[PlanlessKwargs],
+) -> tuple[Any, Any, Stats]: ...
+@overload
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    return_values: Literal[False] = False,
+    return_raw: Literal[True],
+    raw_out: Any = None,
+    return_stats: Literal[False] = False,
+    **options: Unpack[PlanlessKwargs],
+) -> tuple[Any, Any]: ...
+@overload
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    return_values: Literal[False] = False,
+    return_raw: Literal[False] = False,
+    return_stats: Literal[True],
+    **options: Unpack[PlanlessKwargs],
+) -> tuple[Any, Stats]: ...
+@overload
+def topk(
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    plan: Plan | None = None,
+    policy: SamplingPolicy | str | None = None,
+    backend: Backend = "auto",
+    out: Any = None,
+    workspace: Any = None,
+    num_rows: Any = None,
+    return_stats: bool = False,
+    **options: Unpack[TopkKwargs],
+) -> Any: ...
 def topk(
     scores: Any,
     lengths: Any = None,

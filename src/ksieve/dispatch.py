@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from ksieve.core import arguments, problem, registry
 from ksieve.core import call as calls
+from ksieve.core.arguments import Backend
 from ksieve.core.call import Call
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, kind_of, shown
@@ -19,8 +20,6 @@ from ksieve.core.policy import SamplingPolicy, check_policy_kind
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
 from ksieve.planning.plan import Plan
-
-Backend = Literal["auto", "cpu", "cuda", "reference"]
 
 # Fast paths of plans that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py). The key is the plan's id,
 # since hashing a plan's fifty fields on every call would cost as much as the launch; each entry refers to its plan, so

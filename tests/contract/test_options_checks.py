@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import inspect
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -298,4 +299,6 @@ def test_the_package_is_typed():
         program = "\n".join(["import ksieve", *lines])
         command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "-c", program]
         result = subprocess.run(command, capture_output=True, text=True, cwd="/")
-        assert result.stdout.count("error:") == errors, result.stdout
+        # No overload takes an unknown name, which is a second error in its line.
+        lines = set(re.findall(r"^<string>:(\d+): error:", result.stdout, flags=re.MULTILINE))
+        assert len(lines) == errors, result.stdout

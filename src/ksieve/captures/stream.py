@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve.core import call as calls
+from ksieve.core.arguments import Backend
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
-from ksieve.dispatch import Backend
 from ksieve.planning.plan import Plan
 
 BLOCK_BYTES = 256 << 20

@@ -21,10 +21,13 @@ from ksieve.core.options import (
     Windows,
     dtype_text,
 )
+from ksieve.core.policy import SamplingPolicy
+
+Backend = Literal["auto", "cpu", "cuda", "reference"]
 
 
-class TopkKwargs(TypedDict, total=False):
-    """Optional keyword arguments of `ksieve.topk`. None, or False for a flag, equals omission."""
+class _Placing(TypedDict, total=False):
+    """Keyword arguments that say where scores lie and how their indices are written."""
 
     starts: Any
     ends: Any
@@ -35,10 +38,20 @@ class TopkKwargs(TypedDict, total=False):
     page_size: int | None
     row_to_request: Any
     offsets: Any
+
+
+class _Returning(TypedDict, total=False):
+    """Keyword arguments that decide how many arrays are returned."""
+
     return_values: bool
     values_out: Any
     return_raw: bool
     raw_out: Any
+
+
+class _Choosing(TypedDict, total=False):
+    """Keyword arguments that decide which scores are selected, in which order, and how."""
+
     index_dtype: IndexType | None
     sorted: bool | Literal["value", "index"] | None
     tie_break: TieBreak | None
@@ -47,6 +60,21 @@ class TopkKwargs(TypedDict, total=False):
     largest: bool | None
     nan: Nan | None
     overlap: bool
+
+
+class TopkKwargs(_Placing, _Returning, _Choosing, total=False):
+    """Optional keyword arguments of `ksieve.topk`. None, or False for a flag, equals omission."""
+
+
+class PlanlessKwargs(_Placing, _Choosing, total=False):
+    """Keyword arguments that leave the number of returned arrays to the flags of a call; a plan may add some."""
+
+    plan: None
+    policy: SamplingPolicy | str | None
+    backend: Backend
+    out: Any
+    workspace: Any
+    num_rows: Any
 
 
 NAMES = tuple(TopkKwargs.__annotations__)
