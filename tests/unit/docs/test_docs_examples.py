@@ -28,17 +28,25 @@ def failures(text: str, name: str, names: dict[str, object], capsys: pytest.Capt
 
 @pytest.mark.parametrize("page", [p for p in GUIDE if blocks(p, "pycon")], ids=lambda page: page.stem)
 def test_the_sessions_of_a_page_run_in_order(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if ">>> import torch" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("torch")
     assert failures("\n".join(blocks(page, "pycon")), page.name, {}, capsys) == ""
 
 
-def test_quickstart_and_options_have_sessions() -> None:
-    assert {"quickstart", "options"} <= {page.stem for page in GUIDE if blocks(page, "pycon")}
+def test_the_pages_for_a_start_have_sessions() -> None:
+    assert {"quickstart", "options", "coming-from"} <= {page.stem for page in GUIDE if blocks(page, "pycon")}
 
 
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
 def test_every_python_block_is_python(page: Path) -> None:
     for block in blocks(page, "python"):
         compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("block", [b for page in GUIDE for b in blocks(page, "python") if "import jax" in b])
+def test_a_block_for_jax_runs_where_it_is_installed(block: str) -> None:
+    pytest.importorskip("jax")
+    exec(compile(block, "a page", "exec"), {})
 
 
 @pytest.mark.parametrize("name", ["topk", "plan", "verify"])
