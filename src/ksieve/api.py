@@ -243,9 +243,10 @@ def topk(
     element after another.
 
     On CUDA the call enqueues kernels on the current stream of the scores' library and returns without waiting; with
-    JAX arrays and with ``return_stats=True`` it waits for the result. It can be captured in a CUDA graph after
-    ``plan.prepare()`` or one call with the same plan outside the capture. PyTorch then allocates outputs and workspace
-    from the graph's pool; with other libraries pass `out` and ``workspace=plan.workspace()``.
+    JAX arrays and with ``return_stats=True`` it waits for the result. Inside ``jax.jit`` and other transformations of
+    JAX it becomes part of the program, where nothing waits and values carry a gradient. It can be captured in a CUDA
+    graph after ``plan.prepare()`` or one call with the same plan outside the capture. PyTorch then allocates outputs
+    and workspace from the graph's pool; with other libraries pass `out` and ``workspace=plan.workspace()``.
 
     Examples
     --------
@@ -258,6 +259,13 @@ def topk(
     """
     if options:
         arguments.check_names(options)
+    if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *options.values()):
+        from ksieve import jax_ops
+
+        return jax_ops.traced(
+            scores, lengths, k, plan=plan, policy=policy, backend=backend, out=out, workspace=workspace,
+            num_rows=num_rows, return_stats=return_stats, keywords=options,
+        )  # fmt: skip
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.compiler.is_compiling() or not isinstance(scores, torch.Tensor):
         try:
@@ -350,6 +358,12 @@ def plan(
         problem.check_options(options, problem.check_k(k)),
     )
     return planner.choose(asked, info, family=family, policy=policy, splits=splits)
+
+
+def _traced_by_jax(*values: Any) -> bool:
+    # While another thread imports JAX, the module exists without its contents.
+    tracer = getattr(getattr(sys.modules["jax"], "core", None), "Tracer", None)
+    return tracer is not None and any(isinstance(value, tracer) for value in values)
 
 
 def _parse_device(device: Any) -> Device:

@@ -108,6 +108,32 @@ def test_jax(problem):
     assert_exact(problem, indices)
 
 
+def test_jax_in_a_program(problem):
+    """On the stream of XLA, whose other kernels make the scores and read the answer, without a wait in between."""
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() not in ("gpu", "cuda"):
+        pytest.skip(f"JAX sees no GPU, only {jax.default_backend()}")
+    scores, lengths = problem
+    call = {"k": K, "deterministic": True, "return_values": True}
+
+    def select(x, n):
+        indices, values = ksieve.topk(jax.numpy.roll(x, 1, axis=1), n, **call)
+        return indices + 1, values
+
+    want = ksieve.topk(np.roll(scores, 1, axis=1), lengths, **call)
+    program = jax.jit(select)
+    for indices, values in [program(scores, lengths) for _ in range(50)]:
+        np.testing.assert_array_equal(indices, want[0] + 1)
+        np.testing.assert_array_equal(values, want[1])
+    batch = jax.jit(jax.vmap(select))(np.stack([scores, scores]), np.stack([lengths, lengths]))
+    np.testing.assert_array_equal(batch[0][1], want[0] + 1)
+    changes = jax.jit(jax.grad(lambda x: ksieve.topk(x, k=K, return_values=True)[1].sum()))(scores)
+    assert np.count_nonzero(changes) == ROWS * K
+    plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="plan: got scores of device cuda"):
+        jax.block_until_ready(jax.jit(lambda x: ksieve.topk(x, plan=plan))(scores))
+
+
 def test_verify_on_the_device(problem):
     scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
     indices = ksieve.topk(scores, lengths, K)
