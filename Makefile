@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-# Extras that `make test` installs. `make test EXTRAS=test,plot,torch,cuda` leaves nothing to skip but the GPU suite.
+# Extras that `make test` installs. `make test EXTRAS=test,plot,torch,cuda,jax` leaves nothing to skip but the GPU suite.
 EXTRAS ?= test
 # Extra arguments of pytest, e.g. `make test PYTEST="-k keys -x"`.
 PYTEST ?= -n 2 --dist worksteal
