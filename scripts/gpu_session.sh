@@ -2,8 +2,8 @@
 # What a machine with a GPU is asked to do, in steps that can be chosen; results and logs go to ${OUT:-out}.
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
-#                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others|-row], -half,
-#                                      -serving, -options, -pairs, -contract
+#                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others], -half, -rankings,
+#                                      -callers, -serving, -options, -pairs, -contract
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
@@ -50,21 +50,24 @@ suite() {
 row_files='tests/gpu/test_exact.py'
 held_files='tests/gpu/test_held.py'
 half_files='tests/gpu/test_half.py'
+ranking_files='tests/gpu/test_rankings.py'
+caller_files='tests/gpu/test_callers.py'
 kernel_files=$(printf 'tests/gpu/test_%s.py ' bands graphs layout narrow paths stats volume)
 suite-rows() { suite rows $row_files; }
 aimed='nearly_all or subnormals or aimed or how_often'
 suite-held() { suite held $held_files -k registers_hold; }
 suite-held-aimed() { suite held-aimed $held_files -k "$aimed"; }
 suite-held-others() { suite held-others $held_files -k "not (registers_hold or $aimed)"; }
-suite-held-row() { suite held-row $held_files -k "not resident_cluster and not resident_grid"; }
 suite-half() { suite half $half_files; }
+suite-rankings() { suite rankings $ranking_files; }
+suite-callers() { suite callers $caller_files; }
 suite-kernels() { suite kernels $kernel_files; }
 suite-contract() { suite contract tests/gpu/test_host_cost.py tests/contract/test_contract.py tests/contract/test_options.py; }
 pairs='every_pair or narrow_scores'
 suite-pairs() { suite pairs tests/gpu/test_options.py -k "$pairs"; }
 suite-options() { suite options tests/gpu/test_options.py -k "not ($pairs)"; }
 suite-serving() {
-  local elsewhere="$row_files $held_files $half_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
+  local elsewhere="$row_files $held_files $half_files $ranking_files $caller_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
   suite serving tests/gpu $(printf -- '--ignore=%s ' $elsewhere)
 }
 
@@ -123,8 +126,8 @@ quick_bench() {
 }
 
 [ $# -gt 0 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2; }
-steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-held-row suite-half suite-serving suite-options suite-pairs
-  suite-contract options sanitize bench operator decode short general trace worst ablation chain replay"
+steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
+  suite-callers suite-serving suite-options suite-pairs suite-contract options sanitize bench operator decode short general trace worst ablation chain replay"
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done

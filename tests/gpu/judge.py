@@ -13,12 +13,15 @@ CHUNK = 1 << 27
 """Scores judged at a time: bounds the temporaries to about 3 GB."""
 
 
-def ordered(scores: torch.Tensor) -> torch.Tensor:
-    """int32 in the contract's order: greater is better, -0 equals +0, every NaN is the least value."""
+def ordered(scores: torch.Tensor, ranking: str = "largest") -> torch.Tensor:
+    """int32 in the contract's order: greater is better, -0 equals +0, every NaN is the least value, or the greatest."""
     x = scores.float()
     bits = x.view(torch.int32)
     key = torch.where(bits < 0, bits ^ GREATEST, bits)
-    return key.masked_fill_(x == 0, 0).masked_fill_(torch.isnan(x), LEAST)
+    key.masked_fill_(x == 0, 0)
+    if ranking == "smallest":
+        key.neg_()
+    return key.masked_fill_(torch.isnan(x), GREATEST if ranking == "nan_first" else LEAST)
 
 
 def valid_lengths(
@@ -34,7 +37,9 @@ def valid_lengths(
     return valid
 
 
-def exact_rows(scores: torch.Tensor, valid: torch.Tensor, k: int, indices: torch.Tensor) -> torch.Tensor:
+def exact_rows(
+    scores: torch.Tensor, valid: torch.Tensor, k: int, indices: torch.Tensor, ranking: str = "largest"
+) -> torch.Tensor:
     """Whether each row of `indices` is an exact answer; bool, shape (rows,), nothing is read back.
 
     `valid` holds clamped lengths, as `valid_lengths` makes them.
@@ -52,7 +57,7 @@ def exact_rows(scores: torch.Tensor, valid: torch.Tensor, k: int, indices: torch
         places = torch.where(real, answer, -1 - slots).sort(dim=1).values
         fits &= (places[:, 1:] != places[:, :-1]).all(1)
         if width:
-            key = ordered(scores[part])
+            key = ordered(scores[part], ranking)
             chosen = key.gather(1, answer.clamp(0, width - 1).to(torch.int64))
             least = torch.where(real, chosen, GREATEST).amin(1, keepdim=True)
             above = ((key > least) & (columns < length)).sum(1)
@@ -61,7 +66,9 @@ def exact_rows(scores: torch.Tensor, valid: torch.Tensor, k: int, indices: torch
     return ok
 
 
-def explain(scores: torch.Tensor, valid: torch.Tensor, k: int, indices: torch.Tensor, row: int) -> str:
+def explain(
+    scores: torch.Tensor, valid: torch.Tensor, k: int, indices: torch.Tensor, row: int, ranking: str = "largest"
+) -> str:
     """What is wrong with one row, for a failure message."""
     length, width = int(valid[row]), scores.shape[1]
     answer = indices[row].cpu()
@@ -77,7 +84,7 @@ def explain(scores: torch.Tensor, valid: torch.Tensor, k: int, indices: torch.Te
     if given.unique().numel() != needed:
         found.append(f"{needed - given.unique().numel()} positions repeat others")
     if width and not outside.any() and needed:
-        key = ordered(scores[row, :length].cpu())
+        key = ordered(scores[row, :length].cpu(), ranking)
         chosen = key[given.long()]
         above, got = int((key > chosen.min()).sum()), int((chosen > chosen.min()).sum())
         if above != got:

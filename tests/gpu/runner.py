@@ -22,6 +22,7 @@ from gpu import DRY, EMULATED, HOST, judge
 from gpu.variants import Variant
 from ksieve.backends.cuda import device_info
 from ksieve.core.keys import widen
+from ksieve.core.ranking import ranked
 from ksieve.core.stats import STATS_COLUMNS
 from ksieve.model import reference
 from ksieve.planning.devices import DEVICES
@@ -115,7 +116,8 @@ def model_of(plan: Plan, scores: np.ndarray, lengths: np.ndarray) -> tuple[np.nd
     options = harness.model_arguments(plan)
 
     def one(row: int) -> tuple[np.ndarray, list[int]]:
-        chosen, trace = reference.select_row(widen(scores[row, : valid[row]]), k, row_id=row, **options)
+        own = widen(ranked(scores[row, : valid[row]], plan.problem.options.ranking))
+        chosen, trace = reference.select_row(own, k, row_id=row, **options)
         return np.pad(chosen, (0, k - chosen.size), constant_values=-1), trace.columns()
 
     with ThreadPoolExecutor(16) as pool:
@@ -144,14 +146,15 @@ def check(
     k = plan.problem.k
     live = torch.tensor([num_rows], dtype=torch.int32, device=DEVICE) if num_rows is not None else None
     valid = judge.valid_lengths(lengths, rows, width, live, DEVICE)
+    ranking = plan.problem.options.ranking
     target, workspace, wrong = Guarded.make(rows, k, out_padding), dirty_workspace(plan), []
     for run in range(runs):
         target.poison()
         call(plan, scores, lengths, target.out, workspace, live)
-        ok = judge.exact_rows(scores, valid, k, target.out)
+        ok = judge.exact_rows(scores, valid, k, target.out, ranking)
         bad = torch.nonzero(~ok)[:, 0].tolist()
         if bad:
-            told = judge.explain(scores, valid, k, target.out, bad[0])
+            told = judge.explain(scores, valid, k, target.out, bad[0], ranking)
             wrong.append(f"run {run}: {len(bad)} of {rows} rows wrong ({bad[:6]}); {told}")
         if not target.intact():
             wrong.append(f"run {run}: memory around the output was written")
@@ -169,7 +172,8 @@ def compare_stats(
     indices, raw = call_stats(plan, scores, lengths)
     _, expected = model_of(plan, to_numpy(scores), valid)
     wrong = []
-    ok = judge.exact_rows(scores, judge.valid_lengths(lengths, rows, width, None, DEVICE), plan.problem.k, indices)
+    given = judge.valid_lengths(lengths, rows, width, None, DEVICE)
+    ok = judge.exact_rows(scores, given, plan.problem.k, indices, plan.problem.options.ranking)
     if not bool(ok.all()):
         wrong.append(f"rows {torch.nonzero(~ok)[:6, 0].tolist()} are not exact with statistics on")
     differing = np.flatnonzero((raw != expected.raw).any(1))

@@ -56,7 +56,14 @@ class Guarded:
 def options_of(call: dict[str, Any]) -> Options:
     """Options that a call's keyword arguments ask for."""
     keywords = {name: value for name, value in call.items() if name in arguments.NAMES}
-    return arguments.resolve(keywords, None, per_row_k="ks" in call, lengths=call.get("lengths") is not None)
+    bounds = next((call[name] for name in ("lengths", "ends") if call.get(name) is not None), None)
+    return arguments.resolve(
+        keywords,
+        None,
+        per_row_k="ks" in call,
+        lengths=call.get("lengths") is not None,
+        length_dtype=None if bounds is None else str(bounds.dtype).removeprefix("torch."),
+    )
 
 
 def plan_for(variant: Variant, scores: torch.Tensor, k: int, call: dict[str, Any], **changes: Any) -> Plan:
@@ -151,12 +158,12 @@ def local_answer(scores: torch.Tensor, call: dict[str, Any], k: int) -> torch.Te
     rows, width = scores.shape
     begin, length, slots = windows_of(scores, call, k)
     out = torch.full((rows, k), -1, dtype=torch.int64, device=scores.device)
-    columns = torch.arange(width, device=scores.device)
+    columns, ranking = torch.arange(width, device=scores.device), options_of(call).ranking
     step = max(1, (judge.CHUNK // 4) // width)
     for first in range(0, rows, step):
         part = slice(first, min(first + step, rows))
         inside = (columns >= begin[part, None]) & (columns < (begin + length)[part, None])
-        key = torch.where(inside, judge.ordered(scores[part]).long(), OUTSIDE)
+        key = torch.where(inside, judge.ordered(scores[part], ranking).long(), OUTSIDE)
         if call.get("tie_break") == "high":
             best = width - 1 - torch.sort(key.flip(1), dim=1, descending=True, stable=True).indices
         else:
@@ -192,7 +199,8 @@ def right_answer(scores: torch.Tensor, call: dict[str, Any], k: int) -> dict[str
     found = {"out": torch.where(used, written, -1).to(dtype)}
     if options.values:
         bits = scores.view(getattr(torch, f"int{8 * scores.dtype.itemsize}"))
-        least = torch.full((), -torch.inf, dtype=scores.dtype, device=scores.device).view(bits.dtype)
+        unused = -torch.inf if options.largest else torch.inf
+        least = torch.full((), unused, dtype=scores.dtype, device=scores.device).view(bits.dtype)
         position = (local + begin[:, None]).clamp(0, max(scores.shape[1] - 1, 0))
         found["values_out"] = torch.where(used, bits.gather(1, position), least).view(scores.dtype)
     if options.raw:

@@ -139,6 +139,7 @@ def cases():
     yield "stream", "sm_90a", {"card": "h100", "shape": SHORT, "k": 512, "chosen": policy.LINES_64}
     yield from narrow_cases()
     yield from option_cases()
+    yield from ranking_cases()
 
 
 def shape_cases():
@@ -224,6 +225,17 @@ def option_cases():
             small = family == "stream_split" and arch in ("sm_89", "sm_120a")
             yield family, arch, {"asked": everything} | ({"k": 1024, "chosen": policy.PAPER_64} if small else {})
         yield "stream_unsampled", arch, {"k": 16_384, "asked": OPTIONS["by value"]}
+
+
+def ranking_cases():
+    """Every family with each order of scores; those that other architectures have too, on all of them."""
+    for number, arch in enumerate(spec.ARCHITECTURES):
+        for family in (*SHAPES, "register_warp"):
+            usual = family in ("stream", "resident_block", "register_warp")
+            if usual or arch == "sm_90a":
+                shape = {"shape": (4096, 1024), "k": 16} if family == "register_warp" else {}
+                yield family, arch, {"asked": Options(nan="highest"), "dtype": HALVES[number % 2]} | shape
+                yield family, arch, {"asked": Options(largest=False)} | shape
 
 
 def name(case):

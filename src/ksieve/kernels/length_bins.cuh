@@ -35,9 +35,11 @@ __device__ __forceinline__ int rows_of(const Params& p) {
   return kBinned ? min(length_bin_counts(p)[kLengthBin], p.rows) : p.rows;
 }
 
-// Returns a row whose length is already loaded; the length of a window is loaded again.
+constexpr bool kFetchesLength = !kWindows && !kLongLengths;
+
+// Returns a row whose length is already loaded; the length of a window, or of 64 bits, is loaded again.
 __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
-  if constexpr (kWindows) {
+  if constexpr (!kFetchesLength) {
     return load_row(p, id);
   } else {
     return row_of(p, id, length);
@@ -59,7 +61,7 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
     const BinnedRow* listed = binned_row(p, number, kLengthBin);
     copy_int_ahead(s.next_id, &listed->id);
     copy_int_ahead(s.next_length, &listed->length);
-  } else if (!kWindows && p.lengths) {
+  } else if (kFetchesLength && p.lengths) {
     copy_int_ahead(s.next_length, p.lengths + number);
   }
 }

@@ -117,7 +117,7 @@ def _known(problem: Problem, device: DeviceInfo) -> Shapes:
 
 def _roomy(problem: Problem, family: str, policy: SamplingPolicy | None) -> bool:
     """Whether a specialisation would spill in the launch shapes that were measured."""
-    half = problem.dtype != shapes.DTYPE and family == "stream_split" and not problem.options.plain
+    half = problem.dtype != shapes.DTYPE and family == "stream_split" and not problem.options.lean
     return half or (policy is not None and policy.boundary == "coarse")
 
 
@@ -159,7 +159,7 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
         """
         tight = (
             ("resident" in known.derived or geometry.source == shapes.DERIVED_DTYPE)
-            and not problem.options.plain
+            and not problem.options.lean
             and geometry.threads * geometry.ctas_per_sm >= 1024
         )
         counts = range(geometry.ctas_per_sm - bool(tight), 0, -1)
@@ -177,7 +177,7 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
             return False
         if one_cta and problem.rows < geometry.fewest_rows:
             return False
-        if geometry.plain and not problem.options.plain:
+        if geometry.plain and not problem.options.lean:
             return False
         if family == "resident_grid" and not _grid_may_hold(problem, device, geometry):
             return False
@@ -216,7 +216,7 @@ def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geo
     width = max(1 << (problem.width - 1).bit_length(), LANES * VECTOR_BYTES // item)
     if width > usual.resident_width or tied(problem) or problem.options.order != "any":
         return replace(usual, resident_width=0)
-    registers = width // LANES + WARP_REGISTERS + (0 if problem.options.plain else OPTION_REGISTERS)
+    registers = width // LANES + WARP_REGISTERS + (0 if problem.options.lean else OPTION_REGISTERS)
     ctas = min(REGISTERS_PER_SM // (registers * usual.threads), usual.ctas_per_sm)
     shape = replace(usual, resident_width=width, ctas_per_sm=ctas)
     while candidate_bytes_of(shape, device, problem.dtype) < CANDIDATE_BYTES * warp_lists(shape):

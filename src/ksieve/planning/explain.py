@@ -122,6 +122,6 @@ def entry_of(plan: Plan) -> Geometry | None:
         g
         for g in listed
         if (g.resident_width, g.threads, g.ctas_per_row) == (plan.resident_width, plan.threads, per_row)
-        and (problem.options.plain or not g.plain)
+        and (problem.options.lean or not g.plain)
     ]
     return next((g for g in same if g.suits(problem.rows, problem.width)), same[0] if same else None)

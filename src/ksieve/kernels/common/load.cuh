@@ -1,19 +1,8 @@
 // Rows: where each starts and ends, and how its scores are read, 16 bytes at a time at any alignment.
 #pragma once
-#include "common/storage.cuh"
+#include "common/ranking.cuh"
 
-using Score = Choose<kDtype == Dtype::kFloat32, float, unsigned short>::Type;
 static_assert(kVector == 16 / sizeof(Score), "a vector is 16 bytes");
-
-__device__ __forceinline__ float widen(Score score) {
-  if constexpr (kDtype == Dtype::kFloat32) {
-    return score;
-  } else if constexpr (kDtype == Dtype::kFloat16) {
-    return float_of_half(static_cast<unsigned short>(score));
-  } else {
-    return __uint_as_float(static_cast<u32>(score) << 16);
-  }
-}
 
 struct PlainRow {
   __device__ __forceinline__ PlainRow(const Score* scores, int id, int length, int = 0, int = 0)
@@ -42,7 +31,13 @@ __device__ __forceinline__ int window_start(const Params& p, int id) {
 // Returns the live row count as the caller gives it; row_of clamps it.
 __device__ __forceinline__ int live_rows(const Params& p) { return p.num_rows ? *p.num_rows : p.rows; }
 
-__device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? p.lengths[id] : p.width; }
+// Returns an entry of the lengths. One of 64 bits is clamped to what 32 bits hold.
+__device__ __forceinline__ int length_entry(const Params& p, int entry) {
+  if constexpr (!kLongLengths) return p.lengths[entry];
+  constexpr i64 kMost = 0x7fffffff;
+  return static_cast<int>(min(max(reinterpret_cast<const i64*>(p.lengths)[entry], -kMost), kMost));
+}
+__device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? length_entry(p, id) : p.width; }
 
 // Returns a row from its length and the live row count, both as the caller gives them: they are clamped here.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
@@ -60,7 +55,7 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
     int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
     int start = window_start(p, id);
     int hidden = o.next_n - 1 - id % o.next_n; // scores at its request's end that this row does not see yet
-    int valid = max(p.lengths ? p.lengths[id / o.next_n] : p.width, hidden) - hidden;
+    int valid = max(p.lengths ? length_entry(p, id / o.next_n) : p.width, hidden) - hidden;
     bool ends = p.lengths == nullptr || o.flags & kEnds;
     int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
     int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
@@ -79,13 +74,24 @@ __device__ __forceinline__ Row widest_row(const Params& p, int id) {
 
 using Raw = Words; // 16 bytes of scores
 
-__device__ __forceinline__ float unpack(const Raw& raw, int i) {
-  if constexpr (kDtype == Dtype::kFloat32) {
-    return __uint_as_float(raw.word[i]);
+// Returns one of the loaded scores; `unpack` its ranked score, as float32.
+__device__ __forceinline__ Score loaded(const Raw& raw, int i) {
+  if constexpr (kHalfScores) {
+    return static_cast<Score>(raw.word[i / 2] >> (i % 2 * 16));
   } else {
-    return widen(static_cast<Score>(raw.word[i / 2] >> (i % 2 * 16)));
+    return __uint_as_float(raw.word[i]);
   }
 }
+__device__ __forceinline__ float unpack(const Raw& raw, int i) { return widen(loaded(raw, i)); }
+
+// Vectors of ranked scores: ranked_words makes one of loaded scores, and unpack_ranked returns one of its scores.
+__device__ __forceinline__ Raw ranked_words(Raw raw) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    raw.word[i] = ranked_word(raw.word[i]);
+  return raw;
+}
+__device__ __forceinline__ float unpack_ranked(const Raw& raw, int i) { return float_of(loaded(raw, i)); }
 
 // The 16-byte aligned part of positions [begin, end) of a row.
 struct Body {
@@ -100,7 +106,6 @@ __device__ __forceinline__ Body body_of(const Score* scores, int begin, int end)
 
 // Two 16-bit scores that differ have ordered keys at least so far apart: any range of fewer keys has one value.
 constexpr u32 kKeyStep = kDtype == Dtype::kFloat32 ? 1 : kDtype == Dtype::kFloat16 ? 1 << 13 : 1 << 16;
-constexpr bool kHalfScores = kDtype != Dtype::kFloat32;
 
 // The ordered keys of 16-bit scores in 16 bits, without gaps; +0 and -0 have two.
 __device__ __forceinline__ u32 half_key(float score) { // of the nearest 16-bit score, or one beside it
@@ -108,25 +113,11 @@ __device__ __forceinline__ u32 half_key(float score) { // of the nearest 16-bit 
   return bits & 0x8000u ? bits : bits ^ 0x7fffu;
 }
 __device__ __forceinline__ float score_of_half_key(u32 key) {
-  return widen(static_cast<Score>(key & 0x8000u ? key : key ^ 0x7fffu));
+  return float_of(static_cast<Score>(key & 0x8000u ? key : key ^ 0x7fffu));
 }
 
-// Returns minus infinity.
-__device__ __forceinline__ Score worst_score() {
-  if constexpr (kDtype == Dtype::kFloat32) {
-    return __uint_as_float(0xff800000u);
-  } else {
-    return kDtype == Dtype::kFloat16 ? 0xfc00 : 0xff80;
-  }
-}
-
-// Writes minus infinity to 16 bytes of the ring that lie behind a row.
-__device__ __forceinline__ void fill_behind(u32 ring) {
-  constexpr u32 kWorst = kDtype == Dtype::kFloat32   ? 0xff800000u
-                         : kDtype == Dtype::kFloat16 ? 0xfc00fc00u
-                                                     : 0xff80ff80u;
-  fill_shared_words<kWorst>(ring);
-}
+// Writes 16 bytes of scores, whose ranked scores are minus infinity, to the ring behind a row.
+__device__ __forceinline__ void fill_behind(u32 ring) { fill_shared_words<word_of(kWorstBits)>(ring); }
 
 constexpr u32 kStageBytes = kThreads * 16; // bytes of a stage of the ring
 constexpr int kTurn = kStages * kStep;     // scores in one turn of the ring

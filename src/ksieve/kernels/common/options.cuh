@@ -20,12 +20,19 @@
 #ifndef KSIEVE_SORT_SLOTS
 #define KSIEVE_SORT_SLOTS 0 // 8-byte elements of the workspace for each CTA, where slots do not fit shared memory
 #endif
+#ifndef KSIEVE_RANKING
+#define KSIEVE_RANKING 0 // 1: smaller scores are better, 2: NaN is better than every number (common/ranking.cuh)
+#endif
+#ifndef KSIEVE_LONG_LENGTHS
+#define KSIEVE_LONG_LENGTHS 0 // lengths, or ends, have 64 bits
+#endif
 #define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES)
 
 constexpr bool kWindows = KSIEVE_WINDOWS != 0;
 constexpr bool kEpilogue = KSIEVE_EPILOGUE != 0;
 constexpr bool kTies = KSIEVE_TIES != 0;
 constexpr bool kOverlap = KSIEVE_OVERLAP != 0;
+constexpr bool kLongLengths = KSIEVE_LONG_LENGTHS != 0;
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_ORDER);
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;

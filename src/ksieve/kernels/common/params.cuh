@@ -21,7 +21,7 @@ template <class First, class Second> struct Choose<false, First, Second> {
 // these members.
 struct Params {
   const void* scores;  // (rows, width) scores, `pitch` apart
-  const int* lengths;  // (rows,) valid prefix of each row, clamped here; null: every row is full
+  const int* lengths;  // (rows,) valid prefix of each row, clamped; 64-bit with kLongLengths; null: every row is full
   const int* num_rows; // live row count, clamped here; null: all rows
   i64 pitch;           // elements
   int rows;

@@ -160,7 +160,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
         int slot = first + b * kOwners;
-        if (slot < p.k) values[slot] = index[b] < 0 ? worst_score() : row.scores[index[b]];
+        if (slot < p.k) values[slot] = index[b] < 0 ? score_of_bits(kWorstNumberBits) : row.scores[index[b]];
       }
     }
 #pragma unroll

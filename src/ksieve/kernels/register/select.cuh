@@ -24,8 +24,9 @@ struct CoarseBins {
   // they are equal, and any of them complete an answer.
   __device__ __forceinline__ static u32 keys_of_pair(const Raw& raw, int i) {
     if constexpr (kDtype == Dtype::kFloat16) return coarse_keys_of_halves(raw.word[i / 2]);
-    if constexpr (kHalfScores) return coarse_keys_of_halves(halves_of(unpack(raw, i + 1), unpack(raw, i)));
-    return coarse_keys(unpack(raw, i), unpack(raw, i + 1));
+    if constexpr (kHalfScores)
+      return coarse_keys_of_halves(halves_of(unpack_ranked(raw, i + 1), unpack_ranked(raw, i)));
+    return coarse_keys(unpack_ranked(raw, i), unpack_ranked(raw, i + 1));
   }
 
   // Counts two neighbouring scores, of which the first `left` are in the row; returns their bins.
@@ -61,7 +62,7 @@ struct LoadedRow {
       : row(all), body(copied_body(all, 0, all.length, limit)), raw(), edge() {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
-      if (first() + v * kStep < body.end) raw[v] = load_once(row.scores + first() + v * kStep);
+      if (first() + v * kStep < body.end) raw[v] = ranked_words(load_once(row.scores + first() + v * kStep));
     if (!unlikely(body.begin != 0 || body.end < row.length)) return;
     edge.at = static_cast<int>(threadIdx.x);
     if (edge.at >= body.begin) edge.at += body.end - body.begin;
@@ -74,7 +75,7 @@ struct LoadedRow {
     float some[1 << kPickBits];
 #pragma unroll
     for (int i = 0; i < 1 << kPickBits; ++i)
-      some[i] = i < kEach ? unpack(raw[i < kEach ? i / kVector : 0], i % kVector) : 0.0f;
+      some[i] = i < kEach ? unpack_ranked(raw[i < kEach ? i / kVector : 0], i % kVector) : 0.0f;
 #pragma unroll
     for (int bit = kPickBits - 1; bit >= 0; --bit)
 #pragma unroll
@@ -189,7 +190,7 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
     for (int v = 0; v < kVectors; ++v) {
       const Raw raw = load_shared_words(own_ring() + v * kStageBytes);
       auto number = [&](int i) {
-        const int beyond = static_cast<int>((number_key(unpack(raw, i)) - base) << kUpper) >> (kUpper + shift);
+        const int beyond = static_cast<int>((number_key(unpack_ranked(raw, i)) - base) << kUpper) >> (kUpper + shift);
         return again.last >> (v * kVector + i) & 1 ? static_cast<u32>(min(max(beyond, 0), kBins - 1))
                                                    : CoarseBins::kNone;
       };

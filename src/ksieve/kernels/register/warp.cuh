@@ -47,7 +47,7 @@ struct LaneScores {
 #pragma unroll
     for (int v = 0; v < kLaneVectors; ++v) {
       raw[v] = {kNothing, kNothing, kNothing, kNothing};
-      if (whole(v, row.length)) raw[v] = load_once(row.scores + first + v * kWarpStep);
+      if (whole(v, row.length)) raw[v] = ranked_words(load_once(row.scores + first + v * kWarpStep));
     }
     if (!unlikely(misaligned != 0 || row.length % kVector != 0)) return;
 #pragma unroll
@@ -75,7 +75,7 @@ struct LaneScores {
     float found = score_of_key(kMinusInfinityKey);
 #pragma unroll
     for (int at = 0; at < kLaneScores; ++at)
-      found = fmaxf(found, unpack(raw[at / kVector], at % kVector)); // the number, if one of them is NaN
+      found = fmaxf(found, unpack_ranked(raw[at / kVector], at % kVector)); // the number, if one of them is NaN
     return found;
   }
 
@@ -88,8 +88,8 @@ struct LaneScores {
       if (kVector == 8) KSIEVE_AWAIT_WORDS(some); // otherwise two registers for each word are kept
 #pragma unroll
       for (int at = v * kVector; at < (v + 1) * kVector; ++at)
-        sums[at / 16] =
-            fmaf(one_if_at_least(unpack(some, at % kVector), cutoff), static_cast<float>(1 << at % 16), sums[at / 16]);
+        sums[at / 16] = fmaf(one_if_at_least(unpack_ranked(some, at % kVector), cutoff),
+                             static_cast<float>(1 << at % 16), sums[at / 16]);
     }
     const auto joined = [](float low, float high) {
       return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410);
@@ -115,9 +115,9 @@ private:
   static constexpr u32 kNothing = 0x7fff7fff; // NaN, once or twice
   __device__ __forceinline__ static void put(Raw& to, int i, Score score) {
     if constexpr (kDtype == Dtype::kFloat32) {
-      to.word[i] = __float_as_uint(score);
+      to.word[i] = ranked_word(__float_as_uint(score));
     } else {
-      to.word[i / 2] = __byte_perm(to.word[i / 2], score, i % 2 ? 0x5410 : 0x3254);
+      to.word[i / 2] = __byte_perm(to.word[i / 2], ranked_word(score), i % 2 ? 0x5410 : 0x3254);
     }
   }
 };

@@ -43,9 +43,13 @@ struct LinearBuckets {
     offset = -__fmul_ru(low, scale);
   }
 
+  // The result is kOne + number * kUnit. Saturation makes NaN 0: with kNanFirst that is the first bucket, else the
+  // last.
   __device__ __forceinline__ float of(float score) const {
-    // the result is kOne + number * kUnit
-    return __fmaf_rd(__saturatef(fmaf(score, scale, offset)), (1 - kBins) * kUnit, kOne + (kBins - 1) * kUnit);
+    if constexpr (kRanking == Ranking::kNanFirst)
+      return __fmaf_rd(__saturatef(fmaf(score, -scale, 1.0f - offset)), (kBins - 1) * kUnit, kOne);
+    const float direction = kRanking == Ranking::kSmallest ? -scale : scale;
+    return __fmaf_rd(__saturatef(fmaf(score, direction, offset)), (1 - kBins) * kUnit, kOne + (kBins - 1) * kUnit);
   }
 
   // Adds one to the bucket's bin. Most scores are in the last bucket; they are counted as well, without a branch.
@@ -134,19 +138,21 @@ struct BracketBuckets {
                              : LinearBuckets(score_of_key(worst), score_of_key(best));
   }
 
-  // Returns the distance of a score's key from the key of `worst`.
+  // Returns the distance of a ranked score's key from the key of `worst`; with kSmallest negated, as scores are.
   __device__ __forceinline__ float key_distance(float score) const {
     const u32 end = worst - kInfinityKey;
-    return static_cast<float>(end - shifted_key(score, end));
+    const float distance = static_cast<float>(end - shifted_key(score, end));
+    return kRanking == Ranking::kSmallest ? -distance : distance;
   }
 
   __device__ __forceinline__ float of(float score) const {
-    return linear().of(uses_key_distance ? key_distance(score) : score);
+    return linear().of(uses_key_distance ? key_distance(score) : score_of_ranked(score));
   }
 
-  // For resident/overfull.cuh: read_again loads a vector of scores once more, and `of` returns a score's bucket number.
+  // For resident/overfull.cuh: read_again loads a vector of ranked scores once more, and `of` returns a score's bucket
+  // number.
   __device__ __forceinline__ static Raw read_again(const Score* scores, int vector) {
-    return load_once(scores + vector * kStep);
+    return ranked_words(load_once(scores + vector * kStep));
   }
   __device__ __forceinline__ static int of(float score, int slot) {
     return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);
@@ -163,7 +169,11 @@ struct BracketBuckets {
     const u32 distance = static_cast<u32>(fmaxf(at, 0.0f));
     const float middle = buckets.uses_key_distance ? score_of_key(buckets.worst - distance) : at;
     const u32 key = half_key(middle);
-    auto in = [&](u32 other) { return buckets.of(score_of_half_key(other)) == LinearBuckets::numbered(bin); };
+    const bool ranked = kRanking != Ranking::kNanFirst || buckets.uses_key_distance; // else `middle` is a score
+    auto in = [&](u32 other) {
+      const float score = score_of_half_key(other);
+      return (ranked ? buckets.of(score) : linear.of(score)) == LinearBuckets::numbered(bin);
+    };
     return in(key) && !in(key - 1) && !in(key + 1);
   }
 

@@ -323,24 +323,26 @@ __device__ __forceinline__ int take_mark(Marks& marks, int first) {
   return index;
 }
 
-__device__ __forceinline__ void unpack_vector(const Raw& raw, float (&score)[kVector]) {
+// Returns ranked scores of a vector, or with kCounted the scores themselves, which buckets are computed of.
+template <bool kCounted> __device__ __forceinline__ void unpack_vector(const Raw& raw, float (&score)[kVector]) {
 #pragma unroll
   for (int i = 0; i < kVector; ++i)
-    score[i] = unpack(raw, i);
+    score[i] = kCounted ? float_of(loaded(raw, i)) : unpack(raw, i);
 }
 
-// Replaces scores of a vector that lie behind the row by minus infinity.
-__device__ __forceinline__ void clear_behind(int vector, int valid, float (&score)[kVector]) {
+// Replaces scores of a vector that lie behind the row by the worst that unpack_vector<kCounted> returns.
+template <bool kCounted> __device__ __forceinline__ void clear_behind(int vector, int valid, float (&score)[kVector]) {
   const int left = valid - reread_tid() * kVector;
 #pragma unroll
   for (int i = 0; i < kVector; ++i)
-    if (vector * kStep + i >= left) score[i] = __uint_as_float(kMinusInfinityKey);
+    if (vector * kStep + i >= left)
+      score[i] = kCounted ? float_of(score_of_bits(kWorstNumberBits)) : __uint_as_float(kMinusInfinityKey);
 }
 
-// The same of 16-bit scores, before they are widened.
-__device__ __forceinline__ void clear_behind(int vector, int valid, Raw& raw) {
+// The same of 16-bit scores, before they are unpacked.
+template <bool kCounted> __device__ __forceinline__ void clear_behind(int vector, int valid, Raw& raw) {
   const int left = valid - reread_tid() * kVector - vector * kStep;
-  const u32 worst = worst_score() * 0x10001u;
+  constexpr u32 worst = word_of(kCounted ? kWorstNumberBits : kWorstBits);
 #pragma unroll
   for (int i = 0; i < kVector; i += 2) {
     if (i >= left) raw.word[i / 2] = worst;
@@ -352,7 +354,7 @@ __device__ __forceinline__ void clear_behind(int vector, int valid, Raw& raw) {
 // the next vector is read ahead, since its load would queue behind the counts, and an overflow vector is loaded a block
 // ahead. With kLast no thread reads the ring afterwards, so that overflow vectors may be copied to where vectors were
 // read. With kAlone, skip(vector) is called for vectors behind the row. Call by whole warps.
-template <bool kEarly, bool kLast, bool kAlone, class Visit, class Skip, class Ready>
+template <bool kEarly, bool kLast, bool kAlone, bool kCounted, class Visit, class Skip, class Ready>
 __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Skip skip, Ready ready) {
   constexpr bool kReplaced = kLast && kOverflowVectors && kChunks > 1;
   constexpr bool kSkips = kAlone && kTile > 8192; // shorter rows do not pay for the branches
@@ -373,16 +375,16 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
   auto look = [&](int vector, Raw raw) {
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
     float score[kVector];
-    if (!kHalfScores) unpack_vector(raw, score);
+    if (!kHalfScores) unpack_vector<kCounted>(raw, score);
     if (unlikely(valid < (vector + 1) * kStep)) { // tested first, since it is true for one or two vectors alone
       if (kSkips && vector * kStep >= valid) return skip(vector);
       if constexpr (kHalfScores) {
-        clear_behind(vector, valid, raw);
+        clear_behind<kCounted>(vector, valid, raw);
       } else {
-        clear_behind(vector, valid, score);
+        clear_behind<kCounted>(vector, valid, score);
       }
     }
-    if (kHalfScores) unpack_vector(raw, score);
+    if (kHalfScores) unpack_vector<kCounted>(raw, score);
     visit(vector, score);
     if (!kEarly && kEach >= 64) __syncwarp(); // otherwise ptxas interleaves so many vectors that it spills
   };

@@ -83,7 +83,7 @@ __device__ __forceinline__ void mark_by_value(int slot, float value, Divided& fo
     }
   };
   constexpr bool kSkips = Scope::kAlone && !kEpilogue; // elsewhere ptxas would spill
-  each_vector<Scope::kAlone, false, kSkips>(slot, num_valid(slot), mark, [](int) {}, [] {});
+  each_vector<Scope::kAlone, false, kSkips, false>(slot, num_valid(slot), mark, [](int) {}, [] {});
 }
 
 // Returns whether the k-th score equals the value of `key`, or is better or worse. If it is equal, the row is selected:
@@ -194,7 +194,8 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const int bit = v * kVector + i;
-        visit(marks >> bit & 1 ? keys.of(shifted_key(unpack(raw[v], i))) : KeyBins::kNone, w, from * kVector + bit);
+        visit(marks >> bit & 1 ? keys.of(shifted_key(unpack_ranked(raw[v], i))) : KeyBins::kNone, w,
+              from * kVector + bit);
       }
     __syncwarp(); // otherwise ptxas interleaves so many loads that it spills
   };

@@ -135,9 +135,9 @@ __device__ __forceinline__ void sample_resident(int slot) {
   }
 }
 
-// Counts this thread's scores in buckets, and keeps their bucket numbers. map() turns a score into what is counted;
-// ready() runs in front of the first count.
-template <bool kEarly, bool kAlone, class Map, class Ready>
+// Counts this thread's scores in buckets, and keeps their bucket numbers. map() turns a score (unpack_vector) into what
+// is counted; ready() runs in front of the first count.
+template <bool kEarly, bool kAlone, bool kCounted, class Map, class Ready>
 __device__ __forceinline__ void count_buckets(int slot, int valid, LinearBuckets linear, BucketIds& ids, Map map,
                                               Ready ready) {
   auto count = [&](int vector, const float (&score)[kVector]) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void count_buckets(int slot, int valid, LinearBuckets
     for (int i = 0; i < kVector; i += 2)
       ids.pair[(vector * kVector + i) / 2] = (kBins - 1) * 0x10001u;
   };
-  each_vector<kEarly, true, kAlone>(slot, valid, count, skip, ready);
+  each_vector<kEarly, true, kAlone, kCounted>(slot, valid, count, skip, ready);
 }
 
 // count_buckets for key distances (BracketBuckets::key_distance). A function of its own, and without skipped vectors:
@@ -165,7 +165,7 @@ __device__ __noinline__ BucketIds count_key_distances(int slot) {
   const BracketBuckets buckets(slot);
   BucketIds ids;
   auto distance = [&](float score) { return buckets.key_distance(score); };
-  count_buckets<false, false>(slot, num_valid(slot), buckets.linear(), ids, distance, [] {});
+  count_buckets<false, false, false>(slot, num_valid(slot), buckets.linear(), ids, distance, [] {});
   return ids;
 }
 
@@ -198,7 +198,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
     ids = count_key_distances(slot);
   } else {
     auto plain = [](float score) { return score; };
-    count_buckets<!kEpilogue, Scope::kAlone>(slot, valid, buckets.linear(), ids, plain, await_bracket);
+    count_buckets<!kEpilogue, Scope::kAlone, true>(slot, valid, buckets.linear(), ids, plain, await_bracket);
   }
   each_edge(slot, [&](const Edge& edge) { LinearBuckets::count(BracketBuckets(slot).of(edge.score)); });
   const Boundary found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);

@@ -1,4 +1,7 @@
-// Comparisons of a batch of scores with one bound, which give one bit for each score: the inner loop of a scan.
+// Comparisons of a batch of scores with one bound, which give one bit for each score: the inner loop of a scan. Ranked
+// scores are compared without being computed. With kSmallest the negation is part of the instruction. With kNanFirst a
+// ranked score is that of the next lower number, and so reaches a bound exactly if the score is not at most the bound:
+// NaN never is.
 #pragma once
 #include "common/keys.cuh"
 #include "common/load.cuh"
@@ -76,12 +79,33 @@ struct Above {
   }
 };
 
+// The same with kNanFirst: whether a score is not below the next number above the bound that its ranked score reaches.
+// The test score < next is made in the same way.
+struct NotBelow {
+  float scale;
+  float offset;
+
+  __device__ __forceinline__ static bool usable(u32 key) { return NotBelow(key).scale != 0; }
+  __device__ __forceinline__ explicit NotBelow(u32 key) {
+    const Above other(__uint_as_float(raised(__float_as_uint(hot_cutoff(key))))); // its offset is -bound * scale
+    scale = -other.scale;
+    offset = -other.offset;
+  }
+
+  template <int kCount = kBatch> __device__ __forceinline__ u32 gather(const Raw (&raw)[kCount]) const {
+    constexpr u32 kAll = ~0u >> (32 - kCount * kVector);
+    const u32 below = gather_tests<kCount * kVector>(
+        [&](int i) { return __saturatef(fmaf(__uint_as_float(raw[i / kVector].word[i % kVector]), scale, offset)); });
+    return ~below & kAll;
+  }
+};
+
 // The comparisons for scores that are widened to float32.
 struct WideBound {
   float value;
   __device__ __forceinline__ explicit WideBound(float value) : value(value) {}
 
-  // Return the bits of the scores that are at least the bound, and of those that equal it: never of NaN.
+  // Return the bits of the ranked scores that are at least the bound, and of those that equal it: never of NaN.
   __device__ __forceinline__ u32 reached(const Raw (&raw)[kBatch]) const {
     return gather_bits(raw, [&](float score) { return score >= value; });
   }
@@ -94,7 +118,8 @@ struct WideBound {
 // scores.
 struct HalvesBound {
   static constexpr bool kBFloat = kDtype == Dtype::kBfloat16;
-  u32 pair;
+  u32 pair; // the bound, with kSmallest its negation
+  u32 some; // all ones, or with kNanFirst zero where no score reaches the bound
 
   // Scores that are at least `value` are at least the least 16-bit score that is.
   __device__ __forceinline__ explicit HalvesBound(float value) {
@@ -107,12 +132,25 @@ struct HalvesBound {
       if (float_of_half(static_cast<unsigned short>(least)) < value) least += least & 0x8000u ? ~0u : 1u;
     }
     pair = (value == value ? least & 0xffffu : 0x7fffu) * 0x10001u;
+    if (kRanking == Ranking::kSmallest) pair ^= 0x80008000u;
+    some = kRanking == Ranking::kNanFirst && value != value ? 0 : ~0u;
   }
 
   __device__ __forceinline__ u32 reached(const Raw (&raw)[kBatch]) const {
-    return gather_halves(raw, [&](u32 scores) { return halves_reaching<kBFloat>(scores, pair); });
+    return gather_halves(raw, [&](u32 scores) {
+      if constexpr (kRanking == Ranking::kLargest) return halves_reaching<kBFloat>(scores, pair);
+      const u32 at_most = halves_reaching<kBFloat>(pair, scores);
+      return kRanking == Ranking::kSmallest ? at_most : ~at_most & some;
+    });
   }
   __device__ __forceinline__ u32 equalled(const Raw (&raw)[kBatch]) const {
+    if constexpr (kRanking == Ranking::kNanFirst) {
+      const u32 bits = pair & 0xffffu;
+      if (bits == kInfinityBits) // the ranked score of NaN
+        return gather_halves(raw, [&](u32 scores) { return ~equal_halves<kBFloat>(scores, scores); });
+      const u32 next = raised(bits) * 0x10001u;
+      return gather_halves(raw, [&](u32 scores) { return equal_halves<kBFloat>(scores, next) & some; });
+    }
     return gather_halves(raw, [&](u32 scores) { return equal_halves<kBFloat>(scores, pair); });
   }
 
@@ -144,4 +182,5 @@ struct ReachTest : Bound {
   __device__ __forceinline__ static bool usable(u32) { return true; }
   __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const { return reached(raw); }
 };
-using FastTest = Choose<kDtype == Dtype::kFloat32, Above, ReachTest>::Type;
+using FloatTest = Choose<kRanking == Ranking::kNanFirst, NotBelow, Above>::Type;
+using FastTest = Choose<kDtype == Dtype::kFloat32, FloatTest, ReachTest>::Type;

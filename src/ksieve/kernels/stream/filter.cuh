@@ -92,7 +92,7 @@ __device__ __forceinline__ u32 take_bit(u32& bits) {
 __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
   u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
   if constexpr (kDtype == Dtype::kFloat32) {
-    return load_shared_float(at);
+    return widen(load_shared_float(at));
   } else {
     return widen(load_shared_half(at));
   }

@@ -12,7 +12,7 @@ from ksieve import api
 from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
-from ksieve.core.windows import windows
+from ksieve.core.options import dtype_text
 from ksieve.lab.bench import floor, gpu, peers, record, scores, timing
 from ksieve.lab.bench.gpu import Progress, Tell
 from ksieve.lab.bench.timing import Contender, Timing
@@ -31,10 +31,20 @@ Keywords = dict[str, Any]
 
 @dataclass(frozen=True)
 class Option:
-    """An option to time: its name, and the arguments that ask for it, made from (rows, width, k, lengths)."""
+    """An option to time.
+
+    Attributes
+    ----------
+    name : str
+    keywords : callable
+        Makes the arguments that ask for it from (rows, width, k, lengths).
+    scores : callable, optional
+        Makes its scores from those of the plain call. Default: the same.
+    """
 
     name: str
     keywords: Callable[[int, int, int, Any], Keywords]
+    scores: Callable[[Any], Any] = lambda matrix: matrix
 
 
 def _starts(rows: int, width: int, k: int, lengths: Any) -> Keywords:
@@ -98,6 +108,10 @@ OPTIONS = (
     Option("by value", _fixed(sorted=True, return_values=True)),
     Option("deterministic", _fixed(deterministic=True)),
     Option("overlap", _fixed(overlap=True)),
+    # Negated, so that the same positions are selected.
+    Option("smallest", _fixed(largest=False), lambda matrix: -matrix),
+    Option("NaN highest", _fixed(nan="highest")),
+    Option("int64 lengths", lambda rows, width, k, lengths: {"lengths": lengths.long()}),
     Option("windows, pages, deterministic", _together(_starts, _pages, _fixed(deterministic=True))),
 )
 
@@ -179,14 +193,20 @@ def _shape(
     reads = floor.contenders(matrices, lengths, device)
     contenders, plans = list(reads), {}
     for option in chosen:
-        keywords = {"lengths": lengths} | option.keywords(rows, width, k, lengths)
-        if option.name != PLAIN and len(keywords) == 1:
+        asking = option.keywords(rows, width, k, lengths)
+        if option.name != PLAIN and not asking:
             continue  # the shape has no room for it
+        keywords = {"lengths": lengths} | asking
         asked = {name: value for name, value in keywords.items() if name in arguments.NAMES}
-        options = arguments.resolve(asked, None, per_row_k="k" in keywords, lengths=keywords["lengths"] is not None)
+        bounds = keywords.get("ends") if keywords["lengths"] is None else keywords["lengths"]
+        options = arguments.resolve(
+            asked, None, per_row_k="k" in keywords, lengths=keywords["lengths"] is not None,
+            length_dtype=dtype_text(getattr(bounds, "dtype", None)),
+        )  # fmt: skip
         plan = api.plan(rows=rows, width=width, k=k, dtype=dtype, device=device, options=options)
         plans[option.name] = plan
-        contenders.append(_contender(option.name, plan, matrices, keywords))
+        own = [option.scores(matrix) for matrix in matrices]
+        contenders.append(_contender(option.name, plan, own, keywords))
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
     times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
     least = min((t for t in times[: len(reads)] if t.rounds), key=lambda t: t.median, default=Timing("none"))
@@ -225,31 +245,23 @@ def _contender(name: str, plan: Plan, matrices: Sequence[Any], keywords: Keyword
             arrays[i].fill_(peers.POISON if arrays[i].dtype is index else 7.0)
 
     return Contender(
-        name, select, lambda i: _exact(matrices[i], plan, keywords, {n: a[i] for n, a in outputs.items()}), poison
+        name, select, lambda i: _exact(matrices[i], keywords, {n: a[i] for n, a in outputs.items()}), poison
     )
 
 
-def _exact(matrix: Any, plan: Plan, keywords: Keywords, filled: dict[str, Any]) -> bool:
-    """Whether an answer is exact, and its values those of its positions."""
-    import torch
-
+def _exact(matrix: Any, keywords: Keywords, filled: dict[str, Any]) -> bool:
+    """Whether an answer is exact, in its order, and its values those of its positions."""
     from ksieve.checking.verify import verify
 
-    def host(name: str) -> Any:
-        return None if keywords.get(name) is None else keywords[name].cpu().numpy()
-
-    options, (rows, width) = plan.problem.options, matrix.shape
-    lengths = host("ends") if keywords["lengths"] is None else host("lengths")
-    begin, length = windows(options, rows, width, lengths=lengths, starts=host("starts"))
-    if begin.any():
-        # Nothing before a window is better than anything: it may as well belong to it.
-        before = torch.arange(width, device=matrix.device) < torch.from_numpy(begin).to(matrix.device)[:, None]
-        matrix = matrix.masked_fill(before, -torch.inf)
-    ends = torch.from_numpy((begin + length).astype(np.int32)).to(matrix.device)
-    if not verify(matrix, ends, filled["out"], block_bytes=VERIFY_BYTES).ok:
+    asked = {name: keywords[name] for name in _JUDGED if name in keywords}
+    if not verify(matrix, keywords["lengths"], filled["out"], block_bytes=VERIFY_BYTES, **asked).ok:
         return False
     if "values_out" in filled:
         used = filled["out"] >= 0
         right = matrix.gather(1, filled["out"].clamp(min=0).long())
         return bool(((filled["values_out"] == right) | ~used).all())
     return bool((filled["raw_out"] == filled["out"]).all()) if "raw_out" in filled else True
+
+
+_JUDGED = ("starts", "ends", "next_n", "k", "largest", "nan", "sorted", "tie_break")
+"""Arguments that the verifier takes as the call does; page tables and offsets change no position here."""

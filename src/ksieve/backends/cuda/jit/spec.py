@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ksieve.core.errors import ArgumentError
+from ksieve.core.ranking import RANKINGS
 from ksieve.planning import length_bins, memory
 from ksieve.planning.families import IN_REGISTERS
 from ksieve.planning.plan import Plan
@@ -127,6 +128,8 @@ def _option_defines(plan: Plan) -> dict[str, int]:
         "KSIEVE_EPILOGUE": int(options.rewritten),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
         "KSIEVE_TIES": int(options.tie_break != "any"),
+        "KSIEVE_RANKING": RANKINGS.index(options.ranking),
+        "KSIEVE_LONG_LENGTHS": int(options.length_dtype == "int64"),
         "KSIEVE_OVERLAP": int(overlaps(plan)),
         "KSIEVE_SORT_SLOTS": memory.sort_slots(plan),
     }

@@ -1,0 +1,144 @@
+"""What callers of a general top-k expect: 64-bit lengths, expanded rows, any rank, k = 0, and large k in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import ksieve
+from gpu import judge, material, runner, served
+from gpu.variants import ALL, banded, possible
+from ksieve.core.options import Options
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="its calls are of a device")]
+
+K, WIDTH, ROWS = 300, 9_001, 14
+SHAPES = {"warp": (20, 1_001), "cooperative": (K, 262_144)}
+"""(k, width) where they are not K and WIDTH."""
+LONG = Options(length_dtype="int64")
+EDGES = (0, 1, K, K + 1, WIDTH - 1, WIDTH, 5_000)
+BEYOND = (-1, -(2**31) - 5, -(2**63), 2**31 + 7, 2**40 + 3, 2**32, 2**63 - 1)
+"""Lengths of which 32 bits would tell other ones."""
+LARGE = (20_000, 70_000)
+WIDE = 90_001
+ORDERS = ({"sorted": "value", "tie_break": "high", "return_values": True}, {"sorted": "index", "tie_break": "low"})
+
+
+def kernels():
+    for name in ALL:
+        k, width = SHAPES.get(name, (K, WIDTH))
+        for plan in possible(ALL[name], ROWS, width, k, device=runner.PLAN_DEVICE, options=LONG):
+            yield plan, False
+    for k, call in itertools.product(LARGE, ORDERS):
+        shape = {"rows": 3, "width": WIDE, "k": k, "options": served.options_of(call)}
+        yield ksieve.plan(**shape, device=runner.PLAN_DEVICE), False
+
+
+def scores_of(rows, width, dtype="float32", seed=3):
+    bits = material.narrow(np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32), dtype)
+    return material.place(bits, dtype, runner.DEVICE, offset=1, padding=3)
+
+
+def check(scores, lengths, k, indices, tally, name="callers"):
+    """Whether the rows of an answer, in a matrix, are exact."""
+    valid = judge.valid_lengths(lengths, *scores.shape, None, runner.DEVICE)
+    wrong = torch.nonzero(~judge.exact_rows(scores, valid, k, indices))[:, 0].tolist()
+    told = [judge.explain(scores, valid, k, indices, wrong[0])] if wrong else []
+    tally.add(name, len(scores), told)
+    assert not wrong, told
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_lengths_of_64_bits(name, tally):
+    k, width = SHAPES.get(name, (K, WIDTH))
+    scores = scores_of(ROWS, width)
+    wrong = []
+    for offset in (0, 3):
+        given = np.roll(np.array([*EDGES, *BEYOND], np.int64), offset)
+        lengths = torch.from_numpy(given).to(runner.DEVICE)
+        plan = runner.plan_for(ALL[name], scores, k, options=LONG)
+        wrong += runner.check(plan, scores, lengths, runs=1, num_rows=ROWS - offset)
+    tally.add(name, 2 * ROWS, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_lengths_of_64_bits_in_several_launches(tally):
+    rows, width = 64, 20_000
+    scores = scores_of(rows, width)
+    lengths = np.random.default_rng(5).integers(0, width + 1, rows)
+    lengths[: len(BEYOND)] = BEYOND
+    plan = banded(rows, width, K, ctas=2, device=runner.PLAN_DEVICE, options=LONG)
+    wrong = runner.check(plan, scores, torch.from_numpy(lengths).to(runner.DEVICE), runs=1)
+    tally.add("banded", rows, wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_windows_and_requests_with_64_bits(ends, tally):
+    rows, wrong = 12, []
+    scores = scores_of(rows, WIDTH)
+    given = torch.tensor([WIDTH + 2**33, 4_000, -(2**40), 2**31, 7_777, 3], device=runner.DEVICE)
+    starts = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) * 5
+    call = {"starts": starts, "next_n": 2, "tie_break": "low", "sorted": "index", "ends" if ends else "lengths": given}
+    plan = ksieve.plan(rows=rows, width=WIDTH, k=K, device=runner.PLAN_DEVICE, options=options_of(call))
+    expected = served.right_answer(scores, call, K)
+    ready = served.Served(plan, scores, call)
+    ready.run()
+    wrong += [name for name, made in ready.outputs.items() if not bool((made.out == expected[name]).all())]
+    tally.add("windows", rows, wrong)
+    assert not wrong
+
+
+def options_of(call):
+    return dataclasses.replace(served.options_of(call), length_dtype="int64")
+
+
+def select(scores, lengths, k, **more):
+    """Select through the public call into new indices."""
+    out = torch.full((*scores.shape[:-1], k), runner.POISON, dtype=torch.int32, device=runner.DEVICE)
+    ksieve.topk(runner.on_device(scores), k=k, **runner.on_device({"lengths": lengths, "out": out}), **more)
+    return out
+
+
+@pytest.mark.parametrize("shape", [(300, WIDTH), (3, 200_000), (4_000, 256), (40, 40_000)])
+def test_rows_of_pitch_0(shape, tally):
+    rows, width = shape
+    rows = 20 if runner.HOST else rows
+    scores = scores_of(1, width).expand(rows, width)
+    lengths = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) * 7 % width
+    for given in (None, lengths):
+        check(scores, given, 50, select(scores, given, 50), tally)
+
+
+def test_any_rank(tally):
+    scores = torch.randn(3, 5, 700, device=runner.DEVICE)
+    lengths = torch.randint(0, 701, (3, 5), device=runner.DEVICE)
+    check(scores.view(15, 700), lengths.view(15), 40, select(scores, lengths, 40).view(15, 40), tally)
+    check(scores[0, :1], None, 40, select(scores[0, 0], None, 40).view(1, 40), tally)
+
+
+@pytest.mark.skipif(runner.EMULATED, reason="arrays of a library are made on its device")
+def test_new_arrays_an_int_of_rows_and_no_slots(tally):
+    scores = torch.randn(3, 5, 700, device=runner.DEVICE)
+    indices, values = ksieve.topk(scores, k=40, return_values=True, sorted=True, index_dtype="int64")
+    assert indices.shape == values.shape == (3, 5, 40) and indices.device == scores.device
+    assert torch.equal(values, scores.gather(2, indices)) and torch.equal(values, scores.topk(40).values)
+    live = ksieve.topk(scores.view(15, 700), k=40, num_rows=4)
+    assert bool((live[4:] == -1).all())
+    check(scores.view(15, 700)[:4], None, 40, live[:4], tally)
+    indices, values, stats = ksieve.topk(scores, k=0, return_values=True, return_stats=True)
+    assert indices.shape == values.shape == (3, 5, 0) and len(stats.raw) == 15
+
+
+@pytest.mark.parametrize("call", ORDERS, ids=lambda call: call["sorted"])
+@pytest.mark.parametrize("k", LARGE)
+def test_large_k_in_order(k, call, tally):
+    scores = (scores_of(3, WIDE) * 64).round() / 64  # many ties
+    plan = ksieve.plan(rows=3, width=WIDE, k=k, device=runner.PLAN_DEVICE, options=served.options_of(call))
+    wrong = served.check(served.Served(plan, scores, call), runs=1)
+    tally.add("large k", 3, wrong)
+    assert not wrong, "\n".join(wrong)
