@@ -135,19 +135,21 @@ def topk(
     return_stats: bool = False,
     **options: Unpack[TopkKwargs],
 ) -> Any:
-    """Select the k largest scores of every row, exactly.
+    """Select the k best scores of every row, exactly: the largest, or the smallest.
 
     Parameters
     ----------
-    scores : array, shape (rows, width)
-        float32, float16 or bfloat16; NumPy, PyTorch, CuPy or JAX, on CPU or CUDA. Last stride 1, any row
-        pitch of at least width, any base alignment. A NumPy uint16 array is read as bfloat16 bits.
-    lengths : array of int32, shape (rows,), optional
+    scores : array, shape (..., width)
+        float32, float16 or bfloat16; NumPy, PyTorch, CuPy or JAX, on CPU or CUDA. Rows run along the last dimension,
+        whose stride is 1. The *leading shape* is that of all others, which must be one row pitch apart: at least
+        width, or 0 for rows that are all the same one. Any base alignment. A NumPy uint16 array is read as bfloat16
+        bits.
+    lengths : array of int32 or int64, of the leading shape, optional
         Number of valid scores at the start of each row, on the scores' device, clamped to [0, width] there. On CUDA
         it is never copied to the host. Default: `width` for every row.
-    k : int, or array of int32 of shape (rows,)
-        Slots per row, 1 to 2**20. May be omitted when `plan` is given. An array on the scores' device gives every
-        row its own k, clamped to [0, max_k]; the remaining slots of the row are unused.
+    k : int, or array of int32 of the leading shape
+        Slots per row, 0 to 2**20; with 0 the result is empty. May be omitted when `plan` is given. An array on the
+        scores' device gives every row its own k, clamped to [0, max_k]; the remaining slots of the row are unused.
     plan : Plan, optional
         From `ksieve.plan`; chosen from the arguments when omitted. Options that the call omits are taken from the
         plan; options that it passes must equal the plan's.
@@ -155,28 +157,30 @@ def topk(
         Sampling policy when no plan is given; ``"direct"`` never samples.
     backend : {"auto", "cpu", "cuda", "reference"}
         "auto" follows the scores' device. "reference" is the NumPy model: slow, for study.
-    out : array of int32 or int64, shape (rows, k), optional
+    out : array of int32 or int64, of the leading shape and k, optional
         Receives the indices, on the scores' device; must not overlap an input or another output.
     workspace : Workspace or array of bytes, optional
         CUDA only: from ``plan.workspace()``, or device memory of at least ``plan.workspace_bytes`` bytes, whose first
         ``plan.workspace_zeroed`` bytes every call then zeroes on the stream. Use one per stream. Default: ksieve keeps
         one per device and stream.
-    num_rows : array of int32, shape (1,) or (), optional
-        Number of live rows, on the scores' device, clamped to [0, rows]. The slots of later rows are filled with -1.
+    num_rows : int, or array of int32 of shape (1,) or (), optional
+        Number of live rows, clamped to [0, rows]. The slots of later rows are filled with -1. An array is on the
+        scores' device. Of an int a CUDA call makes one.
     return_stats : bool
         Also return `Stats` (on CUDA this reads the statistics back, which synchronises).
 
     Other Parameters
     ----------------
-    starts : array of int32, shape (rows,), optional
+    starts : array of int32, of the leading shape, optional
         Where each row's window begins, clamped to [0, width]. Its scores are ``[start, start + length)``.
-    ends : array of int32, shape (rows,), optional
+    ends : array of int32 or int64, of the leading shape, optional
         In place of `lengths`: where each window ends, exclusive, clamped to [start, width].
     index_base : {"row", "start"}
         Whether indices count from the start of the row, so that ``scores[r, i]`` is the score, or of the window.
     next_n : int
-        Consecutive rows of one request (multi-token prediction). `lengths` or `ends` then has one entry per request,
-        and the window of row r is ``next_n - 1 - r % next_n`` scores shorter.
+        Consecutive rows of one request (multi-token prediction). `lengths` or `ends` then has one entry per request
+        (shape ``(rows // next_n,)``, or the leading shape with its last dimension divided by next_n), and the window
+        of row r is ``next_n - 1 - r % next_n`` scores shorter.
     max_k : int
         Slots per row where k is an array.
     page_table : array of int32, shape (requests, max_pages), optional
@@ -184,14 +188,14 @@ def topk(
         entry lies outside the table.
     page_size : int
         A power of two, by default 1.
-    row_to_request : array of int32, shape (rows,), optional
+    row_to_request : array of int32, of the leading shape, optional
         The page table's request of each row; by default ``row // next_n``.
-    offsets : array of int32, shape (rows,), optional
+    offsets : array of int32, of the leading shape, optional
         Write ``i + offsets[row]`` in place of index i.
     return_values : bool
-        Also return the selected scores, bit for bit; -inf in unused slots. With PyTorch they carry the gradient of the
-        selected scores, to any order and in forward mode; `workspace` is then not used.
-    values_out : array of the scores' dtype, shape (rows, k), optional
+        Also return the selected scores, bit for bit; -inf in unused slots, or inf with ``largest=False``. With PyTorch
+        they carry the gradient of the selected scores, to any order and in forward mode; `workspace` is then not used.
+    values_out : array of the scores' dtype, of the leading shape and k, optional
         Receives the values, without a gradient: `GradientWarning` says so once where the scores have one.
     return_raw : bool
         Also return the indices before `page_table` or `offsets`.
@@ -201,22 +205,27 @@ def topk(
         Dtype of new index arrays.
     sorted : bool or {"value", "index"}
         True or "value": best score first, NaN last, equal scores by index. "index": by ascending position. Unused
-        slots come last. Takes k up to 16384, as do `tie_break`, `deterministic` and `batch_invariant`.
+        slots come last. On CUDA it takes k up to 16384, as do `tie_break`, `deterministic` and `batch_invariant`.
     tie_break : {"low", "high"}, optional
         Select the lowest (or highest) positions among scores equal to the worst selected one. With ``sorted=True``
         equal scores are ordered the same way.
     deterministic, batch_invariant : bool
         The answer for a row depends on that row alone: the same bytes in every run, batch and plan. The default of
         `sorted` becomes "index" and that of `tie_break` "low".
+    largest : bool
+        Whether larger scores are better, or smaller ones.
+    nan : {"last", "highest"}
+        Place of NaN. "last": behind every number, with either `largest`. "highest": NaN is the greatest of all scores,
+        as in ``torch.topk``: first with `largest`, last without.
     overlap : bool
         CUDA, compute capability 9.0 and later: the kernel may start while the previous kernel of the stream drains
         (programmatic dependent launch). Ignored elsewhere.
 
     Returns
     -------
-    indices : array of int32, shape (rows, k)
+    indices : array of int32, of the leading shape and k
         Same library and device as `scores`. For a row of length L > k: k distinct positions below L, no
-        unselected valid score greater than a selected one, in no particular order. For L <= k: all L
+        unselected valid score better than a selected one, in no particular order. For L <= k: all L
         positions, then -1.
     values, raw, stats
         Returned, in this order, with `return_values`, `return_raw` and `return_stats`; the result is then a tuple.
@@ -234,8 +243,8 @@ def topk(
 
     Notes
     -----
-    NaN ranks below -inf; ``-0.0`` equals ``+0.0``. Without `tie_break` it is unspecified which of the scores tied at
-    rank k are selected. See docs/reference/contract.md.
+    By default NaN ranks behind every number; ``-0.0`` equals ``+0.0``. Without `tie_break` it is
+    unspecified which of the scores tied at rank k are selected. See docs/reference/contract.md.
 
     With PyTorch the call works under ``torch.compile`` and inside ``torch.func`` (``grad``, ``vmap``, ``jvp``,
     ``functionalize``), which take no `policy`, `backend` or `return_stats`; ``torch.func`` takes no outputs either.
@@ -277,6 +286,9 @@ def topk(
                 raise
     from ksieve import torch_ops
 
+    if scores.dim() != 2:
+        takes = "a matrix while tracing: scores.reshape(-1, scores.shape[-1])"
+        torch_ops.refuse("scores", f"{scores.dim()} dimension(s)", takes)
     torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)
     return torch_ops.traced(
         scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows, keywords=options
@@ -310,7 +322,7 @@ def plan(
     k : int
         Slots per row.
     pitch : int, optional
-        Distance between the starts of two rows, in scores; default `width`.
+        Distance between the starts of two rows, in scores; default `width`. 0: all rows are the same one.
     dtype : str or dtype
         "float32", "float16" or "bfloat16", or such a dtype of NumPy, PyTorch or JAX.
     device : str, torch.device or DeviceInfo
@@ -347,15 +359,19 @@ def plan(
     name = dtype_text(dtype)
     if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
         raise ArgumentError("dtype", shown(name), f"one of {list(problem.SCORE_DTYPES)}")
+    slots = problem.check_k(k, least=0)
+    if not slots:
+        takes = f"an int from 1 to {problem.MAX_K}: ksieve.topk(..., k=0) needs no plan"
+        raise ArgumentError("k", 0, takes)
     info = device if isinstance(device, DeviceInfo) else dispatch.device_info(_parse_device(device))
     asked = Problem(
         rows,
         width,
         pitch,
-        problem.check_k(k),
+        slots,
         name,
         Device(info.kind, info.index),
-        problem.check_options(options, problem.check_k(k)),
+        problem.check_options(options),
     )
     return planner.choose(asked, info, family=family, policy=policy, splits=splits)
 

@@ -27,6 +27,9 @@ from ksieve.planning.plan import Plan
 _fast_paths: dict[Any, Any] = {}
 _MOST_FAST_PATHS = 4096
 
+_RANKING = frozenset(("largest", "nan"))
+"""Keyword arguments that a fast path takes: the kernel is another one, its arguments are the same."""
+
 _AUTO = "auto"
 _BACKENDS = (_AUTO, "cpu", "cuda", "reference")
 
@@ -50,18 +53,20 @@ def topk_eager(
 ) -> Any:
     """Run `topk` eagerly; the operators of a traced PyTorch program call it too."""
     # Identity is tested first: == of an object that is no string may return an array.
+    ranking = _ranking_of(keywords) if keywords else None
     if (
         _fast_paths
-        and not keywords
+        and (not keywords or ranking)
         and not observers
         and return_stats is False
         and (backend is _AUTO or (backend.__class__ is str and backend == "cuda"))
     ):
         if plan is None:
-            short = _fast_paths.get(choice_key(scores, k, policy))
+            short = _fast_paths.get(choice_key(scores, k, policy, ranking))
         else:
-            # Plans with a fast path take no array k; the general path raises the error.
-            short = _fast_paths.get(id(plan)) if policy is None and (k is None or k.__class__ is int) else None
+            # Plans with a fast path take no array k; the general path raises the error, and compares options.
+            known = policy is None and not keywords and (k is None or k.__class__ is int)
+            short = _fast_paths.get(id(plan)) if known else None
         if short is not None:
             indices = short(scores, lengths, k, out, workspace, num_rows)
             if indices is not None:
@@ -82,7 +87,9 @@ def topk_eager(
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
     if plan is None:
         check_policy_kind(policy)
-        plan = choose(selected.problem, policy)
+        # Without slots nothing is launched, and the plan of one slot serves.
+        wanted = selected.problem
+        plan = choose(wanted if wanted.k else replace(wanted, k=1), policy)
     else:
         if policy is not None:
             raise ArgumentError("policy", shown(policy), "nothing when plan is given: the plan holds one")
@@ -98,9 +105,10 @@ def topk_eager(
     result = serving.run(plan, selected, workspace=workspace, return_stats=return_stats)
     if carried:
         result = _with_values(call, result)
-    plain = asked.options.plain and not keywords
-    if info.device.kind == "cuda" and info.library == "torch" and asked.rows and not return_stats and plain:
-        key = id(plan) if given else choice_key(scores, k, policy)
+    plain = asked.options.lean and asked.options.length_dtype == "int32" and (not keywords or ranking)
+    plain = plain and len(call.leading) == 1 and asked.rows > 0 and asked.k > 0
+    if info.device.kind == "cuda" and info.library == "torch" and not return_stats and plain:
+        key = id(plan) if given else choice_key(scores, k, policy, ranking)
         if key is not None and key not in _fast_paths:
             if len(_fast_paths) >= _MOST_FAST_PATHS:
                 _fast_paths.clear()
@@ -161,10 +169,18 @@ def device_info(device: Device) -> DeviceInfo:
     return registry.backend(device.kind).device_info(device.index)
 
 
-def choice_key(scores: Any, k: Any, policy: Any) -> Any:
+def _ranking_of(keywords: Mapping[str, Any]) -> Any:
+    """The keyword arguments, as part of a key, if they choose a ranking and nothing else; otherwise None."""
+    if not keywords.keys() <= _RANKING:
+        return None
+    largest = keywords.get("largest")
+    return (largest, largest.__class__, keywords.get("nan"))
+
+
+def choice_key(scores: Any, k: Any, policy: Any, ranking: Any = None) -> Any:
     """Return the facts of a PyTorch tensor that a plan is chosen from, as a key; None for any other object."""
     try:
-        key = (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, type(k), policy)
+        key = (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, type(k), policy, ranking)
         hash(key)
     except Exception:  # an attribute of a foreign class may raise anything; the general path reports the argument
         return None

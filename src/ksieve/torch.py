@@ -17,7 +17,6 @@ import torch
 
 from ksieve import api
 from ksieve.core import gradients
-from ksieve.core.options import MAX_FINISHED_K
 from ksieve.core.problem import MAX_K, MAX_SIZE
 from ksieve.torch_select import SCORES, dense
 
@@ -25,6 +24,9 @@ __all__ = ["topk"]
 
 _DEVICES = ("cpu", "cuda") if torch.version.hip is None else ("cpu",)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+_MOST_IN_ORDER = 16_384
+"""Slots up to which ksieve puts them in order; it sorts more by one CTA for each row, in global memory."""
 
 
 def topk(
@@ -84,7 +86,7 @@ def topk(
     if out is not None and not _fits(out, input, torch.Size(shape)):
         return torch.topk(input, k, dim, largest, sorted, out=out)
     moved = input.resolve_neg().movedim(dim, -1)
-    order: Any = "value" if sorted and k <= MAX_FINISHED_K else False
+    order: Any = "value" if sorted and k <= _MOST_IN_ORDER else False
     indices, values = api.topk(
         dense(moved.reshape(-1, moved.shape[-1])),
         k=k,

@@ -140,6 +140,9 @@ def traced(
     """
     if plan is not None and not isinstance(plan, Plan):
         refuse("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
+    if isinstance(num_rows, int) and not isinstance(num_rows, bool):
+        live = min(max(num_rows, 0), problem.MAX_SIZE)
+        num_rows = torch.full((1,), live, dtype=torch.int32, device=scores.device)
     for name, array in {"lengths": lengths, "out": out, "workspace": workspace, "num_rows": num_rows}.items():
         _check_tensor(array, name)
     for name in arguments.ARRAYS:
@@ -147,6 +150,7 @@ def traced(
     ks = k if isinstance(k, torch.Tensor) else None
     slots = _slots(k, ks is not None, keywords.get("max_k"), plan)
     arrays = {name: keywords.get(name) for name in arguments.ARRAYS}
+    lengths, arrays["ends"] = _narrowed(lengths), _narrowed(arrays["ends"])
     given = tuple(name for name in arguments.ARRAYS if arrays[name] is not None)
     scalars = tuple((name, keywords[name]) for name in keywords if name not in arguments.ARRAYS)
     dtype = None if out is None else str(out.dtype).removeprefix("torch.")
@@ -170,6 +174,13 @@ def traced(
     found = _operator(selected, lengths, num_rows, ks, arrays, slots, text, options, outputs, transformed)
     gathered = gradients.gather(scores, found[-1], fill, arrays["starts"] if from_start else None)
     return (found[0], gathered, found[-1]) if raw else (found[0], gathered)
+
+
+def _narrowed(lengths: Any) -> Any:
+    """Lengths, or ends, of 64 bits as int32 of the same effect: the operators take no others."""
+    if lengths is None or lengths.dtype != torch.int64:
+        return lengths
+    return lengths.clamp(-problem.MAX_SIZE, problem.MAX_SIZE).to(torch.int32)
 
 
 def _slots(k: Any, per_row: bool, max_k: Any, plan: Plan | None) -> int:

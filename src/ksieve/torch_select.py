@@ -163,7 +163,6 @@ def check_fake_options(
     """`check_fake` for calls with options, which are returned; `vectors` have one entry for each row."""
     check_fake(scores, lengths, k)
     asked = decode_options(options)
-    problem.check_options(asked, k)
     for name, dimensions, array in (*((n, 1, a) for n, a in vectors.items()), ("page_table", 2, page_table)):
         if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
             raise ArgumentError(

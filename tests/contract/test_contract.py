@@ -25,7 +25,7 @@ from ksieve import ArgumentError, KsieveError, Route
 from ksieve.core.policy import POLICIES as NAMED
 from ksieve.lab.traffic import check_traffic
 from ksieve.model import reference
-from oracle import assert_exact, assert_served, clamp, first_k, ranks
+from oracle import assert_exact, assert_served, clamp, first_k, ranks, widen
 
 CITED: dict[str, list[str]] = {}
 
@@ -453,8 +453,8 @@ def test_statistics_are_the_models_on_wide_rows(case, backend):
 def test_errors_name_the_argument_and_write_nothing(backend):
     out = np.full((6, 20), 7, dtype=np.int32)
     bad = {
-        "lengths": ({"lengths": np.zeros(6, np.int64)}, "dtype int64", "dtype int32"),
-        "k": ({"k": 0}, "0", "an int from 1 to 1048576"),
+        "lengths": ({"lengths": np.zeros(6, np.int16)}, "dtype int16", "dtype int32 or int64"),
+        "k": ({"k": -1}, "-1", "an int from 0 to 1048576"),
         "policy": ({"policy": "fast"}, "'fast'", "a SamplingPolicy or one of"),
         "workspace": ({"workspace": out}, "numpy.ndarray", "nothing on the CPU"),
     }
@@ -471,7 +471,7 @@ def test_errors_name_the_argument_and_write_nothing(backend):
 def test_errors_on_cuda_write_nothing():
     torch = pytest.importorskip("torch")
     scores, out = to_cuda(plain()), torch.full((6, 20), 7, dtype=torch.int32, device="cuda")
-    for options in ({"lengths": torch.zeros(6, dtype=torch.int64, device="cuda")}, {"policy": "fast"}, {"k": 0}):
+    for options in ({"lengths": torch.zeros(6, dtype=torch.int16, device="cuda")}, {"policy": "fast"}, {"k": -1}):
         with pytest.raises(ArgumentError):
             ksieve.topk(scores, out=out, **{"k": 20, **options})
     assert bool((out == 7).all())
@@ -904,3 +904,251 @@ def test_outputs_are_memory_of_their_own(backend):
         with pytest.raises(ArgumentError, match="^" + re.escape(message)):
             ksieve.topk(held, k=20, backend=backend, **outputs)
     assert (fresh == 7).all() and (held == before).all()
+
+
+# ---- what callers of a general top-k pass ------------------------------------------------------------------
+
+MIXED = ("normal", "few_values", "random_bits", "mostly_nan", "infinities", "signed_zero", "all_nan")
+
+
+@cites("C46", "C10", "C13")
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_smallest(backend, dtype):
+    """The answer by sorting, and byte for byte that of the negated scores, with statistics; values are not negated."""
+    for family in MIXED:
+        for rows, width, k in ((6, 300, 40), (3, 40_000, 512)):
+            scores = scores_of(family, rows, width, k, dtype)
+            bits = np.dtype(f"u{scores.itemsize}")
+            negated = (scores.view(bits) ^ bits.type(1 << (8 * scores.itemsize - 1))).view(scores.dtype)
+            lengths = lengths_of("ragged", rows, width, k)
+            call = {"lengths": lengths, "largest": False, "return_values": True}
+            if width < 1000:
+                for more in ({}, {"sorted": True}, {"tie_break": "high"}, {"starts": np.arange(rows, dtype=np.int32)}):
+                    served(backend, scores, k, call | more)
+            fixed = {"lengths": lengths, "sorted": True, "tie_break": "low"}
+            found = serve_on(backend, scores, k, call | fixed, policy="paper-64", return_stats=True)
+            other = serve_on(backend, negated, k, fixed, policy="paper-64", return_stats=True)
+            np.testing.assert_array_equal(found["indices"], other["indices"])
+            assert (found["stats"].scans <= 7).all()
+            for name in ("route", "admitted0", "frontier0", "committed0", "filled", "sampled"):
+                np.testing.assert_array_equal(getattr(found["stats"], name), getattr(other["stats"], name))
+            unused = found["values"].view(bits)[found["indices"] < 0]
+            worst = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}[dtype]
+            assert (unused == worst).all()
+
+
+@cites("C47", "C10")
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_is_the_greatest_if_asked_for(backend, dtype):
+    for family in MIXED:
+        scores = scores_of(family, 6, 300, 40, dtype)
+        lengths = lengths_of("ragged", 6, 300, 40)
+        for more in ({}, {"sorted": True}, {"tie_break": "low", "sorted": "index"}, {"tie_break": "high"}):
+            call = {"lengths": lengths, "nan": "highest", "return_values": True, **more}
+            answer = served(backend, scores, 40, call)
+            if more.get("sorted") is True:
+                is_nan = np.isnan(widen(answer["values"]))
+                assert (np.diff(is_nan.astype(int), axis=1) <= 0).all(), "NaN comes first"
+        fixed = {"lengths": lengths, "deterministic": True, "largest": False}
+        smallest = [serve_on(backend, scores, 40, fixed | {"nan": nan})["indices"] for nan in (None, "last", "highest")]
+        assert all((found == smallest[0]).all() for found in smallest)
+
+
+@cites("C48")
+@every_backend
+@pytest.mark.parametrize("leading", [(), (5,), (2, 3), (2, 1, 4), (1, 1, 1, 3), (0, 4), (3, 0)])
+def test_scores_of_any_rank(backend, leading):
+    rng = np.random.default_rng(3)
+    rows = int(np.prod(leading))
+    flat = rng.integers(-9, 9, (rows, 200)).astype(np.float32)
+    vectors = {
+        "lengths": rng.integers(-1, 210, rows).astype(np.int32),
+        "starts": rng.integers(0, 50, rows).astype(np.int32),
+        "offsets": rng.integers(-9, 9, rows).astype(np.int32),
+    }
+    ks = rng.integers(0, 9, rows).astype(np.int32)
+    more = {"sorted": True, "tie_break": "low", "return_values": True, "return_raw": True, "return_stats": True}
+    scores, shaped = flat.reshape(*leading, 200), {name: v.reshape(leading) for name, v in vectors.items()}
+    bounds = [vectors.pop("lengths"), shaped.pop("lengths")]
+    # A scalar array k is no array k: scores of one dimension take an int.
+    several = [(7, 7, {})] + ([(ks, ks.reshape(leading), {"max_k": 8})] if leading else [])
+    for k, shaped_k, most in several:
+        want = topk_on(backend, flat, bounds[0], k, **vectors, **most, **more)
+        found = topk_on(backend, scores, bounds[1], shaped_k, **shaped, **most, **more)
+        for one, other in zip(found[:-1], want[:-1], strict=True):
+            assert one.shape == (*leading, most.get("max_k", k)) and one.dtype == other.dtype
+            np.testing.assert_array_equal(one.reshape(other.shape), other)
+        np.testing.assert_array_equal(found[-1].raw, want[-1].raw)
+        assert ksieve.verify(
+            scores, bounds[1], found[2], k=shaped_k, starts=shaped["starts"], sorted=True, tie_break="low"
+        )
+    out = np.full((*leading, 7), 99, np.int32)
+    topk_on(backend, scores, None, 7, out=out, deterministic=True)
+    np.testing.assert_array_equal(out.reshape(rows, 7), topk_on(backend, flat, None, 7, deterministic=True))
+
+
+@cites("C48")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_leading_dimensions_collapse_without_a_copy_or_are_refused(backend):
+    x = plain(24, 50).reshape(2, 3, 4, 50)
+    padded = np.zeros((2, 3, 4, 64), np.float32)
+    padded[..., :50] = x
+    wide = np.full((2, 3, 4, 9), 99, np.int32)
+    found = ksieve.topk(padded[..., :50], k=5, sorted=True, out=wide[..., :5], backend=backend)
+    assert found.base is wide and (wide[..., 5:] == 99).all()
+    np.testing.assert_array_equal(found, ksieve.topk(x, k=5, sorted=True, backend=backend))
+    request = ksieve.topk(x, np.full((2, 3, 2), 50, np.int32), 5, next_n=2, sorted=True, backend=backend)
+    again = ksieve.topk(x, np.full(12, 50, np.int32), 5, next_n=2, sorted=True, backend=backend)
+    np.testing.assert_array_equal(request, again)
+    torch = pytest.importorskip("torch")
+    for bad, remedy in ((padded[:, :2], "np.ascontiguousarray"), (torch.from_numpy(x)[:, :2], "contiguous()")):
+        with pytest.raises(ArgumentError, match=rf"^scores: got shape .* one row pitch apart: .*{re.escape(remedy)}"):
+            ksieve.topk(bad, k=5, backend=backend)
+    for name, array in (
+        ("lengths", np.zeros(24, np.int32)),
+        ("starts", np.zeros((2, 12), np.int32)),
+        ("out", np.zeros((24, 5), np.int32)),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^{name}: got shape .*takes shape \(2, 3, 4"):
+            ksieve.topk(x, k=5, backend=backend, **{name: array})
+
+
+@cites("C49", "C15")
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_all_the_same_one(backend, dtype):
+    """As in one row searched in many windows; the result is that of copies of it."""
+    one = scores_of("few_values", 1, 3001, 64, dtype)
+    same = np.lib.stride_tricks.as_strided(one, (9, 3001), (0, one.itemsize))
+    call = {
+        "starts": np.arange(9, dtype=np.int32) * 50, "ends": np.arange(9, dtype=np.int32) * 350, "sorted": True,
+        "tie_break": "high", "return_values": True,
+    }  # fmt: skip
+    answer = served(backend, same, 64, call)
+    copies = serve_on(backend, np.ascontiguousarray(same), 64, call)
+    assert all(answer[name].tobytes() == copies[name].tobytes() for name in answer)
+    assert_exact(same, None, 64, topk_on(backend, same, None, 64))
+    assert ksieve.plan(rows=9, width=3001, k=64, pitch=0).policy == ksieve.plan(rows=9, width=3001, k=64).policy
+
+
+@cites("C49", "C26")
+def test_other_rows_that_overlap_are_refused():
+    x = plain(1)
+    for pitch in (1, 499):
+        rows = np.lib.stride_tricks.as_strided(np.zeros(3000, np.float32), (4, 500), (4 * pitch, 4))
+        with pytest.raises(ArgumentError, match=r"^scores: got row pitch .* at least width, or 0"):
+            ksieve.topk(rows, k=3)
+    with pytest.raises(ArgumentError, match=r"^out: got strides .*do not overlap"):
+        ksieve.topk(np.tile(x, (4, 1)), k=3, out=np.lib.stride_tricks.as_strided(np.zeros(3, np.int32), (4, 3), (0, 4)))
+    with pytest.raises(ArgumentError, match=r"^pitch: got 499"):
+        ksieve.plan(rows=4, width=500, k=3, pitch=499)
+
+
+@cites("C50", "C8")
+@every_backend
+@pytest.mark.parametrize("next_n", [1, 3])
+def test_lengths_of_64_bits(backend, next_n):
+    """Numbers beyond 32 bits, whose low halves are other lengths."""
+    bounds = np.array([-(2**63), -(2**32) + 5, -1, 0, 5, 499, 500, 501, 2**31, 2**32 + 7, 2**63 - 1], np.int64)
+    near = np.clip(bounds, -1000, 1000).astype(np.int32)
+    scores = plain(bounds.size * next_n)
+    starts = np.arange(len(scores), dtype=np.int32) * 3
+    for name in ("lengths", "ends"):
+        for more in ({}, {"starts": starts}):
+            call = {"next_n": next_n, "deterministic": True, **more}
+            found = served(backend, scores, 20, call | {name: bounds, "sorted": "index", "tie_break": "low"})
+            other = serve_on(backend, scores, 20, call | {name: near})
+            np.testing.assert_array_equal(found["indices"], other["indices"])
+
+
+@cites("C50", "C45")
+@every_backend
+def test_a_plan_has_a_dtype_of_lengths(backend):
+    device = "cuda" if backend == "cuda" else "cpu"
+    lengths = np.full(6, 9, np.int64)
+    options = ksieve.Options(length_dtype="int64")
+    plans = [ksieve.plan(rows=6, width=500, k=20, device=device, options=o) for o in (ksieve.Options(), options)]
+    np.testing.assert_array_equal(
+        np.sort(topk_on(backend, plain(), lengths, plan=plans[1])),
+        np.sort(topk_on(backend, plain(), lengths.astype(np.int32), plan=plans[0])),
+    )
+    topk_on(backend, plain(), None, plan=plans[1])
+    for given, plan, got in ((lengths, plans[0], "int64"), (lengths.astype(np.int32), plans[1], "int32")):
+        with pytest.raises(ArgumentError, match=rf"^plan: got a call with length_dtype '{got}' \(lengths or ends\)"):
+            topk_on(backend, plain(), given, plan=plan)
+
+
+@cites("C51", "C9")
+@every_backend
+def test_a_live_row_count_on_the_host(backend):
+    scores, lengths = plain(9), lengths_of("ragged", 9, 500, 40)
+    for count in (-5, 0, 1, 8, 9, 10, 2**70, np.int64(3), np.uint8(2)):
+        array = np.array([min(max(int(count), -100), 100)], np.int32)
+        for more in ({}, {"return_values": True, "index_dtype": "int64"}):
+            asked = more | {"deterministic": True, "return_stats": True}
+            found, want = (topk_on(backend, scores, lengths, 40, num_rows=n, **asked) for n in (count, array))
+            for one, other in zip(found[:-1], want[:-1], strict=True):
+                assert one.tobytes() == other.tobytes()
+            assert len(found[-1]) == len(want[-1]) == min(max(int(count), 0), 9)
+
+
+@cites("C52", "C19", "C25")
+@every_backend
+@pytest.mark.parametrize("leading", [(), (6,), (2, 3)])
+def test_no_slots(backend, leading):
+    rows = int(np.prod(leading))
+    scores = plain(rows).reshape(*leading, 500)
+    shape, lengths = (*leading, 0), np.full(leading, 9, np.int32)
+    assert topk_on(backend, scores, lengths, 0).shape == shape
+    call = {"return_values": True, "return_raw": True, "index_dtype": "int64", "return_stats": True, "num_rows": rows}
+    for more in ({}, {"sorted": True, "tie_break": "high", "largest": False}):
+        indices, values, raw, stats = topk_on(backend, scores, lengths, 0, **call, **more)
+        assert indices.shape == values.shape == raw.shape == shape
+        assert indices.dtype == raw.dtype == np.int64 and values.dtype == np.float32
+        _, model = reference.select(scores.reshape(rows, 500), None, 0, policy=None)
+        np.testing.assert_array_equal(stats.raw, model.raw)
+    live = np.array([rows // 2], np.int32)
+    assert len(topk_on(backend, scores, None, 0, num_rows=live, return_stats=True)[1]) == rows // 2
+    out = np.zeros(shape, np.int32)
+    assert topk_on(backend, scores, None, 0, out=out).shape == shape
+    assert ksieve.verify(scores, lengths, out)
+    if leading:
+        assert topk_on(backend, scores, None, np.ones(leading, np.int32), max_k=0).shape == shape
+    for bad in ({"lengths": np.zeros(99, np.int32)}, {"policy": "fast"}, {"sorted": "best"}, {"out": lengths}):
+        with pytest.raises(ArgumentError, match=f"^{next(iter(bad))}: "):
+            topk_on(backend, scores, bad.pop("lengths", None), 0, **bad)
+    with pytest.raises(ArgumentError, match=r"^k: got 0; takes an int from 1 to 1048576: ksieve.topk\(..., k=0\)"):
+        ksieve.plan(rows=1, width=9, k=0)
+
+
+@cites("C53", "C19")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_order_of_many_slots(backend):
+    for family, dtype in zip(("normal", "few_values", "mostly_nan"), DTYPES, strict=True):
+        scores = scores_of(family, 3, 60_000, 20_000, dtype)
+        lengths = np.array([60_000, 20_001, 19_999], np.int32)
+        for asked in ({"sorted": True}, {"tie_break": "high"}, {"sorted": True, "tie_break": "high", "largest": False}):
+            found = topk_on(backend, scores, lengths, 20_000, **asked)
+            assert ksieve.verify(scores, lengths, found, k=20_000, **asked), (family, asked)
+    short = topk_on(backend, plain(2, 100), None, 1 << 20, deterministic=True)
+    assert (short[:, :100] == np.arange(100)).all() and (short[:, 100:] == -1).all()
+
+
+@cites("C54")
+def test_values_carry_the_gradient_of_the_selected_scores():
+    torch = pytest.importorskip("torch")
+    scores = torch.from_numpy(scores_of("few_values", 4, 300, 20, "float32")).requires_grad_()
+    lengths = torch.tensor([300, 10, 0, 21], dtype=torch.int32)
+    indices, values = ksieve.topk(scores, lengths, 20, return_values=True, largest=False)
+    weights = torch.arange(80.0).reshape(4, 20) + 1
+    (values.clamp(max=1e9) * weights).sum().backward()
+    expected = torch.zeros_like(scores)
+    for row, slots in enumerate(indices.tolist()):
+        for slot, index in enumerate(slots):
+            if index >= 0:
+                expected[row, index] = weights[row, slot]
+    assert torch.equal(scores.grad, expected)
+    with pytest.raises(ArgumentError, match=r"^values_out: "):
+        ksieve.topk(scores, lengths, 20, values_out=torch.zeros(4, 20, requires_grad=True))

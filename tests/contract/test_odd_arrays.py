@@ -69,7 +69,9 @@ def test_an_odd_array_gives_the_exact_answer_or_is_named(name, library):
             ksieve.topk(**given, **beside)
         except ArgumentError as error:
             untouched = all((plain(array) == -7).all() for array in beside.values())
-            if takes(name, odd) or error.argument not in (name, "max_k") or not untouched:
+            # Scores of another leading shape are good ones, to which the outputs do not belong.
+            named = error.argument in (name, "max_k") or (name, odd, error.argument) == ("scores", "five axes", "out")
+            if takes(name, odd) or not named or not untouched:
                 wrong.append((odd, "refused", str(error)))
         except Exception as error:
             wrong.append((odd, type(error).__name__, str(error)))

@@ -21,10 +21,10 @@ def fresh_dynamo():
 ODD = {
     "plan": ["x", 5, []],
     "k": ["x", 2.5, None, True, 0],
-    "lengths": [[1], "x", torch.tensor([1, 2, 3, 4])],
+    "lengths": [[1], "x", torch.tensor([1.0, 2, 3, 4])],
     "out": [[1], 3, torch.zeros(3)],
     "workspace": ["x"],
-    "num_rows": [3],
+    "num_rows": ["x", True],
     "starts": [[1]],
     "ends": ["x"],
     "page_table": [[1]],
@@ -57,11 +57,18 @@ def test_an_odd_argument_is_named_while_tracing(name):
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10),
     reason="Dynamo replaces the message of the error by its own",
 )
-@pytest.mark.parametrize("keyword", ["largest", "lenths"])
+@pytest.mark.parametrize("keyword", ["smallest", "lenths"])
 def test_an_unknown_keyword_says_what_to_write_while_tracing(keyword):
     program = torch.compile(lambda x: ksieve.topk(x, k=8, **{keyword: True}), fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=r"pass -scores|did you mean lengths"):
+    with pytest.raises(Exception, match=r"largest=False|did you mean lengths"):
         program(torch.randn(4, 64))
+
+
+@pytest.mark.parametrize("scores", [torch.randn(64), torch.randn(2, 4, 64)], ids=["vector", "three dimensions"])
+def test_scores_are_a_matrix_while_tracing(scores):
+    program = torch.compile(lambda x: ksieve.topk(x, k=8), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"scores: got . dimension\(s\); takes a matrix while tracing"):
+        program(scores)
 
 
 def test_lazy_views_are_resolved_for_a_compiled_program():

@@ -14,9 +14,14 @@ import numpy as np
 import pytest
 
 import ksieve
+from cuda_fakes import FakeArray
 from ksieve import ArgumentError, Options
 from ksieve.core import arguments
-from ksieve.core.options import MAX_FINISHED_K, PLAIN
+from ksieve.core.call import parse
+from ksieve.core.options import PLAIN
+from ksieve.core.problem import MAX_K
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.memory import sort_bytes
 
 ROWS, WIDTH, K = 6, 50, 5
 
@@ -47,8 +52,9 @@ VECTORS = {
 def test_vectors(name):
     rows, more = VECTORS[name]
     strided = ints(2 * rows)[::2]
+    dtypes = "int32 or int64" if name == "ends" else "int32"
     for bad, message in (
-        (ints(rows, dtype=np.int64), f"got dtype int64; takes dtype int32: {name}.astype(np.int32)"),
+        (ints(rows, dtype=np.int16), f"got dtype int16; takes dtype {dtypes}: {name}.astype(np.int32)"),
         (ints(rows + 1), f"got shape ({rows + 1},); takes shape ({rows},)"),
         (ints(rows, 1), f"got shape ({rows}, 1); takes shape ({rows},)"),
         (strided, f"got stride 2; takes a contiguous vector (stride 1): np.ascontiguousarray({name})"),
@@ -76,9 +82,9 @@ def test_page_tables(bad, message):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"k": ints(ROWS)}, "max_k: got None; takes an int from 1 to 1048576"),
-        ({"k": ints(ROWS), "max_k": 0}, "max_k: got 0; takes an int from 1 to 1048576"),
-        ({"k": ints(ROWS), "max_k": 2.0}, "max_k: got float 2.0; takes an int from 1 to 1048576"),
+        ({"k": ints(ROWS)}, "max_k: got None; takes an int from 0 to 1048576"),
+        ({"k": ints(ROWS), "max_k": -1}, "max_k: got -1; takes an int from 0 to 1048576"),
+        ({"k": ints(ROWS), "max_k": 2.0}, "max_k: got float 2.0; takes an int from 0 to 1048576"),
         ({"k": ints(ROWS + 1), "max_k": 9}, "k: got shape (7,); takes shape (6,)"),
         ({"k": ints(ROWS, dtype=np.int64), "max_k": 9}, "k: got dtype int64; takes dtype int32: k.astype(np.int32)"),
         ({"max_k": 9}, "max_k: got 9; takes nothing unless k is an array"),
@@ -129,14 +135,13 @@ def test_what_contradicts_itself_or_does_not_exist(bad, message):
     assert refusal(**bad) == message
 
 
-def test_an_order_or_tie_break_has_a_largest_k():
+def test_an_order_or_tie_break_has_no_largest_k_of_its_own():
     for more in ({"sorted": True}, {"tie_break": "low"}, {"deterministic": True}, {"batch_invariant": True}):
-        message = "k: got 16385; takes at most 16384 with sorted, tie_break or deterministic"
-        assert refusal(k=MAX_FINISHED_K + 1, **more) == message
-        ksieve.topk(scores(), k=MAX_FINISHED_K, **more)
-    with pytest.raises(ArgumentError, match=r"^k: got 16385"):
-        ksieve.plan(rows=1, width=9, k=MAX_FINISHED_K + 1, options=Options(order="index"))
-    ksieve.topk(scores(), k=MAX_FINISHED_K + 1, return_values=True)
+        ksieve.topk(scores(), k=20_000, **more)
+        parse(FakeArray(scores()), None, MAX_K, keywords=more)
+    for options in (Options(order="index"), Options(tie_break="high")):
+        plan = ksieve.plan(rows=1, width=2 * MAX_K, k=MAX_K, options=options, device=DEVICES["h200"])
+        assert plan.workspace_bytes > sort_bytes(plan.problem)
 
 
 def test_read_only_outputs():
@@ -169,7 +174,7 @@ def test_every_output_apart_from_every_other_array():
 
 
 def test_unknown_keywords_are_pythons_own_error():
-    with pytest.raises(TypeError, match=r"^topk\(\) got an unexpected keyword argument 'smallest': .*pass -scores"):
+    with pytest.raises(TypeError, match=r"^topk\(\) got an unexpected keyword argument 'smallest': .*largest=False"):
         ksieve.topk(scores(), k=K, smallest=True)
 
 
@@ -178,7 +183,7 @@ def test_none_and_false_are_the_same_as_leaving_out():
     plainly = ksieve.topk(x, k=K)
     nothing = {name: parameter.default for name, parameter in inspect.signature(ksieve.topk).parameters.items()}
     nothing = {name: nothing[name] for name in arguments.NAMES}
-    assert set(nothing.values()) == {None, False}
+    assert set(nothing.values()) == {None, False, True} and nothing["largest"] is True
     for given in (nothing, dict.fromkeys(arguments.NAMES)):
         answer = ksieve.topk(x, k=K, **given)
         assert isinstance(answer, np.ndarray) and answer.dtype == np.int32

@@ -37,6 +37,10 @@ def calls(draw):
     bounds = draw(st.sampled_from([None, "lengths", "ends"]))
     if bounds:
         call[bounds] = vector(rows // next_n, -1, width + 2)
+        if draw(st.booleans()):
+            # 64-bit numbers whose low half is another length
+            added = draw(st.sampled_from([0, 0, 2**32, -(2**33), 2**62, -(2**62)]))
+            call[bounds] = call[bounds].astype(np.int64) + added
     if draw(st.booleans()):
         call["starts"] = vector(rows, -1, width + 1)
     if draw(st.booleans()):
@@ -54,6 +58,8 @@ def calls(draw):
     call["sorted"] = draw(st.sampled_from([False, "value", "index"]))
     call["tie_break"] = draw(st.sampled_from([None, "low", "high"]))
     call["return_values"] = draw(st.booleans())
+    call["largest"] = draw(st.booleans())
+    call["nan"] = draw(st.sampled_from([None, "last", "highest"]))
     call["index_dtype"] = draw(st.sampled_from(["int32", "int64"]))
     if draw(st.booleans()):
         call["live"] = draw(st.integers(0, rows))

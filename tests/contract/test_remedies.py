@@ -20,11 +20,11 @@ def in_torch(array):
 
 
 @pytest.mark.parametrize(
-    ("library", "remedy"), [(np.asarray, r"lengths\.astype\(np\.int32\)"), (in_torch, r"lengths\.to\(torch\.int32\)")]
+    ("library", "remedy"), [(np.asarray, r"starts\.astype\(np\.int32\)"), (in_torch, r"starts\.to\(torch\.int32\)")]
 )
-def test_int64_lengths_say_how_to_convert_them(library, remedy):
-    with pytest.raises(ArgumentError, match=rf"^lengths: got dtype int64; takes dtype int32: {remedy}$"):
-        ksieve.topk(library(SCORES), library(np.full(4, 9, np.int64)), k=3)
+def test_int64_starts_say_how_to_convert_them(library, remedy):
+    with pytest.raises(ArgumentError, match=rf"^starts: got dtype int64; takes dtype int32: {remedy}$"):
+        ksieve.topk(library(SCORES), k=3, starts=library(np.full(4, 9, np.int64)))
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,9 @@ def test_lists_say_how_to_make_an_array_of_them():
 @pytest.mark.parametrize(
     ("keyword", "value", "remedy"),
     [
-        ("largest", True, "leave it out, or pass -scores"),
-        ("largest", False, "pass -scores for the smallest"),
-        ("smallest", True, "pass -scores for the smallest"),
-        ("dim", -1, r"scores\.reshape\(-1, n\)"),
-        ("axis", 1, "rows are the last axis"),
+        ("smallest", True, "largest=False selects the smallest"),
+        ("dim", -1, "rows run along the last axis, of scores of any rank"),
+        ("axis", 1, "move it there and make a contiguous copy"),
         ("descending", True, "sorted=True gives the best score first"),
         ("dtype", "int64", "index_dtype="),
         ("length", 3, r"did you mean lengths\?"),

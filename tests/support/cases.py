@@ -299,6 +299,9 @@ OPTION_AXES: dict[str, tuple] = {
     "raw": (False, True),
     "sorted": (False, "value", "index"),
     "tie_break": (None, "low", "high"),
+    "largest": (True, False),
+    "nan": (None, "last", "highest"),
+    "length_dtype": ("int32", "int64"),
     "live": (False, True),
 }
 """Axes of what a call can ask for."""
@@ -331,19 +334,22 @@ def build_call(case: dict, seed: int = 0) -> tuple[Inputs, dict]:
     rng = np.random.default_rng(seed + rows * width + next_n)
     wild = np.array([-(2**31), 2**31 - 1, -1, 0, width, width + 1, 1], np.int64)
 
-    def vector(count: int, low: int, high: int) -> np.ndarray:
+    def vector(count: int, low: int, high: int, dtype: str = "int32") -> np.ndarray:
         drawn = np.where(rng.random(count) < 0.25, rng.choice(wild, count), rng.integers(low, high + 1, count))
-        return drawn.astype(np.int32)
+        # 64-bit numbers whose low half says something else
+        far = np.where(drawn < 0, -(2**40) - drawn, np.where(drawn > width, 2**40 + 1, drawn))
+        return (far if dtype == "int64" else drawn).astype(dtype)
 
     call: dict = {"index_base": case["index_base"], "next_n": next_n, "tie_break": case["tie_break"]}
     call |= {"sorted": case["sorted"], "return_values": case["values"], "return_raw": case["raw"]}
+    call |= {"largest": case["largest"], "nan": case["nan"]}
     windows, transform = case["windows"], case["transform"]
     if windows in ("lengths", "starts and lengths"):
-        call["lengths"] = vector(rows // next_n, 0, width)
+        call["lengths"] = vector(rows // next_n, 0, width, case["length_dtype"])
     if windows.startswith("starts"):
         call["starts"] = vector(rows, 0, width // 2)
     if "ends" in windows:
-        call["ends"] = vector(rows // next_n, width // 2, width)
+        call["ends"] = vector(rows // next_n, width // 2, width, case["length_dtype"])
     if case["per_row_k"]:
         call["ks"] = vector(rows, 0, k + 1)
     if transform == "offsets":
@@ -379,6 +385,7 @@ def options_of(k, call):
     """Options of a call, for a plan; written out, so that the package's own reading of a call is judged too."""
     bounded = "lengths" if call.get("lengths") is not None else "ends"
     pages = "pages" if "page_table" in call else "none"
+    given = next((call[name] for name in ("lengths", "ends") if call.get(name) is not None), None)
     return Options(
         windows=bounded if "starts" in call else "none",
         index_base=call.get("index_base", "row"),
@@ -390,6 +397,9 @@ def options_of(k, call):
         raw=bool(call.get("return_raw")) or "raw_out" in call,
         values=bool(call.get("return_values")) or "values_out" in call,
         index_dtype=call.get("index_dtype", "int32"),
+        length_dtype="int32" if given is None else given.dtype.name,
         order=call.get("sorted") or "any",
         tie_break=call.get("tie_break") or "any",
+        largest=call.get("largest") is not False,
+        nan=call.get("nan") or "last",
     )

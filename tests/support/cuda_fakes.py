@@ -9,6 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ksieve import dispatch
+from ksieve.backends import cuda
+from ksieve.backends.cuda import call
+from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit.compile import Cubin
+from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.core.options import PLAIN
 from ksieve.core.policy import PAPER_64
@@ -16,6 +22,8 @@ from ksieve.core.problem import Device, Problem
 from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
+from ksieve.planning import choose as planner
+from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
@@ -206,7 +214,7 @@ def run_options(p, asked, live):
     def vector(name, count=rows):
         return view(o[name], count, np.int32) if o[name] else None
 
-    lengths = view(p["lengths"], rows // o["next_n"], np.int32) if p["lengths"] else None
+    lengths = view(p["lengths"], rows // o["next_n"], asked.length_dtype) if p["lengths"] else None
     begin, _ = windows(asked, rows, width, lengths=lengths, starts=vector("starts"))
     finish = Finish(
         asked,
@@ -247,3 +255,25 @@ def make_plan(rows=8, width=64, k=4, family="stream", index=0, **changes):
         lists_at=ZEROED,
     )
     return replace(plan, **changes)
+
+
+def plan_of(rows, width, k, options, family="stream_unsampled"):
+    """A plan with options."""
+    plan = make_plan(rows, width, k, family)
+    return replace(plan, problem=replace(plan.problem, options=options))
+
+
+def fake_backend(monkeypatch):
+    """Body of a fixture: the CUDA backend on a `FakeDriver`, which is yielded, with kernels that nothing compiles."""
+    fake = FakeDriver()
+    call.forget()
+    monkeypatch.setattr(cuda_driver, "_instance", fake)
+    monkeypatch.setattr(dispatch, "_fast_paths", {})
+    monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
+    monkeypatch.setattr(planner, "shared_bytes", lambda plan: 20_000, raising=False)
+    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 200_000)
+    cuda.device_info.cache_clear()
+    yield fake
+    call.forget()
+    cuda.device_info.cache_clear()
+    dispatch._choose.cache_clear()

@@ -23,11 +23,12 @@ def widen(scores):
         return scores.astype(np.float32)
 
 
-def ranks(scores, lengths=None):
+def ranks(scores, lengths=None, *, largest=True, nan="last"):
     """Scores as float64 in contract order; shape kept, positions past `lengths` at PAST."""
     with np.errstate(invalid="ignore"):  # widening a signalling NaN
         x = widen(scores).astype(np.float64)
-    x = np.where(np.isnan(x), NAN, np.clip(x, -1e300, 1e300))
+    is_nan, sign = np.isnan(x), 1 if largest else -1
+    x = np.where(is_nan, -NAN if largest and nan == "highest" else NAN, sign * np.clip(x, -1e300, 1e300))
     if lengths is None:
         return x
     return np.where(np.arange(x.shape[1]) < np.asarray(lengths)[:, None], x, PAST)
@@ -122,7 +123,7 @@ def written(index, row, call):
 def assert_served(scores, k, call, answer):
     """Fail unless an answer, a dict of indices, values and raw (or None), is what the call asks for, row by row."""
     rows, width = np.shape(scores)
-    x = ranks(scores)
+    x = ranks(scores, largest=call.get("largest") is not False, nan=call.get("nan"))
     for row in range(rows):
         begin, end = window_of(row, width, call)
         mine = k if call.get("ks") is None else min(max(int(call["ks"][row]), 0), k)
@@ -146,7 +147,9 @@ def assert_served(scores, k, call, answer):
             assert local == _in_order(local, ranked, call), where
         if answer.get("values") is not None:
             bits = np.dtype(f"u{np.dtype(scores.dtype).itemsize}")
-            least = np.uint16(0xFF80) if scores.dtype == np.uint16 else np.array(-np.inf, scores.dtype)
+            smallest = call.get("largest") is False
+            least = np.array(np.inf if smallest else -np.inf, np.float16 if scores.dtype == np.uint16 else scores.dtype)
+            least = np.uint16(0x7F80 if smallest else 0xFF80) if scores.dtype == np.uint16 else least
             expected = [*(scores[row, begin + p] for p in local), *[least] * (k - used)]
             np.testing.assert_array_equal(answer["values"][row].view(bits), np.array(expected, scores.dtype).view(bits))
 

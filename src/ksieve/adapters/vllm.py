@@ -3,7 +3,7 @@
 All write into the caller's `indices` or `output`, return None, run on PyTorch's current stream without waiting, and
 can be captured in a CUDA graph once the kernel is loaded. In addition to vLLM's operators they take float16 and
 bfloat16 logits, any topK, any row stride and alignment, outputs that are columns of a wider buffer, and lengths of any
-value, which are clamped on the device.
+value, which are clamped on the device. NaN is better than every number, as in vLLM's operators.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def top_k_per_row_prefill(
     """
     scores, out = _operands(logits, indices, numRows, stride0, stride1, topK)
     starts, ends = first(rowStarts, numRows), first(rowEnds, numRows)
-    select(_PREFILL, scores, None, topK, starts=starts, ends=ends, index_base="start", out=out)
+    select(_PREFILL, scores, None, topK, starts=starts, ends=ends, index_base="start", nan="highest", out=out)
 
 
 def top_k_per_row_decode(
@@ -83,9 +83,9 @@ def top_k_per_row_decode(
         lengths = seq_lens.reshape(-1) if seq_lens.dim() == 2 else seq_lens
     lengths = first(lengths, numRows // next_n)
     if next_n == 1:
-        select(_DECODE, scores, lengths, topK, out=out)
+        select(_DECODE, scores, lengths, topK, nan="highest", out=out)
     else:
-        select(_DECODE, scores, lengths, topK, next_n=next_n, out=out)
+        select(_DECODE, scores, lengths, topK, next_n=next_n, nan="highest", out=out)
 
 
 def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
@@ -113,7 +113,7 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
     if lengths.numel() != rows:
         raise ArgumentError("lengths", f"{lengths.numel()} entries", f"one per row of logits, {rows}")
     flat = lengths if lengths.dim() == 1 else lengths.reshape(-1)
-    select(_FLAT, logits, flat, k, out=_part(output, "output", rows, k))
+    select(_FLAT, logits, flat, k, nan="highest", out=_part(output, "output", rows, k))
 
 
 def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:

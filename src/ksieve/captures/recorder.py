@@ -32,6 +32,7 @@ from ksieve.core.call import Call
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.keys import widen
 from ksieve.core.problem import Problem
+from ksieve.core.windows import windows
 
 MAX_BYTES = 1 << 30
 """Default bound on the score matrix of a recording."""
@@ -179,17 +180,24 @@ class Recorder:
                 )
 
     def _observe(self, call: Call) -> None:
-        asked, scores = call.problem, call.arrays["scores"]
+        asked = call.problem
         lengths, starts, num_rows = (call.arrays.get(name) for name in ("lengths", "starts", "num_rows"))
         self.seen += 1
-        if self.full or (self.seen - 1) % self._every or not asked.rows or not asked.width:
+        if self.full or (self.seen - 1) % self._every or 0 in (asked.rows, asked.width, asked.k):
             return
-        live = asked.rows if num_rows is None else int(np.clip(_host(num_rows).reshape(()), 0, asked.rows))
+        scores = call.arrays["scores"]
+        if len(call.leading) != 1:
+            scores = scores.reshape(asked.rows, asked.width)  # a view, as the rows are one pitch apart
+        live = call.live if num_rows is None else int(np.clip(_host(num_rows).reshape(()), 0, asked.rows))
         chosen = _spread(live, self._rows_per_call)
         begin, valid = (
-            array[:live]
-            for array in _windows(
-                asked, None if lengths is None else _host(lengths), None if starts is None else _host(starts)
+            array[:live].astype(np.int32)
+            for array in windows(
+                asked.options,
+                asked.rows,
+                asked.width,
+                lengths=None if lengths is None else _host(lengths).reshape(-1),
+                starts=None if starts is None else _host(starts).reshape(-1),
             )
         )
         room = self._max_bytes // (_itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
@@ -320,23 +328,6 @@ def record(
         raise BackendError("ksieve.record cannot be entered under torch.compile: enter it around the compiled call")
     _shield()
     return Recorder(path, every, calls, rows_per_call, max_bytes, metadata)
-
-
-def _windows(asked: Problem, lengths: Any, starts: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """First position and number of the valid scores of each row, clamped as in the contract, on the host."""
-    options = asked.options
-    rows = np.arange(asked.rows)
-    # Among the rows of one request, each window is one score longer than that of the row before.
-    hidden = options.next_n - 1 - rows % options.next_n
-    begin = np.zeros(asked.rows, np.int64) if starts is None else np.clip(starts.astype(np.int64), 0, asked.width)
-    if lengths is None:
-        end = asked.width - hidden
-    else:
-        end = lengths.astype(np.int64)[rows // options.next_n] - hidden
-        if options.windows != "ends":
-            end = begin + np.maximum(end, 0)
-    end = np.clip(end, begin, asked.width)
-    return begin.astype(np.int32), (end - begin).astype(np.int32)
 
 
 def _words(error: Exception, path: Path) -> str:

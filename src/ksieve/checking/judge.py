@@ -93,6 +93,8 @@ class Judge:
     """Checks blocks of rows in order and collects the verdict; `ops` holds the operations of the array library."""
 
     def __init__(self, ops: Any, asked: Asked, indices: Any, block_bytes: int) -> None:
+        if not asked.slots:  # reductions need a slot: one that must be unused
+            indices = ops.matrix(np.full(asked.rows, asked.sentinel), asked.rows, 1)
         self.ops, self.asked, self.indices = ops, asked, indices
         self.ranking = asked.options.ranking
         self.elements = ops.elements(block_bytes)
@@ -132,7 +134,7 @@ class Judge:
         """Return per row: reason, NaN scores, NaN scores selected, and whether an exact row is tied at rank k."""
         begin, length, k = vectors
         xp, ops, options = self.ops.xp, self.ops, self.asked.options
-        slot = ops.arange(self.asked.slots)
+        slot = ops.arange(indices.shape[1])
         end = begin + length
         shift = begin * (options.index_base == "start")  # from an index to a position in the row
         pad = indices == self.asked.sentinel

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,17 +14,16 @@ from ksieve.checking.judge import Asked, Judge
 from ksieve.checking.ops import NumpyOps, TorchOps, on_host
 from ksieve.checking.verdict import Verdict
 from ksieve.core import arguments, problem
-from ksieve.core.arrays import ArrayInfo, is_array
+from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.options import IndexBase, Nan, TieBreak
+from ksieve.core.problem import Shape
 
 BLOCK_BYTES = 64 << 20
 """Default bound on score bytes in memory at a time."""
 
 _INDEX_DTYPES = ("int32", "int64")
 _INT64 = 1 << 63
-
-Shape = tuple[int, ...]
 
 
 def verify(
@@ -142,7 +139,7 @@ def verify(
             takes = f"dtype {', '.join(problem.SCORE_DTYPES)} (are scores and indices swapped?)"
             raise ArgumentError("scores", f"dtype {info.dtype}", takes)
         leading = info.shape[:-1]
-        flat = _as_matrix(info)
+        flat = problem.as_matrix(info, "scores")
         problem.check_scores(flat)
         rows, width = flat.shape
         on_cuda = info.device.kind == "cuda"
@@ -158,7 +155,7 @@ def verify(
         raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
     if of_source is not None and options.next_n > 1:
         raise ArgumentError("lengths", "those of the source, one for each row", "an array of one for each request")
-    requests = _request_shapes(leading, rows, options.next_n)
+    requests = problem.request_shapes(leading, rows, options.next_n)
     asked = Asked(
         rows,
         width,
@@ -208,23 +205,6 @@ def _dtype_of(array: Any) -> str:
         return ""
 
 
-def _as_matrix(info: ArrayInfo) -> ArrayInfo:
-    """Describe scores of any rank as a matrix of one row pitch."""
-    if not info.shape:
-        raise ArgumentError("scores", "shape ()", "an array of at least one dimension, (..., width)")
-    rows, width = math.prod(info.shape[:-1]), info.shape[-1]
-    # The strides of dimensions of one entry, and of arrays without elements, are arbitrary.
-    outer = [(n, s) for n, s in zip(info.shape[:-1], info.strides[:-1], strict=True) if n > 1 and rows and width]
-    pitch = outer[-1][1] if outer else width
-    reach = pitch
-    for n, stride in reversed(outer):
-        if stride != reach:
-            takes = f"leading dimensions one row pitch apart: {problem.contiguous(info, 'scores')}"
-            raise ArgumentError("scores", f"shape {info.shape} with strides {info.strides}", takes)
-        reach = n * stride
-    return replace(info, shape=(rows, width), strides=(pitch, info.strides[-1]))
-
-
 def _check_indices(indices: Any, leading: Shape, k: Any) -> int:
     info = problem.inspect(indices, "indices")
     if info.dtype not in _INDEX_DTYPES:
@@ -234,17 +214,9 @@ def _check_indices(indices: Any, leading: Shape, k: Any) -> int:
         shape = f"({''.join(f'{n}, ' for n in leading)}k)" if leading else "(k,)"
         raise ArgumentError("indices", f"shape {info.shape}", f"shape {shape}, one row for each row of scores")
     slots = info.shape[-1]
-    if k is not None and problem.check_k(k) != slots:
+    if k is not None and problem.check_k(k, least=0) != slots:
         raise ArgumentError("k", k, f"{slots}, the width of indices")
-    return problem.check_k(slots)
-
-
-def _request_shapes(leading: Shape, rows: int, next_n: int) -> tuple[Shape, ...]:
-    """Shapes of an array with one entry per request."""
-    if next_n == 1:
-        return (leading,)
-    divided = (*leading[:-1], leading[-1] // next_n)
-    return ((rows // next_n,),) if leading[-1] % next_n or len(leading) == 1 else ((rows // next_n,), divided)
+    return problem.check_k(slots, "indices", 0)
 
 
 def _vector(name: str, array: Any, shapes: tuple[Shape, ...]) -> Any:

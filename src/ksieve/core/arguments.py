@@ -9,10 +9,10 @@ from typing import Any, Literal, TypedDict, cast
 
 from ksieve.core.errors import ArgumentError, GradientWarning, shown
 from ksieve.core.options import (
-    INDEX_DTYPES,
+    INTEGERS,
     PLAIN,
     IndexBase,
-    IndexType,
+    Integers,
     Nan,
     Options,
     Order,
@@ -52,7 +52,7 @@ class _Returning(TypedDict, total=False):
 class _Choosing(TypedDict, total=False):
     """Keyword arguments that decide which scores are selected, in which order, and how."""
 
-    index_dtype: IndexType | None
+    index_dtype: Integers | None
     sorted: bool | Literal["value", "index"] | None
     tie_break: TieBreak | None
     deterministic: bool
@@ -94,6 +94,7 @@ _ASKED_BY = {
     "mapped": "row_to_request",
     "raw": "return_raw",
     "values": "return_values",
+    "length_dtype": "lengths or ends",
     "order": "sorted",
 }
 """Arguments whose field of `Options` has another name."""
@@ -101,7 +102,7 @@ _ASKED_BY = {
 
 _POSITIONAL = ("scores", "lengths", "k", "plan", "policy", "backend", "out", "workspace", "num_rows", "return_stats")
 
-_ROWS = "rows are the last axis of a matrix: scores.reshape(-1, n) for more axes, a contiguous scores.T for columns"
+_ROWS = "rows run along the last axis, of scores of any rank: for another one, move it there and make a contiguous copy"
 _ELSEWHERE = {
     "dim": _ROWS,
     "axis": _ROWS,
@@ -169,6 +170,7 @@ def resolve(
     *,
     per_row_k: bool = False,
     lengths: bool = False,
+    length_dtype: str | None = None,
     out_dtype: str | None = None,
 ) -> Options:
     """Combine the keyword arguments of a call and the options of its plan.
@@ -181,8 +183,8 @@ def resolve(
         Options of the call's plan, if it has one; they apply where the call omits an option.
     per_row_k, lengths : bool
         Whether k is an array, and whether there are lengths.
-    out_dtype : str or None
-        Dtype of `out`, when one is given.
+    length_dtype, out_dtype : str or None
+        Dtype of the lengths or ends, and of `out`, when they are given.
 
     Raises
     ------
@@ -192,7 +194,8 @@ def resolve(
     given = {name: value for name, value in keywords.items() if value is not None} if keywords else {}
     if "index_dtype" in given:
         given["index_dtype"] = dtype_text(given["index_dtype"])
-    if not given and (planned is None or planned.plain) and not per_row_k and out_dtype in (None, "int32"):
+    usual = not per_row_k and length_dtype != "int64" and out_dtype in (None, "int32")
+    if usual and not given and (planned is None or planned.plain):
         return PLAIN
     base = planned or PLAIN
     for name in _FLAGS:
@@ -206,9 +209,9 @@ def resolve(
         windows = "lengths" if lengths else "ends" if "ends" in given else missing
     transform: Transform = "pages" if "page_table" in given else "offsets" if "offsets" in given else "none"
     index_dtype = given.get("index_dtype", base.index_dtype)
-    if out_dtype in INDEX_DTYPES:
+    if out_dtype in INTEGERS:
         asked_dtype = given.get("index_dtype", out_dtype)
-        if isinstance(asked_dtype, str) and asked_dtype in INDEX_DTYPES and asked_dtype != out_dtype:
+        if isinstance(asked_dtype, str) and asked_dtype in INTEGERS and asked_dtype != out_dtype:
             raise ArgumentError("out", f"dtype {out_dtype}", f"dtype {asked_dtype}, the index_dtype")
         index_dtype = out_dtype if "index_dtype" not in given else index_dtype
     return Options(
@@ -221,7 +224,8 @@ def resolve(
         mapped="row_to_request" in given,
         raw="raw_out" in given or given.get("return_raw", base.raw),
         values="values_out" in given or given.get("return_values", base.values),
-        index_dtype=cast(IndexType, index_dtype),
+        index_dtype=cast(Integers, index_dtype),
+        length_dtype=cast(Integers, length_dtype if length_dtype in INTEGERS else base.length_dtype),
         order=order,
         tie_break=tie_break,
         largest=given.get("largest", base.largest),

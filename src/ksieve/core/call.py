@@ -10,19 +10,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ksieve.core import arguments
-from ksieve.core.arrays import ArrayInfo, inspect, is_array, plain_tensor
+from ksieve.core.arrays import ArrayInfo, as_numpy, inspect, is_array, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.options import INTEGERS
 from ksieve.core.problem import (
     MAX_K,
     Problem,
+    Shape,
+    as_matrix,
     check_k,
-    check_options,
     check_output,
     check_scores,
     check_table,
     check_vector,
+    request_shapes,
+    row_pitch,
 )
 
 _VECTORS = ("starts", "row_to_request", "offsets")
@@ -36,14 +41,21 @@ class Call:
     Attributes
     ----------
     problem : Problem
+    leading : tuple of int
+        Shape of the scores but for their last dimension; the rows are those of all leading dimensions, in C order.
+    live : int
+        `num_rows` where it is an int, clamped to [0, rows]; else all rows.
     described : mapping of str to ArrayInfo
-        Description of each array that was given, by the name of its argument; all are on the scores' device. "ends"
-        is stored as "lengths" (`Options.windows` states which of the two it is). "k" is present for an array k.
+        Description of each array that was given, by the name of its argument; all are on the scores' device. Scores
+        and outputs are described as the matrix of their rows, and arrays of one number a row as vectors. "ends" is
+        stored as "lengths" (`Options.windows` states which of the two it is). "k" is present for an array k.
     arrays : mapping of str to array
         The arrays themselves, by the same names.
     """
 
     problem: Problem
+    leading: Shape
+    live: int
     described: Mapping[str, ArrayInfo]
     arrays: Mapping[str, Any]
 
@@ -51,6 +63,18 @@ class Call:
     def scores(self) -> ArrayInfo:
         """Description of the scores."""
         return self.described["scores"]
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the result."""
+        return (*self.leading, self.problem.k)
+
+    def host(self, name: str) -> NDArray[Any]:
+        """View an array on the host as it is described."""
+        array, info = as_numpy(self.arrays[name]), self.described[name]
+        if array.shape == info.shape:
+            return array
+        return np.lib.stride_tricks.as_strided(array, info.shape, [s * info.itemsize for s in info.strides])
 
     def address(self, name: str) -> int:
         """Address of an array; 0 if it was not given."""
@@ -88,24 +112,27 @@ def parse(
     ArgumentError
         The message names the argument, the value that it got and the values that it takes.
     """
-    info = inspect(scores, "scores")
+    whole = inspect(scores, "scores")
     if k is None and isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool):
         takes = f"an int32 array (did you mean k={shown(lengths)}? k is the third argument, or a keyword)"
         raise ArgumentError("lengths", kind_of(lengths), takes)
     keywords = keywords or {}
     ks = k if is_array(k) else None
     slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
+    info, leading = as_matrix(whole, "scores"), whole.shape[:-1]
     dtype = check_scores(info)
     rows, width = info.shape
     out_info = None if out is None else inspect(out, "out")
+    bounds, its_name = (lengths, "lengths") if lengths is not None else (keywords.get("ends"), "ends")
+    bounds_info = None if bounds is None else inspect(bounds, its_name)
     options = arguments.resolve(
         keywords,
         planned.options if planned else None,
         per_row_k=ks is not None,
         lengths=lengths is not None,
+        length_dtype=bounds_info.dtype if bounds_info else None,
         out_dtype=out_info.dtype if out_info else None,
     )
-    check_options(options, slots)
     if rows % options.next_n:
         raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
     described: dict[str, ArrayInfo] = {"scores": info}
@@ -114,32 +141,34 @@ def parse(
     def take(name: str, array: Any, info: ArrayInfo) -> None:
         described[name], arrays[name] = info, array
 
-    def vector(name: str, array: Any, *shapes: tuple[int, ...], said: str | None = None) -> None:
+    def vector(name: str, array: Any, *shapes: Shape) -> None:
         if array is not None:
-            take(name, array, check_vector(inspect(array, said or name), said or name, shapes, scores_device))
+            take(name, array, check_vector(inspect(array, name), name, shapes, scores_device))
 
     scores_device = info.device
-    valid = (rows // options.next_n,)
-    vector("lengths", lengths, valid)
-    if lengths is None:
-        vector("lengths", keywords.get("ends"), valid, said="ends")
-    vector("num_rows", num_rows, (1,), ())
+    if bounds_info is not None:
+        valid = request_shapes(leading, rows, options.next_n)
+        take("lengths", bounds, check_vector(bounds_info, its_name, valid, scores_device, INTEGERS))
+    live = rows
+    if isinstance(num_rows, (int, np.integer)) and not isinstance(num_rows, bool):
+        live = min(max(int(num_rows), 0), rows)
+    else:
+        vector("num_rows", num_rows, (1,), ())
     table = keywords.get("page_table")
     if table is not None:
         take("page_table", table, check_table(inspect(table, "page_table"), scores_device))
     outputs = {name: keywords[name] for name in _OUTPUTS if keywords.get(name) is not None}
     its = {name: inspect(array, name) for name, array in outputs.items()}
-    vector("k", ks, (rows,))
+    vector("k", ks, leading)
     for name in _VECTORS:
-        vector(name, keywords.get(name), (rows,))
+        vector(name, keywords.get(name), leading)
     dtypes = {"out": options.index_dtype, "values_out": info.dtype, "raw_out": options.index_dtype}
     if out_info is not None:
         outputs, its = {"out": out} | outputs, {"out": out_info} | its
     for name, array in outputs.items():
-        check_output(name, array, its[name], dtypes[name], (rows, slots), described)
-        take(name, array, its[name])
-    pitch = max(width, info.strides[0])
-    return Call(Problem(rows, width, pitch, slots, dtype, info.device, options), described, arrays)
+        take(name, array, check_output(name, array, its[name], dtypes[name], (*leading, slots), described))
+    asked = Problem(rows, width, row_pitch(info), slots, dtype, info.device, options)
+    return Call(asked, leading, live, described, arrays)
 
 
 def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
@@ -149,9 +178,9 @@ def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
         raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
     if given is None:
         if planned is None:
-            raise ArgumentError(name, None, f"an int from 1 to {MAX_K}")
+            raise ArgumentError(name, None, f"an int from 0 to {MAX_K}")
         return planned.k
-    slots = check_k(given, name)
+    slots = check_k(given, name, 0)
     if planned is not None and slots != planned.k:
         raise ArgumentError(name, slots, f"{planned.k}, the plan's k, or nothing")
     return slots

@@ -6,7 +6,7 @@ depends on. The arrays themselves are arguments of `ksieve.topk`. Calls with equ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,13 +19,11 @@ Windows = Literal["none", "lengths", "ends"]
 Transform = Literal["none", "pages", "offsets"]
 Order = Literal["any", "value", "index"]
 TieBreak = Literal["any", "low", "high"]
-IndexType = Literal["int32", "int64"]
+Integers = Literal["int32", "int64"]
 Nan = Literal["last", "highest"]
 
-MAX_FINISHED_K = 16_384
-"""Largest k with an order or a tie-break; the plain selection takes a larger one."""
-
-INDEX_DTYPES = ("int32", "int64")
+INTEGERS = ("int32", "int64")
+"""Dtypes of indices, and of lengths and ends."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "windows": ("none", "lengths", "ends"),
@@ -33,7 +31,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "transform": ("none", "pages", "offsets"),
     "order": ("any", "value", "index"),
     "tie_break": ("any", "low", "high"),
-    "index_dtype": INDEX_DTYPES,
+    "index_dtype": INTEGERS,
+    "length_dtype": INTEGERS,
     "nan": ("last", "highest"),
 }
 
@@ -82,6 +81,8 @@ class Options:
         Also write the selected scores.
     index_dtype : {"int32", "int64"}
         Dtype of every index written.
+    length_dtype : {"int32", "int64"}
+        Dtype of the lengths (or ends).
     order : {"any", "value", "index"}
         Order of a row's slots: unspecified; best score first, equal scores by index; or by index. Unused slots come
         last.
@@ -107,7 +108,8 @@ class Options:
     mapped: bool = False
     raw: bool = False
     values: bool = False
-    index_dtype: IndexType = "int32"
+    index_dtype: Integers = "int32"
+    length_dtype: Integers = "int32"
     order: Order = "any"
     tie_break: TieBreak = "any"
     largest: bool = True
@@ -115,7 +117,8 @@ class Options:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "index_dtype", dtype_text(self.index_dtype))
+        for name in ("index_dtype", "length_dtype"):
+            object.__setattr__(self, name, dtype_text(getattr(self, name)))
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if not isinstance(value, str) or value not in choices:
@@ -145,6 +148,11 @@ class Options:
     def plain(self) -> bool:
         """Whether no option is used. Identity with `PLAIN` is tested first, since every call evaluates this."""
         return self is PLAIN or self == PLAIN
+
+    @property
+    def lean(self) -> bool:
+        """Whether no option is used but the ranking and 64-bit lengths: kernels then take no further arguments."""
+        return self.plain or replace(self, largest=True, nan="last", length_dtype="int32") == PLAIN
 
     @property
     def ranking(self) -> Ranking:

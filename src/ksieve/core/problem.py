@@ -5,15 +5,16 @@ Every fault of an argument is found here, before any kernel is launched or any o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ksieve.core.arrays import ArrayInfo, Device, as_numpy, inspect, is_writable, library_of, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, shown
-from ksieve.core.options import MAX_FINISHED_K, PLAIN, Options
+from ksieve.core.options import PLAIN, Options
 
 __all__ = [
     "MAX_K",
@@ -21,6 +22,7 @@ __all__ = [
     "ArrayInfo",
     "Device",
     "Problem",
+    "as_matrix",
     "as_numpy",
     "check_k",
     "check_options",
@@ -39,9 +41,15 @@ SCORE_DTYPES = ("float32", "float16", "bfloat16")
 """Score dtypes; an unsigned 16-bit NumPy array is read as bfloat16 bits."""
 
 
+Shape = tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One checked selection problem: rows of `width` scores, a row pitch of `pitch` scores, k slots per row."""
+    """One checked selection problem: rows of `width` scores, a row pitch of `pitch` scores, k slots per row.
+
+    A pitch of 0 means that all rows are the same one.
+    """
 
     rows: int
     width: int
@@ -52,12 +60,12 @@ class Problem:
     options: Options = PLAIN
 
 
-def check_k(k: Any, name: str = "k") -> int:
-    """Return k as an int in [1, 2**20]."""
+def check_k(k: Any, name: str = "k", least: int = 1) -> int:
+    """Return k as an int in [least, 2**20]."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-        raise ArgumentError(name, f"{kind_of(k)} {shown(k)}", f"an int from 1 to {MAX_K}")
-    if not 1 <= k <= MAX_K:
-        raise ArgumentError(name, int(k), f"an int from 1 to {MAX_K}")
+        raise ArgumentError(name, f"{kind_of(k)} {shown(k)}", f"an int from {least} to {MAX_K}")
+    if not least <= k <= MAX_K:
+        raise ArgumentError(name, int(k), f"an int from {least} to {MAX_K}")
     return int(k)
 
 
@@ -79,18 +87,29 @@ def check_shape(rows: Any, width: Any, pitch: Any = None) -> tuple[int, int, int
     """
     rows = check_size(rows, "rows", why="kernels count rows in int32")
     width = check_size(width, "width", why="kernels count scores in int32, as indices are")
-    pitch = width if pitch is None else check_size(pitch, "pitch", width, MAX_PITCH, "so that its bytes fit int64")
+    pitch = width if pitch is None else check_pitch(pitch, width)
     if rows * pitch > MAX_PITCH:
         raise ArgumentError("pitch", pitch, f"at most {MAX_PITCH // rows} with {rows} rows: the bytes must fit int64")
     return rows, width, pitch
 
 
-def check_options(options: Any, k: int) -> Options:
-    """Check the options of a plan for k slots."""
+def check_pitch(pitch: Any, width: int) -> int:
+    """Return a row pitch as an int: at least the width, or 0 where all rows are the same one."""
+    least = 0 if isinstance(pitch, (int, np.integer)) and pitch == 0 else width
+    return check_size(pitch, "pitch", least, MAX_PITCH, "so that its bytes fit int64")
+
+
+def row_pitch(info: ArrayInfo) -> int:
+    """Scores from one row of a matrix to the next; at least the width, or 0 where all rows are the same one."""
+    rows, width = info.shape
+    # The stride of a single row, and those of an array without elements, are arbitrary.
+    return info.strides[0] if rows > 1 and width else width
+
+
+def check_options(options: Any) -> Options:
+    """Check that an argument is the options of a plan."""
     if not isinstance(options, Options):
         raise ArgumentError("options", shown(options), "ksieve.Options(...)")
-    if k > MAX_FINISHED_K and (options.order != "any" or options.tie_break != "any"):
-        raise ArgumentError("k", k, f"at most {MAX_FINISHED_K} with sorted, tie_break or deterministic")
     return options
 
 
@@ -110,9 +129,10 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
         raise ArgumentError(
             name, f"last stride {info.strides[1]}", f"last stride 1 (rows contiguous): {contiguous(info, name)}"
         )
-    if rows > 1 and width and info.strides[0] < width:
-        takes = f"row pitch of at least width: {contiguous(info, name)}"
-        raise ArgumentError(name, f"row pitch {info.strides[0]} for width {width}", takes)
+    pitch = row_pitch(info)
+    if pitch < width and pitch != 0:
+        takes = f"row pitch of at least width, or 0: {contiguous(info, name)}"
+        raise ArgumentError(name, f"row pitch {pitch} for width {width}", takes)
     for what, size in (("width", width), ("rows", rows)):
         if size > MAX_SIZE:
             takes = f"at most {MAX_SIZE}, which kernels count in int32{', as indices are' if what == 'width' else ''}"
@@ -140,6 +160,41 @@ def contiguous(info: ArrayInfo, name: str) -> str:
     return f"{'cupy' if info.library == 'cupy' else 'np'}.ascontiguousarray({name})"
 
 
+def as_matrix(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
+    """Describe an array of any rank as the matrix of its rows, which run along the last dimension, without a copy.
+
+    `filled` is true of an output, of which a copy is no remedy.
+
+    Raises
+    ------
+    ArgumentError
+        If the rows of all leading dimensions are not one pitch apart.
+    """
+    if not info.shape:
+        raise ArgumentError(name, "shape ()", "an array of at least one dimension, the last of which is a row")
+    if len(info.shape) == 2:
+        return info
+    rows, width = math.prod(info.shape[:-1]), info.shape[-1]
+    # The strides of dimensions of one entry, and of arrays without elements, are arbitrary.
+    outer = [(n, s) for n, s in zip(info.shape[:-1], info.strides[:-1], strict=True) if n > 1 and rows and width]
+    pitch = outer[-1][1] if outer else width
+    reach = pitch
+    for n, stride in reversed(outer):
+        if stride != reach:
+            takes = "leading dimensions one row pitch apart" + ("" if filled else f": {contiguous(info, name)}")
+            raise ArgumentError(name, f"shape {info.shape} with strides {info.strides}", takes)
+        reach = n * stride
+    return replace(info, shape=(rows, width), strides=(pitch, info.strides[-1]))
+
+
+def request_shapes(leading: Shape, rows: int, next_n: int) -> tuple[Shape, ...]:
+    """Shapes of an array with one entry for each request of `next_n` rows."""
+    if next_n == 1:
+        return (leading,)
+    divided = (*leading[:-1], leading[-1] // next_n)
+    return ((rows // next_n,),) if leading[-1] % next_n or len(leading) == 1 else ((rows // next_n,), divided)
+
+
 def _check_aligned(info: ArrayInfo, name: str) -> None:
     # A GPU cannot load an element from an address that is no multiple of its size; a CPU can.
     if info.device.kind == "cuda" and info.pointer % info.itemsize:
@@ -153,29 +208,40 @@ def _check_device(info: ArrayInfo, name: str, device: Device) -> None:
         raise ArgumentError(name, f"device {info.device}", f"the scores' device, {device}")
 
 
-def _check_int32(info: ArrayInfo, name: str) -> None:
-    if info.dtype != "int32":
+def _check_integers(info: ArrayInfo, name: str, dtypes: tuple[str, ...] = ("int32",)) -> None:
+    if info.dtype not in dtypes:
         whole = info.dtype.startswith(("int", "uint")) or "byte order" in info.dtype
         remedy = f": {converted(info, name, 'int32')}" if whole else ""
-        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype int32{remedy}")
+        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {' or '.join(dtypes)}{remedy}")
 
 
-def check_vector(info: ArrayInfo, name: str, shapes: tuple[tuple[int, ...], ...], device: Device) -> ArrayInfo:
-    _check_int32(info, name)
+def check_vector(
+    info: ArrayInfo,
+    name: str,
+    shapes: tuple[Shape, ...],
+    device: Device,
+    dtypes: tuple[str, ...] = ("int32",),
+) -> ArrayInfo:
+    """Check an array of one integer for each row, or request, and describe it as a vector."""
+    _check_integers(info, name, dtypes)
     if info.shape not in shapes:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
-    if info.shape and info.shape[0] > 1 and info.strides[0] != 1:
-        raise ArgumentError(
-            name, f"stride {info.strides[0]}", f"a contiguous vector (stride 1): {contiguous(info, name)}"
-        )
+    size = 1
+    for n, stride in zip(reversed(info.shape), reversed(info.strides), strict=True):
+        if n > 1 and stride != size and 0 not in info.shape:
+            vector = len(info.shape) == 1
+            got = f"stride {stride}" if vector else f"shape {info.shape} with strides {info.strides}"
+            takes = "a contiguous vector (stride 1)" if vector else "a contiguous array"
+            raise ArgumentError(name, got, f"{takes}: {contiguous(info, name)}")
+        size *= n
     _check_device(info, name, device)
     _check_aligned(info, name)
-    return info
+    return info if len(info.shape) == 1 else replace(info, shape=(size,), strides=(1,))
 
 
 def check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
     name = "page_table"
-    _check_int32(info, name)
+    _check_integers(info, name)
     if len(info.shape) != 2:
         raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (requests, max_pages)")
     requests, pages = info.shape
@@ -194,14 +260,16 @@ def check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
 
 
 def check_output(
-    name: str, array: Any, info: ArrayInfo, dtype: str, shape: tuple[int, int], others: Mapping[str, ArrayInfo]
-) -> None:
+    name: str, array: Any, info: ArrayInfo, dtype: str, shape: Shape, others: Mapping[str, ArrayInfo]
+) -> ArrayInfo:
+    """Check an output of the scores' leading shape and k, and describe it as a matrix."""
     if canonical(info.dtype) != canonical(dtype):
         raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {dtype}")
     if info.shape != shape:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}")
     _check_device(info, name, others["scores"].device)
-    (rows, k), (pitch, unit) = shape, info.strides
+    info = as_matrix(info, name, filled=True)
+    (rows, k), (pitch, unit) = info.shape, info.strides
     if (rows and k > 1 and unit != 1) or (rows > 1 and pitch < k):
         raise ArgumentError(name, f"strides {info.strides}", "contiguous rows that do not overlap")
     _check_aligned(info, name)
@@ -212,3 +280,4 @@ def check_output(
             raise ArgumentError(name, f"memory that overlaps {other}", "memory of its own")
     if not is_writable(array, info):
         raise ArgumentError(name, "a read-only array", "an array that can be written")
+    return info

@@ -18,7 +18,7 @@ class Route(IntEnum):
     """
 
     SHORT = 0
-    """At most k valid scores: every index is the answer and no score is read."""
+    """At most k valid scores, or none wanted: every index is the answer and no score is read."""
     CERTIFIED = 1
     """The primary boundary held at least k scores: one scan."""
     RESCUED = 2
@@ -67,6 +67,8 @@ def html_table(title: str, columns: Iterable[str], lines: Iterable[Iterable[str]
 class Stats:
     """Statistics of one call, one entry per row; all arrays int32 of shape (rows,) on the host.
 
+    Of scores of any rank the rows are those of all leading dimensions, in C order.
+
     Attributes
     ----------
     route : `Route` values.
@@ -82,6 +84,13 @@ class Stats:
     """
 
     raw: NDArray[np.int32]
+
+    @classmethod
+    def without_slots(cls, rows: int) -> Stats:
+        """Statistics of rows of which nothing is wanted."""
+        raw = np.zeros((rows, len(STATS_COLUMNS)), np.int32)
+        raw[:, [STATS_COLUMNS.index(name) for name in ("tau0", "tau1", "admitted0", "admitted1")]] = -1
+        return cls(raw)
 
     def __post_init__(self) -> None:
         if self.raw.ndim != 2 or self.raw.shape[1] != len(STATS_COLUMNS):

@@ -36,7 +36,9 @@ def windows(options: Options, rows: int, width: int, *, lengths: Any = None, sta
     if lengths is None:
         end = width - later
     else:
-        end = np.asarray(lengths, np.int64)[row // options.next_n] - later
+        # Clamped first, so that no 64-bit length wraps below.
+        entries = np.clip(np.asarray(lengths, np.int64), -1, width + options.next_n)
+        end = entries[row // options.next_n] - later
         if options.windows != "ends":
             end = begin + np.maximum(end, 0)
     return begin, np.minimum(np.maximum(end, begin), width) - begin

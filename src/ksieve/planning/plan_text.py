@@ -85,9 +85,10 @@ def _check(plan: Plan) -> None:
     """Refuse a problem or a device that is out of the planner's range."""
     asked, device = plan.problem, plan.device
     rows, width, _ = problem.check_shape(asked.rows, asked.width)
-    problem.check_size(asked.pitch, "pitch", width, problem.MAX_PITCH)
+    problem.check_pitch(asked.pitch, width)
     problem.check_shape(rows, width, asked.pitch)
-    problem.check_options(asked.options, problem.check_k(asked.k))
+    problem.check_options(asked.options)
+    problem.check_k(asked.k)
     if asked.dtype not in problem.SCORE_DTYPES:
         raise ArgumentError("dtype", shown(asked.dtype), f"one of {list(problem.SCORE_DTYPES)}")
     if not isinstance(device.name, str) or not isinstance(plan.reason, str):

@@ -153,7 +153,7 @@ X, N, OUT = operands()
         (lambda: decode(topK=9), r"indices: got 8 columns; takes at least 9"),
         (lambda: decode(next_n=3), r"next_n: got 3; takes a divisor of numRows, 4"),
         (lambda: decode(next_n=2, seq_lens=N[:1]), r"seq_lens: got shape \(1,\)"),
-        (lambda: decode(seq_lens=N.long()), r"seq_lens: got dtype int64; takes dtype int32"),
+        (lambda: decode(seq_lens=N.short()), r"seq_lens: got dtype int16; takes dtype int32 or int64"),
         (lambda: decode(logits=X.double()), r"logits: got dtype float64"),
         (lambda: decode(indices=OUT.float()), r"indices: got dtype float32"),
         (lambda: vllm.top_k_per_row_prefill(X, N.long(), N, OUT, 4, 100, 1, 8), r"rowStarts: got dtype int64"),
@@ -161,7 +161,7 @@ X, N, OUT = operands()
         (lambda: vllm.persistent_topk(X, N[:3], OUT, None, 8, 100), r"lengths: got 3 entries; takes one per row .* 4"),
         (lambda: sglang.fast_topk_v2(X, N[:3], 8), r"lengths: got shape \(3,\)"),
         (lambda: sglang.fast_topk_v2(X, N, 8, row_starts=N.float()), r"row_starts: got dtype float32"),
-        (lambda: sglang.fast_topk_v2(X, N, 0), r"topk: got 0"),
+        (lambda: sglang.fast_topk_v2(X, N, -1), r"topk: got -1"),
         (lambda: sglang.fast_topk_transform_fused(X, N, OUT, N, 8), r"cu_seqlens_q: got 4 entries; takes 5"),
         (lambda: sglang.fast_topk_transform_ragged_fused(X, N, N[:1], 8), r"topk_indices_offset: got shape \(1,\)"),
         (lambda: sglang.topk_transform_paged_v2(X, N, OUT, OUT.clone(), 48, None), r"page_size: got 48"),
@@ -172,9 +172,9 @@ X, N, OUT = operands()
         (lambda: sglang.topk(X, 8, sorted=True, sorted_index=True), r"sorted_index: got True; takes False"),
         (lambda: sglang.topk(X, 8, indices_type=torch.int16), r"indices_type: got torch.int16; takes torch.int32 or"),
         (lambda: sglang.topk(X, 8, output_idx=OUT, indices_type=torch.int64), r"output_idx: got dtype torch.int32"),
-        (lambda: sglang.topk(X, 8, end=N.long()), r"end: got dtype int64"),
+        (lambda: sglang.topk(X, 8, end=N.short()), r"end: got dtype int16"),
         (lambda: flashinfer.top_k(X, 8, tie_break=3), r"tie_break: got 3; takes 0 \(none\), 1"),
-        (lambda: flashinfer.top_k(X[0], 8), r"input: got shape \(100,\)"),
+        (lambda: flashinfer.top_k(X[0, 0], 8), r"input: got shape \(\)"),
         (lambda: flashinfer.top_k_page_table_transform(X, OUT, N, 8, row_starts=N, page_size=4),
          r"page_table_row_starts: got None"),
         (lambda: flashinfer.top_k_page_table_transform(X, OUT, N, 8, row_to_batch=N.long()), r"row_to_batch: got"),
@@ -201,11 +201,26 @@ def test_an_enum_of_tie_breaks_is_a_number():
     assert sorted(indices[0].tolist()) == [47, 48, 49]
 
 
+def test_vllm_selects_nan_first():
+    x = torch.randn(6, 100)
+    x[:, ::10] = float("nan")
+    lengths = torch.full((6,), 100, dtype=torch.int32)
+    ends, strides = torch.arange(95, 101, dtype=torch.int32), x.stride()
+    for call in (
+        lambda out: vllm.top_k_per_row_prefill(x, torch.zeros_like(ends), ends, out, 6, *strides, 12),
+        lambda out: vllm.top_k_per_row_decode(x, 1, lengths, out, 6, *strides, 12),
+        lambda out: vllm.top_k_per_row_decode(x, 2, lengths[:3], out, 6, *strides, 12),
+        lambda out: vllm.persistent_topk(x, lengths, out, None, 12, 100),
+    ):
+        out = torch.zeros(6, 12, dtype=torch.int32)
+        call(out)
+        assert (x.gather(1, out.long()).isnan().sum(1) == 10).all()
+
+
 def test_nan_is_selected_only_when_nothing_else_is_left():
-    x, n, out = operands()
+    x, n, _ = operands()
     x[:, ::3] = float("nan")
-    vllm.persistent_topk(x, n, out, None, 8, 100)
-    assert (out % 3 != 0).all()
+    assert (sglang.fast_topk_v2(x, n, 8) % 3 != 0).all()
     values, indices = sglang.topk(x, 80, return_value=True, abort_when_nan_found=True)
     assert (values.isnan().sum(1) == 80 - 66).all()
     assert torch.equal(x.gather(1, indices.long()).isnan(), values.isnan())

@@ -79,6 +79,17 @@ def test_compile_without_graph_breaks(rows):
     same_sets(compiled(program)(*rows), program(*rows))
 
 
+def test_compiled_lengths_of_64_bits_and_an_int_of_rows():
+    scores, lengths = torch.randn(4, 300), torch.tensor([300, 2**40, -(2**63), 7])
+
+    def program(x, lengths):
+        return ksieve.topk(x, lengths, k=K, num_rows=3, largest=False)
+
+    same_sets(compiled(program)(scores, lengths), program(scores, lengths))
+    windows = {"starts": torch.tensor([0, 5, 9, 1], dtype=torch.int32), "ends": lengths}
+    same_sets(compiled(lambda x: ksieve.topk(x, k=K, **windows))(scores), ksieve.topk(scores, k=K, **windows))
+
+
 @plans_traced
 def test_compile_with_everything_but_the_scores_in_keywords(rows):
     scores, lengths = rows

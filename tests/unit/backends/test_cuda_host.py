@@ -541,7 +541,7 @@ def test_fast_path_refuses_only_what_the_general_check_judges(plan, rows):
 
     scores, lengths, out = tensors(rows)
     for bad in (
-        {"lengths": lengths.long()},
+        {"lengths": lengths.short()},
         {"lengths": lengths[:7]},
         {"lengths": lengths[:, None]},
         {"out": out.float()},
@@ -565,6 +565,24 @@ def test_topk_takes_the_fast_path(driver, plan, rows, monkeypatch):
         assert ksieve.topk(scores, lengths, 4, out=out, backend="cuda") is out
         assert chosen_sets(out.numpy()) == expected(*rows, 4)
     assert len(driver.launches) == 2
+
+
+def test_a_ranking_has_a_fast_path_of_its_own(driver, plan, rows, monkeypatch):
+    scores, _, _ = tensors(rows)
+    for ranking, name in (((False, bool, None), "smallest"), ((None, type(None), "highest"), "NaN first")):
+        key = dispatch.choice_key(scores, 4, None, ranking)
+        monkeypatch.setitem(dispatch._fast_paths, key, lambda *_, name=name: name)
+    assert ksieve.topk(scores, k=4, largest=False) == "smallest"
+    assert ksieve.topk(scores, k=4, nan="highest") == "NaN first"
+
+    def general(*args, **options):
+        raise KeyError("general")
+
+    monkeypatch.setattr(calls, "parse", general)
+    others = ({"largest": 0}, {"nan": "last"}, {"largest": False, "sorted": True}, {"largest": False, "plan": plan})
+    for other in others:
+        with pytest.raises(KeyError, match="general"):
+            ksieve.topk(scores, k=4, **other)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,12 @@ import pytest
 
 import ksieve
 from cases import OPTION_CASES, build_call, options_of
-from cuda_fakes import FakeArray, FakeDriver, make_plan
-from ksieve import Options, dispatch
-from ksieve.backends import cuda
+from cuda_fakes import FakeArray, fake_backend, make_plan, plan_of
+from ksieve import Options
 from ksieve.backends.cuda import call
-from ksieve.backends.cuda.jit import cache, spec
-from ksieve.backends.cuda.jit.compile import Cubin
-from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.jit import spec
 from ksieve.backends.cuda.runtime import launch
 from ksieve.core.errors import ArgumentError
-from ksieve.planning import choose as planner
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.memory import with_workspace
@@ -30,23 +26,7 @@ FAMILIES = ("stream", "stream_unsampled", "stream_split", "resident_block", "res
 
 @pytest.fixture
 def driver(monkeypatch):
-    fake = FakeDriver()
-    call.forget()
-    monkeypatch.setattr(cuda_driver, "_instance", fake)
-    monkeypatch.setattr(dispatch, "_fast_paths", {})
-    monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
-    monkeypatch.setattr(planner, "shared_bytes", lambda plan: 20_000, raising=False)
-    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 200_000)
-    cuda.device_info.cache_clear()
-    yield fake
-    call.forget()
-    cuda.device_info.cache_clear()
-    dispatch._choose.cache_clear()
-
-
-def plan_of(rows, width, k, options, family="stream_unsampled"):
-    plan = make_plan(rows, width, k, family)
-    return replace(plan, problem=replace(plan.problem, options=options))
+    yield from fake_backend(monkeypatch)
 
 
 FLOAT32_CASES = [case for case in OPTION_CASES if case["dtype"] == "float32"]

@@ -137,9 +137,25 @@ def test_a_recording_survives_a_failing_block_and_leaves_no_draft(tmp_path):
         ksieve.topk(rows(2, 30), k=3)
         _ = 1 // 0
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ArgumentError, match=r"^k: got 0"), ksieve.record(tmp_path / "none.safetensors"):
-        ksieve.topk(rows(2, 30), k=0)  # refused calls are not seen
+    with pytest.raises(ArgumentError, match=r"^k: got -1"), ksieve.record(tmp_path / "none.safetensors"):
+        ksieve.topk(rows(2, 30), k=-1)  # refused calls are not seen
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_calls_of_any_rank_are_recorded_as_rows(tmp_path):
+    scores = rows(6, 30)
+    lengths = np.array([30, 0, 7, 31, -1, 2], np.int64)
+    with ksieve.record(tmp_path / "a.safetensors") as recorder:
+        ksieve.topk(scores.reshape(2, 3, 30), lengths.reshape(2, 3), 3, num_rows=5)
+        ksieve.topk(scores[0], k=3)
+        ksieve.topk(np.broadcast_to(scores[1], (2, 30)), k=3)
+        ksieve.topk(scores, k=0)
+    assert (recorder.seen, recorder.kept, recorder.rows) == (4, 3, 8)
+    with open_capture(tmp_path / "a.safetensors") as capture:
+        found = capture.rows_block(0, 8)
+        assert capture.lengths.tolist() == [30, 0, 7, 30, 0, 30, 30, 30]
+    for got, row, length in zip(found, scores[[0, 1, 2, 3, 4, 0, 1, 1]], [30, 0, 7, 30, 0, 30, 30, 30], strict=True):
+        np.testing.assert_array_equal(got[:length], row[:length])
 
 
 def test_an_empty_recording_says_so(tmp_path):

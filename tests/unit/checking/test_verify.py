@@ -266,7 +266,7 @@ def test_memory_is_bounded():
             {"indices": np.zeros(20, np.int32)},
             "indices: got shape (20,); takes shape (4, k), one row for each row of scores",
         ),
-        ({"indices": np.zeros((4, 0), np.int32)}, "k: got 0; takes an int from 1 to 1048576"),
+        ({"indices": np.zeros((4, 0), np.int32), "k": 5}, "k: got 5; takes 0, the width of indices"),
         ({"k": 6}, "k: got 6; takes 5, the width of indices"),
         ({"lengths": np.zeros(4)}, "lengths: got dtype float64; takes an integer dtype"),
         ({"lengths": np.zeros(5, np.int32)}, "lengths: got shape (5,); takes shape (4,)"),

@@ -343,7 +343,7 @@ def test_the_lengths_of_a_source():
         ({"scores": np.float32(3)}, "scores: got numpy.float32; takes a NumPy, PyTorch, CuPy or JAX array"),
         (
             {"scores": np.array(3, np.float32)},
-            "scores: got shape (); takes an array of at least one dimension, (..., width)",
+            "scores: got shape (); takes an array of at least one dimension, the last of which is a row",
         ),
         ({"scores": TENS[0]}, "indices: got shape (4, 2); takes shape (k,), one row for each row of scores"),
         ({"scores": TENS[None]}, "indices: got shape (4, 2); takes shape (1, 4, k), one row for each row of scores"),
@@ -360,7 +360,7 @@ def test_the_lengths_of_a_source():
         ({"next_n": 0}, "next_n: got 0; takes a positive int"),
         ({"k": int32(1, 2)}, "k: got shape (2,); takes shape (4,)"),
         ({"k": np.zeros(4)}, "k: got dtype float64; takes an integer dtype"),
-        ({"k": [1] * 4}, "k: got list [1, 1, 1, 1]; takes an int from 1 to 1048576"),
+        ({"k": [1] * 4}, "k: got list [1, 1, 1, 1]; takes an int from 0 to 1048576"),
         ({"num_rows": int32(1, 2)}, "num_rows: got shape (2,); takes shape (1,) or ()"),
         ({"num_rows": 2.0}, "num_rows: got 2.0; takes an int, or an array of one integer"),
         ({"num_rows": True}, "num_rows: got True; takes an int, or an array of one integer"),

@@ -12,6 +12,7 @@ from ksieve.backends.cpu.runner import run as run_rows
 from ksieve.core import problem
 from ksieve.core.arrays import check_jax_int64
 from ksieve.core.call import Call
+from ksieve.core.stats import Stats
 from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
@@ -25,10 +26,10 @@ def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = F
     -------
     indices, or a tuple that begins with them : see `ksieve.topk`
     """
-    given = {name: problem.as_numpy(array) for name, array in call.arrays.items()}
-    rows = call.problem.rows
-    live = int(np.clip(given["num_rows"].reshape(()), 0, rows)) if "num_rows" in given else rows
-    serve = _plain if plan.problem.options.plain else _with_options
+    given = {name: call.host(name) for name in call.arrays}
+    asked = call.problem
+    live = int(np.clip(given["num_rows"][0], 0, asked.rows)) if "num_rows" in given else call.live
+    serve = _plain if asked.options.plain and asked.k else _with_options
     return serve(plan, call, given, live, return_stats, model)
 
 
@@ -40,15 +41,14 @@ def _plain(plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, re
     result[live:] = -1
     select = run_reference if model else run_rows
     stats = select(plan, matrix[:live], valid[:live], result[:live], return_stats)
-    indices = call.arrays["out"] if "out" in given else _like(result, call.arrays["scores"])
+    indices = _part(call, "out", result)
     return (indices, stats) if return_stats else indices
 
 
 def _with_options(
     plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool
 ) -> Any:
-    options, k = plan.problem.options, plan.problem.k
-    scores, matrix = call.arrays["scores"], given["scores"]
+    options, k, matrix = call.problem.options, call.problem.k, given["scores"]
     (rows, width), shape = matrix.shape, (matrix.shape[0], k)
     lengths, starts, ks = (given.get(name) for name in ("lengths", "starts", "k"))
     index = np.dtype(options.index_dtype)
@@ -61,24 +61,34 @@ def _with_options(
     tables = {name: given.get(name) for name in ("page_table", "row_to_request", "offsets")}
     finish = Finish(options, matrix, begins, result, raw, values, **tables)
     finish.clear(live, rows)
-    if model:
-        local, every = reference.select(
+    stats: Stats | None
+    if not k:
+        stats = Stats.without_slots(live)
+    elif model:
+        local, stats = reference.select(
             matrix[:live], lengths, k, options=options, starts=None if starts is None else starts[:live],
             ks=None if ks is None else ks[:live], **model_arguments(plan, width),
         )  # fmt: skip
         finish.write(0, live, local)
-        stats = every if return_stats else None
     else:
         own = None if ks is None else np.clip(ks[:live], 0, k).astype(np.int32)
         stats = run_finished(plan, matrix[:live], begins[:live], valid[:live], own, finish, return_stats)
-    answer = [call.arrays["out"] if "out" in given else _like(result, scores)]
+    answer = [_part(call, "out", result)]
     if options.values:
-        answer.append(call.arrays["values_out"] if "values_out" in given else _like(values, scores, scores))
+        answer.append(_part(call, "values_out", values))
     if options.raw:
-        answer.append(call.arrays["raw_out"] if "raw_out" in given else _like(raw, scores))
+        answer.append(_part(call, "raw_out", raw))
     if return_stats:
         answer.append(stats)
     return tuple(answer) if len(answer) > 1 else answer[0]
+
+
+def _part(call: Call, name: str, result: Any) -> Any:
+    """The caller's output array of a name, or the new `result` in the scores' library and leading shape."""
+    if name in call.arrays:
+        return call.arrays[name]
+    scores = call.arrays["scores"]
+    return _like(result.reshape(call.shape), scores, scores if name == "values_out" else None)
 
 
 def _like(result: Any, scores: Any, dtype_of: Any = None) -> Any:

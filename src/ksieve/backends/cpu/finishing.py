@@ -15,8 +15,11 @@ from ksieve.backends.cpu.kernels import source_digest
 from ksieve.backends.cpu.simd import (
     BFLOAT16,
     FLOAT32,
+    RANKED,
+    SMALLEST,
     Int,
     Word,
+    item_size,
     jit,
     load_u16,
     load_u32,
@@ -160,7 +163,7 @@ def _entry(source: str) -> Any:
         scores, out, raw, values, table, row_to_request, offsets : int
             Addresses of row 0, 0 where absent; a ``..._pitch`` counts bytes.
         dtype, width
-            Of the scores.
+            Of the scores; the dtype has a ranking (`simd.RANKED`), which orders them.
         order : int
             ANY_ORDER, BY_VALUE or BY_INDEX.
         highest, from_row, wide : int
@@ -173,12 +176,14 @@ def _entry(source: str) -> Any:
         """
         assert source  # closes over it
         k = local.shape[1]
-        itemsize = 4 if dtype == FLOAT32 else 2
+        kind, itemsize = dtype % RANKED, item_size(dtype)
         size = 0 if order == ANY_ORDER else k
         words, spare = np.empty(size, np.uint64), np.empty(size, np.uint64)
         counts = np.empty(_DIGITS if size else 0, np.int64)
         flip = np.uint32(_LAST_INDEX if highest and order == BY_VALUE else 0)
-        least = np.int64(0xFF800000) if dtype == FLOAT32 else np.int64(0xFF80 if dtype == BFLOAT16 else 0xFC00)
+        least = np.int64(0xFF800000) if kind == FLOAT32 else np.int64(0xFF80 if kind == BFLOAT16 else 0xFC00)
+        if dtype // RANKED == SMALLEST:
+            least ^= np.int64(0x80000000 if kind == FLOAT32 else 0x8000)
         for r in range(begin, end):
             slots, first = local[r - begin], begins[r]
             window, limit = scores + r * pitch + first * itemsize, width - 1 - first
@@ -188,7 +193,7 @@ def _entry(source: str) -> Any:
                 target = values + r * values_pitch
                 for i in range(k):
                     at = min(np.int64(slots[i]), limit)
-                    if dtype == FLOAT32:
+                    if kind == FLOAT32:
                         bits = np.int64(load_u32(window + 4 * at)) if at >= 0 else least
                         store_i32(target + 4 * i, np.int32(bits))
                     else:

@@ -51,11 +51,11 @@ from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, Scratch
 from ksieve.backends.cpu.short import select_short
 from ksieve.backends.cpu.sieve import sieve
 from ksieve.backends.cpu.simd import (
-    FLOAT32,
     HIGHEST_TIES,
     TILE,
     Int,
     Word,
+    item_size,
     jit,
     load_u32,
     store_i32,
@@ -253,7 +253,7 @@ def _entry(source: str) -> Any:
         scores, out : int
             Addresses of row 0; `pitch` and `out_pitch` count bytes.
         dtype : int
-            FLOAT32, FLOAT16 or BFLOAT16.
+            FLOAT32, FLOAT16 or BFLOAT16, with a ranking (`simd.RANKED`).
         lengths : array of int32
             Already clamped: those of the rows' windows.
         starts : int
@@ -292,7 +292,7 @@ def _entry(source: str) -> Any:
         unused = np.zeros(STATS_WIDTH, np.int32)
         wanted = raw.shape[0] > 0
         bisects = not wanted and work.size == 0 and tie_break != HIGHEST_TIES
-        itemsize = 4 if dtype == FLOAT32 else 2
+        itemsize = item_size(dtype)
         for r in range(begin, end):
             length = np.int64(lengths[r])
             row, slots = scores + r * pitch, out + r * out_pitch

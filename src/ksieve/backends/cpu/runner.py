@@ -18,6 +18,7 @@ from ksieve.core.arrays import dtype_name
 from ksieve.core.guess import fresh_seed
 from ksieve.core.keys import BIN_CUTOFF_KEY
 from ksieve.core.policy import PEAK, SamplingPolicy
+from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
@@ -177,7 +178,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     )
     requests, pages = (0, 0) if finish.page_table is None else finish.page_table.shape
     row_to_request, offsets = _placed(finish.row_to_request), _placed(finish.offsets)
-    width, dtype = finish.scores.shape[1], _DTYPES[dtype_name(finish.scores.dtype)]
+    width, dtype = finish.scores.shape[1], _dtype_number(finish.scores, options.ranking)
     order, highest = _ORDERS[options.order], int(options.tie_break == "high")
     from_row, wide = int(options.index_base == "row"), int(options.index_dtype == "int64")
     transform, step = _TRANSFORMS[options.transform], max(1, SLOTS_AT_A_TIME // k)
@@ -210,6 +211,13 @@ def _share(work: Work, plan: Plan, rows: int, width: int, finished: bool) -> Non
 
 _compiled: set[bool] = set()
 """Whether the kernels of calls without and with an epilogue are compiled."""
+
+
+def _dtype_number(scores: NDArray[Any], ranking: Ranking) -> int:
+    """The kernels' number of a dtype and ranking."""
+    from ksieve.backends.cpu.simd import RANKED
+
+    return _DTYPES[dtype_name(scores.dtype)] + RANKED * RANKINGS.index(ranking)
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -246,7 +254,7 @@ def _selector(
     size, drawn = stored_candidates(plan, width), fresh_seed() if seed is None else seed
     counted = np.zeros(0, np.int64) if work is None else work
     matrix, starts, own = map(_placed, (scores, begins, ks))
-    dtype = _DTYPES[dtype_name(scores.dtype)]
+    dtype = _dtype_number(scores, plan.problem.options.ranking)
     tie_break = _TIE_BREAKS[plan.problem.options.tie_break]
 
     def select(begin: int, end: int, out: int, out_pitch: int) -> None:

@@ -17,10 +17,16 @@ from llvmlite import ir
 from ksieve.backends.cpu.jit import numba
 from ksieve.core.guess import BLOCK  # one bit each of a 64-bit mask
 from ksieve.core.keys import NAN_KEY
+from ksieve.core.ranking import RANKINGS
 
 extending, types = numba.extending, numba.types
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
+
+RANKED = 4
+"""A kernel's `dtype` is one of these plus this times the ranking's number in `ksieve.core.ranking.RANKINGS`."""
+
+SMALLEST, NAN_FIRST = RANKINGS.index("smallest"), RANKINGS.index("nan_first")
 
 ANY_TIES, LOWEST_TIES, HIGHEST_TIES = 0, 1, 2
 
@@ -215,7 +221,7 @@ def bit_count(typing: Any, mask: Word) -> Any:
 
 @jit
 def _widen(narrow: Word, dtype: Int) -> Word:
-    """Float32 bits of a 16-bit float, by steps that do not depend on the flush-to-zero mode."""
+    """Float32 bits of a 16-bit float of an unranked dtype, by steps that do not depend on the flush-to-zero mode."""
     if dtype == BFLOAT16:
         return np.uint32(narrow << np.uint32(16))
     sign = np.uint32((narrow & np.uint32(0x8000)) << np.uint32(16))
@@ -229,11 +235,32 @@ def _widen(narrow: Word, dtype: Int) -> Word:
 
 
 @jit
+def item_size(dtype: Int) -> Int:
+    """Bytes of a score."""
+    return 4 if dtype % RANKED == FLOAT32 else 2
+
+
+@jit
+def ranked_bits(bits: Word, dtype: Int) -> Word:
+    """Bits of a score's ranked score (`ksieve.core.ranking.ranked`), both of the score's own size."""
+    if dtype < RANKED:
+        return bits
+    sign = np.uint32(0x80000000 if dtype % RANKED == FLOAT32 else 0x8000)
+    if dtype // RANKED == SMALLEST:
+        return np.uint32(bits ^ sign)
+    infinity = np.uint32(0x7F800000 if dtype % RANKED == FLOAT32 else 0x7C00 if dtype % RANKED == FLOAT16 else 0x7F80)
+    size = np.uint32(bits & np.uint32(sign - np.uint32(1)))
+    lower = np.uint32(bits + np.uint32(1)) if bits & sign else np.uint32(bits - np.uint32(1))
+    lower = np.uint32(sign | np.uint32(1)) if size == np.uint32(0) else lower
+    return infinity if size > infinity else lower
+
+
+@jit
 def score_bits(row: Int, position: Int, dtype: Int) -> Word:
-    """Float32 bits of one score of the row at address `row`."""
-    if dtype == FLOAT32:
-        return load_u32(row + 4 * position)
-    return _widen(np.uint32(load_u16(row + 2 * position)), dtype)
+    """Float32 bits of the ranked score of one score of the row at address `row`."""
+    if dtype % RANKED == FLOAT32:
+        return ranked_bits(load_u32(row + 4 * position), dtype)
+    return _widen(ranked_bits(np.uint32(load_u16(row + 2 * position)), dtype), dtype % RANKED)
 
 
 @jit
@@ -244,10 +271,55 @@ def prefetch_block(address: Int, itemsize: Int) -> None:
 
 
 @jit
-def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Int:
-    """Address of scores [first, last) as float32, readable in whole blocks.
+def _copy_narrow(source: Int, count: Int, wide: Any) -> None:
+    """Copy 16-bit words at an address to the first `count` words of `wide`."""
+    target, whole = np.int64(wide.ctypes.data), count // BLOCK * BLOCK
+    for i in range(0, whole, BLOCK):
+        prefetch_block(source + 2 * i, 2)
+        _spread_block(source + 2 * i, target + 4 * i)
+    for i in range(whole, count):
+        wide[i] = load_u16(source + 2 * i)
 
-    `wide` receives a copy of tiles that must be widened, and of the last tile, past which the caller's memory may end.
+
+@jit
+def _copy_ranked(row: Int, first: Int, count: Int, dtype: Int, wide: Any) -> None:
+    """Put the ranked scores of `count` scores into `wide`, as float32 bits.
+
+    Each combination has a loop of its own, with constants, which the loop vectoriser takes.
+    """
+    if dtype % RANKED == FLOAT32:
+        source = row + 4 * first
+        for i in range(0, count // BLOCK * BLOCK, BLOCK):
+            prefetch_block(source + 4 * i, 4)
+        copy(source, np.int64(wide.ctypes.data), 4 * count)
+        if dtype // RANKED == SMALLEST:
+            for i in range(count):
+                wide[i] = ranked_bits(wide[i], FLOAT32 + RANKED * SMALLEST)
+        else:
+            for i in range(count):
+                wide[i] = ranked_bits(wide[i], FLOAT32 + RANKED * NAN_FIRST)
+        return
+    _copy_narrow(row + 2 * first, count, wide)
+    if dtype == BFLOAT16 + RANKED * SMALLEST:
+        for i in range(count):
+            wide[i] = _widen(ranked_bits(wide[i], BFLOAT16 + RANKED * SMALLEST), BFLOAT16)
+    elif dtype == BFLOAT16 + RANKED * NAN_FIRST:
+        for i in range(count):
+            wide[i] = _widen(ranked_bits(wide[i], BFLOAT16 + RANKED * NAN_FIRST), BFLOAT16)
+    elif dtype == FLOAT16 + RANKED * SMALLEST:
+        for i in range(count):
+            wide[i] = _widen(ranked_bits(wide[i], FLOAT16 + RANKED * SMALLEST), FLOAT16)
+    else:
+        for i in range(count):
+            wide[i] = _widen(ranked_bits(wide[i], FLOAT16 + RANKED * NAN_FIRST), FLOAT16)
+
+
+@jit
+def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Int:
+    """Address of the ranked scores of scores [first, last) as float32, readable in whole blocks.
+
+    `wide` receives a copy of tiles that must be ranked or widened, and of the last tile, past which the caller's memory
+    may end.
     """
     count, target = last - first, np.int64(wide.ctypes.data)
     if dtype == FLOAT32:
@@ -255,13 +327,10 @@ def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Int:
             return row + 4 * first
         copy(row + 4 * first, target, 4 * count)
         return target
-    source = row + 2 * first
-    whole = count // BLOCK * BLOCK
-    for i in range(0, whole, BLOCK):
-        prefetch_block(source + 2 * i, 2)
-        _spread_block(source + 2 * i, target + 4 * i)
-    for i in range(whole, count):
-        wide[i] = load_u16(source + 2 * i)
+    if dtype >= RANKED:
+        _copy_ranked(row, first, count, dtype, wide)
+        return target
+    _copy_narrow(row + 2 * first, count, wide)
     if dtype == BFLOAT16:
         for i in range(count):
             wide[i] = _widen(wide[i], BFLOAT16)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ksieve.backends.cpu.ranking import keep_best_keys, kth
 from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD
-from ksieve.backends.cpu.simd import FLOAT32, Int, Word, jit, make_keys, prefetch, score_bits
+from ksieve.backends.cpu.simd import Int, Word, item_size, jit, make_keys, prefetch, score_bits
 from ksieve.core import guess
 from ksieve.core.guess import MOST_GUESSES
 from ksieve.core.keys import NAN_KEY
@@ -90,7 +90,7 @@ def sample_keys(
     that is 0, by the hash of `row_id`. Of each `share` adjacent samples only the best is stored. Scores are fetched in
     batches, in a loop of loads alone, so that many cache misses are in flight.
     """
-    batch, places, itemsize = scratch.batch, scratch.places, 4 if dtype == FLOAT32 else 2
+    batch, places, itemsize = scratch.batch, scratch.places, item_size(dtype)
     count, size = 0, min(key.size, max(4 * most, 256))
     bound = np.uint32(NAN_KEY)
     groups = (length - first + period - 1) // period

@@ -55,7 +55,7 @@ def torch_stream(index: int) -> int:
     return int(raw(index)) if raw is not None else int(torch.cuda.current_stream(index).cuda_stream)
 
 
-def new(library: str, shape: tuple[int, int], dtype: str, index: int, name: str = "out") -> Any:
+def new(library: str, shape: tuple[int, ...], dtype: str, index: int, name: str = "out") -> Any:
     """Allocate an uninitialised array in a library, on a CUDA device.
 
     Raises
@@ -86,3 +86,29 @@ def new(library: str, shape: tuple[int, int], dtype: str, index: int, name: str 
     raise ArgumentError(
         name, None, f"{article} {dtype} array of shape (rows, k): only torch, cupy and jax arrays can be made"
     )
+
+
+def number(library: str, value: int, index: int, name: str) -> Any:
+    """Make an array of one int32 in a library on a CUDA device, in order with its current stream.
+
+    Raises
+    ------
+    ArgumentError
+        If ksieve cannot make arrays of the library. `name` is the argument that has the value.
+    """
+    if library == "torch":
+        import torch
+
+        return torch.full((1,), value, dtype=torch.int32, device=f"cuda:{index}")
+    if library == "cupy":
+        import cupy
+
+        with cupy.cuda.Device(index):
+            return cupy.full((1,), value, dtype="int32")
+    if library == "jax":
+        import jax
+        import jax.numpy as jnp
+
+        return jax.device_put(jnp.full((1,), value, "int32"), jax.devices("gpu")[index]).block_until_ready()
+    takes = "an int32 array of shape (1,) on the scores' device: only torch, cupy and jax arrays can be made"
+    raise ArgumentError(name, value, takes)

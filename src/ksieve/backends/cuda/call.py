@@ -20,6 +20,8 @@ from ksieve.core.errors import BackendError
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.planning.plan import Plan
 
+_NO_STATS = "return_stats reads results back, which is not possible while a stream is captured"
+
 implicit_workspaces = workspaces.Cache()
 
 
@@ -34,9 +36,9 @@ def run(
 
     Returns
     -------
-    indices : array of the options' index dtype, shape (rows, k)
+    indices : array of the options' index dtype, of the scores' leading shape and k
         `out`, or a new array of the scores' library.
-    values, raw : array, shape (rows, k)
+    values, raw : array of the same shape
         Present if the plan's options include them; as `indices`.
     stats : Stats
         Only with ``return_stats=True``, which waits for the stream.
@@ -49,30 +51,33 @@ def run(
         If the kernel cannot be compiled or loaded; during a stream capture also if it is not loaded yet.
     """
     info, scores, out = call.scores, call.arrays["scores"], call.arrays.get("out")
-    (rows, width), k, index = info.shape, plan.problem.k, plan.problem.device.index
+    (rows, width), k, index = info.shape, call.problem.k, plan.problem.device.index
     driver = cuda_driver.get()
     if isinstance(workspace, Workspace):
         workspace.check(plan)
     elif workspace is not None:
         workspaces.pointer_of(plan, workspace)
     options = plan.problem.options
-    result = arrays.new(info.library, (rows, k), options.index_dtype, index) if out is None else out
+    result = arrays.new(info.library, call.shape, options.index_dtype, index) if out is None else out
     more = outputs(plan, call)
     results = (result, *more.values())
-    if not rows:
-        return _answer(results, Stats(np.zeros((0, len(STATS_COLUMNS)), np.int32)) if return_stats else None)
-    target = problem.inspect(result, "out") if out is None else call.described["out"]
+    live_at, counted = call.address("num_rows"), None
+    if not rows or not k:
+        return _answer(results, _no_stats(driver, call, index) if return_stats else None)
+    target = problem.as_matrix(problem.inspect(result, "out"), "out") if out is None else call.described["out"]
     stream = arrays.current_stream(info.library, scores, index)
-    # The reported pitch of a single row is arbitrary and may be below the width.
-    pitch, out_pitch = max(info.strides[0], width), max(target.strides[0], k)
-    lengths_at, live_at = call.address("lengths"), call.address("num_rows")
+    pitch, out_pitch = call.problem.pitch, problem.row_pitch(target)
+    lengths_at = call.address("lengths")
+    if call.live < rows:
+        counted = arrays.number(info.library, call.live, index, "num_rows")
+        live_at = problem.inspect(counted, "num_rows").pointer
     launcher = launch.launcher_of(plan, stats=return_stats, stream=stream)
     stats_memory = None
     with driver.activated(launcher.context):
         capturing = driver.is_capturing(stream)
         if return_stats:
             if capturing:
-                raise BackendError("return_stats reads results back, which is not possible while a stream is captured")
+                raise BackendError(_NO_STATS)
             stats_memory = workspaces.DriverMemory(driver, rows * 4 * len(STATS_COLUMNS), launcher.context)
         memory, owner = _workspace_memory(plan, workspace, stream, capturing, info.library)
         # JAX, and the reads of this call, are not ordered after the kernel on its stream: wait here, also on errors.
@@ -84,15 +89,33 @@ def run(
             )  # fmt: skip
         finally:
             code = driver.wait(handle) if waits else 0
-        del owner
+        del owner, counted
         driver.check(code, "waiting for a selection")
         if stats_memory is not None:
-            live = rows
-            if live_at:
-                live = min(max(int.from_bytes(driver.read(live_at, 4), "little", signed=True), 0), rows)
+            live = _live_rows(driver, call)
             raw = np.frombuffer(driver.read(stats_memory.pointer, live * 4 * len(STATS_COLUMNS)), np.int32)
             return _answer(results, Stats(raw.reshape(live, len(STATS_COLUMNS))))
     return _answer(results, None)
+
+
+def _no_stats(driver: Any, call: Call, index: int) -> Stats:
+    """Statistics of a call that launches nothing; a live row count on the device is read in stream order."""
+    if not call.address("num_rows") or not call.problem.rows:
+        return Stats.without_slots(call.live)
+    stream = arrays.current_stream(call.scores.library, call.arrays["scores"], index)
+    with driver.activated(driver.context(index)):
+        if driver.is_capturing(stream):
+            raise BackendError(_NO_STATS)
+        driver.synchronize(stream)
+        return Stats.without_slots(_live_rows(driver, call))
+
+
+def _live_rows(driver: Any, call: Call) -> int:
+    """Number of live rows of a call, read from the device where it is an array there."""
+    address = call.address("num_rows")
+    if not address:
+        return call.live
+    return min(max(int.from_bytes(driver.read(address, 4), "little", signed=True), 0), call.problem.rows)
 
 
 def _answer(results: tuple[Any, ...], stats: Stats | None) -> Any:

@@ -22,7 +22,7 @@ def outputs(plan: Plan, call: Call) -> dict[str, Any]:
         If a new array is needed and cannot be made.
     """
     options, scores = plan.problem.options, call.scores
-    shape, index = (call.problem.rows, plan.problem.k), plan.problem.device.index
+    shape, index = call.shape, plan.problem.device.index
     found: dict[str, Any] = {}
     for name, wanted, dtype in (("values", options.values, scores.dtype), ("raw", options.raw, options.index_dtype)):
         if wanted:
@@ -33,16 +33,15 @@ def outputs(plan: Plan, call: Call) -> dict[str, Any]:
 
 def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
     """Fields of `launch.OPTIONS`; `filled` as `outputs` returns it."""
-    options, k = plan.problem.options, plan.problem.k
+    options = plan.problem.options
     addresses = [call.address(name) for name in ("starts", "k", "page_table", "row_to_request", "offsets")]
     pitches = []
     for name in ("values", "raw"):
         info = call.described.get(f"{name}_out")
         if info is None and name in filled:
-            info = problem.inspect(filled[name], f"{name}_out")
+            info = problem.as_matrix(problem.inspect(filled[name], f"{name}_out"), f"{name}_out")
         addresses.append(info.pointer if info is not None else 0)
-        # The reported pitch of a single row is arbitrary and may be below the width.
-        pitches.append(max(info.strides[0], k) if info is not None else 0)
+        pitches.append(problem.row_pitch(info) if info is not None else 0)
     requests, pages, table_pitch = 0, 0, 0
     if table := call.described.get("page_table"):
         (requests, pages), (table_pitch, _) = table.shape, table.strides
