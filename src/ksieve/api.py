@@ -268,15 +268,16 @@ def topk(
     """
     if options:
         arguments.check_names(options)
-    if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *options.values()):
-        from ksieve import jax_ops
-
-        return jax_ops.traced(
-            scores, lengths, k, plan=plan, policy=policy, backend=backend, out=out, workspace=workspace,
-            num_rows=num_rows, return_stats=return_stats, keywords=options,
-        )  # fmt: skip
+    # Asked first: Dynamo, which may trace this function, does not take a search of sys.modules.
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.compiler.is_compiling() or not isinstance(scores, torch.Tensor):
+        if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *options.values()):
+            from ksieve import jax_ops
+
+            return jax_ops.traced(
+                scores, lengths, k, plan=plan, policy=policy, backend=backend, out=out, workspace=workspace,
+                num_rows=num_rows, return_stats=return_stats, keywords=options,
+            )  # fmt: skip
         try:
             return dispatch.topk_eager(
                 scores, lengths, k, plan, policy, backend, out, workspace, num_rows, return_stats, options

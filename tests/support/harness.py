@@ -23,7 +23,7 @@ def to_cuda(array, offset=0, device="cuda"):
         return to_cuda(array[:1], offset, device).expand(array.shape)
     flat = array.view(np.int16) if array.dtype in (np.uint16, np.float16) else array
     step = tuple(s // array.itemsize for s in array.strides)
-    held = torch.from_numpy(np.ascontiguousarray(flat)).to(device)
+    held = torch.from_numpy(np.ascontiguousarray(flat)).to(device).view(array.shape)  # of a scalar too
     if array.ndim == 2 and array.size:
         span = offset + (array.shape[0] - 1) * step[0] + array.shape[1]
         buffer = torch.full((span,), 0x6000, dtype=held.dtype, device=device)
