@@ -112,6 +112,10 @@ OPTIONS = (
     Option("smallest", _fixed(largest=False), lambda matrix: -matrix),
     Option("NaN highest", _fixed(nan="highest")),
     Option("int64 lengths", lambda rows, width, k, lengths: {"lengths": lengths.long()}),
+    # Of the first row's scores, which stay in L2.
+    Option(
+        "pitch 0", lambda rows, width, k, lengths: {"lengths": lengths}, lambda matrix: matrix[:1].expand_as(matrix)
+    ),
     Option("windows, pages, deterministic", _together(_starts, _pages, _fixed(deterministic=True))),
 )
 
