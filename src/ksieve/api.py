@@ -287,7 +287,7 @@ def topk(
                 raise
     from ksieve import torch_ops
 
-    if scores.dim() != 2:
+    if scores.dim() != 2 and torch.compiler.is_compiling():
         takes = "a matrix while tracing: scores.reshape(-1, scores.shape[-1])"
         torch_ops.refuse("scores", f"{scores.dim()} dimension(s)", takes)
     torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)

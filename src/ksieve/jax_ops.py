@@ -156,6 +156,11 @@ def traced(
         planned=plan.problem if plan is not None else None,
     )
     asked = call.problem
+    if len(call.leading) != 1:
+        takes = "a matrix while JAX traces: scores.reshape(-1, scores.shape[-1]), or jax.vmap"
+        raise ArgumentError("scores", f"shape {(*call.leading, asked.width)}", takes)
+    if not asked.k:
+        raise ArgumentError("k", 0, f"an int from 1 to {problem.MAX_K} while JAX traces")
     if plan is not None:
         planner.check_covers(plan, replace(asked, device=plan.problem.device))
     if asked.options.index_dtype == "int64":

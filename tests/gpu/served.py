@@ -17,7 +17,7 @@ import ksieve
 from gpu import judge, runner
 from gpu.variants import Variant
 from ksieve.core import arguments
-from ksieve.core.options import Options
+from ksieve.core.options import Options, dtype_text
 from ksieve.model import reference
 from ksieve.planning.plan import Plan
 
@@ -62,7 +62,7 @@ def options_of(call: dict[str, Any]) -> Options:
         None,
         per_row_k="ks" in call,
         lengths=call.get("lengths") is not None,
-        length_dtype=None if bounds is None else str(bounds.dtype).removeprefix("torch."),
+        length_dtype=dtype_text(getattr(bounds, "dtype", None)),
     )
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from ksieve.backends.cuda.jit import spec
 from ksieve.core.keys import order_key, widen
+from ksieve.core.ranking import RANKINGS, Ranking, ranked
 
-HOST = """
+DEVICE = """
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,13 +22,30 @@ HOST = """
 using u32 = unsigned int;
 #define __device__
 #define __forceinline__ inline
+#define __CUDA_ARCH__ 900
 static float __uint_as_float(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 static u32 __float_as_uint(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
+static unsigned short half_of(float value) {
+  _Float16 half = value; unsigned short bits; std::memcpy(&bits, &half, 2); return bits;
+}
+static float float_of_half(unsigned short bits) { _Float16 half; std::memcpy(&half, &bits, 2); return half; }
+template <bool> u32 equal_halves(u32, u32);  // not called here
+u32 signs_of_halves(u32);
+template <bool kFirst, class A, class B> struct Choose { using Type = A; };
+template <class A, class B> struct Choose<false, A, B> { using Type = B; };
+enum class Dtype { kFloat32, kFloat16, kBfloat16 };
+constexpr Dtype kDtype = Dtype::%(dtype)s;
+#define KSIEVE_RANKING %(number)d
+%(ranking)s
+"""
+"""What the kernels' text needs of the device, and common/ranking.cuh."""
+
+HOST = """
 static float __saturatef(float x) { return x >= 1 ? 1.0f : x > 0 ? x : 0.0f; }  // NaN gives 0, as on the device
 constexpr u32 kNanKey = 0xffffffffu;
 constexpr int kBatch = 4, kVector = 4;
 struct Raw { u32 word[4]; };
-static float unpack(const Raw& raw, int i) { return __uint_as_float(raw.word[i]); }
+static float unpack(const Raw& raw, int i) { return widen(__uint_as_float(raw.word[i])); }
 %(keys)s
 %(above)s
 struct Classify {
@@ -41,12 +59,12 @@ int main() {
     std::memcpy(raw, words + 1, sizeof raw);
     u32 key = words[0], reached = 0, better = 0;
     for (int i = 0; i < 16; ++i) {
-      float score = __uint_as_float(words[1 + i]);
+      float score = unpack(raw[i / 4], i %% 4);
       reached |= u32(score >= hot_cutoff(key)) << i;
       better |= u32(score >= Classify::cutoff_before(key)) << i;
     }
-    Above above(bound_below(key));
-    std::printf("%%d %%u %%u\\n", above.scale == 0 ? -1 : int(above.gather(raw)), reached, better);
+    Choose<kRanking == Ranking::kNanFirst, NotBelow, Above>::Type fast(key);
+    std::printf("%%d %%u %%u\\n", fast.scale == 0 ? -1 : int(fast.gather(raw)), reached, better);
   }
 }
 """
@@ -57,7 +75,14 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-def source() -> str:
+def device(dtype: str, ranking: Ranking = "largest") -> str:
+    """`DEVICE` for a dtype and a ranking."""
+    text = (spec.SOURCES / "common/ranking.cuh").read_text(encoding="utf-8")
+    text = text[text.index("enum class Ranking") :]
+    return DEVICE % {"dtype": f"k{dtype.capitalize()}", "number": RANKINGS.index(ranking), "ranking": text}
+
+
+def source(ranking: Ranking) -> str:
     """Key functions of keys.cuh, the fast test of compare.cuh and the cutoffs of its classifying scan, as a program."""
     keys, compare, sieve = (
         (spec.SOURCES / name).read_text(encoding="utf-8")
@@ -68,7 +93,7 @@ def source() -> str:
         r"^  __device__ __forceinline__ static float cutoff_before.*?^  }$", sieve, re.DOTALL | re.MULTILINE
     )
     assert classify
-    return HOST % {
+    return device("float32", ranking) + HOST % {
         "keys": keys[keys.index("// Adding +0") : keys.index("__device__ __forceinline__ int coarse_bin")],
         "above": re.sub(r"^#pragma unroll$", "", above, flags=re.MULTILINE),
         "classify": classify[0],
@@ -92,10 +117,11 @@ def cases() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
-def test_float_tests_admit_what_the_exact_key_would(tmp_path: Path):
-    (tmp_path / "cutoffs.cpp").write_text(source(), encoding="utf-8")
+@pytest.mark.parametrize("ranking", RANKINGS)
+def test_float_tests_admit_what_the_exact_key_would(tmp_path: Path, ranking: Ranking):
+    (tmp_path / "cutoffs.cpp").write_text(source(ranking), encoding="utf-8")
     program = str(tmp_path / "cutoffs")
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off"]
+    flags = ["-std=c++20", "-O1", "-ffp-contract=off"]
     subprocess.run(["g++", *flags, str(tmp_path / "cutoffs.cpp"), "-o", program], check=True)
     keys, scores = cases()
     given = np.concatenate([keys[:, None].astype(np.uint32), scores], axis=1).tobytes()
@@ -103,8 +129,8 @@ def test_float_tests_admit_what_the_exact_key_would(tmp_path: Path):
     fast, reached, better = np.array([line.split() for line in printed.splitlines()], np.int64).T
     assert len(fast) == len(keys)
 
-    exact = order_key(scores.view(np.float32))
-    number = ~np.isnan(scores.view(np.float32))
+    compared = ranked(scores.view(np.float32), ranking)
+    exact, number = order_key(compared), ~np.isnan(compared)
     weights = 1 << np.arange(16)
     wanted = ((exact <= keys[:, None]) & number) @ weights  # NaN is left to the caller, whatever the cutoff
     np.testing.assert_array_equal(reached, wanted)
@@ -112,24 +138,12 @@ def test_float_tests_admit_what_the_exact_key_would(tmp_path: Path):
     np.testing.assert_array_equal(fast[fast >= 0], wanted[fast >= 0])
 
     assert (fast >= 0).sum() > len(keys) // 2, "the fast test is hardly ever taken"
-    zero = order_key(np.array([0.0], np.float32))[0]
-    assert (fast[(keys == zero) | (keys >= 0xFF800000)] == -1).all()
+    zero, least = order_key(np.array([0.0, -np.inf], np.float32))
+    unfit = (keys == zero) | ((keys >= least) if ranking != "nan_first" else (keys == 0x007FFFFF))
+    assert unfit.sum() > 2 and (fast[unfit] == -1).all()
 
 
 HALVES = """
-#include <cstdio>
-#include <cstring>
-using u32 = unsigned int;
-#define __device__
-#define __forceinline__ inline
-static float __uint_as_float(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
-static u32 __float_as_uint(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
-static unsigned short half_of(float value) {
-  _Float16 half = value; unsigned short bits; std::memcpy(&bits, &half, 2); return bits;
-}
-static float float_of_half(unsigned short bits) { _Float16 half; std::memcpy(&half, &bits, 2); return half; }
-enum class Dtype { kFloat32, kFloat16, kBfloat16 };
-constexpr Dtype kDtype = Dtype::%(dtype)s;
 %(bound)s};
 int main() {
   u32 word;
@@ -144,7 +158,7 @@ def test_16_bit_scores_reach_the_least_of_them_that_reaches_a_cutoff(tmp_path: P
     compare = (spec.SOURCES / "stream/compare.cuh").read_text(encoding="utf-8")
     begin = compare.index("struct HalvesBound {")
     bound = compare[begin : compare.index("  __device__ __forceinline__ u32 reached", begin)]
-    (tmp_path / "halves.cpp").write_text(HALVES % {"dtype": f"k{dtype.capitalize()}", "bound": bound}, encoding="utf-8")
+    (tmp_path / "halves.cpp").write_text(device(dtype) + HALVES % {"bound": bound}, encoding="utf-8")
     program = str(tmp_path / "halves")
     subprocess.run(["g++", "-std=c++20", "-O1", str(tmp_path / "halves.cpp"), "-o", program], check=True)
 
