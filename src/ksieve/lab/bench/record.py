@@ -143,7 +143,9 @@ def git_state() -> dict[str, Any]:
     commit = None if copied else _output("git", "-C", str(folder), "rev-parse", "HEAD")
     if commit is None or _output("git", "-C", str(folder), "ls-files", "record.py") != "record.py":
         return {"commit": copied, "dirty": None}
-    changed = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    # Otherwise git refreshes its index, and leaves a lock behind if this process is killed meanwhile.
+    look = ("git", "--no-optional-locks", "-C", str(folder))
+    changed = _output(*look, "status", "--porcelain", "--untracked-files=no")
     # Result files written by an earlier bench of the same checkout do not change what is measured.
     ours = [line for line in (changed or "").splitlines() if not line[3:].startswith(str(RESULTS.as_posix()))]
     return {"commit": commit, "dirty": bool(ours)}
