@@ -105,9 +105,9 @@ def topk_eager(
     result = serving.run(plan, selected, workspace=workspace, return_stats=return_stats)
     if carried:
         result = _with_values(call, result)
-    plain = asked.options.lean and asked.options.length_dtype == "int32" and (not keywords or ranking)
-    plain = plain and len(call.leading) == 1 and asked.rows > 0 and asked.k > 0
-    if info.device.kind == "cuda" and info.library == "torch" and not return_stats and plain:
+    repeatable = asked.options.lean and asked.options.length_dtype == "int32" and (not keywords or ranking)
+    repeatable = repeatable and len(call.leading) == 1 and asked.rows > 0 and asked.k > 0
+    if info.device.kind == "cuda" and info.library == "torch" and not return_stats and repeatable:
         key = id(plan) if given else choice_key(scores, k, policy, ranking)
         if key is not None and key not in _fast_paths:
             if len(_fast_paths) >= _MOST_FAST_PATHS:
@@ -148,7 +148,7 @@ def _with_values(call: Call, result: Any) -> Any:
     indices, *more = result if isinstance(result, tuple) else (result,)
     raw = more.pop(0) if gradients.positions_only(options).raw else indices
     starts = call.arrays.get("starts") if options.index_base == "start" else None
-    values = gradients.gather(call.arrays["scores"], raw, gradients.fill_of(options), starts)
+    values = gradients.gather(call.arrays["scores"], raw, options.fill, starts)
     return (indices, values, *([raw] if options.raw else []), *more)
 
 

@@ -310,7 +310,7 @@ def encode_positions(
     if plan is not None:
         plan = replace(plan, problem=replace(plan.problem, options=inner))
     text = None if plan is None else encode_plan(plan)
-    return text, _text(inner), gradients.fill_of(asked), asked.index_base == "start"
+    return text, _text(inner), asked.fill, asked.index_base == "start"
 
 
 def outputs_of(options: str) -> tuple[bool, bool, bool]:

@@ -30,7 +30,6 @@ CALLS = {
     "values": {"return_values": True, "sorted": "value", "tie_break": "high"},
     "ties": {"tie_break": "low", "sorted": "index"},
 }
-INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 CASES = [(*case, *SHAPES.get(case[0], (K, WIDTH))) for case in itertools.product(ALL, DTYPES, RANKINGS)]
@@ -53,7 +52,7 @@ def calls_in_turn(name, dtype):
 def mirrored(bits, dtype, ranking):
     """Scores whose ranked scores are the given ones, as bit patterns."""
     kind = {"float32": np.uint32}.get(dtype, np.uint16)
-    given, infinity = bits.view(kind), kind(INFINITY[dtype])
+    given, infinity = bits.view(kind), kind(material.INFINITY[dtype])
     sign = kind(1 << (8 * given.itemsize - 1))
     if ranking == "smallest":
         return (given ^ sign).view(bits.dtype)

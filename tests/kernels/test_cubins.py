@@ -330,16 +330,21 @@ extern "C" __global__ void __launch_bounds__(256) ksieve_tiny(int *p, int width)
 """
 
 
-def test_renamed_kernels_are_equal_and_changed_ones_are_not(scripts, tmp_path, monkeypatch):
+@pytest.fixture
+def tiny(scripts):
+    """The gate where there is a compiler, and a plan and defines to compile TINY for."""
     pytest.importorskip("cuda.core")
     pytest.importorskip("elftools")
     try:
         compiler.compiler_version()
     except BackendError as error:
         pytest.skip(str(error))
-    cubins = scripts[1]
-    plan = cubins.kernel_of({"arch": "sm_90a", "rows": 4096, "width": 8192, "k": 512})[1]
-    defines = (("KSIEVE_SHARED_BYTES", 0), ("KSIEVE_CTAS_PER_SM", 1))
+    plan = scripts[1].kernel_of({"arch": "sm_90a", "rows": 4096, "width": 8192, "k": 512})[1]
+    return scripts[1], plan, (("KSIEVE_SHARED_BYTES", 0), ("KSIEVE_CTAS_PER_SM", 1))
+
+
+def test_renamed_kernels_are_equal_and_changed_ones_are_not(tiny, tmp_path, monkeypatch):
+    cubins, plan, defines = tiny
 
     def made(text, name="tiny", shared=0):
         (tmp_path / f"{name}.cu").write_text(text)
@@ -359,16 +364,8 @@ def test_renamed_kernels_are_equal_and_changed_ones_are_not(scripts, tmp_path, m
     assert cubins.verdict(first, made(TINY, shared=1024)) == cubins.CHANGED
 
 
-def test_the_same_ptx_is_not_compiled_further(scripts, tmp_path, monkeypatch):
-    pytest.importorskip("cuda.core")
-    pytest.importorskip("elftools")
-    try:
-        compiler.compiler_version()
-    except BackendError as error:
-        pytest.skip(str(error))
-    cubins = scripts[1]
-    plan = cubins.kernel_of({"arch": "sm_90a", "rows": 4096, "width": 8192, "k": 512})[1]
-    defines = (("KSIEVE_SHARED_BYTES", 0), ("KSIEVE_CTAS_PER_SM", 1))
+def test_the_same_ptx_is_not_compiled_further(tiny, tmp_path, monkeypatch):
+    cubins, plan, defines = tiny
     kernel = KernelSpec("tiny", "sm_90a", defines)
 
     def written(text):

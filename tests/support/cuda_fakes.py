@@ -22,7 +22,6 @@ from ksieve.core.problem import Device, Problem
 from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
-from ksieve.planning import choose as planner
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import QUEUED, SAMPLED
@@ -263,15 +262,17 @@ def plan_of(rows, width, k, options, family="stream_unsampled"):
     return replace(plan, problem=replace(plan.problem, options=options))
 
 
-def fake_backend(monkeypatch):
-    """Body of a fixture: the CUDA backend on a `FakeDriver`, which is yielded, with kernels that nothing compiles."""
+def fake_backend(monkeypatch, shared=200_000):
+    """Body of a fixture: the CUDA backend on a `FakeDriver`, which is yielded, with kernels that nothing compiles.
+
+    `shared`: bytes of shared memory of every launch.
+    """
     fake = FakeDriver()
     call.forget()
     monkeypatch.setattr(cuda_driver, "_instance", fake)
     monkeypatch.setattr(dispatch, "_fast_paths", {})
     monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
-    monkeypatch.setattr(planner, "shared_bytes", lambda plan: 20_000, raising=False)
-    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 200_000)
+    monkeypatch.setattr(memory, "shared_bytes", lambda plan: shared)
     cuda.device_info.cache_clear()
     yield fake
     call.forget()

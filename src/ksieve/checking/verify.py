@@ -16,13 +16,12 @@ from ksieve.checking.verdict import Verdict
 from ksieve.core import arguments, problem
 from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, shown
-from ksieve.core.options import IndexBase, Nan, TieBreak
+from ksieve.core.options import INTEGERS, IndexBase, Nan, TieBreak
 from ksieve.core.problem import Shape
 
 BLOCK_BYTES = 64 << 20
 """Default bound on score bytes in memory at a time."""
 
-_INDEX_DTYPES = ("int32", "int64")
 _INT64 = 1 << 63
 
 
@@ -135,7 +134,7 @@ def verify(
             lengths = of_source = getattr(scores, "lengths", None)
     else:
         info = problem.inspect(scores, "scores")
-        if info.dtype in _INDEX_DTYPES and _dtype_of(indices) in problem.SCORE_DTYPES:
+        if info.dtype in INTEGERS and _dtype_of(indices) in problem.SCORE_DTYPES:
             takes = f"dtype {', '.join(problem.SCORE_DTYPES)} (are scores and indices swapped?)"
             raise ArgumentError("scores", f"dtype {info.dtype}", takes)
         leading = info.shape[:-1]
@@ -207,7 +206,7 @@ def _dtype_of(array: Any) -> str:
 
 def _check_indices(indices: Any, leading: Shape, k: Any) -> int:
     info = problem.inspect(indices, "indices")
-    if info.dtype not in _INDEX_DTYPES:
+    if info.dtype not in INTEGERS:
         remedy = f": {problem.converted(info, 'indices', 'int64')}" if info.dtype.startswith(("int", "uint")) else ""
         raise ArgumentError("indices", f"dtype {info.dtype}", f"dtype int32 or int64{remedy}")
     if len(info.shape) != len(leading) + 1 or info.shape[:-1] != leading:

@@ -10,7 +10,6 @@ imports PyTorch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +34,6 @@ def positions_only(options: Options) -> Options:
     return replace(options, values=False, raw=options.raw or options.transform != "none")
 
 
-def fill_of(options: Options) -> float:
-    """Value of an unused slot."""
-    return -math.inf if options.largest else math.inf
-
-
 def gather(scores: Any, raw: Any, fill: float, starts: Any = None) -> Any:
     """Values at raw indices, as a differentiable function of the scores.
 
@@ -49,7 +43,7 @@ def gather(scores: Any, raw: Any, fill: float, starts: Any = None) -> Any:
     raw : Tensor of int32 or int64, shape (..., k)
         As with ``return_raw=True``: -1 in unused slots.
     fill : float
-        Value of unused slots, from `fill_of`.
+        Value of unused slots, `Options.fill`.
     starts : Tensor of int32, one per row, optional
         Those of the call, if raw indices count from them.
 

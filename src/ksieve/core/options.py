@@ -6,6 +6,7 @@ depends on. The arrays themselves are arguments of `ksieve.topk`. Calls with equ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -158,6 +159,11 @@ class Options:
     def ranking(self) -> Ranking:
         """Which scores are better."""
         return "smallest" if not self.largest else "nan_first" if self.nan == "highest" else "largest"
+
+    @property
+    def fill(self) -> float:
+        """Value of an unused slot: the worst number."""
+        return -math.inf if self.largest else math.inf
 
     @property
     def deterministic(self) -> bool:

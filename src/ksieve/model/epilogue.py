@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ksieve.core.keys import order_key, widen
 from ksieve.core.options import Options
-from ksieve.core.ranking import Ranking, ranked
+from ksieve.core.ranking import ranked
 
 I64 = NDArray[np.int64]
 
@@ -70,9 +70,8 @@ class Finish:
         local = self._ordered(rows, local)
         used = local >= 0
         if self.values is not None:
-            self.values[rows] = np.where(
-                used, self._scores(rows, local), worst_number(self.scores.dtype, self.options.ranking)
-            )
+            unused = _filled(self.scores.dtype, self.options.fill)
+            self.values[rows] = np.where(used, self._scores(rows, local), unused)
         index = local + (begin if self.options.index_base == "row" else 0)
         if self.raw is not None:
             self.raw[rows] = np.where(used, index, -1)
@@ -119,9 +118,8 @@ class Finish:
         return np.where(known, entry.astype(np.int64) * self.options.page_size + within, -1)
 
 
-def worst_number(dtype: np.dtype[Any], ranking: Ranking) -> Any:
-    """-inf of a score dtype, or inf where smaller scores are better; unsigned 16-bit integers hold bfloat16 bits."""
-    smallest = ranking == "smallest"
+def _filled(dtype: np.dtype[Any], fill: float) -> Any:
+    """An infinity as a score; unsigned 16-bit integers hold bfloat16 bits."""
     if dtype == np.uint16:
-        return dtype.type(0x7F80 if smallest else 0xFF80)
-    return dtype.type(np.inf if smallest else -np.inf)
+        return dtype.type(0x7F80 if fill > 0 else 0xFF80)
+    return dtype.type(fill)

@@ -17,21 +17,20 @@ import pytest
 import cuda_fakes
 import ksieve
 from conftest import cuda_devices
-from cuda_fakes import WORKSPACE, ZEROED, FakeArray, FakeDriver, aligned_bytes, make_plan
+from cuda_fakes import WORKSPACE, ZEROED, FakeArray, aligned_bytes, fake_backend, make_plan
 from ksieve import dispatch
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store
 from ksieve.backends.cuda import arrays, call
 from ksieve.backends.cuda.jit import cache, spec
 from ksieve.backends.cuda.jit import compile as compiler
-from ksieve.backends.cuda.jit.compile import Cubin, Sources
+from ksieve.backends.cuda.jit.compile import Sources
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime import workspace as workspaces
 from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, BackendError, WorkspaceError
 from ksieve.model import reference
-from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import SAMPLED
 
@@ -46,17 +45,7 @@ needs_nvrtc = pytest.mark.skipif(
 
 @pytest.fixture
 def driver(monkeypatch):
-    fake = FakeDriver()
-    call.forget()
-    monkeypatch.setattr(cuda_driver, "_instance", fake)
-    monkeypatch.setattr(dispatch, "_fast_paths", {})
-    monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
-    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 20_000)
-    cuda.device_info.cache_clear()
-    yield fake
-    call.forget()
-    cuda.device_info.cache_clear()
-    dispatch._choose.cache_clear()
+    yield from fake_backend(monkeypatch, shared=20_000)
 
 
 @pytest.fixture
