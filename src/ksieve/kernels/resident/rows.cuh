@@ -119,7 +119,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   clear_counts(kHalfScores ? read_tid() : thread); // otherwise ptxas keeps the address for all rows, and spills it
   __syncthreads(); // the scouts wrote the descriptors, and every thread cleared its counters
   const bool resident = s.descriptors[0].route == RowRoute::kResident;
-  if (kLoads && resident && is_sampler()) join_sample(sample.score, sample.offset, 0);
+  if (kLoads && resident && is_sampler()) join_sample(widen(sample.score), sample.offset, 0);
   if (kWindows) copy_coming(0); // before the row is described there are no registers for a window's address
   if (!kWindows && resident) copy_rest(0);
   if (!kLoads) return sample_coming(0);

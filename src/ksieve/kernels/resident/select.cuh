@@ -109,15 +109,16 @@ __device__ __forceinline__ void join_sample(float sample, int offset, int slot) 
   BlockScope::reduce_bracket(bracket_of_samples(rank_sample(sample, offset < descriptor_at(slot).valid), slot), slot);
 }
 
-// A sample that is loaded from global memory while the row is still being copied.
+// A sample that is loaded from global memory while the row is still being copied. It is widened where it is used:
+// widened here, it would let the thread wait for memory in front of the row's copies.
 struct LoadedSample {
-  float score;
+  Score score;
   int offset; // in the tile's body
 };
 // Starts loading this thread's sample of a body that has `scores` scores.
 __device__ __forceinline__ LoadedSample load_sample(const Score* body, int scores, int id) {
   const int offset = sampled_offset(sampled_score(id));
-  return {offset < scores ? widen(body[offset]) : 0.0f, offset};
+  return {offset < scores ? body[offset] : Score{}, offset};
 }
 
 // Samples a row from the ring once its tile has arrived. Before sm_90 the samples come from global memory: a thread
@@ -131,7 +132,7 @@ __device__ __forceinline__ void sample_resident(int slot) {
     join_sample(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), sampled_offset(at), slot);
   } else {
     const LoadedSample sample = load_sample(static_cast<const Score*>(row.body), row.valid, row.id);
-    join_sample(sample.score, sample.offset, slot);
+    join_sample(widen(sample.score), sample.offset, slot);
   }
 }
 
@@ -240,10 +241,10 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   // Prefetches one score of the k-th bucket, to hide its latency.
   const bool listing = divided.within.any();
   int early = 0;
-  float early_score = 0;
+  Score early_score = {};
   if (listing) {
     early = take_mark(divided.within, own_first(slot));
-    early_score = widen(static_cast<const Score*>(descriptor_at(slot).scores)[early]);
+    early_score = static_cast<const Score*>(descriptor_at(slot).scores)[early];
   }
   each_edge(slot, [&](const Edge& edge) {
     const float bucket = BracketBuckets(slot).of(edge.score);
@@ -260,7 +261,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   collect_marks(divided.before, slot);
   if (kRoomy) meanwhile();
   if (listing) {
-    list_last<Scope>(early, early_score, slot);
+    list_last<Scope>(early, widen(early_score), slot);
     list_marked<Scope>(divided.within, slot);
   }
   if (!kRoomy) meanwhile();

@@ -111,7 +111,7 @@ struct Share {
   int first;
   bool listing;
   int early;
-  float early_score;
+  Score early_score;
   bool edge_listed;
   bool equal; // they are not listed: those wanted are collected
   u32 before; // counts of the threads before this one
@@ -123,7 +123,7 @@ struct Share {
       if (equal) return;
     int number = static_cast<int>(before >> 16);
     const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores);
-    if (listing) list(number++, early, early_score);
+    if (listing) list(number++, early, widen(early_score));
 #pragma unroll
     for (int w = 0; w < kWords; ++w)
       while (listed.word[w]) {
@@ -145,10 +145,10 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
   share.equal = equal;
   if constexpr (kHalfScores) share.listing = share.listing && !equal;
   share.early = 0;
-  share.early_score = 0;
+  share.early_score = Score{};
   if (share.listing) {
     share.early = take_mark(share.listed, share.first);
-    share.early_score = widen(static_cast<const Score*>(descriptor_at(slot).scores)[share.early]);
+    share.early_score = static_cast<const Score*>(descriptor_at(slot).scores)[share.early];
   }
   const Sums sums = sum_threads(mine);
   share.before = sums.before;
@@ -226,12 +226,12 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
   // arrive later, and waiting for them here would delay the description: one row of 1,048,576 scores takes 8.50 us
   // instead of 8.26.
   RankedSample ranked = {};
-  if (Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
+  if (Scope::kRanksFirst) ranked = rank_sample(widen(sample.score), there);
   __syncthreads(); // the row is described and all counters are zero, for every thread
   Scope::ready();
   const bool known = tile.route == RowRoute::kResident;
   if (known) {
-    if (!Scope::kRanksFirst) ranked = rank_sample(sample.score, there);
+    if (!Scope::kRanksFirst) ranked = rank_sample(widen(sample.score), there);
     Scope::reduce_bracket(bracket_of_samples(ranked, 0), 0);
     copy_rest(0);
     if (kChunks == 1) wait_copy(0);
