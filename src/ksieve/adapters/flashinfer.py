@@ -2,7 +2,7 @@
 
 In addition to FlashInfer's functions they take any row stride and alignment and lengths of any value, write int64
 indices from the kernel, and give the same result on every GPU. A call runs on PyTorch's current stream without waiting,
-and can be captured in a CUDA graph once the kernel is loaded; `dsa_graph_safe` and `backend` are ignored.
+and can be captured in a CUDA graph once the kernel is loaded; `dsa_graph_safe` is ignored.
 """
 
 from __future__ import annotations
@@ -221,6 +221,8 @@ def top_k_varlen(
     load_balance: bool = True,
     workspace: Any = None,
     approx_ties: bool = False,
+    *,
+    skip_check: bool = False,
 ) -> tuple[Any, Any]:
     """Select the top_k best valid logits of every row of a decode step.
 
@@ -239,15 +241,17 @@ def top_k_varlen(
     out_indices : Tensor of int32, shape (rows, top_k), optional
     out_values : Tensor of the logits' dtype, shape (rows, top_k), optional
         Only with ``return_values=True``.
-    backend, load_balance, workspace, approx_ties
-        Not used: ksieve plans by itself, keeps a workspace per stream, and is always exact.
+    backend : str
+        Any. ``"radix_cutlass"`` decides what values unused slots hold, and costs a pass over them.
+    load_balance, workspace, approx_ties, skip_check
+        Not used: ksieve plans by itself, keeps a workspace per stream, is always exact, and always checks.
 
     Returns
     -------
     indices : Tensor of int32, shape (rows, top_k)
         In no particular order, then -1.
     values : Tensor, shape (rows, top_k), or None
-        The selected logits, then -inf.
+        The selected logits, then -inf, or 0 with ``backend="radix_cutlass"``, as FlashInfer's backends write.
 
     Raises
     ------
@@ -268,6 +272,8 @@ def top_k_varlen(
     indices, values = select(
         _VARLEN, logits, seq_lens, top_k, out=out_indices, return_values=True, values_out=out_values, **options
     )
+    if backend == "radix_cutlass":
+        values.masked_fill_(indices < 0, 0)
     return indices, values
 
 

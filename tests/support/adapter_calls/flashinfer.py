@@ -180,7 +180,7 @@ class flashinfer_ragged:  # noqa: N801
             same_in_order(o["windows"][r], [i + offset for i in best(a["score"][r], *ends_of(a, r), k)])
 
 
-def _varlen(name, next_n, ratio, values, dtypes=("float32",)):
+def _varlen(name, next_n, ratio, values, dtypes=("float32",), backend="auto", fill=-np.inf):
     def inputs(rng, width, k, dtype):
         return {
             "logits": scores_of(rng, ROWS, width, dtype),
@@ -199,7 +199,7 @@ def _varlen(name, next_n, ratio, values, dtypes=("float32",)):
         picked = t["values"].to(t["logits"].dtype) if t["values"].dtype != t["logits"].dtype else t["values"]
         indices, found = flashinfer.top_k_varlen(
             t["logits"], t["seq_lens"], k, compress_ratio=ratio, next_n=next_n, return_values=True,
-            out_indices=t["out"], out_values=picked,
+            out_indices=t["out"], out_values=picked, backend=backend, skip_check=True,
         )  # fmt: skip
         assert indices is t["out"] and found is picked
         return {"indices": indices, "values": found}
@@ -213,7 +213,7 @@ def _varlen(name, next_n, ratio, values, dtypes=("float32",)):
             if values:
                 picked = o["values"][r]
                 assert (picked[: len(found)] == row[o["indices"][r, : len(found)]]).all()
-                assert (picked[len(found) :] == -np.inf).all()
+                assert (picked[len(found) :] == fill).all()
 
     CASES.append(Case(name, inputs, call, check, dtypes))
 
@@ -222,3 +222,4 @@ _varlen("flashinfer_varlen", 1, 1, values=False, dtypes=("float32", "float16", "
 _varlen("flashinfer_varlen_next_n_values", 2, 1, values=True, dtypes=("float32", "bfloat16"))
 _varlen("flashinfer_varlen_compressed", 1, 4, values=True)
 _varlen("flashinfer_varlen_compressed_next_n", 3, 4, values=False)
+_varlen("flashinfer_varlen_radix_cutlass", 1, 1, values=True, backend="radix_cutlass", fill=0)

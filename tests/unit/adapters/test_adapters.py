@@ -82,7 +82,8 @@ SIGNATURES = {
     flashinfer.top_k_ragged_transform: "input, offsets, lengths, k, deterministic=False, tie_break=0, "
     "dsa_graph_safe=False, row_starts=None",
     flashinfer.top_k_varlen: "logits, seq_lens, top_k, pre_idx=None, compress_ratio=1, next_n=1, return_values=False, "
-    "out_indices=None, out_values=None, backend='auto', load_balance=True, workspace=None, approx_ties=False",
+    "out_indices=None, out_values=None, backend='auto', load_balance=True, workspace=None, approx_ties=False, *, "
+    "skip_check=False",
 }
 
 
