@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from frameworks.catalog import FRAMEWORKS, NOT_RUN
 from ksieve.lab.bench import record
 
 TREE = Path(__file__).parents[2]
-NO_TESTS = 5
-"""pytest's exit status where a file has no test that was asked for."""
+TESTS_FAILED, NO_TESTS = 1, 5
+"""pytest's exit status where tests failed, and where a file has no test that was asked for."""
 
 COLUMNS = ("passed", "failed", "skipped", "not_applicable")
 
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU backend")
     running.add_argument("--out", type=Path, default=Path("out"), help="folder of framework-tests.json and logs")
     running.add_argument("-k", dest="chosen", help="pytest's expression of tests to run")
+    running.add_argument("--jobs", type=int, default=1, help="files at a time")
     running.add_argument("--seconds", type=float, help="limit of each file's run")
     for command in (getting, running):
         command.add_argument("names", nargs="*", metavar="FRAMEWORK", help=" ".join(FRAMEWORKS))
@@ -65,17 +67,16 @@ def fetch(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     """Run each file in a process of its own; print the table and write the JSON file."""
     args.out.mkdir(parents=True, exist_ok=True)
-    results = []
+    chosen = []
     for name in args.names or FRAMEWORKS:
         folder = args.sources.resolve() / name
         if not (folder / "source.json").exists():
             print(f"{name}: no files in {folder}: fetch them first", file=sys.stderr)
             continue
         source = json.loads((folder / "source.json").read_text())
-        for file in FRAMEWORKS[name]["tests"]:
-            result = {"framework": name, "version": source["version"], "commit": source.get("commit")}
-            result |= {"origin": source["origin"], "file": file, "sha256": source["sha256"][file]}
-            results.append(result | run_file(args, name, folder, file))
+        chosen += [(name, folder, file, source) for file in FRAMEWORKS[name]["tests"]]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        results = list(pool.map(lambda of: run_file(args, *of), chosen))
     settings = {"device": args.device, "only": args.chosen}
     whole_files = [rule for rule in NOT_RUN if "tests" not in rule]
     found = {"files": results, "files_not_run": whole_files}
@@ -86,15 +87,20 @@ def run(args: argparse.Namespace) -> int:
     return 1 if bad or not results else 0
 
 
-def run_file(args: argparse.Namespace, name: str, folder: Path, file: str) -> dict[str, Any]:
+def run_file(args: argparse.Namespace, name: str, folder: Path, file: str, source: dict[str, Any]) -> dict[str, Any]:
     """Run one file under the plugin; a process that dies leaves no counts, which is a failure."""
+    origin = {"framework": name, "version": source["version"], "commit": source.get("commit")}
+    origin |= {"origin": source["origin"], "file": file, "sha256": source["sha256"][file]}
     label = f"{name}-{Path(file).stem}"
     out = (args.out / f"framework-{label}.json").resolve()
     out.unlink(missing_ok=True)
+    paths = [
+        TREE / entry for entry in ("src", "tests", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    ]
     environment = os.environ | {
         "KSIEVE_FRAMEWORK": name, "KSIEVE_FRAMEWORK_FOLDER": str(folder), "KSIEVE_FRAMEWORK_DEVICE": args.device,
         "KSIEVE_FRAMEWORK_FILE": file, "KSIEVE_FRAMEWORK_OUT": str(out),
-        "PYTHONPATH": os.pathsep.join([str(TREE / "src"), str(TREE / "tests")]),
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
     }  # fmt: skip
     command = [
         sys.executable, "-m", "pytest", "-p", "frameworks.plugin", "-p", "no:cacheprovider", "-c", os.devnull,
@@ -117,10 +123,10 @@ def run_file(args: argparse.Namespace, name: str, folder: Path, file: str) -> di
     seconds = round(time.monotonic() - begin, 1)
     if not out.exists():
         counts = dict.fromkeys(COLUMNS, 0) | {"failures": {"": f"the process ended with {code}: see its log"}}
-        return counts | {"failed": 1, "exit": code, "seconds": seconds}
+        return origin | counts | {"failed": 1, "exit": code, "seconds": seconds}
     found = json.loads(out.read_text())
     out.unlink()
-    return found | {"exit": code, "seconds": seconds}
+    return origin | found | {"exit": code, "seconds": seconds}
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
@@ -134,6 +140,8 @@ def print_table(results: list[dict[str, Any]]) -> None:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for result in results:
+        if result["exit"] not in (0, TESTS_FAILED, NO_TESTS):
+            print(f"NOT FINISHED {result['framework']} {result['file']}: pytest ended with {result['exit']}")
         for test, said in result["failures"].items():
             print(f"FAILED {result['framework']} {test}: {said}")
 

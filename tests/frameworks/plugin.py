@@ -33,6 +33,9 @@ ENGINE.install(FOLDER, DEVICE)
 if hasattr(ENGINE, "workspace_init"):
     workspace_init = ENGINE.workspace_init
 
+MOST_RESERVED = 8 << 30
+"""Bytes of device memory that this process may keep between two tests."""
+
 OUTCOMES: dict[str, tuple[str, str]] = {}
 NOT_RUN: dict[str, str] = {}
 
@@ -72,12 +75,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Undo what some tests leave behind: a default device, a stream, and memory."""
+    """Undo what some tests leave behind: a default device, a stream, and memory that other processes need."""
     torch.set_default_device(None)
     if DEVICE == "cuda":
         torch.cuda.set_stream(torch.cuda.default_stream())
-        gc.collect()
-        torch.cuda.empty_cache()
+        if torch.cuda.memory_reserved() > MOST_RESERVED:
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -98,6 +98,7 @@ def test_a_process_that_dies_is_a_failure(ran):
     died = payload["results"]["files"][0]
     assert (died["failed"], died["exit"]) == (1, 3)
     assert "the process ended with 3" in process.stdout
+    assert "NOT FINISHED flashinfer tests/utils/test_topk.py: pytest ended with 3" in process.stdout
 
 
 def test_the_catalog():
