@@ -1,6 +1,6 @@
 // Ordered keys: the CUDA mirror of core/keys.py. Descending: a better score has a smaller key.
 #pragma once
-#include "common/storage.cuh"
+#include "common/params.cuh"
 
 // Adding +0 turns -0 into +0, so that both zeros share a key. The score must not be NaN.
 __device__ __forceinline__ u32 number_key(float score) {
@@ -64,6 +64,13 @@ __device__ __forceinline__ u32 bin_cutoff_key(int bin) {
   u32 midpoint = order_key((a + b) * 0.5f);
   return positive ? midpoint : midpoint - 1;
 }
+
+// Bins of a histogram over ordered keys: bin 0 has every key below base + 2^shift, and each further bin the next
+// 2^shift keys.
+struct Digit {
+  u32 base;
+  int shift;
+};
 
 struct KeyRange {
   u32 best;

@@ -1,6 +1,7 @@
 // Rows: where each starts and ends, and how its scores are read, 16 bytes at a time at any alignment.
 #pragma once
 #include "common/ranking.cuh"
+#include "common/storage.cuh"
 
 static_assert(kVector == 16 / sizeof(Score), "a vector is 16 bytes");
 

@@ -1,7 +1,7 @@
 // Rankings (core/ranking.py): kernels know one order, larger scores first and NaN last. They compare a score's *ranked
 // score*, which this order puts where the call wants the score. Scores in memory, and in the ring, are the caller's.
 #pragma once
-#include "common/storage.cuh"
+#include "common/params.cuh"
 
 enum class Ranking { kLargest, kSmallest, kNanFirst };
 constexpr Ranking kRanking = static_cast<Ranking>(KSIEVE_RANKING);

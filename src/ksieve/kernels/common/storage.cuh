@@ -1,6 +1,6 @@
 // On-chip state of one selecting CTA, and the bounded candidate array built on it.
 #pragma once
-#include "common/params.cuh"
+#include "common/keys.cuh"
 
 // One boundary found in a histogram: the bin that holds the requested rank.
 struct Boundary {
@@ -14,13 +14,6 @@ enum class Mode {
   kInclusive,    // all of them are candidates
   kSeparateTies, // better ones are candidates; equal ones are counted, and fill the output from its end
   kClassify,     // those better than the candidates are written to the output, the others are candidates
-};
-
-// Bins of a histogram over ordered keys: bin 0 has every key below base + 2^shift, and each further bin the next
-// 2^shift keys.
-struct Digit {
-  u32 base;
-  int shift;
 };
 
 // What the current scan does with each score. Thread 0 writes it; threads read it where a score passes the cutoff.
