@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from collections.abc import Sequence
 
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit.compile import Sources
@@ -88,52 +89,119 @@ def _check_device(plan: Plan, present: DeviceInfo) -> None:
         raise ArgumentError("plan", f"one made for {made.name}", f"one for cuda:{present.index}, {present.name}")
 
 
-class Launcher:
-    """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
+class Kernel:
+    """A loaded kernel, and the memory that describes its launches; safe to call from any thread.
 
-    def __init__(self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None) -> None:
-        self.plan = plan = length_bins.stats_plan(plan) if stats else plan
-        self.driver = driver = driver or cuda_driver.get()
-        index = plan.problem.device.index
-        _check_device(plan, driver.device_info(index))
+    Parameters
+    ----------
+    spec : KernelSpec
+    index : int
+        Ordinal of the device.
+    threads : int
+        Of a block.
+    params_bytes : int
+        Size of the kernel's only argument, a struct. It lies first in the memory; the number of blocks follows it.
+    driver : Driver
+    stream : int
+        On which nothing may be captured if the kernel is not loaded yet.
+    attributes : sequence of tuple of four int
+        Of the launch: kind, and three numbers.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        index: int,
+        threads: int,
+        params_bytes: int,
+        driver: Driver,
+        stream: int,
+        attributes: Sequence[tuple[int, int, int, int]] = (),
+    ) -> None:
+        self.driver = driver
+        self.name = spec.stem
         self.context = driver.context(index)
-        spec = kernel_spec(plan, stats=stats)
         with driver.activated(self.context):
             function = function_of(spec, index, driver, stream)
-        self._k = plan.problem.k
-        self._ranks = planner_cuda.sample_ranks(plan)
-        self._splits = plan.splits
-        self._lists = plan.lists_at
-        self._most = max(plan.ctas, 1)
         self._lock = threading.Lock()
-        attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "resident_cluster" else []
-        if cooperative(plan):
-            attributes.append((_COOPERATIVE, 1, 0, 0))
-        self._before = tuple(Launcher(other, stats, stream, driver) for other in length_bins.launches(plan)[:-1])
-        if overlaps(plan) and (plan.family != "length_bins" or plan.problem.options.overlap):
-            attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
-        self.extended = extended(plan)
-        config_at = PARAMS.size + (OPTIONS.size if self.extended else 0)
-        arguments_at = config_at + _CONFIG.size
+        arguments_at = params_bytes + _CONFIG.size
         attributes_at = arguments_at + 8
         self._memory = (ctypes.c_uint64 * ((attributes_at + len(attributes) * _ATTRIBUTE.size) // 8))()
         base = ctypes.addressof(self._memory)
         _CONFIG.pack_into(
-            self._memory, config_at, 1, 1, 1, plan.threads, 1, 1, spec.shared_bytes, 0, base + attributes_at,
+            self._memory, params_bytes, 1, 1, 1, threads, 1, 1, spec.shared_bytes, 0, base + attributes_at,
             len(attributes),
         )  # fmt: skip
         _STREAM.pack_into(self._memory, arguments_at, base)
         for number, attribute in enumerate(attributes):
             _ATTRIBUTE.pack_into(self._memory, attributes_at + number * _ATTRIBUTE.size, *attribute)
         self._stream = 0
-        self._stream_at = config_at + _STREAM_IN_CONFIG
-        self._config = ctypes.c_void_p(base + config_at)
+        self._stream_at = params_bytes + _STREAM_IN_CONFIG
+        self._config = ctypes.c_void_p(base + params_bytes)
         self._function = ctypes.c_void_p(function)
         self._arguments = ctypes.c_void_p(base + arguments_at)
         self._current = ctypes.c_void_p()
         self._current_ref = ctypes.byref(self._current)
         self._enqueue = driver.launch
         self._get_current = driver.get_current
+
+    def run(self, layout: struct.Struct, params: tuple[int, ...], blocks: int, stream: int) -> None:
+        """Enqueue the kernel with its argument's fields.
+
+        Raises
+        ------
+        BackendError
+            If the driver refuses the launch, or reports an error of earlier work.
+        """
+        with self._lock:
+            layout.pack_into(self._memory, 0, *params)
+            struct.pack_into("=I", self._memory, layout.size, blocks)
+            code = self._send(stream)
+        if code:
+            raise self._error(code)
+
+    def _send(self, stream: int) -> int:
+        """Launch with what the memory holds, under the lock; return the driver's code."""
+        if stream != self._stream:
+            self._stream = _UNKNOWN_STREAM  # an interrupt may come before the new stream is stored
+            _STREAM.pack_into(self._memory, self._stream_at, stream)
+            self._stream = stream
+        # A default stream belongs to the current context, which may be another device's, or none in a new thread.
+        if self._get_current(self._current_ref) == 0 and self._current.value == self.context:
+            return int(self._enqueue(self._config, self._function, self._arguments, None))
+        with self.driver.activated(self.context):
+            return int(self._enqueue(self._config, self._function, self._arguments, None))
+
+    def _error(self, code: int) -> BackendError:
+        return BackendError(
+            f"CUDA error at the launch of {self.name}, possibly of earlier work on this device: "
+            f"{self.driver.error_text(code)}{_REMEDIES.get(code, '')}"
+        )
+
+
+class Launcher(Kernel):
+    """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
+
+    def __init__(self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None) -> None:
+        self.plan = plan = length_bins.stats_plan(plan) if stats else plan
+        driver = driver or cuda_driver.get()
+        _check_device(plan, driver.device_info(plan.problem.device.index))
+        self._k = plan.problem.k
+        self._ranks = planner_cuda.sample_ranks(plan)
+        self._splits = plan.splits
+        self._lists = plan.lists_at
+        self._most = max(plan.ctas, 1)
+        self._before = tuple(Launcher(other, stats, stream, driver) for other in length_bins.launches(plan)[:-1])
+        attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "resident_cluster" else []
+        if cooperative(plan):
+            attributes.append((_COOPERATIVE, 1, 0, 0))
+        if overlaps(plan) and (plan.family != "length_bins" or plan.problem.options.overlap):
+            attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
+        self.extended = extended(plan)
+        size = PARAMS.size + (OPTIONS.size if self.extended else 0)
+        spec = kernel_spec(plan, stats=stats)
+        super().__init__(spec, plan.problem.device.index, plan.threads, size, driver, stream, attributes)
+        self.name = plan.family
 
     def launch(
         self,
@@ -178,21 +246,20 @@ class Launcher:
                     memory, 0, scores, lengths, num_rows, pitch, rows, width, self._k, self._splits,
                     indices, out_pitch, stats, workspace, self._lists, primary, rescue, blocks,
                 )  # fmt: skip
-            if stream != self._stream:
-                self._stream = _UNKNOWN_STREAM  # an interrupt may come before the new stream is stored
-                _STREAM.pack_into(memory, self._stream_at, stream)
-                self._stream = stream
-            # A default stream belongs to the current context, which may be another device's, or none in a new thread.
-            if self._get_current(self._current_ref) == 0 and self._current.value == self.context:
-                code = self._enqueue(self._config, self._function, self._arguments, None)
-            else:
-                with self.driver.activated(self.context):
-                    code = self._enqueue(self._config, self._function, self._arguments, None)
+            code = self._send(stream)
         if code:
-            raise BackendError(
-                f"CUDA error at the launch of {self.plan.family}, possibly of earlier work on this device: "
-                f"{self.driver.error_text(code)}{_REMEDIES.get(code, '')}"
-            )
+            raise self._error(code)
+
+
+_kernels: dict[tuple[KernelSpec, int], Kernel] = {}
+
+
+def kernel_of(spec: KernelSpec, index: int, threads: int, params_bytes: int, stream: int) -> Kernel:
+    """Return a kernel without a plan, loaded on first use."""
+    kernel = _kernels.get((spec, index))
+    if kernel is None:
+        kernel = _kernels[spec, index] = Kernel(spec, index, threads, params_bytes, cuda_driver.get(), stream)
+    return kernel
 
 
 _launchers: dict[tuple[Plan, bool], Launcher] = {}
@@ -211,4 +278,5 @@ def launcher_of(plan: Plan, *, stats: bool, stream: int) -> Launcher:
 def forget() -> None:
     """Drop every launcher and loaded function, as in a new process; for tests."""
     _launchers.clear()
+    _kernels.clear()
     _functions.clear()
