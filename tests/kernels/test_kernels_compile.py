@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from conftest import ROOT
+from ksieve.backends.cuda import ranks
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.core import policy
@@ -328,11 +329,21 @@ def test_compiles_within_its_plans_resources(case, table):
     assert build.shortcomings(plan, found, used) == []
 
 
+@pytest.mark.parametrize("arch", spec.ARCHITECTURES)
+@pytest.mark.parametrize("stem", ranks.STEMS)
+def test_kernels_of_ranks_compile_without_spills(stem, arch):
+    dtype, ranking = ("float32", "largest") if arch == "sm_90a" else ("bfloat16", "nan_first")
+    found = ranks.rank_kernel(stem, arch, slots=ranks.MOST_SLOTS, dtype=dtype, ranking=ranking)
+    used = compiler.compile_kernel(found, compiler.shipped_sources()).resources
+    assert used.spill_stores == used.spill_loads == 0 and used.registers <= 64
+    assert found.shared_bytes + used.static_shared <= 64 << 10, "every device runs it"
+
+
 def test_cases_reach_every_source_and_define():
     seen = list(map(kernel_of, cases()))
     assert {s.stem for s in seen} == set(spec.STEMS.values())
     selectors = {n for n, _ in compiler.shipped_sources().texts if n.endswith(".cu")}
-    assert {f"{s.stem}.cu" for s in seen} == selectors
+    assert {f"{s.stem}.cu" for s in seen} | {f"{stem}.cu" for stem in ranks.STEMS} == selectors
     values: dict[str, set[int]] = {}
     for s in seen:
         for define, value in s.defines:

@@ -16,7 +16,7 @@ from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, KsieveError, kind_of, shown
 from ksieve.core.options import INTEGERS, Nan, TieBreak
 from ksieve.core.ranking import Ranking
-from ksieve.distributed import plans
+from ksieve.distributed import fused, plans
 from ksieve.distributed.collectives import NOTHING, AllGather, TorchOps
 from ksieve.distributed.layouts import Layout
 from ksieve.distributed.plans import IndexBase, ShardPlan
@@ -140,30 +140,46 @@ def topk(
         slots: Any = max_k if ks is not None else k
         plan = plans.plan(rows=rows, width=width, k=slots, dtype=scores.dtype, device=scores.device.type, **asked)
     row = torch.arange(rows, device=scores.device)
-    if local_lengths is not None:
-        begin, end = row * 0, local_lengths.long().clamp(0, width)
-    else:
-        extent = plan.shape.extent
-        first = row * 0 if starts is None else starts.long().clamp(0, extent)
-        last = _window_end(row, first, extent, global_lengths, ends, next_n)
-        begin, end = (plan.layout.below(bound, plan.rank, plan.widths) for bound in (first, last))
-    if num_rows is not None:
-        live = num_rows if isinstance(num_rows, int) else num_rows.reshape(1)
-        end = torch.where(row < live, end, begin)
-    wanted = row * 0 + plan.shape.k if ks is None else ks.long().clamp(0, plan.shape.k)
-    windows = {"starts": begin.int(), "ends": end.int()} if starts is not None else {"lengths": end.int()}
+    bound: dict[str, Any] = {} if local_lengths is None else {"lengths": local_lengths}
+    if num_rows is not None or any(array is not None for array in bounds.values()) or next_n > 1:
+        bound = _window(torch, plan, row, local_lengths, bounds, next_n, num_rows)
+    kernels = fused.covers(plan)
     ids, values = select(
-        scores, k=plan.shape.k, sorted=True, tie_break=plan.options.tie_break, largest=plan.options.largest,
-        nan=plan.options.nan, return_values=True, **windows,
+        scores, k=plan.shape.k, sorted=not kernels, tie_break=plan.options.tie_break, largest=plan.options.largest,
+        nan=plan.options.nan, return_values=True, **bound,
     )  # fmt: skip
-    answer = _merged(torch, plan, ids.long(), values, wanted, page_table is not None)
+    of_shard = page_table is not None or plan.index_base == "shard"
+    if kernels:
+        answer = _run(plan, fused.select(plan, ids, values, None if ks is None else ks.long(), of_shard))
+    else:
+        wanted = row * 0 + plan.shape.k if ks is None else ks.long().clamp(0, plan.shape.k)
+        answer = _merged(torch, plan, ids.long(), values, wanted, of_shard)
     if page_table is None:
         return answer
     requests = row // next_n if row_to_request is None else row_to_request.long()
     return _paged(torch, answer[0].long(), page_table, page_size, requests), answer[1]
 
 
-def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_shard: bool = False) -> Any:
+def _window(
+    torch: Any, plan: ShardPlan, row: Any, local_lengths: Any, bounds: dict[str, Any], next_n: int, num_rows: Any
+) -> dict[str, Any]:
+    """Window of each row in this rank's shard, as arguments of `ksieve.topk`."""
+    if local_lengths is not None:
+        begin, end = row * 0, local_lengths.long().clamp(0, plan.width)
+    else:
+        extent, starts = plan.shape.extent, bounds["starts"]
+        first = row * 0 if starts is None else starts.long().clamp(0, extent)
+        last = _window_end(row, first, extent, bounds["global_lengths"], bounds["ends"], next_n)
+        begin, end = (plan.layout.below(bound, plan.rank, plan.widths) for bound in (first, last))
+    if num_rows is not None:
+        live = num_rows if isinstance(num_rows, int) else num_rows.reshape(1)
+        end = torch.where(row < live, end, begin)
+    if bounds["starts"] is not None:
+        return {"starts": begin.int(), "ends": end.int()}
+    return {"lengths": end.int()}
+
+
+def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_shard: bool) -> Any:
     """Answer of all ranks from this rank's best, which are sorted; positions of the shard where asked for."""
     shape, ops = plan.shape, TorchOps(values.device)
     positions = plan.layout.positions(ids.clamp(min=0), plan.rank, plan.widths)
@@ -175,7 +191,7 @@ def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_
         found = _run(plan, everywhere(ops, shape, plan.rank, positions, agreed, wanted))
         return _ascending(torch, found, found >= 0)
     held = ops.columns(shape.k) < agreed.count[:, None]
-    return _ascending(torch, ids if of_shard or plan.index_base == "shard" else positions, held), agreed.count.int()
+    return _ascending(torch, ids if of_shard else positions, held), agreed.count.int()
 
 
 def _paged(torch: Any, local: Any, table: Any, size: int, request: Any) -> Any:

@@ -1,0 +1,84 @@
+"""The kernels of `ksieve.distributed`: what a rank does on its GPU between two collectives.
+
+Each is one launch with a thread block for each row. Nothing is allocated here and nothing is read back, so that a call
+can be captured in a CUDA graph once it has run outside of the capture.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ksieve.backends.cuda.jit.spec import DTYPES, KernelSpec, architecture
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.runtime.launch import kernel_of
+from ksieve.core.ranking import RANKINGS, Ranking
+
+SHARD = struct.Struct("=10Q12i")
+"""`Shard` of kernels/ranks/composites.cuh: ids, values, best, samples, gathered, merged, below, ks, indices, counts
+(addresses); rows, k, step, num_samples, room, world, rank, position_bits, extent, first, stripe, flags."""
+
+HIGH_FIRST, OF_SHARD, GATHERED = 1, 2, 4
+"""Flags of `SHARD`."""
+
+STEMS = ("ranks/best", "ranks/between", "ranks/select")
+"""Their source files, in the order of a call."""
+
+MOST_SLOTS = 4096
+"""Most slots of a row, and most slots that a sum joins: composites of 8 bytes are sorted in shared memory."""
+
+THREADS = 256
+_FEWEST = 128
+
+_BARE = {
+    "KSIEVE_THREADS": THREADS, "KSIEVE_CTAS_PER_SM": 1, "KSIEVE_STAGES": 1, "KSIEVE_BATCHES": 1, "KSIEVE_STRIDE": 0,
+    "KSIEVE_GROUP": 1, "KSIEVE_PHASE_MULTIPLIER": 1, "KSIEVE_JITTER": 0, "KSIEVE_POOLING": 0,
+    "KSIEVE_EXACT_BOUNDARY": 0, "KSIEVE_RESCUE": 0, "KSIEVE_COLUMNS": 0, "KSIEVE_LOCAL_INDEX16": 0,
+    "KSIEVE_SHARED_CAPACITY": 1, "KSIEVE_SPILL_CAPACITY": 0, "KSIEVE_MAX_RESIDENT": 0, "KSIEVE_STATS": 0,
+}  # fmt: skip
+"""Defines that the shared headers ask for; of a scan, which these kernels do not have."""
+
+
+def sort_size(slots: int) -> int:
+    """Return the elements that are sorted for this many slots: a power of two."""
+    return max(_FEWEST, 1 << (slots - 1).bit_length())
+
+
+def rank_kernel(stem: str, arch: str, *, slots: int, dtype: str, ranking: Ranking = "largest") -> KernelSpec:
+    """Specialisation of one of `STEMS` for rows of up to `slots` slots, of a dtype and a ranking."""
+    size = sort_size(slots)
+    defines = _BARE | {"KSIEVE_DTYPE": DTYPES[dtype], "KSIEVE_SHARED_BYTES": 8 * size, "KSIEVE_RANKS_SORT": size}
+    if ranking != "largest":
+        defines["KSIEVE_RANKING"] = RANKINGS.index(ranking)
+    return KernelSpec(stem, arch, tuple(defines.items()))
+
+
+def launch(
+    stem: str, shard: tuple[int, ...], *, slots: int, dtype: str, ranking: Ranking, index: int, stream: int
+) -> None:
+    """Enqueue one of `STEMS` on a stream of device `index`.
+
+    Parameters
+    ----------
+    stem : str
+    shard : tuple of int
+        Fields of `SHARD`.
+    slots : int
+        Most slots of a row, at most `MOST_SLOTS`.
+    dtype : str
+        Of the scores.
+    ranking : Ranking
+    index : int
+        Ordinal of the device.
+    stream : int
+
+    Raises
+    ------
+    BackendError
+        If the kernel has to be compiled or loaded while the stream is captured, or the driver refuses the launch.
+    """
+    rows = shard[10]
+    if not rows:
+        return
+    arch = architecture(cuda_driver.get().device_info(index).capability)
+    spec = rank_kernel(stem, arch, slots=slots, dtype=dtype, ranking=ranking)
+    kernel_of(spec, index, THREADS, SHARD.size, stream).run(SHARD, shard, rows, stream)

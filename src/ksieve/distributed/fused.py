@@ -1,0 +1,94 @@
+"""The protocol of owned positions on a GPU: one kernel between two collectives (`ksieve.backends.cuda.ranks`).
+
+The same messages and answers as `ksieve.distributed.protocol` with its operations, in three launches instead of some
+sixty. A rank's k best need not be in order: the first kernel sorts them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import Any
+
+from ksieve.backends.cuda import ranks
+from ksieve.distributed.collectives import AllGather, AllReduce
+from ksieve.distributed.layouts import Interleaved
+from ksieve.distributed.plans import ShardPlan
+from ksieve.distributed.schedules import Pairs, Samples
+
+
+def covers(plan: ShardPlan) -> bool:
+    """Whether the kernels run a plan; the same on every rank."""
+    schedule, shape = plan.schedule, plan.shape
+    if plan.device != "cuda" or plan.output != "owned":
+        return False
+    if isinstance(schedule, Pairs):
+        return shape.k <= ranks.MOST_SLOTS
+    return isinstance(schedule, Samples) and max(shape.k, schedule.slots(shape)) <= ranks.MOST_SLOTS
+
+
+def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool) -> Generator[Any, Any, Any]:
+    """Run the plan's schedule.
+
+    Parameters
+    ----------
+    plan : ShardPlan
+    ids : Tensor of int32, shape (rows, k)
+        Positions in this rank's shard, -1 in unused slots, in any order.
+    values : Tensor, shape (rows, k)
+        Their scores.
+    ks : Tensor of int64, shape (rows,), or None
+        The k of each row; None: the plan's.
+    of_shard : bool
+        Whether positions of the shard are returned, and not of the whole row.
+
+    Returns
+    -------
+    generator
+        Yields collectives, receives their results, and returns positions, int32 of shape (rows, k), and counts.
+    """
+    torch: Any = sys.modules["torch"]
+    shape, schedule, device = plan.shape, plan.schedule, values.device
+    rows, k = shape.rows, shape.k
+
+    def new(dtype: Any, *size: int) -> Any:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    sampled = isinstance(schedule, Samples)
+    step = schedule.step if isinstance(schedule, Samples) else 1
+    room = schedule.slots(shape) if isinstance(schedule, Samples) else 0
+    samples = k // step if sampled else 0
+    stripe = plan.layout.size if isinstance(plan.layout, Interleaved) else 0
+    best, sent = new(torch.int64, rows, k), new(torch.int64, rows, samples)
+    merged, below = new(torch.int64, rows, (1 + room) * sampled), new(torch.int32, rows)
+    indices, counts = new(torch.int32, rows, k), new(torch.int32, rows)
+    flags = ranks.HIGH_FIRST * shape.high_first + ranks.OF_SHARD * of_shard + ranks.GATHERED * (not sampled)
+    numbers = (
+        rows, k, step, samples, room, shape.world, plan.rank, shape.position_bits, shape.extent,
+        0 if stripe else sum(plan.widths[: plan.rank]), stripe, flags,
+    )  # fmt: skip
+
+    index, stream = place_of(device)
+
+    def launch(stem: str, gathered: Any = None) -> None:
+        arrays = (ids, values, best, sent, gathered, merged, below, ks, indices, counts)
+        ranks.launch(
+            f"ranks/{stem}", (*(0 if array is None else array.data_ptr() for array in arrays), *numbers),
+            slots=max(k, room), dtype=plan.dtype, ranking=plan.options.ranking, index=index, stream=stream,
+        )  # fmt: skip
+
+    launch("best")
+    if not sampled:
+        gathered = yield AllGather(best)
+        launch("select", gathered)
+        return indices, counts
+    gathered = yield AllGather(sent)
+    launch("between", gathered)
+    merged = yield AllReduce(merged)
+    launch("select")
+    return indices, counts
+
+
+def place_of(device: Any) -> tuple[int, int]:
+    """Ordinal of a device, and the handle of PyTorch's current stream there."""
+    return device.index, int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)

@@ -1,0 +1,66 @@
+// Chooses two samples between which each row's k-th composite of all ranks lies, and puts this rank's composites
+// between them in slots that no other rank uses, so that a sum over the ranks joins them: one CTA for each row.
+//   1. with m samples up to x, a rank holds m * step to m * step + step - 1 composites up to x. Of the samples of all
+//      ranks, `low` is the last that is surely among the k best, `high` the first that surely is not in front of the
+//      k-th
+//   2. each rank has room for what its samples up to `high`, but not up to `low`, allow; all ranks compute all places
+// Slots are sums of kNothing minus a composite; an empty one is zero.
+#include "ranks/composites.cuh"
+
+extern "C" __global__ void __launch_bounds__(kThreads) ksieve_ranks_between(const __grid_constant__ Shard p) {
+  __shared__ i64 ends[2];
+  __shared__ int start;
+  __shared__ int below[2];
+  const i64 row = blockIdx.x;
+  const int k = k_of_row(p, static_cast<int>(row));
+  const int all = p.world * p.num_samples;
+  const int surely = max(k - p.world * (p.step - 1), 0) / p.step; // samples up to `low`
+  const int enough = (k + p.step - 1) / p.step;                   // samples up to `high`
+  auto samples_of = [&](int rank) { return p.gathered + (static_cast<i64>(rank) * p.rows + row) * p.num_samples; };
+  if (threadIdx.x == 0) {
+    ends[0] = -1;
+    ends[1] = -1;
+    start = 0;
+  }
+  __syncthreads(); // the ends are set, for the thread that finds a sample
+  // A sample's rank among all: samples of one rank are in order.
+  for (int i = threadIdx.x; i < all; i += kThreads) {
+    const i64 sample = samples_of(i / p.num_samples)[i % p.num_samples];
+    if (sample == kNothing) continue;
+    int better = 0;
+    for (int rank = 0; rank < p.world; ++rank)
+      better += count_up_to(samples_of(rank), p.num_samples, sample - 1);
+    if (better == surely - 1) ends[0] = sample;
+    if (better == enough - 1) ends[1] = sample;
+  }
+  int numbers = 0; // samples of the row that are not kNothing, counted by thread 0
+  if (threadIdx.x == 0)
+    for (int rank = 0; rank < p.world; ++rank)
+      numbers += count_up_to(samples_of(rank), p.num_samples, kNothing);
+  __syncthreads(); // the ends are known, for all threads
+  if (threadIdx.x == 0) {
+    if (surely > numbers) ends[0] = kNothing;
+    if (enough > numbers) ends[1] = kNothing;
+  }
+  __syncthreads(); // the ends of a row with few samples are known, for all threads
+  const i64 low = ends[0];
+  const i64 high = ends[1];
+  for (int rank = threadIdx.x; rank < p.rank; rank += kThreads) {
+    const int inside =
+        count_up_to(samples_of(rank), p.num_samples, high) - count_up_to(samples_of(rank), p.num_samples, low);
+    atomicAdd(&start, inside * p.step + p.step - 1);
+  }
+  const i64* best = p.best + row * p.k;
+  if (threadIdx.x < 2) below[threadIdx.x] = count_up_to(best, p.k, ends[threadIdx.x]);
+  __syncthreads(); // this rank's first slot and its composites are known, for all threads
+  i64* merged = p.merged + row * (1 + p.room);
+  if (threadIdx.x == 0) {
+    merged[0] = below[0];
+    p.below[row] = below[0];
+  }
+  for (int i = threadIdx.x; i < p.room; i += kThreads) {
+    const int own = i - start;
+    const bool mine = own >= 0 && own < below[1] - below[0];
+    merged[1 + i] = mine ? kNothing - best[below[0] + own] : 0;
+  }
+}
