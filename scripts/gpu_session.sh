@@ -3,7 +3,7 @@
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
 #                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others], -half, -rankings,
-#                                      -callers, -serving, -options, -pairs, -contract
+#                                      -callers, -serving, -options, -pairs, -contract, and -ranks, which takes all GPUs
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
@@ -61,13 +61,14 @@ suite-held-others() { suite held-others $held_files -k "not (registers_hold or $
 suite-half() { suite half $half_files; }
 suite-rankings() { suite rankings $ranking_files; }
 suite-callers() { suite callers $caller_files; }
+suite-ranks() { suite ranks tests/gpu/test_ranks.py; }
 suite-kernels() { suite kernels $kernel_files; }
 suite-contract() { suite contract tests/gpu/test_host_cost.py tests/contract/test_contract.py tests/contract/test_options.py; }
 pairs='every_pair or narrow_scores'
 suite-pairs() { suite pairs tests/gpu/test_options.py -k "$pairs"; }
 suite-options() { suite options tests/gpu/test_options.py -k "not ($pairs)"; }
 suite-serving() {
-  local elsewhere="$row_files $held_files $half_files $ranking_files $caller_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
+  local elsewhere="tests/gpu/test_ranks.py $row_files $held_files $half_files $ranking_files $caller_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
   suite serving tests/gpu $(printf -- '--ignore=%s ' $elsewhere)
 }
 
@@ -127,7 +128,7 @@ quick_bench() {
 
 [ $# -gt 0 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
-  suite-callers suite-serving suite-options suite-pairs suite-contract options sanitize bench operator decode short general trace worst ablation chain replay"
+  suite-callers suite-serving suite-options suite-pairs suite-contract suite-ranks options sanitize bench operator decode short general trace worst ablation chain replay"
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done

@@ -30,8 +30,8 @@ def test_one_rank(tmp_path):
     results = json.loads((tmp_path / "ranks-cpu-1.json").read_text())["results"]
     assert len(results["shapes"]) == 4
     for case in results["shapes"]:
-        assert set(case["selectors"]) == {"local", "pairs", "planned"}
-        for name in ("pairs", "planned"):
+        assert set(case["selectors"]) == {"local", "gathered", "pairs", "planned"}
+        for name in ("gathered", "pairs", "planned"):
             facts = case["selectors"][name]
             assert facts["exact"] is True and facts["median_us"] > 0 and len(facts["rounds_us"]) == 2
     found = results["verified"]

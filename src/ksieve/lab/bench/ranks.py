@@ -25,11 +25,18 @@ from ksieve.distributed.layouts import Layout
 from ksieve.distributed.plans import distributed, gather
 from ksieve.distributed.schedules import Output
 from ksieve.lab.bench import record
+from ksieve.lab.bench.timing import input_sets
 
 SHAPES = ((1, 131_072), (16, 131_072), (64, 131_072))
 """Rows and width of whole rows in the default measurement."""
 
 VERIFIED_AT_A_TIME = 2000
+MOST_JUDGED = 64
+"""Rows of a measurement whose answers are judged."""
+
+MOST_BYTES = 4 << 30
+"""Memory of all input sets of a shape, unless one alone takes more."""
+
 _WARM_UPS = 2
 
 Progress = Callable[[int, int], None]
@@ -131,61 +138,131 @@ def run(
 def _measure(
     rank: int, world: int, rows: int, width: int, k: int, dtype: str, rounds: int, kind: str, seed: int
 ) -> dict[str, Any]:
-    """Times of one shape: the local selection alone, pairs, and the planner's schedule; each verified."""
-    import torch
-
-    layout, asked = Contiguous(), cast(Any, {"rows": rows, "k": k, "dtype": dtype, "device": kind})
-    widths = layout.widths(width, world)
-    whole = _tensor(np.random.default_rng(seed).standard_normal((rows, width), np.float32), dtype, kind)
-    begin = sum(widths[:rank])
-    local = whole[:, begin : begin + widths[rank]].contiguous()
-    plans = {"pairs": plan(**asked, width=widths[rank], schedule=Pairs()), "planned": plan(**asked, width=widths[rank])}
-    calls: dict[str, Callable[[], Any]] = {
-        "local": lambda: api.topk(local, k=k, sorted=True, tie_break="low", return_values=True)
+    """Times of one shape, the slowest rank's: the shard alone, a gather of pairs as engines write it, and plans."""
+    asked = cast(Any, {"rows": rows, "k": k, "dtype": dtype, "device": kind})
+    widths = Contiguous().widths(width, world)
+    begin, own = sum(widths[:rank]), widths[rank]
+    sets = _sets(rows * own * (4 if dtype == "float32" else 2)) if kind == "cuda" else 1
+    shards = [_shard([seed, rank, number], rows, own, dtype, kind) for number in range(sets)]
+    plans = {"pairs": plan(**asked, width=own, schedule=Pairs()), "planned": plan(**asked, width=own)}
+    calls: dict[str, Callable[[int], Any]] = {
+        "local": lambda i: api.topk(shards[i], k=k),
+        "gathered": lambda i: _gathered(shards[i], k, begin, world),
     }
-    calls |= {name: lambda made=made: topk(local, plan=made) for name, made in plans.items()}  # type: ignore[misc]
-    found: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "selectors": {}}
-    for name, made in plans.items():
-        answer = _collected(topk(local, plan=made)[0], world)
-        exact = bool(verify(_host(whole), None, answer, k=k, sorted="index", tie_break="low")) if not rank else None
-        found["selectors"][name] = {
-            "schedule": str(made.schedule), "bytes": [message.size for message in made.messages],
-            "modelled_us": made.modelled_us, "exact": exact,
-        }  # fmt: skip
-    runs = {name: _graphed(call) if kind == "cuda" else call for name, call in calls.items()}
+    calls |= {name: lambda i, made=made: topk(shards[i], plan=made)[0] for name, made in plans.items()}  # type: ignore[misc]
+    found: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "sets": sets, "selectors": {}}
+    judged = min(rows, MOST_JUDGED)
+    whole = _whole(shards[0][:judged], widths)
+    for name, call in calls.items():
+        facts: dict[str, Any] = {}
+        found["selectors"][name] = facts
+        if name == "local":
+            continue
+        answer = _host(call(0)[:judged])
+        if name in plans:
+            made = plans[name]
+            facts |= {"schedule": str(made.schedule), "bytes": [message.size for message in made.messages]}
+            facts |= {"modelled_us": made.modelled_us}
+            answer = _collected(call(0)[:judged], world)
+        exact = {"sorted": "index", "tie_break": "low"} if name in plans else {}
+        facts["exact"] = bool(verify(whole, None, answer, k=k, **exact)) if not rank else None  # type: ignore[arg-type]
+    runs = {name: _timer(call, sets, kind) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    distributed().barrier()
-    for _ in range(_WARM_UPS):
-        for run_once in runs.values():
-            run_once()
-    for _ in range(rounds):
-        for name, run_once in runs.items():
-            start = time.perf_counter()
-            run_once()
-            if kind == "cuda":
-                torch.cuda.synchronize()
-            times[name].append((time.perf_counter() - start) * 1e6)
+    for number in range(_WARM_UPS + rounds):
+        for name, timed in runs.items():
+            distributed().barrier()
+            us = timed()
+            if number >= _WARM_UPS:
+                times[name].append(us)
     for name, each in times.items():
-        found["selectors"].setdefault(name, {}).update(median_us=statistics.median(each), rounds_us=each)
+        slowest = _slowest(each, world, kind)
+        found["selectors"][name] |= {"median_us": statistics.median(slowest), "rounds_us": slowest}
     local_us = found["selectors"]["local"]["median_us"]
-    for name in plans:
+    for name in ("gathered", *plans):
         found["selectors"][name]["added_us"] = found["selectors"][name]["median_us"] - local_us
     return found
 
 
-def _graphed(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A replay of the call, captured in a CUDA graph."""
+def _gathered(shard: Any, k: int, begin: int, world: int) -> Any:
+    """Positions of the k best, as engines merge them: every rank gathers all pairs, and selects again."""
+    import torch
+
+    ids, values = api.topk(shard, k=k, return_values=True)
+    places = torch.where(ids < 0, -1, ids + begin)
+
+    def of_all(array: Any) -> Any:
+        return gather(distributed(), array, world, None).transpose(0, 1).reshape(array.shape[0], world * k)
+
+    places, values = of_all(places), of_all(values)
+    return places.gather(1, api.topk(values, k=k).long())
+
+
+def _shard(seed: list[int], rows: int, width: int, dtype: str, kind: str) -> Any:
+    import torch
+
+    if kind == "cpu":
+        return _tensor(np.random.default_rng(seed).standard_normal((rows, width), np.float32), dtype, kind)
+    generator = torch.Generator(kind).manual_seed(hash(tuple(seed)))
+    return torch.randn(rows, width, generator=generator, dtype=getattr(torch, dtype), device=kind)
+
+
+def _whole(shard: Any, widths: Sequence[int]) -> Any:
+    """Whole rows of contiguous shards, on every rank."""
+    import torch
+
+    padded = torch.nn.functional.pad(shard, (0, max(widths) - shard.shape[1])).contiguous()
+    every = gather(distributed(), padded, len(widths), None)
+    joined = torch.cat([every[rank, :, :own] for rank, own in enumerate(widths)], 1)
+    return joined if joined.is_cuda else _host(joined)
+
+
+def _sets(bytes_of_a_set: int) -> int:
+    import torch
+
+    l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    return input_sets(bytes_of_a_set, l2, MOST_BYTES)
+
+
+def _slowest(times: list[float], world: int, kind: str) -> list[float]:
+    """Of every round the time of the slowest rank."""
+    import torch
+
+    every = gather(distributed(), torch.tensor(times, dtype=torch.float64, device=kind), world, None)
+    return cast(list[float], every.max(0).values.tolist())
+
+
+def _timer(call: Callable[[int], Any], sets: int, kind: str) -> Callable[[], float]:
+    """A function that runs the call and returns its microseconds; on CUDA by a graph of one call for each set."""
+    if kind == "cpu":
+
+        def timed() -> float:
+            start = time.perf_counter()
+            call(0)
+            return (time.perf_counter() - start) * 1e6
+
+        return timed
     import torch
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            call()
+        for number in range(sets):
+            call(number)
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        call()
-    return graph.replay  # type: ignore[no-any-return]
+        for number in range(sets):
+            call(number)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def replayed() -> float:
+        torch.cuda.synchronize()
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) * 1e3 / sets
+
+    return replayed
 
 
 # ---- verified rows -----------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ from ksieve.core.sizes import parse_shape
 from ksieve.lab.cli import gpu
 from ksieve.lab.cli.gpu import K, Out, Rounds, Seed
 
+MERGED = ("gathered", "pairs", "planned")
+"""Selectors of whole rows."""
+
 
 def bench_ranks(
     shapes: Annotated[
@@ -64,10 +67,10 @@ def bench_ranks(
         own = case["selectors"]
         rows.append(
             [f"{case['rows']:,} x {case['width']:,}", case["dtype"], f"{own['local']['median_us']:.0f}",
-             f"{own['pairs']['added_us']:.0f}", f"{own['planned']['added_us']:.0f}", own["planned"]["schedule"]]
+             *(f"{own[name]['added_us']:.0f}" for name in MERGED), own["planned"]["schedule"]]
         )  # fmt: skip
     if rows:
-        terminal.table(["rows", "dtype", "local", "pairs add", "planned adds", "schedule"], rows)
+        terminal.table(["rows", "dtype", "shard", "gather adds", "pairs add", "planned adds", "schedule"], rows)
         terminal.say()
         terminal.say(f"microseconds on {world} rank(s), medians of {rounds} rounds; every answer verified")
     found = results["verified"]
@@ -77,5 +80,7 @@ def bench_ranks(
             f"{'the same' if found['same_on_every_rank'] else 'NOT the same'} on every rank"
         )
     gpu.finish(path, payload, None)
-    answers = [case["selectors"][name]["exact"] for case in results["shapes"] for name in ("pairs", "planned")]
+    answers = [
+        case["selectors"][name]["exact"] for case in results["shapes"] for name in ("gathered", "pairs", "planned")
+    ]
     exits.judge(answers + ([found["exact"] and found["same_on_every_rank"]] if found else []))

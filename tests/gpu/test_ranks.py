@@ -1,0 +1,145 @@
+"""`ksieve.distributed` over NCCL, a process and a GPU for each rank: the answers of one GPU on whole rows."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+import torch
+
+import ksieve
+import ksieve.distributed as ranks
+from gpu import runner
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(runner.HOST or torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+LAYOUTS = (ranks.Contiguous(), ranks.Interleaved(1), ranks.Interleaved(64))
+SCHEDULES = (None, ranks.Pairs(), ranks.Samples(8), ranks.Samples(32), ranks.Digits(8))
+
+
+def worker(rank, world, folder, scenario):
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    globals()[scenario](rank, world)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def spawn(scenario, world=None):
+    with tempfile.TemporaryDirectory() as folder:
+        world = world or torch.cuda.device_count()
+        torch.multiprocessing.spawn(worker, (world, folder, scenario), world)
+
+
+def whole_rows(seed, rows, width, dtype, kind):
+    """The same rows on every rank."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(rows, width, generator=generator, device="cuda")
+    if kind == "few values":
+        x = (2 * x).round()
+    elif kind == "not finite":
+        wild = torch.tensor([float("nan"), float("inf"), float("-inf"), 0.0, -0.0], device="cuda")
+        some = torch.randint(0, 5, x.shape, generator=generator, device="cuda")
+        x = torch.where(torch.rand(x.shape, generator=generator, device="cuda") < 0.4, wild[some], x)
+    return x.to(dtype)
+
+
+def lengths_of(seed, x):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-1, x.shape[1] + 2, x.shape[:1], generator=generator).int().cuda()
+
+
+def shard_of(x, plan):
+    places = plan.layout.positions(torch.arange(plan.width, device="cuda"), plan.rank, plan.widths)
+    return x[:, places].contiguous(), places
+
+
+def held(whole, places, sentinel=-1):
+    """What of a selection from whole rows lies at these positions: ascending, then the sentinel; and counts."""
+    mine = torch.isin(whole, places.int())
+    kept = torch.where(mine, whole, 1 << 30).sort(1).values
+    return torch.where(kept == 1 << 30, sentinel, kept), mine.sum(1).int()
+
+
+def test_every_layout_and_schedule():
+    spawn("every_layout_and_schedule")
+
+
+def every_layout_and_schedule(rank, world):
+    for number, dtype in enumerate((torch.float32, torch.float16, torch.bfloat16)):
+        for kind in ("normal", "few values", "not finite"):
+            x = whole_rows(number, 37, 40_000, dtype, kind)
+            lengths = (
+                torch.randint(-1, x.shape[1] + 2, (37,), generator=torch.Generator().manual_seed(number)).int().cuda()
+            )
+            for ties, largest in (("low", True), ("high", False)):
+                options = {"tie_break": ties, "largest": largest, "nan": ("last", "highest")[number % 2]}
+                right = ksieve.topk(x, lengths, 2048, sorted="index", **options)
+                for layout in LAYOUTS:
+                    for schedule in SCHEDULES:
+                        plan = ranks.plan(
+                            rows=37, width=layout.widths(x.shape[1], world)[rank], k=2048, dtype=dtype, device="cuda",
+                            layout=layout, schedule=schedule, **options,
+                        )  # fmt: skip
+                        shard, places = shard_of(x, plan)
+                        found, counts = ranks.topk(shard, global_lengths=lengths, plan=plan)
+                        wanted, many = held(right, places)
+                        assert torch.equal(found, wanted) and torch.equal(counts, many), (dtype, kind, layout, schedule)
+
+
+def test_global_output_and_pages():
+    spawn("global_output_and_pages")
+
+
+def global_output_and_pages(rank, world):
+    x = whole_rows(7, 9, 30_000, torch.float32, "few values")
+    right = ksieve.topk(x, k=300, sorted="index", tie_break="low")
+    for schedule in SCHEDULES:
+        common = {"rows": 9, "k": 300, "device": "cuda", "schedule": schedule, "layout": ranks.Interleaved(16)}
+        width = ranks.Interleaved(16).widths(x.shape[1], world)[rank]
+        plan = ranks.plan(**common, width=width, output="global")
+        shard, places = shard_of(x, plan)
+        assert torch.equal(ranks.topk(shard, plan=plan), right)
+        plan = ranks.plan(**common, width=width)
+        table = torch.randperm(9 * (-(-width // 16)), device="cuda").int().view(9, -1)
+        found, counts = ranks.topk(shard, plan=plan, page_table=table, page_size=16)
+        local, many = held(right, places)
+        index = torch.full((x.shape[1],), -1, dtype=torch.long, device="cuda")
+        index[places] = torch.arange(width, device="cuda")
+        at = index[local.clamp(min=0).long()]
+        wanted = torch.where(local < 0, -1, table.gather(1, at.clamp(min=0) // 16) * 16 + at % 16)
+        assert torch.equal(found, wanted.int()) and torch.equal(counts, many)
+
+
+def test_a_thousand_replays_of_a_graph():
+    spawn("a_thousand_replays_of_a_graph")
+
+
+def a_thousand_replays_of_a_graph(rank, world):
+    rows, width, k = 16, 20_000, 512
+    for schedule in (ranks.Pairs(), ranks.Samples(16)):
+        plan = ranks.plan(
+            rows=rows, width=ranks.Contiguous().widths(width, world)[rank], k=k, device="cuda", schedule=schedule
+        )
+        x = whole_rows(3, rows, width, torch.float32, "few values")
+        shard, places = shard_of(x, plan)
+        lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            ranks.topk(shard, global_lengths=lengths, plan=plan)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found, counts = ranks.topk(shard, global_lengths=lengths, plan=plan)
+        for replay in range(500):
+            x = whole_rows(replay, rows, width, torch.float32, ("normal", "few values", "not finite")[replay % 3])
+            shard.copy_(x[:, places])
+            lengths.copy_(lengths_of(replay, x))
+            found.fill_(77)
+            graph.replay()
+            wanted, many = held(ksieve.topk(x, lengths, k, sorted="index", tie_break="low"), places)
+            assert torch.equal(found, wanted) and torch.equal(counts, many), replay
+        del graph
