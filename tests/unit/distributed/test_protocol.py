@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sharded import check_simulated, expected
 
 from cases import FAMILIES, scores_of
 from ksieve import Options
@@ -12,6 +11,7 @@ from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pai
 from ksieve.distributed.collectives import AllGather, AllReduce
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
 from ksieve.distributed.simulator import run_together
+from sharded import check_simulated, expected
 
 hypothesis = pytest.importorskip("hypothesis")
 
