@@ -274,8 +274,14 @@ def topk(
     """
     if options:
         arguments.check_names(options)
-    # Asked first: Dynamo, which may trace this function, does not take a search of sys.modules.
-    torch: Any = sys.modules.get("torch")
+    torch: Any = None
+    if type(scores).__module__.partition(".")[0] == "torch":
+        # Dynamo may trace this function. It takes no access to sys.modules: inside of vmap PyTorch 2.11 fails there.
+        import torch as loaded
+
+        torch = loaded
+    else:
+        torch = sys.modules.get("torch")
     if torch is None or not torch.compiler.is_compiling() or not isinstance(scores, torch.Tensor):
         if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *options.values()):
             from ksieve import jax_ops

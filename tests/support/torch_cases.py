@@ -9,14 +9,19 @@ SPECIAL = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.0, -1.0)
 
 
 def numbers(rng, shape, dtype, kind):
-    """Scores of a kind: all different, tied, or half of them NaN, infinite or zero."""
+    """Scores of a kind: all different, tied, or half of them NaN, infinite or zero.
+
+    NaN is positive: where k is the whole row, `torch.topk` on CUDA sorts by bits, and puts a negative NaN, as PyTorch's
+    conversion to bfloat16 makes them, behind -inf.
+    """
     size = int(np.prod(shape))
     whole = rng.permutation(size).astype(np.float32) - size // 2
     if kind == "ties":
         whole = rng.integers(-2, 3, size).astype(np.float32)
     elif kind == "special":
         whole = np.where(rng.random(size) < 0.5, rng.choice(np.float32(SPECIAL), size), whole)
-    return torch.from_numpy(whole.reshape(shape)).to(dtype)
+    x = torch.from_numpy(whole.reshape(shape)).to(dtype)
+    return torch.where(x.isnan(), x.abs(), x)
 
 
 def strided(rng, x):
