@@ -141,6 +141,8 @@ def benchmark_page(results: Path) -> str:
         parts += ["## CPU", *(_cpu_results(_link(path, "../../"), left.pop(path)) for path in cpu)]
     if ranks := take("ranks-*.json"):
         parts += ["## Rows on several ranks", rank_pages.section(ranks)]
+    if frameworks := take("gpu-frameworks.json"):
+        parts += ["## The frameworks' own tests", *(_framework_results(link, of) for link, _, of in frameworks)]
     sanitizers = results / "gpu-sanitizers.json"
     if suites := [path for path in left if path.match("gpu-suite*.json")]:
         parts += ["## The GPU suite", *(_suite_results(_link(path, "../../"), left.pop(path)) for path in suites)]
@@ -179,7 +181,7 @@ def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
     A figure ends with the hash of the file it was drawn from: how it looks may change with the plotting library.
     """
     stale = []
-    for path in sorted(results.glob("gpu-*.json")):
+    for path in sorted([*results.glob("gpu-*.json"), *results.glob("ranks-*.json")]):
         names = benches.names(_payload(path), path.stem)
         mark = f"<!-- drawn from {path.name}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()} -->\n"
         old = [n for n in names if not (at := folder / f"{n}.svg").exists() or not at.read_text("utf-8").endswith(mark)]
@@ -245,6 +247,24 @@ def _suite_results(link: str, payload: dict[str, Any]) -> str:
             f"rows equal to the model's in every column; {tests['passed']} tests passed, "
             f"{tests.get('skipped', 0)} skipped, {tests.get('failed', 0)} failed.",
             *([f"Host time of one call (median): {costs}."] if costs else []),
+        ]
+    )
+
+
+def _framework_results(link: str, payload: dict[str, Any]) -> str:
+    """Table of what became of the frameworks' tests, and how to run them again."""
+    counts = ("passed", "failed", "skipped", "not_applicable")
+    rows = [
+        (file["framework"], file["version"], f"`{file['file']}`", *(f"{file[name]:,}" for name in counts))
+        for file in payload["results"]["files"]
+    ]
+    columns = ("framework", "version", "file", "passed", "failed", "skipped", "not applicable")
+    return "\n\n".join(
+        [
+            f"Run against the adapters; {link} names every test that was skipped or not run, and why:",
+            pages.fenced("text", "scripts/framework_tests.sh fetch\nscripts/framework_tests.sh run"),
+            pages.table(columns, rows),
+            f"{pages.machine(payload)}.",
         ]
     )
 

@@ -276,7 +276,8 @@ def topk(
         arguments.check_names(options)
     torch: Any = None
     if type(scores).__module__.partition(".")[0] == "torch":
-        # Dynamo may trace this function. It takes no access to sys.modules: inside of vmap PyTorch 2.11 fails there.
+        # Dynamo may trace this function, and walks through a table that it reads. Another thread may import meanwhile,
+        # and change sys.modules: PyTorch 2.11 then fails.
         import torch as loaded
 
         torch = loaded

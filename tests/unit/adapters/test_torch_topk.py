@@ -278,3 +278,18 @@ def test_the_package_alone_does_not_import_it():
     program = "import sys, ksieve; print('torch' in sys.modules, hasattr(ksieve, 'torch'))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]
+
+
+class NoModules:
+    @property
+    def modules(self):
+        raise AssertionError("another thread may import meanwhile, and change the table that Dynamo walks through")
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, lambda f: f], ids=["vmap", "plain"])
+def test_what_dynamo_traces_does_not_look_into_the_table_of_modules(transform, monkeypatch):
+    x = torch.randn(3, 4, 50)
+    torch._dynamo.reset()
+    monkeypatch.setattr(ksieve.api, "sys", NoModules())
+    program = torch.compile(transform(lambda x: ksieve.torch.topk(x, 7).values), fullgraph=True, backend="eager")
+    assert torch.equal(program(x), torch.topk(x, 7).values)

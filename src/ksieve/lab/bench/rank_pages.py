@@ -8,6 +8,7 @@ from typing import Any
 from ksieve.lab.bench import pages
 
 _SELECTORS = ("pairs", "planned")
+_ADDED = ("gathered", *_SELECTORS)
 
 
 def section(files: Sequence[tuple[str, str, dict[str, Any]]]) -> str:
@@ -39,25 +40,29 @@ def section(files: Sequence[tuple[str, str, dict[str, Any]]]) -> str:
             "equal digests are equal bytes:"
         )
         parts.append(pages.table(("file", "ranks", "device", "rows", "failed", "digest", "commit"), verified))
-    for link, _, payload in listed:
+    for link, stem, payload in listed:
         results = payload["results"]
         if not results["shapes"]:
             continue
         lines = []
         for case in results["shapes"]:
             own = case["selectors"]
+            times = (f"{own[name]['added_us']:,.0f}" if name in own else "" for name in _ADDED)
             lines.append(
                 [
-                    f"{case['rows']:,} x {case['width']:,}", case["dtype"], f"{own['local']['median_us']:,.0f}",
-                    f"{own['pairs']['added_us']:,.0f}", f"{own['planned']['added_us']:,.0f}",
+                    f"{case['rows']:,} x {case['width']:,}", case["dtype"], f"{own['local']['median_us']:,.0f}", *times,
                     f"{own['planned']['modelled_us']:,.0f}", f"`{own['planned']['schedule']}`",
                 ]
             )  # fmt: skip
         parts.append(
             f"{results['world']} rank(s), k = {payload['settings']['k']:,} ({pages.machine(payload)}); {link}. "
-            "Microseconds of the local selection, and what a gather of pairs and the planner's schedule add to it:"
+            "Microseconds of the local selection, and what is added to it by a gather of pairs as engines write it, by "
+            "the schedule of pairs, and by the planner's:"
         )
-        parts.append(pages.table(("rows", "dtype", "local", "pairs", "planned", "modelled", "schedule"), lines))
+        parts += pages.images(payload, stem)
+        parts.append(
+            pages.table(("rows", "dtype", "local", "gathered", "pairs", "planned", "modelled", "schedule"), lines)
+        )
     commands = dict.fromkeys(pages.command(payload) for *_, payload in listed)
     parts.append(pages.fenced("text", "\n".join(f"torchrun --nproc-per-node N -m {command}" for command in commands)))
     return "\n\n".join(parts)

@@ -41,6 +41,7 @@ WORST_TARGET = 2.5
 ELSEWHERE = {
     "ablation": "ksieve.lab.report.ablation",
     "chain": "ksieve.lab.report.chain",
+    "ranks": "ksieve.lab.report.ranks",
     "replay": "ksieve.lab.report.replay",
 }
 """Modules that draw the other benches' results."""
