@@ -154,12 +154,16 @@ class Link:
     handling_gbs : float
         GB/s at which a rank sorts and counts what it received.
     source : str
+    fixed_us, slot_ns : float
+        What every schedule takes beside: once, and for each slot of the answer, in nanoseconds. They decide nothing.
     """
 
     latency_us: float
     bandwidth_gbs: float
     handling_gbs: float
     source: str
+    fixed_us: float = 0.0
+    slot_ns: float = 0.0
 
     def message_us(self, message: Message, world: int) -> float:
         """Modelled time of one collective."""
@@ -172,7 +176,8 @@ class Link:
     def total_us(self, schedule: Schedule, shape: Shape, output: Output = "owned") -> float:
         """Modelled time of a call, without the local selection."""
         sent = sum(self.message_us(message, shape.world) for message in messages(schedule, shape, output))
-        return sent + schedule.handled(shape) / (self.handling_gbs * 1e3)
+        beside = self.fixed_us + self.slot_ns * 1e-3 * shape.rows * shape.k
+        return sent + schedule.handled(shape) / (self.handling_gbs * 1e3) + beside
 
 
 LINKS = {
@@ -180,9 +185,19 @@ LINKS = {
         6.4,
         250,
         750,
-        "two H100 over NVLink, NCCL in a graph: counts of 64 rows 6.4 us, pairs of 8,192 rows 550 us",
+        "two H100 over NVLink, NCCL in a graph: counts of 64 rows 6.4 us, pairs of 8,192 rows 550 us; "
+        "fixed_us and slot_ns: benchmarks/results/ranks-cuda-2.json",
+        fixed_us=50,
+        slot_ns=0.071,
     ),
-    "network": Link(20, 45, 750, "an assumption, not measured: one 400 Gb/s adapter for each GPU"),
+    "network": Link(
+        20,
+        45,
+        750,
+        "an assumption, not measured: one 400 Gb/s adapter for each GPU; fixed_us and slot_ns as over NVLink",
+        fixed_us=50,
+        slot_ns=0.071,
+    ),
     "gloo": Link(1600, 0.8, 2.0, "two processes over gloo, which share two cores: 16 counts 1.6 ms, 8 MiB 11.6 ms"),
 }
 """Known links by name."""
