@@ -24,6 +24,7 @@ import torch
 
 import ksieve
 import oracle
+import rank_cases
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
@@ -174,6 +175,14 @@ def read_plainly() -> int:
     return len(kernels)
 
 
+def rank_kernels(*, compile_only: bool = False) -> int:
+    """The kernels between the collectives of `ksieve.distributed`; every rank on this GPU."""
+    if compile_only:
+        return rank_cases.check_kernels("by one", rank_cases.SCHEDULES[1], "normal", runner.DEVICE)
+    cases = itertools.product(rank_cases.LAYOUTS, rank_cases.SCHEDULES, rank_cases.KINDS)
+    return sum(rank_cases.check_kernels(*case, runner.DEVICE) for case in cases)
+
+
 def record_log(log: Path, folder: Path) -> int:
     """Write what each sanitizer's own summary line says; returns how many tools found something or said nothing."""
     found = re.findall(
@@ -200,10 +209,13 @@ def main() -> int:
         count = precompile([*((plan, stats) for _, plan, stats in wanted), *more, *((plan, False) for plan, _ in more)])
         print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     if "--compile" in sys.argv:
+        if not runner.DRY:
+            rank_kernels(compile_only=True)
         return 0
     if not runner.DRY:
         print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
         print(f"{read_plainly()} plain reads")
+        print(f"{rank_kernels()} answers of ranks")
     failures, last = 0, ""
     begin = time.perf_counter()
     for name, plan, stats in wanted:

@@ -9,12 +9,11 @@ import torch
 
 import ksieve
 import ksieve.distributed as ranks
+import rank_cases
 from gpu import runner
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(runner.HOST or torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 LAYOUTS = (ranks.Contiguous(), ranks.Interleaved(1), ranks.Interleaved(64))
 SCHEDULES = (None, ranks.Pairs(), ranks.Samples(8), ranks.Samples(32), ranks.Digits(8))
@@ -64,6 +63,14 @@ def held(whole, places, sentinel=-1):
     return torch.where(kept == 1 << 30, sentinel, kept), mine.sum(1).int()
 
 
+@pytest.mark.parametrize("schedule", rank_cases.SCHEDULES, ids=str)
+@pytest.mark.parametrize("layout", rank_cases.LAYOUTS)
+def test_kernels_equal_the_operations_on_one_gpu(layout, schedule):
+    for kind in rank_cases.KINDS:
+        assert rank_cases.check_kernels(layout, schedule, kind, "cuda")
+
+
+@several
 def test_every_layout_and_schedule():
     spawn("every_layout_and_schedule")
 
@@ -90,6 +97,7 @@ def every_layout_and_schedule(rank, world):
                         assert torch.equal(found, wanted) and torch.equal(counts, many), (dtype, kind, layout, schedule)
 
 
+@several
 def test_global_output_and_pages():
     spawn("global_output_and_pages")
 
@@ -114,6 +122,7 @@ def global_output_and_pages(rank, world):
         assert torch.equal(found, wanted.int()) and torch.equal(counts, many)
 
 
+@several
 def test_a_thousand_replays_of_a_graph():
     spawn("a_thousand_replays_of_a_graph")
 

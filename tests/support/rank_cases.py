@@ -1,0 +1,114 @@
+"""Ranks without a process group: the kernels of `ksieve.distributed` beside the protocol's operations, in lock step."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import ksieve.distributed as ranks
+from ksieve.core.options import Options
+from ksieve.distributed import fused
+from ksieve.distributed.collectives import NOTHING, AllGather, TorchOps
+from ksieve.distributed.plans import ShardPlan
+from ksieve.distributed.protocol import agree
+from ksieve.distributed.ranks import ordered_keys
+from ksieve.distributed.schedules import LINKS, Pairs, Samples, Shape
+
+KINDS = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "few values": lambda rng, shape: rng.integers(-2, 3, shape),
+    "one value": lambda rng, shape: np.zeros(shape),
+    "not finite": lambda rng, shape: rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], shape),
+}
+SCHEDULES = (Pairs(), Samples(4), Samples(32))
+LAYOUTS = {
+    "uneven": (ranks.Contiguous(), (700, 0, 301)),
+    "by one": (ranks.Interleaved(1), (500, 500)),
+    "by 64": (ranks.Interleaved(64), (320, 320, 256, 256)),
+    "alone": (ranks.Contiguous(), (900,)),
+}
+ROWS = 5
+
+
+def together(steps: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
+    """Run the generators of all ranks, one collective after another, on tensors of one device."""
+    ended: list[Any] = [None] * len(steps)
+    answers: list[Any] = [None] * len(steps)
+    while True:
+        asked: list[Any] = []
+        for rank, each in enumerate(steps):
+            try:
+                asked.append(each.send(answers[rank]))
+            except StopIteration as stop:
+                ended[rank] = stop.value
+        if not asked:
+            return ended
+        assert len(asked) == len(steps) and len({(type(ask), ask.array.shape) for ask in asked}) == 1
+        stacked = torch.stack([ask.array for ask in asked])
+        combined = stacked if isinstance(asked[0], AllGather) else stacked.sum(0)
+        answers = [combined.clone() for _ in steps]
+
+
+def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu") -> int:
+    """Compare positions and counts of every rank, for several k, dtypes, rankings and tie-breaks; returns how many."""
+    layout, widths = LAYOUTS[layout_name]
+    rng = np.random.default_rng([len(widths), getattr(schedule, "step", 0), list(KINDS).index(kind)])
+    cases = 0
+    for number, (k, dtype) in enumerate(((130, torch.float32), (300, torch.bfloat16), (1, torch.float16))):
+        if getattr(schedule, "step", 1) > k:
+            continue
+        ties = ("low", "high")[number % 2]
+        options = Options(largest=number != 1, nan=("last", "highest")[number == 2], tie_break=ties)
+        bits = 32 if dtype is torch.float32 else 16
+        contiguous = isinstance(layout, ranks.Contiguous)
+        shape = Shape(ROWS, k, len(widths), layout.extent(widths), bits, contiguous, number % 2 == 1)
+        ks = None if number else torch.from_numpy(rng.integers(-1, k + 3, ROWS)).to(device)
+        wanted = torch.full((ROWS,), k, device=device) if ks is None else ks.clamp(0, k)
+        ours, theirs = [], []
+        for rank, width in enumerate(widths):
+            base = ("row", "shard")[number % 2]
+            plan = ShardPlan(
+                rank, widths, layout, shape, str(dtype)[6:], "cuda", options, "owned", base, schedule, LINKS["nvlink"]
+            )  # fmt: skip
+            assert fused.covers(plan)
+            values = torch.from_numpy(KINDS[kind](rng, (ROWS, width)).astype(np.float32)).to(dtype)
+            ids, scores, mixed, of_mixed = (x.to(device) for x in _local_best(plan, values, np.arange(width), rng))
+            ours.append(fused.select(plan, mixed, of_mixed, ks, base == "shard"))
+            theirs.append(_by_operations(plan, ids, scores, wanted))
+        for found, right in zip(together(ours), together(theirs), strict=True):
+            assert torch.equal(found[1], right[1])
+            assert torch.equal(found[0], right[0])
+            cases += 1
+    return cases
+
+
+def _local_best(plan: ShardPlan, values: torch.Tensor, ids: Any, rng: np.random.Generator) -> tuple[torch.Tensor, ...]:
+    """A rank's k best of its scores as `ksieve.topk` gives them, in order, and in another order."""
+    k = plan.shape.k
+    positions = plan.layout.positions(ids, plan.rank, plan.widths)
+    order = plan.shape.extent - 1 - positions if plan.shape.high_first else positions
+    keys = ordered_keys(values, plan.options.ranking).numpy()
+    best = np.argsort(keys << plan.shape.position_bits | order, axis=1)[:, :k]
+    kept = np.full((len(keys), k), -1, np.int32)
+    kept[:, : best.shape[1]] = best
+    scores = torch.zeros(kept.shape, dtype=values.dtype)
+    if best.shape[1]:
+        scores[:, : best.shape[1]] = torch.gather(values, 1, torch.from_numpy(best))
+    shuffled = rng.permuted(np.tile(np.arange(k), (len(keys), 1)), axis=1)
+    mixed = torch.from_numpy(np.take_along_axis(kept, shuffled, 1))
+    return torch.from_numpy(kept), scores, mixed.contiguous(), torch.gather(scores, 1, torch.from_numpy(shuffled))
+
+
+def _by_operations(plan: ShardPlan, ids: Any, values: Any, ks: Any) -> Generator[Any, Any, Any]:
+    positions = plan.layout.positions(ids.clamp(min=0).long(), plan.rank, plan.widths)
+    order = plan.shape.extent - 1 - positions if plan.shape.high_first else positions
+    keys = ordered_keys(values, plan.options.ranking)
+    best = torch.where(ids < 0, NOTHING, (keys << plan.shape.position_bits) | order)
+    agreed = yield from agree(plan.schedule, TorchOps(ids.device), plan.shape, plan.rank, best, ks)
+    held = torch.arange(plan.shape.k, device=ids.device)[None] < agreed.count[:, None]
+    of_shard = plan.index_base == "shard"
+    found = torch.where(held, ids.long() if of_shard else positions, 1 << 40).sort(1).values
+    return torch.where(found == 1 << 40, -1, found).int(), agreed.count.int()
