@@ -1,6 +1,11 @@
-"""Call signatures of serving frameworks over `ksieve.topk`: change an import, keep the call.
+"""Call signatures of serving frameworks over `ksieve.topk`, and a switch that puts them into a running engine.
 
 `ksieve.adapters.vllm`, `ksieve.adapters.sglang` and `ksieve.adapters.flashinfer` hold functions with the names,
-keywords, in-place outputs and results of the framework's own. None of them imports its framework. They take PyTorch
-tensors, on CUDA or on the CPU. docs/guide/integrations.md says which line to change in which framework.
+keywords, in-place outputs and results of the framework's own, and `install` and `uninstall`, which replace the
+framework's operators by them. ``KSIEVE_VLLM=1`` and ``KSIEVE_SGLANG=1`` do that in every process of the engine.
+They take PyTorch tensors, on CUDA or on the CPU. docs/guide/integrations.md says what changes in which framework.
 """
+
+from ksieve.adapters._tally import Calls, Report, Verified, report
+
+__all__ = ["Calls", "Report", "Verified", "report"]

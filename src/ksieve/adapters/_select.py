@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
 
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 
 _TIE_BREAKS = (None, "low", "high")
 """`tie_break` of FlashInfer's numbers 0 (none), 1 (smaller indices) and 2 (larger indices)."""
+
+observer: Callable[[Any, Any, Any, dict[str, Any]], None] | None = None
+"""Sees every selection while an engine's operators are replaced (`ksieve.adapters._tally`)."""
+
+
+class Declined(Exception):  # noqa: N818 - no error
+    """Raised by an adapter whose call is the engine's to serve, because its user named a kernel of the engine."""
 
 
 def select(names: Mapping[str, str], scores: Any, lengths: Any = None, k: Any = None, **options: Any) -> Any:
@@ -21,6 +30,8 @@ def select(names: Mapping[str, str], scores: Any, lengths: Any = None, k: Any = 
         Maps argument names of `ksieve.topk` to those of the framework's function.
     """
     try:
+        if observer is not None and not torch.compiler.is_compiling():
+            observer(scores, lengths, k, options)
         return api.topk(scores, lengths, k, **options)
     except ArgumentError as error:
         if error.argument not in names:

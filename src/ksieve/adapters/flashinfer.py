@@ -11,10 +11,19 @@ from typing import Any
 
 import torch
 
+from ksieve.adapters import _switch
 from ksieve.adapters._select import require, select, tie_break_of
 from ksieve.core.errors import ArgumentError
 
-__all__ = ["top_k", "top_k_page_table_transform", "top_k_ragged_transform", "top_k_varlen", "topk"]
+__all__ = [
+    "install",
+    "top_k",
+    "top_k_page_table_transform",
+    "top_k_ragged_transform",
+    "top_k_varlen",
+    "topk",
+    "uninstall",
+]
 
 _NAMES = {
     "scores": "input",
@@ -23,6 +32,38 @@ _NAMES = {
     "row_to_request": "row_to_batch",
 } | {"raw_out": "out_raw_indices"}
 _VARLEN = {"scores": "logits", "lengths": "seq_lens", "k": "top_k", "out": "out_indices", "values_out": "out_values"}
+
+
+def install(verify: float | None = None) -> tuple[str, ...]:
+    """Replace FlashInfer's operators by those of this module, in this process, until `uninstall`.
+
+    Modules that are not imported yet are waited for. FlashInfer's own operators serve the calls that ksieve refuses,
+    and those through a function that was kept beyond `uninstall`. A second call changes `verify` alone.
+
+    Parameters
+    ----------
+    verify : float, optional
+        Share of the calls, from 0 to 1, that are compared with FlashInfer's own operator and judged by `ksieve.verify`.
+        Default: ``KSIEVE_VERIFY``, or none.
+
+    Returns
+    -------
+    tuple of str
+        Names of the operators that are replaced now.
+
+    Raises
+    ------
+    BackendError
+        FlashInfer is not installed, or an operator has a signature that this module does not know; nothing is replaced.
+    ArgumentError
+        `verify`, or ``KSIEVE_VERIFY``, is no share.
+    """
+    return _switch.install("flashinfer", verify)
+
+
+def uninstall() -> None:
+    """Put FlashInfer's operators back exactly as they were; without `install` it does nothing."""
+    _switch.uninstall("flashinfer")
 
 
 def top_k(

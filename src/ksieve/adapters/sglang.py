@@ -13,16 +13,19 @@ from typing import Any
 
 import torch
 
+from ksieve.adapters import _switch
 from ksieve.adapters._select import require, select
 
 __all__ = [
     "fast_topk_transform_fused",
     "fast_topk_transform_ragged_fused",
     "fast_topk_v2",
+    "install",
     "plan_topk_v2",
     "topk",
     "topk_transform_paged_v2",
     "topk_transform_ragged_v2",
+    "uninstall",
 ]
 
 _FAST = {"scores": "score", "k": "topk", "starts": "row_starts", "page_table": "page_table_size_1"} | {
@@ -35,6 +38,41 @@ _RAGGED = {"lengths": "seq_lens", "offsets": "out_offsets", "out": "out_indices"
 _DEEPSELECT = {"scores": "input", "k": "topk", "starts": "begin", "ends": "end", "lengths": "end"} | {
     "out": "output_idx", "offsets": "output_idx_offset", "index_dtype": "indices_type"
 }  # fmt: skip
+
+
+def install(verify: float | None = None) -> tuple[str, ...]:
+    """Replace SGLang's operators by those of this module, in this process, until `uninstall`.
+
+    Modules that are not imported yet are waited for. SGLang's own operators serve the calls that ksieve refuses, and
+    those through a function that was kept beyond `uninstall`. A second call changes `verify` alone.
+
+    ``plan_topk_v2`` stays SGLang's, because kernels that are not replaced read its plan. ``--dsa-topk-backend torch``
+    stays PyTorch.
+
+    Parameters
+    ----------
+    verify : float, optional
+        Share of the calls, from 0 to 1, that are compared with SGLang's own operator and judged by `ksieve.verify`.
+        Default: ``KSIEVE_VERIFY``, or none.
+
+    Returns
+    -------
+    tuple of str
+        Names of the operators that are replaced now.
+
+    Raises
+    ------
+    BackendError
+        SGLang is not installed, or an operator has a signature that this module does not know; nothing is replaced.
+    ArgumentError
+        `verify`, or ``KSIEVE_VERIFY``, is no share.
+    """
+    return _switch.install("sglang", verify)
+
+
+def uninstall() -> None:
+    """Put SGLang's operators back exactly as they were; without `install` it does nothing."""
+    _switch.uninstall("sglang")
 
 
 def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) -> Any:

@@ -10,14 +10,57 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.adapters._select import first, select
+from ksieve.adapters import _switch
+from ksieve.adapters._select import Declined, first, select
 from ksieve.core.errors import ArgumentError
 
-__all__ = ["cooperative_topk", "persistent_topk", "top_k_per_row_decode", "top_k_per_row_prefill"]
+__all__ = [
+    "cooperative_topk",
+    "install",
+    "persistent_topk",
+    "top_k_per_row_decode",
+    "top_k_per_row_prefill",
+    "uninstall",
+]
 
 _PREFILL = {"scores": "logits", "starts": "rowStarts", "ends": "rowEnds", "out": "indices", "k": "topK"}
 _DECODE = {"scores": "logits", "lengths": "seq_lens", "out": "indices", "k": "topK"}
 _FLAT = {"scores": "logits", "out": "output"}
+
+
+def install(verify: float | None = None) -> tuple[str, ...]:
+    """Replace vLLM's operators by those of this module, in this process, until `uninstall`.
+
+    Modules that are not imported yet are waited for. vLLM's own operators serve the calls that ksieve refuses, and
+    those through a function that was kept beyond `uninstall`. A second call changes `verify` alone.
+
+    vLLM's own option ``--sparse-indexer-topk-backend`` still chooses: ``auto``, its default, is ksieve, and a backend
+    that is named stays vLLM's own.
+
+    Parameters
+    ----------
+    verify : float, optional
+        Share of the calls, from 0 to 1, that are compared with vLLM's own operator and judged by `ksieve.verify`.
+        Default: ``KSIEVE_VERIFY``, or none.
+
+    Returns
+    -------
+    tuple of str
+        Names of the operators that are replaced now.
+
+    Raises
+    ------
+    BackendError
+        vLLM is not installed, or an operator has a signature that this module does not know; nothing is replaced.
+    ArgumentError
+        `verify`, or ``KSIEVE_VERIFY``, is no share.
+    """
+    return _switch.install("vllm", verify)
+
+
+def uninstall() -> None:
+    """Put vLLM's operators back exactly as they were; without `install` it does nothing."""
+    _switch.uninstall("vllm")
 
 
 def top_k_per_row_prefill(
@@ -119,6 +162,16 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
 def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
     """Do the same as `persistent_topk`, under the name of vLLM's cluster kernel; any number of rows."""
     persistent_topk(logits, lengths, output, workspace, k, max_seq_len)
+
+
+def _sparse_indexer_topk(
+    self: Any, logits: Any, seq_lens: Any, next_n: int, topk_indices: Any, topk_tokens: int, max_seq_len: int
+) -> None:
+    """``SparseIndexerTopk.forward`` of vLLM: its decode step, where the user has not named a kernel of vLLM."""
+    if self._backend != "auto":
+        raise Declined
+    rows, (stride0, stride1) = logits.shape[0], logits.stride()
+    top_k_per_row_decode(logits, next_n, seq_lens, topk_indices, rows, stride0, stride1, topk_tokens)
 
 
 def _operands(logits: Any, indices: Any, rows: int, stride0: int, stride1: int, k: int) -> tuple[Any, Any]:

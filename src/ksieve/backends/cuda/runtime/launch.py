@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+import time
 from collections.abc import Sequence
 
-from ksieve.backends.cuda.jit import cache
+from ksieve.backends.cuda.jit import cache, stalls
 from ksieve.backends.cuda.jit.compile import Sources
 from ksieve.backends.cuda.jit.spec import CLUSTER_STEM, KernelSpec, cooperative, extended, kernel_spec, overlaps
 from ksieve.backends.cuda.runtime import driver as cuda_driver
@@ -75,7 +76,9 @@ def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sourc
         raise BackendError(f"a kernel has to be compiled or loaded while a stream is being captured: {WARM_UP}")
     with _loading:
         if (index, spec) not in _functions:
-            cubin, _ = cache.obtain(spec, sources)
+            start = time.perf_counter()
+            cubin, compiled = cache.obtain(spec, sources)
+            stalls.add(compiled, time.perf_counter() - start)
             _functions[index, spec] = driver.load(
                 cubin.code, spec.entry, spec.shared_bytes, clusters=spec.stem == CLUSTER_STEM
             )

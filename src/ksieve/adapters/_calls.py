@@ -1,0 +1,103 @@
+"""A replaced operator's call: ksieve serves it, the engine's own does where ksieve refuses, and a share is compared."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ksieve.adapters import _verify
+from ksieve.adapters._operators import Operator
+from ksieve.adapters._select import Declined
+from ksieve.adapters._tally import TALLY
+from ksieve.core.errors import ArgumentError, KsieveError
+
+SHARE = "KSIEVE_VERIFY"
+
+_log = logging.getLogger("ksieve.adapters")
+_said: set[str] = set()
+_random = random.Random()
+_thread = threading.local()
+share = 0.0
+"""Share of the calls that are compared; set by `ksieve.adapters._switch`."""
+
+
+def share_of(given: float | None) -> float:
+    """Return the share of calls to compare: an argument, or that of the environment.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    text: Any = os.environ.get(SHARE, "") or 0 if given is None else given
+    with contextlib.suppress(ValueError, TypeError):
+        if 0 <= (value := float(text)) <= 1:
+            return value
+    raise ArgumentError(SHARE if given is None else "verify", repr(text), "a share of calls, from 0 to 1")
+
+
+@contextlib.contextmanager
+def engine_s_own() -> Iterator[None]:
+    """Inside, calls of this thread reach the engine's own operators."""
+    before = getattr(_thread, "own", False)
+    _thread.own = True
+    try:
+        yield
+    finally:
+        _thread.own = before
+
+
+class Replacement:
+    """The function in an operator's place; after `uninstall` a reference kept elsewhere calls the engine's own."""
+
+    def __init__(self, operator: Operator, own: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self.operator, self.own, self.function, self.on = operator, own, function, True
+        # Methods are looked up in classes, so that what takes a function's place has to be one.
+        self.call = self._function()
+
+    def _function(self) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return self.function(*args, **kwargs)
+            if not self.on or getattr(_thread, "own", False):
+                return self.own(*args, **kwargs)
+            return self._serve(args, kwargs)
+
+        if hasattr(self.own, "default"):
+            # An operator of torch.ops, and its one overload.
+            call.__name__ = call.__qualname__ = self.operator.attribute
+            call.default = call  # type: ignore[attr-defined]
+            return call
+        return functools.wraps(self.own)(call)
+
+    def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        running = TALLY.running
+        running.operator, running.asked = self.operator.name, None
+        try:
+            result = self.function(*args, **kwargs)
+        except Declined:
+            return self._by_engine(args, kwargs)
+        except KsieveError as error:
+            TALLY.fallbacks[self.operator.name] += 1
+            if self.operator.name not in _said:
+                _said.add(self.operator.name)
+                _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", self.operator.name, error)
+            return self._by_engine(args, kwargs)
+        finally:
+            running.operator = None
+        if share and _random.random() < share and running.asked is not None:
+            with engine_s_own():
+                _verify.compare(self.operator, self.own, args, kwargs, result, running.asked)
+        running.asked = None
+        return result
+
+    def _by_engine(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with engine_s_own():
+            return self.own(*args, **kwargs)

@@ -1,0 +1,198 @@
+"""Replacing an engine's operators, and putting everything back.
+
+An operator is an attribute: of a module, of a namespace of ``torch.ops``, or of a class. `install` sets another
+function there, and in every module of the engine that holds the same object under any name. Modules that are not yet
+imported are never imported here (some start CUDA): a finder on ``sys.meta_path`` waits for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ksieve._version import __version__
+from ksieve.adapters import _calls, _select, _signatures
+from ksieve.adapters._operators import HOMES, OPERATORS, Operator
+from ksieve.adapters._tally import TALLY, announce
+from ksieve.core.errors import BackendError
+
+_log = logging.getLogger("ksieve.adapters")
+_lock = threading.RLock()
+_installed: dict[str, tuple[Operator, ...]] = {}
+_replaced: dict[str, _Place] = {}
+
+
+class _Place:
+    """Where an operator was replaced."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator, self.owner = operator, _signatures.owner_of(operator)
+        self.direct = operator.attribute in vars(self.owner)  # otherwise inherited, or made by a module's __getattr__
+        own = getattr(self.owner, operator.attribute)
+        module, _, name = operator.adapter.partition(".")
+        function = getattr(importlib.import_module(f"ksieve.adapters.{module}"), name)
+        self.replacement = _calls.Replacement(operator, own, function)
+        setattr(self.owner, operator.attribute, self.replacement.call)
+
+    def restore(self) -> None:
+        self.replacement.on = False
+        if self.direct:
+            setattr(self.owner, self.operator.attribute, self.replacement.own)
+        else:
+            delattr(self.owner, self.operator.attribute)
+
+
+def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
+    """Replace the operators of an engine that are imported, and the others when they are.
+
+    Returns
+    -------
+    tuple of str
+        Names of the engine's operators that are replaced now.
+
+    Raises
+    ------
+    BackendError
+        The engine is not installed, or an operator has another signature; nothing is replaced then.
+    ArgumentError
+    """
+    with _lock:
+        share = _calls.share_of(verify)
+        operators = OPERATORS[engine]
+        if engine not in _installed:
+            if not any(map(_exists, HOMES[engine])):
+                raise BackendError(f"{engine} is not installed: there is nothing to replace")
+            _replace(engine, [operator for operator in operators if _signatures.imported(operator)])
+            _installed[engine] = operators
+            _FINDER.watch()
+            waiting = {operator.source for operator in operators if not _signatures.imported(operator)}
+            later = sorted(name for name in waiting if _exists(name.partition(".")[0]))
+            announce(
+                "ksieve %s replaces in %s: %s%s%s", __version__, engine, ", ".join(_names(engine)) or "nothing yet",
+                f"; when they are imported, those of {', '.join(later)}" if later else "",
+                f"; {share:g} of the calls are compared with the engine's own" if share else "",
+            )  # fmt: skip
+        _calls.share = share
+        return _names(engine)
+
+
+def uninstall(engine: str) -> None:
+    """Put back what `install` replaced, except what another installed engine shares; does nothing if it is off."""
+    with _lock:
+        if _installed.pop(engine, None) is None:
+            return
+        kept = {operator.name for operators in _installed.values() for operator in operators}
+        ended = [_replaced.pop(name) for name in list(_replaced) if name not in kept]
+        _rename({id(place.replacement.call): place.replacement.own for place in ended})
+        for place in ended:
+            place.restore()
+        if not _replaced:
+            _select.observer = None
+        _FINDER.watch()
+
+
+def _names(engine: str) -> tuple[str, ...]:
+    return tuple(operator.name for operator in OPERATORS[engine] if operator.name in _replaced)
+
+
+def _exists(package: str) -> bool:
+    if package in sys.modules:
+        return True
+    return importlib.util.find_spec(package) is not None
+
+
+def _replace(engine: str, operators: Sequence[Operator]) -> None:
+    fresh = [operator for operator in operators if operator.name not in _replaced]
+    findings = [_signatures.finding(operator) for operator in fresh]
+    if (refused := _signatures.refused(engine, findings)) is not None:
+        raise BackendError(refused)
+    places = [_Place(o) for o, found in zip(fresh, findings, strict=True) if found.found is not None]
+    _select.observer = TALLY.see if places or _replaced else None
+    _replaced.update({place.operator.name: place for place in places})
+    _rename({id(place.replacement.own): place.replacement.call for place in places})
+
+
+def _rename(objects: dict[int, Any]) -> None:
+    """Put other objects in place of some in all modules of the engines."""
+    if not objects:
+        return
+    packages = {package for packages in HOMES.values() for package in packages}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in packages and isinstance(module, ModuleType):
+            for key, value in list(vars(module).items()):
+                if id(value) in objects:
+                    setattr(module, key, objects[id(value)])
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Waits for modules that bring operators."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+
+    def watch(self) -> None:
+        """Wait for the modules of the installed engines; without any this finder is not asked."""
+        waiting = {o.source for operators in _installed.values() for o in operators if not _signatures.imported(o)}
+        self.modules = waiting
+        if waiting and self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        elif not waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self.modules:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None
+            if finder is not self and find is not None:
+                spec = find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module as its own loader does, then replaces the operators that it brings."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self.own.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.own
+        module.__loader__ = self.own
+        self.own.exec_module(module)
+        _loaded(module.__name__)
+
+
+def _loaded(name: str) -> None:
+    with _lock:
+        for engine, operators in list(_installed.items()):
+            try:
+                _replace(engine, [operator for operator in operators if operator.source == name])
+            except Exception as error:  # the import of an engine's module never fails for this
+                _log.error("%s", error)
+        _FINDER.watch()
+
+
+_FINDER = _Finder()

@@ -1,0 +1,181 @@
+"""Comparison of a served call with the engine's own operator, judged by `ksieve.verify`."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ksieve import api
+from ksieve.adapters._operators import Operator
+from ksieve.adapters._signatures import names_of
+from ksieve.adapters._tally import TALLY
+from ksieve.captures.writer import CaptureWriter
+from ksieve.checking.verify import verify
+from ksieve.core.options import Options
+from ksieve.core.windows import windows
+
+_WINDOW = ("starts", "ends", "index_base", "next_n")
+_JUDGED = (*_WINDOW, "largest", "nan", "sorted", "tie_break")
+_OUTPUTS = ("out", "raw_out", "values_out", "return_values", "return_raw")
+
+_log = logging.getLogger("ksieve.adapters")
+_said: set[str] = set()
+
+
+def compare(
+    operator: Operator,
+    own: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    result: Any,
+    asked: tuple[Any, Any, int, dict[str, Any]],
+) -> None:
+    """Compare one answer with the engine's and count its rows; never raises.
+
+    Parameters
+    ----------
+    own : callable
+        The engine's operator, which gets copies of the arguments that it writes to.
+    args, kwargs, result
+        The served call, and what it returned.
+    asked : tuple
+        Scores, lengths, k and options of its selection.
+    """
+    try:
+        if asked[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            TALLY.verify(captured=1)
+            return
+        _compare(operator, own, args, kwargs, result, asked)
+    except Exception as error:  # an engine's operator may raise anything, and the request has been served
+        TALLY.verify(failed=1)
+        _once("failed", f"{operator.name} could not be compared with the engine's own: {error!r}")
+
+
+def _once(what: str, text: str) -> None:
+    if what not in _said:
+        _said.add(what)
+        _log.warning("%s", text)
+
+
+def _compare(
+    operator: Operator,
+    own: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    result: Any,
+    asked: tuple[Any, Any, int, dict[str, Any]],
+) -> None:
+    scores, lengths, k, options = asked
+    rows, names = scores.shape[0], names_of(operator.signatures[0])
+    bound = {**dict(zip(names, args, strict=False)), **kwargs}
+    fill = -1 if operator.fill is None else bound.get(*operator.fill)
+
+    def copied(name: str, value: Any) -> Any:
+        return value.clone() if name in operator.writes and value is not None else value
+
+    arguments = [copied(name, value) for name, value in zip(names, args, strict=False)]
+    keywords = {name: copied(name, value) for name, value in kwargs.items()}
+    returned = own(*arguments, **keywords)
+    written = {**dict(zip(names, arguments, strict=False)), **keywords}
+    ours, theirs = _answer(operator, bound, result)[:rows, :k], _answer(operator, written, returned)[:rows, :k]
+
+    mapped = "page_table" in options or "offsets" in options
+    differs = _differ(ours, theirs)
+    if mapped:
+        # What was served cannot be mapped back: the same selection again, with the positions before the mapping.
+        again = {name: value for name, value in options.items() if name not in _OUTPUTS}
+        served, positions = api.topk(scores, lengths, k, return_raw=True, **again)
+        other = _differ(_unfilled(ours, fill), served)
+    else:
+        positions, other = ours, torch.zeros_like(differs)
+    judged = {name: options[name] for name in _JUDGED if name in options}
+    sentinel = -1 if mapped else fill
+    verdict = verify(scores, lengths, positions, k=k, sentinel=sentinel, **judged)
+    wrong = _mask(verdict, differs)
+    if mapped:
+        exact_ties = _tied(asked, positions, differs | other)
+        wrong |= other & ~exact_ties
+        engine = differs & ~exact_ties & ~wrong
+    else:
+        engine = _mask(verify(scores, lengths, theirs, k=k, sentinel=fill, **judged), differs) & differs
+    count = {
+        "calls": 1,
+        "rows": rows,
+        "equal": int((~differs & ~wrong).sum()),
+        "tied": int((differs & ~engine & ~wrong).sum()),
+        "engine_wrong": int((engine & ~wrong).sum()),
+        "ksieve_wrong": int(wrong.sum()),
+    }
+    TALLY.verify(**count)
+    for who, mask in (("ksieve", wrong), ("the engine", engine & ~wrong)):
+        if mask.any() and who not in _said:
+            row = int(mask.nonzero()[0, 0])
+            path = _capture(operator, asked, row)
+            found, expected = set(ours[row].tolist()), set(theirs[row].tolist())
+            only = f"only ksieve: {sorted(found - expected)[:8]}, only the engine: {sorted(expected - found)[:8]}"
+            _once(
+                who,
+                f"{operator.name}: the answer of {who} is not exact in {int(mask.sum())} of {rows} rows, first in row "
+                f"{row} ({only}); its scores are in {path}",
+            )
+
+
+def _answer(operator: Operator, arguments: Mapping[str, Any], returned: Any) -> Any:
+    if isinstance(operator.answer, str):
+        return arguments[operator.answer]
+    return returned if operator.answer is None else returned[operator.answer]
+
+
+def _differ(a: Any, b: Any) -> Any:
+    """Rows whose slots hold different numbers, in any order."""
+    return (a.long().sort(1).values != b.long().sort(1).values).any(1)
+
+
+def _unfilled(slots: Any, fill: int) -> Any:
+    return slots if fill == -1 else slots.masked_fill(slots == fill, -1)
+
+
+def _mask(verdict: Any, like: Any) -> Any:
+    return torch.from_numpy(np.asarray(verdict.reasons != 0)).to(like.device)
+
+
+def _tied(asked: tuple[Any, Any, int, dict[str, Any]], positions: Any, rows: Any) -> Any:
+    """Of the given rows, those with another exact answer: `ksieve.verify` counts them one row at a time."""
+    scores, lengths, k, options = asked
+    tied = torch.zeros_like(rows)
+    judged = {name: options[name] for name in ("index_base", "largest", "nan") if name in options}
+    for row in rows.nonzero()[:, 0].tolist():
+        part = slice(row, row + 1)
+        vectors = {name: options[name][part] for name in ("starts", "ends") if name in options}
+        length = None if lengths is None else lengths[part]
+        tied[row] = verify(scores[part], length, positions[part], k=k, **judged, **vectors).tied_rows == 1
+    return tied
+
+
+def _capture(operator: Operator, asked: tuple[Any, Any, int, dict[str, Any]], row: int) -> Path:
+    """Write the window of a row to a capture in a folder of its own."""
+    scores, lengths, k, options = asked
+    bounds = options.get("ends", lengths)
+    kind: Any = "ends" if "ends" in options else "lengths"
+    begin, length = windows(
+        Options(windows=kind, next_n=options.get("next_n", 1)), scores.shape[0], scores.shape[1],
+        lengths=_host(bounds), starts=_host(options.get("starts")),
+    )  # fmt: skip
+    valid = scores[row, int(begin[row]) : int(begin[row] + length[row])].float().cpu().numpy()
+    path = Path(tempfile.mkdtemp(prefix="ksieve-"), "difference.safetensors")
+    with CaptureWriter(
+        path, 1, max(valid.size, 1), dtype="float32", k=k, metadata={"operator": operator.name}
+    ) as writer:
+        padded = valid if valid.size else np.zeros(1, np.float32)
+        writer.write(padded[None], np.array([valid.size], np.int32))
+    return path
+
+
+def _host(vector: Any) -> Any:
+    return None if vector is None else vector.cpu().numpy()

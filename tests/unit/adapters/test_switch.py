@@ -1,0 +1,395 @@
+"""Engines switched on from outside: their operators replaced, served, compared and put back. The engines are fakes."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import adapter_calls as cases  # noqa: E402
+import ksieve  # noqa: E402
+from ksieve import adapters  # noqa: E402
+from ksieve.adapters import _calls, _select, _verify, flashinfer, sglang, vllm  # noqa: E402
+from ksieve.adapters._operators import HOMES, OPERATORS  # noqa: E402
+from ksieve.adapters._tally import TALLY  # noqa: E402
+from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
+
+ENGINES = Path(cases.__file__).parent.parent / "fake_engines"
+ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer}
+TOP = ("selection", *(package for packages in HOMES.values() for package in packages))
+
+
+def engine_modules():
+    return [name for name in sys.modules if name.partition(".")[0] in TOP]
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """The fakes can be imported; afterwards nothing of them is left."""
+    monkeypatch.syspath_prepend(str(ENGINES))
+    for name in engine_modules():
+        monkeypatch.delitem(sys.modules, name)
+    TALLY.clear()
+    for said in (_calls._said, _verify._said):
+        said.clear()
+    yield importlib.import_module("selection")
+    for adapter in ADAPTERS.values():
+        adapter.uninstall()
+    for name in engine_modules():
+        del sys.modules[name]
+
+
+def load(*names):
+    return [importlib.import_module(name) for name in names]
+
+
+def operands(rows=6, width=400, k=32):
+    scores = torch.randn(rows, width, generator=torch.Generator().manual_seed(5))
+    lengths = torch.full((rows,), width, dtype=torch.int32)
+    return scores, lengths, torch.full((rows, k), -7, dtype=torch.int32)
+
+
+def contents():
+    """Every attribute of the engines' modules, and of the namespace of vLLM's operators."""
+    modules = {name: dict(vars(sys.modules[name])) for name in engine_modules()}
+    return modules, dict(vars(torch.ops._C))
+
+
+# ---- replaced and put back -------------------------------------------------------------------------------------
+
+VLLM = ("vllm._custom_ops", "vllm.model_executor.layers.indexer_topk", "flashinfer")
+SGLANG = (
+    "sgl_kernel",
+    "sglang.kernels.ops.attention.fast_topk",
+    "sglang.kernels.ops.attention.dsv4",
+    "sglang.kernels.ops.attention.deep_select",
+    "flashinfer",
+)
+
+
+@pytest.mark.parametrize(("engine", "modules"), [("vllm", VLLM), ("sglang", SGLANG), ("flashinfer", ("flashinfer",))])
+def test_everything_is_put_back_exactly(engines, engine, modules):
+    load(*modules)
+    for name in ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk"):
+        getattr(torch.ops._C, name, None)
+    before, path = contents(), list(sys.meta_path)
+    replaced = ADAPTERS[engine].install()
+    absent = {"torch.ops._C.cooperative_topk"}  # which this vLLM was built without
+    assert set(replaced) == {operator.name for operator in OPERATORS[engine]} - absent
+    assert contents() != before
+    assert ADAPTERS[engine].install() == replaced
+    ADAPTERS[engine].uninstall()
+    assert contents() == before
+    assert sys.meta_path == path
+    assert _select.observer is None
+    ADAPTERS[engine].uninstall()
+    assert contents() == before
+
+
+def test_a_class_and_a_lazy_module_are_put_back(engines):
+    (layer,) = load("vllm.model_executor.layers.indexer_topk")
+    before = layer.SparseIndexerTopk.forward
+    vllm.install()
+    assert layer.SparseIndexerTopk.forward is not before
+    vllm.uninstall()
+    assert layer.SparseIndexerTopk.__dict__["forward"] is before
+
+
+def test_other_names_of_a_function_are_replaced_too(engines):
+    kernels, flash = load("sgl_kernel", "flashinfer")
+    own = kernels.fast_topk_v2, flash.top_k
+    assert kernels.top_k.fast_topk_v2 is own[0]
+    sglang.install()
+    assert kernels.top_k.fast_topk_v2 is kernels.fast_topk_v2 is not own[0]
+    assert flash.topk.topk is flash.topk.top_k is flash.top_k is not own[1]
+    assert flash.top_k.is_backend_supported()
+    late = sys.modules["sgl_kernel"].late = kernels.fast_topk_v2
+    sglang.uninstall()
+    assert (kernels.fast_topk_v2, kernels.late) == (own[0], own[0])
+    engines.CALLS.clear()
+    late(*operands()[:2], 8)
+    assert engines.CALLS == ["fast_topk_v2"], "a function that is kept beyond uninstall is the engine's own"
+
+
+def test_engines_share_the_operators_of_flashinfer(engines):
+    flash, _ = load("flashinfer", "vllm._custom_ops")
+    own = flash.top_k
+    vllm.install()
+    replaced = flash.top_k
+    flashinfer.install()
+    vllm.uninstall()
+    assert flash.top_k is replaced is not own
+    flashinfer.uninstall()
+    assert flash.top_k is own
+
+
+def test_modules_are_waited_for_and_never_imported(engines, caplog):
+    caplog.set_level(logging.INFO, "ksieve")
+    assert vllm.install() == ()
+    assert engine_modules() == ["selection"]
+    assert "when they are imported, those of flashinfer.topk, " in caplog.text
+    flash, layer = load("flashinfer", "vllm.model_executor.layers.indexer_topk")
+    spec = flash.topk.__spec__
+    assert type(spec.loader) is type(flash.topk.__loader__) is type(flash.__loader__)
+    engines.CALLS.clear()
+    scores, lengths, out = operands()
+    flash.top_k(scores, 8)
+    layer.SparseIndexerTopk("auto")(scores, lengths, 1, out, 32, 400)
+    assert engines.CALLS == []
+    assert (out >= 0).all()
+
+
+def test_an_engine_that_is_not_installed(engines, monkeypatch):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(ENGINES)])
+    importlib.invalidate_caches()
+    with pytest.raises(BackendError, match=r"^sglang is not installed"):
+        sglang.install()
+
+
+def test_another_signature_is_refused_by_name(engines):
+    layer, _ = load("vllm.model_executor.layers.indexer_topk", "flashinfer")
+    layer.SparseIndexerTopk.forward = lambda self, logits, more: None
+    torch.ops._C.top_k_per_row_decode, torch.ops._C.top_k_per_row_prefill, torch.ops._C.persistent_topk  # noqa: B018
+    before, path = contents(), list(sys.meta_path)
+    refused = r"does not know vllm.*: vllm.*SparseIndexerTopk.forward\(self, logits, more\), for which it takes"
+    with pytest.raises(BackendError, match=refused):
+        vllm.install()
+    assert contents() == before
+    assert (sys.meta_path, _select.observer) == (path, None)
+
+
+def test_a_late_module_with_another_signature_is_left_alone(engines, monkeypatch, caplog):
+    load("sgl_kernel")
+    sglang.install()
+    module = ENGINES / "flashinfer" / "topk.py"
+    changed = module.read_text(encoding="utf-8").replace("deterministic=False", "deterministic=True")
+    monkeypatch.setattr("importlib.machinery.SourceFileLoader.get_code", _code_of(module, changed))
+    (flash,) = load("flashinfer")
+    assert "flashinfer.topk.top_k(input, k, sorted=False, deterministic=True" in caplog.text
+    assert flash.top_k.__module__ == "flashinfer.topk"
+    assert not any(name.startswith("flashinfer.topk.") for name in sglang.install())
+
+
+def _code_of(path, text):
+    own = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(self, fullname):
+        return compile(text, str(path), "exec") if fullname == "flashinfer.topk" else own(self, fullname)
+
+    return get_code
+
+
+# ---- served ----------------------------------------------------------------------------------------------------
+
+
+def test_the_default_of_vllm_s_option_is_ksieve_and_a_named_kernel_is_vllm_s(engines):
+    (layer,) = load("vllm.model_executor.layers.indexer_topk")
+    vllm.install()
+    scores, lengths, out = operands()
+    engines.CALLS.clear()
+    for backend, expected in (("auto", []), ("persistent", ["persistent"]), ("per_row", ["persistent", "decode"])):
+        out.fill_(-7)
+        layer.SparseIndexerTopk(backend)(scores, lengths, 1, out, 32, 400)
+        assert expected == engines.CALLS
+        assert ksieve.verify(scores, lengths, out)
+    assert [c.operator.rpartition(".")[2] for c in adapters.report().calls] == ["forward"]
+    assert adapters.report().fallbacks == {}
+
+
+def test_wrappers_of_operators_reach_ksieve(engines):
+    (ops,) = load("vllm._custom_ops")
+    vllm.install()
+    scores, lengths, out = operands()
+    engines.CALLS.clear()
+    ops.top_k_per_row_prefill(scores, torch.zeros_like(lengths), lengths, out, 6, 400, 1, 32)
+    ops.top_k_per_row_decode(scores, 1, lengths, out, 6, 400, 1, 32)
+    torch.ops._C.persistent_topk.default(scores, lengths, out, torch.empty(4), 32, 400)
+    assert engines.CALLS == []
+    assert ksieve.verify(scores, lengths, out)
+    assert sum(c.count for c in adapters.report().calls) == 3
+
+
+def test_calls_that_ksieve_refuses_reach_the_engine(engines, caplog):
+    (ops,) = load("vllm._custom_ops")
+    vllm.install()
+    scores, lengths, out = operands()
+    for _ in range(3):
+        ops.top_k_per_row_decode(scores.double(), 1, lengths, out, 6, 400, 1, 32)
+    assert (out >= 0).all()
+    assert adapters.report().fallbacks == {"torch.ops._C.top_k_per_row_decode": 3}
+    assert caplog.text.count("got dtype float64") == 1
+    assert "3 fallbacks (torch.ops._C.top_k_per_row_decode 3)" in str(adapters.report())
+
+
+def test_the_report(engines):
+    (kernels,) = load("sgl_kernel")
+    sglang.install()
+    scores, lengths, _ = operands()
+    for k in (8, 8, 16):
+        kernels.fast_topk_v2(scores, lengths, k)
+    kernels.fast_topk_v2(scores.bfloat16(), lengths, 8, row_starts=lengths // 2)
+    report = adapters.report()
+    name = "sgl_kernel.fast_topk_v2"
+    assert report.calls == (
+        adapters.Calls(name, "cpu", "direct", "float32", 3), adapters.Calls(name, "cpu", "direct", "bfloat16", 1),
+    )  # fmt: skip
+    assert str(report).startswith(f"4 calls ({name} cpu/direct float32 3, {name} cpu/direct bfloat16 1); 0 kernels")
+    sglang.uninstall()
+    sglang.fast_topk_v2(scores, lengths, 8)
+    assert adapters.report() == report
+
+
+# ---- compared --------------------------------------------------------------------------------------------------
+
+
+def all_calls():
+    """One call of each operator of the fakes, with windows, tables and offsets that are not trivial."""
+    rows, width, k = 6, 400, 32
+    scores, lengths, out = operands(rows, width, k)
+    lengths[1], lengths[2] = 20, 0
+    starts = torch.arange(rows, dtype=torch.int32) * 3
+    table = torch.randperm(rows * width, generator=torch.Generator().manual_seed(1)).int().reshape(rows, width)
+    offsets = torch.arange(rows, dtype=torch.int32) * 1000
+    ops, layer = load("vllm._custom_ops", "vllm.model_executor.layers.indexer_topk")
+    kernels, fast, v2, deep = load(*SGLANG[:4])
+    (flash,) = load("flashinfer")
+    workspace, strides = torch.empty(4), scores.stride()
+    return [
+        lambda: layer.SparseIndexerTopk("auto")(scores, lengths, 1, out, k, width),
+        lambda: ops.top_k_per_row_prefill(scores, starts, lengths, out, rows, *strides, k),
+        lambda: ops.top_k_per_row_decode(scores, 2, lengths[:3], out, rows, *strides, k),
+        lambda: torch.ops._C.persistent_topk(scores, lengths, out, workspace, k, width),
+        lambda: kernels.fast_topk_v2(scores, lengths, k, starts),
+        lambda: kernels.fast_topk_transform_fused(scores, lengths, table, torch.arange(rows + 1), k),
+        lambda: kernels.fast_topk_transform_ragged_fused(scores, lengths, offsets, k, row_starts=starts),
+        lambda: fast.fast_topk(scores, lengths, k),
+        lambda: v2.topk_transform_paged_v2(scores, lengths, table, out, 1, None, out.clone()),
+        lambda: v2.topk_transform_ragged_v2(scores, lengths, out_offsets=offsets, out_indices=out, row_starts=starts),
+        lambda: deep.topk(scores, k, end=lengths),
+        lambda: flash.top_k(scores, k),
+        lambda: flash.top_k_page_table_transform(scores, table, lengths, k),
+        lambda: flash.top_k_ragged_transform(scores, offsets, lengths, k),
+        lambda: flash.top_k_varlen(scores, lengths[:3], k, next_n=2),
+    ]
+
+
+def test_answers_are_compared_with_the_engine_s_own(engines):
+    calls = all_calls()
+    vllm.install(verify=1)
+    sglang.install()
+    assert _calls.share == 0
+    vllm.install(verify=1)
+    wanted = {o.name for o in (*OPERATORS["vllm"], *OPERATORS["sglang"])} - {"torch.ops._C.cooperative_topk"}
+    for n, call in enumerate(calls, 1):
+        call()
+        assert adapters.report().verified == adapters.Verified(calls=n, rows=6 * n, equal=6 * n), n
+    assert {c.operator for c in adapters.report().calls} == wanted
+    assert f"{len(calls)} calls, {6 * len(calls)} rows verified: {6 * len(calls)} equal, 0 tied" in str(
+        adapters.report()
+    )
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_a_wrong_answer_of_the_engine_is_noticed(engines, number, caplog):
+    call = all_calls()[number]
+    vllm.install()
+    sglang.install(verify=1)
+    engines.WRONG[0] = True
+    call()
+    verified = adapters.report().verified
+    assert (verified.calls, verified.rows, verified.ksieve_wrong, verified.failed) == (1, 6, 0, 0)
+    assert verified.engine_wrong == 6 - verified.equal > 0
+    assert "the answer of the engine is not exact in" in caplog.text
+
+
+def test_a_wrong_answer_of_ksieve_is_noticed_and_its_row_is_kept(engines, monkeypatch, caplog):
+    (kernels,) = load("sgl_kernel")
+    right = sglang.fast_topk_v2
+
+    def wrong(score, lengths, topk, row_starts=None):
+        found = right(score, lengths, topk, row_starts)
+        found[3, 0] = (set(range(100)) - set(found[3].tolist())).pop()
+        return found
+
+    monkeypatch.setattr(sglang, "fast_topk_v2", wrong)
+    sglang.install(verify=1)
+    scores, lengths, _ = operands()
+    starts = torch.full_like(lengths, 5)
+    for _ in range(2):
+        kernels.fast_topk_v2(scores, lengths, 8, starts)
+    verified = adapters.report().verified
+    assert (verified.ksieve_wrong, verified.engine_wrong, verified.equal) == (2, 0, 10)
+    assert caplog.text.count("the answer of ksieve is not exact in 1 of 6 rows, first in row 3 (only ksieve: [") == 1
+    assert "2 NOT exact by ksieve" in str(adapters.report())
+    from ksieve.captures.format import open_capture
+
+    with open_capture(caplog.text.rpartition(" are in ")[2].strip()) as capture:
+        assert (capture.rows, capture.k, capture.lengths.tolist()) == (1, 8, [395])
+        assert torch.equal(torch.from_numpy(capture.rows_block(0, 1))[0], scores[3, 5:])
+
+
+def test_ties_are_no_difference(engines):
+    kernels, _ = load("sgl_kernel", "flashinfer")
+    sglang.install(verify=1)
+    _, lengths, _ = operands()
+    zeros, table = torch.zeros(6, 400), torch.arange(2400, dtype=torch.int32).reshape(6, 400).flip(1)
+    rows = torch.arange(7, dtype=torch.int32)
+    zeros[:, 300:] = torch.rand(6, 100) * (torch.arange(6)[:, None] > 2) - 0.5
+    kernels.fast_topk_v2(zeros, lengths, 320)
+    kernels.fast_topk_transform_fused(zeros, lengths, table, rows, 320)
+    verified = adapters.report().verified
+    assert (verified.calls, verified.engine_wrong, verified.ksieve_wrong) == (2, 0, 0)
+    assert verified.equal + verified.tied == 12
+
+
+def test_a_comparison_never_fails_a_request(engines, monkeypatch, caplog):
+    (kernels,) = load("sgl_kernel")
+    own = kernels.fast_topk_v2
+    monkeypatch.setattr(kernels.top_k, "fast_topk_v2", own)
+    monkeypatch.setattr(engines, "best", lambda *_: 1 / 0)
+    sglang.install(verify=1)
+    scores, lengths, _ = operands()
+    for _ in range(2):
+        assert kernels.fast_topk_v2(scores, lengths, 8).shape == (6, 8)
+    assert adapters.report().verified == adapters.Verified(failed=2)
+    assert caplog.text.count("ZeroDivisionError") == 1
+    assert "2 comparisons failed" in str(adapters.report())
+
+
+def test_calls_in_a_graph_capture_are_counted_and_not_compared(monkeypatch):
+    """Without a GPU: scores that say they are on one."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    TALLY.clear()
+
+    class OnGpu:
+        is_cuda = True
+
+    _verify.compare(OPERATORS["sglang"][0], lambda *_: 1 / 0, (), {}, None, (OnGpu(), None, 8, {}))
+    assert adapters.report().verified == adapters.Verified(captured=1)
+    TALLY.clear()
+
+
+def test_the_share_of_calls(engines, monkeypatch):
+    (kernels,) = load("sgl_kernel")
+    scores, lengths, _ = operands(rows=1, width=20)
+    _calls._random.seed(3)
+    monkeypatch.setenv("KSIEVE_VERIFY", "0.25")
+    sglang.install()
+    for _ in range(200):
+        kernels.fast_topk_v2(scores, lengths, 4)
+    assert 30 <= adapters.report().verified.calls <= 70
+
+
+@pytest.mark.parametrize("given", ["2", "-0.1", "nan", "all"])
+def test_a_share_that_is_none(engines, monkeypatch, given):
+    load("sgl_kernel")
+    monkeypatch.setenv("KSIEVE_VERIFY", given)
+    with pytest.raises(ArgumentError, match=rf"^KSIEVE_VERIFY: got '{given}'; takes a share of calls, from 0 to 1"):
+        sglang.install()
+    with pytest.raises(ArgumentError, match=r"^verify: got 1.5"):
+        sglang.install(verify=1.5)
