@@ -59,6 +59,7 @@ class Replacement:
 
     def __init__(self, operator: Operator, own: Callable[..., Any], function: Callable[..., Any]) -> None:
         self.operator, self.own, self.function, self.on = operator, own, function, True
+        self.name = operator.name
         # Methods are looked up in classes, so that what takes a function's place has to be one.
         self.call = self._function()
 
@@ -79,20 +80,20 @@ class Replacement:
 
     def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         running = TALLY.running
-        running.operator, running.asked = self.operator.name, None
+        running.operator = self.name
         try:
             result = self.function(*args, **kwargs)
         except Declined:
             return self._by_engine(args, kwargs)
         except KsieveError as error:
-            TALLY.fallbacks[self.operator.name] += 1
-            if self.operator.name not in _said:
-                _said.add(self.operator.name)
-                _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", self.operator.name, error)
+            TALLY.fallbacks[self.name] += 1
+            if self.name not in _said:
+                _said.add(self.name)
+                _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", self.name, error)
             return self._by_engine(args, kwargs)
         finally:
             running.operator = None
-        if share and _random.random() < share and running.asked is not None:
+        if share and _random.random() < share:
             with engine_s_own():
                 _verify.compare(self.operator, self.own, args, kwargs, result, running.asked)
         running.asked = None

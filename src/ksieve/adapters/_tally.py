@@ -104,11 +104,21 @@ def announce(text: str, *values: object) -> None:
     _log.log(logging.INFO if shown else logging.WARNING, text, *values)
 
 
+_KINDS = frozenset((int, str, bool))
+
+
+class _Running(threading.local):
+    """The operator that a thread is in, and its last selection: scores, lengths, k and options."""
+
+    operator: str | None = None
+    asked: tuple[Any, Any, Any, dict[str, Any]] | None = None
+
+
 class Tally:
     """The counts of this process. Adding to one costs a call about a microsecond."""
 
     def __init__(self) -> None:
-        self.running = threading.local()
+        self.running = _Running()
         self._lock = threading.Lock()
         self._process = 0
         self.clear()
@@ -123,13 +133,14 @@ class Tally:
 
     def see(self, scores: Any, lengths: Any, k: Any, options: dict[str, Any]) -> None:
         """Count a selection of the operator that runs in this thread; called before the selection."""
-        operator = getattr(self.running, "operator", None)
+        running = self.running
+        operator = running.operator
         if operator is None:
             return
-        self.running.asked = (scores, lengths, k, options)
-        kinds = (int, str, bool)
-        facts = tuple((name, value) if value.__class__ in kinds else name for name, value in options.items())
-        key = (operator, scores.shape, scores.stride(), scores.dtype, k, facts)
+        running.asked = (scores, lengths, k, options)
+        # Tensors count as given or not; numbers and texts choose the kernel.
+        facts = [(name, value) if value.__class__ in _KINDS else name for name, value in options.items()]
+        key = (operator, scores.shape, scores.stride(), scores.dtype, k, *facts)
         count = self._shapes.get(key)
         if count is None:
             count = self._kind(key, scores, lengths, k, options)

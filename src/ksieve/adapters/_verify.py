@@ -34,7 +34,7 @@ def compare(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     result: Any,
-    asked: tuple[Any, Any, int, dict[str, Any]],
+    asked: tuple[Any, Any, int, dict[str, Any]] | None,
 ) -> None:
     """Compare one answer with the engine's and count its rows; never raises.
 
@@ -45,8 +45,10 @@ def compare(
     args, kwargs, result
         The served call, and what it returned.
     asked : tuple
-        Scores, lengths, k and options of its selection.
+        Scores, lengths, k and options of its selection; None if it selected nothing.
     """
+    if asked is None:
+        return
     try:
         if asked[0].is_cuda and torch.cuda.is_current_stream_capturing():
             TALLY.verify(captured=1)
