@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -354,21 +353,6 @@ def _cache(kind: str) -> Cache:
     path, problem, found = store.root, store.problem(), list(store.entries())
     damaged = 0 if problem is not None else sum(e.facts is None for e in found)
     return Cache(
-        str(path), path.is_dir(), problem is None and _writable(store.folder), len(found), sum(e.size for e in found),
+        str(path), path.is_dir(), problem is None and store.writable(), len(found), sum(e.size for e in found),
         damaged, problem,
     )  # fmt: skip
-
-
-def _writable(path: Path) -> bool:
-    """Whether a file can be created in a directory, or the directory itself can be created."""
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        return False
-    try:
-        # Permission bits do not show a read-only mount or a full disk: only writing a file does.
-        with tempfile.TemporaryFile(dir=place):
-            return True
-    except OSError:
-        return False

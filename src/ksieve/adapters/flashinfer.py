@@ -7,11 +7,12 @@ and can be captured in a CUDA graph once the kernel is loaded; `dsa_graph_safe` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ksieve.adapters import _switch
+from ksieve.adapters import _switch, _warm_up
 from ksieve.adapters._select import require, select, tie_break_of
 from ksieve.core.errors import ArgumentError
 
@@ -23,6 +24,7 @@ __all__ = [
     "top_k_varlen",
     "topk",
     "uninstall",
+    "warm_up",
 ]
 
 _NAMES = {
@@ -64,6 +66,41 @@ def install(verify: float | None = None) -> tuple[str, ...]:
 def uninstall() -> None:
     """Put FlashInfer's operators back exactly as they were; without `install` it does nothing."""
     _switch.uninstall("flashinfer")
+
+
+def warm_up(
+    k: int | Sequence[int] = 2048,
+    max_rows: int = 16_384,
+    max_width: int = 262_144,
+    dtypes: Sequence[str] = ("float32",),
+) -> int:
+    """Compile and load the kernels of FlashInfer's calls on the current CUDA device, so that none waits for a compiler.
+
+    The kernels are those of every call of this module with scores up to that size. Compiled ones come from the cache,
+    which ``ksieve build --for flashinfer`` fills; others are compiled on all processors, which takes minutes.
+
+    Parameters
+    ----------
+    k : int or sequence of int
+        Slots per row.
+    max_rows, max_width : int
+        Largest shape of the scores.
+    dtypes : sequence of str
+        "float32", "float16" or "bfloat16".
+
+    Returns
+    -------
+    int
+        Number of kernels.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range.
+    BackendError
+        There is no usable GPU, or a kernel cannot be compiled.
+    """
+    return _warm_up.warm_up("flashinfer", k, max_rows, max_width, dtypes)
 
 
 def top_k(

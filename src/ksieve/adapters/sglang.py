@@ -9,11 +9,12 @@ is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ksieve.adapters import _switch
+from ksieve.adapters import _switch, _warm_up
 from ksieve.adapters._select import require, select
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "topk_transform_paged_v2",
     "topk_transform_ragged_v2",
     "uninstall",
+    "warm_up",
 ]
 
 _FAST = {"scores": "score", "k": "topk", "starts": "row_starts", "page_table": "page_table_size_1"} | {
@@ -73,6 +75,41 @@ def install(verify: float | None = None) -> tuple[str, ...]:
 def uninstall() -> None:
     """Put SGLang's operators back exactly as they were; without `install` it does nothing."""
     _switch.uninstall("sglang")
+
+
+def warm_up(
+    k: int | Sequence[int] = 2048,
+    max_rows: int = 16_384,
+    max_width: int = 262_144,
+    dtypes: Sequence[str] = ("float32",),
+) -> int:
+    """Compile and load the kernels of SGLang's calls on the current CUDA device, so that none waits for a compiler.
+
+    The kernels are those of every call of this module with scores up to that size. Compiled ones come from the cache,
+    which ``ksieve build --for sglang`` fills; others are compiled on all processors, which takes minutes.
+
+    Parameters
+    ----------
+    k : int or sequence of int
+        Slots per row.
+    max_rows, max_width : int
+        Largest shape of the scores.
+    dtypes : sequence of str
+        "float32", "float16" or "bfloat16".
+
+    Returns
+    -------
+    int
+        Number of kernels.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range.
+    BackendError
+        There is no usable GPU, or a kernel cannot be compiled.
+    """
+    return _warm_up.warm_up("sglang", k, max_rows, max_width, dtypes)
 
 
 def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) -> Any:

@@ -8,9 +8,10 @@ value, which are clamped on the device. NaN is better than every number, as in v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ksieve.adapters import _switch
+from ksieve.adapters import _switch, _warm_up
 from ksieve.adapters._select import Declined, first, select
 from ksieve.core.errors import ArgumentError
 
@@ -21,6 +22,7 @@ __all__ = [
     "top_k_per_row_decode",
     "top_k_per_row_prefill",
     "uninstall",
+    "warm_up",
 ]
 
 _PREFILL = {"scores": "logits", "starts": "rowStarts", "ends": "rowEnds", "out": "indices", "k": "topK"}
@@ -61,6 +63,41 @@ def install(verify: float | None = None) -> tuple[str, ...]:
 def uninstall() -> None:
     """Put vLLM's operators back exactly as they were; without `install` it does nothing."""
     _switch.uninstall("vllm")
+
+
+def warm_up(
+    k: int | Sequence[int] = 2048,
+    max_rows: int = 16_384,
+    max_width: int = 262_144,
+    dtypes: Sequence[str] = ("float32",),
+) -> int:
+    """Compile and load the kernels of vLLM's calls on the current CUDA device, so that none waits for a compiler.
+
+    The kernels are those of every call of this module with scores up to that size. Compiled ones come from the cache,
+    which ``ksieve build --for vllm`` fills; others are compiled on all processors, which takes minutes.
+
+    Parameters
+    ----------
+    k : int or sequence of int
+        Slots per row.
+    max_rows, max_width : int
+        Largest shape of the scores.
+    dtypes : sequence of str
+        "float32", "float16" or "bfloat16".
+
+    Returns
+    -------
+    int
+        Number of kernels.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range.
+    BackendError
+        There is no usable GPU, or a kernel cannot be compiled.
+    """
+    return _warm_up.warm_up("vllm", k, max_rows, max_width, dtypes)
 
 
 def top_k_per_row_prefill(

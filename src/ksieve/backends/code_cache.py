@@ -121,6 +121,20 @@ class Store:
             return _reason(error)
         return None
 
+    def writable(self) -> bool:
+        """Whether a file can be created in the directory, or the directory itself can be created."""
+        place = self.folder
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            return False
+        try:
+            # Permission bits do not show a read-only mount or a full disk: only writing a file does.
+            with tempfile.TemporaryFile(dir=place):
+                return True
+        except OSError:
+            return False
+
     def load(self, facts: Mapping[str, Any]) -> Code | None:
         """Return an entry's code, or None without a usable entry; the fault of an unusable one is logged once."""
         path = self.path(facts)

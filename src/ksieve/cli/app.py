@@ -145,6 +145,7 @@ add(
     kernels.build,
     "ksieve build",
     "ksieve build --arch sm_90a --arch sm_100a --k 2048",
+    "ksieve build --for vllm --k 2048 --max-rows 8192 --max-width 160k",
     "ksieve build --arch sm_80 --family stream_unsampled --width 8192 --dtype bfloat16",
 )
 add(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ksieve.cli import terminal
-from ksieve.cli.options import Dtype, PolicyName, choice, count, flag
+from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
@@ -29,7 +29,7 @@ def build(
     ] = None,
     k: Annotated[
         list[int] | None,
-        count("--k", "K", "Slots per row; repeatable. Default: 512, 1024 and 2048."),
+        count("--k", "K", "Slots per row; repeatable. Default: 512, 1024 and 2048; with --for 2048."),
     ] = None,
     width: Annotated[
         list[int] | None,
@@ -48,11 +48,22 @@ def build(
     ] = None,
     policy: PolicyName = None,
     stats: Annotated[bool, flag("--stats", "Build the kernels for return_stats=True instead.")] = False,
+    engine: Annotated[
+        Engine | None,
+        choice("--for", Engine, "Every kernel that the calls of an engine need up to a size; needs PyTorch."),
+    ] = None,
+    max_rows: Annotated[
+        int | None, count("--max-rows", "M", "With --for: most rows of a call. Default: 16384.", minimum=1)
+    ] = None,
+    max_width: Annotated[
+        int | None, count("--max-width", "N", "With --for: widest row. Default: 262144.", minimum=1)
+    ] = None,
 ) -> None:
     """Compile CUDA kernels into the cache, so that first calls need not compile.
 
-    Needs NVRTC (pip install 'ksieve[cuda]'). With --arch it needs no GPU.
+    Needs NVRTC (pip install 'ksieve[cuda]'). With --arch it needs no GPU. A cache that cannot be written is an error.
     """
+    from ksieve.backends.code_cache import Store
     from ksieve.backends.cuda.jit import build as planning
     from ksieve.backends.cuda.jit import cache
 
@@ -60,23 +71,37 @@ def build(
         for value in values or ():
             if value < 1:
                 raise ArgumentError(f"--{name}", value, "an int of at least 1")
+    if not Store("cuda").writable():
+        raise BackendError(f"{cache.cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
     devices = [device for a in arch for device in planning.devices_of_arch(a)] if arch else [_present_device()]
+    dtypes = [d.value for d in dtype or [Dtype.float32]]
     wanted: dict[KernelSpec, Plan] = {}
-    for device in devices:
+    if engine is not None:
+        for name, given in (("rows", rows), ("width", width), ("family", family), ("policy", policy), ("stats", stats)):
+            if given:
+                raise ArgumentError(f"--{name}", given, "nothing with --for, which has --max-rows and --max-width")
+        wanted = _of_engine(engine, devices, k, max_rows, max_width, dtypes)
+    for name, number in (("max-rows", max_rows), ("max-width", max_width)):
+        if number is not None and engine is None:
+            raise ArgumentError(f"--{name}", number, "a number with --for; --rows and --width list shapes")
+    for device in devices if engine is None else ():
         wanted |= planning.needed(
             device,
             rows=rows or planning.SERVING_ROWS,
             widths=width or planning.SERVING_WIDTHS,
             ranks=k or planning.SERVING_RANKS,
-            dtypes=[d.value for d in dtype or [Dtype.float32]],
+            dtypes=dtypes,
             families=family or [None],
             policy=policy,
             stats=stats,
         )
     start, compiled, lines, wrong = time.perf_counter(), 0, [], []
     with terminal.progress("compiling", len(wanted), unit="kernels") as update:
-        for done, (spec, plan) in enumerate(wanted.items(), 1):
-            cubin, new = cache.obtain(spec, required=True)
+        made = cache.compile_all(wanted, required=True)
+        for done, ((spec, plan), (_, found)) in enumerate(zip(wanted.items(), made, strict=True), 1):
+            if isinstance(found, BackendError):
+                raise found
+            cubin, new = found
             compiled += new
             used = cubin.resources
             name = f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype} {spec.arch}"
@@ -102,6 +127,27 @@ def build(
             "notes": wrong,
         }
     )
+
+
+def _of_engine(
+    engine: Engine,
+    devices: list[DeviceInfo],
+    k: list[int] | None,
+    max_rows: int | None,
+    max_width: int | None,
+    dtypes: list[str],
+) -> dict[KernelSpec, Plan]:
+    """Kernels of an engine's calls on some devices."""
+    try:
+        from ksieve.adapters import _warm_up
+    except ModuleNotFoundError as error:
+        raise BackendError(f"--for calls the adapters, which need PyTorch ({error}): pip install torch") from None
+    sizes = {"max_rows": max_rows or _warm_up.MAX_ROWS, "max_width": max_width or _warm_up.MAX_WIDTH}
+    wanted: dict[KernelSpec, Plan] = {}
+    for device in devices:
+        with terminal.progress(f"planning for {device.name}", unit="kinds of calls") as update:
+            wanted |= _warm_up.needed(engine, device, ks=k or [2048], dtypes=dtypes, progress=update, **sizes)
+    return wanted
 
 
 def _present_device() -> DeviceInfo:

@@ -30,6 +30,15 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class Engine(StrEnum):
+    """Serving engines that `ksieve.adapters` has the calls of."""
+
+    vllm = "vllm"
+    sglang = "sglang"
+    flashinfer = "flashinfer"
+    all = "all"
+
+
 def flag(name: str, text: str, **settings: Any) -> Any:
     """Option without a value."""
     return typer.Option(name, metavar="", help=text, **settings)

@@ -18,7 +18,7 @@ from conftest import ROOT  # noqa: E402
 from ksieve.adapters import flashinfer, sglang, vllm  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 
-SWITCH = {"install", "uninstall"}
+SWITCH = {"install", "uninstall", "warm_up"}
 GRID = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in cases.CASES for dtype in case.dtypes]
 
 

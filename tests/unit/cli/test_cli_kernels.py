@@ -76,6 +76,33 @@ def test_what_cannot_be_built_is_refused(run, words, message):
     assert list(Store("cuda").entries()) == []
 
 
+FOR_VLLM = ("build", "--for", "vllm", "--arch", "sm_80", "--max-rows", "4", "--max-width", "3k", "--k", "64")
+
+
+def test_build_for_an_engine(run):
+    pytest.importorskip("torch")
+    assert "2 kernels in" in run(*FOR_VLLM)
+    made = [entry.facts["defines"] for entry in Store("cuda").entries()]
+    assert sorted(defines.get("KSIEVE_WINDOWS", 0) for defines in made) == [0, 1]
+    assert {defines["KSIEVE_RANKING"] for defines in made} == {2}  # vLLM ranks NaN first
+    assert "0 of them compiled now" in run(*FOR_VLLM)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*FOR_VLLM, "--rows", "4"), r"--rows: got .*; takes nothing with --for, which has --max-rows"),
+        ((*FOR_VLLM, "--policy", "direct"), r"--policy: got direct; takes nothing with --for"),
+        ((*FOR_VLLM, "--stats"), r"--stats: got True; takes nothing with --for"),
+        ((*ROW_KERNEL, "--max-rows", "4"), r"--max-rows: got 4; takes a number with --for; --rows and --width list"),
+        ((*ROW_KERNEL, "--max-width", "4"), r"--max-width: got 4; takes a number with --for"),
+    ],
+)
+def test_options_of_build_that_exclude_each_other(run, words, message):
+    with pytest.raises(ArgumentError, match=message):
+        run(*words)
+
+
 @pytest.mark.skipif(cuda_devices() > 0, reason="this machine has a CUDA device")
 def test_build_without_a_gpu_asks_for_an_architecture(run):
     with pytest.raises(BackendError, match="pass --arch: this machine's GPU cannot be used"):
@@ -85,7 +112,7 @@ def test_build_without_a_gpu_asks_for_an_architecture(run):
 def test_build_into_a_cache_that_cannot_be_written_is_no_success(run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "file" / "kernels"))
-    with pytest.raises(BackendError, match="KSIEVE_CACHE_DIR"):
+    with pytest.raises(BackendError, match="cannot be written: set KSIEVE_CACHE_DIR"):
         run(*ROW_KERNEL)
 
 

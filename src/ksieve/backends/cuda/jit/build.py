@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ksieve.backends.cuda.jit.compile import Resources
 from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, kernel_spec
@@ -82,6 +82,66 @@ def needed(
         plan = planner.choose(asked, device, family=family, policy=policy)
         for part in (plan,) if stats else length_bins.launches(plan):
             found.setdefault(kernel_spec(part, stats=stats), part)
+    return found
+
+
+def covering(
+    device: DeviceInfo, k: int, *, max_rows: int, max_width: int, dtype: str = "float32", options: Options = PLAIN
+) -> dict[KernelSpec, Plan]:
+    """Return the specialisations of all calls without a plan up to a size, each with a plan that needs it.
+
+    Kernels change at a few numbers of rows and a few widths, which are found by bisection between powers of two (of
+    two for rows, of its root for widths); then every combination of both is planned. It takes some seconds.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range.
+    """
+    found: dict[KernelSpec, Plan] = {}
+    known: dict[tuple[int, int], tuple[KernelSpec, ...]] = {}
+
+    def at(rows: int, width: int) -> tuple[KernelSpec, ...]:
+        if (rows, width) not in known:
+            asked = Problem(rows, width, width, k, dtype, Device(device.kind, device.index), options)
+            parts = length_bins.launches(planner.choose(asked, device, kept=False))
+            known[rows, width] = specs = tuple(kernel_spec(part) for part in parts)
+            for spec, part in zip(specs, parts, strict=True):
+                found.setdefault(spec, part)
+        return known[rows, width]
+
+    def along_rows(width: int) -> Callable[[int], object]:
+        return lambda rows: at(rows, width)
+
+    def along_widths(rows: int) -> Callable[[int], object]:
+        return lambda width: at(rows, width)
+
+    some_rows, some_widths = _steps(max_rows, 1), _steps(max_width, 2)
+    widths = {width for rows in some_rows for width in _changes(along_widths(rows), some_widths)}
+    rows = {rows for width in some_widths for rows in _changes(along_rows(width), some_rows)}
+    for pair in itertools.product(rows, widths):
+        at(*pair)
+    return found
+
+
+def _steps(most: int, per_octave: int) -> list[int]:
+    """Numbers from 1 to `most`, in equal ratios."""
+    count = per_octave * most.bit_length()
+    return sorted({min(round(2 ** (step / per_octave)), most) for step in range(count + 1)})
+
+
+def _changes(of: Callable[[int], object], points: Sequence[int]) -> set[int]:
+    """`points`, and both neighbours of every change between two of them that differ."""
+    found, between = set(points), list(itertools.pairwise(points))
+    while between:
+        low, high = between.pop()
+        if of(low) == of(high):
+            continue
+        if high - low == 1:
+            found |= {low, high}
+        else:
+            middle = (low + high) // 2
+            between += [(low, middle), (middle, high)]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Collection, Iterator
@@ -17,7 +18,7 @@ from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, describe
 from ksieve.core.errors import BackendError
 
-__all__ = ["cache_dir", "facts_of", "obtain", "obtain_all"]
+__all__ = ["cache_dir", "compile_all", "facts_of", "obtain", "obtain_all"]
 
 _log = logging.getLogger(__name__)
 
@@ -66,21 +67,30 @@ def obtain(
 
 
 def obtain_all(specs: Collection[KernelSpec]) -> Iterator[tuple[KernelSpec, Cubin | BackendError]]:
-    """Yield each specialisation with its compiled kernel, or with the error of its compilation, in their order.
+    """Yield each specialisation with its compiled kernel, or with the error of its compilation, in their order."""
+    for spec, made in compile_all(specs):
+        yield spec, made if isinstance(made, BackendError) else made[0]
+
+
+def compile_all(
+    specs: Collection[KernelSpec], *, required: bool = False
+) -> Iterator[tuple[KernelSpec, tuple[Cubin, bool] | BackendError]]:
+    """Yield each specialisation with what `obtain` returns for it, or the error that it raises, in their order.
 
     Kernels are compiled on all processors that the process may use, in processes of their own: NVRTC holds a lock, so
     that threads compile one after another.
     """
+    make = functools.partial(_obtained, required=required)
     workers = min(len(os.sched_getaffinity(0)), -(-len(specs) // 2))
     if workers < 2:
-        yield from zip(specs, map(_obtained, specs), strict=True)
+        yield from zip(specs, map(make, specs), strict=True)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from zip(specs, pool.map(_obtained, specs), strict=True)
+        yield from zip(specs, pool.map(make, specs), strict=True)
 
 
-def _obtained(spec: KernelSpec) -> Cubin | BackendError:
+def _obtained(spec: KernelSpec, *, required: bool) -> tuple[Cubin, bool] | BackendError:
     try:
-        return obtain(spec)[0]
+        return obtain(spec, required=required)
     except BackendError as error:
         return error

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ksieve.core.errors import ArgumentError
+from ksieve.core.options import Options
 from ksieve.core.ranking import RANKINGS
 from ksieve.planning import length_bins, memory
 from ksieve.planning.families import IN_REGISTERS
@@ -117,19 +118,25 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
     return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
 
 
-def _option_defines(plan: Plan) -> dict[str, int]:
-    """Defines of common/options.cuh: only those that are not zero, so that a plain plan's kernel stays what it is.
-
-    What costs nothing per score is decided at run time, so that few kernels serve all combinations.
-    """
-    options = plan.problem.options
-    found = {
+def compiled_options(options: Options) -> dict[str, int]:
+    """Return what kernels are compiled for of a call's options: calls that agree in it share plans and kernels."""
+    return {
         "KSIEVE_WINDOWS": int(options.windows != "none" or options.next_n > 1 or options.per_row_k),
         "KSIEVE_EPILOGUE": int(options.rewritten),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
         "KSIEVE_TIES": int(options.tie_break != "any"),
         "KSIEVE_RANKING": RANKINGS.index(options.ranking),
         "KSIEVE_LONG_LENGTHS": int(options.length_dtype == "int64"),
+        "KSIEVE_OVERLAP": int(options.overlap),
+    }
+
+
+def _option_defines(plan: Plan) -> dict[str, int]:
+    """Defines of common/options.cuh: only those that are not zero, so that a plain plan's kernel stays what it is.
+
+    What costs nothing per score is decided at run time, so that few kernels serve all combinations.
+    """
+    found = compiled_options(plan.problem.options) | {
         "KSIEVE_OVERLAP": int(overlaps(plan)),
         "KSIEVE_SORT_SLOTS": memory.sort_slots(plan),
     }
