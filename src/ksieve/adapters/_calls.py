@@ -19,8 +19,6 @@ from ksieve.adapters._select import Declined
 from ksieve.adapters._tally import TALLY
 from ksieve.core.errors import ArgumentError, KsieveError
 
-SHARE = "KSIEVE_VERIFY"
-
 _log = logging.getLogger("ksieve.adapters")
 _said: set[str] = set()
 _random = random.Random()
@@ -36,11 +34,11 @@ def share_of(given: float | None) -> float:
     ------
     ArgumentError
     """
-    text: Any = os.environ.get(SHARE, "") or 0 if given is None else given
+    text: Any = os.environ.get("KSIEVE_VERIFY", "") or 0 if given is None else given
     with contextlib.suppress(ValueError, TypeError):
         if 0 <= (value := float(text)) <= 1:
             return value
-    raise ArgumentError(SHARE if given is None else "verify", repr(text), "a share of calls, from 0 to 1")
+    raise ArgumentError("KSIEVE_VERIFY" if given is None else "verify", repr(text), "a share of calls, from 0 to 1")
 
 
 @contextlib.contextmanager

@@ -170,3 +170,9 @@ DISTRIBUTIONS = {
     "flashinfer": ("flashinfer-python",),
 }
 """Distributions whose versions are named where the signatures of an engine are."""
+
+SWITCHES = {
+    "vllm": ("KSIEVE_VLLM", "vllm.general_plugins"),
+    "sglang": ("KSIEVE_SGLANG", "sglang.srt.plugins"),
+}
+"""The variable that switches ksieve on in an engine, and the group of entry points that the engine loads."""

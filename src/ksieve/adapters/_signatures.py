@@ -5,13 +5,15 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import importlib.util
 import inspect
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from ksieve.adapters._operators import DISTRIBUTIONS, OPERATORS, Operator
+from ksieve.adapters._operators import DISTRIBUTIONS, HOMES, OPERATORS, SWITCHES, Operator
+from ksieve.adapters.plugins import switched_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,39 @@ class Finding:
     def fits(self) -> bool:
         """Whether ksieve can replace the operator, or there is none to replace."""
         return self.problem is None and (self.found is None or self.found in self.takes)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What is installed of an engine, for `ksieve doctor --for`.
+
+    Attributes
+    ----------
+    engine : str
+    versions : dict of str to str
+        Its distributions.
+    registered : bool
+        Whether its plugin loader finds ksieve; True where an engine has none.
+    on : bool
+        Whether its variable is set.
+    operators : tuple of Finding
+    """
+
+    engine: str
+    versions: dict[str, str]
+    registered: bool
+    on: bool
+    operators: tuple[Finding, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether `install` would replace the operators: one is there, and none has another signature."""
+        return any(f.found for f in self.operators) and all(f.fits for f in self.operators)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields of ``ksieve doctor --for ENGINE --json``."""
+        operators = [{**asdict(f), "fits": f.fits} for f in self.operators]
+        return {**asdict(self), "operators": operators, "fits": self.fits}
 
 
 def signature_of(function: Any) -> str:
@@ -88,18 +123,27 @@ def versions(engine: str) -> dict[str, str]:
     return found
 
 
-def examine(engine: str) -> list[Finding]:
+def examine(engine: str) -> EngineReport:
     """Compare all operators of an engine, whose modules are imported."""
-    findings = []
-    for operator in OPERATORS[engine]:
-        try:
-            importlib.import_module(operator.source)
-            findings.append(finding(operator))
-        except Exception as error:  # an engine's import may fail in any way
-            missing = isinstance(error, ModuleNotFoundError) and _is_part(error.name, operator.source)
-            problem = None if missing else f"{operator.source}: {type(error).__name__}: {error}"
-            findings.append(Finding(operator.name, None, operator.signatures, problem))
-    return findings
+    group = SWITCHES[engine][1] if engine in SWITCHES else ""
+    plugins = [entry.value.partition(":")[0] for entry in metadata.entry_points(group=group)] if group else []
+    return EngineReport(
+        engine,
+        versions(engine),
+        not group or "ksieve.adapters.plugins" in plugins,
+        switched_on(engine),
+        tuple(map(_examined, OPERATORS[engine])),
+    )
+
+
+def _examined(operator: Operator) -> Finding:
+    try:
+        importlib.import_module(operator.source)
+        return finding(operator)
+    except Exception as error:  # an engine's import may fail in any way
+        missing = isinstance(error, ModuleNotFoundError) and _is_part(error.name, operator.source)
+        problem = None if missing else f"{operator.source}: {type(error).__name__}: {error}"
+        return Finding(operator.name, None, operator.signatures, problem)
 
 
 def _is_part(missing: str | None, module: str) -> bool:
@@ -114,6 +158,16 @@ def refused(engine: str, findings: list[Finding]) -> str | None:
     installed = " ".join(f"{name} {version}" for name, version in versions(engine).items()) or engine
     listed = "; ".join(f"{f.operator}({f.found}), for which it takes ({' or '.join(f.takes)})" for f in wrong)
     return f"ksieve does not know {installed} and leaves its operators alone: {listed}"
+
+
+def exists(package: str) -> bool:
+    """Whether a top-level package can be imported; it is not."""
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+def installed(engine: str) -> bool:
+    """Whether a package of an engine can be imported."""
+    return any(map(exists, HOMES[engine]))
 
 
 def imported(operator: Operator) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
-import importlib.util
 import logging
 import sys
 import threading
@@ -68,13 +67,13 @@ def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
         share = _calls.share_of(verify)
         operators = OPERATORS[engine]
         if engine not in _installed:
-            if not any(map(_exists, HOMES[engine])):
+            if not _signatures.installed(engine):
                 raise BackendError(f"{engine} is not installed: there is nothing to replace")
             _replace(engine, [operator for operator in operators if _signatures.imported(operator)])
             _installed[engine] = operators
             _FINDER.watch()
             waiting = {operator.source for operator in operators if not _signatures.imported(operator)}
-            later = sorted(name for name in waiting if _exists(name.partition(".")[0]))
+            later = sorted(name for name in waiting if _signatures.exists(name.partition(".")[0]))
             announce(
                 "ksieve %s replaces in %s: %s%s%s", __version__, engine, ", ".join(_names(engine)) or "nothing yet",
                 f"; when they are imported, those of {', '.join(later)}" if later else "",
@@ -101,12 +100,6 @@ def uninstall(engine: str) -> None:
 
 def _names(engine: str) -> tuple[str, ...]:
     return tuple(operator.name for operator in OPERATORS[engine] if operator.name in _replaced)
-
-
-def _exists(package: str) -> bool:
-    if package in sys.modules:
-        return True
-    return importlib.util.find_spec(package) is not None
 
 
 def _replace(engine: str, operators: Sequence[Operator]) -> None:

@@ -10,21 +10,29 @@ import importlib
 import logging
 import os
 
+from ksieve.adapters._operators import SWITCHES
+
 
 def vllm() -> None:
     """Replace vLLM's operators if ``KSIEVE_VLLM`` is 1."""
-    _switch_on("vllm", "KSIEVE_VLLM")
+    _switch_on("vllm")
 
 
 def sglang() -> None:
     """Replace SGLang's operators if ``KSIEVE_SGLANG`` is 1."""
-    _switch_on("sglang", "KSIEVE_SGLANG")
+    _switch_on("sglang")
 
 
-def _switch_on(engine: str, variable: str) -> None:
-    if os.environ.get(variable, "") in ("", "0"):
+def switched_on(engine: str) -> bool:
+    """Whether the engine's variable is set, to anything but 0."""
+    asked = {"vllm": os.environ.get("KSIEVE_VLLM", ""), "sglang": os.environ.get("KSIEVE_SGLANG", "")}
+    return asked.get(engine, "") not in ("", "0")
+
+
+def _switch_on(engine: str) -> None:
+    if not switched_on(engine):
         return
     try:
         importlib.import_module(f"ksieve.adapters.{engine}").install()
     except Exception as error:  # an engine that cannot use ksieve has to start nevertheless
-        logging.getLogger("ksieve.adapters").error("%s is set, and ksieve is off: %s", variable, error)
+        logging.getLogger("ksieve.adapters").error("%s is set, and ksieve is off: %s", SWITCHES[engine][0], error)

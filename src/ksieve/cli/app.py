@@ -96,6 +96,7 @@ add(
     "doctor",
     doctor.doctor,
     "ksieve doctor",
+    "ksieve doctor --for vllm",
     "ksieve doctor --json > machine.json",
 )
 add(

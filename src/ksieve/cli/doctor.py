@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ksieve.adapters._operators import SWITCHES
 from ksieve.cli import exits, terminal
+from ksieve.cli.options import Engine, choice
+from ksieve.core.errors import BackendError
 
 if TYPE_CHECKING:
+    from ksieve.adapters._signatures import Finding
     from ksieve.doctor import Cache, LaunchShapes, Report
     from ksieve.self_test import SelfTest
 
@@ -19,13 +23,25 @@ _LABELS = {"numpy": "NumPy", "numba": "Numba", "torch": "PyTorch", "cupy": "CuPy
 _SHOWN_IF_PRESENT = ("cupy", "jax")
 
 
-def doctor() -> None:
+def doctor(
+    engine: Annotated[
+        Engine | None,
+        choice("--for", Engine, "Compare the signatures of this engine's operators with those that ksieve takes."),
+    ] = None,
+) -> None:
     """List packages and devices of this machine, test every backend, and name the first fault to fix.
 
     Needs neither a GPU nor PyTorch. Small selections run on every backend that is present, and each answer is
     verified. The exit code is 1 if an answer is wrong, 2 if no backend works.
+
+    With --for only an engine is examined, whose modules are imported. The exit code is 2 if its operators cannot be
+    replaced.
     """
     from ksieve import doctor as examination
+
+    if engine is not None:
+        _engines([engine] if engine is not Engine.all else [each for each in Engine if each is not Engine.all])
+        return
 
     with terminal.status("looking around") as say:
         report = examination.examine(say)
@@ -44,6 +60,38 @@ def doctor() -> None:
     if not report.works:
         refuted = any(test.ran and not test.exact for test in report.tests)
         raise typer.Exit(exits.Exit.REFUTED if refuted else exits.Exit.ERROR)
+
+
+def _engines(engines: list[Engine]) -> None:
+    from ksieve.adapters import _signatures
+
+    present = [engine for engine in engines if _signatures.installed(engine)]
+    if not present:
+        raise BackendError(f"{' or '.join(engines)} is not installed")
+    with terminal.status("importing the engine"):
+        found = [_signatures.examine(engine) for engine in present]
+    terminal.result(lambda: {"engines": [report.as_dict() for report in found]})
+    for report in found:
+        versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+        terminal.say(f"{report.engine}: {versions or 'version unknown'}", style="bold")
+        variable = SWITCHES[report.engine][0] if report.engine in SWITCHES else ""
+        if not report.registered:
+            terminal.say("  its plugin loader does not find ksieve: install the package with pip")
+        if variable:
+            terminal.say(f"  {variable} is {'set' if report.on else 'not set: ksieve is off'}")
+        terminal.facts(((finding.operator, _fit(finding)) for finding in report.operators), indent=2)
+    if not all(report.fits for report in found):
+        raise typer.Exit(exits.Exit.ERROR)
+
+
+def _fit(finding: Finding) -> str:
+    if finding.problem is not None:
+        return f"CANNOT be imported: {finding.problem}"
+    if finding.found is None:
+        return "not in this version"
+    if finding.fits:
+        return "can be replaced"
+    return f"({finding.found}) is NOT known; ksieve takes ({') or ('.join(finding.takes)})"
 
 
 def _print(report: Report) -> None:

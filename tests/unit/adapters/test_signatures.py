@@ -1,0 +1,113 @@
+"""`ksieve doctor --for`: what is installed of an engine, compared with what the adapters take."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from conftest import ROOT  # noqa: E402
+from ksieve.adapters import flashinfer, sglang, vllm  # noqa: E402
+from ksieve.adapters._operators import OPERATORS, SWITCHES  # noqa: E402
+from ksieve.adapters._signatures import names_of, signature_of  # noqa: E402
+
+ENGINES = str(ROOT / "tests" / "support" / "fake_engines")
+ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer}
+EVERY = {operator.name: operator for operators in OPERATORS.values() for operator in operators}
+
+
+def doctor(*words, engines=ENGINES, **variables):
+    done = subprocess.run(
+        [sys.executable, "-m", "ksieve", "doctor", *words], capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), engines])} | variables,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_an_engine_that_fits():
+    code, out, err = doctor("--for", "vllm")
+    assert (code, err) == (0, "")
+    lines = [line.split("  ") for line in out.splitlines()]
+    assert lines[0] == ["vllm: version unknown"]
+    assert "KSIEVE_VLLM is not set: ksieve is off" in out
+    fits = {line[1]: line[-1].strip() for line in lines[3:]}
+    assert fits.keys() == {operator.name for operator in OPERATORS["vllm"]}
+    assert fits.pop("torch.ops._C.cooperative_topk") == "not in this version"
+    assert set(fits.values()) == {"can be replaced"}
+
+
+def test_an_engine_that_does_not():
+    code, out, _ = doctor("--for", "all", "--json", FAKE_VLLM="newer", KSIEVE_VLLM="1")
+    assert code == 2
+    engines = {report["engine"]: report for report in json.loads(out)["engines"]}
+    assert {name: report["fits"] for name, report in engines.items()} == {
+        "vllm": False, "sglang": True, "flashinfer": True,
+    }  # fmt: skip
+    (wrong,) = [operator for operator in engines["vllm"]["operators"] if not operator["fits"]]
+    assert wrong["operator"] == "torch.ops._C.top_k_per_row_decode"
+    assert wrong["found"] == f"{wrong['takes'][0]}, bool sampled"
+    assert (engines["vllm"]["on"], engines["sglang"]["on"]) == (True, False)
+    assert (
+        "bool sampled) is NOT known; ksieve takes (Tensor logits, int next_n"
+        in doctor("--for", "vllm", FAKE_VLLM="newer")[1]
+    )
+
+
+def test_an_engine_whose_import_fails(tmp_path):
+    (tmp_path / "sgl_kernel.py").write_text("raise OSError('no driver')", encoding="utf-8")
+    code, out, _ = doctor("--for", "sglang", engines=str(tmp_path))
+    assert code == 2
+    assert out.count("CANNOT be imported: sgl_kernel: OSError: no driver") == 3
+
+
+def test_an_engine_that_is_not_there(tmp_path):
+    code, out, err = doctor("--for", "flashinfer", engines=str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "flashinfer is not installed" in err
+
+
+def test_entry_points_are_those_that_the_engines_load():
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    assert groups == {group: {"ksieve": f"ksieve.adapters.plugins:{name}"} for name, (_, group) in SWITCHES.items()}
+
+
+# ---- signatures as text ----------------------------------------------------------------------------------------
+
+
+class Mode(enum.IntEnum):
+    NONE = 0
+
+
+def test_a_signature_as_text():
+    def function(a: int, b: Mode = Mode.NONE, *, c: float = float("-inf"), d: object = torch.int32) -> None: ...
+
+    text = "a, b=0, *, c=-inf, d=torch.int32"
+    assert signature_of(function) == text
+    assert names_of(text) == ["a", "b", "c", "d"]
+    assert signature_of(torch.ops.aten.topk).startswith("Tensor self, int k, int dim")
+    assert names_of("Tensor logits, int next_n") == ["logits", "next_n"]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_adapter_takes_every_call_of_a_known_signature(name):
+    """Of the same names in the same order: what the engine may leave out, the adapter does not ask for."""
+    operator = EVERY[name]
+    module, _, function = operator.adapter.partition(".")
+    ours = inspect.signature(getattr(ADAPTERS[module], function)).parameters
+    for text in operator.signatures:
+        names = names_of(text)
+        assert list(ours)[: len(names)] == names
+        assert all(parameter.default is not inspect.Parameter.empty for parameter in list(ours.values())[len(names) :])
+        for part in text.split(", "):
+            if "=" in part:
+                assert ours[part.partition("=")[0]].default is not inspect.Parameter.empty, part
+        assert set(operator.writes) <= set(names)
+        assert not isinstance(operator.answer, str) or operator.answer in names
