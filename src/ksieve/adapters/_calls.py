@@ -87,14 +87,14 @@ class Replacement:
             TALLY.fallbacks[self.name] += 1
             if self.name not in _said:
                 _said.add(self.name)
-                _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", self.name, error)
+                _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", self.name, str(error))
             return self._by_engine(args, kwargs)
         finally:
-            running.operator = None
+            asked = running.asked
+            running.operator = running.asked = None  # a reference would keep the scores in memory
         if share and _random.random() < share:
             with engine_s_own():
-                _verify.compare(self.operator, self.own, args, kwargs, result, running.asked)
-        running.asked = None
+                _verify.compare(self.operator, self.own, args, kwargs, result, asked)
         return result
 
     def _by_engine(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

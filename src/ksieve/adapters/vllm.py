@@ -205,7 +205,7 @@ def _sparse_indexer_topk(
     self: Any, logits: Any, seq_lens: Any, next_n: int, topk_indices: Any, topk_tokens: int, max_seq_len: int
 ) -> None:
     """``SparseIndexerTopk.forward`` of vLLM: its decode step, where the user has not named a kernel of vLLM."""
-    if self._backend != "auto":
+    if getattr(self, "_backend", None) != "auto":
         raise Declined
     rows, (stride0, stride1) = logits.shape[0], logits.stride()
     top_k_per_row_decode(logits, next_n, seq_lens, topk_indices, rows, stride0, stride1, topk_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,27 @@ def test_the_default_of_vllm_s_option_is_ksieve_and_a_named_kernel_is_vllm_s(eng
         assert ksieve.verify(scores, lengths, out)
     assert [c.operator.rpartition(".")[2] for c in adapters.report().calls] == ["forward"]
     assert adapters.report().fallbacks == {}
+    unknown = layer.SparseIndexerTopk("auto")
+    del unknown._backend  # a version that keeps its choice elsewhere
+    with pytest.raises(AttributeError):
+        unknown(scores, lengths, 1, out, 32, 400)
+
+
+def test_no_scores_are_kept_in_memory(engines, monkeypatch):
+    (kernels,) = load("sgl_kernel")
+    sglang.install(verify=1)
+    scores, lengths, _ = operands()
+    calls = [
+        lambda x: kernels.fast_topk_v2(x, lengths, 8),
+        lambda x: kernels.fast_topk_v2(x, lengths, 8, lengths.long()),
+    ]
+    for call in calls:
+        one = scores.clone()
+        gone = weakref.ref(one)
+        call(one)
+        del one
+        assert gone() is None
+    assert adapters.report().fallbacks == {"sgl_kernel.fast_topk_v2": 1}
 
 
 def test_wrappers_of_operators_reach_ksieve(engines):
