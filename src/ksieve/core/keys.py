@@ -116,14 +116,18 @@ def score_of_key(keys: Any) -> F32:
 
 def coarse_bin(scores: Any) -> NDArray[np.int32]:
     """Return the 11-bit coarse bin (0 best, 2047 worst) of each score's float16 projection."""
+    return (half_key(scores) >> np.uint16(5)).astype(np.int32)
+
+
+def half_key(scores: Any) -> NDArray[np.uint16]:
+    """Return the descending 16-bit ordered key of each score's nearest float16, as `order_key` does of float32."""
     bits = _bits(scores)
     x = np.where(bits == NAN_LEVEL, np.int32(0), bits).view(np.float32)  # -0.0 becomes +0.0
     with np.errstate(over="ignore", invalid="ignore"):
         half = x.astype(np.float16)  # a number that rounds to zero keeps its sign, in any flush-to-zero mode
     bits16 = half.view(np.int16)
     key = (bits16 ^ (~(bits16 >> np.int16(15)) & _FLIP16)).view(np.uint16)
-    key = np.where(np.isnan(x), np.uint16(0xFFFF), key)
-    return (key >> np.uint16(5)).astype(np.int32)
+    return np.where(np.isnan(x), np.uint16(0xFFFF), key)
 
 
 def digit(keys: Any, round_index: int) -> NDArray[np.int32]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.core.keys import order_key, widen
+from ksieve.core.keys import half_key, order_key, widen
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.ranking import ranked
 from ksieve.core.windows import windows
@@ -89,7 +89,10 @@ def simulate(
     )  # fmt: skip
     wanted = np.full(rows, k, np.int64) if ks is None else np.clip(np.asarray(ks, np.int64), 0, k)
     begin, length = windows(options, rows, width, lengths=lengths, starts=starts)
-    keys = order_key(widen(ranked(matrix, options.ranking))).astype(np.int64) >> (0 if whole else 16)
+    numbers = widen(ranked(matrix, options.ranking))
+    keys = (half_key if matrix.dtype == np.float16 else order_key)(numbers).astype(np.int64)
+    if matrix.dtype == np.uint16:
+        keys >>= 16  # what a bfloat16 lacks of a float32
     plan = schedule or choose(shape, LINKS["nvlink"], output)
     ranks = [
         _rank(plan, shape, layout, shares, rank, keys, begin, begin + length, wanted, output) for rank in range(world)

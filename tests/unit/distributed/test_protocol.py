@@ -70,6 +70,14 @@ def test_any_row_on_any_ranks(case):
     assert found.messages == messages(schedule, shape, output)
 
 
+@pytest.mark.parametrize("schedule", [Pairs(), Samples(4), Digits(8)], ids=str)
+def test_neighbouring_float16_scores_differ(schedule):
+    patterns = np.concatenate([np.arange(0x7C01), np.arange(0x8001, 0xFC01)]).astype(np.uint16)  # but NaN, and one zero
+    scores = np.random.default_rng(2).permutation(patterns).view(np.float16)[None]
+    found = simulate(scores, None, 500, world=2, schedule=schedule)
+    check_simulated(found, expected(scores, 500), lambda p: int(p >= -(-scores.size // 2)))
+
+
 @pytest.mark.parametrize("layout", [Contiguous(), Interleaved(2)], ids=str)
 @pytest.mark.parametrize("schedule", [Pairs(), Samples(4), Digits(8)], ids=str)
 def test_a_thousand_ranks(schedule, layout):
