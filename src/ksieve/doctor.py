@@ -87,6 +87,16 @@ class LaunchShapes:
 
 
 @dataclass(frozen=True, slots=True)
+class Bundle:
+    """The file that KSIEVE_BUNDLE names: kernels by architecture; `problem` states why it is not used."""
+
+    path: str
+    architectures: Mapping[str, int]
+    compiler: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """The first fault to fix, and a command that fixes it; `serious`: without it ksieve gives no correct answer."""
 
@@ -111,6 +121,7 @@ class Report:
     caches: Mapping[str, Cache]
     tests: tuple[SelfTest, ...]
     launch_shapes: tuple[LaunchShapes, ...] = ()
+    bundle: Bundle | None = None
 
     def test(self, backend: str) -> SelfTest:
         """Return the self-test of a backend."""
@@ -155,6 +166,7 @@ def examine(progress: Progress = lambda _: None) -> Report:
         caches={kind: _cache(kind) for kind in code_cache.KINDS},
         tests=tuple(tests),
         launch_shapes=launch_shapes(_devices(driver) if tests[1].ran else ()),
+        bundle=bundle(driver),
     )
 
 
@@ -214,7 +226,7 @@ def advise(report: Report) -> Advice | None:
             return advice
     for test in (cuda, cpu):
         cache = report.caches[test.backend]
-        if test.ran and not cache.writable:
+        if test.ran and not cache.writable and not (test is cuda and report.bundle is not None):
             why = "" if cache.problem is None else f" ({cache.problem})"
             return Advice(
                 f"compiled {test.backend.upper()} kernels cannot be kept in {cache.path}{why}, so that every process "
@@ -254,6 +266,8 @@ def _cuda_advice(report: Report, cuda: SelfTest) -> Advice | None:
             return Advice("CUDA_VISIBLE_DEVICES hides every GPU from this process", "unset CUDA_VISIBLE_DEVICES")
         return Advice(f"an NVIDIA driver is installed but offers no GPU: {report.driver.problem}", "nvidia-smi")
     name = report.driver.gpus[0].name
+    if report.bundle is not None and report.bundle.problem is not None:
+        return Advice(report.bundle.problem, "unset KSIEVE_BUNDLE")
     if report.packages["cuda-core"] is None or report.packages["cuda-bindings"] is None or report.nvrtc is None:
         return Advice(f"the {name} is not used: the CUDA packages are incomplete ({cuda.problem})", INSTALL_CUDA)
     ours, theirs = (re.findall(r"\d+", text or "") for text in (report.nvrtc, report.driver.cuda))
@@ -346,6 +360,24 @@ def _nvrtc() -> str | None:
         return compiler.compiler_version().removeprefix("nvrtc ")
     except (BackendError, ImportError, OSError):
         return None
+
+
+def bundle(driver: Driver) -> Bundle | None:
+    """Describe the file that KSIEVE_BUNDLE names, None without one; it has to serve every GPU of `driver`."""
+    from ksieve.backends.cuda.jit import bundle as bundles
+    from ksieve.backends.cuda.jit.spec import architecture
+
+    path = bundles.named()
+    if path is None:
+        return None
+    try:
+        found = bundles.read(path)
+        for gpu in driver.gpus:
+            if gpu.capability >= (8, 0):
+                found.check(architecture(gpu.capability))
+    except BackendError as error:
+        return Bundle(str(path), {}, problem=str(error))
+    return Bundle(str(path), found.architectures, found.compiler)
 
 
 def _cache(kind: str) -> Cache:

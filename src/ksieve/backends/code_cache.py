@@ -118,7 +118,7 @@ class Store:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, UnusableError) as error:
-            return _reason(error)
+            return reason(error)
         return None
 
     def writable(self) -> bool:
@@ -146,7 +146,7 @@ class Store:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, UnusableError, RecursionError) as error:
-            say_once(f"compiled code in {path} is not used ({_reason(error)}); it is compiled again")
+            say_once(f"compiled code in {path} is not used ({reason(error)}); it is compiled again")
             return None
         return code
 
@@ -239,7 +239,7 @@ class Store:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, UnusableError, RecursionError) as error:
-                why = _reason(error)
+                why = reason(error)
             yield Entry(path, size, facts, why)
 
     def clear(self) -> int:
@@ -263,7 +263,7 @@ class Store:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                failed.append(f"{path}: {_reason(error)}")
+                failed.append(f"{path}: {reason(error)}")
         if failed:
             raise BackendError(f"{len(failed)} files of the cache could not be removed; the first is {failed[0]}")
         return removed
@@ -312,7 +312,7 @@ class Store:
 
     def _not_kept(self, error: Exception) -> str:
         return (
-            f"compiled kernels cannot be kept in {self.root} ({_reason(error)}): "
+            f"compiled kernels cannot be kept in {self.root} ({reason(error)}): "
             "set KSIEVE_CACHE_DIR to a directory that you alone can write"
         )
 
@@ -321,7 +321,8 @@ def _canonical(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Return what is wrong with a file, in a few words."""
     if isinstance(error, RecursionError):
         return "it is damaged"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
@@ -331,10 +332,11 @@ def _check(status: os.stat_result, path: Path, *, sticky: bool = False) -> None:
     """Raise `UnusableError` if a path is no directory, or if a user other than the caller or root could change it."""
     if not stat.S_ISDIR(status.st_mode):
         raise UnusableError(f"{path} is no directory")
-    _check_owner(status, str(path), sticky=sticky)
+    check_owner(status, str(path), sticky=sticky)
 
 
-def _check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> None:
+def check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> None:
+    """Raise `UnusableError` if a user other than the caller or root could change a file or directory."""
     if not hasattr(os, "geteuid"):  # Windows: the user's profile is protected by its own access lists
         return
     if status.st_uid not in (0, os.geteuid()):
@@ -358,7 +360,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Code]:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise UnusableError("it is no regular file")
-        _check_owner(status, str(path))
+        check_owner(status, str(path))
         if status.st_size > MOST_BYTES:
             raise UnusableError(f"it is larger than {MOST_BYTES >> 20} MiB")
         with os.fdopen(handle, "rb", closefd=False) as file:

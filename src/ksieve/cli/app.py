@@ -148,6 +148,7 @@ add(
     "ksieve build --arch sm_90a --arch sm_100a --k 2048",
     "ksieve build --for vllm --k 2048 --max-rows 8192 --max-width 160k",
     "ksieve build --arch sm_80 --family stream_unsampled --width 8192 --dtype bfloat16",
+    "ksieve build --arch sm_90a --arch sm_100a --bundle kernels.zip",
 )
 add(
     app,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ksieve.cli import terminal
-from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag
+from ksieve.cli import ahead, terminal
+from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag, output
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
+    from ksieve.backends.cuda.jit.compile import Cubin
     from ksieve.backends.cuda.jit.spec import KernelSpec
 
 
@@ -58,11 +59,30 @@ def build(
     max_width: Annotated[
         int | None, count("--max-width", "N", "With --for: widest row. Default: 262144.", minimum=1)
     ] = None,
+    bundle: Annotated[
+        str | None,
+        output("Write the kernels into one file (.zip) that KSIEVE_BUNDLE names, with those of doctor.", "--bundle"),
+    ] = None,
+    cpu: Annotated[
+        bool, flag("--cpu", "Compile the CPU kernels instead, for this machine's processor; nothing else fits.")
+    ] = False,
 ) -> None:
     """Compile CUDA kernels into the cache, so that first calls need not compile.
 
     Needs NVRTC (pip install 'ksieve[cuda]'). With --arch it needs no GPU. A cache that cannot be written is an error.
+
+    With --bundle the cache need not be writable. A process with KSIEVE_BUNDLE needs neither a compiler nor a cache.
     """
+    if cpu:
+        cuda_alone = {
+            "arch": arch, "k": k, "width": width, "rows": rows, "dtype": dtype, "family": family, "policy": policy,
+            "stats": stats, "for": engine, "max-rows": max_rows, "max-width": max_width, "bundle": bundle,
+        }  # fmt: skip
+        for name, given in cuda_alone.items():
+            if given:
+                raise ArgumentError(f"--{name}", given, "nothing with --cpu: CPU kernels are the same for every call")
+        ahead.cpu()
+        return
     from ksieve.backends.code_cache import Store
     from ksieve.backends.cuda.jit import build as planning
     from ksieve.backends.cuda.jit import cache
@@ -71,8 +91,9 @@ def build(
         for value in values or ():
             if value < 1:
                 raise ArgumentError(f"--{name}", value, "an int of at least 1")
-    if not Store("cuda").writable():
+    if bundle is None and not Store("cuda").writable():
         raise BackendError(f"{cache.cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
+    file = None if bundle is None else ahead.bundle_target(bundle)
     devices = [device for a in arch for device in planning.devices_of_arch(a)] if arch else [_present_device()]
     dtypes = [d.value for d in dtype or [Dtype.float32]]
     wanted: dict[KernelSpec, Plan] = {}
@@ -94,16 +115,21 @@ def build(
             families=family or [None],
             policy=policy,
             stats=stats,
+            unplanned=True,
         )
+    if file is not None:
+        wanted |= ahead.of_self_test(devices)
     start, compiled, lines, wrong = time.perf_counter(), 0, [], []
+    made: dict[KernelSpec, Cubin] = {}
     with terminal.progress("compiling", len(wanted), unit="kernels") as update:
-        made = cache.compile_all(wanted, required=True)
-        for done, ((spec, plan), (_, found)) in enumerate(zip(wanted.items(), made, strict=True), 1):
+        obtained = cache.compile_all(wanted, required=file is None)
+        for done, ((spec, plan), (_, found)) in enumerate(zip(wanted.items(), obtained, strict=True), 1):
             if isinstance(found, BackendError):
                 raise found
             cubin, new = found
             compiled += new
             used = cubin.resources
+            made[spec] = cubin
             name = f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype} {spec.arch}"
             spilled, shared = used.spill_stores + used.spill_loads, spec.shared_bytes + used.static_shared
             lines.append([name, str(used.registers), str(spilled), str(shared), "compiled" if new else "cached"])
@@ -112,13 +138,16 @@ def build(
     terminal.table(["kernel", "registers", "spilled", "shared", ""], sorted(lines))
     kernels = "1 kernel" if len(wanted) == 1 else f"{len(wanted)} kernels"
     took = terminal.seconds_text(time.perf_counter() - start)
-    terminal.say(f"{kernels} in {cache.cache_dir()}, {compiled} of them compiled now in {took}")
+    terminal.say(f"{kernels} in {file or cache.cache_dir()}, {compiled} of them compiled now in {took}")
+    if file is not None:
+        ahead.write_bundle(file, made)
     for text in wrong:
         terminal.note(f"note: {text}")
     names = ("kernel", "registers", "spilled", "shared", "state")
     terminal.result(
         lambda: {
             "path": str(cache.cache_dir()),
+            "bundle": None if file is None else str(file),
             "compiled": compiled,
             "kernels": [
                 {name: int(cell) if cell.isdecimal() else cell for name, cell in zip(names, line, strict=True)}

@@ -11,6 +11,10 @@ import pytest
 
 import ksieve
 from conftest import ROOT, cuda_devices
+from ksieve.backends.cuda.jit import bundle
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.compile import Cubin
+from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 
@@ -72,6 +76,32 @@ def test_device_facts(stub):
     (line,) = stub("print(ksieve.backends.cuda.device_info(1))")
     assert "name='Stub', index=1, capability=(9, 0), sm_count=132, shared_per_sm=233472" in line
     assert "shared_per_block=232448, l2_bytes=62914560" in line
+
+
+WITHOUT_A_COMPILER = """
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("cuda.core", "cuda.bindings.nvrtc", "numba", "torch")):
+            raise ImportError(f"No module named {name!r}")
+sys.meta_path.insert(0, Blocked())
+import importlib
+from ksieve.backends.cuda.jit import bundle
+importlib.reload(cache)
+"""
+
+
+@pytest.mark.parametrize("family", ["stream_unsampled", "stream_split"])
+def test_a_bundle_needs_the_driver_alone(stub, tmp_path, family):
+    """With NVIDIA's bindings of the driver, and neither NVRTC nor cuda-core."""
+    plan = ksieve.plan(rows=3, width=20_000, k=512, device=DEVICES["h200"], family="stream_unsampled")
+    kernels = {kernel_spec(plan, arch="sm_90a"): Cubin(b"\x7fELF", "")}
+    bundle.write(tmp_path / "kernels.zip", kernels, compiler.shipped_sources(), "nvrtc 13.0")
+    body = f"{WITHOUT_A_COMPILER}select('{family}')"
+    lines = stub(body, KSIEVE_BUNDLE=str(tmp_path / "kernels.zip"), KSIEVE_CACHE_DIR=str(tmp_path / "cache"))
+    if family == plan.family:
+        assert any(line.startswith("launch") for line in lines) and not (tmp_path / "cache").exists()
+    else:
+        assert lines[-1].startswith("refused: the CUDA backend needs") and "has no kernel" in lines[-1]
 
 
 def test_persistent_call(stub):

@@ -6,10 +6,16 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import cuda_devices
+from ksieve import self_test
 from ksieve.backends.code_cache import Store
+from ksieve.backends.cuda.jit import bundle
 from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.problem import Device, Problem
 from ksieve.lab.cli.app import app
+from ksieve.planning.choose import choose
+from ksieve.planning.devices import DEVICES
 
 pytest.importorskip("cuda.core")
 ROW_KERNEL = ("build", "--arch", "sm_90a", "--rows", "16", "--width", "3072", "--k", "512")
@@ -114,6 +120,29 @@ def test_build_into_a_cache_that_cannot_be_written_is_no_success(run, tmp_path, 
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "file" / "kernels"))
     with pytest.raises(BackendError, match="cannot be written: set KSIEVE_CACHE_DIR"):
         run(*ROW_KERNEL)
+
+
+def test_a_bundle_has_the_same_bytes_whoever_makes_it_and_every_kernel_of_doctor(run, tmp_path, monkeypatch):
+    said = run(*ROW_KERNEL, "--bundle", str(tmp_path / "one.zip"))
+    assert "3 for sm_90a" in said and f"KSIEVE_BUNDLE={tmp_path / 'one.zip'}" in said
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "file" / "kernels"))  # which no bundle needs
+    monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "absent.zip"))  # which `build` does not use
+    run(*ROW_KERNEL, "--bundle", f"{tmp_path}/new/")
+    assert (tmp_path / "new" / "ksieve-kernels.zip").read_bytes() == (tmp_path / "one.zip").read_bytes()
+    monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "one.zip"))
+    monkeypatch.setattr(compiler, "compiler_version", lambda: pytest.fail("the compiler was asked"))
+    for scores, _, k in self_test.cases():
+        (rows, width), device = scores.shape, Device("cuda", 0)
+        plan = choose(Problem(rows, width, width, k, "float32", device), DEVICES["h200"], kept=False)
+        assert bundle.obtain(kernel_spec(plan))[0].code.startswith(b"\x7fELF")
+
+
+def test_an_unwritable_bundle_is_refused_before_anything_is_compiled(run, tmp_path):
+    for path in ("absent/kernels.zip", "kernels.bin"):
+        with pytest.raises(ArgumentError, match="--bundle: got"):
+            run(*ROW_KERNEL, "--bundle", str(tmp_path / path))
+    assert list(Store("cuda").entries()) == []
 
 
 def test_a_hostile_cache_is_listed_and_cleared(run, tmp_path):

@@ -16,10 +16,13 @@ from typer.testing import CliRunner
 
 from conftest import ROOT, cuda_devices
 from ksieve import api, doctor, self_test
+from ksieve.backends.cuda.jit.bundle import write as write_bundle
+from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources
+from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
-from ksieve.doctor import Cache, Driver, Gpu, Report
+from ksieve.doctor import Bundle, Cache, Driver, Gpu, Report
 from ksieve.lab.cli.app import app
 from ksieve.model import reference
 from ksieve.planning import tuned
@@ -45,6 +48,8 @@ def report(*, cpu=GOOD, cuda=GOOD, cache=CACHE, **changes):
 
 NO_GPU = Driver(None, None, (), None)
 OLD = Gpu("Tesla T4", (7, 5), 16 << 30)
+BUNDLE = Bundle("/opt/kernels.zip", {"sm_80": 2, "sm_90a": 40}, "nvrtc 13.0")
+BAD_BUNDLE = Bundle("/opt/kernels.zip", {}, problem="KSIEVE_BUNDLE: /opt/kernels.zip is not used (it is damaged)")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +60,9 @@ OLD = Gpu("Tesla T4", (7, 5), 16 << 30)
         report(cuda=ABSENT, driver=Driver("580.1", "13.0", (OLD,), None)),
         report(cuda=ABSENT, driver=NO_GPU, cache=replace(CACHE, writable=False)),
         report(packages={"torch": None, "cupy": None}, torch_cuda=None),
+        report(bundle=BUNDLE, nvrtc=None, packages={"cuda-core": None}, cache=replace(CACHE, writable=False)),
     ],
-    ids=["all there", "no GPU", "a GPU too old", "a cache that nobody needs", "JAX alone"],
+    ids=["all there", "no GPU", "a GPU too old", "a cache that nobody needs", "JAX alone", "a bundle alone"],
 )
 def test_all_is_well(found):
     assert doctor.advise(found) is None
@@ -77,6 +83,7 @@ def test_all_is_well(found):
         (report(cuda=ABSENT, driver=Driver("550.9", "12.4", (H200,), None)), "newer than the driver, which supports "
          "CUDA 12.4", "pip install 'nvidia-cuda-nvrtc<13' 'cuda-bindings<13'", True),
         (report(cuda=ABSENT), "NVIDIA H200 is not used: it is missing", None, True),
+        (report(cuda=ABSENT, bundle=BAD_BUNDLE, nvrtc=None), "it is damaged", "unset KSIEVE_BUNDLE", True),
         (report(cuda=ABSENT, driver=Driver("580.1", "13.0", (), "it sees none")), "offers no GPU: it sees none",
          "nvidia-smi", True),
         (report(cuda=ABSENT, driver=Driver("580.1", "13.0", (), "it sees none"), visible=""), "hides every GPU",
@@ -239,6 +246,26 @@ def test_the_page_of_a_good_machine(monkeypatch):
     assert "4 compiled, 1.0 MiB, writable" in ran.stdout
     assert "exact, 10 rows verified in 500 ms" in ran.stdout
     assert ran.stdout.splitlines()[-1] == "All is well: selections run on the NVIDIA H200 and on the CPU."
+
+
+def test_the_page_names_the_bundle(monkeypatch):
+    shown = " ".join(invoke(monkeypatch, report(bundle=BUNDLE)).stdout.split())
+    assert "bundle /opt/kernels.zip, 42 compiled (2 for sm_80, 40 for sm_90a) with nvrtc 13.0" in shown
+    shown = " ".join(invoke(monkeypatch, report(bundle=BAD_BUNDLE, cuda=ABSENT)).stdout.split())
+    assert "bundle NOT used: KSIEVE_BUNDLE: /opt/kernels.zip is not used (it is damaged)" in shown
+
+
+def test_the_bundle_of_the_environment_is_read(monkeypatch, tmp_path):
+    monkeypatch.delenv("KSIEVE_BUNDLE", raising=False)
+    assert doctor.bundle(NO_GPU) is None
+    path, spec = tmp_path / "kernels.zip", KernelSpec("stream/block", "sm_80", (("KSIEVE_THREADS", 128),))
+    write_bundle(path, {spec: Cubin(b"code", "")}, shipped_sources(), "nvrtc 13.0")
+    monkeypatch.setenv("KSIEVE_BUNDLE", str(path))
+    assert doctor.bundle(NO_GPU) == Bundle(str(path), {"sm_80": 1}, "nvrtc 13.0")
+    assert doctor.bundle(replace(NO_GPU, gpus=(OLD,))).problem is None, "which no bundle could serve"
+    assert "this GPU needs sm_90a" in doctor.bundle(replace(NO_GPU, gpus=(H200,))).problem
+    path.write_bytes(b"cut")
+    assert "damaged" in doctor.bundle(NO_GPU).problem
 
 
 def test_the_page_ends_with_the_fix_and_its_command(monkeypatch):

@@ -65,11 +65,12 @@ def needed(
     policy: SamplingPolicy | str | None = None,
     stats: bool = False,
     options: Options = PLAIN,
+    unplanned: bool = False,
 ) -> dict[KernelSpec, Plan]:
     """Return the distinct specialisations that the plans of all these shapes need, each with one of its plans.
 
     Shapes share most of their kernels, because rows, width and k are run-time parameters. For a few shapes, calls
-    without a plan use other kernels (`kept` of `ksieve.planning.choose.choose`), which are compiled at first use.
+    without a plan use other kernels (`kept` of `ksieve.planning.choose.choose`): with `unplanned` those are needed too.
 
     Raises
     ------
@@ -79,9 +80,10 @@ def needed(
     found: dict[KernelSpec, Plan] = {}
     for m, width, k, dtype, family in itertools.product(rows, widths, ranks, dtypes, families):
         asked = Problem(m, width, width, k, dtype, Device(device.kind, device.index), options)
-        plan = planner.choose(asked, device, family=family, policy=policy)
-        for part in (plan,) if stats else length_bins.launches(plan):
-            found.setdefault(kernel_spec(part, stats=stats), part)
+        for kept in (True, False) if unplanned else (True,):
+            plan = planner.choose(asked, device, family=family, policy=policy, kept=kept)
+            for part in (plan,) if stats else length_bins.launches(plan):
+                found.setdefault(kernel_spec(part, stats=stats), part)
     return found
 
 

@@ -23,16 +23,20 @@ __all__ = ["cache_dir", "compile_all", "facts_of", "obtain", "obtain_all"]
 _log = logging.getLogger(__name__)
 
 
-def facts_of(spec: KernelSpec, sources: Sources) -> dict[str, Any]:
-    """Return all inputs that determine the machine code of a specialisation; an entry is used only if all agree."""
+def identity_of(spec: KernelSpec, digest: str) -> dict[str, Any]:
+    """Return what determines the machine code of a specialisation, but the compiler; `digest` is of the sources."""
     return {
         "kernel": spec.stem,
         "arch": spec.arch,
         "defines": dict(spec.defines),
-        "compiler": compiler.compiler_version(),
         "ksieve": __version__,
-        "sources": sources.digest,
+        "sources": digest,
     }
+
+
+def facts_of(spec: KernelSpec, sources: Sources) -> dict[str, Any]:
+    """Return all inputs that determine the machine code of a specialisation; an entry is used only if all agree."""
+    return identity_of(spec, sources.digest) | {"compiler": compiler.compiler_version()}
 
 
 def obtain(

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ksieve.backends.cuda.jit import cache, stalls
+from ksieve.backends.cuda.jit import bundle, stalls
 from ksieve.backends.cuda.jit.compile import Sources
 from ksieve.backends.cuda.jit.spec import CLUSTER_STEM, KernelSpec, cooperative, extended, kernel_spec, overlaps
 from ksieve.backends.cuda.runtime import driver as cuda_driver
@@ -60,7 +60,7 @@ WARM_UP = (
 
 
 def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sources: Sources | None = None) -> int:
-    """Load a kernel on a device, compiling it when no cache has it; the device's context is current.
+    """Load a kernel on a device, compiling it when no bundle or cache has it; the device's context is current.
 
     ``sources`` are those of the package when omitted.
 
@@ -77,7 +77,7 @@ def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sourc
     with _loading:
         if (index, spec) not in _functions:
             start = time.perf_counter()
-            cubin, compiled = cache.obtain(spec, sources)
+            cubin, compiled = bundle.obtain(spec, sources)
             stalls.add(compiled, time.perf_counter() - start)
             _functions[index, spec] = driver.load(
                 cubin.code, spec.entry, spec.shared_bytes, clusters=spec.stem == CLUSTER_STEM

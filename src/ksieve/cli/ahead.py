@@ -1,0 +1,100 @@
+"""What ``ksieve build`` makes beside the CUDA kernels of the cache: a bundle, and the CPU kernels."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ksieve.cli import files, terminal
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import BackendError
+from ksieve.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from ksieve.backends.cuda.jit.compile import Cubin
+    from ksieve.backends.cuda.jit.spec import KernelSpec
+
+SUFFIXES = (".zip",)
+
+
+def bundle_target(path: str) -> Path:
+    """Return the file of ``--bundle``, so that it is refused before anything is compiled."""
+    return files.target("--bundle", path, "ksieve-kernels.zip", SUFFIXES)
+
+
+def of_self_test(devices: Iterable[DeviceInfo]) -> dict[KernelSpec, Plan]:
+    """Return the kernels that ``ksieve doctor`` runs, so that it works with a bundle alone."""
+    from ksieve import self_test
+    from ksieve.backends.cuda.jit import build
+
+    found: dict[KernelSpec, Plan] = {}
+    for device in devices:
+        for scores, _, k in self_test.cases():
+            rows, width = scores.shape
+            found |= build.needed(device, rows=[rows], widths=[width], ranks=[k], unplanned=True)
+    return found
+
+
+def write_bundle(path: Path, kernels: Mapping[KernelSpec, Cubin]) -> None:
+    """Write ``--bundle`` and print what it holds."""
+    from ksieve.backends.cuda.jit import bundle
+    from ksieve.backends.cuda.jit import compile as compiler
+
+    size = bundle.write(path, kernels, compiler.shipped_sources(), compiler.compiler_version())
+    count = Counter(spec.arch for spec in kernels)
+    archs = ", ".join(f"{count[arch]} for {arch}" for arch in sorted(count))
+    terminal.say(f"{archs}, {size / 2**20:.1f} MiB; use it with KSIEVE_BUNDLE={path}")
+
+
+def cpu() -> None:
+    """Compile the CPU kernels into the cache.
+
+    Raises
+    ------
+    BackendError
+        If the cache cannot be written, or a kernel was not stored.
+    """
+    from ksieve.backends.code_cache import Store, cache_dir
+
+    store = Store("cpu")
+    if not store.writable():
+        raise BackendError(f"{cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
+    start, lines = time.perf_counter(), []
+    calls = _cpu_calls()
+    with terminal.progress("compiling", len(calls), unit="kernels") as update:
+        for done, (name, (function, call)) in enumerate(calls.items(), 1):
+            before = len(function.stats.cache_misses)
+            call()
+            new = len(function.stats.cache_misses) > before
+            lines.append([name, "compiled" if new else "cached"])
+            update(done)
+    kept = {entry.facts["kernel"] for entry in store.entries() if entry.facts is not None}
+    if missing := calls.keys() - kept:
+        raise BackendError(f"compiled CPU kernels were not kept in {cache_dir()}: {', '.join(sorted(missing))}")
+    compiled, took = sum(state == "compiled" for _, state in lines), time.perf_counter() - start
+    terminal.table(["kernel", ""], lines)
+    terminal.say(
+        f"{len(lines)} CPU kernels in {cache_dir()}, {compiled} of them compiled now in {terminal.seconds_text(took)}"
+    )
+    kernels = [{"kernel": name, "state": state} for name, state in lines]
+    terminal.result(lambda: {"path": str(cache_dir()), "compiled": compiled, "kernels": kernels})
+
+
+def _cpu_calls() -> dict[str, tuple[Any, Callable[[], object]]]:
+    """The compiled functions of the CPU backend, each with a call of `ksieve.topk` that needs it."""
+    import numpy as np
+
+    from ksieve.api import topk
+    from ksieve.backends.cpu.finishing import finish_rows
+    from ksieve.backends.cpu.gathering import gather_rows
+    from ksieve.backends.cpu.kernels import select_rows
+
+    scores, positions = np.zeros((1, 8), np.float32), np.arange(8, dtype=np.int32)[None]
+    return {
+        "select_rows": (select_rows, lambda: topk(scores, k=2, backend="cpu")),
+        "finish_rows": (finish_rows, lambda: topk(scores, k=2, sorted=True, backend="cpu")),
+        "gather_rows": (gather_rows, lambda: topk(scores, k=2, positions=positions, backend="cpu")),
+    }
