@@ -46,8 +46,16 @@ test-emulated: $(TEST_STAMP)  ## run the GPU suite, or a PART of it, on the CPU 
 # Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list.
 ONLY   ?=
 UPDATE ?=
+# CUDA=12 compiles with the NVRTC of the extra cuda12 and lists spills; SAMPLE=1: one kernel of each family, dtype and GPU.
+CUDA   ?=
+SAMPLE ?=
+ifeq ($(CUDA),12)
+cubins: $(VENV)-cuda12/.installed
+	@$(VENV)-cuda12/bin/python scripts/spills.py --only "$(ONLY)" $(if $(SAMPLE),--sample) $(if $(UPDATE),--update)
+else
 cubins: $(VENV)/.installed-cubins  ## compile the kernels without a GPU (minutes), compare with tests/data/cubins.json
 	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update)
+endif
 
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
@@ -78,7 +86,7 @@ bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/result
 	$(BIN)/ksieve bench cpu --out benchmarks/results
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) $(VENV)-floors build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info docs/_build docs/reference/generated
+	rm -rf $(VENV) $(VENV)-floors $(VENV)-cuda12 build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info docs/_build docs/reference/generated
 
 # --- the virtual environment -----------------------------------------------------------------------------
 # Debian ships Python without ensurepip unless python3-venv is installed; any pip of the system can then put
@@ -111,6 +119,13 @@ $(VENV)-floors/.dependencies: pyproject.toml scripts/floors.py
 $(VENV)-floors/.installed: $(VENV)-floors/.dependencies
 	@$(VENV)-floors/bin/python -m pip install --quiet --no-cache-dir --constraint $(VENV)-floors/constraints.txt \
 	  --editable '.[cuda,torch,plot]'
+	@touch $@
+
+# The extras cuda and cuda12 exclude each other: the bindings of CUDA 12 load its NVRTC, those of 13 theirs.
+$(VENV)-cuda12/.installed: pyproject.toml
+	@$(MAKE) --no-print-directory VENV=$(VENV)-cuda12 $(VENV)-cuda12/bin/python
+	@echo "installing the extra cuda12 into $(VENV)-cuda12"
+	@$(VENV)-cuda12/bin/python -m pip install --quiet --no-compile --editable '.[cuda12]'
 	@touch $@
 
 $(VENV)/.site-installed: $(VENV)/.installed

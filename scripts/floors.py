@@ -1,9 +1,10 @@
 """Print the lowest versions that pyproject.toml admits, or the tests that run with them.
 
 ``requirements`` prints ``name==version`` for every lower bound of the base dependencies and of the extras, as a
-constraints file for pip; ``installed`` what of it the tests need, for pip to install. ``tests`` and ``cuda`` print the
-paths of a selection that reaches every dependency in about a minute. Those of ``cuda`` need a process that loads NVRTC
-before PyTorch: cuda-bindings takes a library that is loaded already, and a PyTorch for CUDA 12 has loaded its own.
+constraints file for pip, but of the extra cuda12, which excludes cuda; ``installed`` what of it the tests need, for pip
+to install. ``tests`` and ``cuda`` print the paths of a selection that reaches every dependency in about a minute. Those
+of ``cuda`` need a process that loads NVRTC before PyTorch: cuda-bindings takes a library that is loaded already, and a
+PyTorch for CUDA 12 has loaded its own.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ CUDA = ("test_cuda_host", "test_cuda_driver")  # cuda-core, cuda-bindings, NVRTC
 def requirements(extras: tuple[str, ...] | None = None) -> list[str]:
     """Pin every requirement of some extras, or of all, that has a lower bound to it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = project["optional-dependencies"] if extras is None else extras
+    wanted = [extra for extra in project["optional-dependencies"] if extra != "cuda12"] if extras is None else extras
     declared = [*project["dependencies"], *(one for extra in wanted for one in project["optional-dependencies"][extra])]
-    return [re.sub(r"\s*>=\s*", "==", one) for one in declared if ">=" in one]
+    return [re.sub(r"\s*>=\s*", "==", one).partition(",")[0] for one in declared if ">=" in one]
 
 
 def paths_of(names: tuple[str, ...]) -> list[str]:

@@ -23,6 +23,7 @@ from ksieve import self_test
 from ksieve._version import __version__
 from ksieve.backends import code_cache
 from ksieve.backends.cpu import thread_count
+from ksieve.backends.cuda.runtime.driver import LEAST_CUDA, install
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.text import printable
@@ -33,7 +34,6 @@ PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-binding
 
 _CUPY = re.compile(r"cupy(-cuda\d+x)?")
 _NVRTC = re.compile(r"nvidia-cuda-nvrtc(-cu\d+)?")
-INSTALL_CUDA = "pip install 'ksieve[cuda]'"
 
 Progress = Callable[[str], None]
 
@@ -55,6 +55,17 @@ class Driver:
     cuda: str | None
     gpus: tuple[Gpu, ...]
     problem: str | None
+
+    @property
+    def number(self) -> int | None:
+        """Its CUDA version as the driver numbers it: 12080 for 12.8."""
+        major, _, minor = (self.cuda or "").partition(".")
+        return int(major) * 1000 + int(minor or 0) * 10 if major.isdigit() else None
+
+    @property
+    def install(self) -> str:
+        """Command that installs the extra for it: with another one its kernels are refused, or there are none."""
+        return install(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,17 +276,22 @@ def _cuda_advice(report: Report, cuda: SelfTest) -> Advice | None:
         if report.visible is not None and report.visible.strip() in ("", "-1"):
             return Advice("CUDA_VISIBLE_DEVICES hides every GPU from this process", "unset CUDA_VISIBLE_DEVICES")
         return Advice(f"an NVIDIA driver is installed but offers no GPU: {report.driver.problem}", "nvidia-smi")
-    name = report.driver.gpus[0].name
+    driver, name = report.driver, report.driver.gpus[0].name
     if report.bundle is not None and report.bundle.problem is not None:
         return Advice(report.bundle.problem, "unset KSIEVE_BUNDLE")
+    if driver.number is not None and driver.number < LEAST_CUDA:
+        return Advice(
+            f"the NVIDIA driver supports CUDA {driver.cuda} and is too old: update it to 580 or newer, or to 550 or "
+            f"newer with the extra cuda12 ({driver.install})",
+        )
     if report.packages["cuda-core"] is None or report.packages["cuda-bindings"] is None or report.nvrtc is None:
-        return Advice(f"the {name} is not used: the CUDA packages are incomplete ({cuda.problem})", INSTALL_CUDA)
-    ours, theirs = (re.findall(r"\d+", text or "") for text in (report.nvrtc, report.driver.cuda))
+        return Advice(f"the {name} is not used: the CUDA packages are incomplete ({cuda.problem})", driver.install)
+    ours, theirs = (re.findall(r"\d+", text or "") for text in (report.nvrtc, driver.cuda))
     if ours and theirs and int(ours[0]) > int(theirs[0]):
         return Advice(
-            f"NVRTC {report.nvrtc} is newer than the driver, which supports CUDA {report.driver.cuda}: update the "
-            "driver, or install an NVRTC of the driver's major version",
-            f"pip install 'nvidia-cuda-nvrtc<{int(theirs[0]) + 1}' 'cuda-bindings<{int(theirs[0]) + 1}'",
+            f"NVRTC {report.nvrtc} is newer than the driver, which supports CUDA {driver.cuda}: install the extra for "
+            "it, or update the driver",
+            driver.install,
         )
     return Advice(f"the {name} is not used: {cuda.problem}", None)
 

@@ -32,7 +32,7 @@ static void* current;
 static int option(const char* name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
 
 int cuInit(u32 flags) { return option("STUB_INIT", 0); }
-int cuDriverGetVersion(int* v) { return *v = 12080, 0; }
+int cuDriverGetVersion(int* v) { return *v = option("STUB_CUDA", 12080), 0; }
 int cuDeviceGetCount(int* n) { return *n = 2, 0; }
 int cuDeviceGet(int* device, int index) { return *device = index, 0; }
 int cuDeviceGetName(char* name, int size, int device) { return strncpy(name, "Stub", size), 0; }

@@ -81,7 +81,11 @@ def test_all_is_well(found):
          True),
         (report(cuda=ABSENT, nvrtc=None), "packages are incomplete", "pip install 'ksieve[cuda]'", True),
         (report(cuda=ABSENT, driver=Driver("550.9", "12.4", (H200,), None)), "newer than the driver, which supports "
-         "CUDA 12.4", "pip install 'nvidia-cuda-nvrtc<13' 'cuda-bindings<13'", True),
+         "CUDA 12.4", "pip install 'ksieve[cuda12]'", True),
+        (report(cuda=ABSENT, nvrtc=None, driver=Driver("570.1", "12.8", (H200,), None)), "packages are incomplete",
+         "pip install 'ksieve[cuda12]'", True),
+        (report(cuda=ABSENT, driver=Driver("535.1", "12.2", (H200,), None)), "supports CUDA 12.2 and is too old: "
+         "update it to 580 or newer, or to 550 or newer with the extra cuda12", None, True),
         (report(cuda=ABSENT), "NVIDIA H200 is not used: it is missing", None, True),
         (report(cuda=ABSENT, bundle=BAD_BUNDLE, nvrtc=None), "it is damaged", "unset KSIEVE_BUNDLE", True),
         (report(cuda=ABSENT, driver=Driver("580.1", "13.0", (), "it sees none")), "offers no GPU: it sees none",
@@ -242,10 +246,18 @@ def test_the_page_of_a_good_machine(monkeypatch):
     ran = invoke(monkeypatch, report())
     assert ran.exit_code == 0
     assert "NVIDIA H200, compute capability 9.0, 140 GiB" in ran.stdout
-    assert "580.1, supports CUDA 13.0" in ran.stdout
+    assert "580.1, supports CUDA 13.0: ksieve[cuda] fits" in ran.stdout
     assert "4 compiled, 1.0 MiB, writable" in ran.stdout
     assert "exact, 10 rows verified in 500 ms" in ran.stdout
     assert ran.stdout.splitlines()[-1] == "All is well: selections run on the NVIDIA H200 and on the CPU."
+
+
+@pytest.mark.parametrize(
+    ("cuda", "extra"), [("12.8", "cuda12"), ("12.9", "cuda12"), ("13.0", "cuda"), ("14.1", "cuda")]
+)
+def test_the_page_says_which_extra_fits_the_driver(monkeypatch, cuda, extra):
+    shown = invoke(monkeypatch, report(driver=Driver("1.2", cuda, (H200,), None))).stdout
+    assert f"supports CUDA {cuda}: ksieve[{extra}] fits" in shown
 
 
 def test_the_page_names_the_bundle(monkeypatch):

@@ -3,9 +3,9 @@
 A bundle is a zip archive without compression. Its member ``index.json`` says which ksieve made it, from which sources
 and with which compiler, and lists the kernels with their defines and the SHA-256 of their machine code; the archive's
 comment holds the SHA-256 of the index. The bytes depend on the kernels alone: the compiler's reports, which contain
-times and paths, are not kept. ``KSIEVE_BUNDLE`` names the bundle of a
-process: its kernels are used before those of the cache, and before one is compiled. A kernel is found by what decides
-its machine code but the compiler, since the process may have none (`cache.identity_of`).
+times and paths, are not kept. ``KSIEVE_BUNDLE`` names the bundle of a process: its kernels are used before those of the
+cache, and before one is compiled. A kernel is found by what decides its machine code but the compiler, since the
+process may have none (`cache.identity_of`).
 
 A bundle is used only if it belongs to the caller or root and no other user can write it, like an entry of the cache.
 """

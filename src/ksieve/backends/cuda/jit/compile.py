@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.backends.cuda.jit.spec import SOURCES, KernelSpec, describe
-from ksieve.backends.cuda.runtime.driver import INSTALL, missing_package
+from ksieve.backends.cuda.runtime.driver import cuda_version, install, missing_package
 from ksieve.core.errors import BackendError
-
-_NO_NVRTC = f"NVRTC, CUDA's run-time compiler, was not found: {INSTALL}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +113,10 @@ def compiler_version() -> str:
     try:
         code, major, minor = nvrtc.nvrtcVersion()
     except (RuntimeError, OSError, ImportError):
-        raise BackendError(_NO_NVRTC) from None
+        remedy = install(cuda_version())
+        raise BackendError(f"NVRTC, CUDA's run-time compiler, was not found: {remedy}") from None
     if int(code):
-        raise BackendError(f"NVRTC does not start (error {int(code)}): {INSTALL}")
+        raise BackendError(f"NVRTC does not start (error {int(code)}): {install(cuda_version())}")
     return f"nvrtc {major}.{minor}"
 
 

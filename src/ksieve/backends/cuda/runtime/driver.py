@@ -16,15 +16,34 @@ from typing import Any
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
 
-INSTALL = "pip install 'ksieve[cuda]'"
 LEAST_CAPABILITY = (8, 0)
+LEAST_CUDA = 12_040
+"""Oldest CUDA version of a driver, as `cuDriverGetVersion` numbers them: 12.4 added cuFuncLoad."""
 
 _NO_DEVICE = 100
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
+def cuda_version() -> int | None:
+    """CUDA version that the driver supports, such as 12080; None without a driver."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+        number = ctypes.c_int()
+        return number.value if library.cuDriverGetVersion(ctypes.byref(number)) == 0 else None
+    except (OSError, AttributeError):
+        return None
+
+
+def install(version: int | None) -> str:
+    """Command that installs the extra for a driver of some CUDA version; None: for the newest."""
+    return f"pip install 'ksieve[{'cuda12' if version is not None and version < 13_000 else 'cuda'}]'"
 
 
 def missing_package(error: ImportError) -> BackendError:
     """Return an error that names the missing Python package and how to install it."""
-    return BackendError(f"the CUDA backend needs cuda-core, cuda-bindings and NVRTC ({error}): {INSTALL}")
+    return BackendError(
+        f"the CUDA backend needs cuda-core, cuda-bindings and NVRTC ({error}): {install(cuda_version())}"
+    )
 
 
 class Driver:
@@ -46,13 +65,19 @@ class Driver:
             (code,) = api.cuInit(0)
         except (RuntimeError, OSError, ImportError):
             raise BackendError(
-                "no NVIDIA driver was found on this machine: install NVIDIA's display driver (580 or newer), "
-                "or pass the scores as a CPU array"
+                "no NVIDIA driver was found on this machine: install NVIDIA's display driver (580 or newer, or 550 "
+                f"with {install(LEAST_CUDA)}), or pass the scores as a CPU array"
             ) from None
         if int(code) == _NO_DEVICE:
             raise BackendError("the NVIDIA driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES")
         self.check(code, "starting the CUDA driver")
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        version = self._call("cuDriverGetVersion")
+        if version < LEAST_CUDA:
+            raise BackendError(
+                f"the NVIDIA driver supports CUDA {_text(version)} and is too old: update it to 580 or newer, or to "
+                f"550 or newer with {install(version)}"
+            )
+        library = ctypes.CDLL(_LIBRARY)
         self.launch = library.cuLaunchKernelEx
         self.get_current = library.cuCtxGetCurrent
         self._is_capturing = library.cuStreamIsCapturing
@@ -151,8 +176,8 @@ class Driver:
             version = self._call("cuDriverGetVersion")
             raise BackendError(
                 f"the driver refused a compiled kernel: {self.error_text(int(result))}. It supports CUDA "
-                f"{version // 1000}.{version % 1000 // 10}: update the driver, or install an nvidia-cuda-nvrtc of "
-                f"that major version, then run `ksieve cache --clear`"
+                f"{_text(version)}: update the driver, or compile with the NVRTC for it, {install(version)}; then run "
+                "`ksieve cache --clear`, and make a bundle (KSIEVE_BUNDLE) again"
             )
         function = self._call("cuModuleGetFunction", module, entry.encode())
         kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -212,6 +237,10 @@ class Driver:
             host = bytearray(data.cast("B"))
             address = ctypes.addressof((ctypes.c_char * len(host)).from_buffer(host))
             self._call("cuMemcpyHtoD", pointer, address, len(host))
+
+
+def _text(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 _instance: Driver | None = None

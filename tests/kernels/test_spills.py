@@ -1,0 +1,100 @@
+"""The extra cuda12 and its gate: which kernels are compiled with NVRTC 12.8, and what of the result fails."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import re
+import sys
+import tomllib
+
+import pytest
+
+from conftest import ROOT
+from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.spec import ARCHITECTURES, DTYPES, STEMS
+from ksieve.backends.cuda.runtime.driver import install
+from ksieve.core.errors import BackendError
+
+
+@pytest.fixture
+def spills(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    yield importlib.import_module("spills")
+    for name in ("spills", "cubins", "canonical_ptx"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def compiled(spills, monkeypatch, tmp_path):
+    """The script with a compiler that takes no time; the faults of a kernel are those that a test puts there."""
+    faults = {}
+    monkeypatch.setattr(compiler, "compiler_version", lambda: "nvrtc 12.8")
+    monkeypatch.setattr(spills, "faults_of", lambda spec, plan: faults.get(spec.stem, []))
+
+    def run(*words):
+        return spills.main([*words, "--jobs", "1", "--list", str(tmp_path / "list.json")])
+
+    run.faults = faults
+    return run
+
+
+def test_the_sample_has_every_family_dtype_and_architecture(spills):
+    made = spills.sample()
+    found = {(record["options"]["family"], record["dtype"], record["arch"]) for record, _ in made.values()}
+    everywhere = {"stream", "stream_unsampled", "stream_split", "register_warp", "resident_block"}
+    assert found >= set(itertools.product(everywhere, DTYPES, ARCHITECTURES))
+    assert found >= set(itertools.product(STEMS, DTYPES, [a for a in ARCHITECTURES if a.endswith("a")]))
+    assert len(made) < 120, "it is compiled in CI"
+
+
+def test_what_is_not_listed_fails_and_what_is_listed_passes(compiled, capsys):
+    assert compiled("--sample") == 0
+    compiled.faults["stream/block"] = ["spills 8 bytes to and 8 from local memory"]
+    assert compiled("--sample") == 1
+    said = capsys.readouterr().out
+    assert "family=stream: spills 8 bytes to and 8 from local memory  NEW" in said
+    assert compiled("--update") == 0 and compiled() == 0
+    assert "NEW" not in capsys.readouterr().out.rpartition("wrote")[2]
+    compiled.faults["stream/block"] = ["does not compile: no"]
+    assert compiled() == 1
+
+
+def test_the_list_is_of_the_version_at_hand_alone(compiled, monkeypatch, tmp_path):
+    compiled.faults["stream/block"] = ["spills"]
+    assert compiled("--update") == 0
+    monkeypatch.setattr(compiler, "compiler_version", lambda: "nvrtc 12.9")
+    assert compiled() == 1
+    assert compiled("--update") == 0
+    assert [*json.loads((tmp_path / "list.json").read_text())] == ["12.8", "12.9"]
+
+
+def test_a_part_never_rewrites_the_list(compiled):
+    for words in (("--sample",), ("--only", "sm_80")):
+        with pytest.raises(SystemExit):
+            compiled("--update", *words)
+
+
+def test_a_kernel_that_does_not_compile_is_a_fault(spills, monkeypatch):
+    def compile_kernel(*_):
+        raise BackendError("nvrtc 12.8 cannot compile for sm_130a")
+
+    monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
+    spec, (_, plan) = next(iter(spills.sample().items()))
+    assert spills.faults_of(spec, plan) == ["does not compile: nvrtc 12.8 cannot compile for sm_130a"]
+
+
+def test_the_extras_exclude_each_other_and_share_cuda_core():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    core, bindings, nvrtc = extras["cuda12"]
+    assert core == extras["cuda"][0]
+    assert re.fullmatch(r"cuda-bindings>=12\.9.*,<13", bindings) and re.fullmatch(r".*-cu12>=12\.8.*,<12\.9", nvrtc)
+    assert extras["cuda"][1] == "cuda-bindings>=13.0"
+
+
+@pytest.mark.parametrize(
+    ("version", "extra"), [(12_040, "cuda12"), (12_090, "cuda12"), (13_000, "cuda"), (None, "cuda")]
+)
+def test_the_extra_follows_the_driver(version, extra):
+    assert install(version) == f"pip install 'ksieve[{extra}]'"
