@@ -120,7 +120,7 @@ def build(
     if file is not None:
         wanted |= ahead.of_self_test(devices)
     start, compiled, lines, wrong = time.perf_counter(), 0, [], []
-    made: dict[KernelSpec, Cubin] = {}
+    cubins: dict[KernelSpec, Cubin] = {}
     with terminal.progress("compiling", len(wanted), unit="kernels") as update:
         obtained = cache.compile_all(wanted, required=file is None)
         for done, ((spec, plan), (_, found)) in enumerate(zip(wanted.items(), obtained, strict=True), 1):
@@ -129,7 +129,7 @@ def build(
             cubin, new = found
             compiled += new
             used = cubin.resources
-            made[spec] = cubin
+            cubins[spec] = cubin
             name = f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype} {spec.arch}"
             spilled, shared = used.spill_stores + used.spill_loads, spec.shared_bytes + used.static_shared
             lines.append([name, str(used.registers), str(spilled), str(shared), "compiled" if new else "cached"])
@@ -140,7 +140,7 @@ def build(
     took = terminal.seconds_text(time.perf_counter() - start)
     terminal.say(f"{kernels} in {file or cache.cache_dir()}, {compiled} of them compiled now in {took}")
     if file is not None:
-        ahead.write_bundle(file, made)
+        ahead.write_bundle(file, cubins)
     for text in wrong:
         terminal.note(f"note: {text}")
     names = ("kernel", "registers", "spilled", "shared", "state")

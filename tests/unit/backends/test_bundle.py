@@ -123,6 +123,15 @@ def test_a_kernel_that_is_nowhere_names_the_bundle_and_the_command(named):
         bundle.obtain(OTHER)
 
 
+def test_a_warm_up_compiles_what_the_bundle_has_not(named, monkeypatch):
+    assert bundle.missing([SPEC, OTHER, HOPPER]) == [OTHER]
+    named.write_bytes(b"cut")
+    with refused("damaged"):
+        bundle.missing([SPEC])
+    monkeypatch.delenv("KSIEVE_BUNDLE")
+    assert bundle.missing([SPEC, OTHER]) == [SPEC, OTHER]
+
+
 def test_a_replaced_bundle_is_read_again(named):
     assert bundle.obtain(SPEC)[0] == cubin_of(SPEC)
     write(named, HOPPER)

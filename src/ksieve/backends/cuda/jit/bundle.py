@@ -20,7 +20,7 @@ import os
 import stat
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +201,19 @@ def obtain(spec: KernelSpec, sources: Sources | None = None) -> tuple[Cubin, boo
         return cache.obtain(spec, sources)
     except BackendError as error:
         raise BackendError(f"{error}; {missing}: add its shape to `ksieve build --bundle`") from error
+
+
+def missing(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
+    """Return the kernels that the bundle of this process has not, all without one: those that a warm-up has to compile.
+
+    Raises
+    ------
+    BackendError
+        If ``KSIEVE_BUNDLE`` names a file that cannot be used.
+    """
+    path = named()
+    bundle = None if path is None else _current(path)
+    return [spec for spec in specs if bundle is None or _member(spec, bundle.sources) not in bundle.kernels]
 
 
 def _current(path: Path) -> Bundle:
