@@ -10,7 +10,7 @@ import torch
 from ksieve.adapters import _forms
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store
-from ksieve.backends.cuda.jit import build, cache
+from ksieve.backends.cuda.jit import build, bundle, cache
 from ksieve.backends.cuda.jit.spec import KernelSpec, compiled_options
 from ksieve.core import problem
 from ksieve.core.device import DeviceInfo
@@ -68,7 +68,7 @@ def warm_up(engine: str, k: int | Sequence[int], max_rows: int, max_width: int, 
     device = cuda.device_info(index)
     wanted = needed(engine, device, ks=ks, max_rows=max_rows, max_width=max_width, dtypes=dtypes)
     if Store("cuda").writable():  # otherwise the kernels of other processes would be lost
-        for _, made in cache.compile_all(wanted):
+        for _, made in cache.compile_all(bundle.missing(wanted)):
             if isinstance(made, BackendError):
                 raise made
     for plan in wanted.values():

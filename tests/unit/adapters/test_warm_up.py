@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 from cuda_fakes import fake_backend  # noqa: E402
 from ksieve import dispatch  # noqa: E402
 from ksieve.adapters import _forms, _select, _warm_up, flashinfer, sglang, vllm  # noqa: E402
-from ksieve.backends.cuda.jit import build, cache  # noqa: E402
-from ksieve.backends.cuda.jit.compile import Cubin  # noqa: E402
+from ksieve.backends.cuda.jit import build, bundle, cache  # noqa: E402
+from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources  # noqa: E402
 from ksieve.backends.cuda.jit.spec import compiled_options, kernel_spec  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
@@ -175,3 +175,14 @@ def test_numbers_out_of_range(driver):
         vllm.warm_up(0, max_rows=2, max_width=100)
     with pytest.raises(ArgumentError, match=r"^max_rows: got 0"):
         vllm.warm_up(4, max_rows=0, max_width=100)
+
+
+def test_warm_up_compiles_nothing_that_a_bundle_has(driver, monkeypatch, tmp_path):
+    wanted = _warm_up.needed("vllm", driver.device_info(0), ks=(64,), max_rows=2, max_width=100, dtypes=["float32"])
+    path = tmp_path / "kernels.zip"
+    bundle.write(path, {spec: Cubin(b"code", "") for spec in wanted}, shipped_sources(), "a test")
+    monkeypatch.setenv("KSIEVE_BUNDLE", str(path))
+    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(cache, "compile_all", lambda specs: asked.extend(specs) or [])
+    assert vllm.warm_up(64, max_rows=2, max_width=100) == len(wanted) == len(driver.loads) and not asked
