@@ -198,6 +198,21 @@ def topk(
         The others of a row must be distinct. So rows are merged that were gathered from several shards.
     counts_out : array of int32, of the leading shape, optional
         CPU only: receives how many slots of each row are used.
+    block_size : int
+        CPU only, as are the following: select among blocks of this many adjacent scores, 1 to 256, each by its best
+        score, and write the number of the block. `lengths`, `starts` and `ends` stay positions; the last block may be
+        short, and the first where a window begins inside it. What is selected among are a row's *entries*: its
+        blocks, or its scores.
+    force_first, force_last : int
+        So many entries at the beginning and at the end of each row are selected with any score.
+    force : {"inside", "beside"}
+        Whether forced entries count among the k, or come in addition.
+    expand : bool or int
+        Write all positions of each selected entry, in place of its index: True for those of a block, or the number of
+        positions that each score stands for, 2 to 256. The outputs then have ``k * expand`` columns.
+    tail : array of int32, of the shape of `lengths`, optional
+        With `expand`, the rows' lengths in positions: entries that are not whole within them are not selected, and the
+        positions behind the last whole entry are written behind the selection, in up to ``expand - 1`` more columns.
     return_values : bool
         Also return the selected scores, bit for bit; -inf in unused slots, or inf with ``largest=False``. With PyTorch
         they carry the gradient of the selected scores, to any order and in forward mode; `workspace` is then not used.
@@ -378,6 +393,7 @@ def plan(
         takes = f"an int from 1 to {problem.MAX_K}: ksieve.topk(..., k=0) needs no plan"
         raise ArgumentError("k", 0, takes)
     info = device if isinstance(device, DeviceInfo) else dispatch.device_info(_parse_device(device))
+    problem.check_entries(problem.check_options(options), slots, width)
     asked = Problem(
         rows,
         width,
@@ -385,7 +401,7 @@ def plan(
         slots,
         name,
         Device(info.kind, info.index),
-        problem.check_options(options),
+        options,
     )
     return planner.choose(asked, info, family=family, policy=policy, splits=splits)
 

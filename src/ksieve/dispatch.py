@@ -30,6 +30,9 @@ _MOST_FAST_PATHS = 4096
 _RANKING = frozenset(("largest", "nan"))
 """Keyword arguments that a fast path takes: the kernel is another one, its arguments are the same."""
 
+_NO_GRADIENT = ("positions", "block_size", "expand")
+"""Arguments with which the indices do not say which scores the values are."""
+
 _AUTO = "auto"
 _BACKENDS = (_AUTO, "cpu", "cuda", "reference")
 
@@ -82,8 +85,9 @@ def topk_eager(
     )
     asked, info = call.problem, call.scores
     carried = info.library == "torch" and asked.options.values and _carries_gradient(call)
-    if carried and asked.options.positions:
-        raise ArgumentError("positions", "an array with scores that require grad", "scores.detach() with return_values")
+    for name, got in asked.options.on_cpu if carried else ():
+        if name in _NO_GRADIENT:
+            raise ArgumentError(name, f"{got} with scores that require grad", "scores.detach() with return_values")
     selected = replace(call, problem=_of_positions(asked)) if carried else call
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")

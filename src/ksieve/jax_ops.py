@@ -143,6 +143,13 @@ def traced(
     for name in arguments.UNTRACED:
         if keywords.get(name) is not None:
             raise ArgumentError(name, kind_of(keywords[name]), "nothing while JAX traces: only an eager call takes it")
+    for name, idle in arguments.UNTRACED_NUMBERS.items():
+        value = keywords.get(name)
+        if isinstance(value, int) and (value is True or value > idle):
+            raise ArgumentError(name, value, "nothing while JAX traces: only an eager call takes it")
+    if isinstance(plan, Plan) and plan.problem.options.entries:
+        got = "a plan with block_size, force or expand"
+        raise ArgumentError("plan", got, "one without while JAX traces: eager calls have them")
     for name, given in {"out": out, "workspace": workspace, **{n: keywords.get(n) for n in _OUTPUTS}}.items():
         if given is not None:
             raise ArgumentError(name, kind_of(given), _NEW)

@@ -148,6 +148,12 @@ def traced(
     for name in arguments.UNTRACED:
         if keywords.get(name) is not None:
             refuse(name, kind_of(keywords[name]), "nothing while tracing: only an eager call takes it")
+    for name, idle in arguments.UNTRACED_NUMBERS.items():
+        value = keywords.get(name)
+        if isinstance(value, int) and (value is True or value > idle):
+            refuse(name, value, "nothing while tracing: only an eager call takes it")
+    if plan is not None and plan.problem.options.entries:
+        refuse("plan", "a plan with block_size, force or expand", "one without while tracing: eager calls have them")
     for name in arguments.ARRAYS:
         _check_tensor(keywords.get(name), name)
     ks = k if isinstance(k, torch.Tensor) else None

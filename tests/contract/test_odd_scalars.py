@@ -26,7 +26,8 @@ TOPK = {
     "k": {}, "plan": {}, "policy": {}, "backend": {}, "return_stats": {}, "index_base": {}, "next_n": {},
     "max_k": {"k": np.full(ROWS, 3, np.int32)}, "page_size": {"page_table": PAGES}, "return_values": {},
     "return_raw": {}, "index_dtype": {}, "sorted": {}, "tie_break": {}, "deterministic": {}, "batch_invariant": {},
-    "largest": {}, "nan": {}, "overlap": {}, "num_rows": {},
+    "largest": {}, "nan": {}, "overlap": {}, "num_rows": {}, "block_size": {}, "force_first": {}, "force_last": {},
+    "force": {"force_first": 1}, "expand": {},
 }  # fmt: skip
 PLAN = ("rows", "width", "k", "pitch", "dtype", "device", "family", "policy", "splits", "options")
 VERIFY = (
@@ -34,9 +35,10 @@ VERIFY = (
     "progress",
 )  # fmt: skip
 TAKEN = {
-    "topk": {("k", "zero"), ("max_k", "zero")}
+    "topk": {("k", "zero"), ("max_k", "zero"), ("force_first", "zero"), ("force_last", "zero")}
     | set(product(["num_rows"], ["2**31", "2**62", "2**70", "5,000 digits", "-5,000 digits", "numpy uint64", "minus"]))
     | {("num_rows", "zero")},
+    "Options": {("force_first", "zero"), ("force_last", "zero")},
     "plan": {("rows", "zero"), ("width", "zero"), ("pitch", "zero"), ("pitch", "2**31")},
     "verify": {("sentinel", "minus"), ("sentinel", "2**31"), ("sentinel", "2**62")}
     | set(product(["block_bytes"], ["2**31", "2**62", "2**70", "5,000 digits", "numpy uint64"]))

@@ -11,6 +11,7 @@ from ksieve.core.errors import ArgumentError, GradientWarning, shown
 from ksieve.core.options import (
     INTEGERS,
     PLAIN,
+    Force,
     IndexBase,
     Integers,
     Nan,
@@ -42,6 +43,17 @@ class _Placing(TypedDict, total=False):
     counts_out: Any
 
 
+class _Selecting(TypedDict, total=False):
+    """Keyword arguments that say what the entries of a row are, and what is written for one."""
+
+    block_size: int | None
+    force_first: int | None
+    force_last: int | None
+    force: Force | None
+    expand: int | bool | None
+    tail: Any
+
+
 class _Returning(TypedDict, total=False):
     """Keyword arguments that decide how many arrays are returned."""
 
@@ -64,11 +76,11 @@ class _Choosing(TypedDict, total=False):
     overlap: bool
 
 
-class TopkKwargs(_Placing, _Returning, _Choosing, total=False):
+class TopkKwargs(_Placing, _Selecting, _Returning, _Choosing, total=False):
     """Optional keyword arguments of `ksieve.topk`. None, or False for a flag, equals omission."""
 
 
-class PlanlessKwargs(_Placing, _Choosing, total=False):
+class PlanlessKwargs(_Placing, _Selecting, _Choosing, total=False):
     """Keyword arguments that leave the number of returned arrays to the flags of a call; a plan may add some."""
 
     plan: None
@@ -85,8 +97,11 @@ NAMES = tuple(TopkKwargs.__annotations__)
 ARRAYS = ("starts", "ends", "page_table", "row_to_request", "offsets", "values_out", "raw_out")
 """The names among them whose values are arrays, but for those of `UNTRACED`."""
 
-UNTRACED = ("positions", "counts_out")
+UNTRACED = ("positions", "counts_out", "tail")
 """Names of arrays that a call takes only eagerly."""
+
+UNTRACED_NUMBERS = {"block_size": 1, "force_first": 0, "force_last": 0, "expand": 1}
+"""Names of numbers that a call takes only eagerly, with those that ask for nothing."""
 
 _FLAGS = ("return_values", "return_raw", "deterministic", "batch_invariant", "overlap")
 
@@ -214,6 +229,9 @@ def resolve(
         missing: Windows = base.windows if base.windows != "none" else "ends"
         windows = "lengths" if lengths else "ends" if "ends" in given else missing
     transform: Transform = "pages" if "page_table" in given else "offsets" if "offsets" in given else "none"
+    block_size, expand = given.get("block_size", base.block_size), given.get("expand", base.expand)
+    if expand is True and block_size == 1:
+        raise ArgumentError("expand", "True without block_size", "the number of positions of an entry, or block_size=")
     index_dtype = given.get("index_dtype", base.index_dtype)
     if out_dtype in INTEGERS:
         asked_dtype = given.get("index_dtype", out_dtype)
@@ -239,6 +257,12 @@ def resolve(
         overlap=given.get("overlap", base.overlap),
         positions="positions" in given,
         counts="counts_out" in given,
+        block_size=block_size,
+        force_first=given.get("force_first", base.force_first),
+        force_last=given.get("force_last", base.force_last),
+        force=given.get("force", base.force),
+        expand=block_size if expand is True else 1 if expand is False else expand,
+        tail="tail" in given,
     )
 
 

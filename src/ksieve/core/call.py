@@ -22,6 +22,7 @@ from ksieve.core.problem import (
     Shape,
     as_matrix,
     check_counts,
+    check_entries,
     check_k,
     check_output,
     check_positions,
@@ -69,7 +70,7 @@ class Call:
     @property
     def shape(self) -> Shape:
         """Shape of the result."""
-        return (*self.leading, self.problem.k)
+        return (*self.leading, self.problem.columns)
 
     def host(self, name: str) -> NDArray[Any]:
         """View an array on the host as it is described."""
@@ -137,6 +138,7 @@ def parse(
     )
     if rows % options.next_n:
         raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
+    check_entries(options, slots, width)
     described: dict[str, ArrayInfo] = {"scores": info}
     arrays: dict[str, Any] = {"scores": plain_tensor(scores) if info.library == "torch" else scores}
 
@@ -151,6 +153,8 @@ def parse(
     if bounds_info is not None:
         valid = request_shapes(leading, rows, options.next_n)
         take("lengths", bounds, check_vector(bounds_info, its_name, valid, scores_device, INTEGERS))
+    if (tail := keywords.get("tail")) is not None:
+        vector("tail", tail, *request_shapes(leading, rows, options.next_n))
     live = rows
     if isinstance(num_rows, (int, np.integer)) and not isinstance(num_rows, bool):
         live = min(max(int(num_rows), 0), rows)
@@ -169,12 +173,12 @@ def parse(
         take("positions", positions, check_positions(inspect(positions, "positions"), info, leading))
     if counts is not None:
         take("counts_out", counts, check_counts(counts, inspect(counts, "counts_out"), leading, described))
+    asked = Problem(rows, width, row_pitch(info), slots, dtype, info.device, options)
     dtypes = {"out": options.index_dtype, "values_out": info.dtype, "raw_out": options.index_dtype}
     if out_info is not None:
         outputs, its = {"out": out} | outputs, {"out": out_info} | its
     for name, array in outputs.items():
-        take(name, array, check_output(name, array, its[name], dtypes[name], (*leading, slots), described))
-    asked = Problem(rows, width, row_pitch(info), slots, dtype, info.device, options)
+        take(name, array, check_output(name, array, its[name], dtypes[name], (*leading, asked.columns), described))
     return Call(asked, leading, live, described, arrays)
 
 

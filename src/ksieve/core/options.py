@@ -22,6 +22,7 @@ Order = Literal["any", "value", "index"]
 TieBreak = Literal["any", "low", "high"]
 Integers = Literal["int32", "int64"]
 Nan = Literal["last", "highest"]
+Force = Literal["inside", "beside"]
 
 INTEGERS = ("int32", "int64")
 """Dtypes of indices, and of lengths and ends."""
@@ -35,7 +36,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "index_dtype": INTEGERS,
     "length_dtype": INTEGERS,
     "nan": ("last", "highest"),
+    "force": ("inside", "beside"),
 }
+
+MAX_BLOCK = 256
+"""Most scores of a block, and most positions of an entry."""
+
+MAX_FORCED = 1 << 20
+"""Most forced entries at either end of a row."""
 
 
 def dtype_text(dtype: Any) -> Any:
@@ -103,6 +111,17 @@ class Options:
         by; -1 where there is no score. On the CPU alone.
     counts : bool
         Also write how many slots of each row are used. On the CPU alone.
+    block_size : int
+        Scores of a block, 1 to 256. Above 1 a row's *entries*, among which k are selected, are its blocks, each by its
+        best score; an entry's index is the number of the block. On the CPU alone, as are the following.
+    force_first, force_last : int
+        Entries at the beginning and at the end of each row that rank above all others.
+    force : {"inside", "beside"}
+        Whether these take slots of the k, or slots of their own. Stored as "inside" where there are none.
+    expand : int
+        Positions of an entry. Above 1 all of them are written in place of the entry's index.
+    tail : bool
+        An array holds the lengths of the rows in positions; those behind the last whole entry are written too.
     """
 
     windows: Windows = "none"
@@ -123,6 +142,12 @@ class Options:
     overlap: bool = False
     positions: bool = False
     counts: bool = False
+    block_size: int = 1
+    force_first: int = 0
+    force_last: int = 0
+    force: Force = "inside"
+    expand: int = 1
+    tail: bool = False
 
     def __post_init__(self) -> None:
         for name in ("index_dtype", "length_dtype"):
@@ -131,24 +156,41 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, str) or value not in choices:
                 raise ArgumentError(name, shown(value), f"one of {', '.join(map(repr, choices))}")
-        for name in ("next_n", "page_size"):
+        for name, least, most in _NUMBERS:
             value = getattr(self, name)
             if isinstance(value, np.integer):
                 object.__setattr__(self, name, value := int(value))
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(name, shown(value), "a positive int")
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
+                takes = f"an int from {least} to {most}" if most else "a positive int"
+                raise ArgumentError(name, shown(value), takes)
         if self.page_size & (self.page_size - 1):
             raise ArgumentError("page_size", self.page_size, "a power of two")
         for name in ("next_n", "page_size"):
             if getattr(self, name) >= 1 << 31:
                 raise ArgumentError(name, getattr(self, name), "less than 2**31")
-        for name in ("per_row_k", "mapped", "raw", "values", "largest", "overlap", "positions", "counts"):
+        for name in ("per_row_k", "mapped", "raw", "values", "largest", "overlap", "positions", "counts", "tail"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(name, shown(getattr(self, name)), "True or False")
         if self.positions and self.index_base == "start":
             raise ArgumentError("index_base", "'start' with positions", "'row': positions are written as they are")
+        self._check_entries()
+        if not self.forced:
+            object.__setattr__(self, "force", "inside")
         if not self.largest:
             object.__setattr__(self, "nan", "last")
+
+    def _check_entries(self) -> None:
+        """Refuse options of entries that make no sense together."""
+        if self.block_size > 1 and self.positions:
+            raise ArgumentError("block_size", f"{self.block_size} with positions", "1: gathered scores form no blocks")
+        if self.block_size > 1 and self.expand not in (1, self.block_size):
+            takes = f"{self.block_size}, the block_size, or another number where each score is an entry"
+            raise ArgumentError("expand", self.expand, takes)
+        if self.tail and self.expand == 1:
+            raise ArgumentError("tail", "an array without expand", "nothing without expand, the positions of an entry")
+        if self.expand > 1 and self.block_size == 1 and self.next_n > 1 and not self.tail:
+            takes = "1, or tail=: rows of a request differ by one position, and not by one entry"
+            raise ArgumentError("next_n", f"{self.next_n} with expand", takes)
 
     def __str__(self) -> str:
         changed = ((f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default)
@@ -190,9 +232,48 @@ class Options:
         return self.order != "any" or self.tie_break != "any"
 
     @property
+    def entries(self) -> bool:
+        """Whether more than the best scores are selected, each by its own index: see `ksieve.core.entries`."""
+        return self.block_size > 1 or self.forced > 0 or self.expand > 1
+
+    @property
+    def forced(self) -> int:
+        """Forced entries of a row that has as many."""
+        return self.force_first + self.force_last
+
+    @property
+    def beside(self) -> int:
+        """Entries that a row gets beside its k."""
+        return self.forced if self.force == "beside" else 0
+
+    @property
+    def on_cpu(self) -> tuple[tuple[str, str], ...]:
+        """Arguments in use that only eager calls on the CPU take, each with its value as text."""
+        arrays = (("positions", self.positions), ("counts_out", self.counts), ("tail", self.tail))
+        numbers = ((name, getattr(self, name), least) for name, least, _ in _NUMBERS[2:])
+        return (
+            *((name, "an array") for name, used in arrays if used),
+            *((name, str(value)) for name, value, least in numbers if value > least),
+        )
+
+    def columns(self, k: int) -> int:
+        """Slots of a row in the outputs of a call."""
+        return (k + self.beside) * self.expand + (self.expand - 1 if self.tail else 0)
+
+    @property
     def rewritten(self) -> bool:
         """Whether the epilogue, or 64-bit slots, replace the positions that a selection writes."""
         return self.finished or self.index_dtype == "int64"
 
+
+_NUMBERS = (
+    ("next_n", 1, 0),
+    ("page_size", 1, 0),
+    ("block_size", 1, MAX_BLOCK),
+    ("force_first", 0, MAX_FORCED),
+    ("force_last", 0, MAX_FORCED),
+    ("expand", 1, MAX_BLOCK),
+)
+"""Options that are ints, with the least and the most that each takes; 0 where another check says the most."""
 
 PLAIN = Options()

@@ -59,6 +59,11 @@ class Problem:
     device: Device
     options: Options = PLAIN
 
+    @property
+    def columns(self) -> int:
+        """Slots of a row in the outputs."""
+        return self.options.columns(self.k)
+
 
 def check_k(k: Any, name: str = "k", least: int = 1) -> int:
     """Return k as an int in [least, 2**20]."""
@@ -111,6 +116,26 @@ def check_options(options: Any) -> Options:
     if not isinstance(options, Options):
         raise ArgumentError("options", shown(options), "ksieve.Options(...)")
     return options
+
+
+def check_entries(options: Options, k: int, width: int) -> None:
+    """Check that a row's slots have room for what they hold, and that int32 holds its positions.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not options.entries:
+        return
+    name = "force_last" if options.force_last else "force_first"
+    if options.force == "inside" and options.forced > k:
+        takes = "at most k, or force='beside'"
+        raise ArgumentError(name, f"{options.forced} forced entries with k={k}", takes)
+    if k + options.beside > MAX_K:
+        raise ArgumentError(name, f"{options.forced} forced entries beside k={k}", f"at most {MAX_K} with k")
+    if options.block_size == 1 and width * options.expand > MAX_SIZE:
+        takes = f"at most {MAX_SIZE} positions of a row, which int32 counts"
+        raise ArgumentError("expand", f"{options.expand} for a width of {width}", takes)
 
 
 def check_scores(info: ArrayInfo, name: str = "scores") -> str:

@@ -60,7 +60,7 @@ class Finish:
     places: NDArray[np.int32] | None = None
     counts: NDArray[np.int32] | None = None
 
-    def write(self, first: int, last: int, local: NDArray[np.int32]) -> None:
+    def write(self, first: int, last: int, local: NDArray[Any]) -> None:
         """Write rows [first, last), given their positions within the windows in any order, -1 in unused slots."""
         step = max(1, SLOTS_AT_A_TIME // max(local.shape[1], 1))
         for begin in range(first, last, step):
@@ -76,7 +76,7 @@ class Finish:
         local = self._ordered(rows, local)
         used = local >= 0
         if self.values is not None:
-            unused = _filled(self.scores.dtype, self.options.fill)
+            unused = filled(self.scores.dtype, self.options.fill)
             self.values[rows] = np.where(used, self._scores(rows, local), unused)
         if self.counts is not None:
             self.counts[rows] = used.sum(1)
@@ -128,7 +128,7 @@ class Finish:
         return np.where(known, entry.astype(np.int64) * self.options.page_size + within, -1)
 
 
-def _filled(dtype: np.dtype[Any], fill: float) -> Any:
+def filled(dtype: np.dtype[Any], fill: float) -> Any:
     """An infinity as a score; unsigned 16-bit integers hold bfloat16 bits."""
     if dtype == np.uint16:
         return dtype.type(0x7F80 if fill > 0 else 0xFF80)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.entries import selected
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.guess import LARGEST_STRIDE, rank_of
 from ksieve.core.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
@@ -45,14 +46,15 @@ def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: Sam
     if family is not None and (not isinstance(family, str) or family != "cpu"):
         raise ArgumentError("family", shown(family), "'cpu' on a CPU device")
     forced = policy is not None
-    chosen = resolve_policy(policy) if forced else default_policy(problem.width, problem.k)
+    width, k = selected(problem.options, problem.width, problem.k)
+    chosen = resolve_policy(policy) if forced else default_policy(width, max(k, 1))
     why = (
         "policy forced by the caller"
         if forced
         else (
-            f"width {problem.width} is wide enough for a sampled boundary"
+            f"width {width} is wide enough for a sampled boundary"
             if chosen
-            else f"width {problem.width} is too short for a sampled boundary at k={problem.k}"
+            else f"width {width} is too short for a sampled boundary at k={k}"
         )
     )
     return Plan(
@@ -60,7 +62,7 @@ def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: Sam
         device,
         "cpu",
         chosen,
-        candidate_capacity(problem.width, problem.k, chosen),
+        candidate_capacity(width, max(k, 1), chosen),
         threads=device.threads,
         reason=f"rows in parallel on {device.threads} threads; {why}",
     )

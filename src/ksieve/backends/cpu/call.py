@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.backends.cpu.runner import model_arguments, run_finished, run_gathering, run_reference
+from ksieve.backends.cpu.runner import (
+    model_arguments,
+    run_arranging,
+    run_finished,
+    run_gathering,
+    run_pooling,
+    run_reference,
+)
 from ksieve.backends.cpu.runner import run as run_rows
-from ksieve.core import problem
+from ksieve.core import entries, problem
 from ksieve.core.arrays import check_jax_int64
 from ksieve.core.call import Call
+from ksieve.core.entries import I64
 from ksieve.core.gathering import gather
 from ksieve.core.stats import Stats
 from ksieve.core.windows import windows
 from ksieve.model import reference
+from ksieve.model.entries import arrange, values_of
 from ksieve.model.epilogue import Finish
 from ksieve.planning.plan import Plan
 
@@ -31,7 +41,7 @@ def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = F
     given = {name: call.host(name) for name in call.arrays}
     asked = call.problem
     live = int(np.clip(given["num_rows"][0], 0, asked.rows)) if "num_rows" in given else call.live
-    serve = _plain if asked.options.plain and asked.k else _with_options
+    serve = _with_entries if asked.options.entries else _plain if asked.options.plain and asked.k else _with_options
     return serve(plan, call, given, live, return_stats, model)
 
 
@@ -51,14 +61,8 @@ def _with_options(
     plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool
 ) -> Any:
     options, k, matrix = call.problem.options, call.problem.k, given["scores"]
-    (rows, width), shape = matrix.shape, (matrix.shape[0], k)
+    rows, width = matrix.shape
     lengths, starts, ks = (given.get(name) for name in ("lengths", "starts", "k"))
-    index = np.dtype(options.index_dtype)
-    if index == np.int64 and call.scores.library == "jax" and ("out" not in given or options.raw):
-        check_jax_int64()
-    raw = given.get("raw_out", np.empty(shape, index) if options.raw else None)
-    values = given.get("values_out", np.empty(shape, matrix.dtype) if options.values else None)
-    result = given["out"] if "out" in given else np.empty(shape, index)
     begins, valid = windows(options, rows, width, lengths=lengths, starts=starts)
     places, selected = given.get("positions"), options
     if places is not None:
@@ -67,10 +71,7 @@ def _with_options(
         matrix, places, found = gather(*rest) if model else run_gathering(plan, *rest)
         begins, valid, lengths, starts = 0 * begins, found.astype(np.int64), found[:live], None
         selected = replace(options, windows="none", next_n=1)
-    tables = {name: given.get(name) for name in ("page_table", "row_to_request", "offsets")}
-    finish = Finish(
-        options, matrix, begins, result, raw, values, places=places, counts=given.get("counts_out"), **tables
-    )
+    finish = Finish(options, matrix, begins, places=places, **_outputs(call, given))
     finish.clear(live, rows)
     stats: Stats | None
     if not k:
@@ -85,13 +86,85 @@ def _with_options(
     else:
         own = None if ks is None else np.clip(ks[:live], 0, k).astype(np.int32)
         stats = run_finished(plan, matrix[:live], begins[:live], valid[:live], own, finish, return_stats)
-    answer = [_part(call, "out", result)]
-    if options.values:
-        answer.append(_part(call, "values_out", values))
-    if options.raw:
-        answer.append(_part(call, "raw_out", raw))
-    if return_stats:
-        answer.append(stats)
+    return _answer(call, finish, stats if return_stats else None)
+
+
+def _with_entries(
+    plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool
+) -> Any:
+    """Serve a call whose rows have entries, in the five steps of `ksieve.core.entries`."""
+    options, k, matrix = call.problem.options, call.problem.k, given["scores"]
+    rows, width = matrix.shape
+    lengths, starts, tails, ks, positions = (given.get(n) for n in ("lengths", "starts", "tail", "k", "positions"))
+    begin, length, tails = entries.bounds(options, rows, width, lengths=lengths, starts=starts, tails=tails)
+    compiled: dict[str, Any] = (
+        {} if model else {"gather": partial(run_gathering, plan), "pooled": partial(run_pooling, plan)}
+    )
+    found = entries.entries_of(
+        options, matrix[:live], begin[:live], length[:live], None if tails is None else tails[:live],
+        positions=None if positions is None else positions[:live], **compiled,
+    )  # fmt: skip
+    own = np.full(live, k) if ks is None else np.clip(ks[:live].astype(np.int64), 0, k)
+    parts = entries.forced(options, found.total, own)
+    inner, (entry_width, slots) = entries.selecting(options), entries.selected(options, width, k)
+    # The slots are in order, and count from where indices do.
+    outer = replace(options, order="any", index_base="start", positions=False)
+    finish = Finish(outer, matrix, begin, **_outputs(call, given))
+    finish.clear(live, rows)
+    first = found.begin + parts.begin
+    chosen, stats = np.full((live, slots), -1, np.int32), Stats.without_slots(live)
+    if slots:
+        asked = replace(plan.problem, width=entry_width, k=slots, options=inner)
+        wanted = None if ks is None else np.minimum(parts.slots, slots).astype(np.int32)
+        chosen, stats = _chosen(replace(plan, problem=asked), found.scores, first, parts.total, wanted, model)
+    if model:
+        numbers, sources = arrange(options, found, parts, chosen, call.problem.columns)
+        replace(finish, values=None).write(0, live, numbers)
+        if finish.values is not None:
+            finish.values[:live] = values_of(found, sources, options.fill)
+    else:
+        run_arranging(plan, found, parts, chosen, finish, options)
+    return _answer(call, finish, stats if return_stats else None)
+
+
+def _chosen(
+    plan: Plan, scores: NDArray[Any], begin: I64, total: I64, ks: NDArray[np.int32] | None, model: bool
+) -> tuple[NDArray[np.int32], Stats]:
+    """Select among entries [begin, begin + total) of each row; return the selected ones, counted from `begin`."""
+    options, (rows, width), k = plan.problem.options, scores.shape, plan.problem.k
+    finish = Finish(options, scores, begin, np.empty((rows, k), np.int32))
+    stats: Stats | None
+    if model:
+        local, stats = reference.select(
+            scores, total, k, options=options, starts=begin, ks=ks, **model_arguments(plan, width)
+        )
+        finish.write(0, rows, local)
+    else:
+        stats = run_finished(plan, scores, begin, total, ks, finish, True)
+    assert stats is not None  # asked for
+    return finish.out, stats
+
+
+def _outputs(call: Call, given: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """The output arrays of a call and its tables, by the names of `Finish`: those given, else new ones."""
+    options, scores = call.problem.options, given["scores"]
+    shape, index = (scores.shape[0], call.problem.columns), np.dtype(options.index_dtype)
+    if index == np.int64 and call.scores.library == "jax" and ("out" not in given or options.raw):
+        check_jax_int64()
+    return {
+        "out": given["out"] if "out" in given else np.empty(shape, index),
+        "raw": given.get("raw_out", np.empty(shape, index) if options.raw else None),
+        "values": given.get("values_out", np.empty(shape, scores.dtype) if options.values else None),
+        "counts": given.get("counts_out"),
+        **{name: given.get(name) for name in ("page_table", "row_to_request", "offsets")},
+    }
+
+
+def _answer(call: Call, finish: Finish, stats: Stats | None) -> Any:
+    """The results of a call, in their order."""
+    results = {"out": finish.out, "values_out": finish.values, "raw_out": finish.raw}
+    answer = [_part(call, name, array) for name, array in results.items() if array is not None]
+    answer += [stats] if stats is not None else []
     return tuple(answer) if len(answer) > 1 else answer[0]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 from ksieve.backends.cpu.sharing import Work, share
 from ksieve.core import gathering
 from ksieve.core.arrays import dtype_name
+from ksieve.core.entries import Blocks, Entries, Forced
 from ksieve.core.gathering import Gathered
 from ksieve.core.guess import fresh_seed
 from ksieve.core.keys import BIN_CUTOFF_KEY
+from ksieve.core.options import Options
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.core.stats import STATS_COLUMNS, Stats
@@ -183,9 +186,7 @@ def run_gathering(
 
     rows, width = scores.shape
     found = gathering.empty(scores)
-    unused = np.empty((0, 0), np.uint16), np.empty((0, 0), np.uint32)
-    bits = found.scores.view(f"u{scores.itemsize}")
-    narrow, wide = (bits, unused[1]) if scores.itemsize == 2 else (unused[0], bits)
+    narrow, wide = _by_size(found.scores)
     matrix, own = _placed(scores), _placed(positions)
     begins, lengths = np.ascontiguousarray(begins), np.ascontiguousarray(lengths)
 
@@ -197,6 +198,65 @@ def run_gathering(
 
     _share(work, plan, rows, width, "gathering")
     return found
+
+
+def run_pooling(plan: Plan, scores: NDArray[Any], blocks: Blocks, ranking: Ranking) -> NDArray[Any]:
+    """Return the best score of each block: `ksieve.core.entries.pool`, compiled and spread over threads."""
+    from ksieve.backends.cpu.entries import pool_rows
+
+    rows, width = scores.shape
+    found = np.empty((rows, -(-width // blocks.size)), scores.dtype)
+    narrow, wide = _by_size(found)
+    matrix, dtype = _placed(scores), _dtype_number(scores, ranking)
+
+    def work(begin: int, end: int) -> None:
+        pool_rows(begin, end, matrix.address, matrix.pitch, dtype, *blocks, narrow, wide)
+
+    _share(work, plan, rows, width, "pooling")
+    return found
+
+
+def run_arranging(
+    plan: Plan, entries: Entries, forced: Forced, chosen: NDArray[np.int32], finish: Finish, options: Options
+) -> None:
+    """Write rows of selected entries: `ksieve.model.entries.arrange`, compiled, and the epilogue.
+
+    Parameters
+    ----------
+    plan : Plan
+    entries, forced, chosen
+        As of `ksieve.model.entries.arrange`.
+    finish : Finish
+        The epilogue and its output arrays, but for the values, which are those of the entries.
+    options : Options
+        Of the call.
+    """
+    from ksieve.backends.cpu.entries import arrange_rows
+
+    rows, columns = chosen.shape[0], finish.out.shape[1]
+    ranges, facts = (
+        np.stack(forced[:5]),
+        np.stack([entries.begin, entries.number, entries.low, entries.high, entries.tail]),
+    )
+    places, scores, values = _placed(entries.places), _placed(entries.scores), _placed(finish.values)
+    by_value, highest = int(options.order == "value"), int(options.tie_break == "high")
+    dtype = _dtype_number(entries.scores, options.ranking)
+
+    def arrange(begin: int, end: int, out: int, pitch: int) -> None:
+        arrange_rows(
+            begin, end, out, pitch, columns, chosen, ranges, facts, places.address, places.pitch, by_value, highest,
+            options.expand, int(options.tail), scores.address, scores.pitch, dtype, values.address, values.pitch,
+        )  # fmt: skip
+
+    work = _finishing(arrange, columns, entries.begin, replace(finish, values=None))
+    _share(work, plan, rows, columns, "arranging")
+
+
+def _by_size(array: NDArray[Any]) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
+    """An array of scores as the one of two arrays of bits that has its item size; the other one is empty."""
+    bits = array.view(f"u{array.itemsize}")
+    unused = np.empty((0, 0), np.uint16), np.empty((0, 0), np.uint32)
+    return (bits, unused[1]) if array.itemsize == 2 else (unused[0], bits)
 
 
 def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finish) -> Work:
@@ -213,7 +273,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     width, dtype = finish.scores.shape[1], _dtype_number(finish.scores, options.ranking)
     order, highest = _ORDERS[options.order], int(options.tie_break == "high")
     from_row, wide = int(options.index_base == "row"), int(options.index_dtype == "int64")
-    transform, step = _TRANSFORMS[options.transform], max(1, SLOTS_AT_A_TIME // k)
+    transform, step = _TRANSFORMS[options.transform], max(1, SLOTS_AT_A_TIME // max(k, 1))
 
     def work(begin: int, end: int) -> None:
         local = np.empty((min(step, end - begin), k), np.int32)
@@ -242,7 +302,7 @@ def _share(work: Work, plan: Plan, rows: int, width: int, kind: str) -> None:
 
 
 _compiled: set[str] = set()
-"""Kinds of work whose kernels are compiled: plain calls, calls with an epilogue, and gathering."""
+"""Kinds of work whose kernels are compiled: plain calls, calls with an epilogue, and steps of positions or entries."""
 
 
 def _dtype_number(scores: NDArray[Any], ranking: Ranking) -> int:

@@ -1,0 +1,253 @@
+"""Entries, what a row's k are selected of: scores, blocks of scores, or scores that stand for several positions.
+
+The one definition of `block_size`, `force_first`, `force_last`, `force`, `expand` and `tail`, in five steps:
+
+1. Pool (`pool`): the best score of each block. Where `expand` is used without blocks, each score is an entry as it is.
+2. Force (`forced`): the first and last entries of a row rank above all others, and are equal to one another.
+3. Select: the best of the others, by a plain selection among them.
+4. Expand (`ksieve.model.entries`): the positions of each selected entry, side by side.
+5. Add the tail: the positions behind the last whole entry.
+
+Numbers of entries, and positions, count from where indices do (`Options.index_base`): from the start of the row, so
+that the window may cut the first block, or from the start of the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core import gathering
+from ksieve.core.gathering import Gathered
+from ksieve.core.keys import order_key, widen
+from ksieve.core.options import Options
+from ksieve.core.ranking import Ranking, ranked
+from ksieve.core.windows import windows
+
+I64 = NDArray[np.int64]
+
+UNBOUNDED = 1 << 62
+"""End of the positions of a row whose length in positions is not given."""
+
+POSITIONS = 1 << 31
+"""Positions that int32 holds: an entry with others is no part of its row."""
+
+
+class Blocks(NamedTuple):
+    """Blocks of each row, as `pool` takes them.
+
+    Attributes
+    ----------
+    size : int
+    column : ndarray of int64, shape (rows,)
+        Column of the row's first score.
+    low, high : ndarray of int64, shape (rows,)
+        Positions of its scores, [low, high).
+    number, total : ndarray of int64, shape (rows,)
+        Number of the first block, and how many there are: block b has the positions of [b size, (b + 1) size) that lie
+        in [low, high).
+    """
+
+    size: int
+    column: I64
+    low: I64
+    high: I64
+    number: I64
+    total: I64
+
+
+class Entries(NamedTuple):
+    """Entries of each row.
+
+    Attributes
+    ----------
+    scores : ndarray of the scores' dtype, shape (rows, width)
+    begin, total : ndarray of int64, shape (rows,)
+        Column of the first entry, and the number of entries.
+    number : ndarray of int64, shape (rows,)
+        Number of the first entry; the others follow it.
+    places : ndarray of int32, shape (rows, width), or None
+        The numbers, in place of that (`ksieve.core.gathering`).
+    low, high : ndarray of int64, shape (rows,)
+        Bounds of the positions that are written.
+    tail : ndarray of int64, shape (rows,)
+        First position of the tail, which ends at `high`; not used without one.
+    """
+
+    scores: NDArray[Any]
+    begin: I64
+    total: I64
+    number: I64
+    places: NDArray[np.int32] | None
+    low: I64
+    high: I64
+    tail: I64
+
+
+class Forced(NamedTuple):
+    """Ranges of each row's entries, as arrays of int64: the forced ones, and the others.
+
+    Attributes
+    ----------
+    first, first_end, last, last_end : ndarray of int64, shape (rows,)
+        The forced ones that are selected.
+    begin, total : ndarray of int64, shape (rows,)
+        First of the others, and their number.
+    slots : ndarray of int64, shape (rows,)
+        How many of them are selected, if there are as many.
+    """
+
+    first: I64
+    first_end: I64
+    last: I64
+    last_end: I64
+    begin: I64
+    total: I64
+    slots: I64
+
+
+def selecting(options: Options) -> Options:
+    """Options of the selection among the entries that are not forced."""
+    return Options(
+        windows="lengths",
+        index_base="start",
+        per_row_k=options.per_row_k,
+        order=options.order,
+        tie_break=options.tie_break,
+        largest=options.largest,
+        nan=options.nan,
+    )
+
+
+def selected(options: Options, width: int, k: int) -> tuple[int, int]:
+    """Width and k of that selection; the k may be 0."""
+    return -(-width // options.block_size), max(k + options.beside - options.forced, 0)
+
+
+def bounds(
+    options: Options, rows: int, width: int, *, lengths: Any = None, starts: Any = None, tails: Any = None
+) -> tuple[I64, I64, I64 | None]:
+    """Return the windows of the rows (`ksieve.core.windows`), and their lengths in positions, or None.
+
+    With `next_n`, earlier rows of a request see one position less: of `tails`, and of lengths if they are positions.
+    """
+    n = options.next_n
+    if tails is not None:
+        row = np.arange(rows, dtype=np.int64)
+        tails = np.maximum(np.asarray(tails, np.int64)[row // n] - (n - 1 - row % n), 0)
+    if options.expand > 1 and options.block_size == 1 and n > 1:
+        lengths = None if lengths is None else np.repeat(lengths, n)
+        options = replace(options, next_n=1)
+    return *windows(options, rows, width, lengths=lengths, starts=starts), tails
+
+
+def entries_of(
+    options: Options,
+    scores: NDArray[Any],
+    begin: I64,
+    length: I64,
+    tails: I64 | None,
+    *,
+    positions: NDArray[np.int32] | None = None,
+    gather: Callable[..., Gathered] = gathering.gather,
+    pooled: Callable[..., NDArray[Any]] | None = None,
+) -> Entries:
+    """Lay out the entries of every row.
+
+    Parameters
+    ----------
+    options : Options
+    scores : ndarray, shape (rows, width)
+    begin, length, tails
+        As `bounds` returns them.
+    positions : ndarray of int32, shape (rows, width), optional
+        Numbers of the entries, in place of their columns; a score with a negative one is none.
+    gather, pooled : callable, optional
+        Compiled forms of `ksieve.core.gathering.gather` and of `pool`.
+    """
+    size, expand, none = options.block_size, options.expand, np.zeros_like(begin)
+    number, end, places = begin if options.index_base == "row" else none, POSITIONS // expand + none, None
+    if size > 1:
+        low, high = number, number + length
+        if tails is not None:
+            high = np.clip(tails, low, high)
+        number, last = low // size, high // size if tails is not None else -(-high // size)
+        count = np.where(high > low, last - number, 0)
+        blocks = Blocks(size, begin, low, high, number, count)
+        found = (pooled or pool)(scores, blocks, options.ranking)
+        return Entries(found, none, count, number, None, low, high, np.clip(last * size, low, high))
+    if positions is not None:
+        scores, places, found_lengths = gather(scores, positions, begin, length, True)
+        begin = number = none
+        length = found_lengths.astype(np.int64)
+    low, high = number * expand, UNBOUNDED + none
+    if tails is not None:
+        end = np.minimum(end, tails // expand)
+        high = np.maximum(tails, low)
+    count = np.clip(end - number, 0, length)
+    if places is not None:
+        count = np.array([np.searchsorted(own[:n], e) for own, n, e in zip(places, length, end, strict=True)], np.int64)
+    return Entries(scores, begin, count, number, places, low, high, np.clip(end * expand, low, high))
+
+
+def pool(scores: NDArray[Any], blocks: Blocks, ranking: Ranking) -> NDArray[Any]:
+    """Return the best score of each block, bit for bit: the first of those that are equal.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (rows, width)
+    blocks : Blocks
+    ranking : {"largest", "smallest", "nan_first"}
+
+    Returns
+    -------
+    ndarray of the scores' dtype, shape (rows, ceil(width / size))
+        Row r has ``blocks.total[r]`` scores; the others are zeros.
+    """
+    rows, width = scores.shape
+    found = np.zeros((rows, -(-width // blocks.size)), scores.dtype)
+    for r, (column, low, high, number, count) in enumerate(zip(*map(np.ndarray.tolist, blocks[1:]), strict=True)):
+        if not count:
+            continue
+        begins = np.maximum((number + np.arange(count)) * blocks.size - low, 0)
+        row = scores[r, column : column + min(high, (number + count) * blocks.size) - low]
+        keys = order_key(widen(ranked(row, ranking)))
+        best = np.minimum.reduceat(keys, begins)
+        own = np.repeat(np.arange(count), np.diff(np.append(begins, row.size)))
+        equal = np.flatnonzero(keys == best[own])
+        _, first = np.unique(own[equal], return_index=True)
+        found[r, :count] = row[equal[first]]
+    return found
+
+
+def forced(options: Options, count: I64, k: I64) -> Forced:
+    """Divide the entries of each row.
+
+    Parameters
+    ----------
+    options : Options
+    count : ndarray of int64, shape (rows,)
+        Number of entries.
+    k : ndarray of int64, shape (rows,)
+        The row's own k. If its slots are fewer than the forced entries, the tie-break chooses among these, as among
+        equal scores; without one they are the lowest.
+    """
+    slots = k + options.beside
+    before = np.minimum(options.force_first, count)
+    behind = np.minimum(options.force_last, count - before)
+    left_out = np.maximum(before + behind - slots, 0)
+    if options.tie_break == "high":
+        first, last_end = np.minimum(left_out, before), count
+        last = count - behind + left_out - first
+        first_end = before
+    else:
+        first, last = np.zeros_like(count), count - behind
+        last_end = np.maximum(count - left_out, last)
+        first_end = before - (left_out - (count - last_end))
+    return Forced(
+        first, first_end, last, last_end, before, count - before - behind, np.maximum(slots - options.forced, 0)
+    )

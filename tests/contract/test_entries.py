@@ -1,0 +1,265 @@
+"""Blocks, forced entries, expansion and tails: any call against sorted lists, hostile rows, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+hypothesis = pytest.importorskip("hypothesis")
+
+from hypothesis import strategies as st  # noqa: E402
+
+import entries as oracle  # noqa: E402
+import ksieve  # noqa: E402
+from cases import DTYPES, FAMILIES, POLICIES, scores_of  # noqa: E402
+from harness import HOST_BACKENDS  # noqa: E402
+from ksieve import ArgumentError, Options  # noqa: E402
+from ksieve.planning.devices import DEVICES  # noqa: E402
+from oracle import ranks  # noqa: E402
+
+FORCED = ("force_first", "force_last")
+
+
+@st.composite
+def calls(draw):
+    """A call with some of the options of entries and some of all others."""
+    next_n = draw(st.sampled_from([1, 1, 2, 3]))
+    rows, width = next_n * draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 17, 63, 64, 65, 300, 700]))
+    k = draw(st.integers(0, 40))
+    dtype = draw(st.sampled_from(DTYPES))
+    x = scores_of(draw(st.sampled_from(sorted(FAMILIES))), rows, width, max(min(k, max(width, 1)), 1), dtype)
+    call = {"next_n": next_n}
+    block = draw(st.sampled_from([1, 1, 2, 3, 8, 64, 256]))
+    call["block_size"] = block if block > 1 else None
+    call["expand"] = draw(st.sampled_from([None, True, block] if block > 1 else [None, 2, 4, 7]))
+
+    def vector(size, low, high):
+        return np.array(draw(st.lists(st.integers(low, high), min_size=size, max_size=size)), np.int32)
+
+    unit = call["expand"] if block == 1 and call["expand"] else 1
+    if call["expand"] and draw(st.booleans()):
+        call["tail"] = vector(rows // next_n, -2, unit * width + unit + 2)
+    if draw(st.booleans()):
+        call["force_first"] = draw(st.integers(0, 3))
+    if draw(st.booleans()):
+        call["force_last"] = draw(st.integers(0, 3))
+    call["force"] = draw(st.sampled_from([None, "inside", "beside"]))
+    if call["force"] != "beside":
+        k = max(k, sum(call.get(name, 0) for name in FORCED))
+    if block == 1 and unit > 1 and "tail" not in call:
+        call["next_n"] = next_n = 1
+    bounds = draw(st.sampled_from([None, "lengths", "ends"]))
+    if bounds:
+        call[bounds] = vector(rows // next_n, -1, width + 2)
+    if draw(st.booleans()):
+        call["starts"] = vector(rows, -1, width + 1)
+    call["index_base"] = draw(st.sampled_from([None, "row", "start"]))
+    if block == 1 and draw(st.booleans()):
+        rng = np.random.default_rng(draw(st.integers(0, 9)))
+        held = np.stack([rng.permutation(3 * width + 1)[:width] for _ in range(rows)])
+        call["positions"] = np.where(held % 4 == 0, -1, held).astype(np.int32)
+        call["index_base"] = None
+    if draw(st.booleans()):
+        call["ks"] = vector(rows, -1, k + 1)
+    if draw(st.booleans()):
+        call["offsets"] = vector(rows, -5, 5)
+    elif draw(st.booleans()):
+        call |= {"page_table": vector(2 * 9, 0, 99).reshape(2, 9), "page_size": draw(st.sampled_from([1, 64]))}
+    call["sorted"] = draw(st.sampled_from([False, "value", "index"]))
+    call["tie_break"] = draw(st.sampled_from([None, "low", "high"]))
+    call |= {"largest": draw(st.booleans()), "nan": draw(st.sampled_from([None, "last", "highest"]))}
+    call["index_dtype"] = draw(st.sampled_from(["int32", "int64"]))
+    if draw(st.booleans()):
+        call["live"] = draw(st.integers(0, rows))
+    return x, k, {name: value for name, value in call.items() if value is not None}, draw(st.sampled_from(POLICIES))
+
+
+def run(x, k, call, backend, policy="direct"):
+    """Outputs of a call: indices, values, raw indices, statistics and counts."""
+    more = {name: value for name, value in call.items() if name not in ("ks", "live", "lengths")}
+    slots = call.get("ks", k)
+    more |= {"max_k": k} if "ks" in call else {}
+    counts = np.full(x.shape[0], 99, np.int32)
+    found = ksieve.topk(
+        x, call.get("lengths"), slots, **more, backend=backend, num_rows=call.get("live"), counts_out=counts,
+        policy=policy, return_values=True, return_raw=True, return_stats=True,
+    )  # fmt: skip
+    return *found, counts
+
+
+def check(x, k, call, policy="direct"):
+    score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
+    statistics = []
+    for backend in HOST_BACKENDS:
+        out, values, raw, stats, counts = run(x, k, call, backend, policy)
+        statistics.append(stats.raw)
+        for row in range(x.shape[0]):
+            oracle.check_row(score, x, row, k, call, out[row], raw[row], values[row], counts[row])
+    np.testing.assert_array_equal(*statistics)
+
+
+@hypothesis.given(calls())
+@hypothesis.settings(max_examples=400, deadline=None)
+def test_any_call(case):
+    x, k, call, policy = case
+    if x.shape[0] % call["next_n"]:
+        call["next_n"] = 1
+    check(x, k, call, policy or "direct")
+
+
+ROWS = {
+    "all blocks equal": np.zeros(96),
+    "one block holds everything": np.where(np.arange(96) // 8 == 5, 9, -np.inf),
+    "forced entries are the best": np.where((np.arange(96) < 16) | (np.arange(96) >= 80), 9, 1),
+    "forced entries are the worst": np.where((np.arange(96) < 16) | (np.arange(96) >= 80), np.nan, 1),
+    "blocks of NaN": np.where(np.arange(96) // 8 % 2 == 0, np.nan, np.arange(96)),
+    "NaN in each block": np.where(np.arange(96) % 8 == 3, np.nan, np.arange(96)),
+    "zeros of both signs": np.where(np.arange(96) % 2 == 0, -0.0, 0.0),
+    "shorter than a block": np.arange(5),
+    "one score": np.arange(1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ROWS)
+def test_hostile_rows(name, dtype):
+    x = np.tile(ROWS[name].astype(np.float32), (3, 1))
+    x = (
+        x.astype(np.float16)
+        if dtype == "float16"
+        else (x.view(np.uint32) >> 16).astype(np.uint16)
+        if dtype == "bfloat16"
+        else x
+    )
+    width = x.shape[1]
+    for force in ({}, {"force_first": 1}, {"force_last": 2}, {"force_first": 2, "force_last": 1, "force": "beside"}):
+        for shape in ({"block_size": 8}, {"block_size": 8, "expand": True}, {"expand": 4}):
+            for more in ({}, {"largest": False, "tie_break": "high"}, {"nan": "highest", "sorted": "value"}):
+                call = {"next_n": 1, "lengths": np.array([width, width - 1, 0], np.int32)} | force | shape | more
+                check(x, 3, call)
+                if "expand" in call:
+                    tail = np.array([width, max(width - 3, 0), 3], np.int32)
+                    check(x, 3, call | {"tail": tail})
+
+
+def scores(rows=3, width=40):
+    return np.random.default_rng(0).random((rows, width), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"block_size": 257}, "block_size: got 257; takes an int from 1 to 256"),
+        ({"block_size": 8, "positions": np.zeros((3, 40), np.int32)}, "block_size: got 8 with positions; takes 1"),
+        ({"block_size": 8, "expand": 4}, "expand: got 4; takes 8, the block_size"),
+        ({"expand": True}, "expand: got True without block_size; takes the number of positions of an entry"),
+        ({"expand": 2.0}, "expand: got 2.0; takes an int from 1 to 256"),
+        ({"expand": 257}, "expand: got 257; takes an int from 1 to 256"),
+        ({"force_first": -1}, "force_first: got -1; takes an int from 0 to 1048576"),
+        ({"force_first": 6}, "force_first: got 6 forced entries with k=5; takes at most k, or force='beside'"),
+        ({"force_first": 3, "force_last": 3}, "force_last: got 6 forced entries with k=5; takes at most k"),
+        ({"force_last": 1 << 20, "force": "beside"}, "force_last: got 1048576 forced entries beside k=5"),
+        ({"force_last": 1, "force": "outside"}, "force: got 'outside'; takes one of 'inside', 'beside'"),
+        ({"tail": np.zeros(3, np.int32)}, "tail: got an array without expand; takes nothing without expand"),
+        ({"tail": np.zeros(2, np.int32), "expand": 4}, "tail: got shape (2,); takes shape (3,)"),
+        ({"tail": np.zeros(3), "expand": 4}, "tail: got dtype float64; takes dtype int32"),
+        ({"expand": 4, "next_n": 3}, "next_n: got 3 with expand; takes 1, or tail="),
+        ({"expand": 4, "out": np.zeros((3, 5), np.int32)}, "out: got shape (3, 5); takes shape (3, 20)"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value[:40],
+)
+def test_refusals(bad, message):
+    out = bad.get("out")
+    with pytest.raises(ArgumentError) as error:
+        ksieve.topk(scores(), k=5, **bad)
+    assert str(error.value).startswith(message)
+    assert out is None or not out.any()
+
+
+def test_rows_whose_positions_int32_does_not_hold():
+    message = r"^expand: got 4 for a width of 536870912; takes at most 2147483647 positions"
+    with pytest.raises(ArgumentError, match=message):
+        ksieve.plan(rows=1, width=1 << 29, k=1, options=Options(expand=4))
+    # A position whose entry reaches beyond int32 is that of no score.
+    x, own = scores(1, 3), np.array([[2**31 - 1, 2**29 - 1, 7]], np.int32)
+    for backend in HOST_BACKENDS:
+        found = ksieve.topk(x, k=3, positions=own, expand=4, backend=backend)
+        assert found.tolist() == [[28, 29, 30, 31, 2**31 - 4, 2**31 - 3, 2**31 - 2, 2**31 - 1, *[-1] * 4]]
+
+
+def test_options_that_ask_for_nothing_are_plain():
+    assert Options(force="beside") == Options(block_size=1, expand=1, force_first=0) == Options()
+    plain = ksieve.topk(scores(), k=5, deterministic=True)
+    idle = {"block_size": 1, "force_first": 0, "force": "beside", "expand": False}
+    np.testing.assert_array_equal(ksieve.topk(scores(), k=5, deterministic=True, **idle), plain)
+
+
+def test_a_plan_has_them():
+    options = Options(block_size=4, force_last=1, expand=4, tail=True, order="index", tie_break="low")
+    plan = ksieve.plan(rows=3, width=40, k=5, options=options)
+    tail = np.array([40, 39, 2], np.int32)
+    found = ksieve.topk(scores(), plan=plan, tail=tail)
+    asked = {"block_size": 4, "force_last": 1, "expand": True, "deterministic": True}
+    np.testing.assert_array_equal(found, ksieve.topk(scores(), k=5, tail=tail, **asked))
+    assert found.shape == (3, 23)
+    with pytest.raises(ArgumentError, match="a call with tail False; takes tail True, which the plan was made for"):
+        ksieve.topk(scores(), plan=plan)
+    with pytest.raises(ArgumentError, match="a call with force_last 2; takes force_last 1"):
+        ksieve.topk(scores(), plan=plan, tail=tail, force_last=2)
+
+
+def test_wide_rows_are_sampled_by_their_blocks():
+    x = np.random.default_rng(0).standard_normal((2, 1 << 18)).astype(np.float32)
+    assert ksieve.plan(rows=2, width=1 << 18, k=100).policy is not None
+    assert ksieve.plan(rows=2, width=1 << 18, k=100, options=Options(block_size=256)).policy is None
+    check(x, 100, {"next_n": 1, "block_size": 3, "force_first": 1, "force_last": 2})
+
+
+def test_any_rank_and_library():
+    torch = pytest.importorskip("torch")
+    call = {"block_size": 4, "force_last": 1, "expand": True, "sorted": True}
+    flat, held = ksieve.topk(scores(6), k=3, return_values=True, **call)
+    tensor = torch.from_numpy(scores(6)).reshape(2, 3, 40)
+    found, values = ksieve.topk(tensor, k=3, return_values=True, **call)
+    assert found.shape == values.shape == (2, 3, 12)
+    np.testing.assert_array_equal(found.reshape(6, 12).numpy(), flat)
+    np.testing.assert_array_equal(values.reshape(6, 12).numpy(), held)
+    for name, more in (("block_size", {"block_size": 4}), ("expand", {"expand": 4})):
+        with pytest.raises(ArgumentError, match=f"^{name}: got 4 with scores that require grad"):
+            ksieve.topk(tensor.clone().requires_grad_(), k=3, return_values=True, **more)
+    carrying = tensor.clone().requires_grad_()
+    _, values = ksieve.topk(carrying, k=3, return_values=True, force_first=1, sorted=True)
+    values.sum().backward()
+    assert (carrying.grad[..., 0] == 1).all() and carrying.grad.sum() == 18
+
+
+GPU_REFUSES = {"block_size": 8, "force_first": 1, "force_last": 2, "expand": 4}
+
+
+@pytest.mark.parametrize("name", GPU_REFUSES)
+def test_no_plan_for_a_gpu_has_them_yet(name):
+    value = GPU_REFUSES[name]
+    with pytest.raises(ArgumentError, match=f"^{name}: got {value} on cuda:0; takes scores on the CPU: no CUDA kernel"):
+        ksieve.plan(rows=3, width=40, k=5, device=DEVICES["h200"], options=Options(**{name: value}))
+
+
+@pytest.mark.parametrize("name", [*GPU_REFUSES, "tail", "plan"])
+def test_traced_calls_refuse_them(name):
+    torch = pytest.importorskip("torch")
+    given = {"tail": torch.zeros(3, dtype=torch.int32)} if name == "tail" else {name: GPU_REFUSES.get(name)}
+    if name == "plan":
+        given = {"plan": ksieve.plan(rows=3, width=40, k=5, options=Options(block_size=8))}
+    with pytest.raises(ArgumentError, match=f"^{name}: got .*while tracing"):
+        torch.func.vmap(lambda s: ksieve.topk(s, k=5, **given))(torch.from_numpy(scores())[None])
+    jax = pytest.importorskip("jax")
+    if name == "tail":
+        given = {"tail": np.zeros(3, np.int32)}
+    with pytest.raises(ArgumentError, match=f"^{name}: got .*while JAX traces"):
+        jax.jit(lambda s: ksieve.topk(s, k=5, **given))(scores())
+
+
+def test_a_compiled_program_refuses_them():
+    torch = pytest.importorskip("torch")
+    compiled = torch.compile(lambda s: ksieve.topk(s, k=5, block_size=8), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="block_size: got 8; takes nothing while tracing"):
+        compiled(torch.from_numpy(scores()))
