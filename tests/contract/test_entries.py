@@ -87,6 +87,14 @@ def run(x, k, call, backend, policy="direct"):
     return *found, counts
 
 
+def judge(x, k, call, raw):
+    names = ("starts", "ends", "next_n", "index_base", "positions", "largest", "nan", "sorted", "tie_break")
+    names += ("block_size", "force_first", "force_last", "force", "expand", "tail")
+    more = {name: call[name] for name in names if name in call}
+    more |= {"k": call["ks"]} if "ks" in call else {}
+    return ksieve.verify(x, call.get("lengths"), raw, num_rows=call.get("live"), **more)
+
+
 def check(x, k, call, policy="direct"):
     score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
     statistics = []
@@ -95,6 +103,8 @@ def check(x, k, call, policy="direct"):
         statistics.append(stats.raw)
         for row in range(x.shape[0]):
             oracle.check_row(score, x, row, k, call, out[row], raw[row], values[row], counts[row])
+        verdict = judge(x, k, call, raw)
+        assert verdict, verdict
     np.testing.assert_array_equal(*statistics)
 
 
@@ -263,3 +273,69 @@ def test_a_compiled_program_refuses_them():
     compiled = torch.compile(lambda s: ksieve.topk(s, k=5, block_size=8), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="block_size: got 8; takes nothing while tracing"):
         compiled(torch.from_numpy(scores()))
+
+
+def test_verify_refutes_by_entries():
+    x = np.array([[3, 9, 1, 7, 2, 8, 0, 5, 6, 4, 1]], np.float32)  # blocks of 3: 9, 8, 6, 4 (short)
+    pairs = {"block_size": 3, "expand": True, "k": 2}
+    newest = pairs | {"force_last": 1}
+    pools = {"expand": 4, "k": 2, "tail": np.array([42], np.int32)}
+    gathered = {"positions": np.array([[40, 8, 5, -1, 2, 11, 12, 13, 14, 15, 16]], np.int32)}
+    beside = {"block_size": 3, "k": 1, "force_first": 1, "force_last": 1, "force": "beside"}
+    for answer, call, message in (
+        ([0, 1, 2, 3, 4, 5], pairs, ""),
+        ([3, 4, 5, 0, 1, 2], pairs, ""),
+        ([0, 1, 2, 9, 10, -1], newest, ""),
+        ([9, 10, 0, 1, 2, -1], newest, ""),
+        ([0, 1, 2, 6, 7, 8], pairs, "slot 3 holds entry 2 with score 6.0, but entry 1 with score 8.0 is not selected"),
+        ([0, 1, 2, 3, 4, 5], newest, "not forced: entry 3 is forced, and not selected"),
+        ([0, 1, 2, 3, 5, 4], pairs, "slots from 3 on do not hold the positions of entry 1, all of them in ascending"),
+        ([0, 1, 3, 4, 5, -1], pairs, "slots from 0 on do not hold the positions of entry 0"),
+        ([0, 1, -1, 3, 4, 5], pairs, "slot 2 holds the sentinel -1 and later slots hold positions"),
+        ([0, 1, 2, 0, 1, 2], pairs, "entry 0 stands in slots 0 and 3"),
+        ([0, 1, 2, 12, 13, 14], pairs, "slot 3 holds 12, which is of no entry of the row"),
+        ([0, 1, 2, -1, -1, -1], pairs, "slot 3 holds the sentinel -1 with entries left, the best of them 1 with score"),
+        ([9, 10, 0, 1, 2, -1], newest | {"sorted": "index"}, "slot 0 does not hold entry 0: by position"),
+        ([0, 1, 2, 9, 10, -1], newest | {"sorted": True}, "slot 0 does not hold entry 3: forced entries stand first"),
+        ([4, 5, 6, 7, 20, 21, 22, 23, 40, 41, -1], pools, ""),
+        ([4, 5, 6, 7, 20, 21, 22, 23, -1, -1, -1], pools, "slots before 8 do not end with the tail [40, 42)"),
+        ([4, 5, 6, 7, 40, 41, -1, -1, -1, -1, -1], pools, "slot 6 holds the sentinel -1 with entries left, the best"),
+        ([4, 5, 6, 7, 40, 41, 42, 43, 40, 41, -1], pools, "slot 4 holds 40, which is of no entry of the row"),
+        ([8, 2], gathered | {"force_first": 1}, ""),
+        ([8, 5], gathered | {"force_first": 1}, "entry 2 is forced, and not selected"),
+        ([8, 7], gathered | {"force_first": 1}, "slot 1 holds 7, which is of no entry of the row"),
+        ([0, 1, 3], beside, ""),
+        ([0, 2, 3], beside, "slot 1 holds entry 2 with score 6.0, but entry 1 with score 8.0 is not selected"),
+        ([0, 1, 2], beside, "entry 3 is forced, and not selected"),
+        ([0, 1, 3], beside | {"k": np.array([0], np.int32)}, "slot 1 holds an entry beyond the 2 of the row"),
+    ):
+        verdict = ksieve.verify(x, None, np.array([answer]), **call)
+        assert bool(verdict) is not bool(message) and message in str(verdict), (answer, str(verdict))
+    for bad, message in (
+        ({"expand": 4}, r"indices: got shape \(1, 2\); takes shape \(..., 0\), with k entries of 4 slots"),
+        ({"block_size": 3, "k": 3}, "k: got 3; takes 2, that of indices"),
+        ({"force_first": 3}, "force_first: got 3 forced entries with k=2"),
+        ({"block_size": 3, "sentinel": 9}, "sentinel: got 9; takes an int that is no position"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            ksieve.verify(x, None, np.array([[0, 1]]), **bad)
+
+
+@hypothesis.given(calls(), st.data())
+@hypothesis.settings(max_examples=150)
+def test_verify_refutes_any_change(case, data):
+    """One slot of an exact answer is changed: the answer is refuted, or the change is one of equal entries."""
+    x, k, call, _ = case
+    raw = run(x, k, call, "cpu")[2].copy()
+    if not raw.size:
+        return
+    row, column = data.draw(st.integers(0, raw.shape[0] - 1)), data.draw(st.integers(0, raw.shape[1] - 1))
+    raw[row, column] = data.draw(st.sampled_from([-1, 0, 1, 2, 5, int(raw[row, 0]), int(raw[row].max()) + 1]))
+    score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
+    try:
+        used = int((raw[row] >= 0).sum())
+        oracle.check_row(score, x, row, k, call | {"offsets": None}, raw[row], raw[row], None, used)
+    except (AssertionError, KeyError):
+        assert not judge(x, k, call, raw)
+    else:
+        assert judge(x, k, call, raw)

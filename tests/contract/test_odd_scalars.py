@@ -32,7 +32,7 @@ TOPK = {
 PLAN = ("rows", "width", "k", "pitch", "dtype", "device", "family", "policy", "splits", "options")
 VERIFY = (
     "k", "index_base", "next_n", "num_rows", "largest", "nan", "sorted", "tie_break", "sentinel", "block_bytes",
-    "progress",
+    "progress", "block_size", "force_first", "force_last", "force", "expand",
 )  # fmt: skip
 TAKEN = {
     "topk": {("k", "zero"), ("max_k", "zero"), ("force_first", "zero"), ("force_last", "zero")}
@@ -40,7 +40,13 @@ TAKEN = {
     | {("num_rows", "zero")},
     "Options": {("force_first", "zero"), ("force_last", "zero")},
     "plan": {("rows", "zero"), ("width", "zero"), ("pitch", "zero"), ("pitch", "2**31")},
-    "verify": {("sentinel", "minus"), ("sentinel", "2**31"), ("sentinel", "2**62")}
+    "verify": {
+        ("force_first", "zero"),
+        ("force_last", "zero"),
+        ("sentinel", "minus"),
+        ("sentinel", "2**31"),
+        ("sentinel", "2**62"),
+    }
     | set(product(["block_bytes"], ["2**31", "2**62", "2**70", "5,000 digits", "numpy uint64"]))
     | {("progress", "class"), ("progress", "function")}
     | set(product(["num_rows"], ["2**31", "2**62", "2**70", "5,000 digits", "-5,000 digits", "numpy uint64", "minus"]))

@@ -79,7 +79,8 @@ def test_signatures_are_pinned():
     ]  # fmt: skip
     assert names(ksieve.verify) == [
         "scores", "lengths", "indices", "k=", "starts=", "ends=", "index_base=", "next_n=", "num_rows=",
-        "positions=", "largest=", "nan=", "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
+        "positions=", "block_size=", "force_first=", "force_last=", "force=", "expand=", "tail=", "largest=", "nan=",
+        "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
     ]  # fmt: skip
 
 

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.checking import entries
 from ksieve.checking.ops import BEST
 from ksieve.checking.verdict import Finding, Reason, Verdict, explain
+from ksieve.core.entries import bounds, entries_of
 from ksieve.core.gathering import Gathered, gather
 from ksieve.core.keys import NAN_LEVEL, widen
 from ksieve.core.options import Options
-from ksieve.core.windows import windows
 
 I64 = NDArray[np.int64]
 
@@ -44,8 +45,8 @@ class Asked:
 
     Attributes
     ----------
-    rows, width, slots : int
-        Shape of the scores as a matrix, and slots per row.
+    rows, width, slots, k : int
+        Shape of the scores as a matrix, slots per row, and the largest k of a row.
     options : Options
     sentinel : int
     live : int
@@ -59,6 +60,7 @@ class Asked:
     rows: int
     width: int
     slots: int
+    k: int
     options: Options
     sentinel: int = -1
     live: int = (1 << 31) - 1
@@ -66,24 +68,28 @@ class Asked:
     starts: NDArray[Any] | None = None
     ks: NDArray[Any] | None = None
     positions: NDArray[np.int32] | None = None
+    tails: NDArray[Any] | None = None
 
-    def windows(self, low: int, high: int) -> tuple[I64, I64, I64]:
-        """Return begin and length of the windows of rows [low, high), and the k of each row."""
+    def windows(self, low: int, high: int) -> tuple[I64, I64, I64, I64 | None]:
+        """Return begin and length of the windows of rows [low, high), their own k, and their lengths in positions."""
         # The window of a row depends on its place among the next_n rows of its request.
         n = self.options.next_n
         first, last = low // n * n, -(-high // n) * n
-        begin, length = windows(
+        begin, length, tails = bounds(
             self.options,
             last - first,
             self.width,
             lengths=None if self.lengths is None else _bounded(self.lengths[first // n : last // n]),
             starts=None if self.starts is None else _bounded(self.starts[first:last]),
+            tails=None if self.tails is None else _bounded(self.tails[first // n : last // n]),
         )
         begin, length = begin[low - first : high - first], length[low - first : high - first]
         length[max(self.live - low, 0) :] = 0
-        if self.ks is None:
-            return begin, length, np.full(high - low, self.slots)
-        return begin, length, np.clip(_bounded(self.ks[low:high]), 0, self.slots)
+        if tails is not None:
+            tails = tails[low - first : high - first]
+            tails[max(self.live - low, 0) :] = 0
+        ks = np.full(high - low, self.k) if self.ks is None else np.clip(_bounded(self.ks[low:high]), 0, self.k)
+        return begin, length, ks, tails
 
 
 def _bounded(array: NDArray[Any]) -> I64:
@@ -101,6 +107,22 @@ def _placed(finding: Finding, places: NDArray[np.int32], slots: NDArray[Any]) ->
         worst=worst and (int(places[worst[0]]), worst[1]),
         best_left=left and (int(places[left[0]]), left[1]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Rows as a plain selection sees them: their scores, an answer to it, and its windows and ks as `bounds`.
+
+    Gathered rows have `places`, the positions of their scores. Those of a call with entries have the `selection` that
+    was read from the caller's answer, and the `windows` and ks of the call.
+    """
+
+    scores: Any
+    answer: Any
+    bounds: tuple[I64, I64, I64]
+    places: NDArray[np.int32] | None = None
+    selection: entries.Selection | None = None
+    windows: tuple[I64, ...] = ()
 
 
 class Judge:
@@ -122,38 +144,67 @@ class Judge:
         for low in range(0, scores.shape[0], step):
             piece = scores[low : low + step]
             at = slice(begin + low, begin + low + piece.shape[0])
-            bounds = self.asked.windows(at.start, at.stop)
-            answer, places = self.indices[at], None
-            if self.asked.positions is not None and piece.shape[1]:
-                rows = gather(piece, self.asked.positions[at], *bounds[:2], True)
-                piece, places, bounds = (
-                    rows.scores,
-                    rows.places,
-                    (0 * bounds[0], rows.lengths.astype(np.int64), bounds[2]),
-                )
-                answer = self._local(rows, answer)
-            vectors = [self.ops.vector(bound) for bound in bounds]
+            answer = self.indices[at]
+            view = self._viewed(piece, at, answer)
+            piece, answer = view.scores, view.answer
+            vectors = [self.ops.vector(bound) for bound in view.bounds]
             reasons, *counts = self._rows(piece, vectors, self.ops.integers(answer))
             self.reasons[at] = self.ops.to_numpy(reasons)
+            faults = view.selection.faults if view.selection else {}
+            for r, fault in faults.items():
+                self.reasons[begin + low + r] = int(fault.reason)
+                counts[2][r] = False
             self.totals += [int(c.sum()) for c in counts]
             if self.first is None and self.reasons[at].any():
-                r = int(np.flatnonzero(self.reasons[at])[0])
-                start, length, k = (int(bound[r]) for bound in bounds)
-                self.first = explain(
-                    at.start + r,
-                    widen(self.ops.to_numpy(piece[r]))[start : start + length],
-                    self.ops.to_numpy(answer[r]).astype(np.int64),
-                    self.asked.sentinel,
-                    Reason(int(self.reasons[at.start + r])),
-                    start=start,
-                    k=k,
-                    options=self.asked.options,
-                    live=at.start + r < self.asked.live,
-                )
-                if places is not None:
-                    self.first = _placed(self.first, places[r], self.ops.to_numpy(self.indices[at][r]))
+                self.first = self._finding(view, at, int(np.flatnonzero(self.reasons[at])[0]))
             if progress is not None:
                 progress(at.stop)
+
+    def _viewed(self, piece: Any, at: slice, answer: Any) -> _View:
+        """The rows [at.start, at.stop) and their answer, as a plain selection."""
+        asked = self.asked
+        begin, length, ks, tails = asked.windows(at.start, at.stop)
+        own = None if asked.positions is None else asked.positions[at]
+        if asked.options.entries:
+            found = entries_of(asked.options, piece, begin, length, tails, positions=own)
+            read = entries.read(asked.options, found, ks, answer, asked.sentinel)
+            return _View(
+                found.scores, read.answer, (read.begin, read.forced.total, read.forced.slots), selection=read,
+                windows=(begin, length, ks),
+            )  # fmt: skip
+        if own is not None and piece.shape[1]:
+            rows = gather(piece, own, begin, length, True)
+            return _View(
+                rows.scores, self._local(rows, answer), (0 * begin, rows.lengths.astype(np.int64), ks), rows.places
+            )
+        return _View(piece, answer, (begin, length, ks))
+
+    def _finding(self, view: _View, at: slice, r: int) -> Finding:
+        """The finding of row r of the rows [at.start, at.stop), which is not exact."""
+        asked, row_id, selection = self.asked, at.start + r, view.selection
+        given = self.ops.to_numpy(self.indices[at][r])
+        start, length, k = (int(bound[r]) for bound in view.bounds)
+        if selection is not None and r in selection.faults:
+            found = selection.finding(r, row_id, given, int(view.windows[2][r]), asked.options)
+        else:
+            found = explain(
+                row_id,
+                widen(self.ops.to_numpy(view.scores[r]))[start : start + length],
+                self.ops.to_numpy(view.answer[r]).astype(np.int64),
+                asked.sentinel,
+                Reason(int(self.reasons[row_id])),
+                start=start,
+                k=k,
+                options=asked.options,
+                live=row_id < asked.live,
+            )
+            if selection is not None:
+                found = selection.placed(found, r, given, int(view.windows[2][r]))
+        if selection is not None:
+            return replace(
+                found, start=int(view.windows[0][r]), length=int(view.windows[1][r]), live=row_id < asked.live
+            )
+        return found if view.places is None else _placed(found, view.places[r], given)
 
     def _local(self, rows: Gathered, answer: Any) -> I64:
         """Columns in gathered rows of the positions of an answer; a negative number for one that no score has."""
@@ -254,6 +305,6 @@ class Judge:
         """Verdict on the rows judged so far."""
         nan_scores, nan_selected, tied = (int(t) for t in self.totals)
         return Verdict(
-            self.asked.rows, self.asked.slots, self.reasons, self.first, nan_scores, nan_selected, tied,
+            self.asked.rows, self.asked.k, self.reasons, self.first, nan_scores, nan_selected, tied,
             self.asked.options,
         )  # fmt: skip

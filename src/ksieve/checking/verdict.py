@@ -18,6 +18,8 @@ from ksieve.core.ranking import Ranking, ranked
 class Reason(IntEnum):
     """Why a row is not exact; a row with several faults reports the first in this order.
 
+    With the options of entries (`ksieve.core.entries`), faults of forced entries and of slots come before the others.
+
     Positions are those of the row's window, [0, length) without `starts`.
     """
 
@@ -38,6 +40,10 @@ class Reason(IntEnum):
     """Of the scores equal to the worst selected one, others are selected than `tie_break` says."""
     UNSORTED = 8
     """Two neighbouring slots are not in the order that `sorted` says."""
+    NOT_FORCED = 9
+    """An entry is not selected that `force_first` or `force_last` forces."""
+    BROKEN = 10
+    """Slots do not hold all positions of an entry side by side, or the tail does not stand behind the entries."""
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -77,6 +83,8 @@ class Finding:
         Whether the row is one of the first `num_rows`.
     options : Options
         Options of the call that was judged.
+    note : str
+        Text of the fault, where the attributes do not say it all.
     """
 
     row: int
@@ -91,9 +99,10 @@ class Finding:
     k: int = 0
     live: bool = True
     options: Options = PLAIN
+    note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes but `options`, the reason by name."""
+        """Return the attributes but `options` and `note`, the reason by name."""
         return {
             "row": self.row,
             "start": self.start,
@@ -117,14 +126,17 @@ class Finding:
 
     def _fault(self) -> str:
         slot, holds = self.slots[0], f"slot {self.slots[0]} holds"
+        what = "entry" if self.options.entries else "position"
+        if self.note:
+            return self.note
         if self.reason is Reason.NOT_LARGEST and self.worst and self.best_left:
             return (
-                f"{holds} position {self.worst[0]} with score {self.worst[1]!r}, but position {self.best_left[0]} "
+                f"{holds} {what} {self.worst[0]} with score {self.worst[1]!r}, but {what} {self.best_left[0]} "
                 f"with score {self.best_left[1]!r} is not selected{self._because(self.worst[1], self.best_left[1])}"
             )
         if self.reason is Reason.WRONG_TIE and self.worst and self.best_left:
             return (
-                f"{holds} position {self.worst[0]} with score {self.worst[1]!r}, but position {self.best_left[0]} "
+                f"{holds} {what} {self.worst[0]} with score {self.worst[1]!r}, but {what} {self.best_left[0]} "
                 f"with an equal score is not selected, and tie_break is {self.options.tie_break!r}"
             )
         if self.reason is Reason.UNSORTED:
@@ -150,7 +162,8 @@ class Finding:
         text = f"{holds} the sentinel {self.positions[0]}"
         if self.reason is Reason.MISPLACED:
             return f"{text} and later slots hold positions"
-        return f"{text} with valid positions left" + (
+        left = "entries" if self.options.entries else "valid positions"
+        return f"{text} with {left} left" + (
             f", the best of them {self.best_left[0]} with score {self.best_left[1]!r}" if self.best_left else ""
         )
 
@@ -169,7 +182,7 @@ class Verdict:
     Attributes
     ----------
     rows, k : int
-        Rows checked (all of them, never a sample), in C order over all leading dimensions, and slots per row.
+        Rows checked (all of them, never a sample), in C order over all leading dimensions, and the largest k of a row.
     reasons : ndarray of uint8, shape (rows,)
         `Reason` of each row, 0 where it is exact.
     first : Finding or None

@@ -17,7 +17,7 @@ from ksieve.checking.verdict import Verdict
 from ksieve.core import arguments, problem
 from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, shown
-from ksieve.core.options import INTEGERS, IndexBase, Nan, TieBreak
+from ksieve.core.options import INTEGERS, Force, IndexBase, Nan, Options, TieBreak
 from ksieve.core.problem import Shape
 
 BLOCK_BYTES = 64 << 20
@@ -38,6 +38,12 @@ def verify(
     next_n: int | None = None,
     num_rows: Any = None,
     positions: Any = None,
+    block_size: int | None = None,
+    force_first: int | None = None,
+    force_last: int | None = None,
+    force: Force | None = None,
+    expand: int | bool | None = None,
+    tail: Any = None,
     largest: bool | None = True,
     nan: Nan | None = None,
     sorted: bool | Literal["value", "index"] | None = False,  # noqa: A002
@@ -62,8 +68,8 @@ def verify(
         The answer to check, of any library, in any order within a row. Required; the third argument, or a keyword.
         What `ksieve.topk` writes with `page_table` or `offsets` is not judged: pass the indices of `return_raw`.
     k : int, or array of integers of the leading shape, optional
-        Expected number of slots; checked against `indices`. An array gives each row its own k, clamped to [0, slots]:
-        the slots from it on must hold the sentinel.
+        Expected number of slots, or of entries; checked against `indices`. An array gives each row its own k, clamped
+        to [0, slots]: the slots from it on must hold the sentinel.
     starts, ends : array of integers, of the leading shape, optional
         As in `ksieve.topk`: where the window of valid scores of each row begins, from which `lengths` count, and in
         place of `lengths` where it ends.
@@ -77,6 +83,9 @@ def verify(
     positions : array of int32, of the scores' shape, optional
         As in `ksieve.topk`: `indices` are positions then, which must be distinct in a row. Such rows are checked on
         the host.
+    block_size, force_first, force_last, force, expand, tail
+        As in `ksieve.topk`: the slots of `indices` are those of its outputs then. Such rows are checked on the host.
+        NaN scores and ties are counted among the entries that are not forced.
     largest : bool
         Whether larger scores are better, or smaller ones.
     nan : {"last", "highest"}, optional
@@ -147,14 +156,18 @@ def verify(
         problem.check_scores(flat)
         rows, width = flat.shape
         on_cuda = info.device.kind == "cuda"
-    _check_scalars(width if positions is None else 1 << 31, sentinel, block_bytes, progress)
     ks = k if is_array(k) else None
-    slots = _check_indices(indices, leading, None if ks is not None else k)
     keywords = {
         "starts": starts, "ends": ends, "index_base": index_base, "next_n": next_n, "largest": largest, "nan": nan,
         "sorted": sorted, "tie_break": tie_break, "positions": positions,
+        "block_size": block_size, "force_first": force_first, "force_last": force_last, "force": force,
+        "expand": expand, "tail": tail,
     }  # fmt: skip
     options = arguments.resolve(keywords, None, per_row_k=ks is not None, lengths=lengths is not None)
+    on_host_alone = positions is not None or options.entries
+    _check_scalars(1 << 31 if on_host_alone else width, sentinel, block_bytes, progress)
+    slots, most = _check_indices(indices, leading, None if ks is not None else k, options)
+    problem.check_entries(options, most, width)
     if rows % options.next_n:
         raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
     if of_source is not None and options.next_n > 1:
@@ -164,6 +177,7 @@ def verify(
         rows,
         width,
         slots,
+        most,
         options,
         int(sentinel),
         rows if num_rows is None else min(max(_number(num_rows, "num_rows"), 0), rows),
@@ -171,8 +185,9 @@ def verify(
         _vector("starts", starts, (leading,)),
         _vector("k", ks, (leading,)),
         None if positions is None else _positions(positions, (*leading, width)),
+        _vector("tail", tail, requests),
     )
-    ops: Any = TorchOps(scores) if on_cuda and positions is None else NumpyOps()
+    ops: Any = TorchOps(scores) if on_cuda and not on_host_alone else NumpyOps()
     judge = Judge(ops, asked, ops.matrix(indices, rows, slots), int(block_bytes))
     if is_source:
         for begin, block in _source_blocks(scores, asked.live, width, int(block_bytes)):
@@ -210,7 +225,8 @@ def _dtype_of(array: Any) -> str:
         return ""
 
 
-def _check_indices(indices: Any, leading: Shape, k: Any) -> int:
+def _check_indices(indices: Any, leading: Shape, k: Any, options: Options) -> tuple[int, int]:
+    """Return the slots of a row, and the k that they are the columns of."""
     info = problem.inspect(indices, "indices")
     if info.dtype not in INTEGERS:
         remedy = f": {problem.converted(info, 'indices', 'int64')}" if info.dtype.startswith(("int", "uint")) else ""
@@ -219,9 +235,17 @@ def _check_indices(indices: Any, leading: Shape, k: Any) -> int:
         shape = f"({''.join(f'{n}, ' for n in leading)}k)" if leading else "(k,)"
         raise ArgumentError("indices", f"shape {info.shape}", f"shape {shape}, one row for each row of scores")
     slots = info.shape[-1]
-    if k is not None and problem.check_k(k, least=0) != slots:
-        raise ArgumentError("k", k, f"{slots}, the width of indices")
-    return problem.check_k(slots, "indices", 0)
+    most = slots
+    if options.entries:
+        most = slots // options.expand - options.beside
+        if most < 0 or options.columns(most) != slots:
+            takes = (
+                f"shape (..., {options.columns(max(most, 0))}), with k entries of {options.expand} slots, or another k"
+            )
+            raise ArgumentError("indices", f"shape {info.shape}", takes)
+    if k is not None and problem.check_k(k, least=0) != most:
+        raise ArgumentError("k", k, f"{most}, {'that' if options.entries else 'the width'} of indices")
+    return slots, problem.check_k(most, "indices", 0)
 
 
 def _vector(name: str, array: Any, shapes: tuple[Shape, ...]) -> Any:
