@@ -1198,3 +1198,120 @@ def test_any_number_of_ranks_gives_the_same(layout):
                 assert found.everywhere.astype(np.int32).tobytes() == whole.tobytes()
                 other = distributed.simulate(np.zeros_like(scores), None, 90, **call)
                 assert other.messages == found.messages
+
+
+@cites("C59", "C10", "C11", "C46", "C47")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_are_ranked_by_their_best_score(backend, dtype):
+    for family in ("normal", "some_nan", "signed_zero", "all_equal", "infinities"):
+        for ranking in ({}, {"largest": False}, {"nan": "highest"}):
+            scores = scores_of(family, 3, 331, 20, dtype)
+            rank = ranks(scores, largest=ranking.get("largest", True), nan=ranking.get("nan"))
+            lengths = np.array([331, 325, 5], np.int32)
+            call = {"block_size": 6, "deterministic": True, "return_values": True} | ranking
+            found, values = topk_on(backend, scores, lengths, 20, **call)
+            for row, length in enumerate(lengths):
+                blocks = [range(p, min(p + 6, length)) for p in range(0, length, 6)]
+                best = [max(own, key=lambda p, row=row: rank[row, p]) for own in blocks]
+                order = sorted(range(len(blocks)), key=lambda b, row=row, best=best: (-rank[row, best[b]], b))
+                chosen = sorted(order[:20])
+                assert found[row, : len(chosen)].tolist() == chosen and (found[row, len(chosen) :] == -1).all()
+                expected = scores[row, [best[b] for b in chosen]]
+                assert values[row, : len(chosen)].tobytes() == expected.tobytes()
+
+
+@cites("C60")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_a_window_that_begins_inside_a_block(backend):
+    scores, starts = np.array([[9, 9, 1, 2, 3, 4, 5, 6, 9]], np.float32), np.array([2], np.int32)
+    ends = np.array([8], np.int32)
+    call = {"starts": starts, "ends": ends, "block_size": 4, "sorted": True, "return_values": True}
+    for base, numbers, values in (("row", [1, 0], [6, 2]), ("start", [1, 0], [6, 4])):
+        found, held = topk_on(backend, scores, None, 2, index_base=base, **call)
+        assert found.tolist() == [numbers] and held.tolist() == [values]
+    positions = topk_on(backend, scores, None, 2, expand=True, **call)[0]
+    assert positions.tolist() == [[4, 5, 6, 7, 2, 3, -1, -1]]
+    local = topk_on(backend, scores, None, 2, expand=True, index_base="start", **call)[0]
+    assert local.tolist() == [[4, 5, 0, 1, 2, 3, -1, -1]]
+
+
+@cites("C61")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_forced_entries_rank_above_all_others(backend):
+    scores = np.array([[0, 5, 3, 9, 4, np.nan]], np.float32)
+    both = {"force_first": 1, "force_last": 1}
+    for k, call, expected in (
+        (3, both, [0, 5, 3]),
+        (3, both | {"force": "beside"}, [0, 5, 3, 1, 4]),
+        (3, {"force_first": 2, "force": "beside"}, [0, 1, 3, 4, 2]),
+        (2, {"force_last": 2, "tie_break": "high"}, [5, 4]),
+        (np.array([1], np.int32), both | {"max_k": 2, "tie_break": "high"}, [5, -1]),
+        (np.array([1], np.int32), both | {"max_k": 2, "tie_break": "low"}, [0, -1]),
+        (np.array([0], np.int32), both | {"max_k": 2, "force": "beside"}, [0, 5, -1, -1]),
+        (4, {"force_first": 2, "force_last": 2, "lengths": [3]}, [0, 1, 2, -1]),
+    ):
+        lengths = np.array(call.pop("lengths"), np.int32) if "lengths" in call else None
+        assert topk_on(backend, scores, lengths, k, sorted=True, **call).tolist() == [expected]
+        ordered = topk_on(backend, scores, lengths, k, sorted="index", **call)[0]
+        assert sorted(ordered[ordered >= 0]) == ordered[ordered >= 0].tolist() == sorted(e for e in expected if e >= 0)
+
+
+@cites("C62", "C56")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_selected_entries_are_written_as_positions(backend):
+    scores, counts = np.array([[0, 5, 3, 9, 4, 7, 1]], np.float32), np.zeros(1, np.int32)
+    call = {"sorted": True, "counts_out": counts}
+    found = topk_on(backend, scores, None, 3, block_size=3, expand=True, force_last=1, **call)
+    assert found.tolist() == [[6, 3, 4, 5, 0, 1, 2, -1, -1]] and counts == 7
+    found = topk_on(backend, scores, None, 2, expand=3, offsets=np.array([100], np.int32), **call)
+    assert found.tolist() == [[109, 110, 111, 115, 116, 117]] and counts == 6
+    beside = topk_on(backend, scores, None, 1, expand=2, force_first=1, force="beside", **call)
+    assert beside.tolist() == [[0, 1, 6, 7]]
+
+
+@cites("C63", "C36")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_the_tail_stands_behind_the_entries(backend):
+    scores = np.tile(np.array([0, 5, 3, 9], np.float32), (5, 1))
+    tail = np.array([17, 16, 15, 3, -2], np.int32)
+    found = topk_on(backend, scores, None, 2, expand=4, tail=tail, sorted=True)
+    assert found.shape == (5, 11)
+    used = [row[row >= 0].tolist() for row in found]
+    pools = [[*range(12, 16), *range(4, 8)], [*range(4, 8), *range(8, 12)]]
+    assert used == [[*pools[0], 16], pools[0], [*pools[1], 12, 13, 14], [0, 1, 2], []]
+    assert all((row[len(own) :] == -1).all() for row, own in zip(found, used, strict=True))
+    requests = topk_on(backend, scores[:2], None, 2, expand=4, tail=tail[:1], next_n=2, sorted=True)
+    np.testing.assert_array_equal(requests, [found[1], found[0]])
+    lengths = np.array([4, 3, 1, 0, 4], np.int32)
+    blocks = topk_on(backend, scores, lengths, 1, block_size=2, expand=True, tail=lengths, sorted=True)
+    assert blocks.tolist() == [[2, 3, -1], [0, 1, 2], [0, -1, -1], [-1] * 3, [2, 3, -1]]
+
+
+@cites("C64", "C40", "C55")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_values_and_candidates_of_entries(backend):
+    scores = np.array([[-0.0, 0.0, 3, 9, np.nan, 7, 1]], np.float32)
+    call = {"expand": True, "return_values": True, "sorted": True, "tail": np.array([7], np.int32)}
+    found, values = topk_on(backend, scores, None, 3, block_size=2, **call)
+    assert found.tolist() == [[2, 3, 4, 5, 0, 1, 6]]
+    assert values.view(np.uint32).tolist() == [
+        np.array([9, 9, 7, 7, -0.0, -0.0, -np.inf], np.float32).view(np.uint32).tolist()
+    ]
+    pools = np.array([[5, -1, 2**31 - 1, 0, 3, 9, 2]], np.int32)
+    call = {
+        "positions": pools,
+        "expand": 2,
+        "sorted": "index",
+        "force_first": 1,
+        "force_last": 1,
+        "return_values": True,
+    }
+    found, values = topk_on(backend, scores, None, 3, **call)
+    assert found.tolist() == [[0, 1, 4, 5, 18, 19]]
+    assert values[0, :2].tolist() == [9, 9] and values[0, -2:].tolist() == [7, 7]
+    statistics = [
+        ksieve.topk(scores, k=2, block_size=2, force_first=1, backend=b, return_stats=True)[1].raw
+        for b in HOST_BACKENDS
+    ]
+    np.testing.assert_array_equal(*statistics)
