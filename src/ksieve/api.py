@@ -247,7 +247,8 @@ def topk(
     indices : array of int32, of the leading shape and k
         Same library and device as `scores`. For a row of length L > k: k distinct positions below L, no
         unselected valid score better than a selected one, in no particular order. For L <= k: all L
-        positions, then -1.
+        positions, then -1. With `expand`, ``force="beside"`` and `tail` there are more columns:
+        ``(k + n) * expand``, for n forced entries beside k, and ``expand - 1`` for a tail.
     values, raw, stats
         Returned, in this order, with `return_values`, `return_raw` and `return_stats`; the result is then a tuple.
 

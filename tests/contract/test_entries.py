@@ -11,78 +11,110 @@ from hypothesis import strategies as st  # noqa: E402
 
 import entries as oracle  # noqa: E402
 import ksieve  # noqa: E402
-from cases import DTYPES, FAMILIES, POLICIES, scores_of  # noqa: E402
+from cases import DTYPES, FAMILIES, POLICIES, pairwise, scores_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from oracle import ranks  # noqa: E402
 
-FORCED = ("force_first", "force_last")
+AXES: dict[str, tuple] = {
+    "family": tuple(sorted(FAMILIES)),
+    "dtype": DTYPES,
+    "rows": (1, 2, 3),
+    "width": (0, 1, 2, 17, 63, 64, 65, 300, 700),
+    "pitched": (False, True),
+    "k": (0, 1, 2, 7, 40),
+    "block_size": (None, 2, 3, 8, 64, 256),
+    "expand": (None, True, 2, 7),
+    "tail": (False, True),
+    "force_first": (None, 0, 1, 3),
+    "force_last": (None, 1, 2),
+    "force": (None, "inside", "beside"),
+    "bounds": (None, "lengths", "ends"),
+    "starts": (False, True),
+    "index_base": (None, "row", "start"),
+    "next_n": (1, 2, 3),
+    "positions": (False, True),
+    "ks": (False, True),
+    "transform": (None, "offsets", "pages", "mapped"),
+    "page_size": (1, 64),
+    "sorted": (False, "value", "index"),
+    "tie_break": (None, "low", "high"),
+    "largest": (True, False),
+    "nan": (None, "last", "highest"),
+    "index_dtype": ("int32", "int64"),
+    "outputs": ("new", "given", "pitched"),
+    "live": (False, True),
+    "policy": POLICIES,
+}
+"""What a call with entries can ask for."""
+
+AS_THEY_ARE = ("force_first", "force_last", "force", "sorted", "tie_break", "largest", "nan", "index_dtype")
 
 
-@st.composite
-def calls(draw):
-    """A call with some of the options of entries and some of all others."""
-    next_n = draw(st.sampled_from([1, 1, 2, 3]))
-    rows, width = next_n * draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 17, 63, 64, 65, 300, 700]))
-    k = draw(st.integers(0, 40))
-    dtype = draw(st.sampled_from(DTYPES))
-    x = scores_of(draw(st.sampled_from(sorted(FAMILIES))), rows, width, max(min(k, max(width, 1)), 1), dtype)
-    call = {"next_n": next_n}
-    block = draw(st.sampled_from([1, 1, 2, 3, 8, 64, 256]))
-    call["block_size"] = block if block > 1 else None
-    call["expand"] = draw(st.sampled_from([None, True, block] if block > 1 else [None, 2, 4, 7]))
+def built(case, seed):
+    """Scores, k and arguments of a combination. Where two options exclude each other, one of them gives way."""
+    rng = np.random.default_rng(seed)
+    block, next_n, width = case["block_size"], case["next_n"], case["width"]
+    expand = (case["expand"] and True) if block else (2 if case["expand"] is True else case["expand"])
+    if expand and not block and not case["tail"]:
+        next_n = 1
+    rows = case["rows"] * next_n
 
-    def vector(size, low, high):
-        return np.array(draw(st.lists(st.integers(low, high), min_size=size, max_size=size)), np.int32)
+    def vector(count, low, high):
+        return rng.integers(low, high + 1, count, dtype=np.int32)
 
-    unit = call["expand"] if block == 1 and call["expand"] else 1
-    if call["expand"] and draw(st.booleans()):
-        call["tail"] = vector(rows // next_n, -2, unit * width + unit + 2)
-    if draw(st.booleans()):
-        call["force_first"] = draw(st.integers(0, 3))
-    if draw(st.booleans()):
-        call["force_last"] = draw(st.integers(0, 3))
-    call["force"] = draw(st.sampled_from([None, "inside", "beside"]))
-    if call["force"] != "beside":
-        k = max(k, sum(call.get(name, 0) for name in FORCED))
-    if block == 1 and unit > 1 and "tail" not in call:
-        call["next_n"] = next_n = 1
-    bounds = draw(st.sampled_from([None, "lengths", "ends"]))
-    if bounds:
-        call[bounds] = vector(rows // next_n, -1, width + 2)
-    if draw(st.booleans()):
-        call["starts"] = vector(rows, -1, width + 1)
-    call["index_base"] = draw(st.sampled_from([None, "row", "start"]))
-    if block == 1 and draw(st.booleans()):
-        rng = np.random.default_rng(draw(st.integers(0, 9)))
+    call = {name: case[name] for name in AS_THEY_ARE} | {"next_n": next_n, "block_size": block, "expand": expand}
+    k = case["k"]
+    if case["force"] != "beside":
+        k = max(k, (case["force_first"] or 0) + (case["force_last"] or 0))
+    x = scores_of(case["family"], rows, width + 3, min(max(k, 1), width + 3), case["dtype"], seed % 7)[:, :width]
+    x = x if case["pitched"] else np.ascontiguousarray(x)
+    if expand and case["tail"]:
+        unit = 1 if block else expand
+        call["tail"] = vector(rows // next_n, -2, unit * (width + 1) + 2)
+    if case["bounds"]:
+        call[case["bounds"]] = vector(rows // next_n, -1, width + 2)
+    if case["starts"]:
+        call["starts"] = vector(rows, -1, width // 2 + 1)
+    if case["positions"] and not block:
         held = np.stack([rng.permutation(3 * width + 1)[:width] for _ in range(rows)])
-        call["positions"] = np.where(held % 4 == 0, -1, held).astype(np.int32)
-        call["index_base"] = None
-    if draw(st.booleans()):
+        call["positions"] = np.where(held % 4 == 0, -1 - held, held).astype(np.int32)
+    else:
+        call["index_base"] = case["index_base"]
+    if case["ks"]:
         call["ks"] = vector(rows, -1, k + 1)
-    if draw(st.booleans()):
+    if case["transform"] == "offsets":
         call["offsets"] = vector(rows, -5, 5)
-    elif draw(st.booleans()):
-        call |= {"page_table": vector(2 * 9, 0, 99).reshape(2, 9), "page_size": draw(st.sampled_from([1, 64]))}
-    call["sorted"] = draw(st.sampled_from([False, "value", "index"]))
-    call["tie_break"] = draw(st.sampled_from([None, "low", "high"]))
-    call |= {"largest": draw(st.booleans()), "nan": draw(st.sampled_from([None, "last", "highest"]))}
-    call["index_dtype"] = draw(st.sampled_from(["int32", "int64"]))
-    if draw(st.booleans()):
-        call["live"] = draw(st.integers(0, rows))
-    return x, k, {name: value for name, value in call.items() if value is not None}, draw(st.sampled_from(POLICIES))
+    elif case["transform"]:
+        call |= {"page_table": vector(2 * 9, 0, 99).reshape(2, 9), "page_size": case["page_size"]}
+        call |= {"row_to_request": vector(rows, -1, 2)} if case["transform"] == "mapped" else {}
+    if case["live"]:
+        call["live"] = int(rng.integers(0, rows + 1))
+    return x, k, {name: value for name, value in call.items() if value is not None}
 
 
-def run(x, k, call, backend, policy="direct"):
+def outputs(x, k, call, kind):
+    """Arrays for all outputs, of the columns in the contract, filled with something else; none if all are new."""
+    if kind == "new":
+        return {}
+    block = call.get("block_size") or 1
+    expand = block if call.get("expand") is True else call.get("expand") or 1
+    n = call.get("force_first", 0) + call.get("force_last", 0) if call.get("force") == "beside" else 0
+    columns, gap = (k + n) * expand + (expand - 1 if "tail" in call else 0), 3 if kind == "pitched" else 0
+    taken = {"out": call["index_dtype"], "raw_out": call["index_dtype"], "values_out": x.dtype}
+    return {name: np.full((x.shape[0], columns + gap), 77, dtype)[:, :columns] for name, dtype in taken.items()}
+
+
+def run(x, k, call, backend, policy="direct", kind="new"):
     """Outputs of a call: indices, values, raw indices, statistics and counts."""
     more = {name: value for name, value in call.items() if name not in ("ks", "live", "lengths")}
     slots = call.get("ks", k)
     more |= {"max_k": k} if "ks" in call else {}
     counts = np.full(x.shape[0], 99, np.int32)
     found = ksieve.topk(
-        x, call.get("lengths"), slots, **more, backend=backend, num_rows=call.get("live"), counts_out=counts,
-        policy=policy, return_values=True, return_raw=True, return_stats=True,
+        x, call.get("lengths"), slots, **more, **outputs(x, k, call, kind), backend=backend, counts_out=counts,
+        num_rows=call.get("live"), policy=policy, return_values=True, return_raw=True, return_stats=True,
     )  # fmt: skip
     return *found, counts
 
@@ -95,11 +127,11 @@ def judge(x, k, call, raw):
     return ksieve.verify(x, call.get("lengths"), raw, num_rows=call.get("live"), **more)
 
 
-def check(x, k, call, policy="direct"):
+def check(x, k, call, policy="direct", kind="new"):
     score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
     statistics = []
     for backend in HOST_BACKENDS:
-        out, values, raw, stats, counts = run(x, k, call, backend, policy)
+        out, values, raw, stats, counts = run(x, k, call, backend, policy, kind)
         statistics.append(stats.raw)
         for row in range(x.shape[0]):
             oracle.check_row(score, x, row, k, call, out[row], raw[row], values[row], counts[row])
@@ -108,13 +140,24 @@ def check(x, k, call, policy="direct"):
     np.testing.assert_array_equal(*statistics)
 
 
-@hypothesis.given(calls())
-@hypothesis.settings(max_examples=400, deadline=None)
-def test_any_call(case):
-    x, k, call, policy = case
-    if x.shape[0] % call["next_n"]:
-        call["next_n"] = 1
-    check(x, k, call, policy or "direct")
+@pytest.mark.parametrize("part", range(4))
+def test_every_pair_of_options(part):
+    cases = pairwise(AXES)
+    assert len(cases) > 100
+    for seed, case in list(enumerate(cases))[part::4]:
+        check(*built(case, seed), case["policy"] or "direct", case["outputs"])
+
+
+CALLS = st.tuples(
+    st.fixed_dictionaries({name: st.sampled_from(values) for name, values in AXES.items()}), st.integers(0, 999)
+)
+
+
+@hypothesis.given(CALLS)
+@hypothesis.settings(max_examples=300)
+def test_any_call(drawn):
+    case, seed = drawn
+    check(*built(case, seed), case["policy"] or "direct", case["outputs"])
 
 
 ROWS = {
@@ -321,11 +364,11 @@ def test_verify_refutes_by_entries():
             ksieve.verify(x, None, np.array([[0, 1]]), **bad)
 
 
-@hypothesis.given(calls(), st.data())
+@hypothesis.given(CALLS, st.data())
 @hypothesis.settings(max_examples=150)
-def test_verify_refutes_any_change(case, data):
+def test_verify_refutes_any_change(drawn, data):
     """One slot of an exact answer is changed: the answer is refuted, or the change is one of equal entries."""
-    x, k, call, _ = case
+    x, k, call = built(*drawn)
     raw = run(x, k, call, "cpu")[2].copy()
     if not raw.size:
         return
@@ -334,8 +377,19 @@ def test_verify_refutes_any_change(case, data):
     score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
     try:
         used = int((raw[row] >= 0).sum())
-        oracle.check_row(score, x, row, k, call | {"offsets": None}, raw[row], raw[row], None, used)
+        oracle.check_row(score, x, row, k, call | {"offsets": None, "page_table": None}, raw[row], raw[row], None, used)
     except (AssertionError, KeyError):
         assert not judge(x, k, call, raw)
     else:
         assert judge(x, k, call, raw)
+
+
+def test_a_recording_has_their_scores(tmp_path):
+    from ksieve.captures import open_capture
+
+    with ksieve.record(tmp_path / "scores.safetensors") as recorder:
+        ksieve.topk(scores(), np.array([40, 8, 0], np.int32), k=2, block_size=8, expand=True)
+        ksieve.topk(scores(4), np.array([40, 7], np.int32), k=2, expand=4, tail=np.array([160, 28], np.int32), next_n=2)
+    assert (recorder.seen, recorder.kept, recorder.rows) == (2, 2, 7)
+    with open_capture(tmp_path / "scores.safetensors") as capture:
+        assert capture.lengths.tolist() == [40, 8, 0, 40, 40, 7, 7]

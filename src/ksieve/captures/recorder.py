@@ -29,10 +29,10 @@ from ksieve import dispatch
 from ksieve.core import problem
 from ksieve.core.atomic import Draft, same_file
 from ksieve.core.call import Call
+from ksieve.core.entries import bounds
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.keys import widen
 from ksieve.core.problem import Problem
-from ksieve.core.windows import windows
 
 MAX_BYTES = 1 << 30
 """Default bound on the score matrix of a recording."""
@@ -194,13 +194,13 @@ class Recorder:
         chosen = _spread(live, self._rows_per_call)
         begin, valid = (
             array[:live].astype(np.int32)
-            for array in windows(
+            for array in bounds(
                 asked.options,
                 asked.rows,
                 asked.width,
                 lengths=None if lengths is None else _host(lengths).reshape(-1),
                 starts=None if starts is None else _host(starts).reshape(-1),
-            )
+            )[:2]
         )
         room = self._max_bytes // (_itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
         if room < chosen.size:
@@ -317,9 +317,10 @@ def record(
     Notes
     -----
     The metadata entry ``calls`` lists rows, width and k of every recorded call in order; ``ksieve replay`` follows it.
-    Of a row with a window, only the scores inside the window are recorded. Calls with `positions` are not recorded.
-    If the block ends with an exception, the calls recorded before it are written. If the disk has no room for the
-    capture at the end, a warning is issued, and an existing file at `path` stays as it was.
+    Of a row with a window, only the scores inside the window are recorded. Calls with `positions` are not recorded;
+    the k of calls with `block_size` counts blocks. If the block ends with an exception, the calls recorded before it
+    are written. If the disk has no room for the capture at the end, a warning is issued, and an existing file at `path`
+    stays as it was.
 
     Examples
     --------

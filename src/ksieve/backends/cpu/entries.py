@@ -14,6 +14,7 @@ from ksieve.backends.cpu.simd import (
     RANKED,
     SMALLEST,
     TILE,
+    ZERO_KEY,
     Int,
     Word,
     copy,
@@ -29,6 +30,7 @@ from ksieve.backends.cpu.simd import (
     tile_of,
 )
 from ksieve.core.guess import BLOCK
+from ksieve.core.keys import NAN_KEY
 
 
 @jit
@@ -38,6 +40,22 @@ def best_key(keys: Any, begin: Int, end: Int) -> Word:
     for i in range(begin + 1, end):
         best = min(best, keys[i])
     return best
+
+
+@jit
+def first_of(address: Int, key: Word) -> Int:
+    """Place of the first of the keys at `address` that is at most `key`; one of them is."""
+    place, found = 0, key_mask(address, key)
+    while found == np.uint64(0):
+        place += BLOCK
+        found = key_mask(address + 4 * place, key)
+    return place + lowest_bit(found)
+
+
+@jit
+def score_of_key(key: Word) -> Word:
+    """Float32 bits of a number's ordered key, other than that of the zeros, which have two."""
+    return key if key >> np.uint32(31) else np.uint32(key ^ np.uint32(ZERO_KEY))
 
 
 @jit
@@ -122,16 +140,14 @@ def _pooling(source: str) -> Any:
                 for j in range(block, last):
                     until = min((numbers[r] + j + 1) * size, highs[r]) - low - first_score
                     key = best[j - block] if whole else best_key(keys, at, until)
-                    where = at
-                    found = key_mask(address + 4 * where, key)
-                    while found == np.uint64(0):
-                        where += BLOCK
-                        found = key_mask(address + 4 * where, key)
-                    where += lowest_bit(found)
-                    if itemsize == 4:
-                        wide[r, j] = load_u32(row + 4 * (first_score + where))
+                    if dtype == FLOAT32 and key != np.uint32(ZERO_KEY) and key != np.uint32(NAN_KEY):
+                        wide[r, j] = score_of_key(key)
                     else:
-                        narrow[r, j] = load_u16(row + 2 * (first_score + where))
+                        where = first_score + at + first_of(address + 4 * at, key)
+                        if itemsize == 4:
+                            wide[r, j] = load_u32(row + 4 * where)
+                        else:
+                            narrow[r, j] = load_u16(row + 2 * where)
                     at = until
 
     return pool_rows

@@ -46,7 +46,9 @@ LINE = 64
 INF_KEY = 0x007FFFFF
 """Ordered key of +inf, the best there is."""
 
-_ZERO_KEY = 0x7FFFFFFF
+ZERO_KEY = 0x7FFFFFFF
+"""Ordered key of both zeros."""
+
 _WORST_RAW = 0xFF000001  # raw key of -inf; larger ones are NaN
 
 Int = Any
@@ -358,7 +360,7 @@ def order_key(bits: Word) -> Any:
     """`ksieve.core.keys.order_key` of float32 bits."""
     raw = raw_key(bits)
     key = np.uint32(raw + np.uint32(INF_KEY))
-    key = np.uint32(_ZERO_KEY) if bits == np.uint32(0x80000000) else key
+    key = np.uint32(ZERO_KEY) if bits == np.uint32(0x80000000) else key
     return np.uint32(NAN_KEY) if raw > np.uint32(_WORST_RAW) else key
 
 
@@ -368,7 +370,7 @@ def raw_limit(key: Any) -> Any:
     if key == np.uint32(NAN_KEY):
         return np.uint32(NAN_KEY)
     # Both zeros share an ordered key but are neighbours as raw keys.
-    below_zero = np.uint32(1) if key == np.uint32(_ZERO_KEY) else np.uint32(0)
+    below_zero = np.uint32(1) if key == np.uint32(ZERO_KEY) else np.uint32(0)
     # No score has an ordered key between -inf's and the NaNs', but the NaNs' raw keys lie there.
     return min(np.uint32(np.uint32(key - np.uint32(INF_KEY)) + below_zero), np.uint32(_WORST_RAW))
 
