@@ -196,6 +196,10 @@ def topk(
         CPU only: a position for each score, which is written in place of its index i, before `page_table` or
         `offsets`, and by which equal scores and `sorted` go. A score whose position is negative is no part of the row.
         The others of a row must be distinct. So rows are merged that were gathered from several shards.
+    block_table : array of int32, of the leading shape and n, optional
+        CPU only: in place of `positions`, the number b of the block of each ``g = width // n`` scores, whose positions
+        are ``b * g`` and those that follow it; negative where there is none. So a second level selects positions of the
+        blocks that a first one selected.
     counts_out : array of int32, of the leading shape, optional
         CPU only: receives how many slots of each row are used.
     block_size : int

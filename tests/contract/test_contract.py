@@ -1315,3 +1315,34 @@ def test_values_and_candidates_of_entries(backend):
         for b in HOST_BACKENDS
     ]
     np.testing.assert_array_equal(*statistics)
+
+
+@cites("C65")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_positions_of_a_block_table(backend):
+    scores = scores_of("few_values", 3, 60, 9)
+    table = np.array([[7, 0, -1, 2**29, 3], [-5, 2**28, 1, 2, 4], [-1] * 5], np.int32)
+    spread = np.repeat(table.astype(np.int64), 12, axis=1) * 12 + np.arange(60) % 12
+    positions = np.where((spread < 0) | (spread >= 2**31), -1, spread).astype(np.int32)
+    for call in (
+        {"deterministic": True},
+        {"sorted": True, "tie_break": "high"},
+        {"force_last": 2, "deterministic": True},
+    ):
+        found = topk_on(backend, scores, None, 20, block_table=table, **call)
+        np.testing.assert_array_equal(found, topk_on(backend, scores, None, 20, positions=positions, **call))
+        judged = {"sorted": "index", "tie_break": "low"} if "deterministic" in call else call
+        judged |= {"force_last": call.get("force_last")}
+        assert ksieve.verify(scores, None, found, block_table=table, **judged)
+    for bad, message in (
+        ({"block_table": np.zeros((3, 7), np.int32)}, "got shape (3, 7); takes shape (3, n), with n a divisor"),
+        ({"block_table": np.zeros((3, 0), np.int32)}, "got shape (3, 0); takes shape (3, n)"),
+        ({"block_table": table.astype(np.int64)}, "got dtype int64; takes dtype int32"),
+        ({"block_table": table, "positions": positions}, "got an array together with positions"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^block_table: {re.escape(message)}"):
+            topk_on(backend, scores, None, 5, **bad)
+        with pytest.raises(ArgumentError, match=f"^block_table: {re.escape(message)}"):
+            ksieve.verify(scores, None, found, **bad)
+    with pytest.raises(ArgumentError, match=r"^block_size: got 4 with positions"):
+        topk_on(backend, scores, None, 5, block_table=table, block_size=4)

@@ -17,6 +17,7 @@ from ksieve.checking.verdict import Verdict
 from ksieve.core import arguments, problem
 from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.gathering import positions_of
 from ksieve.core.options import INTEGERS, Force, IndexBase, Nan, Options, TieBreak
 from ksieve.core.problem import Shape
 
@@ -38,6 +39,7 @@ def verify(
     next_n: int | None = None,
     num_rows: Any = None,
     positions: Any = None,
+    block_table: Any = None,
     block_size: int | None = None,
     force_first: int | None = None,
     force_last: int | None = None,
@@ -83,6 +85,8 @@ def verify(
     positions : array of int32, of the scores' shape, optional
         As in `ksieve.topk`: `indices` are positions then, which must be distinct in a row. Such rows are checked on
         the host.
+    block_table : array of int32, optional
+        In place of `positions`, as in `ksieve.topk`.
     block_size, force_first, force_last, force, expand, tail
         As in `ksieve.topk`: the slots of `indices` are those of its outputs then. Such rows are checked on the host.
         NaN scores and ties are counted among the entries that are not forced.
@@ -159,12 +163,12 @@ def verify(
     ks = k if is_array(k) else None
     keywords = {
         "starts": starts, "ends": ends, "index_base": index_base, "next_n": next_n, "largest": largest, "nan": nan,
-        "sorted": sorted, "tie_break": tie_break, "positions": positions,
+        "sorted": sorted, "tie_break": tie_break, "positions": positions, "block_table": block_table,
         "block_size": block_size, "force_first": force_first, "force_last": force_last, "force": force,
         "expand": expand, "tail": tail,
     }  # fmt: skip
     options = arguments.resolve(keywords, None, per_row_k=ks is not None, lengths=lengths is not None)
-    on_host_alone = positions is not None or options.entries
+    on_host_alone = options.positions or options.entries
     _check_scalars(1 << 31 if on_host_alone else width, sentinel, block_bytes, progress)
     slots, most = _check_indices(indices, leading, None if ks is not None else k, options)
     problem.check_entries(options, most, width)
@@ -184,7 +188,7 @@ def verify(
         _vector("ends" if ends is not None else "lengths", ends if ends is not None else lengths, requests),
         _vector("starts", starts, (leading,)),
         _vector("k", ks, (leading,)),
-        None if positions is None else _positions(positions, (*leading, width)),
+        _positions(positions, block_table, (*leading, width)),
         _vector("tail", tail, requests),
     )
     ops: Any = TorchOps(scores) if on_cuda and not on_host_alone else NumpyOps()
@@ -260,14 +264,17 @@ def _vector(name: str, array: Any, shapes: tuple[Shape, ...]) -> Any:
     return on_host(array).reshape(-1)
 
 
-def _positions(array: Any, shape: Shape) -> Any:
-    """Check positions and return them as a matrix on the host."""
-    info = problem.inspect(array, "positions")
+def _positions(positions: Any, table: Any, shape: Shape) -> Any:
+    """Check positions, or a block table, and return positions as a matrix on the host; None without either."""
+    name, array = ("positions", positions) if table is None else ("block_table", table)
+    if array is None:
+        return None
+    info = problem.inspect(array, name)
     if info.dtype != "int32":
-        raise ArgumentError("positions", f"dtype {info.dtype}", "dtype int32")
-    if info.shape != shape:
-        raise ArgumentError("positions", f"shape {info.shape}", f"shape {shape}, that of the scores")
-    return on_host(array).reshape(-1, shape[-1]) if shape[-1] else np.zeros((math.prod(shape[:-1]), 0), np.int32)
+        raise ArgumentError(name, f"dtype {info.dtype}", "dtype int32")
+    problem.check_positions_shape(info.shape, name, shape)
+    held = on_host(array).reshape(math.prod(shape[:-1]), info.shape[-1])
+    return held if table is None else positions_of(held, shape[-1])
 
 
 def _number(value: Any, name: str) -> int:

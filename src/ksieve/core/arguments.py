@@ -40,6 +40,7 @@ class _Placing(TypedDict, total=False):
     row_to_request: Any
     offsets: Any
     positions: Any
+    block_table: Any
     counts_out: Any
 
 
@@ -97,7 +98,7 @@ NAMES = tuple(TopkKwargs.__annotations__)
 ARRAYS = ("starts", "ends", "page_table", "row_to_request", "offsets", "values_out", "raw_out")
 """The names among them whose values are arrays, but for those of `UNTRACED`."""
 
-UNTRACED = ("positions", "counts_out", "tail")
+UNTRACED = ("positions", "block_table", "counts_out", "tail")
 """Names of arrays that a call takes only eagerly."""
 
 UNTRACED_NUMBERS = {"block_size": 1, "force_first": 0, "force_last": 0, "expand": 1}
@@ -255,7 +256,7 @@ def resolve(
         largest=given.get("largest", base.largest),
         nan=given.get("nan", base.nan),
         overlap=given.get("overlap", base.overlap),
-        positions="positions" in given,
+        positions="positions" in given or "block_table" in given,
         counts="counts_out" in given,
         block_size=block_size,
         force_first=given.get("force_first", base.force_first),
@@ -271,6 +272,8 @@ def _refuse_contradictions(given: Mapping[str, Any], lengths: bool) -> None:
         raise ArgumentError("ends", "an array together with lengths", "either lengths or ends")
     if "page_table" in given and "offsets" in given:
         raise ArgumentError("offsets", "an array together with page_table", "either page_table or offsets")
+    if "positions" in given and "block_table" in given:
+        raise ArgumentError("block_table", "an array together with positions", "either positions or block_table")
     for name in ("page_size", "row_to_request"):
         if name in given and "page_table" not in given:
             raise ArgumentError(name, "a value without page_table", "nothing without page_table")

@@ -168,9 +168,10 @@ def parse(
     vector("k", ks, leading)
     for name in _VECTORS:
         vector(name, keywords.get(name), leading)
-    positions, counts = keywords.get("positions"), keywords.get("counts_out")
-    if positions is not None:
-        take("positions", positions, check_positions(inspect(positions, "positions"), info, leading))
+    counts = keywords.get("counts_out")
+    for name in ("positions", "block_table"):
+        if (array := keywords.get(name)) is not None:
+            take(name, array, check_positions(inspect(array, name), name, info, leading))
     if counts is not None:
         take("counts_out", counts, check_counts(counts, inspect(counts, "counts_out"), leading, described))
     asked = Problem(rows, width, row_pitch(info), slots, dtype, info.device, options)

@@ -40,6 +40,26 @@ def empty(scores: NDArray[Any]) -> Gathered:
     )
 
 
+def positions_of(table: NDArray[np.int32], width: int) -> NDArray[np.int32]:
+    """Positions of scores that are those of blocks, one behind another.
+
+    Parameters
+    ----------
+    table : ndarray of int32, shape (rows, n)
+        Number of the block of each ``width // n`` scores; negative where they are none.
+    width : int
+        A multiple of n.
+
+    Returns
+    -------
+    ndarray of int32, shape (rows, width)
+        -1 for a score of no block, and for one whose position int32 does not hold.
+    """
+    size = width // max(table.shape[1], 1)
+    found = np.repeat(table.astype(np.int64), size, axis=1) * size + np.tile(np.arange(size), table.shape[1])
+    return np.where((found >= 0) & (found < 1 << 31), found, -1).astype(np.int32)
+
+
 def gather(scores: NDArray[Any], positions: NDArray[np.int32], begin: I64, length: I64, by_position: bool) -> Gathered:
     """Gather the scores of each row's window whose position is not negative.
 

@@ -107,8 +107,8 @@ class Options:
         Launch while the previous kernel of the stream drains (programmatic dependent launch, compute capability 9.0
         and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
     positions : bool
-        An array holds a position for each score: what is written in place of its index, and what order and ties go
-        by; -1 where there is no score. On the CPU alone.
+        An array, `positions` or `block_table`, holds a position for each score: what is written in place of its index,
+        and what order and ties go by; -1 where there is no score. On the CPU alone.
     counts : bool
         Also write how many slots of each row are used. On the CPU alone.
     block_size : int

@@ -264,12 +264,10 @@ def check_vector(
     return info if len(info.shape) == 1 else replace(info, shape=(size,), strides=(1,))
 
 
-def check_positions(info: ArrayInfo, scores: ArrayInfo, leading: Shape) -> ArrayInfo:
-    """Check an array of one position for each score, and describe it as the matrix of its rows."""
-    name, shape = "positions", (*leading, scores.shape[1])
+def check_positions(info: ArrayInfo, name: str, scores: ArrayInfo, leading: Shape) -> ArrayInfo:
+    """Check `positions` or a `block_table`, and describe it as the matrix of its rows."""
     _check_integers(info, name)
-    if info.shape != shape:
-        raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}, that of the scores")
+    check_positions_shape(info.shape, name, (*leading, scores.shape[1]))
     _check_device(info, name, scores.device)
     info = as_matrix(info, name)
     rows, width = info.shape
@@ -280,6 +278,17 @@ def check_positions(info: ArrayInfo, scores: ArrayInfo, leading: Shape) -> Array
     if rows > 1 and info.strides[0] < 0:
         raise ArgumentError(name, f"row pitch {info.strides[0]}", "a row pitch of at least 0")
     return info
+
+
+def check_positions_shape(got: Shape, name: str, shape: Shape) -> None:
+    """Check that there is a position for each score, or a block for each of equal parts of a row."""
+    width = shape[-1]
+    if name == "positions" and got != shape:
+        raise ArgumentError(name, f"shape {got}", f"shape {shape}, that of the scores")
+    blocks = got[-1] if got and got[:-1] == shape[:-1] else 0
+    if name == "block_table" and (width % blocks if blocks else width or got != shape):
+        takes = f"shape ({''.join(f'{n}, ' for n in shape[:-1])}n), with n a divisor of the width, {width}"
+        raise ArgumentError(name, f"shape {got}", takes)
 
 
 def check_counts(array: Any, info: ArrayInfo, leading: Shape, others: Mapping[str, ArrayInfo]) -> ArrayInfo:

@@ -22,7 +22,7 @@ from ksieve.core import entries, problem
 from ksieve.core.arrays import check_jax_int64
 from ksieve.core.call import Call
 from ksieve.core.entries import I64
-from ksieve.core.gathering import gather
+from ksieve.core.gathering import gather, positions_of
 from ksieve.core.stats import Stats
 from ksieve.core.windows import windows
 from ksieve.model import reference
@@ -40,6 +40,8 @@ def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = F
     """
     given = {name: call.host(name) for name in call.arrays}
     asked = call.problem
+    if "block_table" in given:
+        given["positions"] = positions_of(given["block_table"], asked.width)
     live = int(np.clip(given["num_rows"][0], 0, asked.rows)) if "num_rows" in given else call.live
     serve = _with_entries if asked.options.entries else _plain if asked.options.plain and asked.k else _with_options
     return serve(plan, call, given, live, return_stats, model)
