@@ -88,6 +88,7 @@ def _cpu_calls() -> dict[str, tuple[Any, Callable[[], object]]]:
     import numpy as np
 
     from ksieve.api import topk
+    from ksieve.backends.cpu.entries import arrange_rows, pool_rows
     from ksieve.backends.cpu.finishing import finish_rows
     from ksieve.backends.cpu.gathering import gather_rows
     from ksieve.backends.cpu.kernels import select_rows
@@ -97,4 +98,6 @@ def _cpu_calls() -> dict[str, tuple[Any, Callable[[], object]]]:
         "select_rows": (select_rows, lambda: topk(scores, k=2, backend="cpu")),
         "finish_rows": (finish_rows, lambda: topk(scores, k=2, sorted=True, backend="cpu")),
         "gather_rows": (gather_rows, lambda: topk(scores, k=2, positions=positions, backend="cpu")),
+        "pool_rows": (pool_rows, lambda: topk(scores, k=2, block_size=2, backend="cpu")),
+        "arrange_rows": (arrange_rows, lambda: topk(scores, k=2, force_first=1, backend="cpu")),
     }

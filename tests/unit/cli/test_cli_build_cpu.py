@@ -29,6 +29,11 @@ for matrix in (scores, scores.astype(np.float16), scores[:, 1:]):
         ksieve.topk(matrix, lengths, k=64, **options)
 ksieve.topk(scores, lengths, k=64, return_stats=True)
 ksieve.topk(scores, lengths, k=64, largest=False, positions=positions)
+for matrix in (scores, scores.astype(np.float16), scores[:, 1:]):
+    for options in ({}, {"force_first": 1, "expand": True}, {"expand": True, "tail": lengths, "return_values": True}):
+        ksieve.topk(matrix, lengths, k=64, block_size=4, **options)
+        ksieve.topk(matrix, lengths, k=64, starts=lengths, index_base="start", block_size=5, num_rows=2)
+ksieve.topk(scores, lengths, k=np.full(3, 5, np.int32), max_k=9, positions=positions, force_last=2, expand=2)
 """
 
 
@@ -50,7 +55,7 @@ def test_afterwards_calls_of_every_kind_compile_nothing():
         env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
         return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, env=env).stdout
 
-    assert "3 CPU kernels in" in run("-m", "ksieve", "build", "--cpu")
+    assert "5 CPU kernels in" in run("-m", "ksieve", "build", "--cpu")
     assert "0 of them compiled now" in run("-m", "ksieve", "build", "--cpu")
     assert run("-c", CALLS) == ""
 
@@ -72,8 +77,10 @@ def test_what_is_not_kept_is_an_error(tmp_path, monkeypatch):
     ksieve.topk(scores, k=2)
     ksieve.topk(scores, k=2, sorted=True)
     ksieve.topk(scores, k=2, positions=np.arange(8, dtype=np.int32)[None])
+    ksieve.topk(scores, k=2, block_size=2)
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path))
-    with pytest.raises(BackendError, match=r"were not kept in .*finish_rows, gather_rows, select_rows"):
+    names = "arrange_rows, finish_rows, gather_rows, pool_rows, select_rows"
+    with pytest.raises(BackendError, match=rf"were not kept in .*: {names}"):
         raise CliRunner().invoke(app, ["build", "--cpu"]).exception
 
 
