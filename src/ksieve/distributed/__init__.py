@@ -1,0 +1,27 @@
+"""Exact Top-K selection over rows whose scores lie on several ranks, with ``torch.distributed``.
+
+Importing this module imports no PyTorch; `topk` and `plan` do. `simulate` runs all ranks in one process, in NumPy.
+"""
+
+from ksieve.distributed.layouts import Contiguous, Interleaved
+from ksieve.distributed.plans import ShardPlan, plan
+from ksieve.distributed.ranks import topk
+from ksieve.distributed.schedules import LINKS, Digits, Link, Pairs, Samples, Shape, choose
+from ksieve.distributed.simulator import Simulated, simulate
+
+__all__ = [
+    "LINKS",
+    "Contiguous",
+    "Digits",
+    "Interleaved",
+    "Link",
+    "Pairs",
+    "Samples",
+    "Shape",
+    "ShardPlan",
+    "Simulated",
+    "choose",
+    "plan",
+    "simulate",
+    "topk",
+]

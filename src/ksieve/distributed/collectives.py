@@ -1,0 +1,164 @@
+"""What a protocol needs of an array library, and the collectives that it asks for.
+
+A protocol (`ksieve.distributed.protocol`) is a generator: it yields a collective and receives its result. The same
+generator runs over NumPy in the simulator and over PyTorch on a process group, where nothing of it waits for a device:
+shapes depend on the plan alone, and no value is read back.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+NOTHING = (1 << 63) - 1
+"""The composite of a slot without a score: behind every other."""
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Ask for the arrays of all ranks, stacked along a new first dimension in the order of the ranks."""
+
+    array: Any
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Ask for the sum of the arrays of all ranks."""
+
+    array: Any
+
+
+class Ops(Protocol):
+    """Operations on arrays of shape (rows, n); all integers are int64."""
+
+    def sort(self, x: Any) -> Any:
+        """Sort each row, ascending."""
+
+    def take(self, x: Any, index: Any) -> Any:
+        """Gather by column: ``x[r, index[r, j]]``."""
+
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        """Choose by a condition; `x` or `y` may be an int."""
+
+    def clip(self, x: Any, low: int, high: int | None = None) -> Any:
+        """Limit to [low, high]."""
+
+    def upto(self, ascending: Any, last: Any) -> Any:
+        """Count the numbers of each ascending row that are at most ``last[r]``, int64."""
+
+    def least(self, x: Any, y: Any) -> Any:
+        """The smaller of two arrays, element by element."""
+
+    def count(self, mask: Any) -> Any:
+        """Count the true entries along the last dimension, int64."""
+
+    def cumsum(self, x: Any) -> Any:
+        """Sums up to and with each column."""
+
+    def join(self, *columns: Any) -> Any:
+        """Concatenate along the columns."""
+
+    def columns(self, n: int) -> Any:
+        """Numbers 0 to n - 1, shape (1, n)."""
+
+    def by_row(self, gathered: Any) -> Any:
+        """Result of an all-gather, (world, rows, n), as (rows, world, n)."""
+
+    def histogram(self, bins: Any, weights: Any, count: int) -> Any:
+        """Sums of weights per row and bin, int64 of shape (rows, count)."""
+
+    def narrow(self, x: Any) -> Any:
+        """The same numbers as int32."""
+
+
+class NumpyOps:
+    """`Ops` of NumPy."""
+
+    take = staticmethod(lambda x, index: np.take_along_axis(x, index, 1))
+    where = staticmethod(np.where)
+    clip = staticmethod(lambda x, low, high=None: np.clip(x, low, high))
+    least = staticmethod(np.minimum)
+    count = staticmethod(lambda mask: np.count_nonzero(mask, axis=-1))
+    upto = staticmethod(lambda ascending, last: np.count_nonzero(ascending <= last[:, None], axis=-1))
+    cumsum = staticmethod(lambda x: np.cumsum(x, 1))
+    sort = staticmethod(lambda x: np.sort(x, 1))
+
+    def join(self, *columns: Any) -> Any:
+        """See `Ops`."""
+        return np.concatenate(columns, 1)
+
+    def columns(self, n: int) -> Any:
+        """See `Ops`."""
+        return np.arange(n, dtype=np.int64)[None]
+
+    def by_row(self, gathered: Any) -> Any:
+        """See `Ops`."""
+        return np.swapaxes(gathered, 0, 1)
+
+    def histogram(self, bins: Any, weights: Any, count: int) -> Any:
+        """See `Ops`."""
+        found = np.zeros((bins.shape[0], count), np.int64)
+        np.add.at(found, (np.arange(bins.shape[0])[:, None], bins), weights)
+        return found
+
+    def narrow(self, x: Any) -> Any:
+        """See `Ops`."""
+        return x.astype(np.int32)
+
+
+class TorchOps:
+    """`Ops` of PyTorch, on one device."""
+
+    def __init__(self, device: Any) -> None:
+        self.torch: Any = sys.modules["torch"]
+        self.device = device
+        self.where = self.torch.where
+        self.least = self.torch.minimum
+
+    def sort(self, x: Any) -> Any:
+        """See `Ops`."""
+        return self.torch.sort(x, 1).values
+
+    def take(self, x: Any, index: Any) -> Any:
+        """See `Ops`."""
+        return self.torch.gather(x, 1, index)
+
+    def clip(self, x: Any, low: int, high: int | None = None) -> Any:
+        """See `Ops`."""
+        return x.clamp(low, high)
+
+    def upto(self, ascending: Any, last: Any) -> Any:
+        """See `Ops`."""
+        return self.torch.searchsorted(ascending, last[:, None], right=True)[:, 0]
+
+    def count(self, mask: Any) -> Any:
+        """See `Ops`."""
+        return mask.sum(-1)
+
+    def cumsum(self, x: Any) -> Any:
+        """See `Ops`."""
+        return x.cumsum(1)
+
+    def join(self, *columns: Any) -> Any:
+        """See `Ops`."""
+        return self.torch.cat(columns, 1)
+
+    def columns(self, n: int) -> Any:
+        """See `Ops`."""
+        return self.torch.arange(n, device=self.device)[None]
+
+    def by_row(self, gathered: Any) -> Any:
+        """See `Ops`."""
+        return gathered.transpose(0, 1)
+
+    def histogram(self, bins: Any, weights: Any, count: int) -> Any:
+        """See `Ops`."""
+        found = self.torch.zeros((bins.shape[0], count), dtype=self.torch.int64, device=self.device)
+        return found.scatter_add_(1, bins, weights)
+
+    def narrow(self, x: Any) -> Any:
+        """See `Ops`."""
+        return x.int()

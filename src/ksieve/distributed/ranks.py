@@ -1,0 +1,260 @@
+"""`topk` over the ranks of a process group of torch.distributed.
+
+A call selects from its shard by `ksieve.topk`, and then runs a schedule (`ksieve.distributed.protocol`) with
+operations of PyTorch whose shapes the plan fixes: nothing is read back to the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import Any
+
+from ksieve.api import topk as select
+from ksieve.core import problem
+from ksieve.core.arrays import is_array
+from ksieve.core.errors import ArgumentError, KsieveError, kind_of, shown
+from ksieve.core.options import INTEGERS, Nan, TieBreak
+from ksieve.core.ranking import Ranking
+from ksieve.distributed import plans
+from ksieve.distributed.collectives import NOTHING, AllGather, TorchOps
+from ksieve.distributed.layouts import Layout
+from ksieve.distributed.plans import IndexBase, ShardPlan
+from ksieve.distributed.protocol import agree, everywhere
+from ksieve.distributed.schedules import Output
+
+_LAST = (1 << 31) - 1
+"""Sorts behind every position."""
+
+
+def topk(
+    local_scores: Any,
+    local_lengths: Any = None,
+    k: Any = None,
+    *,
+    global_lengths: Any = None,
+    group: Any = None,
+    layout: Layout | None = None,
+    output: Output | None = None,
+    plan: ShardPlan | None = None,
+    starts: Any = None,
+    ends: Any = None,
+    next_n: int = 1,
+    max_k: int | None = None,
+    num_rows: Any = None,
+    index_base: IndexBase | None = None,
+    tie_break: TieBreak | None = None,
+    largest: bool | None = None,
+    nan: Nan | None = None,
+) -> Any:
+    """Select the k best scores of rows whose scores lie on several ranks, exactly. Every rank must call it.
+
+    Parameters
+    ----------
+    local_scores : Tensor, shape (rows, width of this rank's shard)
+        float32, float16 or bfloat16, on CPU or CUDA, rows contiguous. Every rank has all rows, and may have no scores.
+    local_lengths : Tensor of int32, shape (rows,), optional
+        Number of valid scores at the start of each row of this shard. Default: by `global_lengths`, else all.
+    k : int, or Tensor of int32, shape (rows,)
+        Slots per row, the same on every rank. May be omitted with a plan. A tensor gives every row its own k, clamped
+        to [0, max_k], and must hold the same numbers on every rank, as must all arrays below.
+    global_lengths : Tensor of int32 or int64, shape (rows // next_n,), optional
+        Number of valid scores of each whole row, in the order of global positions.
+    group : process group of torch.distributed, optional
+        Default: the default group.
+    layout : Contiguous or Interleaved, optional
+        Default: ``Contiguous()``.
+    output : {"owned", "global"}, optional
+        Default: "owned".
+    plan : ShardPlan, optional
+        From `ksieve.distributed.plan`. It fixes `group`, `layout`, `output` and all below from `index_base` on, which
+        must then be omitted. Without a plan every call makes one, which takes an exchange of its own.
+    starts : Tensor of int32 or int64, shape (rows,), optional
+        Global position where each row's window begins; `global_lengths` then count from there.
+    ends : Tensor of int32 or int64, shape (rows // next_n,), optional
+        In place of `global_lengths`: global position where each window ends, exclusive.
+    next_n : int
+        Consecutive rows that share an entry of `global_lengths` or `ends`, as in `ksieve.topk`.
+    max_k : int, optional
+        Slots per row where k is a tensor and there is no plan.
+    num_rows : Tensor of int32, shape (1,) or (), or int, optional
+        Number of live rows. Later ones have no scores.
+    index_base, tie_break, largest, nan
+        As in `ksieve.distributed.plan`.
+
+    Returns
+    -------
+    indices : Tensor of int32, shape (rows, k)
+        Output "owned": the selected positions that this rank holds, ascending, then -1. Output "global": those of all
+        ranks, the same bytes on every rank.
+    counts : Tensor of int32, shape (rows,)
+        Output "owned" alone: how many positions each row has here.
+
+    Raises
+    ------
+    ArgumentError
+        An argument cannot be used. Raised before any collective of a call with a plan.
+    BackendError
+        See `ksieve.distributed.plan`.
+
+    Notes
+    -----
+    The selection equals that of `ksieve.topk` with the same `tie_break` on the whole rows, for any number of ranks.
+
+    A call with a plan sends ``plan.messages``, for every input, and reads nothing back to the host: on CUDA it enqueues
+    work on the current stream and returns. After a call with the same plan outside of the capture it can be captured
+    in a CUDA graph with NCCL. If a rank fails, the others end by the process group's own timeout.
+    """
+    torch = _torch()
+    ks = k if is_array(k) else None
+    bounds = {"global_lengths": global_lengths, "starts": starts, "ends": ends}
+    given: dict[str, Any] = {
+        "group": group, "layout": layout, "output": output, "index_base": index_base, "tie_break": tie_break,
+        "largest": largest, "nan": nan,
+    }  # fmt: skip
+    asked = {name: value for name, value in given.items() if value is not None}
+    try:
+        _check_arrays(torch, local_scores, local_lengths, ks, bounds, next_n, num_rows)
+        if plan is not None:
+            _check_planned(plan, local_scores, None if ks is not None else k, asked)
+    except KsieveError:
+        if plan is None:
+            plans.refuse(group, "cpu")  # so that the other ranks need not wait
+        raise
+    scores = local_scores.detach()
+    rows, width = scores.shape
+    if plan is None:
+        slots: Any = max_k if ks is not None else k
+        plan = plans.plan(rows=rows, width=width, k=slots, dtype=scores.dtype, device=scores.device.type, **asked)
+    row = torch.arange(rows, device=scores.device)
+    if local_lengths is not None:
+        begin, end = row * 0, local_lengths.long().clamp(0, width)
+    else:
+        extent = plan.shape.extent
+        first = row * 0 if starts is None else starts.long().clamp(0, extent)
+        last = _window_end(row, first, extent, global_lengths, ends, next_n)
+        begin, end = (plan.layout.below(bound, plan.rank, plan.widths) for bound in (first, last))
+    if num_rows is not None:
+        live = num_rows if isinstance(num_rows, int) else num_rows.reshape(1)
+        end = torch.where(row < live, end, begin)
+    wanted = row * 0 + plan.shape.k if ks is None else ks.long().clamp(0, plan.shape.k)
+    windows = {"starts": begin.int(), "ends": end.int()} if starts is not None else {"lengths": end.int()}
+    ids, values = select(
+        scores, k=plan.shape.k, sorted=True, tie_break=plan.options.tie_break, largest=plan.options.largest,
+        nan=plan.options.nan, return_values=True, **windows,
+    )  # fmt: skip
+    return _merged(torch, plan, ids.long(), values, wanted)
+
+
+def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any) -> Any:
+    """Answer of all ranks from this rank's best, which are sorted."""
+    shape, ops = plan.shape, TorchOps(values.device)
+    positions = plan.layout.positions(ids.clamp(min=0), plan.rank, plan.widths)
+    order = shape.extent - 1 - positions if shape.high_first else positions
+    keys = ordered_keys(values, plan.options.ranking)
+    best = torch.where(ids < 0, NOTHING, (keys << shape.position_bits) | order)
+    agreed = _run(plan, agree(plan.schedule, ops, shape, plan.rank, best, wanted))
+    if plan.output == "global":
+        found = _run(plan, everywhere(ops, shape, plan.rank, positions, agreed, wanted))
+        return _ascending(torch, found, found >= 0)
+    held = ops.columns(shape.k) < agreed.count[:, None]
+    return _ascending(torch, ids if plan.index_base == "shard" else positions, held), agreed.count.int()
+
+
+def ordered_keys(values: Any, ranking: Ranking) -> Any:
+    """Ordered keys of a tensor of scores, int64: of 32 bits for float32, else of 16; the smallest is the best."""
+    torch = sys.modules["torch"]
+    whole = values.dtype is torch.float32
+    bits = values.contiguous().view(torch.int32 if whole else torch.int16).long()
+    sign = 1 << (31 if whole else 15)
+    infinity = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}[values.dtype]
+    size = bits & (sign - 1)
+    negative = (bits >= 0) if ranking == "smallest" else (bits < 0)
+    keys = torch.where(negative & (size > 0), sign | size, sign - 1 - size)
+    return torch.where(size > infinity, 0 if ranking == "nan_first" else 2 * sign - 1, keys)
+
+
+def _ascending(torch: Any, positions: Any, used: Any) -> Any:
+    """Used positions of each row as int32, ascending, then -1."""
+    ordered = torch.sort(torch.where(used, positions, _LAST).int(), 1).values
+    return torch.where(ordered == _LAST, -1, ordered)
+
+
+def _run(plan: ShardPlan, steps: Generator[Any, Any, Any]) -> Any:
+    """Run a protocol on the plan's process group."""
+    dist, answer = plans.distributed(), None
+    while True:
+        try:
+            ask = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        array = ask.array.contiguous()
+        gathers = isinstance(ask, AllGather)
+        if plan.shape.world == 1:
+            answer = array[None] if gathers else array
+        elif gathers:
+            answer = plans.gather(dist, array, plan.shape.world, plan.group)
+        else:
+            answer = array
+            if array.numel():
+                dist.all_reduce(answer, group=plan.group)
+
+
+def _window_end(row: Any, first: Any, extent: int, lengths: Any, ends: Any, next_n: int) -> Any:
+    """Global end of every row's window, by the rules of `ksieve.core.windows`."""
+    later = next_n - 1 - row % next_n
+    bounds = ends if lengths is None else lengths
+    if bounds is None:
+        return extent - later
+    last = bounds.long().clamp(-1, extent + next_n)[row // next_n] - later
+    return last if lengths is None else first + last.clamp(min=0)
+
+
+def _torch() -> Any:
+    plans.distributed()
+    return sys.modules["torch"]
+
+
+def _check_arrays(
+    torch: Any, scores: Any, local_lengths: Any, ks: Any, bounds: dict[str, Any], next_n: Any, num_rows: Any
+) -> None:
+    """Check what one rank can check of its own arrays."""
+    if not isinstance(scores, torch.Tensor):
+        raise ArgumentError("local_scores", kind_of(scores), "a PyTorch tensor")
+    info = problem.inspect(scores, "local_scores")
+    problem.check_scores(info, "local_scores")
+    rows = info.shape[0]
+    if isinstance(next_n, bool) or not isinstance(next_n, int) or next_n < 1 or rows % next_n:
+        raise ArgumentError("next_n", shown(next_n), f"a divisor of the {rows} rows")
+
+    def check(array: Any, name: str, shapes: tuple[problem.Shape, ...], dtypes: tuple[str, ...] = ("int32",)) -> None:
+        if array is not None:
+            problem.check_vector(problem.inspect(array, name), name, shapes, info.device, dtypes)
+
+    for name, array in bounds.items():
+        check(array, name, ((rows if name == "starts" else rows // next_n,),), INTEGERS)
+    check(local_lengths, "local_lengths", ((rows,),), INTEGERS)
+    check(ks, "k", ((rows,),))
+    if isinstance(num_rows, bool) or not isinstance(num_rows, int):
+        check(num_rows, "num_rows", ((1,), ()))
+    wholes = [name for name, array in bounds.items() if array is not None]
+    if local_lengths is not None and (wholes or next_n > 1):
+        got = f"an array together with {', '.join(wholes or ['next_n'])}"
+        raise ArgumentError("local_lengths", got, "either lengths of the shard, or of the whole row")
+    if bounds["ends"] is not None and bounds["global_lengths"] is not None:
+        raise ArgumentError("ends", "an array together with global_lengths", "either global_lengths or ends")
+
+
+def _check_planned(plan: Any, scores: Any, k: Any, others: dict[str, Any]) -> None:
+    if not isinstance(plan, ShardPlan):
+        raise ArgumentError("plan", kind_of(plan), "a plan from ksieve.distributed.plan")
+    for name, value in others.items():
+        raise ArgumentError(name, shown(value), "nothing when plan is given: the plan fixes it")
+    if k is not None and k != plan.shape.k:
+        raise ArgumentError("k", shown(k), f"{plan.shape.k}, the plan's k, or nothing")
+    dtype = str(scores.dtype).removeprefix("torch.")
+    if tuple(scores.shape) != (plan.shape.rows, plan.width) or dtype != plan.dtype:
+        got = f"{dtype} of shape {tuple(scores.shape)}"
+        raise ArgumentError("local_scores", got, f"{plan.dtype} of shape {(plan.shape.rows, plan.width)}, by the plan")
+    if scores.device.type != plan.device:
+        raise ArgumentError("local_scores", f"device {scores.device}", f"a {plan.device} device, by the plan")

@@ -1,0 +1,174 @@
+"""All ranks in one process: the protocol over W shards in NumPy, up to 1,024 of them, with its messages counted."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core.keys import order_key, widen
+from ksieve.core.options import PLAIN, Options
+from ksieve.core.ranking import ranked
+from ksieve.core.windows import windows
+from ksieve.distributed.collectives import NOTHING, AllGather, NumpyOps
+from ksieve.distributed.layouts import Contiguous, Layout, Widths
+from ksieve.distributed.protocol import agree, everywhere
+from ksieve.distributed.schedules import LINKS, Message, Output, Schedule, Shape, choose
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Result of `simulate`.
+
+    Attributes
+    ----------
+    owned : list of list of ndarray of int64
+        ``owned[rank][row]``: the global positions that a rank holds of a row's selection, ascending.
+    everywhere : ndarray of int64, shape (rows, k), or None
+        With output "global": the positions of all ranks, ascending, then -1. Every rank has received the same ones.
+    messages : tuple of Message
+    schedule : Schedule
+    """
+
+    owned: list[list[I64]]
+    everywhere: I64 | None
+    messages: tuple[Message, ...]
+    schedule: Schedule
+
+
+def simulate(
+    scores: Any,
+    lengths: Any = None,
+    k: int = 1,
+    *,
+    world: int,
+    layout: Layout = Contiguous(),  # noqa: B008
+    widths: Sequence[int] | None = None,
+    schedule: Schedule | None = None,
+    output: Output = "owned",
+    options: Options = PLAIN,
+    starts: Any = None,
+    ks: Any = None,
+) -> Simulated:
+    """Select the k best of every row as `world` ranks would.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (rows, width)
+        Whole rows, which the layout divides: float32, float16, or uint16 as bfloat16 bits.
+    lengths : array_like of int, shape (rows // next_n,), optional
+    k : int
+    world : int
+        Number of ranks.
+    layout : Contiguous or Interleaved
+    widths : sequence of int, optional
+        Widths of contiguous shards. Default: equal ones.
+    schedule : Schedule, optional
+        Default: that of the least modelled time on NVLink.
+    output : {"owned", "global"}
+    options : Options
+        `windows`, `next_n`, `tie_break`, `largest` and `nan` are used.
+    starts, ks : array_like of int, shape (rows,), optional
+
+    Returns
+    -------
+    Simulated
+    """
+    matrix = np.asarray(scores)
+    rows, width = matrix.shape
+    shares = tuple(int(w) for w in widths) if widths is not None else layout.widths(width, world)
+    whole = matrix.itemsize == 4
+    shape = Shape(
+        rows, k, world, max(layout.extent(shares), 1), 32 if whole else 16, isinstance(layout, Contiguous),
+        options.tie_break == "high",
+    )  # fmt: skip
+    wanted = np.full(rows, k, np.int64) if ks is None else np.clip(np.asarray(ks, np.int64), 0, k)
+    begin, length = windows(options, rows, width, lengths=lengths, starts=starts)
+    keys = order_key(widen(ranked(matrix, options.ranking))).astype(np.int64) >> (0 if whole else 16)
+    plan = schedule or choose(shape, LINKS["nvlink"], output)
+    ranks = [
+        _rank(plan, shape, layout, shares, rank, keys, begin, begin + length, wanted, output) for rank in range(world)
+    ]
+    sent: list[Message] = []
+    ended = run_together(ranks, sent)
+    owned = [[np.sort(positions[r, :n]) for r, n in enumerate(counts)] for positions, counts, _ in ended]
+    found = ended[0][2]
+    if found is not None:
+        if any((other[2] != found).any() for other in ended[1:]):
+            raise AssertionError("ranks hold different answers")
+        found = np.where(found < 0, NOTHING, found.astype(np.int64))
+        found.sort(axis=1)
+        found = np.where(found == NOTHING, -1, found)
+    return Simulated(owned, found, tuple(sent), plan)
+
+
+def _rank(
+    schedule: Schedule,
+    shape: Shape,
+    layout: Layout,
+    widths: Widths,
+    rank: int,
+    keys: I64,
+    begin: I64,
+    end: I64,
+    ks: I64,
+    output: Output,
+) -> Generator[Any, Any, tuple[I64, I64, I64 | None]]:
+    """One rank: its best by sorting, then the protocol."""
+    ops = NumpyOps()
+    places = layout.positions(np.arange(widths[rank]), rank, widths)
+    low, high = (layout.below(bound, rank, widths)[:, None] for bound in (begin, end))
+    local = np.arange(widths[rank])
+    order = shape.extent - 1 - places if shape.high_first else places
+    composites = np.where((local >= low) & (local < high), keys[:, places] << shape.position_bits | order, NOTHING)
+    best = np.full((shape.rows, shape.k), NOTHING)
+    kept = np.sort(composites, axis=1)[:, : shape.k]
+    best[:, : kept.shape[1]] = kept
+    place = best & ((1 << shape.position_bits) - 1)
+    positions = shape.extent - 1 - place if shape.high_first else place
+    agreed = yield from agree(schedule, ops, shape, rank, best, ks)
+    found = None
+    if output == "global":
+        found = yield from everywhere(ops, shape, rank, positions, agreed, ks)
+    return positions, agreed.count, found
+
+
+def run_together(ranks: Sequence[Generator[Any, Any, Any]], sent: list[Message] | None = None) -> list[Any]:
+    """Run the generators of all ranks, one collective after another, and return what each returns.
+
+    Parameters
+    ----------
+    ranks : sequence of generators
+    sent : list, optional
+        Receives a `Message` for every collective.
+
+    Raises
+    ------
+    RuntimeError
+        Ranks ask for different collectives: on a process group they would wait for each other.
+    """
+    ended: list[Any] = [None] * len(ranks)
+    answers: list[Any] = [None] * len(ranks)
+    while True:
+        asked: list[Any] = []
+        for rank, steps in enumerate(ranks):
+            try:
+                asked.append(steps.send(answers[rank]))
+            except StopIteration as stop:
+                ended[rank] = stop.value
+        if not asked:
+            return ended
+        kinds = {(type(ask), ask.array.shape, ask.array.dtype) for ask in asked}
+        if len(asked) < len(ranks) or len(kinds) > 1:
+            raise RuntimeError(f"ranks differ: {len(asked)} of {len(ranks)} ask for {sorted(map(str, kinds))}")
+        arrays = [ask.array for ask in asked]
+        gathers = isinstance(asked[0], AllGather)
+        combined = np.stack(arrays) if gathers else np.add.reduce(arrays, dtype=arrays[0].dtype)
+        answers = [combined] * len(ranks)
+        if sent is not None:
+            sent.append(Message("all-gather" if gathers else "all-reduce", arrays[0].nbytes))

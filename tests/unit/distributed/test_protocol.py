@@ -1,0 +1,165 @@
+"""All ranks in one process: every schedule is exact for every input, and sends the messages that it states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sharded import check_simulated, expected
+
+from cases import FAMILIES, scores_of
+from ksieve import Options
+from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose, simulate
+from ksieve.distributed.collectives import AllGather, AllReduce
+from ksieve.distributed.schedules import Message, candidates, check_link, messages
+from ksieve.distributed.simulator import run_together
+
+hypothesis = pytest.importorskip("hypothesis")
+
+from hypothesis import strategies as st  # noqa: E402
+
+
+def shape_of(scores, k, world, layout, widths, tie_break):
+    bits = 32 if scores.dtype == np.float32 else 16
+    extent = max(layout.extent(widths), 1)
+    return Shape(scores.shape[0], k, world, extent, bits, isinstance(layout, Contiguous), tie_break == "high")
+
+
+@st.composite
+def calls(draw):
+    """Rows of few values, so that most boundaries are ties; shards of any widths; windows; a k of each row."""
+    rows, world = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    width, k = draw(st.integers(0, 120)), draw(st.integers(1, 60))
+    dtype, family = draw(st.sampled_from(["float32", "float16", "bfloat16"])), draw(st.sampled_from(sorted(FAMILIES)))
+    scores = scores_of(family, rows, width, min(k, max(width, 1)), dtype, seed=draw(st.integers(0, 99)))
+    layout = draw(st.sampled_from([Contiguous(), Interleaved(1), Interleaved(5), Interleaved(40)]))
+    widths = layout.widths(width, world)
+    if isinstance(layout, Contiguous):
+        cuts = sorted(draw(st.lists(st.integers(0, width), min_size=world - 1, max_size=world - 1)))
+        widths = tuple(np.diff([0, *cuts, width]).tolist())
+    begin, end = (
+        np.array(draw(st.lists(st.integers(-2, width + 2), min_size=rows, max_size=rows)))
+        if draw(st.booleans())
+        else None
+        for _ in range(2)
+    )
+    ks = np.array(draw(st.lists(st.integers(-1, k + 1), min_size=rows, max_size=rows))) if draw(st.booleans()) else None
+    call = {
+        "tie_break": draw(st.sampled_from(["low", "high"])),
+        "largest": draw(st.booleans()),
+        "nan": draw(st.sampled_from(["last", "highest"])),
+    }
+    steps = st.integers(1, k).map(Samples)
+    schedule = draw(st.one_of(st.just(Pairs()), steps, steps, st.sampled_from([Digits(3), Digits(8), Digits(11)])))
+    return scores, k, layout, widths, begin, end, ks, call, schedule, draw(st.sampled_from(["owned", "global"]))
+
+
+@hypothesis.given(calls())
+@hypothesis.settings(max_examples=500)
+def test_any_row_on_any_ranks(case):
+    scores, k, layout, widths, begin, end, ks, call, schedule, output = case
+    options = Options(windows="none" if begin is None else "ends", **call)
+    found = simulate(
+        scores, end, k, world=len(widths), layout=layout, widths=widths, schedule=schedule, output=output,
+        options=options, starts=begin, ks=ks,
+    )  # fmt: skip
+    want = expected(scores, k, begin, None if end is None and begin is None else end, ks, **call)
+    check_simulated(found, want, lambda p: int(layout.owner(p, widths)))
+    shape = shape_of(scores, k, len(widths), layout, widths, call["tie_break"])
+    assert found.messages == messages(schedule, shape, output)
+
+
+@pytest.mark.parametrize("layout", [Contiguous(), Interleaved(2)], ids=str)
+@pytest.mark.parametrize("schedule", [Pairs(), Samples(4), Digits(8)], ids=str)
+def test_a_thousand_ranks(schedule, layout):
+    """More ranks than scores in some rows, most of them empty, and rows of one value."""
+    rng = np.random.default_rng(4)
+    scores = np.stack([rng.standard_normal(3000), np.zeros(3000), np.arange(3000)]).astype(np.float32)
+    lengths = np.array([3000, 2500, 7])
+    found = simulate(scores, lengths, 16, world=1024, layout=layout, schedule=schedule)
+    widths = layout.widths(3000, 1024)
+    check_simulated(found, expected(scores, 16, end=lengths), lambda p: int(layout.owner(p, widths)))
+
+
+@pytest.mark.parametrize("schedule", [Pairs(), Samples(16), Digits(8)], ids=str)
+def test_all_of_the_answer_on_one_rank(schedule):
+    """Samples of one rank alone lie around the boundary, and its candidates fill most slots."""
+    scores = np.zeros((2, 4000), np.float32)
+    scores[0, 3000:] = np.arange(1000) + 1
+    scores[1, :1000] = 1e-45
+    for layout in (Contiguous(), Interleaved(1000)):
+        found = simulate(scores, None, 500, world=4, layout=layout, schedule=schedule, output="global")
+        check_simulated(found, expected(scores, 500), lambda p: p // 1000)
+
+
+def test_too_few_slots_are_a_wrong_answer(monkeypatch):
+    """The number of slots that `Samples` states is needed: with fewer, candidates are lost."""
+    rng = np.random.default_rng(0)
+    scores = np.sort(rng.random((50, 400), np.float32))
+    slots = Samples.slots
+    monkeypatch.setattr(Samples, "slots", lambda self, shape: slots(self, shape) // 2)
+    found = simulate(scores, None, 100, world=4, schedule=Samples(20))
+    with pytest.raises(AssertionError):
+        check_simulated(found, expected(scores, 100), lambda p: p // 100)
+
+
+def test_ranks_that_differ_are_noticed():
+    def rank(first):
+        yield first
+        yield AllReduce(np.zeros(2))
+
+    alike = [rank(AllGather(np.zeros(2))) for _ in range(2)]
+    assert run_together(alike) == [None, None]
+    for other in (AllReduce(np.zeros(2)), AllGather(np.zeros(3)), AllGather(np.zeros(2, np.int32))):
+        with pytest.raises(RuntimeError, match=r"^ranks differ: 2 of 2 ask"):
+            run_together([rank(AllGather(np.zeros(2))), rank(other)])
+    with pytest.raises(RuntimeError, match=r"^ranks differ: 1 of 2 ask"):
+        run_together([rank(AllGather(np.zeros(2))), iter_none()])
+
+
+def iter_none():
+    yield from ()
+
+
+# ---- the choice --------------------------------------------------------------------------------------------
+
+
+def test_messages_do_not_grow_with_the_width_or_the_values():
+    for schedule in (Pairs(), Samples(32), Digits(8)):
+        narrow, wide = (Shape(64, 2048, 8, extent) for extent in (1 << 14, 1 << 20))
+        assert messages(schedule, narrow, "owned") == messages(schedule, wide, "owned")
+
+
+def test_two_ranks_take_two_messages_of_a_kilobyte_a_row():
+    shape = Shape(512, 2048, 2, 1 << 20)
+    chosen = choose(shape, LINKS["nvlink"])
+    sent = messages(chosen, shape, "owned")
+    assert isinstance(chosen, Samples) and [m.kind for m in sent] == ["all-gather", "all-reduce"]
+    assert all(m.size <= 1536 * shape.rows for m in sent)
+    assert LINKS["nvlink"].total_us(chosen, shape) < 0.5 * LINKS["nvlink"].total_us(Pairs(), shape)
+
+
+def test_each_schedule_is_the_best_somewhere():
+    """Pairs where latency is all, samples on a node, histograms on a cluster; never worse than pairs by the model."""
+    chosen = set()
+    for link in LINKS.values():
+        for world in (2, 3, 8, 128, 1024):
+            for rows in (1, 64, 512, 8192):
+                for k in (1, 16, 2048):
+                    shape = Shape(rows, k, world, 1 << 20)
+                    best = choose(shape, link)
+                    chosen.add(type(best))
+                    assert link.total_us(best, shape) <= link.total_us(Pairs(), shape)
+                    assert best in candidates(shape)
+    assert chosen == {Pairs, Samples, Digits}
+    assert isinstance(choose(Shape(1, 16, 2, 1000), LINKS["nvlink"]), Pairs)
+    assert isinstance(choose(Shape(8192, 2048, 128, 1 << 20), LINKS["network"]), Digits)
+
+
+def test_a_link_models_messages():
+    link = Link(10, 1, 100, "a test")
+    assert link.message_us(Message("all-gather", 1000), 4) == 20 + 3
+    assert link.message_us(Message("all-reduce", 1000), 4) == 20 + 1.5
+    assert link.message_us(Message("all-reduce", 1000), 1) == 0
+    assert check_link("gloo") is LINKS["gloo"] and check_link(link) is link
+    with pytest.raises(ValueError, match="link: got 'carrier pigeon'; takes one of 'nvlink', 'network', 'gloo'"):
+        check_link("carrier pigeon")

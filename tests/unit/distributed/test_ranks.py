@@ -1,0 +1,282 @@
+"""Processes over gloo: the answers of `ksieve.topk` on whole rows, the same bytes on any number of ranks; faults."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sharded import expected
+
+import ksieve
+from cases import scores_of
+
+torch = pytest.importorskip("torch")
+
+import torch.multiprocessing as mp  # noqa: E402
+
+import ksieve.distributed as ranks  # noqa: E402
+
+LAYOUTS = (ranks.Contiguous(), ranks.Interleaved(1), ranks.Interleaved(7))
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def worker(rank, world, folder, scenarios):
+    if world > 1:
+        torch.set_num_threads(1)
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    for name in scenarios:
+        globals()[name](rank, world)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def spawn(world, *scenarios):
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(worker, (world, folder, scenarios), world)
+
+
+def test_two_ranks():
+    spawn(2, "every_layout_and_schedule", "options_of_a_call")
+
+
+def test_four_ranks_and_faults_on_each():
+    spawn(
+        4, "options_of_a_call", "without_rows_or_scores", "differences_are_errors", "faults_of_one_rank",
+        "a_group_of_some_ranks", "faults_with_a_plan",
+    )  # fmt: skip
+
+
+def test_one_rank_is_a_group_too(tmp_path):
+    worker(0, 1, tmp_path, ("every_layout_and_schedule", "options_of_a_call"))
+
+
+def tensor_of(scores, dtype):
+    if dtype == "bfloat16":
+        return torch.from_numpy(scores.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(scores)
+
+
+def shard(x, layout, rank, world):
+    widths = layout.widths(x.shape[1], world)
+    columns = torch.from_numpy(layout.positions(np.arange(widths[rank]), rank, widths))
+    return x[:, columns].contiguous(), widths, columns
+
+
+def check_owned(answer, want, columns, shown=None):
+    indices, counts = answer
+    assert indices.dtype is counts.dtype is torch.int32
+    held = {p: i for i, p in enumerate(columns.tolist())}
+    for r, row in enumerate(want):
+        mine = [p for p in row if p in held]
+        mine = [held[p] for p in mine] if shown == "shard" else mine
+        assert counts[r] == len(mine)
+        assert indices[r].tolist() == mine + [-1] * (indices.shape[1] - len(mine)), r
+
+
+# ---- scenarios: every rank runs them ------------------------------------------------------------------------
+
+
+def every_layout_and_schedule(rank, world):
+    width, k, rows = 230, 40, 5
+    lengths = torch.tensor([230, 100, 39, 0, -3], dtype=torch.int32)
+    for number, (layout, dtype) in enumerate((a, b) for a in LAYOUTS for b in DTYPES):
+        scores = scores_of(("few_values", "some_nan", "normal")[number % 3], rows, width, k, dtype)
+        x = tensor_of(scores, dtype)
+        local, widths, columns = shard(x, layout, rank, world)
+        want = expected(scores, k, end=lengths.numpy())
+        whole = ksieve.topk(x, lengths, k, deterministic=True)
+        for schedule in (None, ranks.Pairs(), ranks.Samples(6), ranks.Digits(8)):
+            given = {"rows": rows, "width": widths[rank], "k": k, "dtype": x.dtype, "layout": layout}
+            plan = ranks.plan(**given, schedule=schedule)
+            assert plan.widths == widths and plan.shape.world == world and (schedule or plan.schedule) == plan.schedule
+            check_owned(ranks.topk(local, global_lengths=lengths, plan=plan), want, columns)
+            plan = ranks.plan(**given, schedule=schedule, output="global")
+            found = ranks.topk(local, global_lengths=lengths.long(), plan=plan)
+            assert found.dtype is torch.int32 and torch.equal(found, whole)
+
+
+def options_of_a_call(rank, world):
+    rows, width, k = 6, 150, 30
+    for number, layout in enumerate(LAYOUTS):
+        scores = scores_of("some_nan" if number else "few_values", rows, width, k)
+        local, widths, columns = shard(torch.from_numpy(scores), layout, rank, world)
+        starts = torch.tensor([0, 5, 149, -4, 200, 20], dtype=torch.int32)
+        ends = torch.tensor([150, 9, 150, 60, 300, 10], dtype=torch.int32)
+        call = {"starts": starts, "layout": layout}
+        want = expected(scores, k, starts.numpy(), ends.numpy())
+        check_owned(ranks.topk(local, k=k, ends=ends, **call), want, columns)
+        lengths = torch.tensor([10, 3, 9, 70, 5, -1])
+        stop = np.clip(starts.numpy(), 0, width) + np.maximum(lengths.numpy(), 0)
+        want = expected(scores, k, starts.numpy(), stop)
+        check_owned(ranks.topk(local, k=k, global_lengths=lengths, index_base="shard", **call), want, columns, "shard")
+        for options in ({"tie_break": "high"}, {"largest": False}, {"nan": "highest"}):
+            want = expected(scores, k, **options)
+            check_owned(ranks.topk(local, k=k, layout=layout, **options), want, columns)
+        ks = torch.tensor([0, 1, 30, 31, -5, 12], dtype=torch.int32)
+        check_owned(ranks.topk(local, k=ks, max_k=k, layout=layout), expected(scores, k, ks=ks.numpy()), columns)
+        requests = torch.tensor([150, 4, 0], dtype=torch.int32)
+        want = expected(scores, k, end=np.repeat(requests.numpy(), 2) - np.array([1, 0] * 3))
+        check_owned(ranks.topk(local, k=k, layout=layout, global_lengths=requests, next_n=2), want, columns)
+        for live in (2, torch.tensor([2], dtype=torch.int32)):
+            want = expected(scores, k, end=np.array([width, width, 0, 0, 0, 0]))
+            check_owned(ranks.topk(local, k=k, layout=layout, num_rows=live), want, columns)
+        # Lengths of the shard: what lies past them is no part of the row.
+        lengths = torch.full((rows,), widths[rank] // 2, dtype=torch.int32)
+        kept = np.concatenate([layout.positions(np.arange(w // 2), i, widths) for i, w in enumerate(widths)])
+        few = np.sort(kept)
+        want = [[int(few[p]) for p in row] for row in expected(np.ascontiguousarray(scores[:, few]), k)]
+        check_owned(ranks.topk(local, lengths, k, layout=layout), want, columns)
+
+
+def without_rows_or_scores(rank, world):
+    """A rank without scores takes part; a call without rows ends on every rank; k above every width."""
+    x = torch.arange(20, dtype=torch.float32).reshape(2, 10)
+    local = x if rank == 0 else x[:, :0]
+    columns = torch.arange(10 if rank == 0 else 0)
+    check_owned(ranks.topk(local, k=4), [[6, 7, 8, 9]] * 2, columns)
+    check_owned(ranks.topk(local, k=25), [list(range(10))] * 2, columns)
+    assert ranks.topk(local, k=4, output="global").tolist() == [[6, 7, 8, 9]] * 2
+    indices, counts = ranks.topk(local[:0], k=4)
+    assert indices.shape == (0, 4) and counts.shape == (0,)
+    nothing = ranks.topk(x[:, :0], k=3, output="global")
+    assert nothing.tolist() == [[-1] * 3] * 2
+
+
+def refusal(kind, call, *arguments, **keywords):
+    with pytest.raises(kind) as error:
+        call(*arguments, **keywords)
+    return str(error.value)
+
+
+def differences_are_errors(rank, world):
+    """The same named error on every rank, and the next call works."""
+    odd = rank == 2
+    given = {"rows": 4, "width": 9, "k": 3}
+    for name, value, other, words in (
+        ("rows", 4, 5, ("4", "5")),
+        ("k", 3, 2, ("3", "2")),
+        ("dtype", "float32", "bfloat16", ("float32", "bfloat16")),
+        ("layout", ranks.Contiguous(), ranks.Interleaved(4), ("Contiguous()", "Interleaved(4)")),
+        ("layout", ranks.Interleaved(2), ranks.Interleaved(4), ("Interleaved(2)", "Interleaved(4)")),
+        ("output", "owned", "global", ("owned", "global")),
+        ("tie_break", "low", "high", ("low", "high")),
+        ("largest", True, False, ("True", "False")),
+        ("nan", "last", "highest", ("last", "highest")),
+        ("schedule", None, ranks.Pairs(), ("none", "number 5")),
+    ):
+        said = refusal(ksieve.ArgumentError, ranks.plan, **given | {name: other if odd else value})
+        assert said == f"{name}: got {words[0]} on rank 0 and {words[1]} on rank 2; takes the same on every rank"
+    said = refusal(ksieve.ArgumentError, ranks.plan, **given, link="nvlink" if odd else "gloo")
+    assert said.startswith("link: got one of hash ")
+    x = torch.zeros(4, 9)
+    said = refusal(ksieve.ArgumentError, ranks.topk, x, k=3 + odd)
+    assert said == "k: got 3 on rank 0 and 4 on rank 2; takes the same on every rank"
+    assert ranks.topk(x, k=3)[1].tolist() == [3 * (rank == 0)] * 4
+
+
+def faults_of_one_rank(rank, world):
+    """Arguments that one rank cannot use are its own error, and an error of all others, which do not wait."""
+    x = torch.zeros(4, 9)
+    ints = torch.zeros(4, dtype=torch.int32)
+    for arguments, keywords, message in (
+        ((x,), {"k": "3"}, "k: got str '3'; takes an int"),
+        ((x,), {}, "k: got NoneType None; takes an int"),
+        ((x.double(),), {"k": 3}, "local_scores: got dtype float64"),
+        ((x.numpy(),), {"k": 3}, "local_scores: got numpy.ndarray; takes a PyTorch tensor"),
+        ((x, ints[:2]), {"k": 3}, r"local_lengths: got shape \(2,\)"),
+        ((x, ints), {"k": 3, "global_lengths": ints}, "local_lengths: got an array together with global_lengths"),
+        ((x,), {"k": 3, "ends": ints, "global_lengths": ints}, "ends: got an array together with global_lengths"),
+        ((x,), {"k": 3, "next_n": 3}, "next_n: got 3; takes a divisor of the 4 rows"),
+        ((x,), {"k": 3, "layout": "rows"}, "layout: got 'rows'"),
+        ((x,), {"k": 3, "output": "all"}, "output: got 'all'; takes one of 'owned', 'global'"),
+        ((x,), {"k": 3, "tie_break": "any"}, "tie_break: got 'any'"),
+        ((x,), {"k": 3, "output": "global", "index_base": "shard"}, "index_base: got 'shard'"),
+        ((x,), {"k": 3, "num_rows": True}, "num_rows: got bool"),
+    ):
+        if rank == 1:
+            with pytest.raises(ksieve.ArgumentError, match=message):
+                ranks.topk(*arguments, **keywords)
+        else:
+            said = refusal(ksieve.BackendError, ranks.topk, x, k=3)
+            assert said == "no plan: the arguments of rank 1 cannot be used, and its error says why"
+    if rank == 1:
+        with pytest.raises(ksieve.ArgumentError, match=r"^schedule: got .*; takes a number from 1 to 3 in Samples"):
+            ranks.plan(rows=4, width=9, k=3, schedule=ranks.Samples(4))
+    else:
+        refusal(ksieve.BackendError, ranks.plan, rows=4, width=9, k=3)
+    assert ranks.topk(x, k=3)[1].tolist() == [3 * (rank == 0)] * 4
+
+
+def a_group_of_some_ranks(rank, world):
+    dist = torch.distributed
+    group = dist.new_group([1, 3])
+    if rank in (1, 3):
+        x = torch.full((2, 5), float(rank))
+        plan = ranks.plan(rows=2, width=5, k=4, group=group)
+        assert (plan.rank, plan.shape.world) == (rank // 2, 2)
+        assert ranks.topk(x, plan=plan)[1].tolist() == [4 * (rank == 3)] * 2
+        assert ranks.topk(x, k=4, group=group, output="global").tolist() == [[5, 6, 7, 8]] * 2
+    else:
+        assert "a process group without this rank" in refusal(
+            ksieve.ArgumentError, ranks.plan, rows=2, width=5, k=4, group=group
+        )
+
+
+def faults_with_a_plan(rank, world):
+    """With a plan every rank checks its own arguments alone, before it sends anything."""
+    plan = ranks.plan(rows=4, width=9, k=3)
+    x = torch.zeros(4, 9)
+    for arguments, keywords, message in (
+        ((x[:, :8].contiguous(),), {}, r"local_scores: got float32 of shape \(4, 8\)"),
+        ((x.half(),), {}, r"local_scores: got float16 of shape \(4, 9\)"),
+        ((x,), {"k": 4}, "k: got 4; takes 3, the plan's k"),
+        ((x,), {"output": "owned"}, "output: got 'owned'; takes nothing when plan is given"),
+        ((x,), {"plan": "mine"}, "plan: got str; takes a plan from ksieve.distributed.plan"),
+    ):
+        with pytest.raises(ksieve.ArgumentError, match=message):
+            ranks.topk(*arguments, **{"plan": plan} | keywords)
+    assert "schedule" in str(plan) and f"rank {rank} of 4" in str(plan)
+    assert [m.kind for m in plan.messages] and plan.modelled_us > 0
+    assert ranks.topk(x, k=3, plan=plan)[1].tolist() == [3 * (rank == 0)] * 4
+
+
+def test_without_a_process_group():
+    for call in (lambda: ranks.topk(torch.zeros(2, 2), k=1), lambda: ranks.plan(rows=2, width=2, k=1)):
+        with pytest.raises(ksieve.BackendError, match="there is no process group: torch"):
+            call()
+
+
+def test_keys_are_those_of_the_package():
+    """Ordered keys of PyTorch are those of the NumPy model, for every ranking and dtype."""
+    from ksieve.core.keys import order_key, widen
+    from ksieve.core.ranking import RANKINGS, ranked
+    from ksieve.distributed.ranks import ordered_keys
+
+    for dtype in DTYPES:
+        scores = scores_of("random_bits", 4, 4000, 9, dtype)
+        for ranking in RANKINGS:
+            ours = ordered_keys(tensor_of(scores, dtype), ranking).numpy().ravel()
+            theirs = order_key(widen(ranked(scores, ranking))).astype(np.int64).ravel()
+            assert ours.min() >= 0 and ours.max() < 1 << (32 if dtype == "float32" else 16)
+            if ranking != "nan_first" and dtype == "float32":
+                np.testing.assert_array_equal(ours, theirs)
+            order = np.argsort(theirs, kind="stable")
+            np.testing.assert_array_equal(np.diff(ours[order]) > 0, np.diff(theirs[order]) > 0)
+            assert (np.diff(ours[order]) >= 0).all()
+
+
+def test_the_scenarios_are_run():
+    """Every scenario of this file is in a spawn of a test."""
+    text = Path(__file__).read_text(encoding="utf-8")
+    names = [n for n, f in globals().items() if callable(f) and getattr(f, "__code__", None) and is_scenario(f)]
+    assert names and all(f'"{name}"' in text for name in names)
+
+
+def is_scenario(function):
+    return function.__module__ == __name__ and function.__code__.co_varnames[: function.__code__.co_argcount] == (
+        "rank",
+        "world",
+    )
