@@ -192,6 +192,12 @@ def topk(
         The page table's request of each row; by default ``row // next_n``.
     offsets : array of int32, of the leading shape, optional
         Write ``i + offsets[row]`` in place of index i.
+    positions : array of int32, of the scores' shape, optional
+        CPU only: a position for each score, which is written in place of its index i, before `page_table` or
+        `offsets`, and by which equal scores and `sorted` go. A score whose position is negative is no part of the row.
+        The others of a row must be distinct. So rows are merged that were gathered from several shards.
+    counts_out : array of int32, of the leading shape, optional
+        CPU only: receives how many slots of each row are used.
     return_values : bool
         Also return the selected scores, bit for bit; -inf in unused slots, or inf with ``largest=False``. With PyTorch
         they carry the gradient of the selected scores, to any order and in forward mode; `workspace` is then not used.

@@ -82,6 +82,8 @@ def topk_eager(
     )
     asked, info = call.problem, call.scores
     carried = info.library == "torch" and asked.options.values and _carries_gradient(call)
+    if carried and asked.options.positions:
+        raise ArgumentError("positions", "an array with scores that require grad", "scores.detach() with return_values")
     selected = replace(call, problem=_of_positions(asked)) if carried else call
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")

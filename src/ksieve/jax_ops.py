@@ -140,6 +140,9 @@ def traced(
         raise ArgumentError("policy", shown(policy), "nothing while JAX traces: pass plan=ksieve.plan(policy=...)")
     if not isinstance(backend, str) or backend != "auto":
         raise ArgumentError("backend", shown(backend), "'auto' while JAX traces: XLA decides where the program runs")
+    for name in arguments.UNTRACED:
+        if keywords.get(name) is not None:
+            raise ArgumentError(name, kind_of(keywords[name]), "nothing while JAX traces: only an eager call takes it")
     for name, given in {"out": out, "workspace": workspace, **{n: keywords.get(n) for n in _OUTPUTS}}.items():
         if given is not None:
             raise ArgumentError(name, kind_of(given), _NEW)

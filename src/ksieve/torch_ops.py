@@ -145,6 +145,9 @@ def traced(
         num_rows = torch.full((1,), live, dtype=torch.int32, device=scores.device)
     for name, array in {"lengths": lengths, "out": out, "workspace": workspace, "num_rows": num_rows}.items():
         _check_tensor(array, name)
+    for name in arguments.UNTRACED:
+        if keywords.get(name) is not None:
+            refuse(name, kind_of(keywords[name]), "nothing while tracing: only an eager call takes it")
     for name in arguments.ARRAYS:
         _check_tensor(keywords.get(name), name)
     ks = k if isinstance(k, torch.Tensor) else None

@@ -21,7 +21,7 @@ from answers import RANKINGS, random_row
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from conftest import ROOT
 from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
-from ksieve import ArgumentError, KsieveError, Route
+from ksieve import ArgumentError, KsieveError, Route, distributed
 from ksieve.core.policy import POLICIES as NAMED
 from ksieve.lab.traffic import check_traffic
 from ksieve.model import reference
@@ -1152,3 +1152,49 @@ def test_values_carry_the_gradient_of_the_selected_scores():
     assert torch.equal(scores.grad, expected)
     with pytest.raises(ArgumentError, match=r"^values_out: "):
         ksieve.topk(scores, lengths, 20, values_out=torch.zeros(4, 20, requires_grad=True))
+
+
+@cites("C55")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_positions_are_written_and_decide(backend):
+    scores = scores_of("few_values", 5, 300, 20)
+    rng = np.random.default_rng(0)
+    positions = np.stack([rng.permutation(10_000)[:300] for _ in range(5)]).astype(np.int32)
+    positions[rng.random(positions.shape) < 0.3] = -1
+    scores[positions < 0] = np.inf
+    asked = {"positions": positions, "sorted": "index", "tie_break": "high", "return_values": True}
+    found, values = topk_on(backend, scores, None, 20, **asked)
+    for row, (slots, held) in enumerate(zip(found.tolist(), values.tolist(), strict=True)):
+        score = dict(zip(positions[row].tolist(), scores[row].tolist(), strict=True))
+        best = sorted((p for p in score if p >= 0), key=lambda p, score=score: (-score[p], -p))[:20]
+        assert slots == sorted(best) and held == [score[p] for p in slots]
+
+
+@cites("C56")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_used_slots_are_counted(backend):
+    counts = np.full(4, 77, np.int32)
+    call = {"counts_out": counts, "num_rows": np.array([3], np.int32), "page_table": np.zeros((1, 1), np.int32)}
+    topk_on(backend, plain(4), np.array([500, 3, -1, 9], np.int32), 20, **call)
+    assert counts.tolist() == [20, 3, 0, 0]
+    topk_on(backend, plain(4), None, np.array([0, 5, 30, -1], np.int32), max_k=20, counts_out=counts)
+    assert counts.tolist() == [0, 5, 20, 0]
+    topk_on(backend, plain(4), None, 0, counts_out=counts)
+    assert counts.tolist() == [0] * 4
+
+
+@cites("C57", "C58")
+@pytest.mark.parametrize("layout", [distributed.Contiguous(), distributed.Interleaved(64)], ids=str)
+def test_any_number_of_ranks_gives_the_same(layout):
+    """In the simulator; tests/unit/distributed runs processes, and their faults."""
+    lengths = np.array([700, 30, 0, 699], np.int32)
+    for family, dtype in zip(("few_values", "some_nan", "random_bits"), DTYPES, strict=True):
+        scores = scores_of(family, 4, 700, 90, dtype)
+        whole = ksieve.topk(scores, lengths, 90, deterministic=True)
+        for schedule in (distributed.Pairs(), distributed.Samples(8), distributed.Digits(8)):
+            for world in (1, 2, 5, 16):
+                call = {"world": world, "layout": layout, "schedule": schedule, "output": "global"}
+                found = distributed.simulate(scores, lengths, 90, **call)
+                assert found.everywhere.astype(np.int32).tobytes() == whole.tobytes()
+                other = distributed.simulate(np.zeros_like(scores), None, 90, **call)
+                assert other.messages == found.messages

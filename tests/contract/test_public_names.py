@@ -70,15 +70,15 @@ def test_signatures_are_pinned():
     assert names(ksieve.topk) == [
         "scores", "lengths", "k", "plan=", "policy=", "backend=", "out=", "workspace=", "num_rows=", "return_stats=",
         "starts=", "ends=", "index_base=", "next_n=", "max_k=", "page_table=", "page_size=", "row_to_request=",
-        "offsets=", "return_values=", "values_out=", "return_raw=", "raw_out=", "index_dtype=", "sorted=",
-        "tie_break=", "deterministic=", "batch_invariant=", "largest=", "nan=", "overlap=",
+        "offsets=", "positions=", "counts_out=", "return_values=", "values_out=", "return_raw=", "raw_out=",
+        "index_dtype=", "sorted=", "tie_break=", "deterministic=", "batch_invariant=", "largest=", "nan=", "overlap=",
     ]  # fmt: skip
     assert names(ksieve.plan) == [
         "rows=", "width=", "k=", "pitch=", "dtype=", "device=", "family=", "policy=", "splits=", "options=",
     ]  # fmt: skip
     assert names(ksieve.verify) == [
-        "scores", "lengths", "indices", "k=", "starts=", "ends=", "index_base=", "next_n=", "num_rows=", "largest=",
-        "nan=", "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
+        "scores", "lengths", "indices", "k=", "starts=", "ends=", "index_base=", "next_n=", "num_rows=",
+        "positions=", "largest=", "nan=", "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
     ]  # fmt: skip
 
 

@@ -183,6 +183,8 @@ class Recorder:
         asked = call.problem
         lengths, starts, num_rows = (call.arrays.get(name) for name in ("lengths", "starts", "num_rows"))
         self.seen += 1
+        if asked.options.positions:  # pairs of other calls, and no rows of scores
+            return
         if self.full or (self.seen - 1) % self._every or 0 in (asked.rows, asked.width, asked.k):
             return
         scores = call.arrays["scores"]
@@ -315,9 +317,9 @@ def record(
     Notes
     -----
     The metadata entry ``calls`` lists rows, width and k of every recorded call in order; ``ksieve replay`` follows it.
-    Of a row with a window, only the scores inside the window are recorded. If the block ends with an exception, the
-    calls recorded before it are written. If the disk has no room for the capture at the end, a warning is issued, and
-    an existing file at `path` stays as it was.
+    Of a row with a window, only the scores inside the window are recorded. Calls with `positions` are not recorded.
+    If the block ends with an exception, the calls recorded before it are written. If the disk has no room for the
+    capture at the end, a warning is issued, and an existing file at `path` stays as it was.
 
     Examples
     --------

@@ -16,7 +16,7 @@ of a row are those of levels, for every ranking; `_better` turns them into the c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from ksieve.checking.verdict import Finding, Reason, Verdict, explain
 from ksieve.core.keys import NAN_LEVEL, widen
 from ksieve.core.options import Options
 from ksieve.core.windows import windows
+from ksieve.model.gathering import Gathered, gather
 
 I64 = NDArray[np.int64]
 
@@ -52,6 +53,7 @@ class Asked:
     lengths : ndarray of an integer dtype, shape (rows // next_n,), or None
         Lengths or ends, by `options.windows`.
     starts, ks : ndarray of an integer dtype, shape (rows,), or None
+    positions : ndarray of int32, shape (rows, width), or None
     """
 
     rows: int
@@ -63,6 +65,7 @@ class Asked:
     lengths: NDArray[Any] | None = None
     starts: NDArray[Any] | None = None
     ks: NDArray[Any] | None = None
+    positions: NDArray[np.int32] | None = None
 
     def windows(self, low: int, high: int) -> tuple[I64, I64, I64]:
         """Return begin and length of the windows of rows [low, high), and the k of each row."""
@@ -89,6 +92,17 @@ def _bounded(array: NDArray[Any]) -> I64:
     return array.astype(np.int64)
 
 
+def _placed(finding: Finding, places: NDArray[np.int32], slots: NDArray[Any]) -> Finding:
+    """A finding in a gathered row, in terms of positions; `slots` are those of the answer."""
+    worst, left = finding.worst, finding.best_left
+    return replace(
+        finding,
+        positions=tuple(int(slots[s]) for s in finding.slots),
+        worst=worst and (int(places[worst[0]]), worst[1]),
+        best_left=left and (int(places[left[0]]), left[1]),
+    )
+
+
 class Judge:
     """Checks blocks of rows in order and collects the verdict; `ops` holds the operations of the array library."""
 
@@ -109,8 +123,17 @@ class Judge:
             piece = scores[low : low + step]
             at = slice(begin + low, begin + low + piece.shape[0])
             bounds = self.asked.windows(at.start, at.stop)
+            answer, places = self.indices[at], None
+            if self.asked.positions is not None and piece.shape[1]:
+                rows = gather(piece, self.asked.positions[at], *bounds[:2], True)
+                piece, places, bounds = (
+                    rows.scores,
+                    rows.places,
+                    (0 * bounds[0], rows.lengths.astype(np.int64), bounds[2]),
+                )
+                answer = self._local(rows, answer)
             vectors = [self.ops.vector(bound) for bound in bounds]
-            reasons, *counts = self._rows(piece, vectors, self.ops.integers(self.indices[at]))
+            reasons, *counts = self._rows(piece, vectors, self.ops.integers(answer))
             self.reasons[at] = self.ops.to_numpy(reasons)
             self.totals += [int(c.sum()) for c in counts]
             if self.first is None and self.reasons[at].any():
@@ -119,7 +142,7 @@ class Judge:
                 self.first = explain(
                     at.start + r,
                     widen(self.ops.to_numpy(piece[r]))[start : start + length],
-                    self.ops.to_numpy(self.indices[at][r]).astype(np.int64),
+                    self.ops.to_numpy(answer[r]).astype(np.int64),
                     self.asked.sentinel,
                     Reason(int(self.reasons[at.start + r])),
                     start=start,
@@ -127,8 +150,23 @@ class Judge:
                     options=self.asked.options,
                     live=at.start + r < self.asked.live,
                 )
+                if places is not None:
+                    self.first = _placed(self.first, places[r], self.ops.to_numpy(self.indices[at][r]))
             if progress is not None:
                 progress(at.stop)
+
+    def _local(self, rows: Gathered, answer: Any) -> I64:
+        """Columns in gathered rows of the positions of an answer; a negative number for one that no score has."""
+        sentinel = self.asked.sentinel
+        unknown = -2 if sentinel != -2 else -3
+        found = np.where(answer == sentinel, sentinel, unknown).astype(np.int64)
+        for r, length in enumerate(rows.lengths):
+            own = rows.places[r, :length]
+            column = np.searchsorted(own, answer[r])
+            known = (column < length) & (answer[r] != sentinel)
+            known[known] = own[column[known]] == answer[r][known]
+            found[r, known] = column[known]
+        return found
 
     def _rows(self, scores: Any, vectors: list[Any], indices: Any) -> tuple[Any, Any, Any, Any]:
         """Return per row: reason, NaN scores, NaN scores selected, and whether an exact row is tied at rank k."""

@@ -144,6 +144,8 @@ class Finding:
         if self.reason is Reason.OUT_OF_RANGE:
             first = self.start if self.options.index_base == "row" else 0
             rule = f"outside [{first}, {first + self.length})" if self.live else "not the sentinel"
+            if self.options.positions and self.live:
+                rule = "the position of no score of the row"
             return f"{holds} {self.positions[0]}, {rule}"
         text = f"{holds} the sentinel {self.positions[0]}"
         if self.reason is Reason.MISPLACED:

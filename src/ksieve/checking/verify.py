@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ def verify(
     index_base: IndexBase | None = None,
     next_n: int | None = None,
     num_rows: Any = None,
+    positions: Any = None,
     largest: bool | None = True,
     nan: Nan | None = None,
     sorted: bool | Literal["value", "index"] | None = False,  # noqa: A002
@@ -72,6 +74,9 @@ def verify(
         ``(rows // next_n,)``, or the leading shape with its last dimension divided by next_n.
     num_rows : int, or array of one integer, optional
         Number of live rows, clamped to [0, rows]: later ones must hold the sentinel alone, and are not read.
+    positions : array of int32, of the scores' shape, optional
+        As in `ksieve.topk`: `indices` are positions then, which must be distinct in a row. Such rows are checked on
+        the host.
     largest : bool
         Whether larger scores are better, or smaller ones.
     nan : {"last", "highest"}, optional
@@ -142,12 +147,12 @@ def verify(
         problem.check_scores(flat)
         rows, width = flat.shape
         on_cuda = info.device.kind == "cuda"
-    _check_scalars(width, sentinel, block_bytes, progress)
+    _check_scalars(width if positions is None else 1 << 31, sentinel, block_bytes, progress)
     ks = k if is_array(k) else None
     slots = _check_indices(indices, leading, None if ks is not None else k)
     keywords = {
         "starts": starts, "ends": ends, "index_base": index_base, "next_n": next_n, "largest": largest, "nan": nan,
-        "sorted": sorted, "tie_break": tie_break,
+        "sorted": sorted, "tie_break": tie_break, "positions": positions,
     }  # fmt: skip
     options = arguments.resolve(keywords, None, per_row_k=ks is not None, lengths=lengths is not None)
     if rows % options.next_n:
@@ -165,8 +170,9 @@ def verify(
         _vector("ends" if ends is not None else "lengths", ends if ends is not None else lengths, requests),
         _vector("starts", starts, (leading,)),
         _vector("k", ks, (leading,)),
+        None if positions is None else _positions(positions, (*leading, width)),
     )
-    ops: Any = TorchOps(scores) if on_cuda else NumpyOps()
+    ops: Any = TorchOps(scores) if on_cuda and positions is None else NumpyOps()
     judge = Judge(ops, asked, ops.matrix(indices, rows, slots), int(block_bytes))
     if is_source:
         for begin, block in _source_blocks(scores, asked.live, width, int(block_bytes)):
@@ -228,6 +234,16 @@ def _vector(name: str, array: Any, shapes: tuple[Shape, ...]) -> Any:
     if info.shape not in shapes:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
     return on_host(array).reshape(-1)
+
+
+def _positions(array: Any, shape: Shape) -> Any:
+    """Check positions and return them as a matrix on the host."""
+    info = problem.inspect(array, "positions")
+    if info.dtype != "int32":
+        raise ArgumentError("positions", f"dtype {info.dtype}", "dtype int32")
+    if info.shape != shape:
+        raise ArgumentError("positions", f"shape {info.shape}", f"shape {shape}, that of the scores")
+    return on_host(array).reshape(-1, shape[-1]) if shape[-1] else np.zeros((math.prod(shape[:-1]), 0), np.int32)
 
 
 def _number(value: Any, name: str) -> int:

@@ -38,6 +38,8 @@ class _Placing(TypedDict, total=False):
     page_size: int | None
     row_to_request: Any
     offsets: Any
+    positions: Any
+    counts_out: Any
 
 
 class _Returning(TypedDict, total=False):
@@ -81,7 +83,10 @@ NAMES = tuple(TopkKwargs.__annotations__)
 """Names of the keyword arguments, in the order in which they are documented."""
 
 ARRAYS = ("starts", "ends", "page_table", "row_to_request", "offsets", "values_out", "raw_out")
-"""The names among them whose values are arrays."""
+"""The names among them whose values are arrays, but for those of `UNTRACED`."""
+
+UNTRACED = ("positions", "counts_out")
+"""Names of arrays that a call takes only eagerly."""
 
 _FLAGS = ("return_values", "return_raw", "deterministic", "batch_invariant", "overlap")
 
@@ -96,6 +101,7 @@ _ASKED_BY = {
     "values": "return_values",
     "length_dtype": "lengths or ends",
     "order": "sorted",
+    "counts": "counts_out",
 }
 """Arguments whose field of `Options` has another name."""
 
@@ -231,6 +237,8 @@ def resolve(
         largest=given.get("largest", base.largest),
         nan=given.get("nan", base.nan),
         overlap=given.get("overlap", base.overlap),
+        positions="positions" in given,
+        counts="counts_out" in given,
     )
 
 

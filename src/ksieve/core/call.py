@@ -21,8 +21,10 @@ from ksieve.core.problem import (
     Problem,
     Shape,
     as_matrix,
+    check_counts,
     check_k,
     check_output,
+    check_positions,
     check_scores,
     check_table,
     check_vector,
@@ -162,6 +164,11 @@ def parse(
     vector("k", ks, leading)
     for name in _VECTORS:
         vector(name, keywords.get(name), leading)
+    positions, counts = keywords.get("positions"), keywords.get("counts_out")
+    if positions is not None:
+        take("positions", positions, check_positions(inspect(positions, "positions"), info, leading))
+    if counts is not None:
+        take("counts_out", counts, check_counts(counts, inspect(counts, "counts_out"), leading, described))
     dtypes = {"out": options.index_dtype, "values_out": info.dtype, "raw_out": options.index_dtype}
     if out_info is not None:
         outputs, its = {"out": out} | outputs, {"out": out_info} | its

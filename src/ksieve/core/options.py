@@ -98,6 +98,11 @@ class Options:
     overlap : bool
         Launch while the previous kernel of the stream drains (programmatic dependent launch, compute capability 9.0
         and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
+    positions : bool
+        An array holds a position for each score: what is written in place of its index, and what order and ties go
+        by; -1 where there is no score. On the CPU alone.
+    counts : bool
+        Also write how many slots of each row are used. On the CPU alone.
     """
 
     windows: Windows = "none"
@@ -116,6 +121,8 @@ class Options:
     largest: bool = True
     nan: Nan = "last"
     overlap: bool = False
+    positions: bool = False
+    counts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("index_dtype", "length_dtype"):
@@ -135,9 +142,11 @@ class Options:
         for name in ("next_n", "page_size"):
             if getattr(self, name) >= 1 << 31:
                 raise ArgumentError(name, getattr(self, name), "less than 2**31")
-        for name in ("per_row_k", "mapped", "raw", "values", "largest", "overlap"):
+        for name in ("per_row_k", "mapped", "raw", "values", "largest", "overlap", "positions", "counts"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(name, shown(getattr(self, name)), "True or False")
+        if self.positions and self.index_base == "start":
+            raise ArgumentError("index_base", "'start' with positions", "'row': positions are written as they are")
         if not self.largest:
             object.__setattr__(self, "nan", "last")
 
@@ -174,6 +183,11 @@ class Options:
     def finished(self) -> bool:
         """Whether a row's slots need an epilogue after the selection: an order, a transform, or further outputs."""
         return self.order != "any" or self.values or self.raw or self.transform != "none"
+
+    @property
+    def by_position(self) -> bool:
+        """Whether the answer depends on the order of the scores of a row, so that theirs by `positions` counts."""
+        return self.order != "any" or self.tie_break != "any"
 
     @property
     def rewritten(self) -> bool:

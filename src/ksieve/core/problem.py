@@ -239,6 +239,32 @@ def check_vector(
     return info if len(info.shape) == 1 else replace(info, shape=(size,), strides=(1,))
 
 
+def check_positions(info: ArrayInfo, scores: ArrayInfo, leading: Shape) -> ArrayInfo:
+    """Check an array of one position for each score, and describe it as the matrix of its rows."""
+    name, shape = "positions", (*leading, scores.shape[1])
+    _check_integers(info, name)
+    if info.shape != shape:
+        raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}, that of the scores")
+    _check_device(info, name, scores.device)
+    info = as_matrix(info, name)
+    rows, width = info.shape
+    if rows and width > 1 and info.strides[1] != 1:
+        raise ArgumentError(
+            name, f"last stride {info.strides[1]}", f"last stride 1 (rows contiguous): {contiguous(info, name)}"
+        )
+    if rows > 1 and info.strides[0] < 0:
+        raise ArgumentError(name, f"row pitch {info.strides[0]}", "a row pitch of at least 0")
+    return info
+
+
+def check_counts(array: Any, info: ArrayInfo, leading: Shape, others: Mapping[str, ArrayInfo]) -> ArrayInfo:
+    """Check an output of one int32 for each row, and describe it as a vector."""
+    name = "counts_out"
+    info = check_vector(info, name, (leading,), others["scores"].device)
+    _check_apart(array, info, name, others)
+    return info
+
+
 def check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
     name = "page_table"
     _check_integers(info, name)
@@ -273,6 +299,12 @@ def check_output(
     if (rows and k > 1 and unit != 1) or (rows > 1 and pitch < k):
         raise ArgumentError(name, f"strides {info.strides}", "contiguous rows that do not overlap")
     _check_aligned(info, name)
+    _check_apart(array, info, name, others)
+    return info
+
+
+def _check_apart(array: Any, info: ArrayInfo, name: str, others: Mapping[str, ArrayInfo]) -> None:
+    """Check that an output can be written, and shares no memory with another array."""
     first, end = info.span
     for other, its in others.items():
         begin, last = its.span
@@ -280,4 +312,3 @@ def check_output(
             raise ArgumentError(name, f"memory that overlaps {other}", "memory of its own")
     if not is_writable(array, info):
         raise ArgumentError(name, "a read-only array", "an array that can be written")
-    return info

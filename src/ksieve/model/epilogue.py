@@ -42,6 +42,10 @@ class Finish:
     values : ndarray of the scores' dtype, shape (rows, k), or None
     page_table : ndarray of int32, shape (requests, max_pages), or None
     row_to_request, offsets : ndarray of int32, shape (rows,), or None
+    places : ndarray of int32, shape (rows, width), or None
+        Position of each score, in place of its index (`ksieve.model.gathering`).
+    counts : ndarray of int32, shape (rows,), or None
+        Receives the number of used slots.
     """
 
     options: Options
@@ -53,6 +57,8 @@ class Finish:
     page_table: NDArray[np.int32] | None = None
     row_to_request: NDArray[np.int32] | None = None
     offsets: NDArray[np.int32] | None = None
+    places: NDArray[np.int32] | None = None
+    counts: NDArray[np.int32] | None = None
 
     def write(self, first: int, last: int, local: NDArray[np.int32]) -> None:
         """Write rows [first, last), given their positions within the windows in any order, -1 in unused slots."""
@@ -72,7 +78,11 @@ class Finish:
         if self.values is not None:
             unused = _filled(self.scores.dtype, self.options.fill)
             self.values[rows] = np.where(used, self._scores(rows, local), unused)
+        if self.counts is not None:
+            self.counts[rows] = used.sum(1)
         index = local + (begin if self.options.index_base == "row" else 0)
+        if self.places is not None and self.places.shape[1]:
+            index = np.take_along_axis(self.places[rows], np.maximum(local, 0), axis=1).astype(np.int64)
         if self.raw is not None:
             self.raw[rows] = np.where(used, index, -1)
         self.out[rows] = np.where(used, self._transformed(rows, index), -1)

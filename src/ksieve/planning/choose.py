@@ -68,5 +68,10 @@ def choose(
             raise ArgumentError("splits", shown(splits), "nothing on a CPU device")
         return cpu.choose(problem, device, family, policy)
     if device.kind == "cuda":
+        for name, used in (("positions", problem.options.positions), ("counts_out", problem.options.counts)):
+            if used:
+                raise ArgumentError(
+                    name, f"an array on {problem.device}", "arrays on the CPU: no CUDA kernel has it yet"
+                )
         return cuda.choose(problem, device, family, policy, splits, kept)
     raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")

@@ -276,7 +276,5 @@ def test_the_scenarios_are_run():
 
 
 def is_scenario(function):
-    return function.__module__ == __name__ and function.__code__.co_varnames[: function.__code__.co_argcount] == (
-        "rank",
-        "world",
-    )
+    code = function.__code__
+    return function.__module__ == __name__ and code.co_varnames[: code.co_argcount] == ("rank", "world")

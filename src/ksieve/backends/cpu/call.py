@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.backends.cpu.runner import model_arguments, run_finished, run_reference
+from ksieve.backends.cpu.runner import model_arguments, run_finished, run_gathering, run_reference
 from ksieve.backends.cpu.runner import run as run_rows
 from ksieve.core import problem
 from ksieve.core.arrays import check_jax_int64
@@ -16,6 +17,7 @@ from ksieve.core.stats import Stats
 from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
+from ksieve.model.gathering import gather
 from ksieve.planning.plan import Plan
 
 
@@ -58,15 +60,25 @@ def _with_options(
     values = given.get("values_out", np.empty(shape, matrix.dtype) if options.values else None)
     result = given["out"] if "out" in given else np.empty(shape, index)
     begins, valid = windows(options, rows, width, lengths=lengths, starts=starts)
+    places, selected = given.get("positions"), options
+    if places is not None:
+        valid[live:] = 0
+        rest = (matrix, places, begins, valid, options.by_position)
+        matrix, places, found = gather(*rest) if model else run_gathering(plan, *rest)
+        begins, valid, lengths, starts = 0 * begins, found.astype(np.int64), found[:live], None
+        selected = replace(options, windows="none", next_n=1)
     tables = {name: given.get(name) for name in ("page_table", "row_to_request", "offsets")}
-    finish = Finish(options, matrix, begins, result, raw, values, **tables)
+    finish = Finish(
+        options, matrix, begins, result, raw, values, places=places, counts=given.get("counts_out"), **tables
+    )
     finish.clear(live, rows)
     stats: Stats | None
     if not k:
+        finish.clear(0, live)
         stats = Stats.without_slots(live)
     elif model:
         local, stats = reference.select(
-            matrix[:live], lengths, k, options=options, starts=None if starts is None else starts[:live],
+            matrix[:live], lengths, k, options=selected, starts=None if starts is None else starts[:live],
             ks=None if ks is None else ks[:live], **model_arguments(plan, width),
         )  # fmt: skip
         finish.write(0, live, local)

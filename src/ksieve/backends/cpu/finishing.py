@@ -47,7 +47,7 @@ def _store_index(address: Int, slot: Int, wide: Int, value: Int) -> None:
 
 
 @jit
-def _sort_by_bytes(words: Any, spare: Any, count: Int, first: Int, last: Int, differing: Word, counts: Any) -> Int:
+def sort_by_bytes(words: Any, spare: Any, count: Int, first: Int, last: Int, differing: Word, counts: Any) -> Int:
     """Sort words by their bytes [first, last), stably; return whether the result lies in `spare`.
 
     A pass over each byte in which some words differ.
@@ -102,16 +102,16 @@ def _order(
             used += 1
     moved = 0
     if by_value:
-        moved = _sort_by_bytes(words, spare, used, 4, 8, differing, counts)
+        moved = sort_by_bytes(words, spare, used, 4, 8, differing, counts)
         ordered, other = (spare, words) if moved else (words, spare)
         wrong = 0
         for i in range(1, used):
             wrong += ordered[i] < ordered[i - 1]
         if wrong:
-            again = _sort_by_bytes(ordered, other, used, 0, 8, differing, counts)
+            again = sort_by_bytes(ordered, other, used, 0, 8, differing, counts)
             moved = moved ^ again
     else:
-        moved = _sort_by_bytes(words, spare, used, 0, 4, differing, counts)
+        moved = sort_by_bytes(words, spare, used, 0, 4, differing, counts)
     ordered = spare if moved else words
     for i in range(used):
         local[i] = np.int32(np.uint64(ordered[i] & np.uint64(0xFFFFFFFF)) ^ np.uint64(flip))
@@ -151,6 +151,9 @@ def _entry(source: str) -> Any:
         row_to_request: Int,
         next_n: Int,
         offsets: Int,
+        places: Int,
+        places_pitch: Int,
+        filled: Int,
     ) -> None:
         """Write rows [begin, end) from their positions within the windows, which may be reordered.
 
@@ -160,7 +163,7 @@ def _entry(source: str) -> Any:
             Row ``begin`` first; -1 in unused slots.
         begins : array of int64
             First position of every row's window.
-        scores, out, raw, values, table, row_to_request, offsets : int
+        scores, out, raw, values, table, row_to_request, offsets, places, filled : int
             Addresses of row 0, 0 where absent; a ``..._pitch`` counts bytes.
         dtype, width
             Of the scores; the dtype has a ranking (`simd.RANKED`), which orders them.
@@ -199,6 +202,15 @@ def _entry(source: str) -> Any:
                     else:
                         bits = np.int64(load_u16(window + 2 * at)) if at >= 0 else least
                         store_u16(target + 2 * i, np.uint16(bits))
+            if filled:
+                used = 0
+                for i in range(k):
+                    used += slots[i] >= 0
+                store_i32(filled + 4 * r, np.int32(used))
+            if places:  # of the window, whose first position is 0
+                for i in range(k):
+                    if slots[i] >= 0:
+                        slots[i] = np.int32(load_u32(places + r * places_pitch + 4 * np.int64(slots[i])))
             base = first if from_row else np.int64(0)
             if raw:
                 target = raw + r * raw_pitch

@@ -20,8 +20,9 @@ from ksieve.core.keys import BIN_CUTOFF_KEY
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.core.stats import STATS_COLUMNS, Stats
-from ksieve.model import reference
+from ksieve.model import gathering, reference
 from ksieve.model.epilogue import Finish
+from ksieve.model.gathering import Gathered
 from ksieve.planning.cpu import least_capacity
 from ksieve.planning.plan import Plan
 
@@ -111,7 +112,7 @@ def run(
     valid = np.ascontiguousarray(np.clip(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
     slots = _placed(out)
-    _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, False)
+    _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, "plain")
     return Stats(raw) if return_stats else None
 
 
@@ -164,8 +165,37 @@ def run_finished(
     starts = begins.astype(np.int32)
     select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, starts, ks)
     work = _finishing(select, plan.problem.k, np.ascontiguousarray(begins), finish)
-    _share(work, plan, rows, width, True)
+    _share(work, plan, rows, width, "finished")
     return Stats(raw) if return_stats else None
+
+
+def run_gathering(
+    plan: Plan,
+    scores: NDArray[Any],
+    positions: NDArray[np.int32],
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    by_position: bool,
+) -> Gathered:
+    """Gather the scores that have a position: `ksieve.model.gathering.gather`, compiled and spread over threads."""
+    from ksieve.backends.cpu.gathering import gather_rows
+
+    rows, width = scores.shape
+    found = gathering.empty(scores)
+    unused = np.empty((0, 0), np.uint16), np.empty((0, 0), np.uint32)
+    bits = found.scores.view(f"u{scores.itemsize}")
+    narrow, wide = (bits, unused[1]) if scores.itemsize == 2 else (unused[0], bits)
+    matrix, own = _placed(scores), _placed(positions)
+    begins, lengths = np.ascontiguousarray(begins), np.ascontiguousarray(lengths)
+
+    def work(begin: int, end: int) -> None:
+        gather_rows(
+            begin, end, matrix.address, matrix.pitch, scores.itemsize, own.address, own.pitch, begins, lengths,
+            int(by_position), narrow, wide, found.places, found.lengths,
+        )  # fmt: skip
+
+    _share(work, plan, rows, width, "gathering")
+    return found
 
 
 def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finish) -> Work:
@@ -178,6 +208,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     )
     requests, pages = (0, 0) if finish.page_table is None else finish.page_table.shape
     row_to_request, offsets = _placed(finish.row_to_request), _placed(finish.offsets)
+    places, counts = _placed(finish.places), _placed(finish.counts)
     width, dtype = finish.scores.shape[1], _dtype_number(finish.scores, options.ranking)
     order, highest = _ORDERS[options.order], int(options.tie_break == "high")
     from_row, wide = int(options.index_base == "row"), int(options.index_dtype == "int64")
@@ -193,24 +224,24 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
                 first, last, local, begins, scores.address, scores.pitch, width, dtype, order, highest, from_row,
                 out.address, out.pitch, raw.address, raw.pitch, wide, values.address, values.pitch, transform,
                 table.address, table.pitch, requests, pages, options.page_size, row_to_request.address,
-                options.next_n, offsets.address,
+                options.next_n, offsets.address, places.address, places.pitch, counts.address,
             )  # fmt: skip
 
     return work
 
 
-def _share(work: Work, plan: Plan, rows: int, width: int, finished: bool) -> None:
+def _share(work: Work, plan: Plan, rows: int, width: int, kind: str) -> None:
     """Call `share`; the first time, compile on the calling thread before. If a helper compiled, an interrupted call
     would have to wait for the compiler.
     """
-    if finished not in _compiled:
+    if kind not in _compiled:
         work(0, 0)
-        _compiled.add(finished)
+        _compiled.add(kind)
     share(work, rows, _threads(plan, rows, width), -(-PORTION_SCORES // max(width, 1)))
 
 
-_compiled: set[bool] = set()
-"""Whether the kernels of calls without and with an epilogue are compiled."""
+_compiled: set[str] = set()
+"""Kinds of work whose kernels are compiled: plain calls, calls with an epilogue, and gathering."""
 
 
 def _dtype_number(scores: NDArray[Any], ranking: Ranking) -> int:

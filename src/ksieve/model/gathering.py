@@ -1,0 +1,64 @@
+"""Rows whose scores have positions of their own, gathered into plain rows; the model of all backends.
+
+A selection over scores with `positions` is one over the scores that have one. They are gathered in the order of their
+positions where order or ties go by them, so that the position within the gathered row decides as the position does.
+`ksieve.backends.cpu.gathering` is the compiled form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+
+
+class Gathered(NamedTuple):
+    """Rows of the scores that have a position.
+
+    Attributes
+    ----------
+    scores : ndarray of the scores' dtype, shape (rows, width)
+        The first ``lengths[r]`` of each row are valid.
+    places : ndarray of int32, shape (rows, width)
+        Their positions.
+    lengths : ndarray of int32, shape (rows,)
+    """
+
+    scores: NDArray[Any]
+    places: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+
+def empty(scores: NDArray[Any]) -> Gathered:
+    """Rows without scores, of the shape of a matrix."""
+    rows, width = scores.shape
+    return Gathered(
+        np.zeros((rows, width), scores.dtype), np.full((rows, width), -1, np.int32), np.zeros(rows, np.int32)
+    )
+
+
+def gather(scores: NDArray[Any], positions: NDArray[np.int32], begin: I64, length: I64, by_position: bool) -> Gathered:
+    """Gather the scores of each row's window whose position is not negative.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (rows, width)
+    positions : ndarray of int32, shape (rows, width)
+    begin, length : ndarray of int64, shape (rows,)
+        Windows of the rows.
+    by_position : bool
+        In ascending order of their positions, equal ones as they come; otherwise all as they come.
+    """
+    found = empty(scores)
+    for r in range(scores.shape[0]):
+        own = positions[r, begin[r] : begin[r] + length[r]]
+        slots = np.flatnonzero(own >= 0)
+        if by_position:
+            slots = slots[np.argsort(own[slots], kind="stable")]
+        found.lengths[r] = slots.size
+        found.places[r, : slots.size] = own[slots]
+        found.scores[r, : slots.size] = scores[r, begin[r] + slots]
+    return found

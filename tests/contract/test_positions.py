@@ -1,0 +1,243 @@
+"""Rows gathered from shards: positions in place of indices, counts, and their refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+hypothesis = pytest.importorskip("hypothesis")
+
+from hypothesis import strategies as st  # noqa: E402
+
+import ksieve  # noqa: E402
+from cases import DTYPES, FAMILIES, POLICIES, scores_of  # noqa: E402
+from harness import HOST_BACKENDS  # noqa: E402
+from ksieve import ArgumentError, Options  # noqa: E402
+from ksieve.planning.devices import DEVICES  # noqa: E402
+from oracle import ranks, window_of, written  # noqa: E402
+
+K = 5
+
+
+def scores(rows=3, width=40):
+    return np.random.default_rng(0).random((rows, width), np.float32)
+
+
+def places(rows=3, width=40, seed=0):
+    rng = np.random.default_rng(seed)
+    found = np.stack([rng.permutation(3 * width)[:width] for _ in range(rows)]).astype(np.int32)
+    return np.where(rng.random((rows, width)) < 0.25, np.int32(-1), found)
+
+
+@st.composite
+def calls(draw):
+    next_n = draw(st.sampled_from([1, 1, 2]))
+    rows, width = next_n * draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 17, 63, 64, 65, 300]))
+    k = draw(st.integers(1, 40))
+    dtype = draw(st.sampled_from(DTYPES))
+    x = scores_of(draw(st.sampled_from(sorted(FAMILIES))), rows, width, min(k, max(width, 1)), dtype)
+    positions = places(rows, max(width, 1), draw(st.integers(0, 99)))[:, :width]
+    if draw(st.booleans()):
+        positions = np.sort(positions, axis=1)  # shards in the order of the ranks
+    positions = np.where(positions < 0, draw(st.sampled_from([-1, -7, -(2**31)])), positions).astype(np.int32)
+    if draw(st.booleans()):
+        held = np.full((rows, width + 3), 5, np.int32)
+        held[:, :width] = positions
+        positions = held[:, :width]
+    call = {"positions": positions, "next_n": next_n, "return_raw": True, "return_values": True}
+
+    def vector(size, low, high):
+        return np.array(draw(st.lists(st.integers(low, high), min_size=size, max_size=size)), np.int32)
+
+    bounds = draw(st.sampled_from([None, "lengths", "ends"]))
+    if bounds:
+        call[bounds] = vector(rows // next_n, -1, width + 2)
+    if draw(st.booleans()):
+        call["starts"] = vector(rows, -1, width + 1)
+    if draw(st.booleans()):
+        call["ks"] = vector(rows, -1, k + 1)
+    if draw(st.booleans()):
+        call["offsets"] = vector(rows, -5, 5)
+    elif draw(st.booleans()):
+        call |= {"page_table": vector(2 * 9, 0, 99).reshape(2, 9), "page_size": draw(st.sampled_from([1, 64]))}
+    call["sorted"], call["tie_break"] = (
+        draw(st.sampled_from([False, "value", "index"])),
+        draw(st.sampled_from([None, "low", "high"])),
+    )
+    call |= {"largest": draw(st.booleans()), "nan": draw(st.sampled_from([None, "last", "highest"]))}
+    call["index_dtype"] = draw(st.sampled_from(["int32", "int64"]))
+    if draw(st.booleans()):
+        call["live"] = draw(st.integers(0, rows))
+    return x, k, call, draw(st.sampled_from(POLICIES))
+
+
+def check(x, k, call, indices, values, raw, counts):
+    """Row by row, by the definition: the scores with a position, the best of them, in the order that was asked for."""
+    score = ranks(x, largest=call["largest"], nan=call["nan"])
+    sign = -1 if call["tie_break"] == "high" else 1
+    for row in range(x.shape[0]):
+        begin, end = window_of(row, x.shape[1], call)
+        own = {int(call["positions"][row, i]): i for i in range(begin, end) if call["positions"][row, i] >= 0}
+        mine = k if call.get("ks") is None else min(max(int(call["ks"][row]), 0), k)
+        best = sorted(own, key=lambda p: (-score[row, own[p]], sign * p))[:mine]
+        used = len(best)
+        found = raw[row, :used].tolist()
+        assert counts[row] == used and (raw[row, used:] == -1).all() and (indices[row, used:] == -1).all()
+        assert len(set(found)) == used and set(found) <= set(own)
+        assert sorted(score[row, own[p]] for p in found) == sorted(score[row, own[p]] for p in best)
+        if call["tie_break"]:
+            assert sorted(found) == sorted(best)
+        if call["sorted"] == "index":
+            assert found == sorted(found)
+        elif call["sorted"]:
+            assert found == sorted(found, key=lambda p: (-score[row, own[p]], sign * p))
+        assert indices[row, :used].tolist() == [written(p, row, call) for p in found]
+        assert values[row, :used].tobytes() == x[row, [own[p] for p in found]].tobytes()
+
+
+@hypothesis.given(calls())
+@hypothesis.settings(max_examples=250)
+def test_any_call_with_positions(case):
+    x, k, call, policy = case
+    arguments = {name: value for name, value in call.items() if name not in ("ks", "live", "lengths")}
+    slots = k if call.get("ks") is None else call["ks"]
+    more = {"max_k": k} if call.get("ks") is not None else {}
+    statistics = []
+    for backend in HOST_BACKENDS:
+        counts = np.full(x.shape[0], 99, np.int32)
+        indices, values, raw, stats = ksieve.topk(
+            x, call.get("lengths"), slots, **arguments, **more, backend=backend, num_rows=call.get("live"),
+            counts_out=counts, policy=policy or "direct", return_stats=True,
+        )  # fmt: skip
+        check(x, k, call, indices, values, raw, counts)
+        statistics.append(stats.raw)
+        judged = {
+            n: call.get(n) for n in ("positions", "starts", "ends", "next_n", "largest", "nan", "sorted", "tie_break")
+        }
+        ks = {"k": slots} if more else {}
+        verdict = ksieve.verify(x, call.get("lengths"), raw, num_rows=call.get("live"), **judged, **ks)
+        assert verdict, verdict
+    np.testing.assert_array_equal(*statistics)
+
+
+def test_verify_refutes_by_positions():
+    x, own = np.array([[3, 9, 9, 1, 7]], np.float32), np.array([[40, 8, 5, -1, 2]], np.int32)
+    assert ksieve.verify(x, None, np.array([[5, 8, 2]]), positions=own, tie_break="low")
+    for answer, more, message in (
+        ([5, 8, 40], {}, "slot 2 holds position 40 with score 3.0, but position 2 with score 7.0 is not selected"),
+        ([8, -1], {}, "slot 1 holds the sentinel -1 with valid positions left, the best of them 5 with score 9.0"),
+        ([8, 8], {}, "position 8 stands in slots 0 and 1"),
+        ([8, 1], {}, "slot 1 holds 1, the position of no score of the row"),
+        ([8, 3], {}, "slot 1 holds 3, the position of no score of the row"),
+        ([8], {"tie_break": "low"}, "slot 0 holds position 8 with score 9.0, but position 5 with an equal score"),
+        ([8, 5], {"sorted": True}, "slot 0 holds position 8 with score 9.0, slot 1 position 5 with score 9.0: equal"),
+        ([8, 5, 2, 40, 1], {}, "slot 4 holds 1, the position of no score"),
+    ):
+        verdict = ksieve.verify(x, None, np.array([answer]), positions=own, **more)
+        assert not verdict and message in str(verdict), str(verdict)
+    assert ksieve.verify(x, None, np.array([[8, 5, 2, 40, -1]]), positions=own)
+    assert ksieve.verify(x, None, np.array([[8, 5, 2, 40, -9]]), positions=own, sentinel=-9)
+    for bad, message in (
+        ({"positions": own.astype(np.int64)}, "positions: got dtype int64; takes dtype int32"),
+        ({"positions": own[:, :4]}, r"positions: got shape \(1, 4\); takes shape \(1, 5\), that of the scores"),
+        ({"positions": own, "sentinel": 7}, "sentinel: got 7; takes an int that is no position"),
+        ({"positions": own, "index_base": "start"}, "index_base: got 'start' with positions"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            ksieve.verify(x, None, np.array([[5, 8]]), **bad)
+
+
+def test_any_rank_and_library():
+    torch = pytest.importorskip("torch")
+    x, own = scores(6), places(6)
+    flat = ksieve.topk(x, k=K, positions=own, deterministic=True)
+    counts = torch.zeros((2, 3), dtype=torch.int32)
+    found = ksieve.topk(
+        torch.from_numpy(x).reshape(2, 3, 40), k=K, positions=torch.from_numpy(own).reshape(2, 3, 40),
+        counts_out=counts, deterministic=True,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found.reshape(6, K).numpy(), flat)
+    assert counts.tolist() == [[K] * 3] * 2
+    one = ksieve.topk(x[0], k=K, positions=own[0], deterministic=True)
+    np.testing.assert_array_equal(one, flat[0])
+
+
+def test_a_plan_with_positions():
+    options = Options(positions=True, counts=True, order="index", tie_break="low")
+    plan = ksieve.plan(rows=3, width=40, k=K, options=options)
+    counts = np.zeros(3, np.int32)
+    found = ksieve.topk(scores(), plan=plan, positions=places(), counts_out=counts)
+    np.testing.assert_array_equal(found, ksieve.topk(scores(), k=K, positions=places(), deterministic=True))
+    for given, message in (
+        ({"counts_out": counts}, "a call with positions False; takes positions True"),
+        ({"positions": places()}, r"a call with counts False \(counts_out\); takes counts True"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            ksieve.topk(scores(), plan=plan, **given)
+    few = replace(plan, capacity=64, threads=2)
+    np.testing.assert_array_equal(ksieve.topk(scores(), plan=few, positions=places(), counts_out=counts), found)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"positions": places().astype(np.int64)}, "positions: got dtype int64; takes dtype int32: positions.astype"),
+        ({"positions": places(3, 41)}, "positions: got shape (3, 41); takes shape (3, 40), that of the scores"),
+        ({"positions": places(3, 80)[:, ::2]}, "positions: got last stride 2; takes last stride 1 (rows contiguous)"),
+        ({"positions": places()[::-1]}, "positions: got row pitch -40; takes a row pitch of at least 0"),
+        ({"positions": places().tolist()}, "positions: got list; takes a NumPy, PyTorch, CuPy or JAX array"),
+        ({"positions": places(), "index_base": "start"}, "index_base: got 'start' with positions; takes 'row'"),
+        ({"counts_out": np.zeros(4, np.int32)}, "counts_out: got shape (4,); takes shape (3,)"),
+        ({"counts_out": np.zeros(3, np.int64)}, "counts_out: got dtype int64; takes dtype int32"),
+        ({"counts_out": np.broadcast_to(np.int32(0), 3)}, "counts_out: got stride 0; takes a contiguous vector"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value[:40],
+)
+def test_refusals(bad, message):
+    with pytest.raises(ArgumentError) as error:
+        ksieve.topk(scores(), k=K, **bad)
+    assert str(error.value).startswith(message)
+
+
+def test_counts_have_memory_of_their_own():
+    held = np.zeros(60, np.int32)
+    out, counts = held[:15].reshape(3, 5), held[14:17]
+    with pytest.raises(ArgumentError, match="out: got memory that overlaps counts_out"):
+        ksieve.topk(scores(), k=K, out=out, counts_out=counts)
+    with pytest.raises(ArgumentError, match="counts_out: got memory that overlaps lengths"):
+        ksieve.topk(scores(), counts, k=K, counts_out=counts)
+    counts.flags.writeable = False
+    with pytest.raises(ArgumentError, match="counts_out: got a read-only array"):
+        ksieve.topk(scores(), k=K, counts_out=counts)
+
+
+@pytest.mark.parametrize("field", ["positions", "counts"])
+def test_no_plan_for_a_gpu_has_them_yet(field):
+    name = {"counts": "counts_out"}.get(field, field)
+    with pytest.raises(ArgumentError, match=f"^{name}: got an array on cuda:0; takes arrays on the CPU"):
+        ksieve.plan(rows=3, width=40, k=K, device=DEVICES["h200"], options=Options(**{field: True}))
+
+
+def test_traced_calls_and_gradients_refuse_them():
+    torch = pytest.importorskip("torch")
+    x, own = torch.from_numpy(scores()), torch.from_numpy(places())
+    with pytest.raises(ArgumentError, match="positions: got an array with scores that require grad"):
+        ksieve.topk(x.clone().requires_grad_(), k=K, positions=own, return_values=True)
+    for name, array in (("positions", own), ("counts_out", torch.zeros(3, dtype=torch.int32))):
+        with pytest.raises(ArgumentError, match=f"^{name}: got torch.Tensor; takes nothing while tracing"):
+            torch.func.vmap(lambda s, n=name, a=array: ksieve.topk(s, k=K, **{n: a}))(x[None])
+
+
+def test_jax_programs_refuse_them():
+    jax = pytest.importorskip("jax")
+    with pytest.raises(ArgumentError, match=r"^positions: .*; takes nothing while JAX traces"):
+        jax.jit(lambda s: ksieve.topk(s, k=K, positions=places()))(scores())
+
+
+def test_a_recording_leaves_them_out(tmp_path):
+    with ksieve.record(tmp_path / "scores.safetensors") as recorder:
+        ksieve.topk(scores(), k=K, positions=places())
+        ksieve.topk(scores(), k=K)
+    assert (recorder.seen, recorder.kept) == (2, 1)
