@@ -42,6 +42,9 @@ def topk(
     next_n: int = 1,
     max_k: int | None = None,
     num_rows: Any = None,
+    page_table: Any = None,
+    page_size: int = 1,
+    row_to_request: Any = None,
     index_base: IndexBase | None = None,
     tie_break: TieBreak | None = None,
     largest: bool | None = None,
@@ -79,6 +82,14 @@ def topk(
         Slots per row where k is a tensor and there is no plan.
     num_rows : Tensor of int32, shape (1,) or (), or int, optional
         Number of live rows. Later ones have no scores.
+    page_table : Tensor of int32, shape (requests, max_pages), optional
+        This rank's own, with output "owned": in place of position i of the shard,
+        ``table[request, i // page_size] * page_size + i % page_size`` is written, or -1 where that entry lies outside
+        the table. The order is still that of positions.
+    page_size : int
+        A power of two.
+    row_to_request : Tensor of int32, shape (rows,), optional
+        The page table's request of each row; by default ``row // next_n``.
     index_base, tie_break, largest, nan
         As in `ksieve.distributed.plan`.
 
@@ -117,6 +128,8 @@ def topk(
         _check_arrays(torch, local_scores, local_lengths, ks, bounds, next_n, num_rows)
         if plan is not None:
             _check_planned(plan, local_scores, None if ks is not None else k, asked)
+            output = plan.output
+        _check_pages(local_scores, page_table, page_size, row_to_request, output)
     except KsieveError:
         if plan is None:
             plans.refuse(group, "cpu")  # so that the other ranks need not wait
@@ -143,11 +156,15 @@ def topk(
         scores, k=plan.shape.k, sorted=True, tie_break=plan.options.tie_break, largest=plan.options.largest,
         nan=plan.options.nan, return_values=True, **windows,
     )  # fmt: skip
-    return _merged(torch, plan, ids.long(), values, wanted)
+    answer = _merged(torch, plan, ids.long(), values, wanted, page_table is not None)
+    if page_table is None:
+        return answer
+    requests = row // next_n if row_to_request is None else row_to_request.long()
+    return _paged(torch, answer[0].long(), page_table, page_size, requests), answer[1]
 
 
-def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any) -> Any:
-    """Answer of all ranks from this rank's best, which are sorted."""
+def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_shard: bool = False) -> Any:
+    """Answer of all ranks from this rank's best, which are sorted; positions of the shard where asked for."""
     shape, ops = plan.shape, TorchOps(values.device)
     positions = plan.layout.positions(ids.clamp(min=0), plan.rank, plan.widths)
     order = shape.extent - 1 - positions if shape.high_first else positions
@@ -158,7 +175,17 @@ def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any) -> 
         found = _run(plan, everywhere(ops, shape, plan.rank, positions, agreed, wanted))
         return _ascending(torch, found, found >= 0)
     held = ops.columns(shape.k) < agreed.count[:, None]
-    return _ascending(torch, ids if plan.index_base == "shard" else positions, held), agreed.count.int()
+    return _ascending(torch, ids if of_shard or plan.index_base == "shard" else positions, held), agreed.count.int()
+
+
+def _paged(torch: Any, local: Any, table: Any, size: int, request: Any) -> Any:
+    """Entries of the page table at positions of the shard, as int32; -1 where there is none."""
+    requests, pages = table.shape
+    if not requests or not pages:
+        return torch.full_like(local, -1).int()
+    page, known = local // size, ((request >= 0) & (request < requests))[:, None]
+    entry = table[request.clamp(0, requests - 1)[:, None], page.clamp(0, pages - 1)].long()
+    return torch.where(known & (local >= 0) & (page < pages), entry * size + local % size, -1).int()
 
 
 def ordered_keys(values: Any, ranking: Ranking) -> Any:
@@ -243,6 +270,23 @@ def _check_arrays(
         raise ArgumentError("local_lengths", got, "either lengths of the shard, or of the whole row")
     if bounds["ends"] is not None and bounds["global_lengths"] is not None:
         raise ArgumentError("ends", "an array together with global_lengths", "either global_lengths or ends")
+
+
+def _check_pages(scores: Any, table: Any, size: Any, requests: Any, output: Any) -> None:
+    device = problem.inspect(scores, "local_scores").device
+    if table is None:
+        if requests is not None or size != 1:
+            name = "page_size" if requests is None else "row_to_request"
+            raise ArgumentError(name, "a value without page_table", "nothing without page_table")
+        return
+    problem.check_table(problem.inspect(table, "page_table"), device)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size & (size - 1) or size >= 1 << 31:
+        raise ArgumentError("page_size", shown(size), "a power of two")
+    if requests is not None:
+        info = problem.inspect(requests, "row_to_request")
+        problem.check_vector(info, "row_to_request", ((scores.shape[0],),), device)
+    if output == "global":
+        raise ArgumentError("page_table", "a table with output 'global'", "nothing: positions of all ranks have none")
 
 
 def _check_planned(plan: Any, scores: Any, k: Any, others: dict[str, Any]) -> None:

@@ -123,6 +123,19 @@ def options_of_a_call(rank, world):
         for live in (2, torch.tensor([2], dtype=torch.int32)):
             want = expected(scores, k, end=np.array([width, width, 0, 0, 0, 0]))
             check_owned(ranks.topk(local, k=k, layout=layout, num_rows=live), want, columns)
+        table = torch.arange(40, dtype=torch.int32).reshape(2, 20).flip(1)
+        requests = torch.tensor([0, 1, 2, -1, 1, 0], dtype=torch.int32)
+        paged, counts = ranks.topk(
+            local, k=k, layout=layout, page_table=table, page_size=4, row_to_request=requests, index_base="row"
+        )
+        flat, same = ranks.topk(local, k=k, layout=layout, index_base="shard")
+        assert torch.equal(counts, same)
+        for r, request in enumerate(requests.tolist()):
+            for i, slot in zip(flat[r].tolist(), paged[r].tolist(), strict=True):
+                known = i >= 0 and 0 <= request < 2 and i // 4 < 20
+                assert slot == (int(table[request, i // 4]) * 4 + i % 4 if known else -1)
+        nothing, _ = ranks.topk(local, k=k, layout=layout, page_table=table[:, :0].contiguous())
+        assert (nothing == -1).all()
         # Lengths of the shard: what lies past them is no part of the row.
         lengths = torch.full((rows,), widths[rank] // 2, dtype=torch.int32)
         kept = np.concatenate([layout.positions(np.arange(w // 2), i, widths) for i, w in enumerate(widths)])
@@ -195,6 +208,10 @@ def faults_of_one_rank(rank, world):
         ((x,), {"k": 3, "tie_break": "any"}, "tie_break: got 'any'"),
         ((x,), {"k": 3, "output": "global", "index_base": "shard"}, "index_base: got 'shard'"),
         ((x,), {"k": 3, "num_rows": True}, "num_rows: got bool"),
+        ((x,), {"k": 3, "page_size": 4}, "page_size: got a value without page_table"),
+        ((x,), {"k": 3, "page_table": ints}, r"page_table: got shape \(4,\)"),
+        ((x,), {"k": 3, "page_table": ints[None], "page_size": 3}, "page_size: got 3; takes a power of two"),
+        ((x,), {"k": 3, "page_table": ints[None], "output": "global"}, "page_table: got a table with output 'global'"),
     ):
         if rank == 1:
             with pytest.raises(ksieve.ArgumentError, match=message):
@@ -266,6 +283,36 @@ def test_keys_are_those_of_the_package():
             order = np.argsort(theirs, kind="stable")
             np.testing.assert_array_equal(np.diff(ours[order]) > 0, np.diff(theirs[order]) > 0)
             assert (np.diff(ours[order]) >= 0).all()
+
+
+@pytest.mark.parametrize("schedule", [ranks.Pairs(), ranks.Samples(4), ranks.Digits(8)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[::2], ids=str)
+@pytest.mark.parametrize("output", ["owned", "global"])
+def test_nothing_is_read_back(schedule, layout, output):
+    """Tensors without contents take the same steps: no value decides a shape or a branch, as a CUDA graph needs."""
+    from ksieve.distributed.collectives import AllGather, TorchOps
+    from ksieve.distributed.protocol import agree, everywhere
+
+    x = torch.empty((6, 16), dtype=torch.int64, device="meta")
+    shape = ranks.Shape(6, 16, 3, 1000, 32, isinstance(layout, ranks.Contiguous))
+    ops, ks = TorchOps(x.device), x[:, 0]
+
+    def run(steps):
+        answer = None
+        while True:
+            try:
+                ask = steps.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            array = ask.array
+            answer = array.new_empty((3, *array.shape)) if isinstance(ask, AllGather) else array.contiguous()
+
+    agreed = run(agree(schedule, ops, shape, 1, x, ks))
+    assert agreed.count.shape == (6,) and agreed.count.is_meta
+    if output == "global":
+        assert run(everywhere(ops, shape, 1, x, agreed, ks)).shape == (6, 16)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        bool((x > 0).any())
 
 
 def test_the_scenarios_are_run():
