@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from ksieve.cli.app import SETTINGS, add, app, main
-from ksieve.lab.cli import ablation, bench, chain, general, gpu, measure, replay, serving, study, synth, tune
+from ksieve.lab.cli import ablation, bench, chain, general, gpu, measure, ranks, replay, serving, study, synth, tune
 
 __all__ = ["app", "main"]
 
@@ -141,6 +141,13 @@ add(
     serving.bench_options,
     "ksieve bench options --out benchmarks/results",
     "ksieve bench options --shapes 64x65536,512x131072 --only 'page table; by value'",
+)
+add(
+    bench_app,
+    "ranks",
+    ranks.bench_ranks,
+    "torchrun --nproc-per-node 2 -m ksieve bench ranks --shapes 64x131072",
+    "ksieve bench ranks --shapes none --verify-rows 10000",
 )
 add(
     bench_app,

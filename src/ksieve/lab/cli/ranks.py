@@ -1,0 +1,81 @@
+"""`ksieve bench ranks`: selection over the ranks of a process group."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ksieve.cli import exits, terminal
+from ksieve.cli.options import count
+from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import SCORE_DTYPES
+from ksieve.core.sizes import parse_shape
+from ksieve.lab.cli import gpu
+from ksieve.lab.cli.gpu import K, Out, Rounds, Seed
+
+
+def bench_ranks(
+    shapes: Annotated[
+        str,
+        typer.Option(
+            "--shapes", metavar="LIST", help="rows x width of whole rows, separated by commas; none: no times."
+        ),
+    ] = "1x131072,16x131072,64x131072",
+    k: K = 2048,
+    dtypes: Annotated[
+        str, typer.Option("--dtypes", metavar="LIST", help="Score dtypes, separated by commas.")
+    ] = "float32",
+    rounds: Rounds = 9,
+    verified: Annotated[
+        int, count("--verify-rows", "INT", "Rows of many shapes and layouts to select and verify besides.")
+    ] = 0,
+    device: Annotated[str, typer.Option("--device", metavar="KIND", help="cpu (gloo) or cuda (NCCL).")] = "cpu",
+    seed: Seed = 0,
+    out: Out = None,
+) -> None:
+    """Time selection from rows that lie on ranks beside a gather of pairs, and verify rows.
+
+    Run it under torchrun, or alone as one rank. The first rank prints and writes.
+    """
+    from ksieve.lab.bench import ranks
+
+    asked = gpu.listed_of(dtypes)
+    if not asked or set(asked) - set(SCORE_DTYPES):
+        raise ArgumentError("--dtypes", repr(dtypes), f"some of {', '.join(SCORE_DTYPES)}")
+    if device not in ("cpu", "cuda"):
+        raise ArgumentError("--device", repr(device), "'cpu' or 'cuda'")
+    listed = [] if shapes == "none" else [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)]
+    with ranks.group(device) as (rank, world):
+        path = gpu.target(out, f"ranks-{device}-{world}")
+        if rank:
+            ranks.run(
+                listed, k=k, dtypes=asked, rounds=rounds, verified_rows=verified, kind=device, seed=seed
+            )  # fmt: skip
+            return
+        with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
+            payload = ranks.run(
+                listed, k=k, dtypes=asked, rounds=rounds, verified_rows=verified, kind=device, seed=seed,
+                progress=update,
+            )  # fmt: skip
+    results = payload["results"]
+    rows = []
+    for case in results["shapes"]:
+        own = case["selectors"]
+        rows.append(
+            [f"{case['rows']:,} x {case['width']:,}", case["dtype"], f"{own['local']['median_us']:.0f}",
+             f"{own['pairs']['added_us']:.0f}", f"{own['planned']['added_us']:.0f}", own["planned"]["schedule"]]
+        )  # fmt: skip
+    if rows:
+        terminal.table(["rows", "dtype", "local", "pairs add", "planned adds", "schedule"], rows)
+        terminal.say()
+        terminal.say(f"microseconds on {world} rank(s), medians of {rounds} rounds; every answer verified")
+    found = results["verified"]
+    if found is not None:
+        terminal.say(
+            f"verified {found['rows']:,} rows: {found['failed']} failed; digest {found['digest'][:16]}, "
+            f"{'the same' if found['same_on_every_rank'] else 'NOT the same'} on every rank"
+        )
+    gpu.finish(path, payload, None)
+    answers = [case["selectors"][name]["exact"] for case in results["shapes"] for name in ("pairs", "planned")]
+    exits.judge(answers + ([found["exact"] and found["same_on_every_rank"]] if found else []))

@@ -1,0 +1,91 @@
+"""The bench of ranks: as one rank in this process, and under torchrun; a wrong answer is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+
+from ksieve.lab.bench import ranks
+from ksieve.lab.cli.app import app
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["bench", "ranks", *map(str, arguments)])
+
+
+def test_one_rank(tmp_path):
+    done = invoke(
+        "--shapes", "3x5000,2x900", "--k", 40, "--rounds", 2, "--dtypes", "float32,bfloat16", "--verify-rows", 5000,
+        "--out", tmp_path,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "ranks-cpu-1.json").read_text())["results"]
+    assert len(results["shapes"]) == 4
+    for case in results["shapes"]:
+        assert set(case["selectors"]) == {"local", "pairs", "planned"}
+        for name in ("pairs", "planned"):
+            facts = case["selectors"][name]
+            assert facts["exact"] is True and facts["median_us"] > 0 and len(facts["rounds_us"]) == 2
+    found = results["verified"]
+    assert found["rows"] == 5000 == sum(found["layouts"].values()) and found["failed"] == 0
+    assert "5,000 rows: 0 failed" in done.output
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_same_digest(tmp_path):
+    command = ["ksieve", "bench", "ranks", "--shapes", "2x900", "--k", "9", "--rounds", "1", "--verify-rows", "8100"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *command]
+    done = subprocess.run(
+        [*launch, "--out", str(tmp_path)], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "ranks-cpu-2.json").read_text())["results"]
+    assert results["world"] == 2 and results["verified"]["exact"] and results["verified"]["same_on_every_rank"]
+    assert done.stdout.count("8,100 rows") == 1  # the first rank alone prints
+    with ranks.group("cpu"):
+        alone = ranks.verify_rows(8100)
+    assert alone["digest"] == results["verified"]["digest"]
+
+
+def test_a_wrong_answer_is_refuted(monkeypatch):
+    answer = ranks._answer
+
+    def wrong(*arguments):
+        found = answer(*arguments).copy()
+        found[7, 0] = -1
+        return found
+
+    monkeypatch.setattr(ranks, "_answer", wrong)
+    done = invoke("--shapes", "none", "--verify-rows", 4000)
+    assert done.exit_code == 1 and "2 failed" in done.output, done.output
+
+
+def test_rows_do_not_depend_on_the_ranks_and_cover_every_kind():
+    drawn = [ranks._rows(np.random.default_rng(1), family, 50, 40) for family in ranks._FAMILIES]
+    assert np.isfinite(drawn[0]).all() and len(np.unique(drawn[1])) == 7 and np.isnan(drawn[2]).any()
+    assert all(len(set(row)) == 1 for row in drawn[3].tolist())
+    for name in ranks._LAYOUTS:
+        for world in (1, 2, 5):
+            layout, widths = ranks._sharded(name, 300, world, np.random.default_rng(0))
+            assert len(widths) == world and layout.extent(widths) == 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dtypes", "float64"), "some of float32, float16, bfloat16"),
+        (("--device", "tpu"), "'cpu' or 'cuda'"),
+        (("--shapes", "wide"), "rows x width"),
+    ],
+)
+def test_refusals(arguments, message):
+    done = invoke(*arguments)
+    assert done.exit_code != 0 and message in str(done.exception) + done.output
