@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from ksieve.core import atomic
-from ksieve.lab.bench import anchors, pages
+from ksieve.lab.bench import anchors, pages, rank_pages
 from ksieve.lab.report import benches
 
 ROOT = Path(__file__).parent.parent
@@ -139,6 +139,8 @@ def benchmark_page(results: Path) -> str:
     cpu = [path for path in left if path.match("cpu-*.json")]
     if cpu:
         parts += ["## CPU", *(_cpu_results(_link(path, "../../"), left.pop(path)) for path in cpu)]
+    if ranks := take("ranks-*.json"):
+        parts += ["## Rows on several ranks", rank_pages.section(ranks)]
     sanitizers = results / "gpu-sanitizers.json"
     if suites := [path for path in left if path.match("gpu-suite*.json")]:
         parts += ["## The GPU suite", *(_suite_results(_link(path, "../../"), left.pop(path)) for path in suites)]

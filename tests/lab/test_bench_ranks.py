@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
-from ksieve.lab.bench import ranks
+from ksieve.lab.bench import rank_pages, ranks
 from ksieve.lab.cli.app import app
 
 
@@ -37,6 +37,19 @@ def test_one_rank(tmp_path):
     found = results["verified"]
     assert found["rows"] == 5000 == sum(found["layouts"].values()) and found["failed"] == 0
     assert "5,000 rows: 0 failed" in done.output
+
+
+def test_the_page_has_every_number_and_refuses_wrong_ones():
+    with ranks.group("cpu"):
+        payload = ranks.run([(2, 900)], k=9, rounds=1, verified_rows=500)
+    payload["environment"] |= {"commit": "0123456789", "command": "ksieve bench ranks --out ranks.json"}
+    page = rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
+    found = payload["results"]["verified"]
+    assert f"| [a](b) | 1 | cpu | 500 | 0 | `{found['digest'][:16]}` | 0123456 |" in page and "| 2 x 900 |" in page
+    assert "torchrun --nproc-per-node N -m ksieve bench ranks --out benchmarks/results" in page
+    found["exact"] = False
+    with pytest.raises(ValueError, match="an answer is not exact"):
+        rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
 
 
 @pytest.mark.slow

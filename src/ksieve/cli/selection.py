@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
 from ksieve import api
-from ksieve.captures import stream
+from ksieve.captures import split
 from ksieve.captures.format import Capture
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
@@ -50,26 +50,30 @@ def select(
 
     The capture is read in blocks of rows, so it may be larger than memory. Indices are int32 of shape (rows, K), in no
     particular order within a row; unused slots of a row shorter than K hold -1.
+
+    Under torchrun the processes share the blocks, on one machine or several that see the capture. The first one prints,
+    and writes the file that one process writes.
     """
     target = files.optional_target("--out", out, f"{capture.stem}-indices.npy", files.INDEX_SUFFIXES)
     stats_target = files.optional_target("--stats-out", stats_out, f"{capture.stem}-stats.csv", (".csv", ".npy"))
     outputs = {"--out": target, "--stats-out": stats_target}
     files.keep_apart(outputs, {"CAPTURE": capture, "--policy": policy})
-    with files.open_capture(capture) as source:
+    wanted: dict[str, Any] = {
+        "backend": backend.value,
+        "policy": policy,
+        "return_stats": stats or stats_target is not None,
+    }
+    with files.open_capture(capture) as source, split.ranks() as (rank, world):
         slots = suggested_k(source, k)
+        if rank:
+            split.select(source, slots, lambda begin, indices: None, rank=rank, world=world, **wanted)
+            return
         with (
             files.index_writer(target, source.rows, slots) as write,
             terminal.progress("selecting", source.rows, waiting="loading the kernels") as update,
         ):
-            result = stream.select(
-                source,
-                slots,
-                write,
-                backend=backend.value,
-                policy=policy,
-                return_stats=stats or stats_target is not None,
-                progress=update,
-            )
+            result = split.select(source, slots, write, rank=rank, world=world, progress=update, **wanted)
+        assert result is not None  # on the first rank
         valid = valid_lengths(source)
         shape = {"rows": source.rows, "width": source.width, "dtype": source.dtype, "k": slots}
     terminal.say(
