@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from ksieve.checking.ops import BEST
 from ksieve.checking.verdict import Finding, Reason, Verdict, explain
+from ksieve.core.gathering import Gathered, gather
 from ksieve.core.keys import NAN_LEVEL, widen
 from ksieve.core.options import Options
 from ksieve.core.windows import windows
-from ksieve.model.gathering import Gathered, gather
 
 I64 = NDArray[np.int64]
 

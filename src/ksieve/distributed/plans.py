@@ -6,6 +6,7 @@ has other arguments, or none that can be used, is an error on every rank, and no
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -195,7 +196,7 @@ def plan(
             "largest": int(largest),
             "nan": int(options.nan == "highest"),
             "schedule": _number_of(schedule, k),
-            "link": hash((network.latency_us, network.bandwidth_gbs, network.handling_gbs)) >> 1,
+            "link": zlib.crc32(repr(network).encode()),
             "width": width,
         }
     except KsieveError as error:
@@ -238,7 +239,7 @@ _WORDS: dict[str, Callable[[int], str]] = {
     "largest": lambda n: str(bool(n)),
     "nan": lambda n: ("last", "highest")[n],
     "schedule": lambda n: f"number {n}" if n else "none",
-    "link": lambda n: f"one of hash {n & 0xFFFF:04x}",
+    "link": lambda n: f"one of checksum {n:08x}",
 }
 """How a stated number is written in a message."""
 

@@ -44,7 +44,7 @@ def test_two_ranks():
 
 def test_four_ranks_and_faults_on_each():
     spawn(
-        4, "options_of_a_call", "without_rows_or_scores", "differences_are_errors", "faults_of_one_rank",
+        4, "without_rows_or_scores", "differences_are_errors", "faults_of_one_rank",
         "a_group_of_some_ranks", "faults_with_a_plan",
     )  # fmt: skip
 
@@ -183,7 +183,7 @@ def differences_are_errors(rank, world):
         said = refusal(ksieve.ArgumentError, ranks.plan, **given | {name: other if odd else value})
         assert said == f"{name}: got {words[0]} on rank 0 and {words[1]} on rank 2; takes the same on every rank"
     said = refusal(ksieve.ArgumentError, ranks.plan, **given, link="nvlink" if odd else "gloo")
-    assert said.startswith("link: got one of hash ")
+    assert said.startswith("link: got one of checksum ")
     x = torch.zeros(4, 9)
     said = refusal(ksieve.ArgumentError, ranks.topk, x, k=3 + odd)
     assert said == "k: got 3 on rank 0 and 4 on rank 2; takes the same on every rank"

@@ -13,11 +13,11 @@ from ksieve.backends.cpu.runner import run as run_rows
 from ksieve.core import problem
 from ksieve.core.arrays import check_jax_int64
 from ksieve.core.call import Call
+from ksieve.core.gathering import gather
 from ksieve.core.stats import Stats
 from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
-from ksieve.model.gathering import gather
 from ksieve.planning.plan import Plan
 
 

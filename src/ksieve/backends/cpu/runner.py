@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.backends.cpu.sharing import Work, share
+from ksieve.core import gathering
 from ksieve.core.arrays import dtype_name
+from ksieve.core.gathering import Gathered
 from ksieve.core.guess import fresh_seed
 from ksieve.core.keys import BIN_CUTOFF_KEY
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.core.stats import STATS_COLUMNS, Stats
-from ksieve.model import gathering, reference
+from ksieve.model import reference
 from ksieve.model.epilogue import Finish
-from ksieve.model.gathering import Gathered
 from ksieve.planning.cpu import least_capacity
 from ksieve.planning.plan import Plan
 
@@ -177,7 +178,7 @@ def run_gathering(
     lengths: NDArray[np.int64],
     by_position: bool,
 ) -> Gathered:
-    """Gather the scores that have a position: `ksieve.model.gathering.gather`, compiled and spread over threads."""
+    """Gather the scores that have a position: `ksieve.core.gathering.gather`, compiled and spread over threads."""
     from ksieve.backends.cpu.gathering import gather_rows
 
     rows, width = scores.shape

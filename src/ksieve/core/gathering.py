@@ -1,4 +1,4 @@
-"""Rows whose scores have positions of their own, gathered into plain rows; the model of all backends.
+"""Rows whose scores have positions of their own, gathered into plain rows: the one definition of `positions`.
 
 A selection over scores with `positions` is one over the scores that have one. They are gathered in the order of their
 positions where order or ties go by them, so that the position within the gathered row decides as the position does.
