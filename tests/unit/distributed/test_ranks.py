@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sharded import expected
 
 import ksieve
 from cases import scores_of
+from sharded import expected
 
 torch = pytest.importorskip("torch")
 
@@ -45,7 +47,7 @@ def test_two_ranks():
 def test_four_ranks_and_faults_on_each():
     spawn(
         4, "without_rows_or_scores", "differences_are_errors", "faults_of_one_rank",
-        "a_group_of_some_ranks", "faults_with_a_plan",
+        "a_group_of_some_ranks", "faults_with_a_plan", "a_rank_that_does_not_come",
     )  # fmt: skip
 
 
@@ -258,6 +260,19 @@ def faults_with_a_plan(rank, world):
     assert "schedule" in str(plan) and f"rank {rank} of 4" in str(plan)
     assert [m.kind for m in plan.messages] and plan.modelled_us > 0
     assert ranks.topk(x, k=3, plan=plan)[1].tolist() == [3 * (rank == 0)] * 4
+
+
+def a_rank_that_does_not_come(rank, world):
+    """The others end by the group's own timeout, and the groups of other ranks go on."""
+    group = torch.distributed.new_group([0, 1], timeout=timedelta(seconds=1))
+    if rank < 2:
+        plan = ranks.plan(rows=4, width=9, k=3, group=group)
+    if rank == 0:
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"(?i)time|connection"):
+            ranks.topk(torch.zeros(4, 9), plan=plan)
+        assert time.monotonic() - began < 30
+    assert ranks.topk(torch.zeros(4, 9), k=3)[1].tolist() == [3 * (rank == 0)] * 4
 
 
 def test_without_a_process_group():
