@@ -79,7 +79,7 @@ def topk(
     next_n : int
         Consecutive rows that share an entry of `global_lengths` or `ends`, as in `ksieve.topk`.
     max_k : int, optional
-        Slots per row where k is a tensor and there is no plan.
+        Slots per row where k is a tensor; may be omitted with a plan.
     num_rows : Tensor of int32, shape (1,) or (), or int, optional
         Number of live rows. Later ones have no scores.
     page_table : Tensor of int32, shape (requests, max_pages), optional
@@ -126,8 +126,10 @@ def topk(
     asked = {name: value for name, value in given.items() if value is not None}
     try:
         _check_arrays(torch, local_scores, local_lengths, ks, bounds, next_n, num_rows)
+        if max_k is not None and ks is None:
+            raise ArgumentError("max_k", shown(max_k), "nothing unless k is a tensor")
         if plan is not None:
-            _check_planned(plan, local_scores, None if ks is not None else k, asked)
+            _check_planned(plan, local_scores, max_k if ks is not None else k, asked)
             output = plan.output
         _check_pages(local_scores, page_table, page_size, row_to_request, output)
     except KsieveError:

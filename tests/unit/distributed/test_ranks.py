@@ -210,6 +210,8 @@ def faults_of_one_rank(rank, world):
         ((x,), {"k": 3, "tie_break": "any"}, "tie_break: got 'any'"),
         ((x,), {"k": 3, "output": "global", "index_base": "shard"}, "index_base: got 'shard'"),
         ((x,), {"k": 3, "num_rows": True}, "num_rows: got bool"),
+        ((x,), {"k": 3, "max_k": 3}, "max_k: got 3; takes nothing unless k is a tensor"),
+        ((x,), {"k": ints}, "k: got NoneType None; takes an int"),
         ((x,), {"k": 3, "page_size": 4}, "page_size: got a value without page_table"),
         ((x,), {"k": 3, "page_table": ints}, r"page_table: got shape \(4,\)"),
         ((x,), {"k": 3, "page_table": ints[None], "page_size": 3}, "page_size: got 3; takes a power of two"),
@@ -252,6 +254,7 @@ def faults_with_a_plan(rank, world):
         ((x[:, :8].contiguous(),), {}, r"local_scores: got float32 of shape \(4, 8\)"),
         ((x.half(),), {}, r"local_scores: got float16 of shape \(4, 9\)"),
         ((x,), {"k": 4}, "k: got 4; takes 3, the plan's k"),
+        ((x,), {"k": torch.zeros(4, dtype=torch.int32), "max_k": 4}, "k: got 4; takes 3, the plan's k"),
         ((x,), {"output": "owned"}, "output: got 'owned'; takes nothing when plan is given"),
         ((x,), {"plan": "mine"}, "plan: got str; takes a plan from ksieve.distributed.plan"),
     ):
