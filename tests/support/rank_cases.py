@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ import torch
 import ksieve.distributed as ranks
 from ksieve.core.options import Options
 from ksieve.distributed import fused
-from ksieve.distributed.collectives import NOTHING, AllGather, TorchOps
+from ksieve.distributed.collectives import NOTHING, TorchOps
 from ksieve.distributed.plans import ShardPlan
 from ksieve.distributed.protocol import agree
 from ksieve.distributed.ranks import ordered_keys
 from ksieve.distributed.schedules import LINKS, Pairs, Samples, Shape
+from ksieve.distributed.simulator import run_together
 
 KINDS = {
     "normal": lambda rng, shape: rng.standard_normal(shape),
@@ -31,25 +32,6 @@ LAYOUTS = {
     "alone": (ranks.Contiguous(), (900,)),
 }
 ROWS = 5
-
-
-def together(steps: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
-    """Run the generators of all ranks, one collective after another, on tensors of one device."""
-    ended: list[Any] = [None] * len(steps)
-    answers: list[Any] = [None] * len(steps)
-    while True:
-        asked: list[Any] = []
-        for rank, each in enumerate(steps):
-            try:
-                asked.append(each.send(answers[rank]))
-            except StopIteration as stop:
-                ended[rank] = stop.value
-        if not asked:
-            return ended
-        assert len(asked) == len(steps) and len({(type(ask), ask.array.shape) for ask in asked}) == 1
-        stacked = torch.stack([ask.array for ask in asked])
-        combined = stacked if isinstance(asked[0], AllGather) else stacked.sum(0)
-        answers = [combined.clone() for _ in steps]
 
 
 def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu") -> int:
@@ -78,7 +60,7 @@ def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu
             ids, scores, mixed, of_mixed = (x.to(device) for x in _local_best(plan, values, np.arange(width), rng))
             ours.append(fused.select(plan, mixed, of_mixed, ks, base == "shard"))
             theirs.append(_by_operations(plan, ids, scores, wanted))
-        for found, right in zip(together(ours), together(theirs), strict=True):
+        for found, right in zip(*(run_together(each, stack=torch.stack) for each in (ours, theirs)), strict=True):
             assert torch.equal(found[1], right[1])
             assert torch.equal(found[0], right[0])
             cases += 1

@@ -160,7 +160,7 @@ def plan(
 
     Notes
     -----
-    One all-gather of 120 bytes, whose result is read on the host: not while a CUDA graph is captured.
+    One all-gather of 96 bytes, whose result is read on the host: not while a CUDA graph is captured.
     """
     dist = distributed()
     rank, world = dist.get_rank(group), dist.get_world_size(group)
@@ -227,7 +227,6 @@ def plan(
 
 _STATED = (
     "fails", "rows", "k", "dtype", "layout", "output", "tie_break", "largest", "nan", "schedule", "link", "width",
-    "version", "reserved1", "reserved2",
 )  # fmt: skip
 """Numbers that every rank states, in this order."""
 

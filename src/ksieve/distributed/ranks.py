@@ -141,10 +141,9 @@ def topk(
     if plan is None:
         slots: Any = max_k if ks is not None else k
         plan = plans.plan(rows=rows, width=width, k=slots, dtype=scores.dtype, device=scores.device.type, **asked)
-    row = torch.arange(rows, device=scores.device)
     bound: dict[str, Any] = {} if local_lengths is None else {"lengths": local_lengths}
     if num_rows is not None or any(array is not None for array in bounds.values()) or next_n > 1:
-        bound = _window(torch, plan, row, local_lengths, bounds, next_n, num_rows)
+        bound = _window(torch, plan, _row_numbers(scores), local_lengths, bounds, next_n, num_rows)
     kernels = fused.covers(plan)
     ids, values = select(
         scores, k=plan.shape.k, sorted=not kernels, tie_break=plan.options.tie_break, largest=plan.options.largest,
@@ -154,12 +153,17 @@ def topk(
     if kernels:
         answer = _run(plan, fused.select(plan, ids, values, None if ks is None else ks.long(), of_shard))
     else:
-        wanted = row * 0 + plan.shape.k if ks is None else ks.long().clamp(0, plan.shape.k)
+        wanted = _row_numbers(scores) * 0 + plan.shape.k if ks is None else ks.long().clamp(0, plan.shape.k)
         answer = _merged(torch, plan, ids.long(), values, wanted, of_shard)
     if page_table is None:
         return answer
-    requests = row // next_n if row_to_request is None else row_to_request.long()
+    requests = _row_numbers(scores) // next_n if row_to_request is None else row_to_request.long()
     return _paged(torch, answer[0].long(), page_table, page_size, requests), answer[1]
+
+
+def _row_numbers(scores: Any) -> Any:
+    """Row numbers, on the device of the scores. A launch, which plain calls do without."""
+    return sys.modules["torch"].arange(scores.shape[0], device=scores.device)
 
 
 def _window(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +141,11 @@ def _rank(
     return positions, agreed.count, found
 
 
-def run_together(ranks: Sequence[Generator[Any, Any, Any]], sent: list[Message] | None = None) -> list[Any]:
+def run_together(
+    ranks: Sequence[Generator[Any, Any, Any]],
+    sent: list[Message] | None = None,
+    stack: Callable[[list[Any]], Any] = np.stack,
+) -> list[Any]:
     """Run the generators of all ranks, one collective after another, and return what each returns.
 
     Parameters
@@ -149,6 +153,8 @@ def run_together(ranks: Sequence[Generator[Any, Any, Any]], sent: list[Message] 
     ranks : sequence of generators
     sent : list, optional
         Receives a `Message` for every collective.
+    stack : callable
+        ``stack`` of the arrays' library.
 
     Raises
     ------
@@ -171,7 +177,7 @@ def run_together(ranks: Sequence[Generator[Any, Any, Any]], sent: list[Message] 
             raise RuntimeError(f"ranks differ: {len(asked)} of {len(ranks)} ask for {sorted(map(str, kinds))}")
         arrays = [ask.array for ask in asked]
         gathers = isinstance(asked[0], AllGather)
-        combined = np.stack(arrays) if gathers else np.add.reduce(arrays, dtype=arrays[0].dtype)
-        answers = [combined] * len(ranks)
+        stacked = stack(arrays)
+        answers = [stacked if gathers else stacked.sum(0, dtype=stacked.dtype)] * len(ranks)
         if sent is not None:
             sent.append(Message("all-gather" if gathers else "all-reduce", arrays[0].nbytes))
