@@ -4,8 +4,11 @@
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
 #                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others], -half, -rankings,
 #                                      -callers, -serving, -options, -pairs, -contract, and -ranks, which takes all GPUs
+#   scripts/gpu_session.sh compile     the kernels of all parts and of the sanitizers, on all processors; before parts that
+#                                      run side by side
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
-#   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes)
+#   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes); for GPUs side by side
+#                                      sanitize-memcheck, -racecheck, -synccheck, and after these sanitize-record
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
 #   scripts/gpu_session.sh operator|decode|short|general|trace|worst|ablation|chain|replay
 #                                      the result file of one bench (1 to 4 minutes);
@@ -79,20 +82,34 @@ options() {
   return $((rc | PIPESTATUS[0]))
 }
 
+compile() {
+  $PYTHON -m gpu.compile_all 2>&1 | tee "$OUT/compile.log"
+  return "${PIPESTATUS[0]}"
+}
+
+tools='memcheck racecheck synccheck'
 sanitize() {
-  local tool options rc=0
+  local tool rc=0
   $PYTHON -m gpu.sanitize_grid --compile || return 1
-  : >"$OUT/sanitize.log"
-  for tool in ${TOOLS:-memcheck racecheck synccheck}; do
-    echo "== compute-sanitizer --tool $tool" | tee -a "$OUT/sanitize.log"
-    # PyTorch probes the driver with calls that are allowed to fail: no errors of ours.
-    options=$([ "$tool" = memcheck ] && echo --report-api-errors no)
-    timeout -k 10 "${SANITIZE_SECONDS:-180}" compute-sanitizer --tool "$tool" $options --error-exitcode 9 --print-limit 20 \
-      $PYTHON -m gpu.sanitize_grid 2>&1 | tee -a "$OUT/sanitize.log" | tail -25
-    [ "${PIPESTATUS[0]}" = 0 ] || rc=1
-  done
-  $PYTHON -m gpu.sanitize_grid --record "$OUT/sanitize.log" "$OUT" || rc=1
+  for tool in $tools; do sanitized "$tool" || rc=1; done
+  sanitize-record || rc=1
   return $rc
+}
+sanitized() {
+  local options log=$OUT/sanitize-$1.log
+  # PyTorch probes the driver with calls that are allowed to fail: no errors of ours.
+  options=$([ "$1" = memcheck ] && echo --report-api-errors no)
+  echo "== compute-sanitizer --tool $1" | tee "$log"
+  timeout -k 10 "${SANITIZE_SECONDS:-300}" compute-sanitizer --tool "$1" $options --error-exitcode 9 --print-limit 20 \
+    $PYTHON -m gpu.sanitize_grid 2>&1 | tee -a "$log" | tail -25
+  return "${PIPESTATUS[0]}"
+}
+sanitize-memcheck() { sanitized memcheck; }
+sanitize-racecheck() { sanitized racecheck; }
+sanitize-synccheck() { sanitized synccheck; }
+sanitize-record() {
+  for tool in $tools; do cat "$OUT/sanitize-$tool.log"; done >"$OUT/sanitize.log" &&
+    $PYTHON -m gpu.sanitize_grid --record "$OUT/sanitize.log" "$OUT"
 }
 
 bench() {
@@ -126,9 +143,10 @@ quick_bench() {
   return "${PIPESTATUS[0]}"
 }
 
-[ $# -gt 0 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
-  suite-callers suite-serving suite-options suite-pairs suite-contract suite-ranks options sanitize bench operator decode short general trace worst ablation chain replay"
+  suite-callers suite-serving suite-options suite-pairs suite-contract suite-ranks options compile
+  sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general trace worst ablation chain replay"
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done

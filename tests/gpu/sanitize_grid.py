@@ -107,6 +107,13 @@ def served_plans(device):
                     yield name, small_storage(plan, 256, spill), bits, call, number == 0
 
 
+def compiled(device):
+    """Pairs of a plan and whether it is run with statistics, of all that this grid launches."""
+    yield from ((plan, stats) for _, plan, stats in plans(device))
+    for _, plan, _, _, stats in served_plans(device):
+        yield from {(plan, stats), (plan, False)}
+
+
 def serve(name, plan, bits, call, stats):
     """Run a call twice and judge it on the host."""
     ready = served.Served(plan, torch.from_numpy(bits).view(torch.float32).to(runner.DEVICE), on_device(call), False)
@@ -205,8 +212,7 @@ def main() -> int:
     wanted = list(plans(runner.PLAN_DEVICE))
     if not runner.DRY:
         begin = time.perf_counter()
-        more = [(plan, stats) for _, plan, _, _, stats in served_plans(runner.PLAN_DEVICE)]
-        count = precompile([*((plan, stats) for _, plan, stats in wanted), *more, *((plan, False) for plan, _ in more)])
+        count = precompile(compiled(runner.PLAN_DEVICE))
         print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     if "--compile" in sys.argv:
         if not runner.DRY:

@@ -1,0 +1,39 @@
+"""Compile what all parts of the GPU suite and the sanitizers' grid need, on all processors.
+
+``PYTHONPATH=src:tests:tests/support python3 -m gpu.compile_all``, or ``scripts/gpu_session.sh compile``.
+
+Parts that run side by side would otherwise compile side by side, each with a pool of its own over all processors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu import runner, sanitize_grid, variants
+from ksieve.planning.plan import Plan
+
+
+def needed() -> Iterator[tuple[Plan, bool]]:
+    """Pairs of a plan and whether it is run with statistics."""
+    for file in sorted(Path(__file__).parent.glob("test_*.py")):
+        with contextlib.suppress(pytest.skip.Exception):  # a package that this machine lacks
+            module = importlib.import_module(f"gpu.{file.stem}")
+            if hasattr(module, "kernels"):
+                yield from module.kernels()
+    yield from sanitize_grid.compiled(runner.PLAN_DEVICE)
+
+
+def main() -> None:
+    begin = time.perf_counter()
+    count = variants.precompile(needed())
+    print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
