@@ -20,6 +20,7 @@ from ksieve.core.options import Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
+from ksieve.running import Running
 
 __all__ = [
     "ArgumentError",
@@ -31,6 +32,7 @@ __all__ = [
     "Options",
     "Plan",
     "Route",
+    "Running",
     "SamplingPolicy",
     "Stats",
     "Verdict",

@@ -31,6 +31,7 @@ def test_names_are_pinned():
         "Options",
         "Plan",
         "Route",
+        "Running",
         "SamplingPolicy",
         "Stats",
         "Verdict",

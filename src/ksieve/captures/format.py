@@ -117,6 +117,24 @@ class Capture:
             return self._file.read(self._scores, begin, end)
         return self._evaluate(self._read_factor(self._q, begin, end), self._read_factor(self._w, begin, end))
 
+    def tile(self, begin: int, end: int, first: int, last: int) -> Array:
+        """Read or compute columns `first` to `last` of rows `begin` to `end`; otherwise as `rows_block`.
+
+        Parameters
+        ----------
+        begin, end : int
+            ``0 <= begin <= end <= rows``.
+        first, last : int
+            ``0 <= first <= last <= width``.
+        """
+        for name, low, high, most in (("begin, end", begin, end, self.rows), ("first, last", first, last, self.width)):
+            if not 0 <= low <= high <= most:
+                raise ArgumentError(name, f"{low}, {high}", f"0 <= {name.replace(', ', ' <= ')} <= {most}")
+        if self.kind == "scores":
+            return self._file.read_columns(self._scores, begin, end, first, last)
+        q, weights = self._read_factor(self._q, begin, end), self._read_factor(self._w, begin, end)
+        return self._evaluate(q, weights, first, last)
+
     def rows_at(self, rows: Sequence[int]) -> Array:
         """Read or compute the scores of any rows, in the order given; otherwise as `rows_block`.
 
@@ -235,8 +253,11 @@ class Capture:
             if not (np.isfinite(self._scale) & (self._scale >= 0)).all():
                 raise file.error("tensor 'k_scale' holds a negative or non-finite scale")
 
-    def _evaluate(self, q: Array, weights: Array) -> Array:
-        return factors.evaluate(q, weights, self.width, lambda i, j: self._read_factor(self._keys, i, j), self._scale)
+    def _evaluate(self, q: Array, weights: Array, first: int = 0, last: int | None = None) -> Array:
+        last = self.width if last is None else last
+        scale = None if self._scale is None else self._scale[first:last]
+        read = lambda i, j: self._read_factor(self._keys, first + i, first + j)  # noqa: E731
+        return factors.evaluate(q, weights, last - first, read, scale)
 
     def _read_factor(self, tensor: TensorInfo, begin: int, end: int) -> Array:
         array = self._file.read(tensor, begin, end)

@@ -88,10 +88,25 @@ class _Share:
         parts = [self.source.lengths[begin:end] for begin, end in self.blocks]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
+    @property
+    def dtype(self) -> str:
+        """Dtype of the whole source."""
+        return str(self.source.dtype)
+
+    @property
+    def tiles(self) -> Callable[[int, int, int], Iterator[Any]] | None:
+        """Tiles of one block, if the whole source is read by tiles."""
+        tiles = getattr(self.source, "tiles", None)
+        return None if tiles is None else lambda begin, end, most: tiles(*self._whole(begin, end), most)
+
     def rows_block(self, begin: int, end: int) -> Any:
         """Scores of one block: that of the whole source."""
+        return self.source.rows_block(*self._whole(begin, end))
+
+    def _whole(self, begin: int, end: int) -> tuple[int, int]:
+        """Rows of a block in the whole source."""
         first = self.blocks[begin // self.step][0] if self.blocks else 0
-        return self.source.rows_block(first, first + end - begin)
+        return first, first + end - begin
 
 
 def select(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api
+from ksieve.captures import columns
 from ksieve.core import call as calls
 from ksieve.core.arguments import Backend
 from ksieve.core.errors import ArgumentError, BackendError
@@ -77,12 +78,13 @@ def select(
     ----------
     source : object
         A capture, or another object with ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``, whose blocks
-        are host arrays.
+        are host arrays; or one with ``tiles``, as `ksieve.captures.columns.JoinedColumns`, which is read by tiles of
+        columns, without a policy and without statistics.
     k : int
     sink : callable
         Called as ``sink(first_row, indices)`` with int32 indices of shape (block rows, k).
     backend : {"auto", "cpu", "cuda", "reference"}
-        "auto" is `choose_backend`.
+        "auto" is `choose_backend`, or "cpu" for a source with ``tiles``.
     policy : SamplingPolicy or str, optional
     return_stats : bool
         Also collect statistics. Sample positions depend on the row number within a block.
@@ -98,8 +100,13 @@ def select(
     """
     if backend not in ("auto", "cpu", "cuda", "reference"):
         raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
-    chosen = choose_backend() if backend == "auto" else backend
+    chosen = backend if backend != "auto" else "cpu" if by_tiles(source) else choose_backend()
     to_device, to_host = _movers(chosen)
+    if by_tiles(source):
+        found = columns.select(
+            source, k, sink, chosen=chosen, movers=(to_device, to_host), block_bytes=block_bytes, progress=progress
+        )
+        return StreamResult(found[0], None, *found[1:])
     rows, width, step = int(source.rows), int(source.width), block_rows(source, block_bytes)
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     plan: Plan | None = None
@@ -136,9 +143,16 @@ def select(
 
 def block_rows(source: Any, block_bytes: int = BLOCK_BYTES) -> int:
     """Rows of a block: as many float32 rows as fit `block_bytes`, if possible a multiple of the sampling strides."""
+    if by_tiles(source):
+        return columns.MOST_ROWS
     step = max(1, block_bytes // max(4 * int(source.width), 1))
     period = 128
     return step if step < period else step // period * period
+
+
+def by_tiles(source: Any) -> bool:
+    """Whether a source is read by tiles of columns."""
+    return getattr(source, "tiles", None) is not None
 
 
 def _warm_up(plan: Plan, scores: Any, lengths: Any, backend: Backend, return_stats: bool) -> None:

@@ -162,11 +162,21 @@ class TensorFile:
     def read(self, tensor: TensorInfo, begin: int, end: int) -> Array:
         """Read entries `begin` to `end` of the first axis into a new array."""
         out = np.empty((end - begin, *tensor.shape[1:]), dtype=tensor.storage)
+        self._read_into(out, tensor, tensor.offset + begin * tensor.row_bytes)
+        return out
+
+    def read_columns(self, tensor: TensorInfo, begin: int, end: int, first: int, last: int) -> Array:
+        """Read columns `first` to `last` of the rows `begin` to `end` of a matrix into a new array."""
+        out = np.empty((end - begin, last - first), dtype=tensor.storage)
+        for row, into in enumerate(out, begin):
+            self._read_into(into, tensor, tensor.offset + row * tensor.row_bytes + first * tensor.storage.itemsize)
+        return out
+
+    def _read_into(self, out: Array, tensor: TensorInfo, offset: int) -> None:
         if out.size:
-            self._file.seek(tensor.offset + begin * tensor.row_bytes)
+            self._file.seek(offset)
             if self._file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:  # type: ignore[attr-defined]
                 raise self.error(f"ended inside tensor {tensor.name!r}; it was cut after it was opened")
-        return out
 
     def close(self) -> None:
         """Close the file; reading afterwards raises ValueError."""

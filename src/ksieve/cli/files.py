@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.captures import format as capture
+from ksieve.captures.columns import JoinedColumns
 from ksieve.captures.format import Capture
 from ksieve.captures.importers import load_array as load_imported
 from ksieve.captures.sources import FOREIGN_SUFFIXES
+from ksieve.captures.stream import BLOCK_BYTES
 from ksieve.captures.tensorfile import TensorInfo, write_header
 from ksieve.core.atomic import replacing, same_file
 from ksieve.core.errors import ArgumentError, CaptureFormatError
@@ -33,6 +35,14 @@ def open_capture(path: Path) -> Capture:
         remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
         raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
     return capture.open_capture(path)
+
+
+@contextmanager
+def open_columns(paths: Sequence[Path]) -> Iterator[Capture | JoinedColumns]:
+    """Open captures that hold columns of the same rows; one alone is itself, unless a row is larger than a block."""
+    with ExitStack() as opened:
+        captures = [opened.enter_context(open_capture(path)) for path in paths]
+        yield captures[0] if len(captures) == 1 and 4 * captures[0].width <= BLOCK_BYTES else JoinedColumns(captures)
 
 
 def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) -> Path:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve.captures import split
+from ksieve.captures.columns import JoinedColumns
 from ksieve.captures.format import Capture
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
@@ -38,6 +39,14 @@ from ksieve.planning.explain import considered
 def select(
     capture: CapturePath,
     k: CaptureK = None,
+    further: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--next",
+            metavar="CAPTURE",
+            help="Another capture, with the next columns of the same rows; again for more.",
+        ),
+    ] = None,
     out: Annotated[str | None, output("File for the indices, .npy or .safetensors. Default: none is written.")] = None,
     stats: Annotated[bool, flag("--stats", "Print the routes of the rows, and the scores read.")] = False,
     stats_out: Annotated[
@@ -48,8 +57,10 @@ def select(
 ) -> None:
     """Select the K largest scores of every row of a capture, exactly.
 
-    The capture is read in blocks of rows, so it may be larger than memory. Indices are int32 of shape (rows, K), in no
-    particular order within a row; unused slots of a row shorter than K hold -1.
+    The capture is read in blocks of rows, and wide rows in tiles of columns, so it may be larger than memory. Indices
+    are int32 of shape (rows, K), in no particular order within a row; unused slots of a row shorter than K hold -1.
+
+    Rows may lie in several captures: with --next, positions count through all of them, one behind another.
 
     Under torchrun the processes share the blocks, on one machine or several that see the capture. The first one prints,
     and writes the file that one process writes.
@@ -57,14 +68,20 @@ def select(
     target = files.optional_target("--out", out, f"{capture.stem}-indices.npy", files.INDEX_SUFFIXES)
     stats_target = files.optional_target("--stats-out", stats_out, f"{capture.stem}-stats.csv", (".csv", ".npy"))
     outputs = {"--out": target, "--stats-out": stats_target}
-    files.keep_apart(outputs, {"CAPTURE": capture, "--policy": policy})
+    parts = [capture, *(further or ())]
+    names = ("CAPTURE", *(f"--next {path}" for path in parts[1:]))
+    files.keep_apart(outputs, dict(zip(names, parts, strict=True)) | {"--policy": policy})
     wanted: dict[str, Any] = {
         "backend": backend.value,
         "policy": policy,
         "return_stats": stats or stats_target is not None,
     }
-    with files.open_capture(capture) as source, split.ranks() as (rank, world):
+    with files.open_columns(parts) as source, split.ranks() as (rank, world):
         slots = suggested_k(source, k)
+        if isinstance(source, JoinedColumns):
+            for name, value in (("--stats, --stats-out", wanted["return_stats"] or None), ("--policy", policy)):
+                if value is not None:
+                    raise ArgumentError(name, str(value), "nothing for rows that are read by tiles of columns")
         if rank:
             split.select(source, slots, lambda begin, indices: None, rank=rank, world=world, **wanted)
             return
@@ -103,14 +120,14 @@ def select(
     )
 
 
-def suggested_k(source: Capture, k: int | None) -> int:
+def suggested_k(source: Capture | JoinedColumns, k: int | None) -> int:
     """Return k, or if it is None the K that the capture is meant for."""
     if k is None and source.k is None:
         raise ArgumentError("--k", "nothing", f"an int from 1 to {MAX_K}: {source.path} stores none")
     return check_k(source.k if k is None else k)
 
 
-def valid_lengths(source: Capture) -> NDArray[np.int64]:
+def valid_lengths(source: Capture | JoinedColumns) -> NDArray[np.int64]:
     """Lengths of a capture, clamped to [0, width]."""
     return np.clip(source.lengths.astype(np.int64), 0, source.width)
 

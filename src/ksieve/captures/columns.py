@@ -1,0 +1,100 @@
+"""Selection from rows that are read by tiles of columns: rows wider than memory, and rows that lie in several captures.
+
+The tiles of a block of rows go through `ksieve.Running`; the answer is that of the whole rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import api
+from ksieve.captures.format import Capture
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError
+from ksieve.planning.plan import Plan
+from ksieve.running import Running
+
+MOST_ROWS = 32
+"""Rows of a block: a tile has millions of columns, so that reads are long, and the lists of `Running` are small."""
+
+
+class JoinedColumns:
+    """Captures that hold the columns of the same rows, one behind another.
+
+    Attributes
+    ----------
+    rows, width : int
+        `width` is the sum of the captures' widths; positions count through all of them.
+    lengths : ndarray of int32, shape (rows,)
+        Valid scores of each row, in all captures.
+    dtype, k, path
+        Of the first capture.
+
+    Raises
+    ------
+    ArgumentError
+        Rows or dtypes differ, or the width does not fit int32.
+    """
+
+    def __init__(self, captures: Sequence[Capture]) -> None:
+        first = captures[0]
+        self.rows, self.dtype, self.k, self.path = first.rows, first.dtype, first.k, first.path
+        for other in captures[1:]:
+            if (other.rows, other.dtype) != (self.rows, self.dtype):
+                got = f"{other.path}: {other.rows} rows of {other.dtype}"
+                raise ArgumentError("--next", got, f"captures of {self.rows} rows of {self.dtype}, as {first.path} is")
+        self.width = problem.check_size(sum(capture.width for capture in captures), "width")
+        valid = [np.clip(capture.lengths, 0, capture.width) for capture in captures]
+        self.lengths: NDArray[np.int32] = np.sum(valid, axis=0, dtype=np.int32)
+        self._captures = captures
+
+    def tiles(self, begin: int, end: int, most: int) -> Iterator[tuple[int, Any, NDArray[np.int32]]]:
+        """Tiles of at most `most` columns: first column, scores, and where valid ones end, of rows `begin` to `end`."""
+        before = 0
+        for capture in self._captures:
+            valid = np.clip(capture.lengths[begin:end], 0, capture.width) + np.int32(before)
+            for first in range(0, capture.width, most):
+                last = min(first + most, capture.width)
+                yield before + first, capture.tile(begin, end, first, last), valid
+            before += capture.width
+
+
+def select(
+    source: Any,
+    k: int,
+    sink: Callable[[int, NDArray[np.int32]], None],
+    *,
+    chosen: str,
+    movers: tuple[Callable[[Any], Any], Callable[[Any], NDArray[np.int32]]],
+    block_bytes: int,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Plan, float, float]:
+    """`ksieve.captures.stream.select` of a source with `tiles`; returns a tile's plan and seconds of both kinds."""
+    to_device, to_host = movers
+    most = max(1, min(int(source.width), max(k, block_bytes // (4 * MOST_ROWS))))
+    rows, device = int(source.rows), "cuda" if chosen == "cuda" else "cpu"
+    plan = api.plan(rows=min(rows, MOST_ROWS), width=most, k=k, dtype=source.dtype, device=device)
+    read_seconds = select_seconds = 0.0
+    for begin in range(0, max(rows, 1), MOST_ROWS):
+        end = min(begin + MOST_ROWS, rows)
+        start = time.perf_counter()
+        running = Running(end - begin, k, most, dtype=source.dtype, device=device)
+        if progress is not None and not begin:
+            progress(0)
+        for first, scores, ends in source.tiles(begin, end, most):
+            tile, valid = to_device(scores), to_device(ends)
+            read_seconds += time.perf_counter() - start
+            start = time.perf_counter()
+            running.push(tile, first, valid)
+            select_seconds += time.perf_counter() - start
+            start = time.perf_counter()
+        sink(begin, to_host(running.finish()))
+        select_seconds += time.perf_counter() - start
+        if progress is not None:
+            progress(end)
+    return plan, read_seconds, select_seconds

@@ -1,0 +1,118 @@
+"""Rows that are read by tiles of columns, and rows that lie in several captures."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve import ArgumentError
+from ksieve.captures import stream
+from ksieve.captures.columns import JoinedColumns
+from ksieve.captures.format import open_capture
+from ksieve.captures.writer import CaptureWriter, write_factors
+from ksieve.cli.app import main
+
+WIDTHS, ROWS, K = (300, 7, 1000), 40, 24
+
+
+def matrices(dtype=np.float32):
+    """Scores, all different, and lengths of the parts of 40 rows; the first rows have few valid scores, or none."""
+    rng, made = np.random.default_rng(3), []
+    for width in WIDTHS:
+        lengths = rng.integers(-2, width + 3, ROWS).astype(np.int32)
+        lengths[:3] = 0, 1, 5
+        scores = rng.permutation(ROWS * width).reshape(ROWS, width)
+        made.append(((scores % 2048).astype(dtype), lengths))
+    return made
+
+
+def write(folder, parts):
+    paths = []
+    for number, (scores, lengths) in enumerate(parts):
+        paths.append(folder / f"{number}.safetensors")
+        with CaptureWriter(paths[-1], *scores.shape, str(scores.dtype), k=K) as writer:
+            writer.write(scores, lengths)
+    return paths
+
+
+def whole(parts):
+    """The same rows without the gaps between their valid scores, and where each score comes from."""
+    width = sum(WIDTHS)
+    scores, places = np.full((ROWS, width), np.nan, np.float32), np.full((ROWS, width), -1)
+    lengths, before = np.zeros(ROWS, np.int32), 0
+    for part, valid in parts:
+        for r, count in enumerate(np.clip(valid, 0, part.shape[1])):
+            at = slice(lengths[r], lengths[r] + count)
+            scores[r, at], places[r, at] = part[r, :count], np.arange(before, before + count)
+            lengths[r] += count
+        before += part.shape[1]
+    return scores, lengths, places
+
+
+def check(found, parts):
+    scores, lengths, places = whole(parts)
+    back = np.full_like(found, -1)
+    for r, row in enumerate(found):
+        used = row[row >= 0]
+        back[r, : used.size] = np.searchsorted(places[r, : lengths[r]], used)
+        assert (places[r, back[r, : used.size]] == used).all()
+    ksieve.verify(scores, lengths, back, k=K).raise_if_failed()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_captures_of_the_same_rows(tmp_path, dtype):
+    parts = matrices(dtype)
+    captures = [open_capture(path) for path in write(tmp_path, parts)]
+    source, found, seen = JoinedColumns(captures), np.empty((ROWS, K), np.int32), []
+
+    def sink(begin, indices):
+        found[begin : begin + len(indices)] = indices
+
+    # 80 columns of 32 rows at a time
+    result = stream.select(source, K, sink, block_bytes=4 * 32 * 80, progress=seen.append)
+    assert (seen, result.plan.problem.width, result.stats) == ([0, 32, 40], 80, None)
+    check(found, parts)
+
+
+def test_select_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    parts = matrices()
+    first, *others = write(tmp_path, parts)
+
+    def select(*words):
+        monkeypatch.setattr(sys, "argv", ["ksieve", "select", str(first), *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    further = [word for path in others for word in ("--next", path)]
+    code, out, _ = select(*further, "--out", tmp_path / "found.npy")
+    assert code == 0
+    assert f"selected k={K} of {ROWS} rows x {sum(WIDTHS):,} on cpu" in out
+    check(np.load(tmp_path / "found.npy"), parts)
+    for words in (("--policy", "direct"), ("--stats",)):
+        code, _, err = select(*further, *words)
+        assert (code, "nothing for rows that are read by tiles of columns" in err) == (2, True)
+    few = tmp_path / "few.safetensors"
+    with CaptureWriter(few, 2, 9, k=K) as writer:
+        writer.write(np.zeros((2, 9), np.float32), np.full(2, 9, np.int32))
+    code, _, err = select("--next", few)
+    assert (code, "few.safetensors: 2 rows of float32; takes captures of 40 rows of float32" in err) == (2, True)
+    code, _, err = select("--next", few, "--out", tmp_path / "few.safetensors")
+    assert (code, "another file than --next" in err) == (2, True)
+
+
+def test_a_tile_has_the_bits_of_its_rows(tmp_path):
+    rng = np.random.default_rng(1)
+    q, keys = rng.standard_normal((5, 3, 8)).astype(np.float32), rng.integers(-9, 9, (700, 8)).astype(np.int8)
+    weights, scale = rng.random((5, 3)).astype(np.float32), rng.random(700).astype(np.float32)
+    path = tmp_path / "f.safetensors"
+    write_factors(path, q=q, keys=keys, weights=weights, key_scale=scale, lengths=np.full(5, 700, np.int32))
+    with open_capture(path) as capture, open_capture(write(tmp_path, matrices())[0]) as scores:
+        for source in (capture, scores):
+            assert source.tile(1, 4, 130, 299).tobytes() == source.rows_block(1, 4)[:, 130:299].tobytes()
+        with pytest.raises(ArgumentError, match="first, last: got 3, 701; takes 0 <= first <= last <= 700"):
+            capture.tile(0, 1, 3, 701)
