@@ -13,6 +13,7 @@
 #   scripts/gpu_session.sh operator|decode|short|general|trace|worst|ablation|chain|replay
 #                                      the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
+#   scripts/gpu_session.sh all         compile, every part of the suite and the sanitizers; the longest first
 # Several steps run one after another; a failing one does not stop the next. Uses $PYTHON (python3) as it is.
 # GPUS=4 runs them side by side, each on a GPU of its own, as soon as one is free.
 set -u
@@ -143,10 +144,17 @@ quick_bench() {
   return "${PIPESTATUS[0]}"
 }
 
-[ $# -gt 0 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
   suite-callers suite-serving suite-options suite-pairs suite-contract suite-ranks options compile
   sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general trace worst ablation chain replay"
+everything="suite-serving suite-held-aimed suite-pairs suite-options sanitize-synccheck suite-rankings suite-contract
+  sanitize-racecheck sanitize-memcheck suite-kernels suite-half suite-rows suite-callers suite-held suite-held-others"
+if [ "$*" = all ]; then # suite-ranks takes all GPUs, and the last step reads what the others wrote
+  rc=0
+  for some in compile "$everything" "suite-ranks sanitize-record"; do bash "scripts/$(basename "$0")" $some || rc=1; done
+  exit $rc
+fi
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done
