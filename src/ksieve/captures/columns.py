@@ -82,10 +82,10 @@ def select(
     read_seconds = select_seconds = 0.0
     for begin in range(0, max(rows, 1), MOST_ROWS):
         end = min(begin + MOST_ROWS, rows)
-        start = time.perf_counter()
         running = Running(end - begin, k, most, dtype=source.dtype, device=device)
         if progress is not None and not begin:
             progress(0)
+        start = time.perf_counter()
         for first, scores, ends in source.tiles(begin, end, most):
             tile, valid = to_device(scores), to_device(ends)
             read_seconds += time.perf_counter() - start
