@@ -1,0 +1,148 @@
+"""The best scores of rows so far, with their positions: two lists in turn, and the selection among one of them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ksieve import api
+from ksieve.core import problem
+from ksieve.core.arrays import Device, inspect, is_array
+from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.keys import widen
+from ksieve.core.options import Nan, TieBreak, dtype_text
+
+OUTPUTS = (
+    "out", "values_out", "raw_out", "counts_out", "return_values", "return_raw", "sorted", "index_dtype", "page_table",
+    "page_size", "row_to_request", "offsets", "num_rows",
+)  # fmt: skip
+"""Keyword arguments of `ksieve.topk` that say what is written for a selected entry."""
+
+
+class Best:
+    """The k best scores of each row so far.
+
+    Parameters
+    ----------
+    rows : int
+    k, max_k
+        As of `ksieve.tiles.Running`.
+    dtype, device, largest, nan, tie_break, deterministic
+        As of `ksieve.tiles.Running`.
+
+    Attributes
+    ----------
+    cutoff : array of float32, shape (rows,)
+        As of `ksieve.tiles.Running`.
+    xp : module
+        NumPy or PyTorch, whichever the arrays are of.
+    place : dict
+        Keyword arguments of `xp` that make an array on the device.
+    device : Device
+    nothing, everything : float
+        Cutoffs that no score but infinities reaches, and that all reach.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        k: Any,
+        max_k: Any,
+        dtype: Any,
+        device: Any,
+        *,
+        largest: bool,
+        nan: Nan,
+        tie_break: TieBreak | None,
+        deterministic: bool,
+    ) -> None:
+        self.rows = problem.check_size(rows, "rows")
+        self.per_row = is_array(k)
+        if not self.per_row and max_k is not None:
+            raise ArgumentError("max_k", shown(max_k), "nothing where k is an int")
+        self.k = problem.check_k(max_k, "max_k") if self.per_row else problem.check_k(k)
+        self.own_k = k
+        name = dtype_text(dtype)
+        name = "bfloat16" if name == "uint16" else name
+        if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
+            raise ArgumentError("dtype", shown(dtype), f"one of {list(problem.SCORE_DTYPES)}")
+        self.dtype: str = name
+        self.ranking: dict[str, Any] = {"largest": largest, "nan": nan}
+        if tie_break is not None or deterministic:
+            self.ranking["tie_break"] = "low" if tie_break is None else tie_break
+        self._deterministic = deterministic
+        self.xp: ModuleType = np
+        self.place: dict[str, Any] = {}
+        if type(dtype).__module__ == "torch" or str(device) != "cpu":
+            import torch
+
+            self.xp, self.place = torch, {"device": str(device)}
+        self._values = [self.empty((self.rows, 2 * self.k), self.dtype) for _ in range(2)]
+        self._places = [self.empty((self.rows, 2 * self.k), "int32") for _ in range(2)]
+        self.cutoff = self.empty((self.rows,), "float32")
+        self.device: Device = inspect(self.cutoff, "device").device
+        self.nothing, self.everything = (np.inf, -np.inf) if largest else (-np.inf, np.inf)
+        self.reset()
+        self.merge(0)  # refuses what topk refuses, and loads its kernels
+
+    @property
+    def library(self) -> str:
+        """Name of the library of the arrays."""
+        return "numpy" if self.xp is np else "torch"
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Make an array on the device; bfloat16 is uint16 bits in NumPy."""
+        if self.xp is np and dtype == "bfloat16":
+            dtype = "uint16"
+        return self.xp.empty(shape, dtype=getattr(self.xp, dtype), **self.place)
+
+    def reset(self) -> None:
+        """Forget all scores."""
+        self._places[0][:, : self.k] = -1
+        self._values[0][:, : self.k] = 0
+        self.cutoff[:] = self.everything
+
+    def room(self, count: int) -> tuple[Any, Any]:
+        """Arrays for up to k scores and positions of each row, which `merge` takes; -1 where there is none."""
+        slots = slice(self.k, self.k + count)
+        return self._values[0][:, slots], self._places[0][:, slots]
+
+    def merge(self, count: int, num_rows: Any = None) -> None:
+        """Select among the best so far and those in `room`."""
+        taken = slice(0, self.k + count)
+        select: Any = api.topk
+        select(
+            self._values[0][:, taken], positions=self._places[0][:, taken], out=self._places[1][:, : self.k],
+            values_out=self._values[1][:, : self.k], num_rows=num_rows, **self.slots(self.k), **self.ranking,
+        )  # fmt: skip
+        self._values.reverse()
+        self._places.reverse()
+        self.cutoff[:] = self.worst(self._values[0][:, : self.k])
+
+    def worst(self, values: Any) -> Any:
+        """Worst score of each row of k slots, as float32; `everything` where one is unused or NaN."""
+        found = self.widened(values)
+        if self.per_row:  # slots that the row has not
+            slot = self.xp.arange(self.k, **self.place)
+            found = self.xp.where(slot[None] >= self.own_k[:, None], self.xp.full_like(found, self.nothing), found)
+        worst = (self.xp.amin if self.everything < 0 else self.xp.amax)(found, 1)
+        return self.xp.nan_to_num(worst, nan=self.everything, posinf=np.inf, neginf=-np.inf)
+
+    def widened(self, scores: Any) -> Any:
+        """Scores as float32."""
+        return widen(scores) if self.xp is np else scores.float()
+
+    def slots(self, most: int) -> dict[str, Any]:
+        """Arguments k and max_k of a call with `most` slots."""
+        return {"k": self.own_k, "max_k": most} if self.per_row else {"k": most}
+
+    def finish(self, **outputs: Any) -> Any:
+        """Return the best so far as `ksieve.topk` returns them."""
+        for name in outputs:
+            if name not in OUTPUTS:
+                raise ArgumentError(name, shown(outputs[name]), f"only {', '.join(OUTPUTS)} in finish")
+        how, select = self.ranking | {"deterministic": self._deterministic}, api.topk
+        values, places = self._values[0][:, : self.k], self._places[0][:, : self.k]
+        return select(values, positions=places, **self.slots(self.k), **how, **outputs)

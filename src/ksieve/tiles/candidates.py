@@ -1,0 +1,214 @@
+"""`Candidates`: exact selection from lists of scores that a producer kept, because they reach a proposed cutoff.
+
+All scores of a row that are not worse than a cutoff, and k of them at least, contain the answer. The cutoff is proposed
+from a sample of the columns, produced first. Counts prove for each row whether it held; a row for which it did not gets
+another cutoff, or comes by tiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ksieve import api
+from ksieve.core import problem
+from ksieve.core.arrays import inspect
+from ksieve.core.errors import ArgumentError, VerificationError
+from ksieve.core.options import INTEGERS
+from ksieve.tiles.running import Running
+
+SHARE = 64
+"""Default distance of sampled columns."""
+
+LEAST_CAPACITY = 4096
+"""Default slots of a list, where 2 k are fewer: the number of scores above a sample spreads by that of its rank, which
+a small k makes small."""
+
+
+class Candidates:
+    """Take lists of candidates of a producer into account in place of tiles.
+
+    Parameters
+    ----------
+    running : Running
+        Made for the same rows; it says what is selected, and takes the tiles of rows that stay unresolved.
+    width : int
+        Columns of the whole rows.
+    capacity : int, optional
+        Slots of a row's list, more than k. Default: 2 k, and at least 4,096.
+    share : int
+        One column of so many is sampled.
+    seed : int
+        Of the choice of columns: one of each `share`, at random.
+
+    Attributes
+    ----------
+    columns : array of int32, shape (n,)
+        Ascending columns of the sample; with blocks, their numbers. All arrays are those of the library and device of
+        `running`.
+    cutoff : array of float32, shape (rows,)
+        From `propose` on: a producer keeps every score of a row that is not worse, in the sense of ``not score <
+        cutoff`` (``not score > cutoff`` with ``largest=False``), so that NaN is always kept.
+    counts : array of int32, shape (rows,)
+        The producer adds the number of scores that it keeps, also of those for which there is no slot.
+    scores, positions : array of the scores' dtype and of int32, shape (rows, capacity)
+        Slots of the first ``min(counts[r], capacity)`` kept scores of a row, in any order, and their positions.
+    left : array of int32, shape (rows,)
+        Lengths of the rows that are not resolved yet, and 0 for others: those of the tiles that finish them.
+
+    Notes
+    -----
+    Calls in order: `propose`; the producer; `certify`; if wanted, the producer and `certify` again, with the new
+    cutoffs; ``running.push`` of tiles with ``lengths=left``, unless all of `left` is 0; ``running.finish``. Every call
+    has fixed shapes and reads nothing back, so that all of it can be captured in one CUDA graph. The guarantee
+    rests on the producer: each valid score that is not worse than the cutoff is counted, and listed once with its
+    position. ``certify(check=True)`` finds lists that cannot be right.
+
+    Examples
+    --------
+    >>> import numpy as np, ksieve
+    >>> from ksieve.tiles import Candidates
+    >>> scores = np.random.default_rng(0).standard_normal((1, 100_000), dtype=np.float32)
+    >>> running = ksieve.Running(rows=1, k=2048, max_tile=4096, deterministic=True)
+    >>> candidates = Candidates(running, width=100_000)
+    >>> candidates.propose(scores.take(candidates.columns, axis=1))
+    >>> (kept,) = np.nonzero(~(scores[0] < candidates.cutoff[0]))
+    >>> candidates.counts[0] = kept.size
+    >>> candidates.scores[0, : kept.size] = scores[0, kept]
+    >>> candidates.positions[0, : kept.size] = kept
+    >>> candidates.certify()
+    >>> candidates.left.tolist()
+    [0]
+    >>> bool((running.finish() == ksieve.topk(scores, k=2048, deterministic=True)).all())
+    True
+    """
+
+    def __init__(
+        self, running: Running, width: int, *, capacity: int | None = None, share: int = SHARE, seed: int = 0
+    ) -> None:
+        if not isinstance(running, Running):
+            raise ArgumentError("running", type(running).__name__, "a ksieve.Running")
+        self._running, self._best = running, running._best
+        best = self._best
+        self.width = problem.check_size(width, "width", 1)
+        self.share = problem.check_size(share, "share", 1)
+        room = max(2 * best.k, LEAST_CAPACITY) if capacity is None else capacity
+        self.capacity = problem.check_size(room, "capacity", best.k + 1)
+        entries = -(-self.width // running.block_size)
+        begins = np.arange(0, entries, self.share)
+        drawn = np.random.default_rng(seed).integers(0, np.minimum(self.share, entries - begins))
+        self.columns = best.xp.asarray((begins + drawn).astype(np.int32), **best.place)
+        self.scores = best.empty((best.rows, self.capacity), best.dtype)
+        self.positions = best.empty((best.rows, self.capacity), "int32")
+        self.counts = best.empty((best.rows,), "int32")
+        self.cutoff = best.empty((best.rows,), "float32")
+        self.left = best.empty((best.rows,), "int32")
+        self._target = (best.k + self.capacity) // 2  # half way between too few candidates and too many
+        self._ranks = min(len(begins), 2 * (self._target // self.share + 2))
+
+    def propose(self, samples: Any, lengths: Any = None) -> None:
+        """Rewrite `cutoff` and `left`, set `counts` to 0, and let `running` forget everything.
+
+        Parameters
+        ----------
+        samples : array, shape (rows, len(columns))
+            Scores of `columns`; those past a row's length are not read.
+        lengths : array of int32 or int64, shape (rows,), optional
+            Valid scores at the start of each row. Default: all.
+        """
+        best, xp = self._best, self._best.xp
+        self._running.check_tile(samples, "samples", len(self.columns))
+        if lengths is None:
+            self.left[:] = self.width
+        else:
+            problem.check_vector(inspect(lengths, "lengths"), "lengths", ((best.rows,),), best.device, INTEGERS)
+            self.left[:] = xp.clip(lengths, 0, self.width)
+        self._length = self._in_entries(self.left)
+        self._running.reset()
+        self.counts[:] = 0
+        self._valid = xp.searchsorted(self.columns, self._length)
+        select: Any = api.topk
+        _, self._ordered = select(
+            samples, xp.asarray(self._valid, dtype=xp.int32), k=self._ranks, sorted="value", return_values=True,
+            **best.ranking,
+        )  # fmt: skip
+        self._rank = self._ranks_of(self._target)
+        everything = xp.full_like(self.cutoff, best.everything)
+        self.cutoff[:] = xp.where(self._length <= self.capacity, everything, self._sample())
+
+    def certify(self, *, check: bool = False) -> None:
+        """Take over the answers of rows whose lists prove them; the others get a new cutoff.
+
+        `left` and `counts` of rows that are resolved become 0, and their cutoff one that no number reaches, so that a
+        second pass of the producer keeps nothing of them.
+
+        Parameters
+        ----------
+        check : bool
+            Also verify on the host that listed positions are valid and distinct, and scores not worse than the cutoff.
+
+        Raises
+        ------
+        VerificationError
+            With `check`: the lists cannot be right. Nothing has been taken over.
+        """
+        best, xp = self._best, self._best.xp
+        if check:
+            self._check()
+        listed = xp.asarray(xp.clip(self.counts, 0, self.capacity), dtype=xp.int32)
+        values, places = best.room(best.k)
+        select: Any = api.topk
+        select(
+            self.scores, listed, positions=self.positions, out=places, values_out=values, **best.slots(best.k),
+            **best.ranking,
+        )  # fmt: skip
+        slots = xp.clip(best.own_k, 0, best.k) if best.per_row else best.k
+        open_ = self.left > 0
+        held = open_ & (self.counts <= self.capacity) & (self.counts >= xp.clip(self._length, None, slots))
+        # The listed scores leave out none that is better than their k-th, also where there were too many for the list.
+        # Behind too few, each further sample stands for as many scores as the first ones did.
+        self._rank = self._rank + self._ranks_of(xp.clip(self._target - self.counts, 0, None))
+        cutoff = xp.where(self.counts > self.capacity, best.worst(values), self._sample())
+        self.cutoff[:] = xp.where(open_ & ~held, cutoff, xp.full_like(cutoff, best.nothing))
+        places[~held] = -1
+        self.left[held] = 0
+        self.counts[:] = 0
+        best.merge(best.k)
+
+    def _in_entries(self, lengths: Any) -> Any:
+        return -(-lengths // self._running.block_size)
+
+    def _ranks_of(self, count: Any) -> Any:
+        """Rank among a row's samples that `count` of all its entries have; at least 1."""
+        xp = self._best.xp
+        return xp.clip(-(-count * self._valid // xp.clip(self._length, 1, None)), 1, None)
+
+    def _sample(self) -> Any:
+        """Sample of rank `_rank` of each row; `everything` where there is none, or NaN."""
+        best, xp = self._best, self._best.xp
+        take = np.take_along_axis if xp is np else xp.take_along_dim
+        at = xp.asarray(xp.clip(self._rank, 1, self._ranks), dtype=xp.int64)[:, None] - 1
+        found = best.widened(take(self._ordered, at, 1))[:, 0]
+        there = (self._rank <= self._valid) & (self._rank <= self._ranks)
+        found = xp.where(there, found, xp.full_like(found, best.everything))
+        return xp.nan_to_num(found, nan=best.everything, posinf=np.inf, neginf=-np.inf)
+
+    def _check(self) -> None:
+        best = self._best
+        arrays = (best.widened(self.scores), self.positions, self.counts, self.cutoff, self._length, self.left)
+        scores, positions, counts, cutoff, length, left = (
+            np.asarray(a.cpu() if best.xp is not np else a) for a in arrays
+        )
+        for r in np.flatnonzero(left):
+            n = min(max(int(counts[r]), 0), self.capacity)
+            listed, places = scores[r, :n], positions[r, :n]
+            worse = listed < cutoff[r] if best.everything < 0 else listed > cutoff[r]
+            wrong = {
+                f"counts {counts[r]}": not 0 <= counts[r] <= length[r],
+                f"has positions outside [0, {length[r]})": bool(((places < 0) | (places >= length[r])).any()),
+                "has a position twice": np.unique(places).size < n,
+                f"has scores worse than the cutoff, {cutoff[r]}": bool(worse.any()),
+            }
+            if found := [text for text, is_so in wrong.items() if is_so]:
+                raise VerificationError(f"the producer's list of row {r} {' and '.join(found)}")

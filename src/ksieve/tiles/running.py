@@ -1,0 +1,216 @@
+"""`Running`: exact selection from rows whose columns arrive in tiles, without the matrix.
+
+Between two pushes each row holds its k best scores so far, with their positions. A push selects from the tile alone and
+then among these and the best of the tile, by position: two calls of `ksieve.topk`, so that everything about exactness,
+ties and NaN is what it is there. The best of parts are the best of the whole for any partition of a row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from ksieve import api
+from ksieve.core import problem
+from ksieve.core.arrays import ArrayInfo, inspect
+from ksieve.core.errors import ArgumentError
+from ksieve.core.options import INTEGERS, MAX_BLOCK, Nan, TieBreak
+from ksieve.tiles.best import Best
+
+
+class Running:
+    """Select the k best scores of rows that are produced tile by tile, exactly.
+
+    Memory is that of two lists of 2 k scores and positions for each row, for rows of any width. On CUDA the lists are
+    device memory, every call enqueues on the current stream and returns, and nothing is copied to the host; the kernels
+    must be able to take `positions`.
+
+    Parameters
+    ----------
+    rows : int
+    k : int, or array of int32, shape (rows,)
+        Slots per row, as in `ksieve.topk`; an array gives every row its own, clamped to [0, max_k] in each push.
+    max_tile : int
+        Most columns of a tile.
+    max_k : int
+        Slots per row where k is an array.
+    dtype : str or dtype
+        Of the scores: "float32", "float16" or "bfloat16", or such a dtype of NumPy or PyTorch. With a dtype of PyTorch,
+        or on CUDA, arrays are tensors, otherwise those of NumPy, where bfloat16 is uint16 bits.
+    device : str or torch.device
+        "cpu", or a CUDA device.
+    largest, nan, tie_break, deterministic
+        As in `ksieve.topk`. Ties go by position, for tiles in any order.
+    block_size : int
+        Select among blocks of adjacent scores, as in `ksieve.topk`. Tiles then begin at whole blocks, and one that does
+        not end at a whole block ends its rows.
+
+    Attributes
+    ----------
+    cutoff : array of float32, shape (rows,)
+        On the scores' device, rewritten by each push: a score that is worse cannot be selected any more, so that a
+        producer need not store it. One that is equal can, by its position. -inf (inf with ``largest=False``) while a
+        row has fewer than k scores, or NaN among its best.
+
+    Raises
+    ------
+    ArgumentError, BackendError
+        As `ksieve.topk`, when the object is made.
+
+    Notes
+    -----
+    One object serves one stream. `reset`, pushes and `finish` can be captured in one CUDA graph after the same calls
+    have run outside of it.
+
+    Examples
+    --------
+    >>> import numpy as np, ksieve
+    >>> scores = np.array([[5, 1, 7, 2, 9, 3]], dtype=np.float32)
+    >>> running = ksieve.Running(rows=1, k=2, max_tile=4)
+    >>> running.push(scores[:, :4], 0)
+    >>> running.cutoff.tolist()
+    [5.0]
+    >>> running.push(scores[:, 4:], 4)
+    >>> running.finish(sorted=True).tolist()
+    [[4, 2]]
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        k: Any,
+        max_tile: int,
+        *,
+        max_k: int | None = None,
+        dtype: Any = "float32",
+        device: Any = "cpu",
+        largest: bool = True,
+        nan: Nan = "last",
+        tie_break: TieBreak | None = None,
+        deterministic: bool = False,
+        block_size: int = 1,
+    ) -> None:
+        self.max_tile = problem.check_size(max_tile, "max_tile", 1)
+        self.block_size = problem.check_size(block_size, "block_size", 1, MAX_BLOCK, "the largest block")
+        self._best = Best(
+            rows, k, max_k, dtype, device, largest=largest, nan=nan, tie_break=tie_break, deterministic=deterministic
+        )
+        self.cutoff = self._best.cutoff
+        self._first = self._best.empty((self._best.rows,), "int32")
+        self._forget()
+
+    def reset(self) -> None:
+        """Forget all tiles."""
+        self._best.reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pushed: list[tuple[int, int]] = []
+        self._end: int | None = None
+
+    def push(
+        self,
+        tile: Any,
+        first_column: int,
+        lengths: Any = None,
+        *,
+        starts: Any = None,
+        ends: Any = None,
+        num_rows: Any = None,
+    ) -> None:
+        """Take a tile of columns into account; tiles may come in any order.
+
+        Parameters
+        ----------
+        tile : array, shape (rows, columns)
+            Scores of 1 to `max_tile` columns, laid out as those of `ksieve.topk`; read once, and not kept.
+        first_column : int
+            Position of the tile's first column. No column is pushed twice, and with `block_size` it is a multiple of
+            that.
+        lengths : array of int32 or int64, shape (rows,), optional
+            Valid scores at the start of each whole row. Default: all of the tile.
+        starts, ends : array of int32 or int64, shape (rows,), optional
+            In place of `lengths`: windows ``[start, end)`` of the whole rows.
+        num_rows : int, or array of int32 of shape (1,), optional
+            Number of live rows; the same in every push and in `finish`.
+
+        Raises
+        ------
+        ArgumentError
+            Before anything is enqueued or written.
+        """
+        best, info = self._best, self.check_tile(tile, "tile", 1, self.max_tile)
+        first, width = self._check_columns(first_column, info.shape[1])
+        if lengths is not None and (starts is not None or ends is not None):
+            raise ArgumentError("lengths", "an array with starts or ends", "either lengths, or starts and ends")
+        if starts is not None and ends is None:
+            raise ArgumentError("ends", "nothing with starts", "the end of each window: starts + lengths")
+        given = {"lengths": lengths, "starts": starts, "ends": ends}
+        windows = {name: array for name, array in given.items() if array is not None}
+        for name, array in windows.items():
+            problem.check_vector(inspect(array, name), name, ((best.rows,),), best.device, INTEGERS)
+        for name, array in windows.items():
+            within = best.xp.clip(array, first, first + width) - first
+            windows[name] = best.xp.asarray(within, dtype=best.xp.int32)
+        self._first[:] = first // self.block_size
+        count = min(best.k, -(-width // self.block_size))
+        blocks = {"block_size": self.block_size} if self.block_size > 1 else {}
+        values, places = best.room(count)
+        select: Any = api.topk
+        select(
+            tile, windows.pop("lengths", None), offsets=self._first, out=places, values_out=values, num_rows=num_rows,
+            **best.slots(count), **windows, **best.ranking, **blocks,
+        )  # fmt: skip
+        self._pushed.insert(bisect_left(self._pushed, (first, first)), (first, first + width))
+        if width % self.block_size:
+            self._end = first + width
+        best.merge(count, num_rows)
+
+    def finish(self, **outputs: Any) -> Any:
+        """Return the answer for all tiles pushed since `reset`; more may follow, and `finish` again.
+
+        Parameters
+        ----------
+        **outputs
+            Keyword arguments of `ksieve.topk` about what is written: `out`, `values_out`, `raw_out`, `counts_out`,
+            `return_values`, `return_raw`, `sorted`, `index_dtype`, `page_table`, `page_size`, `row_to_request`,
+            `offsets` and `num_rows`.
+
+        Returns
+        -------
+        indices, or tuple
+            As `ksieve.topk` returns them for the whole rows. Values of blocks are their best scores.
+        """
+        return self._best.finish(**outputs)
+
+    def check_tile(self, tile: Any, name: str, least: int, most: int | None = None) -> ArrayInfo:
+        """Check scores of `least` to `most` columns (default: just so many) of these rows; no public API."""
+        best, info = self._best, inspect(tile, name)
+        dtype = problem.check_scores(info, name)
+        if info.shape[0] != best.rows or not least <= info.shape[1] <= (least if most is None else most):
+            n = str(least) if most is None else f"n) with n from {least} to max_tile, {most}"
+            raise ArgumentError(name, f"shape {info.shape}", f"shape ({best.rows}, {n}{')' if most is None else ''}")
+        if dtype != best.dtype:
+            raise ArgumentError(name, f"dtype {dtype}", f"dtype {best.dtype}, as this object was made for")
+        if info.device != best.device or info.library != best.library:
+            takes = f"an array of {best.library} on {best.device}, as this object was made for"
+            raise ArgumentError(name, f"an array of {info.library} on {info.device}", takes)
+        return info
+
+    def _check_columns(self, first_column: Any, width: int) -> tuple[int, int]:
+        first = problem.check_size(first_column, "first_column", 0, problem.MAX_SIZE - width, "positions fit int32")
+        if first % self.block_size:
+            takes = f"a multiple of block_size, {self.block_size}: tiles begin at whole blocks"
+            raise ArgumentError("first_column", first, takes)
+        if self._end is not None and first + width > self._end:
+            takes = f"tiles up to column {self._end}, where a tile ended inside a block"
+            raise ArgumentError("first_column", f"{first} with {width} columns", takes)
+        at = bisect_left(self._pushed, (first + width, 0)) - 1
+        if at >= 0 and self._pushed[at][1] > first:
+            begin, end = self._pushed[at]
+            takes = f"columns that no tile had since reset, and not those of [{begin}, {end})"
+            raise ArgumentError("first_column", f"{first} with {width} columns", takes)
+        if width % self.block_size and self._pushed and self._pushed[-1][1] > first + width:
+            takes = f"a multiple of block_size, {self.block_size}, in tiles that are not the last of the row"
+            raise ArgumentError("tile", f"{width} columns", takes)
+        return first, width
