@@ -11,7 +11,7 @@ INT32 = np.iinfo(np.int32)
 
 
 def test_the_table():
-    assert list(LENGTHS) == ["full", "causal", "ragged", "uniform", "adversarial"]
+    assert list(LENGTHS) == ["full", "causal", "ragged", "uniform", "adversarial", "blocks"]
     assert all(maker.name == name and maker.description for name, maker in LENGTHS.items())
 
 

@@ -36,11 +36,14 @@ def kth(scores, k=K):
 
 def test_the_table_has_the_announced_families_and_a_line_on_each():
     natural = {n for n, p in PRODUCERS.items() if not p.adversarial}
-    assert natural == {"random_normal", "endpoint_structured", "smooth_structured", "relu_plateau", "heavy_tailed"}
+    assert natural == {
+        "random_normal", "endpoint_structured", "smooth_structured", "relu_plateau", "heavy_tailed", "v41_blocks",
+        "glm_pools", "msa_blocks",
+    }  # fmt: skip
     assert {
         "all_equal", "two_values", "one_coarse_bin", "ascending", "descending", "stride_peak", "stride_hole",
         "view_peak", "view_hole", "descending_subnormals", "infinities", "nan_sprinkled", "signed_zeros", "huge_ties",
-        "fp16_midpoints",
+        "fp16_midpoints", "equal_blocks", "one_block", "forced_best", "forced_worst",
     } <= PRODUCERS.keys()  # fmt: skip
     for name, producer in PRODUCERS.items():
         assert producer.name == name and 10 < len(producer.description) < 70
@@ -148,6 +151,20 @@ def test_heavy_tails_leave_the_range_of_float16():
     assert (np.median(np.abs(scores), axis=1) < 2).all()
 
 
+def test_rows_of_blocks_and_pools_are_alike_within_them():
+    scores = rows_of("v41_blocks").reshape(4, -1, 8)[:, 4096:-4096]
+    assert np.corrcoef(scores[..., 0].ravel(), scores[..., 7].ravel())[0, 1] == pytest.approx(0.5, abs=0.02)
+    apart = np.corrcoef(scores[:, 1:, 0].ravel(), scores[:, :-1, 7].ravel())[0, 1]
+    assert abs(apart) < 0.02, "neighbours of two blocks are not alike"
+    pools = rows_of("glm_pools")
+    assert (pools >= 0).all() and 0.3 < (pools == 0).mean() < 0.6
+    best = rows_of("msa_blocks").reshape(4, -1, 128).max(2)
+    assert (best[:, [0, -1]] > np.quantile(best, 0.8, axis=1)[:, None]).all(), "sink and own block"
+    assert (best[:, 1:-1].std(1) > 0.8).all(), "blocks differ by their heights"
+    with pytest.raises(ArgumentError, match="block: got 0; takes an int of at least 1"):
+        rows_of("v41_blocks", 1, block=0)
+
+
 # ---- adversarial families ---------------------------------------------------------------------------------
 
 
@@ -238,6 +255,21 @@ def test_periodic_families_follow_a_policy_by_name_and_by_row():
         PRODUCERS["stride_peak"](1, 64, policy="none such")
 
 
+def test_hostile_blocks_are_what_they_are_named_for():
+    equal = rows_of("equal_blocks", width=1003)
+    assert (np.pad(equal, ((0, 0), (0, 5)), constant_values=-9).reshape(4, -1, 8).max(2) == 1).all()
+    assert ((equal == 1).sum(1) == 126).all()
+    one = np.isfinite(rows_of("one_block", width=1003))
+    assert (one.sum(1) == 128).all() and (one.argmax(1) == np.arange(4) * 128).all()
+    best, worst = rows_of("forced_best", width=1003), rows_of("forced_worst", width=1003)
+    ends = (np.arange(1003) < 128) | (np.arange(1003) >= 896)
+    assert (best[:, ends].min(1) > best[:, ~ends].max(1)).all()
+    assert np.isneginf(worst[::2, ends]).all() and np.isnan(worst[1::2, ends]).all()
+    assert np.isfinite(worst[:, ~ends]).all()
+    lengths = LENGTHS["blocks"](19, 1003).tolist()
+    assert {0, 1, 3, 4, 5, 7, 8, 9, 127, 128, 129, 255, 256, 257, 1002, 1003} <= set(lengths)
+
+
 def test_infinities_put_rank_k_in_three_places():
     scores = rows_of("infinities", 6)
     assert not np.isnan(scores).any()
@@ -301,7 +333,7 @@ def test_options_reach_the_producer_and_are_recorded(tmp_path):
     ("options", "message"),
     [
         ({"producer": "no"}, "producer: got 'no'; takes one of"),
-        ({"lengths": "no"}, "lengths: got 'no'; takes one of full, causal, ragged, uniform, adversarial"),
+        ({"lengths": "no"}, "lengths: got 'no'; takes one of full, causal, ragged, uniform, adversarial, blocks"),
         ({"dtype": "no"}, "dtype: got 'no'; takes one of"),
         ({"seed": -1}, "seed: got -1; takes an int from 0"),
         ({"rows": -1}, "rows: got -1; takes an int of at least 0"),

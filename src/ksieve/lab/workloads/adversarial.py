@@ -158,6 +158,40 @@ _view_hole = _locked(
 )  # fmt: skip
 
 
+# ---- blocks and forced entries ----------------------------------------------------------------------------
+
+
+def _equal_blocks(rng: RNG, width: int, row: int, k: int, *, block: int = 8) -> F32:
+    """All blocks are equal: the best score of each is 1, somewhere in it, and the others are below."""
+    out = -np.abs(_normal(rng, width))
+    begin = np.arange(0, width, block)
+    out[begin + (rng.random(begin.size) * np.minimum(block, width - begin)).astype(np.int64)] = 1
+    return out
+
+
+def _one_block(rng: RNG, width: int, row: int, k: int, *, block: int = 128) -> F32:
+    """One block holds all scores, the others hold -inf; which one it is goes by the row."""
+    out = np.full(width, -np.inf, np.float32)
+    begin = row % max(-(-width // block), 1) * block
+    out[begin : begin + block] = _normal(rng, width)[begin : begin + block]
+    return out
+
+
+def _forced_best(rng: RNG, width: int, row: int, k: int, *, block: int = 128) -> F32:
+    """The first and the last block are the best: what is forced would be selected anyway."""
+    out = _normal(rng, width)
+    for end in (slice(block), slice((width - 1) // block * block, None)):
+        out[end] = np.float32(16) + np.abs(out[end])
+    return out
+
+
+def _forced_worst(rng: RNG, width: int, row: int, k: int, *, block: int = 128) -> F32:
+    """The first and the last block are the worst: -inf in even rows, NaN in odd ones."""
+    out = _normal(rng, width)
+    out[:block] = out[(width - 1) // block * block :] = np.nan if row % 2 else -np.inf
+    return out
+
+
 # ---- corners of float32 -----------------------------------------------------------------------------------
 
 
@@ -210,6 +244,10 @@ _FAMILIES = (
     (_stride_hole, "small scores in one class, with the period of the policy's view"),
     (_view_peak, "top scores only where the sampling policy looks"),
     (_view_hole, "small scores only where the sampling policy looks"),
+    (_equal_blocks, "the best score of every block of 8 the same"),
+    (_one_block, "one block of 128 holds all scores, the others -inf"),
+    (_forced_best, "the first and the last block of 128 are the best"),
+    (_forced_worst, "the first and the last block of 128 are -inf, or NaN"),
     (_descending_subnormals, "consecutive float32 subnormals, descending through zero"),
     (_infinities, "+inf and -inf mixtures; rank k finite, +inf or -inf"),
     (_nan_sprinkled, "NaN of any sign and payload; few, or all but k/2 scores"),

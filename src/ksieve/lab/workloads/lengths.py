@@ -48,6 +48,12 @@ def adversarial(rows: int, width: int, *, seed: int = 0, k: int = 2048) -> Lengt
     return np.resize(np.clip(cases, limits.min, limits.max).astype(np.int32), rows)
 
 
+def blocks(rows: int, width: int, *, seed: int = 0, k: int = 2048) -> Lengths:
+    """Lengths below, at and just above a block of 4, 8, 128 and 256 scores, and the width, in turn."""
+    cases = [n + d for n in (4, 8, 128, 256) for d in (-3, -1, 0, 1)]
+    return np.resize(np.clip([0, width, *cases, width - 1], 0, width).astype(np.int32), rows)
+
+
 def _rng(seed: int) -> np.random.Generator:
     # The last of the row streams: no row number reaches it.
     return row_generator(seed, (1 << 64) - 1)
@@ -76,6 +82,7 @@ LENGTHS: dict[str, LengthMaker] = {
         LengthMaker(
             "adversarial", "0, negative, beyond the width, k - 1, k, k + 1 and both int32 extremes", adversarial
         ),
+        LengthMaker("blocks", "rows shorter than a block of 4, 8, 128 or 256, as long, and longer by one", blocks),
     )
 }
 """Length makers by name."""

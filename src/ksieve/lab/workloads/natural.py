@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,7 +42,7 @@ def _endpoint_structured(
         return rng.standard_exponential(width)
     target = rng.uniform(*share)
     x = (np.arange(width) + 0.5) / width
-    bump = np.exp(-x / reach) + np.exp((x - 1) / reach)
+    bump = _ends(width, reach)
     ends = float(bump[(x < 0.1) | (x >= 0.9)].sum()) / width
     if not 0.2 <= target < ends / bump.mean():
         takes = f"a range from 0.2 to {ends / bump.mean():.3f}, which a reach of {reach} allows"
@@ -80,9 +82,8 @@ def _smooth_structured(
     angle = 2 * np.pi * np.arange(width // 2 + 1) / width
     gain = np.sqrt((1 - decay**2) / (1 + decay**2 - 2 * decay * np.cos(angle)))
     shared = np.fft.irfft(np.fft.rfft(noise[0]) * gain, width)
-    x = (np.arange(width) + 0.5) / width
-    bump = np.exp(-x / 0.04) + np.exp((x - 1) / 0.04)
-    scores: NDArray[np.float64] = np.sqrt(alike) * shared + np.sqrt(1 - alike) * noise[1] + lift * np.log1p(10 * bump)
+    raised = lift * np.log1p(10 * _ends(width))
+    scores: NDArray[np.float64] = np.sqrt(alike) * shared + np.sqrt(1 - alike) * noise[1] + raised
     return scores
 
 
@@ -108,6 +109,75 @@ def _heavy_tailed(rng: np.random.Generator, width: int, row: int, k: int) -> NDA
     return np.clip(rng.standard_cauchy(width), -1e38, 1e38)
 
 
+def _v41_blocks(
+    rng: np.random.Generator, width: int, row: int, k: int, *, block: int = 8, alike: float = 0.5
+) -> NDArray[np.float64]:
+    """Rows as DeepSeek-V4.1 takes blocks of: sink and recency, and scores of a block of 8 alike.
+
+    Normal scores, of whose variance `alike` is that of their block, raised at both ends as in `smooth_structured`.
+
+    Parameters
+    ----------
+    block : int
+        Adjacent scores that are alike.
+    alike : float
+        Share of the variance that they have in common, 0 to 1.
+    """
+    return np.sqrt(alike) * _of_blocks(rng.standard_normal, width, block) + (
+        np.sqrt(1 - alike) * rng.standard_normal(width) + 0.55 * np.log1p(10 * _ends(width))
+    )
+
+
+def _glm_pools(rng: np.random.Generator, width: int, row: int, k: int, *, pool: int = 4) -> NDArray[np.float64]:
+    """Rows as GLM-5.3 and Qwen3.8 score them: one score for each pool of 4 positions, the positive part of a mean.
+
+    The mean is that of `pool` scores of `smooth_structured`, and a sum of ReLUs is never negative: many are zero.
+
+    Parameters
+    ----------
+    pool : int
+        Positions that a score stands for.
+    """
+    scores = _smooth_structured(rng, pool * width, row, k)
+    return np.maximum(scores.reshape(width, pool).mean(1), 0)
+
+
+def _msa_blocks(
+    rng: np.random.Generator, width: int, row: int, k: int, *, block: int = 128, needles: float = 0.02
+) -> NDArray[np.float64]:
+    """Rows as MiniMax-M3 takes blocks of 128 of: few of its scores decide a block, sink and own block are raised.
+
+    Normal scores, `needles` of which are raised by a height of their block, exponential of mean 2; those of the first
+    (sink) and of the last (own) block are raised by 4.
+
+    Parameters
+    ----------
+    block : int
+        Adjacent scores of a block.
+    needles : float
+        Share of the scores that are raised.
+    """
+    height = 2 * _of_blocks(rng.standard_exponential, width, block)
+    scores: NDArray[np.float64] = rng.standard_normal(width) + height * (rng.random(width) < needles)
+    for end in (slice(block), slice((width - 1) // block * block, None)):
+        scores[end] += 4
+    return scores
+
+
+def _of_blocks(draw: Callable[[int], NDArray[np.float64]], width: int, block: int) -> NDArray[np.float64]:
+    """Draw a number for each block, and give it to each of its scores."""
+    if block < 1:
+        raise ArgumentError("block", block, "an int of at least 1")
+    return np.repeat(draw(-(-width // block)), block)[:width]
+
+
+def _ends(width: int, reach: float = 0.04) -> NDArray[np.float64]:
+    """Density that falls from 1 at both ends of a row, by 1/e over `reach` of its width."""
+    x = (np.arange(width) + 0.5) / width
+    ends: NDArray[np.float64] = np.exp(-x / reach) + np.exp((x - 1) / reach)
+    return ends
+
+
 NATURAL = (
     Producer("random_normal", "independent normal scores, position-exchangeable", by_rows(_random_normal)),
     Producer(
@@ -116,5 +186,8 @@ NATURAL = (
     Producer("smooth_structured", "sink and recency, and neighbouring scores alike", by_rows(_smooth_structured)),
     Producer("relu_plateau", "k/2 positive scores, then exact zeros: rank k is a zero", by_rows(_relu_plateau)),
     Producer("heavy_tailed", "Cauchy scores, some beyond float16", by_rows(_heavy_tailed)),
+    Producer("v41_blocks", "DeepSeek-V4.1: sink and recency, scores of a block of 8 alike", by_rows(_v41_blocks)),
+    Producer("glm_pools", "GLM-5.3 and Qwen3.8: a score for each pool of 4, many zero", by_rows(_glm_pools)),
+    Producer("msa_blocks", "MiniMax-M3: few scores of a block of 128 decide its best", by_rows(_msa_blocks)),
 )
 """Producers that resemble the rows of a serving system."""
