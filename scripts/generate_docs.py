@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from ksieve.core import atomic
-from ksieve.lab.bench import anchors, pages, rank_pages
+from ksieve.lab.bench import anchors, block_pages, pages, rank_pages
 from ksieve.lab.report import benches
 
 ROOT = Path(__file__).parent.parent
@@ -134,6 +134,8 @@ def benchmark_page(results: Path) -> str:
         parts += ["## Short rows on a GPU", *(pages.short(*file) for file in short)]
     if others := take("gpu-general*.json"):
         parts += ["## Shapes from outside the indexer on a GPU", *(pages.general(*file) for file in others)]
+    if blocks := take("blocks-*.json"):
+        parts += ["## Blocks, pools and forced entries", *(block_pages.section(*file) for file in blocks)]
     if worst := take("gpu-worst*-k*.json"):
         parts += ["## The worst case on a GPU", *(pages.worst(*file, published) for file in worst)]
     cpu = [path for path in left if path.match("cpu-*.json")]
@@ -181,7 +183,7 @@ def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
     A figure ends with the hash of the file it was drawn from: how it looks may change with the plotting library.
     """
     stale = []
-    for path in sorted([*results.glob("gpu-*.json"), *results.glob("ranks-*.json")]):
+    for path in sorted(path for kind in ("blocks", "gpu", "ranks") for path in results.glob(f"{kind}-*.json")):
         names = benches.names(_payload(path), path.stem)
         mark = f"<!-- drawn from {path.name}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()} -->\n"
         old = [n for n in names if not (at := folder / f"{n}.svg").exists() or not at.read_text("utf-8").endswith(mark)]

@@ -1,4 +1,4 @@
-"""Honest GPU timing: CUDA-graph replays of all contenders in one process, in rotated rounds, on cold inputs.
+"""Honest timing: CUDA-graph replays of all contenders in one process, in rotated rounds, on cold inputs.
 
 A contender is one call per input set. Its graph holds a call for every set in turn, so that host and launch costs
 stay outside the clock and no call finds its input in L2: either the sets together exceed twice the L2, or a read of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,7 +127,7 @@ def measure(
             _judge(contender, timing, graph, sets)
             replays.append(_replays(graph, flush, sets, least_seconds, most_replays))
         except Exception as error:
-            timing.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            timing.error = _line(error)
             graph = None
             replays.append(0)
         graphs.append(graph)
@@ -140,6 +141,36 @@ def measure(
             if turn >= 0:
                 timings[which].rounds.append(seconds / replays[which] / sets * 1e6)
     return timings
+
+
+def measure_host(contenders: Sequence[Contender], sets: int, *, rounds: int = 7) -> list[Timing]:
+    """Time contenders on the CPU by its own clock, otherwise as `measure` does: arguments and result are as there."""
+    timings = [Timing(c.name) for c in contenders]
+    for contender, timing in zip(contenders, timings, strict=True):
+        try:
+            for i in range(sets):
+                if contender.poison is not None:
+                    contender.poison(i)
+                contender.run(i)
+            if contender.check is not None:
+                timing.exact = all(contender.check(i) for i in range(sets))
+        except Exception as error:
+            timing.error = _line(error)
+    for turn in range(-1, rounds):
+        for position in range(len(contenders)):
+            which = (position + turn) % len(contenders)
+            if timings[which].error is not None:
+                continue
+            begin = time.perf_counter()
+            for i in range(sets):
+                contenders[which].run(i)
+            if turn >= 0:
+                timings[which].rounds.append((time.perf_counter() - begin) / sets * 1e6)
+    return timings
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def _capture(contender: Contender, sets: int) -> Any:

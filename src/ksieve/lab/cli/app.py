@@ -5,7 +5,21 @@ from __future__ import annotations
 import typer
 
 from ksieve.cli.app import SETTINGS, add, app, main
-from ksieve.lab.cli import ablation, bench, chain, general, gpu, measure, ranks, replay, serving, study, synth, tune
+from ksieve.lab.cli import (
+    ablation,
+    bench,
+    blocks,
+    chain,
+    general,
+    gpu,
+    measure,
+    ranks,
+    replay,
+    serving,
+    study,
+    synth,
+    tune,
+)
 
 __all__ = ["app", "main"]
 
@@ -141,6 +155,14 @@ add(
     serving.bench_options,
     "ksieve bench options --out benchmarks/results",
     "ksieve bench options --shapes 64x65536,512x131072 --only 'page table; by value'",
+)
+add(
+    bench_app,
+    "blocks",
+    blocks.bench_blocks,
+    "ksieve bench blocks --out benchmarks/results",
+    "ksieve bench blocks --only 'DeepSeek-V4.1; MiniMax-M3' --shapes 64x131072",
+    "ksieve bench blocks --device cpu --shapes 2x32768 --rounds 3",
 )
 add(
     bench_app,

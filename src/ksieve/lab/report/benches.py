@@ -40,6 +40,7 @@ WORST_TARGET = 2.5
 
 ELSEWHERE = {
     "ablation": "ksieve.lab.report.ablation",
+    "blocks": "ksieve.lab.report.blocks",
     "chain": "ksieve.lab.report.chain",
     "ranks": "ksieve.lab.report.ranks",
     "replay": "ksieve.lab.report.replay",

@@ -123,9 +123,10 @@ def _v41_blocks(
     alike : float
         Share of the variance that they have in common, 0 to 1.
     """
-    return np.sqrt(alike) * _of_blocks(rng.standard_normal, width, block) + (
-        np.sqrt(1 - alike) * rng.standard_normal(width) + 0.55 * np.log1p(10 * _ends(width))
-    )
+    shared, own = _of_blocks(rng.standard_normal, width, block), rng.standard_normal(width)
+    raised = 0.55 * np.log1p(10 * _ends(width))
+    scores: NDArray[np.float64] = np.sqrt(alike) * shared + np.sqrt(1 - alike) * own + raised
+    return scores
 
 
 def _glm_pools(rng: np.random.Generator, width: int, row: int, k: int, *, pool: int = 4) -> NDArray[np.float64]:
@@ -139,7 +140,8 @@ def _glm_pools(rng: np.random.Generator, width: int, row: int, k: int, *, pool: 
         Positions that a score stands for.
     """
     scores = _smooth_structured(rng, pool * width, row, k)
-    return np.maximum(scores.reshape(width, pool).mean(1), 0)
+    means: NDArray[np.float64] = np.maximum(scores.reshape(width, pool).mean(1), 0)
+    return means
 
 
 def _msa_blocks(

@@ -1,0 +1,80 @@
+"""`ksieve bench blocks`: blocks, pools and forced entries in one call, beside PyTorch operations around a selector."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ksieve.cli import exits, terminal
+from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import SCORE_DTYPES
+from ksieve.core.sizes import parse_shape
+from ksieve.lab.cli import gpu
+from ksieve.lab.cli.gpu import Figures, Out, Rounds, Seed
+
+
+def bench_blocks(
+    shapes: Annotated[
+        str,
+        typer.Option(
+            "--shapes", metavar="LIST", help="rows x positions, separated by commas, in place of each model's."
+        ),
+    ] = "",
+    only: Annotated[
+        str, typer.Option("--only", metavar="LIST", help="Only these models, separated by semicolons.")
+    ] = "",
+    dtypes: Annotated[
+        str, typer.Option("--dtypes", metavar="LIST", help="Score dtypes, separated by commas.")
+    ] = "float32,bfloat16",
+    device: Annotated[str, typer.Option("--device", metavar="KIND", help="cuda or cpu.")] = "cuda",
+    rounds: Rounds = 7,
+    seed: Seed = 0,
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Time calls with blocks, forced entries, expansion and tails beside PyTorch operations around a selector.
+
+    Each call is timed beside a plain read, the selection alone, a write of its output, and the same result around
+    ksieve.topk and around torch.topk, each as one CUDA graph; every answer is judged.
+    """
+    from ksieve.lab.bench import blocks
+
+    asked = gpu.listed_of(dtypes)
+    if not asked or set(asked) - set(SCORE_DTYPES):
+        raise ArgumentError("--dtypes", repr(dtypes), f"some of {', '.join(SCORE_DTYPES)}")
+    if device not in ("cpu", "cuda"):
+        raise ArgumentError("--device", repr(device), "'cuda' or 'cpu'")
+    names = [name.strip() for name in only.split(";") if name.strip()]
+    listed = blocks.cases(names, [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)], asked)
+    path = gpu.target(out, f"blocks-{device}")
+    gpu.ready(figures)
+    with terminal.progress("measuring", len(listed), unit="cases", waiting="loading the kernels") as update:
+        payload = blocks.run(listed, kind=device, rounds=rounds, seed=seed, progress=update)
+    results = payload["results"]
+    found, rows = gpu.measured(results), []
+    for case in found:
+        own = case["selectors"]
+        parts = f"{case['of_parts']:.2f}" if "of_parts" in case else ""
+        around = (
+            f"{case['times_faster'][name]:.2f}x" if name in case.get("times_faster", {}) else ""
+            for name in blocks.AROUND
+        )
+        rows.append(
+            [
+                blocks.name_of(case),
+                case["dtype"],
+                f"{case['floor_us']:.1f}",
+                gpu.microseconds(own[blocks.OWN]),
+                parts,
+                *around,
+            ]
+        )
+    terminal.table(["model, rows x positions", "dtype", "plain read", blocks.OWN, "of its parts", *blocks.AROUND], rows)
+    terminal.say()
+    terminal.say(
+        f"microseconds, medians of {rounds} rounds; of its parts: over the selection alone plus a write of the output"
+    )
+    gpu.remarks([case | {"width": case["positions"]} for case in results["shapes"]])
+    gpu.finish(path, payload, figures)
+    exits.judge(case["selectors"][name].get("exact") for case in found for name in (blocks.OWN, *blocks.AROUND))
