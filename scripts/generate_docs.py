@@ -1,4 +1,4 @@
-"""Write every measured number of the documentation from result files, and the command reference of the site.
+"""Write every measured number of the documentation from result files, its figures, and the command reference.
 
 ``--check`` writes nothing and exits 1 naming what is out of date. The parts lie between marker comments, so that the
 prose around them stays hand-written.
@@ -10,7 +10,7 @@ import hashlib
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import typer
 
 from ksieve.core import atomic
 from ksieve.lab.bench import anchors, block_pages, pages, rank_pages
-from ksieve.lab.report import benches
+from ksieve.lab.report import benches, steps
 
 ROOT = Path(__file__).parent.parent
 
@@ -178,24 +178,34 @@ def study_page(results: Path) -> str:
 
 
 def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
-    """Draw the figures of the page that are missing, or older than their result files; return their names.
-
-    A figure ends with the hash of the file it was drawn from: how it looks may change with the plotting library.
-    """
+    """Draw the figures of the page that are missing, or older than their result files; return their names."""
     stale = []
     for path in sorted(path for kind in ("blocks", "gpu", "ranks") for path in results.glob(f"{kind}-*.json")):
         names = benches.names(_payload(path), path.stem)
-        mark = f"<!-- drawn from {path.name}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()} -->\n"
-        old = [n for n in names if not (at := folder / f"{n}.svg").exists() or not at.read_text("utf-8").endswith(mark)]
-        stale += old
-        if old and not check:
-            with tempfile.TemporaryDirectory() as drawn:
-                benches.draw(_payload(path), Path(drawn), path.stem)
-                folder.mkdir(parents=True, exist_ok=True)
-                for name in names:
-                    text = (Path(drawn) / f"{name}.svg").read_text(encoding="utf-8")
-                    atomic.write_text(folder / f"{name}.svg", text + mark)
+        stale += _redraw(path, names, folder, lambda at, p=path: benches.draw(_payload(p), at, p.stem), check)
     return stale
+
+
+def draw_guide(folder: Path, *, check: bool) -> list[str]:
+    """Draw the pictures of the guide that are missing, or older than the module that draws them; return their names."""
+    return _redraw(Path(steps.__file__), [steps.NAME], folder, lambda at: steps.draw(at / steps.NAME), check)
+
+
+def _redraw(source: Path, names: list[str], folder: Path, draw: Callable[[Path], Any], check: bool) -> list[str]:
+    """Draw what a file is the source of, unless it is fresh; return the names of the stale figures.
+
+    A figure ends with the hash of the file it was drawn from: how it looks may change with the plotting library.
+    """
+    mark = f"<!-- drawn from {source.name}, SHA-256 {hashlib.sha256(source.read_bytes()).hexdigest()} -->\n"
+    old = [n for n in names if not (at := folder / f"{n}.svg").exists() or not at.read_text("utf-8").endswith(mark)]
+    if old and not check:
+        with tempfile.TemporaryDirectory() as drawn:
+            draw(Path(drawn))
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                text = (Path(drawn) / f"{name}.svg").read_text(encoding="utf-8")
+                atomic.write_text(folder / f"{name}.svg", text + mark)
+    return old
 
 
 def _payload(path: Path) -> dict[str, Any]:
@@ -357,7 +367,7 @@ def main(arguments: list[str]) -> int:
     stale = []
     check = "--check" in arguments
     results, figures = ROOT / "benchmarks" / "results", ROOT / "docs" / "figures"
-    for figure in draw_figures(results, figures, check=check):
+    for figure in (*draw_figures(results, figures, check=check), *draw_guide(figures, check=check)):
         stale.append(f"docs/figures/{figure}.svg")
     for page, name, body in (
         ("README.md", "benchmarks", benchmark_section(results)),

@@ -160,3 +160,10 @@ def test_figures_follow_their_result_files(generator, results, tmp_path):
     path = results / "gpu-worst-k64.json"
     path.write_text(path.read_text().replace("all_nan", "two_values"))
     assert generator.draw_figures(results, folder, check=True) == ["gpu-worst-k64"]
+
+
+def test_the_pictures_of_the_guide_follow_the_module_that_draws_them(generator, tmp_path):
+    assert generator.draw_guide(tmp_path, check=True) == ["blocks-steps"] == generator.draw_guide(tmp_path, check=False)
+    assert generator.draw_guide(tmp_path, check=True) == [] == generator.draw_guide(ROOT / "docs/figures", check=True)
+    drawn = (tmp_path / "blocks-steps.svg").read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in drawn and ">block 1<" in drawn

@@ -33,10 +33,10 @@ def bench_blocks(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """Time calls with blocks, forced entries, expansion and tails beside PyTorch operations around a selector.
+    """Time calls with blocks, forced entries, expansion and tails, and PyTorch operations around a selector.
 
-    Each call is timed beside a plain read, the selection alone, a write of its output, and the same result around
-    ksieve.topk and around torch.topk, each as one CUDA graph; every answer is judged.
+    In the same rounds as each call: a plain read, the selection alone, a write of its output, and the same result
+    around ksieve.topk and around torch.topk, each as one CUDA graph; every answer is judged.
     """
     from ksieve.lab.bench import blocks
 
