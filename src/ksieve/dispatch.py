@@ -30,9 +30,6 @@ _MOST_FAST_PATHS = 4096
 _RANKING = frozenset(("largest", "nan"))
 """Keyword arguments that a fast path takes: the kernel is another one, its arguments are the same."""
 
-_NO_GRADIENT = ("positions", "block_size", "expand")
-"""Arguments with which the indices do not say which scores the values are."""
-
 _AUTO = "auto"
 _BACKENDS = (_AUTO, "cpu", "cuda", "reference")
 
@@ -85,9 +82,6 @@ def topk_eager(
     )
     asked, info = call.problem, call.scores
     carried = info.library == "torch" and asked.options.values and _carries_gradient(call)
-    for name, got in asked.options.on_cpu if carried else ():
-        if name in _NO_GRADIENT:
-            raise ArgumentError(name, f"{got} with scores that require grad", "scores.detach() with return_values")
     selected = replace(call, problem=_of_positions(asked)) if carried else call
     if backend != "auto" and (backend == "cuda") != (info.device.kind == "cuda"):
         raise ArgumentError("backend", repr(backend), f"'auto', or a backend for scores on {info.device}")
@@ -153,8 +147,9 @@ def _with_values(call: Call, result: Any) -> Any:
     options = call.problem.options
     indices, *more = result if isinstance(result, tuple) else (result,)
     raw = more.pop(0) if gradients.positions_only(options).raw else indices
-    starts = call.arrays.get("starts") if options.index_base == "start" else None
-    values = gradients.gather(call.arrays["scores"], raw, options.fill, starts)
+    scores = call.arrays["scores"]
+    own = {name: gradients.beside(scores, call.arrays.get(name)) for name in gradients.ARRAYS}
+    values = gradients.gather(scores, raw, gradients.layout_of(options), **own)
     return (indices, values, *([raw] if options.raw else []), *more)
 
 

@@ -10,7 +10,7 @@ Operators
 ``torch.ops.ksieve.topk_out(scores, lengths, num_rows, k, plan, out!, workspace!) -> ()``
     Writes `out`. `plan` is None or a plan in the text form of `encode_plan`; `workspace` is None or bytes.
 ``torch.ops.ksieve.topk_options(scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k,
-plan, options, out!, values_out!, raw_out!, workspace!) -> ()``
+plan, options, out!, values_out!, raw_out!, workspace!, tail, positions, block_table, counts_out!) -> ()``
     The same with options, in the text form of `encode_options`; an array is None where the options do not use it.
 ``torch.ops.ksieve.select``
     `topk_options` without outputs to write (`ksieve.torch_select`), for ``torch.func``.
@@ -38,6 +38,7 @@ from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan, encode_plan
 from ksieve.torch_select import check_fake, decode_options
 
+_ARRAYS = (*arguments.ARRAYS, *arguments.UNTRACED)
 _MOST_CHOSEN = 4096
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
@@ -145,23 +146,14 @@ def traced(
         num_rows = torch.full((1,), live, dtype=torch.int32, device=scores.device)
     for name, array in {"lengths": lengths, "out": out, "workspace": workspace, "num_rows": num_rows}.items():
         _check_tensor(array, name)
-    for name in arguments.UNTRACED:
-        if keywords.get(name) is not None:
-            refuse(name, kind_of(keywords[name]), "nothing while tracing: only an eager call takes it")
-    for name, idle in arguments.UNTRACED_NUMBERS.items():
-        value = keywords.get(name)
-        if isinstance(value, int) and (value is True or value > idle):
-            refuse(name, value, "nothing while tracing: only an eager call takes it")
-    if plan is not None and plan.problem.options.entries:
-        refuse("plan", "a plan with block_size, force or expand", "one without while tracing: eager calls have them")
-    for name in arguments.ARRAYS:
+    for name in _ARRAYS:
         _check_tensor(keywords.get(name), name)
     ks = k if isinstance(k, torch.Tensor) else None
     slots = _slots(k, ks is not None, keywords.get("max_k"), plan)
-    arrays = {name: keywords.get(name) for name in arguments.ARRAYS}
+    arrays = {name: keywords.get(name) for name in _ARRAYS}
     lengths, arrays["ends"] = _narrowed(lengths), _narrowed(arrays["ends"])
-    given = tuple(name for name in arguments.ARRAYS if arrays[name] is not None)
-    scalars = tuple((name, keywords[name]) for name in keywords if name not in arguments.ARRAYS)
+    given = tuple(name for name in _ARRAYS if arrays[name] is not None)
+    scalars = tuple((name, keywords[name]) for name in keywords if name not in _ARRAYS)
     dtype = None if out is None else str(out.dtype).removeprefix("torch.")
     asked = (scalars, given, plan, ks is not None, lengths is not None, dtype)
     options, values, raw = encode_options(*asked)
@@ -176,12 +168,14 @@ def traced(
         outputs = (out, arrays["values_out"], arrays["raw_out"], workspace)
         found = _operator(scores, lengths, num_rows, ks, arrays, slots, text, options, outputs, transformed)
         return found if len(found) > 1 else found[0]
-    text, options, fill, from_start = encode_positions(*asked)
+    text, options, layout = encode_positions(*asked)
     # The workspace was made for the plan of the call, and not for that of the positions.
     outputs = (out, None, arrays["raw_out"], None)
     selected = scores.detach()
     found = _operator(selected, lengths, num_rows, ks, arrays, slots, text, options, outputs, transformed)
-    gathered = gradients.gather(scores, found[-1], fill, arrays["starts"] if from_start else None)
+    bounds = arrays["ends"] if lengths is None else lengths
+    own = {name: arrays[name] for name in ("starts", "tail", "positions", "block_table")}
+    gathered = gradients.gather(scores, found[-1], gradients.Layout(*layout), lengths=bounds, **own)
     return (found[0], gathered, found[-1]) if raw else (found[0], gathered)
 
 
@@ -233,16 +227,20 @@ def _operator(
         scores, lengths, num_rows, arrays["starts"], arrays["ends"], ks, arrays["page_table"],
         arrays["row_to_request"], arrays["offsets"], slots, plan, options,
     )  # fmt: skip
+    more = (arrays["tail"], arrays["positions"], arrays["block_table"])
     if transformed:
-        return tuple(torch.ops.ksieve.select(*inputs))
-    index64, values, raw = outputs_of(options)
-    shape, index = (scores.shape[0], slots), torch.int64 if index64 else torch.int32
+        return tuple(torch.ops.ksieve.select(*inputs, *more))
+    index64, values, raw, expand, further = outputs_of(options)
+    shape, index = (scores.shape[0], slots * expand + further), torch.int64 if index64 else torch.int32
     result = out if out is not None else scores.new_empty(shape, dtype=index)
     if values and values_out is None:
         values_out = scores.new_empty(shape)
     if raw and raw_out is None:
         raw_out = scores.new_empty(shape, dtype=index)
-    torch.ops.ksieve.topk_options(*inputs, out=result, values_out=values_out, raw_out=raw_out, workspace=workspace)
+    torch.ops.ksieve.topk_options(
+        *inputs, out=result, values_out=values_out, raw_out=raw_out, workspace=workspace, tail=more[0],
+        positions=more[1], block_table=more[2], counts_out=arrays["counts_out"],
+    )  # fmt: skip
     return (result, *([values_out] if values else []), *([raw_out] if raw else []))
 
 
@@ -252,7 +250,7 @@ def inside_transform() -> bool:
 
 
 def _refuse_outputs(arrays: Mapping[str, Any]) -> None:
-    for name in ("out", "workspace", "values_out", "raw_out"):
+    for name in ("out", "workspace", "values_out", "raw_out", "counts_out"):
         if arrays[name] is not None:
             refuse(name, "a tensor inside torch.func", "nothing there: the results are new tensors")
 
@@ -309,23 +307,23 @@ def encode_positions(
     per_row_k: bool,
     lengths: bool,
     out_dtype: str | None,
-) -> tuple[str | None, str, float, bool]:
+) -> tuple[str | None, str, tuple[Any, ...]]:
     """Encode plan and options of the call that selects the positions of values that carry a gradient.
 
-    Also return the value of unused slots, and whether raw indices count from the start of the window.
+    Also return the fields of `ksieve.core.gradients.Layout`.
     """
     asked = _resolved(scalars, arrays, plan, per_row_k, lengths, out_dtype)
     inner = gradients.positions_only(asked)
     if plan is not None:
         plan = replace(plan, problem=replace(plan.problem, options=inner))
     text = None if plan is None else encode_plan(plan)
-    return text, _text(inner), asked.fill, asked.index_base == "start"
+    return text, _text(inner), tuple(gradients.layout_of(asked))
 
 
-def outputs_of(options: str) -> tuple[bool, bool, bool]:
-    """Whether options in text form use int64 indices, values, and raw indices."""
+def outputs_of(options: str) -> tuple[bool, bool, bool, int, int]:
+    """Whether options in text form use int64 indices, values, and raw indices; the columns of an entry, and others."""
     asked = decode_options(options)
-    return asked.index_dtype == "int64", asked.values, asked.raw
+    return asked.index_dtype == "int64", asked.values, asked.raw, asked.expand, asked.columns(0)
 
 
 def _resolved(scalars: tuple[tuple[str, Any], ...], arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> Options:

@@ -25,12 +25,16 @@ _INPUTS = (
     " Tensor? row_to_request, Tensor? offsets, int k, str? plan, str options"
 )
 
+_MORE = "Tensor? tail=None, Tensor? positions=None, Tensor? block_table=None"
+"""Behind the others, with defaults, so that exported programs without them load."""
+
 torch.library.define(
     "ksieve::topk_options",
-    f"({_INPUTS}, *, Tensor(a!) out, Tensor(b!)? values_out, Tensor(c!)? raw_out, Tensor(d!)? workspace) -> ()",
+    f"({_INPUTS}, *, Tensor(a!) out, Tensor(b!)? values_out, Tensor(c!)? raw_out, Tensor(d!)? workspace, {_MORE}, "
+    "Tensor(e!)? counts_out=None) -> ()",
     tags=_TAGS,
 )
-torch.library.define("ksieve::select", f"({_INPUTS}) -> Tensor[]", tags=_TAGS)
+torch.library.define("ksieve::select", f"({_INPUTS}, {_MORE}) -> Tensor[]", tags=_TAGS)
 
 SCORES = (torch.float32, torch.float16, torch.bfloat16)
 INDICES = {"int32": torch.int32, "int64": torch.int64}
@@ -60,6 +64,10 @@ def _topk_options(
     values_out: torch.Tensor | None,
     raw_out: torch.Tensor | None,
     workspace: torch.Tensor | None,
+    tail: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    counts_out: torch.Tensor | None = None,
 ) -> None:
     asked = decode_options(options)
     keywords = {
@@ -68,7 +76,10 @@ def _topk_options(
         "page_size": None if page_table is None else asked.page_size, "row_to_request": row_to_request,
         "offsets": offsets, "values_out": values_out, "raw_out": raw_out, "index_dtype": asked.index_dtype,
         "sorted": False if asked.order == "any" else asked.order, "tie_break": asked.tie_break,
-        "largest": asked.largest, "nan": asked.nan, "overlap": asked.overlap,
+        "largest": asked.largest, "nan": asked.nan, "overlap": asked.overlap, "positions": positions,
+        "block_table": block_table, "counts_out": counts_out, "block_size": asked.block_size,
+        "force_first": asked.force_first, "force_last": asked.force_last, "force": asked.force,
+        "expand": asked.expand, "tail": tail,
     }  # fmt: skip
     slots = k if ks is None else ks
     made = decode_plan(plan) if plan is not None else None
@@ -96,19 +107,23 @@ def _select(
     k: int,
     plan: str | None,
     options: str,
+    tail: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Select into new arrays: the indices, and the raw ones if the options have them. There are no values."""
     problem.check_scores(problem.inspect(scores, "scores"))
     found = _new(scores, k, decode_options(options))
     _topk_options(
         scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k, plan, options,
-        out=found[0], values_out=None, raw_out=found[1] if len(found) > 1 else None, workspace=None,
+        out=found[0], values_out=None, raw_out=found[1] if len(found) > 1 else None, workspace=None, tail=tail,
+        positions=positions, block_table=block_table,
     )  # fmt: skip
     return found
 
 
 def _new(scores: torch.Tensor, k: int, asked: Options) -> list[torch.Tensor]:
-    shape = (*scores.shape[:-1], k)
+    shape = (*scores.shape[:-1], asked.columns(k))
     return [scores.new_empty(shape, dtype=INDICES[asked.index_dtype]) for _ in range(2 if asked.raw else 1)]
 
 
@@ -120,7 +135,7 @@ def _vmapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[tor
     """
     batch = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(given, in_dims, strict=True)]
     single = [i for i, dim in enumerate(in_dims) if dim is None]
-    scores, _, num_rows, _, _, _, page_table, _, _, _, plan, _ = batch
+    scores, _, num_rows, _, _, _, page_table, _, _, _, plan, *_ = batch
     if 0 in single or num_rows is not None or page_table is not None or plan is not None:
         elements = [[x if i in single else x[n] for i, x in enumerate(batch)] for n in range(info.batch_size)]
         every = [torch.ops.ksieve.select(dense(element[0]), *element[1:]) for element in elements]
@@ -128,7 +143,7 @@ def _vmapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[tor
     for i, vector in enumerate(batch):
         if i and isinstance(vector, torch.Tensor):
             whole = vector.expand(info.batch_size, *vector.shape) if i in single else vector
-            batch[i] = whole.reshape(-1)
+            batch[i] = whole.reshape(-1, *whole.shape[2:])
     batch[0] = dense(scores.reshape(scores.shape[:-1].numel(), scores.shape[-1]))
     found = torch.ops.ksieve.select(*batch)
     return [x.reshape(*scores.shape[:-1], x.shape[-1]) for x in found], [0] * len(found)
@@ -157,13 +172,16 @@ def check_fake_options(
     lengths: torch.Tensor | None,
     k: int,
     options: str,
-    page_table: torch.Tensor | None,
     vectors: dict[str, torch.Tensor | None],
+    matrices: dict[str, torch.Tensor | None],
 ) -> Options:
     """`check_fake` for calls with options, which are returned; `vectors` have one entry for each row."""
     check_fake(scores, lengths, k)
     asked = decode_options(options)
-    for name, dimensions, array in (*((n, 1, a) for n, a in vectors.items()), ("page_table", 2, page_table)):
+    for name, dimensions, array in (
+        *((n, 1, a) for n, a in vectors.items()),
+        *((n, 2, a) for n, a in matrices.items()),
+    ):
         if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
             raise ArgumentError(
                 name, f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
@@ -189,9 +207,16 @@ def _fake_topk_options(
     values_out: torch.Tensor | None,
     raw_out: torch.Tensor | None,
     workspace: torch.Tensor | None,
+    tail: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    counts_out: torch.Tensor | None = None,
 ) -> None:
     vectors = {"ends": ends, "starts": starts, "k": ks, "row_to_request": row_to_request, "offsets": offsets}
-    asked = check_fake_options(scores, lengths, k, options, page_table, vectors)
+    matrices = {"page_table": page_table, "positions": positions, "block_table": block_table}
+    asked = check_fake_options(
+        scores, lengths, k, options, vectors | {"tail": tail, "counts_out": counts_out}, matrices
+    )  # fmt: skip
     index = INDICES[asked.index_dtype]
     for name, dtype, array in (
         ("out", index, out),
@@ -215,9 +240,13 @@ def _fake_select(
     k: int,
     plan: str | None,
     options: str,
+    tail: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     vectors = {"ends": ends, "starts": starts, "k": ks, "row_to_request": row_to_request, "offsets": offsets}
-    return _new(scores, k, check_fake_options(scores, lengths, k, options, page_table, vectors))
+    matrices = {"page_table": page_table, "positions": positions, "block_table": block_table}
+    return _new(scores, k, check_fake_options(scores, lengths, k, options, vectors | {"tail": tail}, matrices))
 
 
 torch.library.impl("ksieve::topk_options", ("cpu", "cuda"), _topk_options)

@@ -220,16 +220,6 @@ def test_no_plan_for_a_gpu_has_them_yet(field):
         ksieve.plan(rows=3, width=40, k=K, device=DEVICES["h200"], options=Options(**{field: True}))
 
 
-def test_traced_calls_and_gradients_refuse_them():
-    torch = pytest.importorskip("torch")
-    x, own = torch.from_numpy(scores()), torch.from_numpy(places())
-    with pytest.raises(ArgumentError, match="positions: got an array with scores that require grad"):
-        ksieve.topk(x.clone().requires_grad_(), k=K, positions=own, return_values=True)
-    for name, array in (("positions", own), ("counts_out", torch.zeros(3, dtype=torch.int32))):
-        with pytest.raises(ArgumentError, match=f"^{name}: got torch.Tensor; takes nothing while tracing"):
-            torch.func.vmap(lambda s, n=name, a=array: ksieve.topk(s, k=K, **{n: a}))(x[None])
-
-
 def test_jax_programs_refuse_them():
     jax = pytest.importorskip("jax")
     with pytest.raises(ArgumentError, match=r"^positions: .*; takes nothing while JAX traces"):

@@ -99,10 +99,10 @@ ARRAYS = ("starts", "ends", "page_table", "row_to_request", "offsets", "values_o
 """The names among them whose values are arrays, but for those of `UNTRACED`."""
 
 UNTRACED = ("positions", "block_table", "counts_out", "tail")
-"""Names of arrays that a call takes only eagerly."""
+"""Names of arrays that a program of JAX does not take."""
 
 UNTRACED_NUMBERS = {"block_size": 1, "force_first": 0, "force_last": 0, "expand": 1}
-"""Names of numbers that a call takes only eagerly, with those that ask for nothing."""
+"""Names of numbers that a program of JAX does not take, with those that ask for nothing."""
 
 _FLAGS = ("return_values", "return_raw", "deterministic", "batch_invariant", "overlap")
 

@@ -11,12 +11,15 @@ imports PyTorch.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
 from ksieve.core.options import Options
+
+_HIGHEST = (1 << 31) - 1
+"""Above every level of a number; its negative is below all."""
 
 
 def recorded(tensor: Any) -> bool:
@@ -34,30 +37,131 @@ def positions_only(options: Options) -> Options:
     return replace(options, values=False, raw=options.raw or options.transform != "none")
 
 
-def gather(scores: Any, raw: Any, fill: float, starts: Any = None) -> Any:
+ARRAYS = ("lengths", "starts", "tail", "positions", "block_table")
+"""Arrays of a call by which raw indices say where scores lie."""
+
+
+def beside(scores: Any, array: Any) -> Any:
+    """Array of any library as a tensor of the scores' device; None as None."""
+    return array if array is None or isinstance(array, torch.Tensor) else torch.as_tensor(array, device=scores.device)
+
+
+class Layout(NamedTuple):
+    """What raw indices say about the scores that values are; fields of `Options`, and what follows from them."""
+
+    block_size: int
+    expand: int
+    next_n: int
+    ends: bool
+    from_start: bool
+    ranking: str
+    fill: float
+
+
+def layout_of(options: Options) -> Layout:
+    """Layout of a call."""
+    ends, from_start = options.windows == "ends", options.index_base == "start"
+    numbers = (options.block_size, options.expand, options.next_n)
+    return Layout(*numbers, ends, from_start, options.ranking, options.fill)
+
+
+def gather(
+    scores: Any,
+    raw: Any,
+    layout: Layout,
+    *,
+    lengths: Any = None,
+    starts: Any = None,
+    tail: Any = None,
+    positions: Any = None,
+    block_table: Any = None,
+) -> Any:
     """Values at raw indices, as a differentiable function of the scores.
 
     Parameters
     ----------
     scores : Tensor, shape (..., width)
-    raw : Tensor of int32 or int64, shape (..., k)
+    raw : Tensor of int32 or int64, shape (..., columns)
         As with ``return_raw=True``: -1 in unused slots.
-    fill : float
-        Value of unused slots, `Options.fill`.
-    starts : Tensor of int32, one per row, optional
-        Those of the call, if raw indices count from them.
+    layout : Layout
+    lengths, starts, tail, positions, block_table : Tensor, optional
+        Those of the call, `lengths` also for its ends.
 
     Returns
     -------
-    Tensor of the scores' dtype, shape (..., k)
-        The scores, bit for bit.
+    Tensor of the scores' dtype, shape (..., columns)
+        The scores, bit for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
     """
-    width = scores.shape[-1]
-    position = raw.long()
-    if starts is not None:
-        position = position + starts.long().clamp(0, width).reshape(*raw.shape[:-1], 1)
+    width, shape = scores.shape[-1], raw.shape
+    scores, raw = (x.flatten(0, -2) if x.dim() > 1 else x[None] for x in (scores, raw.long()))
     if width == 0:
         scores = torch.nn.functional.pad(scores, (0, 1))  # an unused slot too is gathered from somewhere
-    used = raw >= 0
-    found = scores.gather(-1, torch.where(used, position, 0))
-    return torch.where(used, found, fill)
+    placed, used = positions is not None or block_table is not None, raw >= 0
+    row = torch.arange(raw.shape[0], device=scores.device)
+    begin = end = shift = torch.zeros_like(row)
+    if layout.block_size > 1 or placed or layout.from_start:
+        begin, end = _window(layout, row, width, lengths, starts)
+        shift = begin if layout.from_start else shift
+    if tail is not None:
+        n = layout.next_n
+        limit = (tail.long().reshape(-1)[row // n] - (n - 1 - row % n)).clamp(min=0)
+        if layout.block_size > 1:
+            limit = torch.minimum(limit, end - shift)
+        used = used & (raw < (limit // layout.expand * layout.expand)[:, None])
+    entry = torch.where(used, raw, 0) // layout.expand
+    if layout.block_size > 1:
+        column = _best(scores, layout, begin, end, shift).gather(-1, entry)
+    elif placed:
+        column = _at(_places(positions, block_table, width), entry, begin, end)
+    else:
+        column = entry + shift[:, None]
+    found = scores.gather(-1, torch.where(used, column, 0))
+    return torch.where(used, found, layout.fill).reshape(shape)
+
+
+def _window(layout: Layout, row: Any, width: int, lengths: Any, starts: Any) -> tuple[Any, Any]:
+    """First column and end of the window of each row, as `ksieve.core.entries.bounds` has them."""
+    n = 1 if layout.expand > 1 and layout.block_size == 1 else layout.next_n
+    later = n - 1 - row % n
+    begin = torch.zeros_like(row) if starts is None else starts.long().reshape(-1).clamp(0, width)
+    end = width - later
+    if lengths is not None:
+        end = lengths.long().reshape(-1).clamp(-1, width + layout.next_n)[row // layout.next_n] - later
+        end = end if layout.ends else begin + end.clamp(min=0)
+    return begin, torch.maximum(end.clamp(max=width), begin)
+
+
+def _best(scores: Any, layout: Layout, begin: Any, end: Any, shift: Any) -> Any:
+    """Column of the best score of each block, the first of equal ones, of shape (rows, blocks)."""
+    size, width = layout.block_size, scores.shape[-1]
+    # By the bits: float comparisons change in a flush-to-zero mode.
+    bits = scores.detach().float().view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    level = torch.where(bits < 0, -magnitude, magnitude)
+    level = -level if layout.ranking == "smallest" else level
+    level = torch.where(magnitude > 0x7F800000, _HIGHEST if layout.ranking == "nan_first" else 1 - _HIGHEST, level)
+    column = torch.arange(-(-width // size) * size, device=scores.device) + shift[:, None]
+    inside = (column >= begin[:, None]) & (column < end[:, None])
+    level = torch.where(inside, level.gather(-1, column.clamp(max=width - 1)), -_HIGHEST)
+    best = level.unflatten(-1, (-1, size)).argmax(-1, keepdim=True)
+    return column.unflatten(-1, (-1, size)).gather(-1, best).squeeze(-1)
+
+
+def _places(positions: Any, block_table: Any, width: int) -> Any:
+    """Positions of the scores, as `ksieve.core.gathering.positions_of` has them."""
+    given = positions if positions is not None else block_table
+    given = given.flatten(0, -2).long() if given.dim() > 1 else given[None].long()
+    if positions is not None:
+        return given
+    size = width // max(given.shape[-1], 1)
+    return (given[..., None] * size + torch.arange(size, device=given.device)).flatten(1)
+
+
+def _at(places: Any, entry: Any, begin: Any, end: Any) -> Any:
+    """Columns within the windows in which positions stand."""
+    if places.shape[-1] == 0:
+        return torch.zeros_like(entry)
+    column = torch.arange(places.shape[-1], device=places.device)
+    inside = (column >= begin[:, None]) & (column < end[:, None])
+    ordered, order = torch.where(inside, places, -1).sort(-1)
+    return order.gather(-1, torch.searchsorted(ordered, entry).clamp(max=places.shape[-1] - 1))

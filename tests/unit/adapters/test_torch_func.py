@@ -90,6 +90,10 @@ CALLS = {
     "offsets": {"offsets": vector(1, 2, 3, 4), "index_dtype": "int64"},
     "live rows": {"num_rows": vector(2)},
     "ties": {"tie_break": "high", "deterministic": True},
+    "blocks": {"block_size": 5, "force_last": 1, "expand": True, "lengths": vector(48, 3, 0, 33)},
+    "pools": {"expand": 4, "tail": vector(192, 7, 0, 34)},
+    "positions": {"positions": torch.arange(4 * 48).flip(0).int().view(4, 48) - 9, "force_first": 1},
+    "candidates": {"block_table": torch.arange(48).int().view(4, 12) - 2, "lengths": vector(48, 3, 0, 33)},
 }
 
 
@@ -100,10 +104,10 @@ def call(x, options):
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 def test_a_compiled_program_with_options_has_the_gradient_of_the_call(options):
     x = torch.randint(0, 9, (ROWS, WIDTH)).float().requires_grad_()
-    weights = torch.arange(1.0, ROWS * K + 1).view(ROWS, K)
     answers = []
     for program in (call, compiled(call)):
         found = program(x, options)
+        weights = torch.arange(1.0, found[1].numel() + 1).view_as(found[1])
         loss = (torch.where(found[1].isfinite(), found[1], 0) * weights).sum()
         answers.append((*(part.detach() for part in found), *torch.autograd.grad(loss, x)))
     assert len(answers[0]) == len(answers[1]) and answers[0][-1].any()
@@ -190,6 +194,7 @@ def test_the_operator_passes_opcheck():
         ({"k": 3, "return_stats": True}, "return_stats: got True"),
         ({"k": 3, "lengths": vector(1, 2, 3)}, "lengths: got shape"),
         ({"k": 3, "sorted": "best"}, "sorted: got 'best'"),
+        ({"k": 3, "counts_out": vector(1, 2, 3, 4)}, "counts_out: got a tensor inside torch.func"),
     ],
 )
 def test_bad_arguments_are_named_inside_a_transform(options, message):

@@ -211,6 +211,16 @@ OPTION_CALLS = {
          "return_values": True, "return_raw": True}, 3,
     ),
     "mapped": ({"page_table": torch.arange(3000, dtype=torch.int32)[None], "row_to_request": vector(0, 0, 1, 0)}, 1),
+    "blocks": (
+        {"block_size": 8, "force_first": 1, "force_last": 1, "force": "beside", "expand": True, "sorted": "index",
+         "return_values": True, "return_raw": True, "offsets": vector(1, 2, 3, 4)}, 3,
+    ),
+    "pools": ({"expand": 4, "tail": vector(12000, 21, 0, 403), "sorted": True, "index_dtype": "int64"}, 1),
+    "candidates": (
+        {"block_table": torch.arange(400, 0, -1).int().view(4, 100), "deterministic": True,
+         "counts_out": vector(9, 9, 9, 9)}, 1,
+    ),
+    "positions": ({"positions": torch.arange(12000).int().view(4, 3000) - 2, "force_last": 2, "sorted": True}, 1),
 }  # fmt: skip
 
 
@@ -230,9 +240,11 @@ def test_options_compile_without_graph_breaks(rows, options, parts):
     def program(x, arrays):
         return ksieve.topk(x * 2, k=K, **fixed, **arrays)
 
-    want = program(scores, tensors)
+    want, counts = program(scores, tensors), tensors.get("counts_out", vector(9)).clone()
     assert (len(want) if isinstance(want, tuple) else 1) == parts
+    tensors |= {"counts_out": torch.zeros_like(counts)} if "counts_out" in tensors else {}
     equal_answers(compiled(program)(scores, tensors), want)
+    assert torch.equal(tensors.get("counts_out", counts), counts)
 
 
 def test_a_k_of_each_row_compiles(rows):
@@ -272,6 +284,10 @@ def test_the_operator_with_options_passes_opcheck(rows):
     args = (scores.bfloat16(), lengths, vector(3), None, None, vector(1, 2, 3, 99), None, None, None, K, None, text)
     outs |= {"values_out": None, "raw_out": None}
     torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outs)
+    served = ksieve.Options(block_size=8, force_last=1, expand=8, tail=True, counts=True)
+    args = (scores, lengths, *(None,) * 7, K, None, torch_ops.json.dumps(torch_ops.asdict(served)))
+    outs |= {"out": torch.empty((4, 8 * K + 7), dtype=torch.int32), "tail": lengths, "counts_out": vector(0, 0, 0, 0)}
+    torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outs)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +299,9 @@ def test_the_operator_with_options_passes_opcheck(rows):
         (lambda x, n: ksieve.topk(x, n, k=K, starts=n.long()), "starts: got torch.int64"),
         (lambda x, n: ksieve.topk(x, n, k=K, values_out=x[:, :K].double()), "values_out: got torch.float64"),
         (lambda x, n: ksieve.topk(x, n, k=K, smallest=True), "unexpected keyword argument"),
+        (lambda x, n: ksieve.topk(x, n, k=K, block_size=8, expand=4), "expand: got 4; takes 8"),
+        (lambda x, n: ksieve.topk(x, n, k=K, expand=4, tail=n.long()), "tail: got torch.int64"),
+        (lambda x, n: ksieve.topk(x, n, k=K, block_table=n), "block_table: got torch.int32 of 1 dimension"),
     ],
 )
 def test_bad_options_are_named_while_tracing(rows, change, message):

@@ -35,8 +35,11 @@ def draw(stem: str | os.PathLike[str]) -> list[Path]:
         def cell(x: float, y: int, text: object, width: float = 1.0, colour: str | None = None) -> None:
             from matplotlib.patches import Rectangle
 
-            look = {"facecolor": colour or figures.CARD, "edgecolor": figures.MUTED, "linewidth": 0.9}
-            axes.add_patch(Rectangle((x, y - 0.36), width, 0.72, **look))
+            axes.add_patch(
+                Rectangle(
+                    (x, y - 0.36), width, 0.72, facecolor=colour or figures.CARD, edgecolor=figures.MUTED, linewidth=0.9
+                )
+            )
             ink = {"color": figures.CARD if colour else figures.INK, "weight": "bold" if colour else "normal"}
             axes.text(x + width / 2, y, str(text), ha="center", va="center", **ink)
 
