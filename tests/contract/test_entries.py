@@ -34,7 +34,7 @@ AXES: dict[str, tuple] = {
     "starts": (False, True),
     "index_base": (None, "row", "start"),
     "next_n": (1, 2, 3),
-    "positions": (False, True),
+    "positions": (None, "positions", "block_table"),
     "ks": (False, True),
     "transform": (None, "offsets", "pages", "mapped"),
     "page_size": (1, 64),
@@ -77,9 +77,11 @@ def built(case, seed):
         call[case["bounds"]] = vector(rows // next_n, -1, width + 2)
     if case["starts"]:
         call["starts"] = vector(rows, -1, width // 2 + 1)
-    if case["positions"] and not block:
-        held = np.stack([rng.permutation(3 * width + 1)[:width] for _ in range(rows)])
-        call["positions"] = np.where(held % 4 == 0, -1 - held, held).astype(np.int32)
+    if case["positions"] and width and not block:
+        blocks = width // (7 if width % 7 == 0 else 3 if width % 3 == 0 else 1)
+        count = width if case["positions"] == "positions" else blocks
+        held = np.stack([rng.permutation(3 * count + 1)[:count] for _ in range(rows)])
+        call[case["positions"]] = np.where(held % 4 == 0, -1 - held, held).astype(np.int32)
     else:
         call["index_base"] = case["index_base"]
     if case["ks"]:
@@ -121,7 +123,7 @@ def run(x, k, call, backend, policy="direct", kind="new"):
 
 def judge(x, k, call, raw):
     names = ("starts", "ends", "next_n", "index_base", "positions", "largest", "nan", "sorted", "tie_break")
-    names += ("block_size", "force_first", "force_last", "force", "expand", "tail")
+    names += ("block_table", "block_size", "force_first", "force_last", "force", "expand", "tail")
     more = {name: call[name] for name in names if name in call}
     more |= {"k": call["ks"]} if "ks" in call else {}
     return ksieve.verify(x, call.get("lengths"), raw, num_rows=call.get("live"), **more)

@@ -42,6 +42,15 @@ def tail_of(row, call):
     return max(int(call["tail"][row // n]) - (n - 1 - row % n), 0)
 
 
+def positions_of(row, width, call):
+    """Positions of a row's scores, negative where there is none; None where they are columns."""
+    if call.get("block_table") is not None:
+        table = call["block_table"][row].tolist()
+        size = width // len(table)
+        return [table[c // size] * size + c % size for c in range(width)]
+    return None if call.get("positions") is None else call["positions"][row].tolist()
+
+
 def entries_of(x, row, call):
     """Entries of a row in ascending order of their numbers, and the positions of its tail; `x` holds ranks."""
     begin, end = window(row, x.shape[1], call)
@@ -65,8 +74,8 @@ def entries_of(x, row, call):
                 best = max(own, key=lambda c: (x[row, c], -c))
                 found.append(Entry(number, x[row, best], best, positions))
     else:
-        named = call.get("positions")
-        numbers = {c: base + c - begin if named is None else int(named[row, c]) for c in columns}
+        named = positions_of(row, x.shape[1], call)
+        numbers = {c: base + c - begin if named is None else named[c] for c in columns}
         found = [
             Entry(n, x[row, c], c, list(range(n * expand, (n + 1) * expand)))
             for c, n in numbers.items()
