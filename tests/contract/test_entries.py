@@ -286,9 +286,9 @@ def test_any_rank_and_library():
 
 
 def test_values_carry_the_gradient_of_the_scores_that_they_are():
-    """Of every second combination of the options: each slot weighs the first of its entry's best scores."""
+    """Of every third combination of the options: each slot weighs the first of its entry's best scores."""
     torch = pytest.importorskip("torch")
-    for seed, case in list(enumerate(pairwise(AXES)))[::2]:
+    for seed, case in list(enumerate(pairwise(AXES)))[::3]:
         x, k, call = built(case | {"dtype": "float32"}, seed)
         tensor = torch.from_numpy(x).requires_grad_()
         more = {name: value for name, value in call.items() if name not in ("ks", "live", "lengths")}

@@ -53,7 +53,7 @@ def test_every_model_on_the_cpu(tmp_path):
 @pytest.fixture
 def device(monkeypatch):
     """Let the bench believe in a GPU: its plans and tensors are the CPU's, its clock is made up."""
-    planned = api.plan
+    planned, made = api.plan, []
 
     def plan(*, device, options, **facts):
         assert device is H200
@@ -65,12 +65,14 @@ def device(monkeypatch):
         return [torch.full((rows, width), 7.0, dtype=getattr(torch, dtype)) for _ in range(2)]
 
     monkeypatch.setattr(api, "plan", plan)
+    monkeypatch.setattr(blocks, "compile_plans", lambda plans, progress: made.extend(plans))
     monkeypatch.setattr(gpu, "require_device", lambda: H200)
     monkeypatch.setattr(gpu, "allocate", allocate)
     monkeypatch.setattr(floor, "contenders", lambda *_: [timing.Contender("read a", lambda i: None)])
     monkeypatch.setattr(timing, "measure", measure)
     monkeypatch.setattr(Plan, "workspace", lambda self: pytest.fail("nothing to hold"))
     monkeypatch.setattr(record, "environment", lambda *, gpu: dict(ENVIRONMENT))
+    return made
 
 
 def test_on_a_gpu_targets_are_told_and_missing_kernels_too(device, tmp_path, monkeypatch):
@@ -80,6 +82,7 @@ def test_on_a_gpu_targets_are_told_and_missing_kernels_too(device, tmp_path, mon
     assert done.exit_code != 0 and "scores on the CPU" in done.output
     payload = json.loads((tmp_path / "blocks-cuda.json").read_text())
     found = payload["results"]["shapes"]
+    assert [plan.problem.k for plan in device] == 2 * [16] * 3 + 2 * [512] * 3 + 2 * [16, 14]
     assert [case["selectors"]["ksieve"]["exact"] for case in found] == [True] * 4 + [None] * 2
     assert found[0]["selectors"]["ksieve"]["of_floor"] == 0.8 and "times_faster" not in found[4]
     with pytest.raises(ValueError, match=r"MiniMax-M3, scored, 1 x 20,480: no exact answer was measured"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from ksieve.lab.bench.glue import Steps
 from ksieve.lab.bench.gpu import Progress, Tell
 from ksieve.lab.bench.peers import POISON, VERIFY_BYTES
 from ksieve.lab.bench.timing import Contender, Timing
+from ksieve.lab.bench.variants import compile_plans
+from ksieve.planning.plan import Plan
 
 OWN, BARE, WRITE = "ksieve", "selection", "write"
 """The call; the same without forced entries, expansion and tail; a plain write of its output."""
@@ -148,6 +151,23 @@ def run(
     return record.payload("blocks", settings, {"shapes": results}, gpu=kind == "cuda")
 
 
+def prepare(listed: Sequence[Case], progress: Progress) -> None:
+    """Compile the kernels of a `run` on a GPU on all processors."""
+    device, plans = gpu.require_device(), []
+    for model, rows, positions, dtype in listed:
+        steps, width = model.steps, width_of(model, positions)
+        pooled, inside = width // steps.block, steps.k - steps.first - steps.last
+        for asked, scored in ((steps, width), (steps.bare, width), (Steps(inside), pooled)):
+            with contextlib.suppress(ArgumentError):  # the run says so
+                plans.append(_plan(asked, rows, scored, dtype, device, dict.fromkeys(asked.arrays, True)))
+    compile_plans(plans, progress)
+
+
+def _plan(steps: Steps, rows: int, width: int, dtype: str, device: DeviceInfo | str, given: Mapping[str, Any]) -> Plan:
+    options = arguments.resolve(steps.keywords(given), None, lengths=True, length_dtype="int32")
+    return api.plan(rows=rows, width=width, k=steps.k, dtype=dtype, device=device, options=options)
+
+
 def _measure(case: Case, kind: str, device: DeviceInfo | str, rounds: int, seed: int) -> dict[str, Any]:
     import torch
 
@@ -218,11 +238,9 @@ def _call(
     steps: Steps, matrices: Any, lengths: Any, given: dict[str, Any], outs: Any, device: DeviceInfo | str, dtype: str
 ) -> Callable[[int], None]:
     """One call of `ksieve.topk` with its plan."""
-    asked = steps.keywords(given)
-    options = arguments.resolve(asked, None, lengths=True, length_dtype="int32")
+    asked, held = steps.keywords(given), dict[str, Any]()
     rows, width = matrices[0].shape
-    plan = api.plan(rows=rows, width=width, k=steps.k, dtype=dtype, device=device, options=options)
-    held: dict[str, Any] = {}
+    plan = _plan(steps, rows, width, dtype, device, given)
 
     def call(i: int) -> None:
         if plan.workspace_bytes and not held:

@@ -7,7 +7,7 @@ knows none of this: it rebuilds the selected entries from the positions and comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,18 @@ class Steps:
         """The selection alone, without forced entries and with the numbers of the entries as its result."""
         return Steps(self.k, self.block)
 
-    def keywords(self, given: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the arrays that the call takes besides lengths."""
+        return (*["tail"] * self.tail, *["block_table"] * self.table)
+
+    def keywords(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Keyword arguments of `ksieve.topk`; `given` holds the arrays ``tail`` and ``block_table``."""
         named = {"block_size": self.block, "force_first": int(self.first), "force_last": int(self.last)}
         asked: dict[str, Any] = {name: value for name, value in named.items() if value > (name == "block_size")}
         if self.expand > 1:
             asked["expand"] = self.expand
-        return asked | {name: given[name] for name in ("tail", "block_table") if name in given}
+        return asked | {name: given[name] for name in self.arrays}
 
 
 def by_torch(scores: Any, counts: Any, k: int) -> Any:

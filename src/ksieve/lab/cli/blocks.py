@@ -49,8 +49,15 @@ def bench_blocks(
     listed = blocks.cases(names, [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)], asked)
     path = gpu.target(out, f"blocks-{device}")
     gpu.ready(figures)
+    if device == "cuda":
+        with terminal.progress("compiling", unit="kernels", waiting="starting the GPU") as update:
+            blocks.prepare(listed, update)
     with terminal.progress("measuring", len(listed), unit="cases", waiting="loading the kernels") as update:
-        payload = blocks.run(listed, kind=device, rounds=rounds, seed=seed, progress=update)
+        tell = gpu.teller()
+        payload = blocks.run(
+            listed, kind=device, rounds=rounds, seed=seed, progress=update,
+            each=tell and (lambda case: tell(case | {"family": case["model"]})),
+        )  # fmt: skip
     results = payload["results"]
     found, rows = gpu.measured(results), []
     for case in found:
