@@ -7,7 +7,8 @@ depends on. The arrays themselves are arguments of `ksieve.topk`. Calls with equ
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -204,7 +205,7 @@ class Options:
     @property
     def lean(self) -> bool:
         """Whether no option is used but the ranking and 64-bit lengths: kernels then take no further arguments."""
-        return self.plain or replace(self, largest=True, nan="last", length_dtype="int32") == PLAIN
+        return self is PLAIN or _burdening(self) == _burdening(PLAIN)
 
     @property
     def ranking(self) -> Ranking:
@@ -275,5 +276,8 @@ _NUMBERS = (
     ("expand", 1, MAX_BLOCK),
 )
 """Options that are ints, with the least and the most that each takes; 0 where another check says the most."""
+
+_burdening = attrgetter(*(f.name for f in fields(Options) if f.name not in ("largest", "nan", "length_dtype")))
+"""Values of the options that a kernel takes further arguments for."""
 
 PLAIN = Options()

@@ -7,7 +7,9 @@ described at the top of their sources in `ksieve/kernels`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
+from functools import lru_cache
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
@@ -147,65 +149,92 @@ def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str
     """
     known, family = _known(problem, device), families[-1]
     one_cta = family in ONE_CTA
-
-    def room(geometry: Geometry) -> int:
-        return candidate_bytes_of(geometry, device, problem.dtype)
-
-    def fitted(geometry: Geometry) -> Geometry:
-        """With fewer resident CTAs, where a multiprocessor has less shared memory than the one it was measured on.
-
-        Also for options on another architecture or of another dtype: in 64 registers, which suffice for what was
-        measured, ptxas would spill.
-        """
-        tight = (
-            ("resident" in known.derived or geometry.source == shapes.DERIVED_DTYPE)
-            and not problem.options.lean
-            and geometry.threads * geometry.ctas_per_sm >= 1024
-        )
-        counts = range(geometry.ctas_per_sm - bool(tight), 0, -1)
-        return next((g for ctas in counts if room(g := replace(geometry, ctas_per_sm=ctas)) >= 0), geometry)
-
-    def alone(geometry: Geometry) -> Geometry:
-        return replace(geometry, ctas_per_sm=1, overflow_vectors=0)
-
-    def possible(geometry: Geometry) -> bool:
-        if family == "resident_cluster" and geometry.ctas_per_row > known.cluster_limit(device):
-            return False
-        if geometry.registers and (tied(problem) or problem.options.order != "any"):
-            return False
-        if geometry.registers and problem.k > register_slots(geometry, problem.dtype):
-            return False
-        if one_cta and problem.rows < geometry.fewest_rows:
-            return False
-        if geometry.plain and not problem.options.lean:
-            return False
-        if family == "resident_grid" and not _grid_may_hold(problem, device, geometry):
-            return False
-        if family == "resident_grid" and geometry.ctas_per_row > device.sm_count * geometry.ctas_per_sm:
-            return False  # its CTAs wait for each other, so all of them must run at once
-        if geometry.overflow_vectors and tied(problem) and room(alone(geometry)) < 0:
-            return False  # tie-breaks need the whole row in the ring
-        stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "resident_cluster" and tied(problem) else 0
-        return problem.width <= geometry.resident_width and stored <= room(geometry)
-
-    listed = [g for f in families if f in known.resident for g in map(fitted, known.resident_of(f, device))]
-    fitting = [g for g in sorted(listed, key=lambda g: g.resident_width) if possible(g)]  # keeps the families' order
-    same = [g for g in fitting if g.resident_width == fitting[0].resident_width]
-    found = next((g for g in same if not g.most_rows or problem.rows <= g.most_rows), same[-1] if same else None)
+    candidates = _fitted(known, device, families, problem.options.lean)
+    found, narrowest = None, 0
+    for geometry, room in candidates[bisect_left(candidates, problem.width, key=lambda c: c[0].resident_width) :]:
+        if found is not None and geometry.resident_width > narrowest:
+            break
+        if _possible(problem, device, known, family, geometry, room):
+            found, narrowest = (geometry, room), geometry.resident_width
+            if not geometry.most_rows or problem.rows <= geometry.most_rows:
+                break
     if found is None:
         return None
-    if one_cta and 0 < found.most_rows < problem.rows and problem.k <= RESIDENT_RANK:
+    geometry, room = found
+    if one_cta and 0 < geometry.most_rows < problem.rows and problem.k <= RESIDENT_RANK:
         return None
+    if geometry.overflow_vectors and tied(problem):
+        return _alone(geometry)
+    if resident_slots(room) >= problem.k:
+        return geometry
 
     def resident(ctas: int) -> Geometry:
-        most = found.most_rows and max(found.most_rows * ctas // found.ctas_per_sm, 1)
-        return replace(found, ctas_per_sm=ctas, most_rows=most)
+        most = geometry.most_rows and max(geometry.most_rows * ctas // geometry.ctas_per_sm, 1)
+        return replace(geometry, ctas_per_sm=ctas, most_rows=most)
 
-    whole = alone(resident(1))
-    if found.overflow_vectors and tied(problem):
-        return whole
-    fewer = [resident(ctas) for ctas in (found.ctas_per_sm, *range(found.ctas_per_sm - 1, 1, -1))]
-    return next((g for g in (*fewer, whole) if resident_slots(room(g)) >= problem.k), None)
+    fewer = [resident(ctas) for ctas in range(geometry.ctas_per_sm - 1, 1, -1)]
+    return next(
+        (
+            shape
+            for shape in (*fewer, _alone(resident(1)))
+            if resident_slots(candidate_bytes_of(shape, device, problem.dtype)) >= problem.k
+        ),
+        None,
+    )
+
+
+@lru_cache(maxsize=512)
+def _fitted(
+    known: Shapes, device: DeviceInfo, families: tuple[str, ...], lean: bool
+) -> tuple[tuple[Geometry, int], ...]:
+    """Resident shapes of some families, narrowest first, with the bytes that each leaves for candidates.
+
+    They have fewer resident CTAs where a multiprocessor has less shared memory than the one they were measured on; also
+    for options (not `lean`) on another architecture or of another dtype: in 64 registers, which suffice for what was
+    measured, ptxas would spill.
+    """
+
+    def fitted(shape: Geometry) -> tuple[Geometry, int]:
+        tight = (
+            ("resident" in known.derived or shape.source == shapes.DERIVED_DTYPE)
+            and not lean
+            and shape.threads * shape.ctas_per_sm >= 1024
+        )
+        for ctas in range(shape.ctas_per_sm - bool(tight), 0, -1):
+            fewer = replace(shape, ctas_per_sm=ctas)
+            if (room := candidate_bytes_of(fewer, device, known.dtype)) >= 0:
+                return fewer, room
+        return shape, candidate_bytes_of(shape, device, known.dtype)
+
+    listed = [fitted(g) for family in families if family in known.resident for g in known.resident_of(family, device)]
+    return tuple(sorted(listed, key=lambda found: found[0].resident_width))  # keeps the families' order
+
+
+def _alone(geometry: Geometry) -> Geometry:
+    """Return the shape with a multiprocessor for each CTA, and so the whole row in its ring."""
+    return replace(geometry, ctas_per_sm=1, overflow_vectors=0)
+
+
+def _possible(problem: Problem, device: DeviceInfo, known: Shapes, family: str, geometry: Geometry, room: int) -> bool:
+    """Whether a resident shape, which has room for the rows and `room` bytes for candidates, can run a problem."""
+    if family == "resident_cluster" and geometry.ctas_per_row > known.cluster_limit(device):
+        return False
+    if geometry.registers and (tied(problem) or problem.options.order != "any"):
+        return False
+    if geometry.registers and problem.k > register_slots(geometry, problem.dtype):
+        return False
+    if family in ONE_CTA and problem.rows < geometry.fewest_rows:
+        return False
+    if geometry.plain and not problem.options.lean:
+        return False
+    if family == "resident_grid" and not _grid_may_hold(problem, device, geometry):
+        return False
+    if family == "resident_grid" and geometry.ctas_per_row > device.sm_count * geometry.ctas_per_sm:
+        return False  # its CTAs wait for each other, so all of them must run at once
+    if geometry.overflow_vectors and tied(problem) and candidate_bytes_of(_alone(geometry), device, problem.dtype) < 0:
+        return False  # tie-breaks need the whole row in the ring
+    stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "resident_cluster" and tied(problem) else 0
+    return stored <= room
 
 
 def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geometry:

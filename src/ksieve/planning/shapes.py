@@ -11,7 +11,7 @@ was reasoned instead.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -158,9 +158,9 @@ class Stride:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shapes:
-    """What is measured or derived for one class of devices.
+    """What is measured or derived for one class of devices. Each is read once, and compared by identity.
 
     Attributes
     ----------
@@ -234,18 +234,15 @@ class Shapes:
 
     def resident_of(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
         """Resident shapes of a family for a device; which of them fit its shared memory, the planner decides."""
-        return self._scaled("resident", self.resident.get(family, ()), family, device)
+        return _scaled(self, "resident", family, device)
 
     def streamed_of(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
         """Shapes of a family for rows that do not stay on chip, for a device."""
-        return self._scaled("streamed", self.streamed.get(family, ()), family, device)
+        return _scaled(self, "streamed", family, device)
 
     def strides_of(self, device: DeviceInfo) -> tuple[Stride, ...]:
         """Sampling policies for a device."""
-        count, measured = device.sm_count, self._multiprocessors("strides")
-        if count == measured:
-            return self.strides
-        return tuple(replace(s, most_rows=s.most_rows * count // measured) for s in self.strides)
+        return _strides_of(self, device.sm_count)
 
     def stride_for(self, rows: int, width: int, ratio: int, device: DeviceInfo) -> Stride:
         """Return the entry that decides the sampling policy of rows, whose width is `ratio` times k."""
@@ -259,34 +256,9 @@ class Shapes:
         """Return the entry that decides whether CTAs share rows of a width; None if they never do."""
         return next((split for split in reversed(self.splits) if width >= split.narrowest), None)
 
-    def _multiprocessors(self, part: str) -> int:
-        """Of the device that a part was measured on."""
+    def measured_on(self, part: str) -> int:
+        """Return the multiprocessors of the device that a part was measured on."""
         return of_class(self.derived_from).multiprocessors if part in self.derived else self.multiprocessors
-
-    def _scaled(self, part: str, found: Iterable[Geometry], family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
-        """Shapes with their row limits in proportion to the device's multiprocessors.
-
-        A limit says how many rows fill the device: with as many CTAs a row, a device of 78 multiprocessors is full
-        with 78/132 of the rows of one of 132. The source of a shape that was derived says so.
-        """
-        count, measured = device.sm_count, self._multiprocessors(part)
-        if part not in self.derived and count == measured:
-            return tuple(found)
-        origin = of_class(self.derived_from) if part in self.derived else self
-        return tuple(
-            replace(
-                shape,
-                plain=shape.plain or shape.resident_width in self.spilled_with_options.get(family, ()),
-                most_rows=shape.most_rows * count // measured,
-                fewest_rows=(shape.fewest_rows - 1) * count // measured + 1 if shape.fewest_rows else 0,
-                us=0.0,
-                source=f"{DERIVED}those of {origin.devices}, for {count} in place of {measured} multiprocessors",
-            )
-            for shape in found
-            if shape.resident_width not in self.spilled.get(family, ())
-            # 0 would mean any number of rows: such a shape is for fewer rows than one.
-            and (not shape.most_rows or shape.most_rows * count >= measured)
-        )
 
     def cluster_limit(self, device: DeviceInfo) -> int:
         """CTAs of the largest cluster that surely runs on a device of this class.
@@ -299,6 +271,43 @@ class Shapes:
     def tables(self) -> tuple[dict[str, Geometry], ...]:
         """Tables with one shape for each family."""
         return self.usual, self.roomy
+
+
+@lru_cache(maxsize=512)
+def _scaled(known: Shapes, part: str, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
+    """Shapes of a family in a part, with their row limits in proportion to the device's multiprocessors.
+
+    A limit says how many rows fill the device: with as many CTAs a row, a device of 78 multiprocessors is full
+    with 78/132 of the rows of one of 132. The source of a shape that was derived says so.
+    """
+    found: tuple[Geometry, ...] = getattr(known, part).get(family, ())
+    count, measured = device.sm_count, known.measured_on(part)
+    if part not in known.derived and count == measured:
+        return found
+    origin = of_class(known.derived_from) if part in known.derived else known
+    return tuple(
+        replace(
+            shape,
+            plain=shape.plain or shape.resident_width in known.spilled_with_options.get(family, ()),
+            most_rows=shape.most_rows * count // measured,
+            fewest_rows=(shape.fewest_rows - 1) * count // measured + 1 if shape.fewest_rows else 0,
+            us=0.0,
+            source=f"{DERIVED}those of {origin.devices}, for {count} in place of {measured} multiprocessors",
+        )
+        for shape in found
+        if shape.resident_width not in known.spilled.get(family, ())
+        # 0 would mean any number of rows: such a shape is for fewer rows than one.
+        and (not shape.most_rows or shape.most_rows * count >= measured)
+    )
+
+
+@lru_cache
+def _strides_of(known: Shapes, count: int) -> tuple[Stride, ...]:
+    """Sampling policies, with their row limits in proportion to a device's multiprocessors."""
+    measured = known.measured_on("strides")
+    if count == measured:
+        return known.strides
+    return tuple(replace(s, most_rows=s.most_rows * count // measured) for s in known.strides)
 
 
 def parts_of(facts: Mapping[str, Any], name: str) -> dict[str, Any]:

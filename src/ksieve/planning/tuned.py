@@ -12,7 +12,8 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -252,7 +253,21 @@ def shapes_of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
         If no class covers the device, or `VARIABLE` names a file that cannot be used. A file in the configuration
         directory is then ignored, with one warning.
     """
-    return _shapes_of(device, dtype, os.environ.get("KSIEVE_TUNED", ""))
+    found = _shapes_of(device, dtype, os.environ.get("KSIEVE_TUNED", ""))
+    return _others.get(found, found) if _others else found
+
+
+_others: dict[Shapes, Shapes] = {}
+
+
+@contextmanager
+def replaced(known: Shapes, other: Shapes) -> Iterator[None]:
+    """Plan with other shapes in the place of known ones for a while, as studies do."""
+    _others[known] = other
+    try:
+        yield
+    finally:
+        del _others[known]
 
 
 @lru_cache

@@ -12,9 +12,10 @@ from frozen import frozen_shapes
 from ksieve import dispatch
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
+from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
 from ksieve.planning import cuda as planner_cuda
-from ksieve.planning import length_bins, memory, shapes, thresholds
+from ksieve.planning import length_bins, memory, shapes, thresholds, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.thresholds import (
@@ -452,16 +453,16 @@ def test_clusters_of_sixteen_need_room_side_by_side():
     )
 
 
-def test_a_cluster_holds_whole_rows_or_nothing(monkeypatch):
-    for table in shapes.of(H200).tables():
-        if "resident_cluster" in table:
-            monkeypatch.setitem(table, "resident_cluster", replace(table["resident_cluster"], resident_width=4096))
-    monkeypatch.setitem(shapes.of(H200).resident, "resident_cluster", ())
-    assert ksieve.plan(rows=1, width=4096, k=512, device=H200, family="resident_cluster").resident_width == 4096
-    with pytest.raises(
-        ArgumentError, match=r"geometry: got resident_width=4096; takes 0, or at least the width of 4097"
-    ):
-        ksieve.plan(rows=1, width=4097, k=512, device=H200, family="resident_cluster")
+def test_a_cluster_holds_whole_rows_or_nothing():
+    shipped = shapes.of(H200)
+    usual = shipped.usual | {"resident_cluster": replace(shipped.usual["resident_cluster"], resident_width=4096)}
+    known = replace(shipped, usual=usual, resident={**shipped.resident, "resident_cluster": ()})
+    with tuned.replaced(shipped, known):
+        assert ksieve.plan(rows=1, width=4096, k=512, device=H200, family="resident_cluster").resident_width == 4096
+        with pytest.raises(
+            ArgumentError, match=r"geometry: got resident_width=4096; takes 0, or at least the width of 4097"
+        ):
+            ksieve.plan(rows=1, width=4097, k=512, device=H200, family="resident_cluster")
 
 
 def test_only_sampled_rows_have_a_rank():
@@ -625,3 +626,19 @@ def test_a_gpu_with_little_shared_memory_has_fewer_ctas_of_a_shape():
         ("resident_block", 256, 4),
         ("resident_block", 256, 2),
     ]
+
+
+def test_a_new_shape_fits_no_launch_shape_again():
+    """Engines bring new numbers of rows with each prefill: what depends on the device alone is computed once."""
+    options = Options(windows="ends", index_base="start", nan="highest")
+
+    def plan(rows, width):
+        return planner.choose(
+            Problem(rows, width, width, 2048, "bfloat16", Device("cuda", 0), options), DEVICES["h20"], kept=False
+        )
+
+    seen = {plan(rows, width).family for rows in (3, 70, 900, 7000) for width in (2000, 20_000, 200_000)}
+    before = planner_cuda._fitted.cache_info()
+    seen |= {plan(rows, width).family for rows in (4, 71, 901, 7001) for width in (2100, 21_000, 210_000)}
+    after = planner_cuda._fitted.cache_info()
+    assert len(seen) > 3 and after.hits > before.hits and after.misses == before.misses

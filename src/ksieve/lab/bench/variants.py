@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,10 @@ class Variant:
     def plan(self, rows: int, width: int, k: int, dtype: str, device: DeviceInfo) -> Plan:
         """Make the plan; `geometry` (threads, ctas_per_sm, ...) changes its storage too, `changes` does not."""
         asked: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "device": device}
-        with planned_with(self.shapes_file):
-            known = tuned.shapes_of(device, dtype)
-        with planned_with(self.shapes_file), _geometry(known, self.family, dict(self.geometry)):
+        with ExitStack() as stack:
+            stack.enter_context(planned_with(self.shapes_file))
+            for known in {tuned.shapes_of(device), tuned.shapes_of(device, dtype)}:
+                stack.enter_context(_geometry(known, self.family, dict(self.geometry)))
             plan = api.plan(**asked, family=self.family, policy=self.policy)
         changes: dict[str, Any] = dict(self.changes)
         if "splits" in changes and plan.family == "stream_split":
@@ -97,24 +98,16 @@ def planned_with(path: str) -> Iterator[None]:
 @contextmanager
 def _geometry(known: shapes.Shapes, family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
     """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
-    tables = [table for table in known.tables() if family in table]
-    listed = [table for table in (known.resident, known.streamed) if family in table]
     if not changes or family is None:
         yield
         return
-    kept = [table[family] for table in tables]
-    kept_lists = [table[family] for table in listed]
-    for table in tables:
-        table[family] = replace(table[family], **changes)
-    for several in listed:
-        several[family] = tuple(replace(shape, **changes) for shape in several[family])
-    try:
+    one = {p: getattr(known, p) for p in ("usual", "roomy") if family in getattr(known, p)}
+    several = {p: getattr(known, p) for p in ("resident", "streamed") if family in getattr(known, p)}
+    others: dict[str, Any] = {part: {**of, family: replace(of[family], **changes)} for part, of in one.items()} | {
+        part: {**of, family: tuple(replace(shape, **changes) for shape in of[family])} for part, of in several.items()
+    }
+    with tuned.replaced(known, replace(known, **others)):
         yield
-    finally:
-        for table, before in zip(tables, kept, strict=True):
-            table[family] = before
-        for several, shapes_before in zip(listed, kept_lists, strict=True):
-            several[family] = shapes_before
 
 
 def variants_of(families: Sequence[str | None], policies: Sequence[str | None], text: str | None) -> list[Variant]:
