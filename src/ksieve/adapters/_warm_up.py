@@ -17,17 +17,14 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
 
-MAX_ROWS, MAX_WIDTH = 16_384, 262_144
-"""Largest matrix of scores for which kernels are built, if no other is named."""
-
 
 def needed(
     engine: str,
     device: DeviceInfo,
     *,
     ks: Sequence[int],
-    max_rows: int = MAX_ROWS,
-    max_width: int = MAX_WIDTH,
+    max_rows: int = build.MAX_ROWS,
+    max_width: int = build.MAX_WIDTH,
     dtypes: Sequence[str] = ("float32",),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[KernelSpec, Plan]:

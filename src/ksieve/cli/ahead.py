@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ksieve.cli import files, terminal
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
+from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -35,6 +37,24 @@ def of_self_test(devices: Iterable[DeviceInfo]) -> dict[KernelSpec, Plan]:
         for scores, _, k in self_test.cases():
             rows, width = scores.shape
             found |= build.needed(device, rows=[rows], widths=[width], ranks=[k], unplanned=True)
+    return found
+
+
+def of_ranks(
+    devices: Iterable[DeviceInfo],
+    ks: Iterable[int],
+    dtypes: Iterable[str],
+    selected: Callable[[DeviceInfo, int, str, Options], Mapping[KernelSpec, Plan]],
+) -> dict[KernelSpec, Plan | None]:
+    """Return the kernels of ``--ranks``; `selected` are those of a rank's own selection, which have plans."""
+    from ksieve.backends.cuda import ranks
+    from ksieve.backends.cuda.jit.spec import architecture
+
+    found: dict[KernelSpec, Plan | None] = {}
+    for device, k, dtype in itertools.product(devices, ks, dtypes):
+        found |= dict.fromkeys(ranks.rank_kernels(architecture(device.capability), [k], [dtype]))
+        for options in ranks.selections("any" if k <= ranks.MOST_SLOTS else "value"):
+            found |= selected(device, k, dtype, options)
     return found
 
 

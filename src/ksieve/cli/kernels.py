@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,8 @@ from ksieve.cli import ahead, terminal
 from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag, output
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.options import Options
+from ksieve.core.problem import SCORE_DTYPES
 from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -59,6 +62,9 @@ def build(
     max_width: Annotated[
         int | None, count("--max-width", "N", "With --for: widest row. Default: 262144.", minimum=1)
     ] = None,
+    ranks: Annotated[
+        bool, flag("--ranks", "Also the kernels of ksieve.distributed for these shapes, on any number of ranks.")
+    ] = False,
     bundle: Annotated[
         str | None,
         output("Write the kernels into one file (.zip) that KSIEVE_BUNDLE names, with those of doctor.", "--bundle"),
@@ -76,11 +82,10 @@ def build(
     if cpu:
         cuda_alone = {
             "arch": arch, "k": k, "width": width, "rows": rows, "dtype": dtype, "family": family, "policy": policy,
-            "stats": stats, "for": engine, "max-rows": max_rows, "max-width": max_width, "bundle": bundle,
+            "stats": stats, "for": engine, "max-rows": max_rows, "max-width": max_width, "ranks": ranks,
+            "bundle": bundle,
         }  # fmt: skip
-        for name, given in cuda_alone.items():
-            if given:
-                raise ArgumentError(f"--{name}", given, "nothing with --cpu: CPU kernels are the same for every call")
+        _refuse(cuda_alone, "nothing with --cpu: CPU kernels are the same for every call")
         ahead.cpu()
         return
     from ksieve.backends.code_cache import Store
@@ -96,27 +101,37 @@ def build(
     file = None if bundle is None else ahead.bundle_target(bundle)
     devices = [device for a in arch for device in planning.devices_of_arch(a)] if arch else [_present_device()]
     dtypes = [d.value for d in dtype or [Dtype.float32]]
-    wanted: dict[KernelSpec, Plan] = {}
+    fixed: dict[str, object] = {"family": family, "policy": policy, "stats": stats}
     if engine is not None:
-        for name, given in (("rows", rows), ("width", width), ("family", family), ("policy", policy), ("stats", stats)):
-            if given:
-                raise ArgumentError(f"--{name}", given, "nothing with --for, which has --max-rows and --max-width")
-        wanted = _of_engine(engine, devices, k, max_rows, max_width, dtypes)
-    for name, number in (("max-rows", max_rows), ("max-width", max_width)):
-        if number is not None and engine is None:
-            raise ArgumentError(f"--{name}", number, "a number with --for; --rows and --width list shapes")
-    for device in devices if engine is None else ():
-        wanted |= planning.needed(
-            device,
-            rows=rows or planning.SERVING_ROWS,
-            widths=width or planning.SERVING_WIDTHS,
-            ranks=k or planning.SERVING_RANKS,
-            dtypes=dtypes,
-            families=family or [None],
-            policy=policy,
-            stats=stats,
-            unplanned=True,
-        )
+        _refuse({"rows": rows, "width": width} | fixed, "nothing with --for, which has --max-rows and --max-width")
+    else:
+        sizes = {"max-rows": max_rows, "max-width": max_width}
+        _refuse(sizes, "a number with --for; --rows and --width list shapes")
+    if ranks:
+        _refuse(fixed, "nothing with --ranks")
+    ks: Sequence[int] = k or ([2048] if engine else planning.SERVING_RANKS)
+    most = {"max_rows": max_rows or planning.MAX_ROWS, "max_width": max_width or planning.MAX_WIDTH}
+    shapes: dict[str, Any] = {
+        "rows": rows or planning.SERVING_ROWS,
+        "widths": width or planning.SERVING_WIDTHS,
+        "unplanned": True,
+    }
+
+    def selected(device: DeviceInfo, k: int, dtype: str, options: Options) -> dict[KernelSpec, Plan]:
+        if engine is not None:
+            return planning.covering(device, k, dtype=dtype, options=options, **most)
+        return planning.needed(device, ranks=[k], dtypes=[dtype], options=options, **shapes)
+
+    wanted: dict[KernelSpec, Plan | None] = {}
+    if engine is not None:
+        wanted |= _of_engine(engine, devices, ks, dtypes, **most)
+    else:
+        for device in devices:
+            wanted |= planning.needed(
+                device, ranks=ks, dtypes=dtypes, families=family or [None], policy=policy, stats=stats, **shapes
+            )
+    if ranks:
+        wanted |= ahead.of_ranks(devices, ks, dtypes, selected)
     if file is not None:
         wanted |= ahead.of_self_test(devices)
     start, compiled, lines, wrong = time.perf_counter(), 0, [], []
@@ -130,10 +145,10 @@ def build(
             compiled += new
             used = cubin.resources
             cubins[spec] = cubin
-            name = f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype} {spec.arch}"
+            name = f"{_kind_of(spec, plan)} {spec.arch}"
             spilled, shared = used.spill_stores + used.spill_loads, spec.shared_bytes + used.static_shared
             lines.append([name, str(used.registers), str(spilled), str(shared), "compiled" if new else "cached"])
-            wrong += [f"{name}: {text}" for text in planning.shortcomings(plan, spec, used)]
+            wrong += [f"{name}: {text}" for text in planning.shortcomings(plan, spec, used)] if plan else []
             update(done)
     terminal.table(["kernel", "registers", "spilled", "shared", ""], sorted(lines))
     kernels = "1 kernel" if len(wanted) == 1 else f"{len(wanted)} kernels"
@@ -158,24 +173,32 @@ def build(
     )
 
 
+def _refuse(given: Mapping[str, object], takes: str) -> None:
+    """Refuse options that others exclude."""
+    for name, value in given.items():
+        if value:
+            raise ArgumentError(f"--{name}", value, takes)
+
+
+def _kind_of(spec: KernelSpec, plan: Plan | None) -> str:
+    """What a kernel is, in the table of ``build``; those between the collectives of ranks have no plan."""
+    if plan is None:
+        return f"{spec.stem} {SCORE_DTYPES[dict(spec.defines)['KSIEVE_DTYPE']]}"
+    return f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype}"
+
+
 def _of_engine(
-    engine: Engine,
-    devices: list[DeviceInfo],
-    k: list[int] | None,
-    max_rows: int | None,
-    max_width: int | None,
-    dtypes: list[str],
+    engine: Engine, devices: Iterable[DeviceInfo], ks: Sequence[int], dtypes: Sequence[str], **most: int
 ) -> dict[KernelSpec, Plan]:
     """Kernels of an engine's calls on some devices."""
     try:
         from ksieve.adapters import _warm_up
     except ModuleNotFoundError as error:
         raise BackendError(f"--for calls the adapters, which need PyTorch ({error}): pip install torch") from None
-    sizes = {"max_rows": max_rows or _warm_up.MAX_ROWS, "max_width": max_width or _warm_up.MAX_WIDTH}
     wanted: dict[KernelSpec, Plan] = {}
     for device in devices:
         with terminal.progress(f"planning for {device.name}", unit="kinds of calls") as update:
-            wanted |= _warm_up.needed(engine, device, ks=k or [2048], dtypes=dtypes, progress=update, **sizes)
+            wanted |= _warm_up.needed(engine, device, ks=ks, dtypes=dtypes, progress=update, **most)
     return wanted
 
 

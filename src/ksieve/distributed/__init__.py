@@ -3,6 +3,7 @@
 Importing this module imports no PyTorch; `topk` and `plan` do. `simulate` runs all ranks in one process, in NumPy.
 """
 
+from ksieve.distributed.fused import prepare
 from ksieve.distributed.layouts import Contiguous, Interleaved
 from ksieve.distributed.plans import ShardPlan, plan
 from ksieve.distributed.ranks import topk
@@ -22,6 +23,7 @@ __all__ = [
     "Simulated",
     "choose",
     "plan",
+    "prepare",
     "simulate",
     "topk",
 ]

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
+from ksieve import dispatch
 from ksieve.backends.cuda import ranks
+from ksieve.core.problem import Device, Problem
 from ksieve.distributed.collectives import AllGather, AllReduce
 from ksieve.distributed.layouts import Interleaved
 from ksieve.distributed.plans import ShardPlan
@@ -56,7 +58,7 @@ def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool) -> G
 
     sampled = isinstance(schedule, Samples)
     step = schedule.step if isinstance(schedule, Samples) else 1
-    room = schedule.slots(shape) if isinstance(schedule, Samples) else 0
+    room = _room(plan)
     samples = k // step if sampled else 0
     stripe = plan.layout.size if isinstance(plan.layout, Interleaved) else 0
     best, sent = new(torch.int64, rows, k), new(torch.int64, rows, samples)
@@ -87,6 +89,47 @@ def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool) -> G
     merged = yield AllReduce(merged)
     launch("select")
     return indices, counts
+
+
+def prepare(plan: ShardPlan) -> ShardPlan:
+    """Compile and load the CUDA kernels of a plan's calls, so that none waits for a compiler.
+
+    Those between its collectives and those of this rank's own selection, with and without windows, on PyTorch's current
+    device. Sends nothing, and has no effect on the CPU.
+
+    Parameters
+    ----------
+    plan : ShardPlan
+
+    Returns
+    -------
+    ShardPlan
+        The plan itself.
+
+    Raises
+    ------
+    BackendError
+        If the kernels cannot be compiled or loaded here.
+    """
+    if plan.device != "cuda":
+        return plan
+    torch: Any = sys.modules["torch"]
+    index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    shape, ranking = plan.shape, plan.options.ranking
+    for options in ranks.selections("any" if covers(plan) else "value"):
+        if plan.width and options.ranking == ranking:
+            asked = Problem(shape.rows, plan.width, plan.width, shape.k, plan.dtype, Device("cuda", index), options)
+            dispatch.choose(asked).prepare()
+    if covers(plan):
+        stems = ranks.STEMS if isinstance(plan.schedule, Samples) else (ranks.STEMS[0], ranks.STEMS[-1])
+        for stem in stems:
+            ranks.load(stem, slots=max(shape.k, _room(plan)), dtype=plan.dtype, ranking=ranking, index=index)
+    return plan
+
+
+def _room(plan: ShardPlan) -> int:
+    """Slots of the second collective."""
+    return plan.schedule.slots(plan.shape) if isinstance(plan.schedule, Samples) else 0
 
 
 def place_of(device: Any) -> tuple[int, int]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
 from conftest import cuda_devices
 from ksieve import self_test
 from ksieve.backends.code_cache import Store
-from ksieve.backends.cuda.jit import bundle
+from ksieve.backends.cuda import ranks
+from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.problem import Device, Problem
+from ksieve.core.ranking import RANKINGS
 from ksieve.lab.cli.app import app
 from ksieve.planning.choose import choose
 from ksieve.planning.devices import DEVICES
@@ -155,3 +163,49 @@ def test_a_hostile_cache_is_listed_and_cleared(run, tmp_path):
     (tmp_path / "kernels").chmod(0o777)
     assert "can be written by others" in run("cache")
     assert run("cache", "--clear").startswith("removed 1 entry")
+
+
+def test_build_with_the_kernels_of_ranks(run, tmp_path, monkeypatch):
+    """What a process with the bundle then asks for is in it, and every one is listed."""
+    made = Cubin(b"code", "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads, Used 32 registers")
+    monkeypatch.setattr(cache, "compile_all", lambda specs, required: [(spec, (made, True)) for spec in specs])
+    said = run(*ROW_KERNEL, "--k", "4096", "--ranks", "--bundle", str(tmp_path / "ranks.zip"))
+    assert "ranks/between float32 sm_90a" in said and "resident_block direct float32 sm_90a" in said
+    monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "ranks.zip"))
+    for stem, ranking in itertools.product(ranks.STEMS, RANKINGS):
+        spec = ranks.rank_kernel(stem, "sm_90a", slots=2049, dtype="float32", ranking=ranking)
+        assert bundle.obtain(spec) == (Cubin(b"code", ""), False)
+    for options in ranks.selections():
+        asked = Problem(16, 3072, 3072, 512, "float32", Device("cuda", 0), options)
+        assert not bundle.missing([kernel_spec(choose(asked, DEVICES["h200"], kept=False))])
+    for words in (("--stats",), ("--policy", "direct"), ("--family", "stream")):
+        with pytest.raises(ArgumentError, match=rf"{words[0]}: got .*; takes nothing with --ranks"):
+            run(*ROW_KERNEL, "--ranks", *words)
+
+
+EIGHT = """
+import os, sys
+from ksieve.backends.cuda import ranks
+from ksieve.backends.cuda.jit import cache
+specs = [ranks.rank_kernel("ranks/between", "sm_90a", slots=128, dtype=d) for d in ("float32", "float16")]
+start, go = os.pipe()
+children = []
+for number in range(8):
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(start, 1)  # until the parent closes its end: all begin at once
+        made = [cache.obtain(spec, required=True) for spec in specs[:: 1 if number % 2 else -1]]
+        assert all(cubin.code.startswith(b"\\x7fELF") for cubin, _ in made)
+        os._exit(sum(new for _, new in made))
+    children.append(child)
+os.close(go)
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that begin at once")
+def test_eight_processes_on_an_empty_cache_compile_each_kernel_once(run):
+    done = subprocess.run([sys.executable, "-c", EIGHT], capture_output=True, text=True, timeout=120)
+    assert sum(map(int, done.stdout.split())) == 2 and len(done.stdout.split()) == 8, done.stdout + done.stderr
+    assert len(list(Store("cuda").entries())) == 2

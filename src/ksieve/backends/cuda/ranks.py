@@ -6,11 +6,16 @@ can be captured in a CUDA graph once it has run outside of the capture.
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from ksieve.backends.cuda import arrays
 from ksieve.backends.cuda.jit.spec import DTYPES, KernelSpec, architecture
 from ksieve.backends.cuda.runtime import driver as cuda_driver
-from ksieve.backends.cuda.runtime.launch import kernel_of
+from ksieve.backends.cuda.runtime.launch import Kernel, kernel_of
+from ksieve.core.options import Options, Order, Windows
 from ksieve.core.ranking import RANKINGS, Ranking
 
 SHARD = struct.Struct("=10Q12i")
@@ -52,6 +57,28 @@ def rank_kernel(stem: str, arch: str, *, slots: int, dtype: str, ranking: Rankin
     return KernelSpec(stem, arch, tuple(defines.items()))
 
 
+def rank_kernels(arch: str, ks: Iterable[int], dtypes: Iterable[str]) -> Iterator[KernelSpec]:
+    """Yield the specialisations of all calls with some k, for any number of ranks and any ranking.
+
+    The plan's schedule, which depends on the number of ranks, decides how many slots are sorted beyond k.
+    """
+    sizes = {sort_size(k) << n for k in ks if k <= MOST_SLOTS for n in range(MOST_SLOTS.bit_length())}
+    for size, dtype, ranking, stem in itertools.product(sorted(sizes), dtypes, RANKINGS, STEMS):
+        if size <= MOST_SLOTS:
+            yield rank_kernel(stem, arch, slots=size, dtype=dtype, ranking=ranking)
+
+
+def selections(order: Order = "any") -> Iterator[Options]:
+    """Yield the options of a rank's own selection: with and without windows, and of any ranking.
+
+    Its slots need no order where these kernels follow; operations of PyTorch take them best first.
+    """
+    rankings: tuple[dict[str, Any], ...] = ({}, {"largest": False}, {"nan": "highest"})
+    windows: tuple[Windows, ...] = ("none", "ends")
+    for bounds, ranking in itertools.product(windows, rankings):
+        yield Options(windows=bounds, values=True, order=order, tie_break="low", **ranking)
+
+
 def launch(
     stem: str, shard: tuple[int, ...], *, slots: int, dtype: str, ranking: Ranking, index: int, stream: int
 ) -> None:
@@ -79,6 +106,16 @@ def launch(
     rows = shard[10]
     if not rows:
         return
+    _kernel(stem, slots, dtype, ranking, index, stream).run(SHARD, shard, rows, stream)
+
+
+def load(stem: str, *, slots: int, dtype: str, ranking: Ranking, index: int) -> None:
+    """Compile and load one of `STEMS`, so that its first launch does not."""
+    stream = arrays.current_stream(arrays.ambient_library(), None, index)
+    _kernel(stem, slots, dtype, ranking, index, stream)
+
+
+def _kernel(stem: str, slots: int, dtype: str, ranking: Ranking, index: int, stream: int) -> Kernel:
     arch = architecture(cuda_driver.get().device_info(index).capability)
     spec = rank_kernel(stem, arch, slots=slots, dtype=dtype, ranking=ranking)
-    kernel_of(spec, index, THREADS, SHARD.size, stream).run(SHARD, shard, rows, stream)
+    return kernel_of(spec, index, THREADS, SHARD.size, stream)

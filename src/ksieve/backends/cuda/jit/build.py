@@ -21,6 +21,9 @@ SERVING_RANKS = (512, 1024, 2048)
 SERVING_WIDTHS = (4096, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
 SERVING_ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
 
+MAX_ROWS, MAX_WIDTH = 16_384, 262_144
+"""Largest matrix of scores for which the kernels of an engine's calls are built, if no other is named."""
+
 _REGISTERS_PER_SM = 65_536
 _RESERVED_SHARED = 1024
 """Shared memory that the system takes from every resident block, compute capability 8.0 and later."""
