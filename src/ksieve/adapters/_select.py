@@ -7,11 +7,22 @@ from typing import Any
 
 import torch
 
-from ksieve import api
+from ksieve import api, dispatch
+from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError
 
 _TIE_BREAKS = (None, "low", "high")
 """`tie_break` of FlashInfer's numbers 0 (none), 1 (smaller indices) and 2 (larger indices)."""
+
+_FEWEST_COLUMNS = 1024
+"""For which plans are made where all rows are shorter."""
+
+_FEWEST_COLUMNS = 1024
+"""For which a call is planned where all rows are shorter."""
+
+_MOST_WHOLE = 4096
+_whole: set[Any] = set()
+"""Calls whose kernels for all columns are loaded."""
 
 observer: Callable[[Any, Any, Any, dict[str, Any]], None] | None = None
 """Sees every selection while an engine's operators are replaced (`ksieve.adapters._tally`)."""
@@ -21,15 +32,30 @@ class Declined(Exception):  # noqa: N818 - no error
     """Raised by an adapter whose call is the engine's to serve, because its user named a kernel of the engine."""
 
 
-def select(names: Mapping[str, str], scores: Any, lengths: Any = None, k: Any = None, **options: Any) -> Any:
+def select(
+    names: Mapping[str, str],
+    scores: Any,
+    lengths: Any = None,
+    k: Any = None,
+    *,
+    longest: int | None = None,
+    **options: Any,
+) -> Any:
     """Call `ksieve.topk`; an error names the argument as the framework does.
 
     Parameters
     ----------
     names : mapping
         Maps argument names of `ksieve.topk` to those of the framework's function.
+    longest : int, optional
+        A bound of `lengths` that the host knows. The call is then planned for it, and not for a matrix as wide as the
+        longest row that the engine takes: see `columns_of`. Not with windows that begin elsewhere.
     """
     try:
+        if longest is not None and (columns := columns_of(scores, longest)):
+            if scores.is_cuda:
+                _prepare_whole(names, scores, lengths, k, options)
+            scores = scores[:, :columns]
         if observer is not None and not torch.compiler.is_compiling():
             observer(scores, lengths, k, options)
         return api.topk(scores, lengths, k, **options)
@@ -37,6 +63,35 @@ def select(names: Mapping[str, str], scores: Any, lengths: Any = None, k: Any = 
         if error.argument not in names:
             raise
         raise type(error)(names[error.argument], error.got, error.takes) from None
+
+
+def columns_of(scores: Any, longest: int) -> int:
+    """Return how many columns hold rows of a known greatest length; 0 where all have to be looked at.
+
+    The number is rounded up, to eight in an octave, so that few plans arise. A length above it counts as that many, as
+    one above the width always does. Captured and traced calls keep all columns: rows of a replay may be longer.
+    """
+    if torch.compiler.is_compiling() or not 0 < longest < (width := scores.shape[1]):
+        return 0
+    step = max(_FEWEST_COLUMNS, 1 << (longest.bit_length() - 1)) >> 3
+    columns = max(-(-longest // step) * step, _FEWEST_COLUMNS)
+    if columns >= width or (scores.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return 0
+    return columns
+
+
+def _prepare_whole(names: Mapping[str, str], scores: Any, lengths: Any, k: Any, options: dict[str, Any]) -> None:
+    """Load the kernels of a call on all columns, once: engines warm up with short rows what they capture next."""
+    key = (id(names), scores.shape, scores.dtype, scores.get_device(), k, options.get("next_n"))
+    if key in _whole:
+        return
+    keywords = dict(options)
+    asked = calls.parse(scores, lengths, k, out=keywords.pop("out", None), keywords=keywords).problem
+    if asked.rows and asked.k:
+        dispatch.choose(asked).prepare()
+    if len(_whole) >= _MOST_WHOLE:
+        _whole.clear()
+    _whole.add(key)
 
 
 def first(tensor: Any, count: int) -> Any:

@@ -153,6 +153,21 @@ def top_k_per_row_decode(
     ------
     ArgumentError
     """
+    _decode(logits, next_n, seq_lens, indices, numRows, stride0, stride1, topK, None)
+
+
+def _decode(
+    logits: Any,
+    next_n: int,
+    seq_lens: Any,
+    indices: Any,
+    numRows: int,
+    stride0: int,
+    stride1: int,
+    topK: int,
+    longest: int | None,
+) -> None:
+    """`top_k_per_row_decode`, with a bound of the lengths that the host knows."""
     scores, out = _operands(logits, indices, numRows, stride0, stride1, topK)
     if next_n < 1 or numRows % next_n:
         raise ArgumentError("next_n", next_n, f"a divisor of numRows, {numRows}")
@@ -163,9 +178,9 @@ def top_k_per_row_decode(
         lengths = seq_lens.reshape(-1) if seq_lens.dim() == 2 else seq_lens
     lengths = first(lengths, numRows // next_n)
     if next_n == 1:
-        select(_DECODE, scores, lengths, topK, nan="highest", out=out)
+        select(_DECODE, scores, lengths, topK, longest=longest, nan="highest", out=out)
     else:
-        select(_DECODE, scores, lengths, topK, next_n=next_n, nan="highest", out=out)
+        select(_DECODE, scores, lengths, topK, longest=longest, next_n=next_n, nan="highest", out=out)
 
 
 def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
@@ -183,7 +198,8 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
     k : int
         Any k, not only 512, 1024 and 2048.
     max_seq_len : int
-        Not used: lengths are bounded by the width of `logits`.
+        Bound of the lengths, for which the call is planned, but in the capture of a CUDA graph. A greater length counts
+        as that bound, rounded up by at most an eighth, or to 1,024; below 1 it is not used.
 
     Raises
     ------
@@ -193,7 +209,7 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
     if lengths.numel() != rows:
         raise ArgumentError("lengths", f"{lengths.numel()} entries", f"one per row of logits, {rows}")
     flat = lengths if lengths.dim() == 1 else lengths.reshape(-1)
-    select(_FLAT, logits, flat, k, nan="highest", out=_part(output, "output", rows, k))
+    select(_FLAT, logits, flat, k, longest=max_seq_len, nan="highest", out=_part(output, "output", rows, k))
 
 
 def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
@@ -208,7 +224,7 @@ def _sparse_indexer_topk(
     if getattr(self, "_backend", None) != "auto":
         raise Declined
     rows, (stride0, stride1) = logits.shape[0], logits.stride()
-    top_k_per_row_decode(logits, next_n, seq_lens, topk_indices, rows, stride0, stride1, topk_tokens)
+    _decode(logits, next_n, seq_lens, topk_indices, rows, stride0, stride1, topk_tokens, max_seq_len)
 
 
 def _operands(logits: Any, indices: Any, rows: int, stride0: int, stride1: int, k: int) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ import math
 import random
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,8 +80,12 @@ def specs_of(device, rows, width, k, dtype, options):
 
 
 def shapes(max_rows, max_width, count):
-    """A dense grid: small numbers, those beside powers of two, the largest, and many between."""
+    """A dense grid: small numbers, those beside powers of two, the largest, and many between; all bounds of widths."""
     near = [[*range(1, 9), *(2**n + d for n in range(3, 21) for d in (-1, 0, 1))] for _ in range(2)]
+    whole = SimpleNamespace(shape=(1, max_width), is_cuda=False)
+    bounds = {_select.columns_of(whole, 2**n * eighths // 8) for n in range(10, 21) for eighths in range(8, 16)}
+    some_rows = [n for n in (1, 16, 132, 1000) if n <= max_rows]
+    yield from itertools.product(some_rows, filter(None, sorted(bounds)))
     rows, widths = (
         [n for n in numbers if n < most] + [most] for numbers, most in zip(near, (max_rows, max_width), strict=True)
     )

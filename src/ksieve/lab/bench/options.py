@@ -22,6 +22,9 @@ SHAPES = ((1, 262_144), (16, 131_072), (64, 65_536), (512, 131_072), (4096, 16_3
 """Few long rows, whose calls are latency, and enough rows to fill a device, whose calls are bandwidth."""
 
 PAGE_SIZE = 64
+SHORT = 8
+"""Width of a matrix over that of its longest row."""
+
 TOKENS = 2
 VERIFY_BYTES = 4 << 30
 PLAIN = "plain"
@@ -79,6 +82,11 @@ def _offsets(rows: int, width: int, k: int, lengths: Any) -> Keywords:
     return {"offsets": torch.zeros(rows, dtype=torch.int32, device=lengths.device)}
 
 
+def _short(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+    # As in the matrix of an engine, which is as wide as the longest row that it takes.
+    return {"lengths": lengths.clamp(max=width // SHORT)} if width >= SHORT else {}
+
+
 def _fixed(**keywords: Any) -> Callable[[int, int, int, Any], Keywords]:
     return lambda *_: keywords
 
@@ -116,6 +124,9 @@ OPTIONS = (
     Option(
         "pitch 0", lambda rows, width, k, lengths: {"lengths": lengths}, lambda matrix: matrix[:1].expand_as(matrix)
     ),
+    # Planned for the matrix, and for the columns that a host knows to hold all rows.
+    Option("short rows", _short),
+    Option("short rows, bounded", _short, lambda matrix: matrix[:, : matrix.shape[1] // SHORT]),
     Option("windows, pages, deterministic", _together(_starts, _pages, _fixed(deterministic=True))),
 )
 
@@ -207,9 +218,9 @@ def _shape(
             asked, None, per_row_k="k" in keywords, lengths=keywords["lengths"] is not None,
             length_dtype=dtype_text(getattr(bounds, "dtype", None)),
         )  # fmt: skip
-        plan = api.plan(rows=rows, width=width, k=k, dtype=dtype, device=device, options=options)
-        plans[option.name] = plan
         own = [option.scores(matrix) for matrix in matrices]
+        plan = api.plan(rows=rows, width=own[0].shape[1], k=k, dtype=dtype, device=device, options=options)
+        plans[option.name] = plan
         contenders.append(_contender(option.name, plan, own, keywords))
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
     times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
