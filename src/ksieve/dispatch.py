@@ -22,13 +22,15 @@ from ksieve.planning import choose as planner
 from ksieve.planning.plan import Plan
 
 # Fast paths of plans that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py). The key is the plan's id,
-# since hashing a plan's fifty fields on every call would cost as much as the launch; each entry refers to its plan, so
-# that the id is not reused. For calls without a plan the key is `choice_key`.
+# since hashing a plan's fifty fields on every call would cost as much as the launch, and the facts of the options; each
+# entry refers to its plan, so that the id is not reused. For calls without a plan the key is `choice_key`.
 _fast_paths: dict[Any, Any] = {}
 _MOST_FAST_PATHS = 4096
 
-_RANKING = frozenset(("largest", "nan"))
-"""Keyword arguments that a fast path takes: the kernel is another one, its arguments are the same."""
+_SCALARS = frozenset((int, str, bool, type(None)))
+"""Types of optional arguments whose values are part of a fast path's key. It checks arrays itself."""
+
+_ARRAYS = frozenset(arguments.ARRAYS)
 
 _AUTO = "auto"
 _BACKENDS = (_AUTO, "cpu", "cuda", "reference")
@@ -53,24 +55,26 @@ def topk_eager(
 ) -> Any:
     """Run `topk` eagerly; the operators of a traced PyTorch program call it too."""
     # Identity is tested first: == of an object that is no string may return an array.
-    ranking = _ranking_of(keywords) if keywords else None
+    facts = facts_of(keywords, lengths) if keywords else ()
     if (
         _fast_paths
-        and (not keywords or ranking)
         and not observers
         and return_stats is False
         and (backend is _AUTO or (backend.__class__ is str and backend == "cuda"))
     ):
-        if plan is None:
-            short = _fast_paths.get(choice_key(scores, k, policy, ranking))
-        else:
+        short = None
+        try:
+            if plan is None:
+                short = _fast_paths.get(choice_key(scores, k, policy, facts))
             # Plans with a fast path take no array k; the general path raises the error, and compares options.
-            known = policy is None and not keywords and (k is None or k.__class__ is int)
-            short = _fast_paths.get(id(plan)) if known else None
+            elif policy is None and (k is None or k.__class__ is int):
+                short = _fast_paths.get((id(plan), facts))
+        except Exception:  # a foreign class may raise anything when hashed; the general path reports the argument
+            pass
         if short is not None:
-            indices = short(scores, lengths, k, out, workspace, num_rows)
-            if indices is not None:
-                return indices
+            result = short(scores, lengths, k, out, workspace, num_rows, keywords)
+            if result is not None:
+                return result
     check_plan_kind(plan)
     if not isinstance(return_stats, bool):
         raise ArgumentError("return_stats", shown(return_stats), "True or False")
@@ -105,14 +109,15 @@ def topk_eager(
     result = serving.run(plan, selected, workspace=workspace, return_stats=return_stats)
     if carried:
         result = _with_values(call, result)
-    repeatable = asked.options.lean and asked.options.length_dtype == "int32" and (not keywords or ranking)
-    repeatable = repeatable and len(call.leading) == 1 and asked.rows > 0 and asked.k > 0
+    names = _arrays_of(keywords or {})
+    repeatable = asked.options.length_dtype == "int32" and not asked.options.per_row_k and names is not None
+    repeatable = repeatable and len(call.leading) == 1 and asked.rows > 0 and asked.k > 0 and not carried
     if info.device.kind == "cuda" and info.library == "torch" and not return_stats and repeatable:
-        key = id(plan) if given else choice_key(scores, k, policy, ranking)
-        if key is not None and key not in _fast_paths:
+        key = (id(plan), facts) if given else choice_key(scores, k, policy, facts)
+        if key not in _fast_paths:
             if len(_fast_paths) >= _MOST_FAST_PATHS:
                 _fast_paths.clear()
-            _fast_paths[key] = serving.make_fast_path(plan)
+            _fast_paths[key] = serving.make_fast_path(plan, names or ())
     return result
 
 
@@ -170,22 +175,35 @@ def device_info(device: Device) -> DeviceInfo:
     return registry.backend(device.kind).device_info(device.index)
 
 
-def _ranking_of(keywords: Mapping[str, Any]) -> Any:
-    """The keyword arguments, as part of a key, if they choose a ranking and nothing else; otherwise None."""
-    if not keywords.keys() <= _RANKING:
-        return None
-    largest = keywords.get("largest")
-    return (largest, largest.__class__, keywords.get("nan"))
+def facts_of(keywords: Mapping[str, Any], lengths: Any) -> tuple[Any, ...]:
+    """Return what the optional arguments of a call say about its plan, as part of a key; of arrays it is their type."""
+    found: list[Any] = [*keywords, lengths is None]
+    for value in keywords.values():
+        kind = value.__class__
+        if kind is str:
+            found.append(value)
+        elif kind in _SCALARS:
+            found += (value, kind)  # 1 is no flag
+        else:
+            found.append(kind)
+    return tuple(found)
 
 
-def choice_key(scores: Any, k: Any, policy: Any, ranking: Any = None) -> Any:
-    """Return the facts of a PyTorch tensor that a plan is chosen from, as a key; None for any other object."""
+def _arrays_of(keywords: Mapping[str, Any]) -> list[str] | None:
+    """Names of the optional arguments that are arrays; None if one of them is no part of a fast path."""
+    names = [name for name, value in keywords.items() if value.__class__ not in _SCALARS]
+    return names if set(names) <= _ARRAYS else None
+
+
+def choice_key(scores: Any, k: Any, policy: Any, facts: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+    """Return the facts of a PyTorch tensor and of options that a plan is chosen from; None for any other object.
+
+    It is a key if `k` and `policy` are.
+    """
     try:
-        key = (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, type(k), policy, ranking)
-        hash(key)
+        return (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, k.__class__, policy, facts)
     except Exception:  # an attribute of a foreign class may raise anything; the general path reports the argument
         return None
-    return key
 
 
 def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:

@@ -10,6 +10,7 @@ import torch
 
 import ksieve
 from gpu import runner
+from ksieve.adapters import sglang, vllm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
@@ -33,6 +34,22 @@ def cost(call):
     return {"median_us": statistics.median(blocks), "min_us": min(blocks)}
 
 
+def engines(scores, lengths, out):
+    """Calls of the adapters: a plain one, one with windows and one with page tables."""
+    rows, width = scores.shape
+    starts = torch.zeros_like(lengths)
+    table = torch.arange(rows * width, dtype=torch.int32, device="cuda").view(rows, width)
+    requests = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
+    calls = {
+        "vllm decode": lambda: vllm.top_k_per_row_decode(scores, 1, lengths, out, rows, width, 1, 16),
+        "vllm prefill": lambda: vllm.top_k_per_row_prefill(scores, starts, lengths, out, rows, width, 1, 16),
+        "sglang pages": lambda: sglang.fast_topk_transform_fused(scores, lengths, table, requests, 16),
+    }
+    for call in calls.values():
+        call()
+    return {name: cost(call) for name, call in calls.items()}
+
+
 def test_an_eager_call_with_a_ready_plan(tally):
     # So small that the device is never the slower one.
     scores = torch.randn(4, 1024, device="cuda")
@@ -48,7 +65,11 @@ def test_an_eager_call_with_a_ready_plan(tally):
     found["without plan, workspace and out"] = cost(lambda: ksieve.topk(scores, lengths, 16))
     found["attributes of three tensors"] = read = cost(lambda: attributes(scores, lengths, out))
     found["torch.topk"] = cost(lambda: torch.topk(scores, 16, sorted=False))
+    found |= engines(scores, lengths, out)
     tally.facts["host_cost"] = found
     # 15 microseconds where the attributes take 7: the machine's own speed sets the scale.
     allowed = 15 / 7 * read["min_us"]
     assert min(found[f]["min_us"] for f in ("resident_block", "stream_unsampled")) <= max(allowed, 15), found
+    # Without a fast path of their own, calls with options took three times as long.
+    for name in ("vllm prefill", "sglang pages"):
+        assert found[name]["min_us"] <= found["vllm decode"]["min_us"] + 8, found

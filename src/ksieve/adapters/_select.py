@@ -9,6 +9,7 @@ import torch
 
 from ksieve import api, dispatch
 from ksieve.core import call as calls
+from ksieve.core.arrays import TransformedTensorError
 from ksieve.core.errors import ArgumentError
 
 _TIE_BREAKS = (None, "low", "high")
@@ -38,6 +39,7 @@ def select(
     lengths: Any = None,
     k: Any = None,
     *,
+    out: Any = None,
     longest: int | None = None,
     **options: Any,
 ) -> Any:
@@ -54,11 +56,17 @@ def select(
     try:
         if longest is not None and (columns := columns_of(scores, longest)):
             if scores.is_cuda:
-                _prepare_whole(names, scores, lengths, k, options)
+                _prepare_whole(names, scores, lengths, k, out, options)
             scores = scores[:, :columns]
-        if observer is not None and not torch.compiler.is_compiling():
-            observer(scores, lengths, k, options)
-        return api.topk(scores, lengths, k, **options)
+        if torch.compiler.is_compiling():
+            return api.topk(scores, lengths, k, out=out, **options)
+        if observer is not None:
+            observer(scores, lengths, k, options if out is None else {"out": out} | options)
+        try:
+            # What `ksieve.topk` does for tensors, without what it does for other callers.
+            return dispatch.topk_eager(scores, lengths, k, None, None, "auto", out, None, None, False, options)
+        except TransformedTensorError:
+            return api.topk(scores, lengths, k, out=out, **options)
     except ArgumentError as error:
         if error.argument not in names:
             raise
@@ -80,13 +88,14 @@ def columns_of(scores: Any, longest: int) -> int:
     return columns
 
 
-def _prepare_whole(names: Mapping[str, str], scores: Any, lengths: Any, k: Any, options: dict[str, Any]) -> None:
+def _prepare_whole(
+    names: Mapping[str, str], scores: Any, lengths: Any, k: Any, out: Any, options: Mapping[str, Any]
+) -> None:
     """Load the kernels of a call on all columns, once: engines warm up with short rows what they capture next."""
     key = (id(names), scores.shape, scores.dtype, scores.get_device(), k, options.get("next_n"))
     if key in _whole:
         return
-    keywords = dict(options)
-    asked = calls.parse(scores, lengths, k, out=keywords.pop("out", None), keywords=keywords).problem
+    asked = calls.parse(scores, lengths, k, out=out, keywords=options).problem
     if asked.rows and asked.k:
         dispatch.choose(asked).prepare()
     if len(_whole) >= _MOST_WHOLE:

@@ -95,6 +95,8 @@ class PlanlessKwargs(_Placing, _Selecting, _Choosing, total=False):
 NAMES = tuple(TopkKwargs.__annotations__)
 """Names of the keyword arguments, in the order in which they are documented."""
 
+_KNOWN = frozenset(NAMES)
+
 ARRAYS = ("starts", "ends", "page_table", "row_to_request", "offsets", "values_out", "raw_out")
 """The names among them whose values are arrays, but for those of `UNTRACED`."""
 
@@ -166,7 +168,7 @@ def check_names(keywords: Mapping[str, Any]) -> None:
     TypeError
     """
     for name in keywords:
-        if name not in NAMES:
+        if name not in _KNOWN:
             raise TypeError(f"topk() got an unexpected keyword argument {name!r}: {remedy_of(name)}")
 
 

@@ -7,6 +7,7 @@ it is imported at that moment: ``import ksieve`` loads neither Numba nor CUDA.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -31,8 +32,8 @@ class Backend(Protocol):
     def run(self, plan: Any, call: Any, *, workspace: Any = None, return_stats: bool = False) -> Any:
         """Run a `Call` that the plan covers, and return the result of `ksieve.topk`."""
 
-    def make_fast_path(self, plan: Any) -> Any:
-        """Prepare the fast path of repeated plain calls with PyTorch tensors ("cuda" only)."""
+    def make_fast_path(self, plan: Any, names: Collection[str] = ()) -> Any:
+        """Prepare the fast path of repeated calls with PyTorch tensors, `names` among them ("cuda" only)."""
 
 
 @cache

@@ -85,5 +85,5 @@ def test_kernels_for_all_columns_are_loaded_once(monkeypatch):
     scores, lengths, names = torch.zeros(ROWS, WIDTH), torch.ones(ROWS, dtype=torch.int32), {}
     for _ in range(2):
         for options in ({"nan": "highest"}, {"nan": "highest", "next_n": 1}):
-            _select._prepare_whole(names, scores, lengths, K, {**options, "out": torch.zeros(ROWS, K).int()})
+            _select._prepare_whole(names, scores, lengths, K, torch.zeros(ROWS, K).int(), options)
     assert [(p.width, p.k, p.options.ranking) for p in prepared] == [(WIDTH, K, "nan_first")] * 2

@@ -430,12 +430,12 @@ def plan(driver, monkeypatch):
     plan, allocate = make_plan(index=-1), workspaces.allocate
     monkeypatch.setattr(workspaces, "allocate", lambda plan, driver, library: allocate(plan, driver, "none"))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    dispatch._fast_paths[id(plan)] = cuda.make_fast_path(plan)
+    dispatch._fast_paths[id(plan), ()] = cuda.make_fast_path(plan)
     return plan
 
 
 def shortly(plan, scores, lengths, k, out, workspace, num_rows):
-    return dispatch._fast_paths[id(plan)](scores, lengths, k, out, workspace, num_rows)
+    return dispatch._fast_paths[id(plan), ()](scores, lengths, k, out, workspace, num_rows)
 
 
 def tensors(rows):
@@ -506,6 +506,7 @@ def test_fast_path_leaves_everything_doubtful_to_the_general_path(driver, plan, 
         "out rows overlap": (scores, lengths, 4, out[0].expand(8, 4), None, None),
         "out overlaps scores": (shared[: 8 * 64].view(8, 64), lengths, 4, overlapping, None, None),
         "out overlaps lengths": (scores, inside[:8], 4, inside[7:39].view(8, 4), None, None),
+        "out overlaps num_rows": (scores, lengths, 4, inside[:32].view(8, 4), None, inside[31:32]),
         "out array": (scores, lengths, 4, out.numpy(), None, None),
         "num_rows size": (scores, lengths, 4, out, None, lengths),
         "num_rows dtype": (scores, lengths, 4, out, None, torch.tensor([1])),
@@ -545,7 +546,7 @@ def test_fast_path_refuses_only_what_the_general_check_judges(plan, rows):
 
 def test_topk_takes_the_fast_path(driver, plan, rows, monkeypatch):
     scores, lengths, out = tensors(rows)
-    dispatch._fast_paths[dispatch.choice_key(scores, 4, None)] = dispatch._fast_paths[id(plan)]
+    dispatch._fast_paths[dispatch.choice_key(scores, 4, None)] = dispatch._fast_paths[id(plan), ()]
     with monkeypatch.context() as patch:
         patch.setattr(calls, "parse", lambda *a, **k: pytest.fail("took the general path"))
         assert ksieve.topk(scores, lengths, plan=plan, out=out) is out
@@ -558,8 +559,8 @@ def test_topk_takes_the_fast_path(driver, plan, rows, monkeypatch):
 
 def test_a_ranking_has_a_fast_path_of_its_own(driver, plan, rows, monkeypatch):
     scores, _, _ = tensors(rows)
-    for ranking, name in (((False, bool, None), "smallest"), ((None, type(None), "highest"), "NaN first")):
-        key = dispatch.choice_key(scores, 4, None, ranking)
+    for ranking, name in (({"largest": False}, "smallest"), ({"nan": "highest"}, "NaN first")):
+        key = dispatch.choice_key(scores, 4, None, dispatch.facts_of(ranking, None))
         monkeypatch.setitem(dispatch._fast_paths, key, lambda *_, name=name: name)
     assert ksieve.topk(scores, k=4, largest=False) == "smallest"
     assert ksieve.topk(scores, k=4, nan="highest") == "NaN first"
@@ -593,7 +594,7 @@ def test_a_ranking_has_a_fast_path_of_its_own(driver, plan, rows, monkeypatch):
 )
 def test_another_call_does_not_take_the_fast_path(driver, plan, rows, monkeypatch, options):
     scores, _, out = tensors(rows)
-    dispatch._fast_paths[dispatch.choice_key(scores, 4, None)] = dispatch._fast_paths[id(plan)]
+    dispatch._fast_paths[dispatch.choice_key(scores, 4, None)] = dispatch._fast_paths[id(plan), ()]
 
     def general(*args, **options):
         raise KeyError("general")

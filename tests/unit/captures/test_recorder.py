@@ -207,7 +207,7 @@ def test_the_fast_way_of_repeated_calls_is_not_taken_while_recording(tmp_path, m
     """A prepared call site never sees the call: it must wait until the recording is over."""
     scores = rows(2, 30)
     plan = ksieve.plan(rows=2, width=30, k=3)
-    monkeypatch.setitem(dispatch._fast_paths, id(plan), lambda *arguments: "short")
+    monkeypatch.setitem(dispatch._fast_paths, (id(plan), ()), lambda *arguments: "short")
     assert api.topk(scores, plan=plan) == "short"
     with ksieve.record(tmp_path / "x") as recorder:
         assert ksieve.topk(scores, plan=plan).shape == (2, 3)

@@ -7,6 +7,7 @@ from typing import Any
 from ksieve.backends.cuda import arrays
 from ksieve.core import problem
 from ksieve.core.call import Call
+from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
 _ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED = 1, 2, 4, 8, 16
@@ -45,6 +46,12 @@ def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
     requests, pages, table_pitch = 0, 0, 0
     if table := call.described.get("page_table"):
         (requests, pages), (table_pitch, _) = table.shape, table.strides
+    next_n, shift, flags = constants(options)
+    return (*addresses, table_pitch, *pitches, next_n, requests, pages, shift, flags, 0)
+
+
+def constants(options: Options) -> tuple[int, int, int]:
+    """Fields of `launch.OPTIONS` that no array decides: next_n, page_shift and flags."""
     flags = (
         (_ENDS if options.windows == "ends" else 0)
         | (_ABSOLUTE if options.index_base == "row" else 0)
@@ -52,5 +59,4 @@ def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
         | (_HIGHEST if options.tie_break == "high" else 0)
         | (_PAGED if options.transform == "pages" else 0)
     )
-    shift = options.page_size.bit_length() - 1
-    return (*addresses, table_pitch, *pitches, options.next_n, requests, pages, shift, flags, 0)
+    return options.next_n, options.page_size.bit_length() - 1, flags
