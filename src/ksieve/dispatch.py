@@ -55,14 +55,13 @@ def topk_eager(
 ) -> Any:
     """Run `topk` eagerly; the operators of a traced PyTorch program call it too."""
     # Identity is tested first: == of an object that is no string may return an array.
-    facts = facts_of(keywords, lengths) if keywords else ()
     if (
         _fast_paths
         and not observers
         and return_stats is False
         and (backend is _AUTO or (backend.__class__ is str and backend == "cuda"))
     ):
-        short = None
+        short, facts = None, facts_of(keywords, lengths) if keywords else ()
         try:
             if plan is None:
                 short = _fast_paths.get(choice_key(scores, k, policy, facts))
@@ -109,16 +108,26 @@ def topk_eager(
     result = serving.run(plan, selected, workspace=workspace, return_stats=return_stats)
     if carried:
         result = _with_values(call, result)
-    names = _arrays_of(keywords or {})
-    repeatable = asked.options.length_dtype == "int32" and not asked.options.per_row_k and names is not None
-    repeatable = repeatable and len(call.leading) == 1 and asked.rows > 0 and asked.k > 0 and not carried
-    if info.device.kind == "cuda" and info.library == "torch" and not return_stats and repeatable:
-        key = (id(plan), facts) if given else choice_key(scores, k, policy, facts)
-        if key not in _fast_paths:
-            if len(_fast_paths) >= _MOST_FAST_PATHS:
-                _fast_paths.clear()
-            _fast_paths[key] = serving.make_fast_path(plan, names or ())
+    if info.device.kind == "cuda" and info.library == "torch" and not return_stats and not carried:
+        facts = facts_of(keywords, lengths) if keywords else ()
+        _keep_fast_path(call, plan, None if given else (scores, k, policy), facts, keywords or {})
     return result
+
+
+def _keep_fast_path(
+    call: Call, plan: Plan, chosen: tuple[Any, Any, Any] | None, facts: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> None:
+    """Keep the fast path of a call that has run on CUDA, if it can have one; `chosen` are the arguments of a plan's
+    choice, or None where the call brought its plan.
+    """
+    asked, names = call.problem, [name for name, value in keywords.items() if value.__class__ not in _SCALARS]
+    if asked.options.per_row_k or asked.options.length_dtype != "int32" or not _ARRAYS.issuperset(names):
+        return
+    key = (id(plan), facts) if chosen is None else choice_key(*chosen, facts)
+    if len(call.leading) == 1 and asked.rows > 0 and asked.k > 0 and key is not None and key not in _fast_paths:
+        if len(_fast_paths) >= _MOST_FAST_PATHS:
+            _fast_paths.clear()
+        _fast_paths[key] = registry.backend("cuda").make_fast_path(plan, names)
 
 
 def _carries_gradient(call: Call) -> bool:
@@ -187,12 +196,6 @@ def facts_of(keywords: Mapping[str, Any], lengths: Any) -> tuple[Any, ...]:
         else:
             found.append(kind)
     return tuple(found)
-
-
-def _arrays_of(keywords: Mapping[str, Any]) -> list[str] | None:
-    """Names of the optional arguments that are arrays; None if one of them is no part of a fast path."""
-    names = [name for name, value in keywords.items() if value.__class__ not in _SCALARS]
-    return names if set(names) <= _ARRAYS else None
 
 
 def choice_key(scores: Any, k: Any, policy: Any, facts: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:

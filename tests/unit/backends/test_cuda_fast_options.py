@@ -180,6 +180,22 @@ def test_everything_doubtful_is_left_to_the_general_path(ready, driver, monkeypa
     assert seen == [1] and len(driver.launches) == launched
 
 
+def test_tensors_without_an_address_are_left_to_the_general_path(ready, driver):
+    asked, seen, launched = call(), [], len(driver.launches)
+    scores, out, k = (asked.pop(name) for name in ("scores", "out", "k"))
+    (short,) = dispatch._fast_paths.values()
+
+    def inside(vector):
+        seen.append(short(scores, None, k, out, None, None, asked | {"row_to_request": vector}))
+        return vector
+
+    torch.func.vmap(inside)(torch.stack([VECTOR, VECTOR]))
+    freed = torch.ones(ROWS, dtype=torch.int32)
+    freed.untyped_storage().resize_(0)
+    seen.append(short(scores, None, k, out, None, None, asked | {"starts": freed}))
+    assert seen == [None, None] and len(driver.launches) == launched
+
+
 def test_other_facts_take_another_path(ready, monkeypatch):
     """What the arguments say about the plan is in the key: none of these calls runs on the plan's fast path."""
     monkeypatch.setattr(calls, "parse", lambda *a, **k: (_ for _ in ()).throw(KeyError("general")))

@@ -13,7 +13,8 @@ Spans = list[tuple[int, int]]
 
 Packer = Callable[[Mapping[str, Any], Any, int, Spans, Spans], "tuple[tuple[int, ...], tuple[Any, ...]] | None"]
 """Called with (keywords, scores, rows, inputs, outputs); the spans of the scores and lengths, and that of a given
-`out`. Returns the fields of `launch.OPTIONS` and the further outputs, or None without any effect."""
+`out`. Returns the fields of `launch.OPTIONS` and the further outputs, or None without any effect. It may raise where
+it should return None: a table that is no matrix, a wrapped tensor."""
 
 
 def make_packer(plan: Plan, names: Collection[str], device: Any) -> Packer:
@@ -60,12 +61,9 @@ def make_packer(plan: Plan, names: Collection[str], device: Any) -> Packer:
             table = keywords["page_table"]
             if type(table) is not tensor or table.dtype is not int32 or table.is_neg() or table.get_device() != index:
                 return None
-            try:
-                requests, pages = table.shape
-                table_pitch, unit = table.stride()
-                table_at = table.data_ptr()
-            except Exception:  # no matrix, or without memory
-                return None
+            requests, pages = table.shape
+            table_pitch, unit = table.stride()
+            table_at = table.data_ptr()
             if (unit != 1 and pages > 1) or not table_at or not 0 < requests < 1 << 31 or not 0 < pages < 1 << 31:
                 return None
             inputs.append((table_at, table_at + ((requests - 1) * table_pitch + pages) * 4))

@@ -135,7 +135,10 @@ def make_fast_path(plan: Plan, names: Collection[str] = ()) -> FastPath:
                 inputs.append((lengths_at, lengths_at + 4 * (rows // next_n)))
             if live_at:
                 inputs.append((live_at, live_at + 4))
-            found = pack(keywords, scores, rows, inputs, [(out_at, out_end)] if out_at else [])
+            try:
+                found = pack(keywords, scores, rows, inputs, [(out_at, out_end)] if out_at else [])
+            except Exception:  # a wrapped tensor has no address
+                return None
             if found is None:
                 return None
             fields, further = found
