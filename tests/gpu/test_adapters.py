@@ -131,6 +131,24 @@ def test_one_row_of_a_server_s_shape():
             cases.same(answer[row].cpu().numpy(), wanted)
 
 
+def test_a_graph_captured_after_short_rows_sees_long_ones():
+    """A bound holds for its call and not for replays, and the kernel for all columns is loaded before the capture."""
+    x, n, out = operands(4, 70_000, 512)
+    for length, bound in ((1000, 1000), (70_000, 1000)):  # the second length is none that the bound allows
+        n.fill_(length)
+        vllm.persistent_topk(x, n, out, None, 512, bound)
+        for row in range(4):
+            cases.same(out[row].cpu().numpy(), cases.best(x[row].cpu().numpy(), 0, min(length, 1024), 512))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        vllm.persistent_topk(x, n, out, None, 512, 1000)
+    for length in (1000, 70_000):
+        n.fill_(length)
+        graph.replay()
+        for row in range(4):
+            cases.same(out[row].cpu().numpy(), cases.best(x[row].cpu().numpy(), 0, length, 512))
+
+
 def test_the_example_runs(capsys):
     path = ROOT / "examples" / "serving_graph.py"
     spec = importlib.util.spec_from_file_location("serving_graph", path)
