@@ -7,9 +7,7 @@ described at the top of their sources in `ksieve/kernels`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import replace
-from functools import lru_cache
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
@@ -27,10 +25,7 @@ from ksieve.planning.memory import (
     VECTOR_BYTES,
     WARP_REGISTERS,
     candidate_bytes_of,
-    fewest_stored,
     fixed_bytes,
-    register_slots,
-    resident_slots,
     ring_stages,
     sort_bytes,
     storage_of,
@@ -39,6 +34,7 @@ from ksieve.planning.memory import (
     with_workspace,
 )
 from ksieve.planning.plan import Plan
+from ksieve.planning.resident import geometry_of, resident_geometry
 from ksieve.planning.shapes import Geometry, Shapes
 from ksieve.planning.thresholds import (
     BIN_WIDTH,
@@ -50,7 +46,6 @@ from ksieve.planning.thresholds import (
     MOST_BINS,
     MOST_SPLITS,
     NOT_MEASURED,
-    RESIDENT_RANK,
     SAMPLED_RATIO,
     SEGMENT,
     SHORTEST_CLUSTERED,
@@ -97,21 +92,6 @@ def choose(
     return _plan(problem, device, family, chosen, splits, "family forced by the caller")
 
 
-def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometry:
-    """Launch shape of a family on a device; with `roomy`, fewer resident CTAs and more registers for each.
-
-    Raises
-    ------
-    ArgumentError
-        If the device cannot run the family.
-    """
-    found = tuned.shapes_of(device)
-    family = "resident_block" if family == "register_block" and family in found.resident else family
-    if family not in found.usual:
-        raise ArgumentError("family", repr(family), "a device of compute capability 9.0 or later")
-    return found.roomy[family] if roomy and family in found.roomy else found.usual[family]
-
-
 def _known(problem: Problem, device: DeviceInfo) -> Shapes:
     """Launch shapes of a device for a problem's dtype."""
     return tuned.shapes_of(device, problem.dtype)
@@ -134,107 +114,11 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
         suiting = (shape for shape in found.streamed_of(family, device) if shape.suits(problem.rows, problem.width))
         geometry = next(suiting, geometry)
     elif family in found.resident and not roomy:
-        geometry = _resident_geometry(problem, device, (family,)) or geometry
+        geometry = resident_geometry(problem, device, (family,)) or geometry
     needed = fixed_bytes(geometry.resident_width, geometry.threads, 1) + sort_bytes(problem)
     if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
         return replace(geometry, ctas_per_sm=1)
     return geometry
-
-
-def _resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str, ...]) -> Geometry | None:
-    """Launch shape that keeps rows of a width on chip, if there is one: the last of the narrowest for any more rows.
-
-    If the last of `resident_block` says for how many rows it is, more are kept on chip only for a large k. With fewer
-    resident CTAs where only so the positions of a row's slots can be collected.
-    """
-    known, family = _known(problem, device), families[-1]
-    one_cta = family in ONE_CTA
-    candidates = _fitted(known, device, families, problem.options.lean)
-    found, narrowest = None, 0
-    for geometry, room in candidates[bisect_left(candidates, problem.width, key=lambda c: c[0].resident_width) :]:
-        if found is not None and geometry.resident_width > narrowest:
-            break
-        if _possible(problem, device, known, family, geometry, room):
-            found, narrowest = (geometry, room), geometry.resident_width
-            if not geometry.most_rows or problem.rows <= geometry.most_rows:
-                break
-    if found is None:
-        return None
-    geometry, room = found
-    if one_cta and 0 < geometry.most_rows < problem.rows and problem.k <= RESIDENT_RANK:
-        return None
-    if geometry.overflow_vectors and tied(problem):
-        return _alone(geometry)
-    if resident_slots(room) >= problem.k:
-        return geometry
-
-    def resident(ctas: int) -> Geometry:
-        most = geometry.most_rows and max(geometry.most_rows * ctas // geometry.ctas_per_sm, 1)
-        return replace(geometry, ctas_per_sm=ctas, most_rows=most)
-
-    fewer = [resident(ctas) for ctas in range(geometry.ctas_per_sm - 1, 1, -1)]
-    return next(
-        (
-            shape
-            for shape in (*fewer, _alone(resident(1)))
-            if resident_slots(candidate_bytes_of(shape, device, problem.dtype)) >= problem.k
-        ),
-        None,
-    )
-
-
-@lru_cache(maxsize=512)
-def _fitted(
-    known: Shapes, device: DeviceInfo, families: tuple[str, ...], lean: bool
-) -> tuple[tuple[Geometry, int], ...]:
-    """Resident shapes of some families, narrowest first, with the bytes that each leaves for candidates.
-
-    They have fewer resident CTAs where a multiprocessor has less shared memory than the one they were measured on; also
-    for options (not `lean`) on another architecture or of another dtype: in 64 registers, which suffice for what was
-    measured, ptxas would spill.
-    """
-
-    def fitted(shape: Geometry) -> tuple[Geometry, int]:
-        tight = (
-            ("resident" in known.derived or shape.source == shapes.DERIVED_DTYPE)
-            and not lean
-            and shape.threads * shape.ctas_per_sm >= 1024
-        )
-        for ctas in range(shape.ctas_per_sm - bool(tight), 0, -1):
-            fewer = replace(shape, ctas_per_sm=ctas)
-            if (room := candidate_bytes_of(fewer, device, known.dtype)) >= 0:
-                return fewer, room
-        return shape, candidate_bytes_of(shape, device, known.dtype)
-
-    listed = [fitted(g) for family in families if family in known.resident for g in known.resident_of(family, device)]
-    return tuple(sorted(listed, key=lambda found: found[0].resident_width))  # keeps the families' order
-
-
-def _alone(geometry: Geometry) -> Geometry:
-    """Return the shape with a multiprocessor for each CTA, and so the whole row in its ring."""
-    return replace(geometry, ctas_per_sm=1, overflow_vectors=0)
-
-
-def _possible(problem: Problem, device: DeviceInfo, known: Shapes, family: str, geometry: Geometry, room: int) -> bool:
-    """Whether a resident shape, which has room for the rows and `room` bytes for candidates, can run a problem."""
-    if family == "resident_cluster" and geometry.ctas_per_row > known.cluster_limit(device):
-        return False
-    if geometry.registers and (tied(problem) or problem.options.order != "any"):
-        return False
-    if geometry.registers and problem.k > register_slots(geometry, problem.dtype):
-        return False
-    if family in ONE_CTA and problem.rows < geometry.fewest_rows:
-        return False
-    if geometry.plain and not problem.options.lean:
-        return False
-    if family == "resident_grid" and not _grid_may_hold(problem, device, geometry):
-        return False
-    if family == "resident_grid" and geometry.ctas_per_row > device.sm_count * geometry.ctas_per_sm:
-        return False  # its CTAs wait for each other, so all of them must run at once
-    if geometry.overflow_vectors and tied(problem) and candidate_bytes_of(_alone(geometry), device, problem.dtype) < 0:
-        return False  # tie-breaks need the whole row in the ring
-    stored = CANDIDATE_BYTES * fewest_stored(problem) if family == "resident_cluster" and tied(problem) else 0
-    return stored <= room
 
 
 def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geometry:
@@ -257,21 +141,6 @@ def _fits_warp(problem: Problem, device: DeviceInfo) -> bool:
     """Whether rows are narrow and many enough for a warp each."""
     narrow = problem.width <= WARP_WIDTH and _geometry(problem, device, "register_warp", None).resident_width > 0
     return narrow and problem.rows >= WARP_ROWS * device.sm_count
-
-
-def _grid_may_hold(problem: Problem, device: DeviceInfo, geometry: Geometry) -> bool:
-    """Whether CTAs of a grid may share the rows: slots have no order, ties no preference, the call waits for the one
-    before, and a cluster could store the candidates, since statistics are made there.
-    """
-    options = problem.options
-    plain = options.order == "any" and not tied(problem) and not options.overlap
-    spills = geometry.overflow_vectors > 0 and options.rewritten  # ptxas would
-    stored = CANDIDATE_BYTES * fewest_stored(problem)
-    return (
-        plain
-        and not spills
-        and stored <= candidate_bytes_of(geometry_of(device, "resident_cluster"), device, problem.dtype)
-    )
 
 
 def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, kept: bool) -> SamplingPolicy | None:
@@ -325,7 +194,7 @@ def _one_cta(problem: Problem, device: DeviceInfo) -> str:
     """Of the families whose CTAs keep a row each, the one with the better shape."""
     if "register_block" not in _known(problem, device).resident:
         return "resident_block"
-    found = _resident_geometry(problem, device, ONE_CTA)
+    found = resident_geometry(problem, device, ONE_CTA)
     return "register_block" if found is not None and found.registers else "resident_block"
 
 

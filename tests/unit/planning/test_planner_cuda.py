@@ -15,7 +15,7 @@ from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
 from ksieve.planning import cuda as planner_cuda
-from ksieve.planning import length_bins, memory, shapes, thresholds, tuned
+from ksieve.planning import length_bins, memory, resident, shapes, thresholds, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.thresholds import (
@@ -638,7 +638,7 @@ def test_a_new_shape_fits_no_launch_shape_again():
         )
 
     seen = {plan(rows, width).family for rows in (3, 70, 900, 7000) for width in (2000, 20_000, 200_000)}
-    before = planner_cuda._fitted.cache_info()
+    before = resident._fitted.cache_info()
     seen |= {plan(rows, width).family for rows in (4, 71, 901, 7001) for width in (2100, 21_000, 210_000)}
-    after = planner_cuda._fitted.cache_info()
+    after = resident._fitted.cache_info()
     assert len(seen) > 3 and after.hits > before.hits and after.misses == before.misses
