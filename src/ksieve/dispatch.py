@@ -30,8 +30,6 @@ _MOST_FAST_PATHS = 4096
 _SCALARS = frozenset((int, str, bool, type(None)))
 """Types of optional arguments whose values are part of a fast path's key. It checks arrays itself."""
 
-_ARRAYS = frozenset(arguments.ARRAYS)
-
 _AUTO = "auto"
 _BACKENDS = (_AUTO, "cpu", "cuda", "reference")
 
@@ -120,14 +118,16 @@ def _keep_fast_path(
     """Keep the fast path of a call that has run on CUDA, if it can have one; `chosen` are the arguments of a plan's
     choice, or None where the call brought its plan.
     """
-    asked, names = call.problem, [name for name, value in keywords.items() if value.__class__ not in _SCALARS]
-    if asked.options.per_row_k or asked.options.length_dtype != "int32" or not _ARRAYS.issuperset(names):
+    if call.problem.options.per_row_k or len(call.leading) != 1 or not call.problem.rows or not call.problem.k:
         return
     key = (id(plan), facts) if chosen is None else choice_key(*chosen, facts)
-    if len(call.leading) == 1 and asked.rows > 0 and asked.k > 0 and key is not None and key not in _fast_paths:
-        if len(_fast_paths) >= _MOST_FAST_PATHS:
-            _fast_paths.clear()
-        _fast_paths[key] = registry.backend("cuda").make_fast_path(plan, names)
+    if key is not None and key not in _fast_paths:
+        names = [name for name, value in keywords.items() if value.__class__ not in _SCALARS]
+        found = registry.backend("cuda").make_fast_path(plan, names)
+        if found is not None:
+            if len(_fast_paths) >= _MOST_FAST_PATHS:
+                _fast_paths.clear()
+            _fast_paths[key] = found
 
 
 def _carries_gradient(call: Call) -> bool:

@@ -33,7 +33,7 @@ class Backend(Protocol):
         """Run a `Call` that the plan covers, and return the result of `ksieve.topk`."""
 
     def make_fast_path(self, plan: Any, names: Collection[str] = ()) -> Any:
-        """Prepare the fast path of repeated calls with PyTorch tensors, `names` among them ("cuda" only)."""
+        """Prepare the fast path of repeated calls with PyTorch tensors, or return None ("cuda" only)."""
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -14,8 +14,9 @@ from cases import OPTION_CASES, build_call, options_of  # noqa: E402
 from cuda_fakes import fake_backend, plan_of  # noqa: E402
 from ksieve import dispatch  # noqa: E402
 from ksieve.backends.cuda import arrays as cuda_arrays  # noqa: E402
+from ksieve.backends.cuda import fast_options  # noqa: E402
 from ksieve.backends.cuda.runtime import workspace as workspaces  # noqa: E402
-from ksieve.core import arrays  # noqa: E402
+from ksieve.core import arguments, arrays  # noqa: E402
 from ksieve.core import call as calls  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
@@ -98,6 +99,31 @@ def test_the_second_call_is_the_first_one(driver, monkeypatch, number):
     for before, after in zip(first, second, strict=True):
         assert before.dtype == after.dtype
         np.testing.assert_array_equal(before.numpy(), after.numpy())
+
+
+CHANGED = {
+    True: {
+        "windows": "ends", "index_base": "start", "next_n": 2, "transform": "offsets", "page_size": 2, "mapped": True,
+        "raw": True, "values": True, "index_dtype": "int64", "order": "index", "tie_break": "low", "largest": False,
+        "nan": "highest", "overlap": True,
+    },
+    False: {
+        "per_row_k": True, "length_dtype": "int64", "positions": True, "counts": True, "block_size": 4,
+        "force_first": 1, "force_last": 1, "expand": 2, "tail": True,
+    },
+}  # fmt: skip
+"""Options that a fast path packs, and those that it leaves to the general path."""
+
+
+def test_every_option_is_packed_or_left():
+    for packed, options in CHANGED.items():
+        for name, value in options.items():
+            also = {"expand": 2} if name == "tail" else {}
+            assert fast_options.covers(Options(**{name: value}, **also), []) == packed, name
+    decided = {name for options in CHANGED.values() for name in options} | {"force"}  # which needs forced entries
+    assert decided == {field.name for field in fields(Options)}, "a new option is packed, or has to be left"
+    assert set(arguments.ARRAYS) == fast_options.ARRAYS
+    assert not fast_options.covers(Options(), ["counts_out"])
 
 
 VECTOR = torch.ones(ROWS, dtype=torch.int32)

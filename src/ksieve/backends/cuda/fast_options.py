@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ksieve.backends.cuda.option_args import constants
+from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
 Spans = list[tuple[int, int]]
@@ -15,6 +16,16 @@ Packer = Callable[[Mapping[str, Any], Any, int, Spans, Spans], "tuple[tuple[int,
 """Called with (keywords, scores, rows, inputs, outputs); the spans of the scores and lengths, and that of a given
 `out`. Returns the fields of `launch.OPTIONS` and the further outputs, or None without any effect. It may raise where
 it should return None: a table that is no matrix, a wrapped tensor."""
+
+
+ARRAYS = frozenset(("starts", "ends", "page_table", "row_to_request", "offsets", "values_out", "raw_out"))
+"""Optional arguments of a fast path that are arrays."""
+
+
+def covers(options: Options, names: Collection[str]) -> bool:
+    """Whether calls with options, and with the arrays `names`, can have a fast path."""
+    others = options.per_row_k or options.entries or options.positions or options.counts or options.tail
+    return options.length_dtype == "int32" and not others and ARRAYS.issuperset(names)
 
 
 def make_packer(plan: Plan, names: Collection[str], device: Any) -> Packer:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ksieve.backends.cuda import arrays
 from ksieve.backends.cuda.call import implicit_workspaces
-from ksieve.backends.cuda.fast_options import make_packer
+from ksieve.backends.cuda.fast_options import covers, make_packer
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime.workspace import ALIGNMENT, Workspace
 from ksieve.planning.plan import Plan
@@ -22,18 +22,19 @@ FastPath = Callable[[Any, Any, Any, Any, Any, Any, Any], Any]
 without any effect."""
 
 
-def make_fast_path(plan: Plan, names: Collection[str] = ()) -> FastPath:
-    """Make the fast path of a plan that has a launcher; it refers to the plan.
+def make_fast_path(plan: Plan, names: Collection[str] = ()) -> FastPath | None:
+    """Make the fast path of a plan that has a launcher; it refers to the plan. None if its options have none.
 
     It is a closure, because reading forty names is fastest from cells.
 
     Parameters
     ----------
     plan : Plan
-        Its calls have a k for all rows and lengths of int32.
     names : collection of str
         Keyword arguments of its calls that are arrays; none of them has others.
     """
+    if not covers(plan.problem.options, names):
+        return None
     import torch
 
     launcher = launch.launcher_of(plan, stats=False, stream=0)
