@@ -7,12 +7,11 @@ and can be captured in a CUDA graph once the kernel is loaded; `dsa_graph_safe` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ksieve.adapters import _switch, _warm_up
+from ksieve.adapters._engine import Engine
 from ksieve.adapters._select import require, select, tie_break_of
 from ksieve.core.errors import ArgumentError
 
@@ -36,71 +35,8 @@ _NAMES = {
 _VARLEN = {"scores": "logits", "lengths": "seq_lens", "k": "top_k", "out": "out_indices", "values_out": "out_values"}
 
 
-def install(verify: float | None = None) -> tuple[str, ...]:
-    """Replace FlashInfer's operators by those of this module, in this process, until `uninstall`.
-
-    Modules that are not imported yet are waited for. FlashInfer's own operators serve the calls that ksieve refuses,
-    and those through a function that was kept beyond `uninstall`. A second call changes `verify` alone.
-
-    Parameters
-    ----------
-    verify : float, optional
-        Share of the calls, from 0 to 1, that are compared with FlashInfer's own operator and judged by `ksieve.verify`.
-        Default: ``KSIEVE_VERIFY``, or none.
-
-    Returns
-    -------
-    tuple of str
-        Names of the operators that are replaced now.
-
-    Raises
-    ------
-    BackendError
-        FlashInfer is not installed, or an operator has a signature that this module does not know; nothing is replaced.
-    ArgumentError
-        `verify`, or ``KSIEVE_VERIFY``, is no share.
-    """
-    return _switch.install("flashinfer", verify)
-
-
-def uninstall() -> None:
-    """Put FlashInfer's operators back exactly as they were; without `install` it does nothing."""
-    _switch.uninstall("flashinfer")
-
-
-def warm_up(
-    k: int | Sequence[int] = 2048,
-    max_rows: int = 16_384,
-    max_width: int = 262_144,
-    dtypes: Sequence[str] = ("float32",),
-) -> int:
-    """Compile and load the kernels of FlashInfer's calls on the current CUDA device, so that none waits for a compiler.
-
-    The kernels are those of every call of this module with scores up to that size. Compiled ones come from the cache,
-    which ``ksieve build --for flashinfer`` fills; others are compiled on all processors, which takes minutes.
-
-    Parameters
-    ----------
-    k : int or sequence of int
-        Slots per row.
-    max_rows, max_width : int
-        Largest shape of the scores.
-    dtypes : sequence of str
-        "float32", "float16" or "bfloat16".
-
-    Returns
-    -------
-    int
-        Number of kernels.
-
-    Raises
-    ------
-    ArgumentError
-        A number is out of range.
-    BackendError
-        There is no usable GPU, or a kernel cannot be compiled.
-    """
-    return _warm_up.warm_up("flashinfer", k, max_rows, max_width, dtypes)
+_ENGINE = Engine("flashinfer")
+install, uninstall, warm_up = _ENGINE.install, _ENGINE.uninstall, _ENGINE.warm_up
 
 
 def top_k(

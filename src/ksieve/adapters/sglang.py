@@ -5,16 +5,18 @@ replace those of the JIT kernel for paged and ragged caches. In addition to SGLa
 float16 and bfloat16 scores, any row stride and alignment, and negative lengths (which count as 0), and never write to
 the scores. A call runs on PyTorch's current stream without waiting, and can be captured in a CUDA graph once the kernel
 is loaded.
+
+`install` leaves ``plan_topk_v2`` SGLang's, because kernels that are not replaced read its plan, and
+``--dsa-topk-backend torch`` PyTorch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ksieve.adapters import _switch, _warm_up
+from ksieve.adapters._engine import Engine
 from ksieve.adapters._select import require, select
 
 __all__ = [
@@ -42,74 +44,8 @@ _DEEPSELECT = {"scores": "input", "k": "topk", "starts": "begin", "ends": "end",
 }  # fmt: skip
 
 
-def install(verify: float | None = None) -> tuple[str, ...]:
-    """Replace SGLang's operators by those of this module, in this process, until `uninstall`.
-
-    Modules that are not imported yet are waited for. SGLang's own operators serve the calls that ksieve refuses, and
-    those through a function that was kept beyond `uninstall`. A second call changes `verify` alone.
-
-    ``plan_topk_v2`` stays SGLang's, because kernels that are not replaced read its plan. ``--dsa-topk-backend torch``
-    stays PyTorch.
-
-    Parameters
-    ----------
-    verify : float, optional
-        Share of the calls, from 0 to 1, that are compared with SGLang's own operator and judged by `ksieve.verify`.
-        Default: ``KSIEVE_VERIFY``, or none.
-
-    Returns
-    -------
-    tuple of str
-        Names of the operators that are replaced now.
-
-    Raises
-    ------
-    BackendError
-        SGLang is not installed, or an operator has a signature that this module does not know; nothing is replaced.
-    ArgumentError
-        `verify`, or ``KSIEVE_VERIFY``, is no share.
-    """
-    return _switch.install("sglang", verify)
-
-
-def uninstall() -> None:
-    """Put SGLang's operators back exactly as they were; without `install` it does nothing."""
-    _switch.uninstall("sglang")
-
-
-def warm_up(
-    k: int | Sequence[int] = 2048,
-    max_rows: int = 16_384,
-    max_width: int = 262_144,
-    dtypes: Sequence[str] = ("float32",),
-) -> int:
-    """Compile and load the kernels of SGLang's calls on the current CUDA device, so that none waits for a compiler.
-
-    The kernels are those of every call of this module with scores up to that size. Compiled ones come from the cache,
-    which ``ksieve build --for sglang`` fills; others are compiled on all processors, which takes minutes.
-
-    Parameters
-    ----------
-    k : int or sequence of int
-        Slots per row.
-    max_rows, max_width : int
-        Largest shape of the scores.
-    dtypes : sequence of str
-        "float32", "float16" or "bfloat16".
-
-    Returns
-    -------
-    int
-        Number of kernels.
-
-    Raises
-    ------
-    ArgumentError
-        A number is out of range.
-    BackendError
-        There is no usable GPU, or a kernel cannot be compiled.
-    """
-    return _warm_up.warm_up("sglang", k, max_rows, max_width, dtypes)
+_ENGINE = Engine("sglang")
+install, uninstall, warm_up = _ENGINE.install, _ENGINE.uninstall, _ENGINE.warm_up
 
 
 def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) -> Any:

@@ -4,14 +4,16 @@ All write into the caller's `indices` or `output`, return None, run on PyTorch's
 can be captured in a CUDA graph once the kernel is loaded. In addition to vLLM's operators they take float16 and
 bfloat16 logits, any topK, any row stride and alignment, outputs that are columns of a wider buffer, and lengths of any
 value, which are clamped on the device. NaN is better than every number, as in vLLM's operators.
+
+vLLM's own option ``--sparse-indexer-topk-backend`` still chooses after `install`: ``auto``, its default, is ksieve, and
+a backend that is named stays vLLM's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from ksieve.adapters import _switch, _warm_up
+from ksieve.adapters._engine import Engine
 from ksieve.adapters._select import Declined, first, select
 from ksieve.core.errors import ArgumentError
 
@@ -30,74 +32,8 @@ _DECODE = {"scores": "logits", "lengths": "seq_lens", "out": "indices", "k": "to
 _FLAT = {"scores": "logits", "out": "output"}
 
 
-def install(verify: float | None = None) -> tuple[str, ...]:
-    """Replace vLLM's operators by those of this module, in this process, until `uninstall`.
-
-    Modules that are not imported yet are waited for. vLLM's own operators serve the calls that ksieve refuses, and
-    those through a function that was kept beyond `uninstall`. A second call changes `verify` alone.
-
-    vLLM's own option ``--sparse-indexer-topk-backend`` still chooses: ``auto``, its default, is ksieve, and a backend
-    that is named stays vLLM's own.
-
-    Parameters
-    ----------
-    verify : float, optional
-        Share of the calls, from 0 to 1, that are compared with vLLM's own operator and judged by `ksieve.verify`.
-        Default: ``KSIEVE_VERIFY``, or none.
-
-    Returns
-    -------
-    tuple of str
-        Names of the operators that are replaced now.
-
-    Raises
-    ------
-    BackendError
-        vLLM is not installed, or an operator has a signature that this module does not know; nothing is replaced.
-    ArgumentError
-        `verify`, or ``KSIEVE_VERIFY``, is no share.
-    """
-    return _switch.install("vllm", verify)
-
-
-def uninstall() -> None:
-    """Put vLLM's operators back exactly as they were; without `install` it does nothing."""
-    _switch.uninstall("vllm")
-
-
-def warm_up(
-    k: int | Sequence[int] = 2048,
-    max_rows: int = 16_384,
-    max_width: int = 262_144,
-    dtypes: Sequence[str] = ("float32",),
-) -> int:
-    """Compile and load the kernels of vLLM's calls on the current CUDA device, so that none waits for a compiler.
-
-    The kernels are those of every call of this module with scores up to that size. Compiled ones come from the cache,
-    which ``ksieve build --for vllm`` fills; others are compiled on all processors, which takes minutes.
-
-    Parameters
-    ----------
-    k : int or sequence of int
-        Slots per row.
-    max_rows, max_width : int
-        Largest shape of the scores.
-    dtypes : sequence of str
-        "float32", "float16" or "bfloat16".
-
-    Returns
-    -------
-    int
-        Number of kernels.
-
-    Raises
-    ------
-    ArgumentError
-        A number is out of range.
-    BackendError
-        There is no usable GPU, or a kernel cannot be compiled.
-    """
-    return _warm_up.warm_up("vllm", k, max_rows, max_width, dtypes)
+_ENGINE = Engine("vllm")
+install, uninstall, warm_up = _ENGINE.install, _ENGINE.uninstall, _ENGINE.warm_up
 
 
 def top_k_per_row_prefill(
