@@ -33,8 +33,8 @@ class Engine:
         Raises
         ------
         BackendError
-            The engine is not installed, or an operator has a signature that this module does not know; nothing is
-            replaced.
+            The engine is not installed, PyTorch is built for ROCm, or an operator has a signature that this module
+            does not know; nothing is replaced.
         ArgumentError
             `verify`, or ``KSIEVE_VERIFY``, is no share.
         """

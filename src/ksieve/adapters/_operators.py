@@ -70,6 +70,13 @@ VLLM = (
     _vllm("top_k_per_row_decode", f"Tensor logits, int next_n, Tensor seq_lens, {_ROWS}", "indices"),
     _vllm("persistent_topk", _FLAT, "output"),
     _vllm("cooperative_topk", _FLAT, "output"),
+    Operator(
+        "vllm.model_executor.layers.indexer_topk:",
+        "deep_select_topk",
+        "vllm.deep_select_topk",
+        ("input, topk, end=None, output_idx=None, indices_dtype=torch.int32",),
+        ("output_idx",),
+    ),
 )
 
 _ORDER = "deterministic=False, tie_break=0, dsa_graph_safe=False"
@@ -102,13 +109,31 @@ FLASHINFER = (
         "flashinfer.topk_varlen.topk_varlen:",
         "top_k_varlen",
         "flashinfer.top_k_varlen",
-        (_VARLEN, f"{_VARLEN}, approx_ties=False"),
+        (f"{_VARLEN}, row_starts=None, max_seq_len=None, absolute_indices=False", _VARLEN),
         ("out_indices", "out_values"),
         0,
+    ),
+    Operator(
+        "flashinfer.msa_ops.sparse_topk_select:",
+        "msa_topk_select",
+        "flashinfer.msa_topk_select",
+        ("max_score, topk, num_valid_pages=None, output=None, force_begin_blocks=0, force_end_blocks=0",),
+        ("output",),
     ),
 )  # fmt: skip
 
 _SGLANG_KERNELS = "sglang.kernels.ops.attention"
+_DSV4 = f"{_SGLANG_KERNELS}.dsv4.topk"
+_PAGES = "scores, seq_lens, page_tables, out_page_indices, page_size"
+_RAW = "out_raw_indices=None"
+_V1 = "topk_transform_512"
+"""Name of `topk_transform_paged`, and with ``_v2`` of the other, until the summer of 2026."""
+
+
+def _paged(attribute: str, adapter: str, signatures: tuple[str, ...]) -> Operator:
+    writes = ("out_page_indices", "out_raw_indices")
+    return Operator(f"{_DSV4}:", attribute, f"sglang.{adapter}", signatures, writes, "out_page_indices")
+
 
 SGLANG = (
     *(
@@ -122,21 +147,68 @@ SGLANG = (
     Operator(
         f"{_SGLANG_KERNELS}.fast_topk:", "fast_topk", "sglang.fast_topk_v2", ("score, lengths, topk, row_starts=None",)
     ),
+    *(_paged(name, "topk_transform_paged", (f"{_PAGES}, {_RAW}",)) for name in ("topk_transform_paged", _V1)),
+    *(
+        _paged(name, "topk_transform_paged_v2", (f"{_PAGES}, metadata, {_RAW}", f"{_PAGES}, metadata"))
+        for name in ("topk_transform_paged_v2", f"{_V1}_v2")
+    ),
     Operator(
-        f"{_SGLANG_KERNELS}.dsv4.topk:",
-        "topk_transform_paged_v2",
-        "sglang.topk_transform_paged_v2",
-        ("scores, seq_lens, page_tables, out_page_indices, page_size, metadata, out_raw_indices=None",),
-        ("out_page_indices", "out_raw_indices"),
+        f"{_DSV4}:",
+        "topk_transform_bf16_small",
+        "sglang.topk_transform_bf16_small",
+        ("scores, seq_lens, page_table, out_page_indices, page_size",),
+        ("out_page_indices",),
         "out_page_indices",
     ),
     Operator(
-        f"{_SGLANG_KERNELS}.dsv4.topk:",
+        f"{_DSV4}:",
         "topk_transform_ragged_v2",
         "sglang.topk_transform_ragged_v2",
         ("scores, seq_lens, *, out_offsets, out_indices, row_starts=None",),
         ("scores", "out_indices"),
         "out_indices",
+    ),
+    Operator(
+        f"{_DSV4}:",
+        "topk_transform_kpool_v2",
+        "sglang.topk_transform_kpool_v2",
+        (
+            "scores, pool_lens, out, pool_size, metadata, *, token_seq_lens=None, page_table=None, page_size=1, "
+            "out_offsets=None",
+        ),
+        ("out",),
+        "out",
+    ),
+    Operator(
+        f"{_DSV4}:",
+        "topk_transform_kpool_ragged_v2",
+        "sglang.topk_transform_kpool_ragged_v2",
+        (
+            "scores, pool_lens, out, pool_size, *, row_starts=None, token_seq_lens=None, page_table=None, "
+            "page_table_row_index=None, page_size=1, out_offsets=None",
+        ),
+        ("scores", "out"),
+        "out",
+    ),
+    Operator(
+        f"{_SGLANG_KERNELS}.dsa.kpool_topk_transform:",
+        "fast_kpool_topk_transform_fused",
+        "sglang.fast_kpool_topk_transform_fused",
+        (
+            "score, lengths, kpool, topk, page_table=None, topk_indices_offset=None, row_starts=None, seq_lens=None, "
+            "page_table_row_index=None",
+        ),
+    ),
+    Operator(
+        f"{_SGLANG_KERNELS}.deep_select:",
+        "topk_page_transform",
+        "sglang.topk_page_transform",
+        (
+            "input, topk, *, page_table, page_size, end=None, sorted_index=False, output_idx=None, "
+            "idx_oob_fill_value=-1, abort_when_nan_found=False",
+        ),
+        ("output_idx",),
+        fill=("idx_oob_fill_value", -1),
     ),
     Operator(
         f"{_SGLANG_KERNELS}.deep_select:",
@@ -154,20 +226,61 @@ SGLANG = (
     ),
 )
 
+_DECODE = "Tensor logits, Tensor seq_lens, Tensor indices, int next_n, int index_topk"
+
+TENSORRT_LLM = tuple(
+    Operator("torch:ops.trtllm", name, f"tensorrt_llm.{name}", signatures, ("indices",), "indices", "tensorrt_llm")
+    for name, signatures in (
+        (
+            "indexer_topk_prefill",
+            ("Tensor logits, Tensor row_starts, Tensor row_ends, Tensor indices, int index_topk",),
+        ),
+        (
+            "indexer_topk_decode",
+            (
+                f"{_DECODE}, Optional[Tensor] pre_idx, Optional[Tensor] heuristic_scratch, int compress_ratio, "
+                "Optional[Tensor] radix_aux_indices, Optional[Tensor] radix_aux_logits",
+                _DECODE,
+            ),
+        ),
+    )
+)
+
+_STRIDES = "numRows, stride0, stride1, k=2048"
+
+AITER = tuple(
+    Operator("aiter.ops.topk:", name, f"aiter.{name}", (f"{text}, {_STRIDES}, stable=False", f"{text}, {_STRIDES}"),
+             writes, "indices")
+    for name, text, writes in (
+        ("top_k_per_row_prefill", "logits, rowStarts, rowEnds, indices, values", ("indices", "values")),
+        ("top_k_per_row_decode", "logits, next_n, seqLens, indices", ("indices",)),
+    )
+)  # fmt: skip
+
 OPERATORS: dict[str, tuple[Operator, ...]] = {
     "vllm": VLLM + FLASHINFER,
     "sglang": SGLANG + FLASHINFER,
     "flashinfer": FLASHINFER,
+    "tensorrt_llm": TENSORRT_LLM,
+    "aiter": AITER,
 }
 """The operators that each engine calls. SGLang's ``plan_topk_v2`` stays: kernels that are not here read its plan."""
 
-HOMES = {"vllm": ("vllm",), "sglang": ("sglang", "sgl_kernel"), "flashinfer": ("flashinfer",)}
+HOMES = {
+    "vllm": ("vllm",),
+    "sglang": ("sglang", "sgl_kernel"),
+    "flashinfer": ("flashinfer",),
+    "tensorrt_llm": ("tensorrt_llm",),
+    "aiter": ("aiter",),
+}
 """Top-level packages of each engine. Any of their modules may hold a replaced function under another name."""
 
 DISTRIBUTIONS = {
     "vllm": ("vllm", "flashinfer-python"),
     "sglang": ("sglang", "sglang-kernel", "flashinfer-python"),
     "flashinfer": ("flashinfer-python",),
+    "tensorrt_llm": ("tensorrt-llm",),
+    "aiter": ("amd-aiter",),
 }
 """Distributions whose versions are named where the signatures of an engine are."""
 

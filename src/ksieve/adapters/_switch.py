@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ksieve._version import __version__
 from ksieve.adapters import _calls, _select, _signatures
 from ksieve.adapters._operators import HOMES, OPERATORS, Operator
@@ -60,7 +62,8 @@ def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
     Raises
     ------
     BackendError
-        The engine is not installed, or an operator has another signature; nothing is replaced then.
+        The engine is not installed, PyTorch is built for ROCm, or an operator has another signature: nothing is
+        replaced.
     ArgumentError
     """
     with _lock:
@@ -69,6 +72,10 @@ def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
         if engine not in _installed:
             if not _signatures.installed(engine):
                 raise BackendError(f"{engine} is not installed: there is nothing to replace")
+            if torch.version.hip is not None:
+                raise BackendError(
+                    f"PyTorch is built for ROCm, for which ksieve has no kernels: {engine} stays as it is"
+                )
             _replace(engine, [operator for operator in operators if _signatures.imported(operator)])
             _installed[engine] = operators
             _FINDER.watch()

@@ -21,7 +21,8 @@ from ksieve.core.options import Options
 from ksieve.core.windows import windows
 
 _WINDOW = ("starts", "ends", "index_base", "next_n")
-_JUDGED = (*_WINDOW, "largest", "nan", "sorted", "tie_break")
+_ENTRIES = ("force_first", "force_last", "expand", "tail")
+_JUDGED = (*_WINDOW, *_ENTRIES, "largest", "nan", "sorted", "tie_break")
 _OUTPUTS = ("out", "raw_out", "values_out", "return_values", "return_raw")
 
 _log = logging.getLogger("ksieve.adapters")
@@ -85,7 +86,9 @@ def _compare(
     keywords = {name: copied(name, value) for name, value in kwargs.items()}
     returned = own(*arguments, **keywords)
     written = {**dict(zip(names, arguments, strict=False)), **keywords}
-    ours, theirs = _answer(operator, bound, result)[:rows, :k], _answer(operator, written, returned)[:rows, :k]
+    expand = options.get("expand", 1)
+    columns = k * expand + (expand - 1 if "tail" in options else 0)
+    ours, theirs = (_answer(operator, *answer)[:rows, :columns] for answer in ((bound, result), (written, returned)))
 
     mapped = "page_table" in options or "offsets" in options
     differs = _differ(ours, theirs)
@@ -131,7 +134,8 @@ def _compare(
 def _answer(operator: Operator, arguments: Mapping[str, Any], returned: Any) -> Any:
     if isinstance(operator.answer, str):
         return arguments[operator.answer]
-    return returned if operator.answer is None else returned[operator.answer]
+    answer = returned if operator.answer is None else returned[operator.answer]
+    return answer.reshape(-1, answer.shape[-1])
 
 
 def _differ(a: Any, b: Any) -> Any:
@@ -151,10 +155,10 @@ def _tied(asked: tuple[Any, Any, int, dict[str, Any]], positions: Any, rows: Any
     """Of the given rows, those with another exact answer: `ksieve.verify` counts them one row at a time."""
     scores, lengths, k, options = asked
     tied = torch.zeros_like(rows)
-    judged = {name: options[name] for name in ("index_base", "largest", "nan") if name in options}
+    judged = {name: options[name] for name in ("index_base", *_ENTRIES[:3], "largest", "nan") if name in options}
     for row in rows.nonzero()[:, 0].tolist():
         part = slice(row, row + 1)
-        vectors = {name: options[name][part] for name in ("starts", "ends") if name in options}
+        vectors = {name: options[name][part] for name in ("starts", "ends", "tail") if name in options}
         length = None if lengths is None else lengths[part]
         tied[row] = verify(scores[part], length, positions[part], k=k, **judged, **vectors).tied_rows == 1
     return tied

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from ksieve.adapters._engine import Engine
+from ksieve.adapters._rows import compressed, refuse_early
 from ksieve.adapters._select import require, select, tie_break_of
 from ksieve.core.errors import ArgumentError
 
 __all__ = [
     "install",
+    "msa_topk_select",
     "top_k",
     "top_k_page_table_transform",
     "top_k_ragged_transform",
@@ -32,7 +34,12 @@ _NAMES = {
     "page_table": "src_page_table",
     "row_to_request": "row_to_batch",
 } | {"raw_out": "out_raw_indices"}
-_VARLEN = {"scores": "logits", "lengths": "seq_lens", "k": "top_k", "out": "out_indices", "values_out": "out_values"}
+_VARLEN = {"scores": "logits", "lengths": "seq_lens", "k": "top_k", "starts": "row_starts"} | {
+    "out": "out_indices", "values_out": "out_values"
+}  # fmt: skip
+_MSA = {"scores": "max_score", "k": "topk", "lengths": "num_valid_pages", "out": "output"} | {
+    "force_first": "force_begin_blocks", "force_last": "force_end_blocks"
+}  # fmt: skip
 
 
 _ENGINE = Engine("flashinfer")
@@ -234,17 +241,20 @@ def top_k_varlen(
     backend: str = "auto",
     load_balance: bool = True,
     workspace: Any = None,
-    approx_ties: bool = False,
+    row_starts: Any = None,
+    max_seq_len: int | None = None,
+    absolute_indices: bool = False,
     *,
     skip_check: bool = False,
 ) -> tuple[Any, Any]:
-    """Select the top_k best valid logits of every row of a decode step.
+    """Select the top_k best valid logits of every row of a decode step, or of a prefill's windows.
 
     Parameters
     ----------
     logits : Tensor, shape (rows, width)
     seq_lens : Tensor of int32, shape (rows // next_n,)
         Row r of request ``q = r // next_n`` sees ``(seq_lens[q] - next_n + 1 + r % next_n) // compress_ratio`` logits.
+        With `row_starts` the length of each row's window.
     top_k : int
     pre_idx : Tensor, optional
         Not used: ksieve needs no indices of the previous step.
@@ -252,13 +262,20 @@ def top_k_varlen(
         A ratio other than 1 allocates small tensors of one entry per row.
     next_n : int
     return_values : bool
-    out_indices : Tensor of int32, shape (rows, top_k), optional
-    out_values : Tensor of the logits' dtype, shape (rows, top_k), optional
+    out_indices : Tensor of int32, shape (rows, top_k) or (rows * top_k,), optional
+        What is returned is of shape (rows, top_k), and is a view of a flat one.
+    out_values : Tensor of the logits' dtype, shape (rows, top_k) or (rows * top_k,), optional
         Only with ``return_values=True``.
     backend : str
         Any. ``"radix_cutlass"`` decides what values unused slots hold, and costs a pass over them.
-    load_balance, workspace, approx_ties, skip_check
-        Not used: ksieve plans by itself, keeps a workspace per stream, is always exact, and always checks.
+    load_balance, workspace, skip_check
+        Not used: ksieve plans by itself, keeps a workspace per stream, and always checks.
+    row_starts : Tensor of int32, shape (rows,), optional
+        Windows are ``[row_starts[r], row_starts[r] + seq_lens[r])``; only with next_n and compress_ratio 1.
+    max_seq_len : int, optional
+        Not used: windows longer than that are selected from like others.
+    absolute_indices : bool
+        Positions count from the start of the row, and not of the window.
 
     Returns
     -------
@@ -277,10 +294,17 @@ def top_k_varlen(
     if (requests := seq_lens.shape[0]) * next_n != rows:
         raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries")
     options: dict[str, Any] = {}
+    if row_starts is not None:
+        require(next_n == 1, "next_n", next_n, "1 with row_starts")
+        require(compress_ratio == 1, "compress_ratio", compress_ratio, "1 with row_starts")
+        options |= {"starts": row_starts, "index_base": "row" if absolute_indices else "start"}
+    else:
+        require(not absolute_indices, "absolute_indices", True, "False without row_starts")
     if compress_ratio != 1:
-        seq_lens = _compressed(seq_lens, next_n, compress_ratio)
+        seq_lens = compressed(seq_lens, next_n, compress_ratio)
     elif next_n != 1:
         options["next_n"] = next_n
+    out_indices, out_values = _rows_of(out_indices, rows, top_k), _rows_of(out_values, rows, top_k)
     if not return_values:
         return select(_VARLEN, logits, seq_lens, top_k, out=out_indices, **options), None
     indices, values = select(
@@ -291,13 +315,70 @@ def top_k_varlen(
     return indices, values
 
 
-def _compressed(seq_lens: Any, next_n: int, ratio: int) -> Any:
-    """Each row's length in compressed entries."""
-    lengths = seq_lens.clamp(min=0)  # negative lengths must not wrap below
-    if next_n > 1:
-        seen = torch.arange(1 - next_n, 1, dtype=torch.int32, device=seq_lens.device)
-        lengths = (lengths[:, None] + seen).reshape(-1)
-    return torch.div(lengths, ratio, rounding_mode="floor")
+def _rows_of(flat: Any, rows: int, k: int) -> Any:
+    """View a flat output as rows; others are checked where they are used."""
+    if flat is None or flat.dim() != 1 or flat.numel() != rows * k:
+        return flat
+    return flat.view(rows, k)
+
+
+def msa_topk_select(
+    max_score: Any,
+    topk: int,
+    num_valid_pages: Any = None,
+    output: Any = None,
+    force_begin_blocks: int = 0,
+    force_end_blocks: int = 0,
+) -> Any:
+    """Select the topk best blocks of every token and head, by their scores, the first and last ones with any score.
+
+    The scores are transposed into a copy: there a row's lie heads and tokens apart. Forced blocks are selected on the
+    CPU alone.
+
+    Parameters
+    ----------
+    max_score : Tensor, shape (heads, blocks, tokens)
+    topk : int
+    num_valid_pages : int, or Tensor of int32, shape (tokens,), optional
+        Number of valid blocks of all tokens, or of each one; default: all blocks.
+    output : Tensor of int32, shape (tokens, heads, topk), optional
+        Contiguous; receives the numbers of the blocks, and is returned.
+    force_begin_blocks, force_end_blocks : int
+        Blocks at either end that are selected in any case, together at most topk.
+
+    Returns
+    -------
+    Tensor of int32, shape (tokens, heads, topk)
+        Block numbers, ascending, then -1.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    require(max_score.dim() == 3, "max_score", f"shape {tuple(max_score.shape)}", "shape (heads, blocks, tokens)")
+    heads, blocks, tokens = max_score.shape
+    if heads:
+        refuse_early(_MSA, max_score[0], topk, force_first=force_begin_blocks, force_last=force_end_blocks)
+    scores, lengths = max_score.permute(2, 0, 1).contiguous().view(tokens * heads, blocks), None
+    if isinstance(num_valid_pages, torch.Tensor):
+        shape = tuple(num_valid_pages.shape)
+        require(shape == (tokens,), "num_valid_pages", f"shape {shape}", f"shape {(tokens,)}")
+        lengths = num_valid_pages[:, None].expand(tokens, heads).reshape(-1)
+    elif num_valid_pages is not None:
+        require(0 < num_valid_pages <= blocks, "num_valid_pages", num_valid_pages, f"an int from 1 to {blocks}")
+        scores = scores[:, :num_valid_pages]
+    options: dict[str, Any] = {"sorted": "index"}
+    if force_begin_blocks:
+        options["force_first"] = force_begin_blocks
+    if force_end_blocks:
+        options["force_last"] = force_end_blocks
+    if output is not None:
+        shape = tuple(output.shape)
+        good = shape == (tokens, heads, topk) and output.is_contiguous()
+        require(good, "output", f"shape {shape}", f"shape {(tokens, heads, topk)}, contiguous")
+        options["out"] = output.view(tokens * heads, topk)
+    found = select(_MSA, scores, lengths, topk, **options)
+    return found.view(tokens, heads, topk) if output is None else output
 
 
 def _order(deterministic: bool, tie_break: Any) -> dict[str, Any]:

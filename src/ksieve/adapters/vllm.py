@@ -3,7 +3,8 @@
 All write into the caller's `indices` or `output`, return None, run on PyTorch's current stream without waiting, and
 can be captured in a CUDA graph once the kernel is loaded. In addition to vLLM's operators they take float16 and
 bfloat16 logits, any topK, any row stride and alignment, outputs that are columns of a wider buffer, and lengths of any
-value, which are clamped on the device. NaN is better than every number, as in vLLM's operators.
+value, which are clamped on the device. NaN is better than every number, as in vLLM's operators; `deep_select_topk`
+ranks it below -inf.
 
 vLLM's own option ``--sparse-indexer-topk-backend`` still chooses after `install`: ``auto``, its default, is ksieve, and
 a backend that is named stays vLLM's own.
@@ -13,12 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ksieve.adapters._engine import Engine
-from ksieve.adapters._select import Declined, first, select
+from ksieve.adapters._rows import operands, part
+from ksieve.adapters._select import Declined, first, require, select
 from ksieve.core.errors import ArgumentError
 
 __all__ = [
     "cooperative_topk",
+    "deep_select_topk",
     "install",
     "persistent_topk",
     "top_k_per_row_decode",
@@ -30,6 +35,7 @@ __all__ = [
 _PREFILL = {"scores": "logits", "starts": "rowStarts", "ends": "rowEnds", "out": "indices", "k": "topK"}
 _DECODE = {"scores": "logits", "lengths": "seq_lens", "out": "indices", "k": "topK"}
 _FLAT = {"scores": "logits", "out": "output"}
+_DEEP_SELECT = {"scores": "input", "lengths": "end", "k": "topk", "out": "output_idx", "index_dtype": "indices_dtype"}
 
 
 _ENGINE = Engine("vllm")
@@ -58,7 +64,7 @@ def top_k_per_row_prefill(
     ------
     ArgumentError
     """
-    scores, out = _operands(logits, indices, numRows, stride0, stride1, topK)
+    scores, out = operands(logits, indices, numRows, stride0, stride1, topK)
     starts, ends = first(rowStarts, numRows), first(rowEnds, numRows)
     select(_PREFILL, scores, None, topK, starts=starts, ends=ends, index_base="start", nan="highest", out=out)
 
@@ -104,7 +110,7 @@ def _decode(
     longest: int | None,
 ) -> None:
     """`top_k_per_row_decode`, with a bound of the lengths that the host knows."""
-    scores, out = _operands(logits, indices, numRows, stride0, stride1, topK)
+    scores, out = operands(logits, indices, numRows, stride0, stride1, topK)
     if next_n < 1 or numRows % next_n:
         raise ArgumentError("next_n", next_n, f"a divisor of numRows, {numRows}")
     if seq_lens.dim() == 2 and seq_lens.shape[1] == next_n:
@@ -145,12 +151,50 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
     if lengths.numel() != rows:
         raise ArgumentError("lengths", f"{lengths.numel()} entries", f"one per row of logits, {rows}")
     flat = lengths if lengths.dim() == 1 else lengths.reshape(-1)
-    select(_FLAT, logits, flat, k, longest=max_seq_len, nan="highest", out=_part(output, "output", rows, k))
+    select(_FLAT, logits, flat, k, longest=max_seq_len, nan="highest", out=part(output, "output", rows, k))
 
 
 def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
     """Do the same as `persistent_topk`, under the name of vLLM's cluster kernel; any number of rows."""
     persistent_topk(logits, lengths, output, workspace, k, max_seq_len)
+
+
+def deep_select_topk(
+    input: Any,  # noqa: A002
+    topk: int,
+    end: Any = None,
+    output_idx: Any = None,
+    indices_dtype: Any = torch.int32,
+) -> Any:
+    """Select the topk best of ``input[r, :end[r]]`` of every row, in place of vLLM's DeepSelect.
+
+    Parameters
+    ----------
+    input : Tensor, shape (rows, width)
+    topk : int
+    end : Tensor of int32, shape (rows,), optional
+        Length of each row; default: the width.
+    output_idx : Tensor of `indices_dtype`, shape (at least rows, at least topk), optional
+        Receives positions, in no particular order, then -1, and is returned. Other rows and columns are left alone.
+    indices_dtype : torch.dtype
+        torch.int32 or torch.int64.
+
+    Returns
+    -------
+    Tensor of `indices_dtype`
+        `output_idx`, or a new tensor of shape (rows, topk).
+
+    Raises
+    ------
+    ArgumentError
+    """
+    require(indices_dtype in (torch.int32, torch.int64), "indices_dtype", indices_dtype, "torch.int32 or torch.int64")
+    options: dict[str, Any] = {} if indices_dtype is torch.int32 else {"index_dtype": "int64"}
+    if output_idx is None:
+        return select(_DEEP_SELECT, input, end, topk, **options)
+    require(output_idx.dtype is indices_dtype, "output_idx", f"dtype {output_idx.dtype}", f"{indices_dtype}")
+    select(_DEEP_SELECT, input, end, topk, out=part(output_idx, "output_idx", input.shape[0], topk), **options)
+    return output_idx
 
 
 def _sparse_indexer_topk(
@@ -161,24 +205,3 @@ def _sparse_indexer_topk(
         raise Declined
     rows, (stride0, stride1) = logits.shape[0], logits.stride()
     _decode(logits, next_n, seq_lens, topk_indices, rows, stride0, stride1, topk_tokens, max_seq_len)
-
-
-def _operands(logits: Any, indices: Any, rows: int, stride0: int, stride1: int, k: int) -> tuple[Any, Any]:
-    """Return the rows of the scores and of the output that a call uses. On the hot path: formats no text but errors."""
-    if logits.dim() != 2 or (held := logits.shape[0]) < rows:
-        raise ArgumentError("logits", f"shape {tuple(logits.shape)}", f"{rows} rows")
-    if stride1 != 1:
-        raise ArgumentError("stride1", stride1, "1: the logits of a row are contiguous")
-    if rows > 1 and stride0 != logits.stride(0):
-        raise ArgumentError("stride0", stride0, f"{logits.stride(0)}, that of logits")
-    return logits if held == rows else logits[:rows], _part(indices, "indices", rows, k)
-
-
-def _part(output: Any, name: str, rows: int, k: int) -> Any:
-    """Return the first rows and columns of an output: the tensor itself if it has no others."""
-    shape = output.shape
-    if len(shape) != 2 or shape[0] < rows:
-        raise ArgumentError(name, f"shape {tuple(shape)}", f"{rows} rows")
-    if shape[1] < k:
-        raise ArgumentError(name, f"{shape[1]} columns", f"at least {k} columns")
-    return output if shape == (rows, k) else output[:rows, :k]

@@ -36,6 +36,8 @@ class Engine(StrEnum):
     vllm = "vllm"
     sglang = "sglang"
     flashinfer = "flashinfer"
+    tensorrt_llm = "tensorrt_llm"
+    aiter = "aiter"
     all = "all"
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from adapter_calls.base import ROWS, best, buffer, case, lengths_of, same, same_in_order, scores_of, windows_of
+from adapter_calls.base import (
+    ROWS,
+    best,
+    buffer,
+    case,
+    lengths_of,
+    same,
+    same_in_order,
+    scores_of,
+    table_of,
+    windows_of,
+)
 from ksieve.adapters import sglang
 
 FILL = 2147483647
@@ -89,3 +100,35 @@ class deepselect_more_slots_than_scores:  # noqa: N801
             same(o["indices"][r], list(range(k - 5)), FILL)
             assert (o["values"][r, : k - 5] == a["input"][r, o["indices"][r, : k - 5]]).all()
             assert (o["values"][r, k - 5 :] == -np.inf).all()
+
+
+PAGE = 16
+
+
+def _pages_inputs(rng, width, k, dtype):
+    return {
+        "input": scores_of(rng, ROWS, width, dtype), "end": lengths_of(rng, ROWS, width, k),
+        "table": table_of(rng, ROWS, -(-width // PAGE)), "out": buffer(ROWS, k),
+    }  # fmt: skip
+
+
+@case(_pages_inputs, ("float32", "bfloat16"))
+class deepselect_page_transform:  # noqa: N801
+    @staticmethod
+    def call(t, k):
+        x, pages = t["input"], {"page_table": t["table"], "page_size": PAGE}
+        out = sglang.topk_page_transform(x, k, **pages, end=t["end"], output_idx=t["out"])
+        assert out is t["out"]
+        ordered = sglang.topk_page_transform(x, k, **pages, end=t["end"], sorted_index=True, idx_oob_fill_value=FILL)
+        return {"out": out, "ordered": ordered, "whole": sglang.topk_page_transform(x, k, **pages)}
+
+    @staticmethod
+    def check(a, k, o):
+        for r in range(ROWS):
+            for name, end in (("out", int(a["end"][r])), ("ordered", int(a["end"][r])), ("whole", 1 << 40)):
+                found = best(a["input"][r], 0, end, k)
+                pages = [int(a["table"][r, i // PAGE]) * PAGE + i % PAGE for i in found]
+                if name == "ordered":
+                    same_in_order(o[name][r], pages, FILL)
+                else:
+                    same(o[name][r], pages)

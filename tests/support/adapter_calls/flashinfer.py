@@ -223,3 +223,71 @@ _varlen("flashinfer_varlen_next_n_values", 2, 1, values=True, dtypes=("float32",
 _varlen("flashinfer_varlen_compressed", 1, 4, values=True)
 _varlen("flashinfer_varlen_compressed_next_n", 3, 4, values=False)
 _varlen("flashinfer_varlen_radix_cutlass", 1, 1, values=True, backend="radix_cutlass", fill=0)
+
+
+def _windows_inputs(rng, width, k, dtype):
+    return ragged_inputs(rng, width, k, dtype) | {
+        "flat": buffer(1, ROWS * k)[0],
+        "values": np.zeros((ROWS, k), np.float32),
+    }
+
+
+@case(_windows_inputs)
+class flashinfer_varlen_windows:  # noqa: N801
+    @staticmethod
+    def call(t, k):
+        x, lengths, starts = t["score"], t["lengths"], t["starts"]
+        relative, none = flashinfer.top_k_varlen(x, lengths, k, row_starts=starts, max_seq_len=5, out_indices=t["flat"])
+        assert none is None and relative.data_ptr() == t["flat"].data_ptr()
+        absolute, values = flashinfer.top_k_varlen(
+            x, lengths, k, row_starts=starts, absolute_indices=True, return_values=True, out_values=t["values"]
+        )
+        return {"relative": relative, "absolute": absolute, "values": values}
+
+    @staticmethod
+    def check(a, k, o):
+        for r in range(ROWS):
+            start = int(a["starts"][r])
+            found = best(a["score"][r], *ends_of(a, r), k)
+            same(o["relative"][r], found)
+            same(o["absolute"][r], [start + i for i in found])
+            assert (o["values"][r, : len(found)] == a["score"][r, o["absolute"][r, : len(found)]]).all()
+            assert (o["values"][r, len(found) :] == -np.inf).all()
+
+
+HEADS, TOKENS = 2, ROWS // 2
+
+
+def _msa_inputs(rng, width, k, dtype):
+    scores = scores_of(rng, ROWS, width, dtype).reshape(TOKENS, HEADS, width).transpose(1, 2, 0)
+    valid = np.array([width + 5, k // 2, 0, 1, width, -1], np.int32)
+    return {"max_score": np.ascontiguousarray(scores), "valid": valid, "out": buffer(ROWS, k).reshape(TOKENS, HEADS, k)}
+
+
+def _msa(name, first, last):
+    def call(t, k):
+        ends = {"force_begin_blocks": first, "force_end_blocks": last}
+        few = max(first + last, t["max_score"].shape[1] // 2)
+        out = flashinfer.msa_topk_select(t["max_score"], k, output=t["out"], **ends)
+        assert out is t["out"]
+        return {
+            "out": out,
+            "few": flashinfer.msa_topk_select(t["max_score"], k, few, **ends),
+            "each": flashinfer.msa_topk_select(t["max_score"], k, t["valid"], **ends),
+        }
+
+    def check(a, k, o):
+        blocks = a["max_score"].shape[1]
+        valid = {"out": [blocks] * TOKENS, "few": [max(first + last, blocks // 2)] * TOKENS, "each": a["valid"]}
+        for name, slots in o.items():
+            for token, head in np.ndindex(TOKENS, HEADS):
+                n = min(max(int(valid[name][token]), 0), blocks)
+                row = a["max_score"][head, :n, token].copy()
+                row[:first] = row[max(n - last, 0) :] = np.inf
+                same_in_order(slots[token, head], best(row, 0, n, k))
+
+    CASES.append(Case(name, _msa_inputs, call, check, on_cpu=first + last > 0))
+
+
+_msa("flashinfer_msa", 0, 0)
+_msa("flashinfer_msa_forced", 1, 2)

@@ -185,9 +185,31 @@ class sglang_paged_v2_without_a_table:  # noqa: N801
     @staticmethod
     def call(t, k):
         sglang.topk_transform_paged_v2(t["scores"], t["seq_lens"], None, t["out"], PAGE, None)
-        return {"out": t["out"]}
+        sglang.topk_transform_paged(t["scores"], t["seq_lens"], None, t["raw"], PAGE)
+        return {"out": t["out"], "v1": t["raw"]}
 
     @staticmethod
     def check(a, k, o):
         for r in range(ROWS):
             same(o["out"][r], best(a["scores"][r], 0, int(a["seq_lens"][r]), k))
+            same(o["v1"][r], best(a["scores"][r], 0, int(a["seq_lens"][r]), k))
+
+
+@case(_paged_inputs, ("float32", "bfloat16"))
+class sglang_paged:  # noqa: N801
+    @staticmethod
+    def call(t, k):
+        v1, raw = t["out"].clone(), t["raw"]
+        sglang.topk_transform_paged(t["scores"], t["seq_lens"], t["table"], v1, PAGE, out_raw_indices=raw)
+        sglang.topk_transform_bf16_small(t["scores"], t["seq_lens"], t["table"], t["out"], PAGE)
+        return {"out": v1, "raw": raw, "small": t["out"]}
+
+    @staticmethod
+    def check(a, k, o):
+        for r in range(ROWS):
+            found = best(a["scores"][r], 0, int(a["seq_lens"][r]), k)
+            same(o["raw"][r], found)
+            raw = o["raw"][r, : len(found)]
+            assert (o["out"][r, : len(found)] == a["table"][r, raw // PAGE] * PAGE + raw % PAGE).all(), "slot for slot"
+            assert (o["out"][r, len(found) :] == -1).all()
+            same(o["small"][r], o["out"][r, : len(found)].tolist())

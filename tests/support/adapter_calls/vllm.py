@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from adapter_calls.base import CASES, POISON, ROWS, Case, best, buffer, case, lengths_of, same, scores_of, windows_of
 from ksieve.adapters import vllm
@@ -91,3 +92,27 @@ def _flat(name, function):
 
 _flat("vllm_persistent", vllm.persistent_topk)
 _flat("vllm_cooperative", vllm.cooperative_topk)
+
+
+def _deep_select_inputs(rng, width, k, dtype):
+    return {
+        "input": scores_of(rng, ROWS, width, dtype), "end": lengths_of(rng, ROWS, width, k),
+        "out": buffer(ROWS + 2, k + 3),
+    }  # fmt: skip
+
+
+@case(_deep_select_inputs, ("float32", "bfloat16"))
+class vllm_deep_select:  # noqa: N801
+    @staticmethod
+    def call(t, k):
+        assert vllm.deep_select_topk(t["input"], k, end=t["end"], output_idx=t["out"]) is t["out"]
+        return {"out": t["out"], "new": vllm.deep_select_topk(t["input"], k, t["end"], indices_dtype=torch.int64)}
+
+    @staticmethod
+    def check(a, k, o):
+        assert (o["out"].dtype, o["new"].dtype) == (np.int32, np.int64)
+        for r in range(ROWS):
+            found = best(a["input"][r], 0, int(a["end"][r]), k)
+            same(o["out"][r, :k], found)
+            same(o["new"][r], found)
+        assert (o["out"][ROWS:] == POISON).all() and (o["out"][:, k:] == POISON).all()

@@ -15,10 +15,11 @@ torch = pytest.importorskip("torch")
 
 import adapter_calls as cases  # noqa: E402
 from conftest import ROOT  # noqa: E402
-from ksieve.adapters import flashinfer, sglang, vllm  # noqa: E402
+from ksieve.adapters import _rows, aiter, flashinfer, sglang, tensorrt_llm, vllm  # noqa: A004, E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 
 SWITCH = {"install", "uninstall", "warm_up"}
+MODULES = (vllm, sglang, flashinfer, tensorrt_llm, aiter)
 GRID = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in cases.CASES for dtype in case.dtypes]
 
 
@@ -39,11 +40,12 @@ def test_long_rows(case):
 
 def test_every_function_has_a_case():
     called = "".join(inspect.getsource(c.call) for c in cases.CASES)
-    for module in (vllm, sglang, flashinfer):
+    for module in MODULES:
         for name in set(module.__all__) - SWITCH:
             direct = name in ("persistent_topk", "cooperative_topk")  # handed to their case as functions
             own = module.__name__.rpartition(".")[2]
-            assert direct or f"{own}.{name}(" in called or getattr(module, name) is flashinfer.top_k, name
+            there = any(f"{own}.{name}{after}" in called for after in ("(", "\n"))
+            assert direct or there or getattr(module, name) is flashinfer.top_k, name
 
 
 def test_a_changed_answer_is_noticed():
@@ -66,16 +68,27 @@ SIGNATURES = {
     vllm.top_k_per_row_decode: "logits, next_n, seq_lens, indices, numRows, stride0, stride1, topK",
     vllm.persistent_topk: "logits, lengths, output, workspace, k, max_seq_len",
     vllm.cooperative_topk: "logits, lengths, output, workspace, k, max_seq_len",
+    vllm.deep_select_topk: "input, topk, end=None, output_idx=None, indices_dtype=torch.int32",
     sglang.fast_topk_v2: "score, lengths, topk, row_starts=None",
     sglang.fast_topk_transform_fused: "score, lengths, page_table_size_1, cu_seqlens_q, topk, row_starts=None",
     sglang.fast_topk_transform_ragged_fused: "score, lengths, topk_indices_offset, topk, row_starts=None",
     sglang.plan_topk_v2: "seq_lens, static_threshold=-1, *, out=None",
+    sglang.topk_transform_paged: "scores, seq_lens, page_tables, out_page_indices, page_size, out_raw_indices=None",
+    sglang.topk_transform_bf16_small: "scores, seq_lens, page_table, out_page_indices, page_size",
+    sglang.topk_transform_kpool_v2: "scores, pool_lens, out, pool_size, metadata, *, token_seq_lens=None, "
+    "page_table=None, page_size=1, out_offsets=None",
+    sglang.topk_transform_kpool_ragged_v2: "scores, pool_lens, out, pool_size, *, row_starts=None, "
+    "token_seq_lens=None, page_table=None, page_table_row_index=None, page_size=1, out_offsets=None",
+    sglang.fast_kpool_topk_transform_fused: "score, lengths, kpool, topk, page_table=None, "
+    "topk_indices_offset=None, row_starts=None, seq_lens=None, page_table_row_index=None",
+    sglang.topk_page_transform: "input, topk, *, page_table, page_size, end=None, sorted_index=False, "
+    "output_idx=None, idx_oob_fill_value=-1, abort_when_nan_found=False",
     sglang.topk_transform_paged_v2: "scores, seq_lens, page_tables, out_page_indices, page_size, metadata, "
     "out_raw_indices=None",
     sglang.topk_transform_ragged_v2: "scores, seq_lens, *, out_offsets, out_indices, row_starts=None",
     sglang.topk: "input, topk, *, sorted=False, begin=None, end=None, indices_type=torch.int32, sorted_index=False, "
     "hint=None, output_idx=None, output_idx_offset=None, idx_oob_fill_value=2147483647, value_oob_fill_value=-inf, "
-    "return_value=False, abort_when_nan_found=True",
+    "return_value=False, abort_when_nan_found=False",
     flashinfer.top_k: "input, k, sorted=False, deterministic=False, tie_break=0, dsa_graph_safe=False",
     flashinfer.top_k_page_table_transform: "input, src_page_table, lengths, k, row_to_batch=None, deterministic=False, "
     "tie_break=0, dsa_graph_safe=False, row_starts=None, page_table_row_starts=None, *, page_size=1, out=None, "
@@ -83,8 +96,16 @@ SIGNATURES = {
     flashinfer.top_k_ragged_transform: "input, offsets, lengths, k, deterministic=False, tie_break=0, "
     "dsa_graph_safe=False, row_starts=None",
     flashinfer.top_k_varlen: "logits, seq_lens, top_k, pre_idx=None, compress_ratio=1, next_n=1, return_values=False, "
-    "out_indices=None, out_values=None, backend='auto', load_balance=True, workspace=None, approx_ties=False, *, "
-    "skip_check=False",
+    "out_indices=None, out_values=None, backend='auto', load_balance=True, workspace=None, row_starts=None, "
+    "max_seq_len=None, absolute_indices=False, *, skip_check=False",
+    flashinfer.msa_topk_select: "max_score, topk, num_valid_pages=None, output=None, force_begin_blocks=0, "
+    "force_end_blocks=0",
+    tensorrt_llm.indexer_topk_prefill: "logits, row_starts, row_ends, indices, index_topk=2048",
+    tensorrt_llm.indexer_topk_decode: "logits, seq_lens, indices, next_n, index_topk=2048, pre_idx=None, "
+    "heuristic_scratch=None, compress_ratio=1, radix_aux_indices=None, radix_aux_logits=None",
+    aiter.top_k_per_row_prefill: "logits, rowStarts, rowEnds, indices, values, numRows, stride0, stride1, k=2048, "
+    "stable=False",
+    aiter.top_k_per_row_decode: "logits, next_n, seqLens, indices, numRows, stride0, stride1, k=2048, stable=False",
 }
 
 
@@ -99,30 +120,31 @@ def test_signatures_are_the_frameworks(function):
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda f: f.__name__)
 def test_every_parameter_is_explained(function):
     text = inspect.getdoc(function)
-    if function is vllm.cooperative_topk:
-        assert "persistent_topk" in text
-        return
+    if text.startswith("Do the same as `"):
+        text += inspect.getdoc(getattr(sys.modules[function.__module__], text.split("`")[1]))
     for parameter in inspect.signature(function).parameters:
         assert parameter in text, parameter
 
 
 def test_signatures_cover_every_function():
     names = {f.__name__ for f in SIGNATURES}
-    assert names | {"topk"} | SWITCH == {n for module in (vllm, sglang, flashinfer) for n in module.__all__}
+    assert names | {"topk"} | SWITCH == {n for module in MODULES for n in module.__all__}
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "flashinfer"])
-def test_no_framework_is_imported(name):
-    code = f"""
+def test_no_framework_is_imported():
+    code = """
 import sys
 class Blocked:
     def find_spec(self, module, path=None, target=None):
-        if module.partition(".")[0] in ("vllm", "sglang", "sgl_kernel", "flashinfer", "deep_select"):
+        if module.partition(".")[0] in (
+            "vllm", "sglang", "sgl_kernel", "flashinfer", "deep_select", "tensorrt_llm", "aiter",
+        ):
             raise ImportError(module)
 sys.meta_path.insert(0, Blocked())
 import ksieve
 assert "torch" not in sys.modules
-import ksieve.adapters.{name}
+import ksieve.adapters.vllm, ksieve.adapters.sglang, ksieve.adapters.flashinfer
+import ksieve.adapters.tensorrt_llm, ksieve.adapters.aiter
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -185,6 +207,23 @@ X, N, OUT = operands()
         (lambda: flashinfer.top_k_varlen(X, N, 8, next_n=2), r"seq_lens: got 4 entries; takes 4 rows of logits"),
         (lambda: flashinfer.top_k_varlen(X, N, 8, compress_ratio=0), r"compress_ratio: got 0"),
         (lambda: flashinfer.top_k_varlen(X, N, 8, out_indices=OUT.float()), r"out_indices: got dtype float32"),
+        (lambda: flashinfer.top_k_varlen(X, N[:2], 8, next_n=2, row_starts=N), r"next_n: got 2; takes 1 with"),
+        (lambda: flashinfer.top_k_varlen(X, N, 8, absolute_indices=True), r"absolute_indices: got True; takes False"),
+        (lambda: flashinfer.msa_topk_select(X, 8), r"max_score: got shape \(4, 100\)"),
+        (lambda: flashinfer.msa_topk_select(X[None], 8, 101), r"num_valid_pages: got 101; takes an int from 1 to 4"),
+        (lambda: flashinfer.msa_topk_select(X[None], 2, N), r"num_valid_pages: got shape \(4,\); takes shape \(100,"),
+        (lambda: flashinfer.msa_topk_select(X[None], 2, force_end_blocks=3), r"force_end_blocks: got|topk: got 2"),
+        (lambda: flashinfer.msa_topk_select(X[None], 8, output=OUT), r"output: got shape \(4, 8\)"),
+        (lambda: vllm.deep_select_topk(X, 8, output_idx=OUT.long()), r"output_idx: got dtype torch.int64; takes"),
+        (lambda: vllm.deep_select_topk(X, 9, output_idx=OUT), r"output_idx: got 8 columns; takes at least 9"),
+        (lambda: sglang.topk_page_transform(X, 8, page_table=OUT, page_size=3), r"page_size: got 3"),
+        (lambda: sglang.fast_kpool_topk_transform_fused(X, N, 3, 8), r"topk: got 8; takes a multiple of kpool, 3"),
+        (lambda: sglang.fast_kpool_topk_transform_fused(X, N, 2, 8, OUT, N), r"topk_indices_offset: got an array"),
+        (lambda: sglang.topk_transform_kpool_ragged_v2(X, N, OUT, 4, token_seq_lens=N), r"out: got 8 columns; takes"),
+        (lambda: tensorrt_llm.indexer_topk_decode(X, N, OUT, 2, 8), r"seq_lens: got 4 entries; takes 4 rows of logits"),
+        (lambda: tensorrt_llm.indexer_topk_prefill(X, N, N[:2], OUT, 8), r"row_ends: got shape \(2,\)"),
+        (lambda: aiter.top_k_per_row_prefill(X, N, N, OUT, OUT, 4, 100, 1, 8), r"values: got dtype int32"),
+        (lambda: aiter.top_k_per_row_decode(X, 3, N, OUT, 4, 100, 1, 8), r"next_n: got 3; takes a divisor of numRows"),
     ],
 )  # fmt: skip
 def test_errors_name_the_framework_s_argument(call, message):
@@ -203,7 +242,7 @@ def test_an_enum_of_tie_breaks_is_a_number():
     assert sorted(indices[0].tolist()) == [47, 48, 49]
 
 
-def test_vllm_selects_nan_first():
+def test_some_engines_select_nan_first():
     x = torch.randn(6, 100)
     x[:, ::10] = float("nan")
     lengths = torch.full((6,), 100, dtype=torch.int32)
@@ -213,6 +252,10 @@ def test_vllm_selects_nan_first():
         lambda out: vllm.top_k_per_row_decode(x, 1, lengths, out, 6, *strides, 12),
         lambda out: vllm.top_k_per_row_decode(x, 2, lengths[:3], out, 6, *strides, 12),
         lambda out: vllm.persistent_topk(x, lengths, out, None, 12, 100),
+        lambda out: tensorrt_llm.indexer_topk_prefill(x, torch.zeros_like(ends), ends, out, 12),
+        lambda out: tensorrt_llm.indexer_topk_decode(x, lengths[:3], out, 2, 12),
+        lambda out: aiter.top_k_per_row_prefill(x, torch.zeros_like(ends), ends, out, None, 6, *strides, k=12),
+        lambda out: aiter.top_k_per_row_decode(x, 1, lengths, out, 6, *strides, 12),
     ):
         out = torch.zeros(6, 12, dtype=torch.int32)
         call(out)
@@ -223,9 +266,29 @@ def test_nan_is_selected_only_when_nothing_else_is_left():
     x, n, _ = operands()
     x[:, ::3] = float("nan")
     assert (sglang.fast_topk_v2(x, n, 8) % 3 != 0).all()
+    assert (vllm.deep_select_topk(x, 8, n) % 3 != 0).all()
     values, indices = sglang.topk(x, 80, return_value=True, abort_when_nan_found=True)
     assert (values.isnan().sum(1) == 80 - 66).all()
     assert torch.equal(x.gather(1, indices.long()).isnan(), values.isnan())
+
+
+def test_what_no_kernel_has_is_refused_before_tensors_are_made(monkeypatch):
+    """Without a GPU: scores that say they are on one, and have nothing else."""
+
+    class OnGpu:
+        is_cuda, shape = True, (2, 3, 4)
+        dim = staticmethod(lambda: 3)
+        __getitem__ = lambda self, _: self  # noqa: E731
+
+    def refuse(names, scores, lengths, k, **options):
+        raise ArgumentError(names[next(name for name, used in options.items() if used)], "it", "scores on the CPU")
+
+    monkeypatch.setattr(_rows, "select", refuse)
+    monkeypatch.setattr(_rows, "on_cuda", lambda options: not options.entries)
+    with pytest.raises(ArgumentError, match=r"^kpool: got"):
+        sglang.fast_kpool_topk_transform_fused(OnGpu(), None, 4, 8, seq_lens=OnGpu())
+    with pytest.raises(ArgumentError, match=r"^force_end_blocks: got"):
+        flashinfer.msa_topk_select(OnGpu(), 2, force_end_blocks=1)
 
 
 def test_under_torch_compile():

@@ -15,12 +15,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from conftest import ROOT  # noqa: E402
-from ksieve.adapters import flashinfer, sglang, vllm  # noqa: E402
+from ksieve.adapters import aiter, flashinfer, sglang, tensorrt_llm, vllm  # noqa: A004, E402
 from ksieve.adapters._operators import OPERATORS, SWITCHES  # noqa: E402
 from ksieve.adapters._signatures import names_of, signature_of  # noqa: E402
 
 ENGINES = str(ROOT / "tests" / "support" / "fake_engines")
-ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer}
+ADAPTERS = {
+    "vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm, "aiter": aiter,
+}  # fmt: skip
 EVERY = {operator.name: operator for operators in OPERATORS.values() for operator in operators}
 
 
@@ -49,7 +51,7 @@ def test_an_engine_that_does_not():
     assert code == 2
     engines = {report["engine"]: report for report in json.loads(out)["engines"]}
     assert {name: report["fits"] for name, report in engines.items()} == {
-        "vllm": False, "sglang": True, "flashinfer": True,
+        "vllm": False, "sglang": True, "flashinfer": True, "tensorrt_llm": True, "aiter": True,
     }  # fmt: skip
     (wrong,) = [operator for operator in engines["vllm"]["operators"] if not operator["fits"]]
     assert wrong["operator"] == "torch.ops._C.top_k_per_row_decode"
@@ -109,5 +111,5 @@ def test_the_adapter_takes_every_call_of_a_known_signature(name):
         for part in text.split(", "):
             if "=" in part:
                 assert ours[part.partition("=")[0]].default is not inspect.Parameter.empty, part
-        assert set(operator.writes) <= set(names)
+        assert set(operator.writes) <= {*names, *names_of(operator.signatures[0])}
         assert not isinstance(operator.answer, str) or operator.answer in names

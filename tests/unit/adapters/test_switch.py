@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import sys
 import weakref
@@ -15,13 +16,15 @@ torch = pytest.importorskip("torch")
 import adapter_calls as cases  # noqa: E402
 import ksieve  # noqa: E402
 from ksieve import adapters  # noqa: E402
-from ksieve.adapters import _calls, _select, _verify, flashinfer, sglang, vllm  # noqa: E402
+from ksieve.adapters import _calls, _select, _verify, aiter, flashinfer, sglang, tensorrt_llm, vllm  # noqa: A004, E402
 from ksieve.adapters._operators import HOMES, OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 
 ENGINES = Path(cases.__file__).parent.parent / "fake_engines"
-ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer}
+ADAPTERS = {
+    "vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm, "aiter": aiter,
+}  # fmt: skip
 TOP = ("selection", *(package for packages in HOMES.values() for package in packages))
 
 
@@ -56,31 +59,39 @@ def operands(rows=6, width=400, k=32):
 
 
 def contents():
-    """Every attribute of the engines' modules, and of the namespace of vLLM's operators."""
+    """Every attribute of the engines' modules, and of the namespaces of their operators."""
     modules = {name: dict(vars(sys.modules[name])) for name in engine_modules()}
-    return modules, dict(vars(torch.ops._C))
+    return modules, dict(vars(torch.ops._C)), dict(vars(torch.ops.trtllm))
 
 
 # ---- replaced and put back -------------------------------------------------------------------------------------
 
-VLLM = ("vllm._custom_ops", "vllm.model_executor.layers.indexer_topk", "flashinfer")
+VLLM = ("vllm._custom_ops", "vllm.model_executor.layers.indexer_topk", "flashinfer", "flashinfer.msa_ops")
 SGLANG = (
     "sgl_kernel",
     "sglang.kernels.ops.attention.fast_topk",
     "sglang.kernels.ops.attention.dsv4",
     "sglang.kernels.ops.attention.deep_select",
+    "sglang.kernels.ops.attention.dsa.kpool_topk_transform",
     "flashinfer",
+    "flashinfer.msa_ops",
 )
+LOADED = {
+    "vllm": VLLM, "sglang": SGLANG, "flashinfer": SGLANG[-2:], "tensorrt_llm": ("tensorrt_llm",), "aiter": ("aiter",),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("engine", "modules"), [("vllm", VLLM), ("sglang", SGLANG), ("flashinfer", ("flashinfer",))])
+@pytest.mark.parametrize(("engine", "modules"), LOADED.items())
 def test_everything_is_put_back_exactly(engines, engine, modules):
     load(*modules)
     for name in ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk"):
         getattr(torch.ops._C, name, None)
+    for name in ("indexer_topk_prefill", "indexer_topk_decode"):
+        getattr(torch.ops.trtllm, name, None)
     before, path = contents(), list(sys.meta_path)
     replaced = ADAPTERS[engine].install()
     absent = {"torch.ops._C.cooperative_topk"}  # which this vLLM was built without
+    absent |= {o.name for o in OPERATORS["sglang"] if "_512" in o.name}  # former names
     assert set(replaced) == {operator.name for operator in OPERATORS[engine]} - absent
     assert contents() != before
     assert ADAPTERS[engine].install() == replaced
@@ -133,7 +144,7 @@ def test_modules_are_waited_for_and_never_imported(engines, caplog):
     caplog.set_level(logging.INFO, "ksieve")
     assert vllm.install() == ()
     assert engine_modules() == ["selection"]
-    assert "when they are imported, those of flashinfer.topk, " in caplog.text
+    assert "when they are imported, those of flashinfer.msa_ops.sparse_topk_select, flashinfer.topk, " in caplog.text
     flash, layer = load("flashinfer", "vllm.model_executor.layers.indexer_topk")
     spec = flash.topk.__spec__
     assert type(spec.loader) is type(flash.topk.__loader__) is type(flash.__loader__)
@@ -193,10 +204,13 @@ def test_the_default_of_vllm_s_option_is_ksieve_and_a_named_kernel_is_vllm_s(eng
     vllm.install()
     scores, lengths, out = operands()
     engines.CALLS.clear()
-    for backend, expected in (("auto", []), ("persistent", ["persistent"]), ("per_row", ["persistent", "decode"])):
+    for backend, called in (
+        ("auto", []), ("persistent", ["persistent"]), ("per_row", ["decode"]), ("deep_select", ["deep_select_topk"]),
+    ):  # fmt: skip
         out.fill_(-7)
+        engines.CALLS.clear()
         layer.SparseIndexerTopk(backend)(scores, lengths, 1, out, 32, 400)
-        assert expected == engines.CALLS
+        assert called == engines.CALLS
         assert ksieve.verify(scores, lengths, out)
     assert [c.operator.rpartition(".")[2] for c in adapters.report().calls] == ["forward"]
     assert adapters.report().fallbacks == {}
@@ -228,12 +242,35 @@ def test_wrappers_of_operators_reach_ksieve(engines):
     vllm.install()
     scores, lengths, out = operands()
     engines.CALLS.clear()
-    ops.top_k_per_row_prefill(scores, torch.zeros_like(lengths), lengths, out, 6, 400, 1, 32)
-    ops.top_k_per_row_decode(scores, 1, lengths, out, 6, 400, 1, 32)
+    ops.top_k_per_row_prefill(
+        scores, cu_seqlen_ks=torch.zeros_like(lengths), cu_seqlen_ke=lengths, raw_topk_indices=out, num_rows=6,
+        stride0=400, stride1=1, topk_tokens=32,
+    )  # fmt: skip
+    ops.top_k_per_row_decode(scores, 1, seq_lens=lengths, raw_topk_indices=out, num_rows=6, stride0=400, stride1=1,
+                             topk_tokens=32)  # fmt: skip
     torch.ops._C.persistent_topk.default(scores, lengths, out, torch.empty(4), 32, 400)
     assert engines.CALLS == []
     assert ksieve.verify(scores, lengths, out)
     assert sum(c.count for c in adapters.report().calls) == 3
+
+
+@pytest.mark.parametrize(("dtype", "v2"), [("float32", True), ("float32", False), ("bfloat16", False)])
+def test_a_caller_that_holds_the_functions_reaches_ksieve(engines, dtype, v2):
+    (indexer,) = load("sglang.srt.layers.attention.dsv4.indexer")
+    sglang.install()
+    scores, lengths, out = operands()
+    scores, table = scores.to(getattr(torch, dtype)), torch.arange(150, dtype=torch.int32).reshape(6, 25)
+    engines.CALLS.clear()
+    indexer.topk_transform_paged_from_metadata(scores, lengths, table, out, 16, v2)
+    assert engines.CALLS == []
+    assert ksieve.verify(scores, lengths, out - torch.arange(6)[:, None].int() * 400)
+
+
+def test_pytorch_for_rocm(engines, monkeypatch):
+    load("aiter")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(BackendError, match=r"^PyTorch is built for ROCm, .*: aiter stays as it is"):
+        aiter.install()
 
 
 def test_calls_that_ksieve_refuses_reach_the_engine(engines, caplog):
@@ -278,8 +315,12 @@ def all_calls():
     table = torch.randperm(rows * width, generator=torch.Generator().manual_seed(1)).int().reshape(rows, width)
     offsets = torch.arange(rows, dtype=torch.int32) * 1000
     ops, layer = load("vllm._custom_ops", "vllm.model_executor.layers.indexer_topk")
-    kernels, fast, v2, deep = load(*SGLANG[:4])
-    (flash,) = load("flashinfer")
+    kernels, fast, _, deep, kpool, flash, msa = load(*SGLANG)
+    (v2,) = load("sglang.kernels.ops.attention.dsv4.topk")
+    pools = torch.zeros(rows, k * 2 + 1, dtype=torch.int32)
+    blocks = scores.view(3, 2, width).permute(1, 2, 0).contiguous()
+    _, one = load("tensorrt_llm", "aiter")
+    trt = torch.ops.trtllm
     workspace, strides = torch.empty(4), scores.stride()
     return [
         lambda: layer.SparseIndexerTopk("auto")(scores, lengths, 1, out, k, width),
@@ -297,7 +338,22 @@ def all_calls():
         lambda: flash.top_k_page_table_transform(scores, table, lengths, k),
         lambda: flash.top_k_ragged_transform(scores, offsets, lengths, k),
         lambda: flash.top_k_varlen(scores, lengths[:3], k, next_n=2),
-    ]
+        lambda: flash.top_k_varlen(scores, lengths, k, row_starts=starts, absolute_indices=True),
+        lambda: msa.msa_topk_select(blocks, k, lengths[:3], force_begin_blocks=1, force_end_blocks=2),
+        lambda: layer.deep_select_topk(scores, k, lengths, out),
+        lambda: v2.topk_transform_paged(scores, lengths, table, out, 1),
+        lambda: v2.topk_transform_bf16_small(scores, lengths, table, out, 1),
+        lambda: v2.topk_transform_kpool_v2(scores, lengths // 2, pools, 2, None, token_seq_lens=lengths,
+                                           page_table=table, page_size=8),
+        lambda: v2.topk_transform_kpool_ragged_v2(scores, lengths // 2, pools, 2, row_starts=starts,
+                                                  token_seq_lens=lengths, out_offsets=offsets),
+        lambda: kpool.fast_kpool_topk_transform_fused(scores, lengths // 2, 2, k * 2, seq_lens=lengths),
+        lambda: deep.topk_page_transform(scores, k, page_table=table, page_size=1, end=lengths),
+        lambda: trt.indexer_topk_prefill(scores, starts, lengths, out, k),
+        lambda: trt.indexer_topk_decode(scores, lengths[:3] * 4, out, 2, k, compress_ratio=4),
+        lambda: one.top_k_per_row_prefill(scores, starts, lengths, out, None, rows, *strides, k=k),
+        lambda: one.top_k_per_row_decode(scores, 2, lengths[:3], out, rows, *strides, k=k, stable=True),
+    ]  # fmt: skip
 
 
 def test_answers_are_compared_with_the_engine_s_own(engines):
@@ -305,8 +361,10 @@ def test_answers_are_compared_with_the_engine_s_own(engines):
     vllm.install(verify=1)
     sglang.install()
     assert _calls.share == 0
-    vllm.install(verify=1)
-    wanted = {o.name for o in (*OPERATORS["vllm"], *OPERATORS["sglang"])} - {"torch.ops._C.cooperative_topk"}
+    for adapter in ADAPTERS.values():
+        adapter.install(verify=1)
+    wanted = {o.name for o in itertools.chain(*OPERATORS.values()) if "_512" not in o.name}
+    wanted -= {"torch.ops._C.cooperative_topk"}
     for n, call in enumerate(calls, 1):
         call()
         assert adapters.report().verified == adapters.Verified(calls=n, rows=6 * n, equal=6 * n), n
@@ -316,11 +374,11 @@ def test_answers_are_compared_with_the_engine_s_own(engines):
     )
 
 
-@pytest.mark.parametrize("number", range(15))
+@pytest.mark.parametrize("number", range(28))
 def test_a_wrong_answer_of_the_engine_is_noticed(engines, number, caplog):
     call = all_calls()[number]
-    vllm.install()
-    sglang.install(verify=1)
+    for adapter in ADAPTERS.values():
+        adapter.install(verify=1)
     engines.WRONG[0] = True
     call()
     verified = adapters.report().verified

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from cuda_fakes import fake_backend  # noqa: E402
 from ksieve import dispatch  # noqa: E402
-from ksieve.adapters import _forms, _select, _warm_up, flashinfer, sglang, vllm  # noqa: E402
+from ksieve.adapters import _forms, _select, _warm_up, aiter, flashinfer, sglang, tensorrt_llm, vllm  # noqa: A004, E402
 from ksieve.backends.cuda.jit import build, bundle, cache  # noqa: E402
 from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources  # noqa: E402
 from ksieve.backends.cuda.jit.spec import compiled_options, kernel_spec  # noqa: E402
@@ -26,7 +26,9 @@ from ksieve.core.problem import Device, Problem  # noqa: E402
 from ksieve.planning import length_bins  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 
-ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer}
+ADAPTERS = {
+    "vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm, "aiter": aiter,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ADAPTERS)
@@ -35,8 +37,8 @@ def test_every_function_has_forms_and_every_form_is_a_call(engine):
     selecting = set(adapter.__all__) - {"install", "uninstall", "warm_up", "plan_topk_v2"}
     forms = list(_forms.FORMS[engine]())
     # FlashInfer has one function under two names.
-    assert {name for name, _ in forms} == selecting - ({"topk"} if engine == "flashinfer" else set())
-    for name, arguments in forms:
+    assert {name for name, *_ in forms} == selecting - ({"topk"} if engine == "flashinfer" else set())
+    for name, arguments, *_ in forms:
         inspect.signature(getattr(adapter, name)).bind(None, **arguments)
     assert _select.observer is None
 
@@ -46,6 +48,7 @@ def test_the_options_are_those_that_the_adapters_pass():
         Options(windows="ends", index_base="start", nan="highest"),
         Options(nan="highest"),
         Options(nan="highest", next_n=2),
+        Options(),
     }
     assert set(_forms.options_of("sglang")) <= set(_forms.options_of("all"))
     assert Options(transform="pages", mapped=True, windows="lengths", index_base="start") in _forms.options_of("sglang")
@@ -100,6 +103,7 @@ CASES = [
     ("all", "a100", 2048, "float32", 4096, 131_072, 150),
     ("all", "h200", 512, "bfloat16", 100, 5000, 15),
     ("sglang", "h100", 1024, "float32", 700, 20_000, 30),
+    ("aiter", "h200", 64, "float32", 40, 3000, 8),
     pytest.param("vllm", "h200", 2048, "float32", 4096, 131_072, 800, marks=pytest.mark.slow),
 ]
 
@@ -152,10 +156,10 @@ def test_warm_up_compiles_and_loads_every_kernel_once(driver, monkeypatch, tmp_p
         return [(spec, (Cubin(b"code", ""), True)) for spec in specs]
 
     monkeypatch.setattr(cache, "compile_all", compile_all)
-    count = vllm.warm_up(k=(64, 128), max_rows=200, max_width=20_000)
+    count = vllm.warm_up(k=(64, 128), max_rows=66, max_width=9000)
     assert count == len(compiled) == len(set(compiled)) == len(driver.loads) > 8
-    assert vllm.warm_up(k=(64, 128), max_rows=200, max_width=20_000) == count == len(driver.loads)
-    for rows, width, k, next_n in ((1, 100, 64, 1), (200, 20_000, 128, 2), (130, 9000, 64, 1)):
+    assert vllm.warm_up(k=(64, 128), max_rows=66, max_width=9000) == count == len(driver.loads)
+    for rows, width, k, next_n in ((1, 100, 64, 1), (66, 9000, 128, 2), (40, 5000, 64, 1)):
         asked = Problem(rows, width, width, k, "float32", Device("cuda", 0), Options(nan="highest", next_n=next_n))
         dispatch.choose(asked).prepare()
     assert len(driver.loads) == count, "a call loads a kernel after warm_up"

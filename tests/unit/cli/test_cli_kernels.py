@@ -90,24 +90,24 @@ def test_what_cannot_be_built_is_refused(run, words, message):
     assert list(Store("cuda").entries()) == []
 
 
-FOR_VLLM = ("build", "--for", "vllm", "--arch", "sm_80", "--max-rows", "4", "--max-width", "3k", "--k", "64")
+FOR_ENGINE = ("build", "--for", "tensorrt_llm", "--arch", "sm_80", "--max-rows", "4", "--max-width", "3k", "--k", "64")
 
 
 def test_build_for_an_engine(run):
     pytest.importorskip("torch")
-    assert "2 kernels in" in run(*FOR_VLLM)
+    assert "2 kernels in" in run(*FOR_ENGINE)
     made = [entry.facts["defines"] for entry in Store("cuda").entries()]
     assert sorted(defines.get("KSIEVE_WINDOWS", 0) for defines in made) == [0, 1]
-    assert {defines["KSIEVE_RANKING"] for defines in made} == {2}  # vLLM ranks NaN first
-    assert "0 of them compiled now" in run(*FOR_VLLM)
+    assert {defines["KSIEVE_RANKING"] for defines in made} == {2}  # TensorRT-LLM ranks NaN first
+    assert "0 of them compiled now" in run(*FOR_ENGINE)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((*FOR_VLLM, "--rows", "4"), r"--rows: got .*; takes nothing with --for, which has --max-rows"),
-        ((*FOR_VLLM, "--policy", "direct"), r"--policy: got direct; takes nothing with --for"),
-        ((*FOR_VLLM, "--stats"), r"--stats: got True; takes nothing with --for"),
+        ((*FOR_ENGINE, "--rows", "4"), r"--rows: got .*; takes nothing with --for, which has --max-rows"),
+        ((*FOR_ENGINE, "--policy", "direct"), r"--policy: got direct; takes nothing with --for"),
+        ((*FOR_ENGINE, "--stats"), r"--stats: got True; takes nothing with --for"),
         ((*ROW_KERNEL, "--max-rows", "4"), r"--max-rows: got 4; takes a number with --for; --rows and --width list"),
         ((*ROW_KERNEL, "--max-width", "4"), r"--max-width: got 4; takes a number with --for"),
     ],

@@ -51,9 +51,15 @@ if not hasattr(sys, "fake_vllm"):
         sys.fake_vllm.impl(schema.partition("(")[0], function, "CPU")
 
 
-def top_k_per_row_prefill(logits, starts, ends, indices, num_rows, stride0, stride1, k):
-    torch.ops._C.top_k_per_row_prefill(logits, starts, ends, indices, num_rows, stride0, stride1, k)
+def top_k_per_row_prefill(
+    logits, cu_seqlen_ks, cu_seqlen_ke, raw_topk_indices, num_rows, stride0, stride1, topk_tokens
+):
+    torch.ops._C.top_k_per_row_prefill(
+        logits, cu_seqlen_ks, cu_seqlen_ke, raw_topk_indices, num_rows, stride0, stride1, topk_tokens
+    )
 
 
-def top_k_per_row_decode(logits, next_n, seq_lens, indices, num_rows, stride0, stride1, k):
-    torch.ops._C.top_k_per_row_decode(logits, next_n, seq_lens, indices, num_rows, stride0, stride1, k)
+def top_k_per_row_decode(logits, next_n, seq_lens, raw_topk_indices, num_rows, stride0, stride1, topk_tokens):
+    torch.ops._C.top_k_per_row_decode(
+        logits, next_n, seq_lens, raw_topk_indices, num_rows, stride0, stride1, topk_tokens
+    )

@@ -1,0 +1,3 @@
+"""AITER's functions under the package's name."""
+
+from .ops.topk import *  # noqa: F403
