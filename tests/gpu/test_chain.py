@@ -24,6 +24,15 @@ def test_the_kernel_computes_the_formula():
     chain_checks.check("cuda", 9, 64, 128, 20_001, pitch=20_004, masked=True)
 
 
+def test_the_epilogue_keeps_what_candidates_ask_for():
+    import chain_checks
+
+    chain_checks.check_candidates("cuda")
+    chain_checks.check_candidates("cuda", queries=70, width=20_001, k=300, capacity=4096, seed=1)
+    chain_checks.check_ways("cuda")
+    chain_checks.check_ways("cuda", queries=300, width=30_000, k=512)
+
+
 def test_the_same_factors_give_the_same_bits():
     from ksieve.lab.chain import producers
     from ksieve.lab.workloads.lengths import LENGTHS
@@ -50,6 +59,8 @@ def test_a_small_chain_is_exact_for_every_selector():
         rounds=2,
     )
     (request,) = payload["results"]["requests"]
+    assert {"ksieve, tiles", "ksieve, candidates"} < request["selectors"].keys()
+    assert request["not_stored_ms"] > 0
     assert request["calls"] == [[600, 30_000]] * 3 + [[200, 30_000]]
     for name, facts in request["selectors"].items():
         assert facts["exact"] is True, f"{name}: {facts}"

@@ -7,8 +7,11 @@ import itertools
 import numpy as np
 import torch
 
+from ksieve import Running, verify
 from ksieve.captures import factors
-from ksieve.lab.chain.mqa_logits import Tile, mqa_logits
+from ksieve.lab.chain import producers, ways
+from ksieve.lab.chain.mqa_logits import Tile, mqa_candidates, mqa_logits
+from ksieve.tiles import Candidates
 
 UNTOUCHED = -77.0
 
@@ -53,3 +56,50 @@ def check_all(device):
         (False, True), ((Tile(2, 64, 4, 2, 128), 300), (Tile(1, 128, 4, 3), 129), (Tile(4, 64, 4, 2), 64))
     ):
         check(device, 7, 16, 64, width, masked=masked, tile=tile)
+
+
+def check_candidates(device, *, queries=7, width=300, k=9, capacity=40, seed=0, tile=None):
+    """What the epilogue keeps and counts, against the scores that the same kernel writes to a matrix."""
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    q = torch.randn(queries, 16, 64, generator=generator).to(torch.float8_e4m3fn).to(device)
+    keys = torch.randn(width, 64, generator=generator).to(torch.float8_e4m3fn).to(device)
+    weights = torch.randn(queries, 16, generator=generator).to(device)
+    lengths = torch.randint(-3, width + 50, (queries,), dtype=torch.int32, generator=generator).to(device)
+    lengths[0], lengths[1] = width, capacity
+    scores = mqa_logits(q, keys, weights, lengths, masked=True, tile=tile or Tile())
+    candidates = Candidates(
+        Running(queries, k, 64, dtype=torch.float32, device=device), width, capacity=capacity, share=8
+    )
+    candidates.propose(scores[:, candidates.columns.long()].contiguous(), lengths)
+    # A cutoff that all scores reach, and one that none does.
+    candidates.cutoff[2], candidates.cutoff[3] = -float("inf"), float("inf")
+    candidates.positions.fill_(-9)
+    mqa_candidates(q, keys, weights, lengths, candidates, tile=tile or Tile())
+    found = {name: getattr(candidates, name).cpu().numpy() for name in ("counts", "positions", "scores", "cutoff")}
+    for r, row in enumerate(scores.cpu().numpy()):
+        length = min(max(int(lengths[r]), 0), width)
+        kept = np.flatnonzero(~(row[:length] < found["cutoff"][r]))
+        assert found["counts"][r] == len(kept)
+        listed = found["positions"][r, : min(len(kept), capacity)]
+        assert len(set(listed.tolist())) == len(listed)
+        assert set(listed.tolist()) <= set(kept.tolist())
+        assert (row[listed].view(np.int32) == found["scores"][r, : len(listed)].view(np.int32)).all()
+        assert (found["positions"][r, len(listed) :] == -9).all()
+
+
+def check_ways(device, *, queries=23, width=700, k=20):
+    """Tiles and candidates have the bits of the selection from the matrix; every other row needs another cutoff."""
+    keys = producers.make_keys(width, 64, device=device)
+    lengths = np.random.default_rng(0).integers(0, width + 1, queries).astype(np.int32)
+    made = producers.make_queries(keys, lengths, 16, device=device)
+    made.q[::2] = made.q[0].clone()  # the same scores for each
+    whole = ways.joined([producers.rows_of(made, 0, 9), producers.rows_of(made, 9, queries)])
+    produce, keep = producers.load("triton"), producers.load_keep()
+    scores = produce(made, torch.zeros(queries, width, device=device), False)
+    for way in (
+        ways.Tiles(whole, k, produce, rows=10, tile=130),
+        ways.Kept(whole, k, produce, keep, rows=10, tile=130),
+    ):
+        way.run()
+        verify(scores, made.lengths, way.out).raise_if_failed()

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.sizes import parse_count
-from ksieve.lab.bench import floor, peers, record, timing
+from ksieve.lab.bench import floor, record, timing
+from ksieve.lab.bench.chain_selectors import NOT_STORED, Selector, Stage, selectors, without_matrix
 from ksieve.lab.bench.gpu import MEMORY, PITCH_BYTES, require_device
 from ksieve.lab.bench.timing import Contender, Timing
 from ksieve.lab.chain import producers
-from ksieve.lab.chain.producers import Factors, Produce
+from ksieve.lab.chain.producers import Produce
 from ksieve.lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 
 PAPER = {
@@ -36,45 +35,7 @@ PAPER = {
 }
 """Milliseconds of the terminal step on an H20 with DeepGEMM's producer: paper, "Score-and-select integration"."""
 
-OURS = "ksieve"
 DEVICE = "cuda"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One invocation of the chain: its factors, and where its scores and its answer go."""
-
-    factors: Factors
-    scores: Any
-
-    @property
-    def lengths(self) -> Any:
-        """Valid scores per row: int32 on the device."""
-        return self.factors.lengths
-
-
-@dataclass(frozen=True)
-class Selector:
-    """A selection for every stage.
-
-    Attributes
-    ----------
-    name : str
-    run : callable
-        ``run(i)`` selects from stage `i`'s scores.
-    exact : callable
-        ``exact(i)`` verifies its output while the scores of stage `i` are in the buffer.
-    poison : callable
-        ``poison(i)`` overwrites its output.
-    masked : bool
-        Whether it needs -inf past every length.
-    """
-
-    name: str
-    run: Callable[[int], None]
-    exact: Callable[[int], bool]
-    poison: Callable[[int], None]
-    masked: bool = False
 
 
 def terminal_step(prompt: int, *, step_tokens: int = STEP_TOKENS, budget_bytes: int = BUDGET_BYTES) -> list[Invocation]:
@@ -198,83 +159,20 @@ def _request(
     for number, call in enumerate(calls):
         factors = producers.make_queries(keys, call.lengths(), heads, seed=seed + number, device=DEVICE)
         stages.append(Stage(factors, buffer[: call.rows, :width]))
-    selectors, skipped = _selectors(stages, k, others)
-    timings = _measure(stages, produce, selectors, rounds, slow_rounds, device)
+    chosen, skipped = selectors(stages, k, others)
+    without, alone = without_matrix(stages, k, produce)
+    chosen += without
+    timings = _measure(stages, produce, chosen, alone, rounds, slow_rounds, device)
     read_bytes = sum(c.valid_scores for c in calls) * 4
     operations = sum(stage.factors.operations for stage in stages)
-    return facts | summarise(timings, selectors, read_bytes, operations) | {"skipped_peers": skipped}
-
-
-def _selectors(stages: Sequence[Stage], k: int, others: Sequence[str] | None) -> tuple[list[Selector], dict[str, str]]:
-    """Ours, then every peer that can do all stages."""
-    found = [_ours(stages, k)]
-    loaded, skipped = peers.available(others)
-    for peer, module in loaded:
-        try:
-            found.append(_peer(peer, module, stages, k))
-        except peers.UnsupportedError as error:
-            skipped[peer.name] = str(error)
-    return found, skipped
-
-
-def _ours(stages: Sequence[Stage], k: int) -> Selector:
-    import torch
-
-    from ksieve.checking.verify import verify
-
-    outs = [torch.empty(len(s.lengths), k, dtype=torch.int32, device=s.lengths.device) for s in stages]
-    plans: dict[tuple[int, int], tuple[Any, Any]] = {}
-
-    def select(i: int) -> None:
-        scores = stages[i].scores
-        if scores.shape not in plans:
-            plan = api.plan(
-                rows=scores.shape[0], width=scores.shape[1], k=k, pitch=scores.stride(0), device=str(scores.device)
-            )
-            plans[scores.shape] = (plan, plan.workspace() if scores.is_cuda else None)
-        plan, workspace = plans[scores.shape]
-        api.topk(scores, stages[i].lengths, plan=plan, out=outs[i], workspace=workspace)
-
-    return Selector(
-        OURS,
-        select,
-        lambda i: verify(stages[i].scores, stages[i].lengths, outs[i], block_bytes=peers.VERIFY_BYTES).ok,
-        lambda i: outs[i].fill_(peers.POISON),
-    )
-
-
-def _peer(peer: peers.Peer, module: Any, stages: Sequence[Stage], k: int) -> Selector:
-    # One task per stage: stages differ in rows and lengths.
-    tasks = [peers.Task([s.scores], s.lengths, k) for s in stages]
-    prepared = [peer.prepare(module, task) for task in tasks]
-
-    def exact(i: int) -> bool:
-        from ksieve.checking.verify import verify
-
-        calls = prepared[i]
-        try:
-            # Scores past a length are -inf for a selector that knows none, so that only valid ones may be chosen.
-            found = calls.indices(0)
-            return verify(
-                stages[i].scores, stages[i].lengths, found, k=k, sentinel=calls.sentinel,
-                block_bytes=peers.VERIFY_BYTES,
-            ).ok  # fmt: skip
-        except ArgumentError:
-            return False
-
-    return Selector(
-        peer.name,
-        lambda i: prepared[i].run(0),
-        exact,
-        lambda i: prepared[i].indices(0).fill_(peers.POISON),
-        masked=not all(c.prefix for c in prepared),
-    )
+    return facts | summarise(timings, chosen, read_bytes, operations) | {"skipped_peers": skipped}
 
 
 def _measure(
     stages: Sequence[Stage],
     produce: Produce,
     selectors: Sequence[Selector],
+    alone: Sequence[Contender],
     rounds: int,
     slow_rounds: int,
     device: DeviceInfo,
@@ -290,6 +188,9 @@ def _measure(
 
     def chain(selector: Selector) -> Callable[[int], None]:
         def enqueue(_: int) -> None:
+            if selector.whole is not None:
+                selector.whole()
+                return
             for i, stage in enumerate(stages):
                 _place(produce(stage.factors, stage.scores, selector.masked), stage)
                 selector.run(i)
@@ -324,7 +225,7 @@ def _measure(
     for kernel in floor.available(device):
         readers = [floor.Reader(kernel, s.scores, s.lengths, device) for s in stages]
         contenders.append(Contender(f"read {kernel.name}", read(readers)))
-    contenders.append(Contender("scores", scores_alone(False)))
+    contenders += [Contender("scores", scores_alone(False)), *alone]
     if any(s.masked for s in selectors):
         contenders.append(Contender("masked scores", scores_alone(True), rounds=slow_rounds))
     for s in selectors:
@@ -354,10 +255,12 @@ def summarise(
         "scores": scores.facts() | {"ms": scores.median / 1e3, "teraflops": operations / scores.median / 1e6},
         "selectors": {},
     }
+    if NOT_STORED in by_name:
+        facts["not_stored_ms"] = by_name[NOT_STORED].median / 1e3
     for selector in selectors:
         timed = by_name[selector.name]
         alone = by_name["masked scores"] if selector.masked else scores
-        entry = timed.facts()
+        entry = timed.facts() | ({} if selector.bytes is None else {"bytes": selector.bytes})
         if timed.rounds and alone.rounds:
             # Round by round: both sides of the difference saw the same clocks.
             select = statistics.median(a - b for a, b in zip(timed.rounds, alone.rounds, strict=False)) / 1e3

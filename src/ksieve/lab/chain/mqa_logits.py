@@ -21,14 +21,17 @@ import triton
 import triton.language as tl
 
 from ksieve.core.errors import ArgumentError
+from ksieve.tiles.candidates import Candidates
+from ksieve.tiles.triton_epilogue import keep
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _mqa_logits(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, weight_ptr, scale_ptr, length_ptr, score_ptr,
     queries, keys, score_pitch, stretch,
+    cutoff_ptr, counts_ptr, positions_ptr, capacity,
     HEADS: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    SCALED: tl.constexpr, MASKED: tl.constexpr,
+    SCALED: tl.constexpr, MASKED: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     # Neighbouring programs share a stretch of keys, so that its tiles come from L2.
     group = tl.program_id(0)
@@ -58,10 +61,15 @@ def _mqa_logits(  # type: ignore[no-untyped-def]
             if SCALED:
                 score *= tl.load(scale_ptr + s, mask=s < keys, other=0.0)[:, None]
             seen = s[:, None] < length[None, :]
-            if MASKED:
-                score = tl.where(seen, score, float("-inf"))
-                seen = (s < keys)[:, None] & live[None, :]
-            tl.store(score_ptr + row_at[None, :] + s[:, None], score, mask=seen)
+            if LISTED:
+                keep(
+                    score, seen, t, s, cutoff_ptr, counts_ptr, score_ptr, positions_ptr, score_pitch, capacity
+                )  # fmt: skip
+            else:
+                if MASKED:
+                    score = tl.where(seen, score, float("-inf"))
+                    seen = (s < keys)[:, None] & live[None, :]
+                tl.store(score_ptr + row_at[None, :] + s[:, None], score, mask=seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,33 @@ def mqa_logits(
     ------
     ArgumentError
     """
+    queries, count = _check_factors(q, keys, weights, lengths, key_scale)
+    if out is None:
+        out = torch.empty(queries, -(-count // 4) * 4, dtype=torch.float32, device=q.device)[:, :count]
+    if out.shape != (queries, count) or out.dtype != torch.float32 or out.device != q.device or out.stride(1) != 1:
+        got = f"{out.dtype} of shape {tuple(out.shape)} and strides {out.stride()} on {out.device}"
+        raise ArgumentError("out", got, f"float32 of shape ({queries}, {count}), last stride 1, on {q.device}")
+    _launch(q, keys, weights, lengths, key_scale, out, None, masked, tile)
+    return out
+
+
+def mqa_candidates(
+    q: Any, keys: Any, weights: Any, lengths: Any, into: Candidates, *, key_scale: Any = None, tile: Tile = TILE
+) -> None:
+    """Score every key for every query, and keep what `into` asks for in place of writing a matrix.
+
+    Arguments are those of `mqa_logits`; `into` has a row for each query and float32 scores, and larger ones are better.
+    """
+    queries, count = _check_factors(q, keys, weights, lengths, key_scale)
+    takes = f"float32 scores of {queries} rows of {count} on {q.device}"
+    got = f"{into.scores.dtype} scores of {len(into.scores)} rows of {into.width} on {into.scores.device}"
+    if got != f"torch.{takes}":
+        raise ArgumentError("into", got, takes)
+    _launch(q, keys, weights, lengths, key_scale, into.scores, into, False, tile)
+
+
+def _check_factors(q: Any, keys: Any, weights: Any, lengths: Any, key_scale: Any) -> tuple[int, int]:
+    """Check the factors of `mqa_logits`; numbers of queries and keys."""
     queries, heads, dim = _check(q, "q", torch.float8_e4m3fn, (None, None, None), q.device)
     (count, _) = _check(keys, "keys", torch.float8_e4m3fn, (None, dim), q.device)
     _check(weights, "weights", torch.float32, (queries, heads), q.device)
@@ -142,20 +177,24 @@ def mqa_logits(
             raise ArgumentError("q", f"{name} {value}", f"{name} a power of two of at least {least}")
     if count >= 1 << 31:
         raise ArgumentError("keys", f"{count} keys", "fewer than 2**31")
-    if out is None:
-        out = torch.empty(queries, -(-count // 4) * 4, dtype=torch.float32, device=q.device)[:, :count]
-    if out.shape != (queries, count) or out.dtype != torch.float32 or out.device != q.device or out.stride(1) != 1:
-        got = f"{out.dtype} of shape {tuple(out.shape)} and strides {out.stride()} on {out.device}"
-        raise ArgumentError("out", got, f"float32 of shape ({queries}, {count}), last stride 1, on {q.device}")
-    if queries and count:
-        stretch = tile.stretch or -(-count // tile.keys) * tile.keys
-        grid = (triton.cdiv(queries, tile.queries), triton.cdiv(count, stretch))
-        _mqa_logits[grid](
-            q, keys, weights, key_scale, lengths, out, queries, count, out.stride(0), stretch,
-            HEADS=heads, DIM=dim, QUERIES=tile.queries, KEYS=tile.keys, STAGES=tile.stages,
-            SCALED=key_scale is not None, MASKED=masked, num_warps=tile.warps,
-        )  # fmt: skip
-    return out
+    return queries, count
+
+
+def _launch(
+    q: Any, keys: Any, weights: Any, lengths: Any, key_scale: Any, out: Any, into: Candidates | None, masked: bool,
+    tile: Tile,
+) -> None:  # fmt: skip
+    (queries, heads, dim), count = q.shape, len(keys)
+    if not queries or not count:
+        return
+    lists = (None, None, None, 0) if into is None else (into.cutoff, into.counts, into.positions, into.capacity)
+    stretch = tile.stretch or -(-count // tile.keys) * tile.keys
+    grid = (triton.cdiv(queries, tile.queries), triton.cdiv(count, stretch))
+    _mqa_logits[grid](
+        q, keys, weights, key_scale, lengths, out, queries, count, out.stride(0), stretch, *lists,
+        HEADS=heads, DIM=dim, QUERIES=tile.queries, KEYS=tile.keys, STAGES=tile.stages,
+        SCALED=key_scale is not None, MASKED=masked, LISTED=into is not None, num_warps=tile.warps,
+    )  # fmt: skip
 
 
 def _check(array: Any, name: str, dtype: Any, shape: tuple[int | None, ...], device: Any) -> tuple[int, ...]:

@@ -99,6 +99,21 @@ def _triton() -> Produce:
     return produce
 
 
+def load_keep() -> Callable[[Factors, Any], None]:
+    """Load the producer that keeps candidates, `ksieve.tiles.Candidates`, in place of writing a matrix: the Triton one.
+
+    Raises
+    ------
+    BackendError
+        If Triton is not installed.
+    """
+    if not PRODUCERS["triton"].installed:
+        raise BackendError("the producer that keeps candidates needs the package triton, which is missing")
+    from ksieve.lab.chain.mqa_logits import mqa_candidates
+
+    return lambda f, into: mqa_candidates(f.q, f.keys, f.weights, f.lengths, into, key_scale=f.key_scale)
+
+
 def _deep_gemm() -> Produce:
     import deep_gemm  # type: ignore[import-not-found, unused-ignore]
     import torch

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ksieve.lab.bench.chain import OURS
+from ksieve.lab.bench.chain_selectors import OURS
 from ksieve.lab.report import figures
 
 
