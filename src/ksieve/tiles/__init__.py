@@ -1,6 +1,15 @@
 """Selection while scores are produced, without the matrix: `Running` takes tiles of columns, `Candidates` lists."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 from ksieve.tiles.candidates import Candidates
 from ksieve.tiles.running import Running
 
-__all__ = ["Candidates", "Running"]
+__all__ = ["Candidates", "Running", "include_path"]
+
+
+def include_path() -> Path:
+    """Return the directory of ``candidates.cuh``, the epilogue of a producer in CUDA C++."""
+    return Path(__file__).parent
