@@ -126,6 +126,14 @@ def test_errors_leave_everything_as_it_was(wrong):
     assert running.finish(sorted=True).tolist() == before == [[17, 19]] * 3
 
 
+def test_a_k_of_another_library_or_shape():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match="k: got an array of torch; takes an array of numpy"):
+        Running(2, torch.ones(2, dtype=torch.int32), 4, max_k=3)
+    with pytest.raises(ArgumentError, match=r"k: got shape \(3,\); takes shape \(2,\)"):
+        Running(2, np.ones(3, np.int32), 4, max_k=3)
+
+
 def test_blocks_are_whole():
     running = Running(1, 2, 8, block_size=4)
     running.push(np.zeros((1, 6), np.float32), 8)

@@ -83,6 +83,13 @@ class Best:
         self._places = [self.empty((self.rows, 2 * self.k), "int32") for _ in range(2)]
         self.cutoff = self.empty((self.rows,), "float32")
         self.device: Device = inspect(self.cutoff, "device").device
+        if self.per_row:
+            info = inspect(k, "k")
+            problem.check_vector(info, "k", ((self.rows,),), self.device)
+            if info.library != self.library:
+                raise ArgumentError(
+                    "k", f"an array of {info.library}", f"an array of {self.library}, as the scores are"
+                )
         self.nothing, self.everything = (np.inf, -np.inf) if largest else (-np.inf, np.inf)
         self.reset()
         self.merge(0)  # refuses what topk refuses, and loads its kernels

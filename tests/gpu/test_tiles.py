@@ -1,0 +1,133 @@
+"""`ksieve.Running` and `ksieve.tiles.Candidates` on the GPU, against `ksieve.topk` on whole rows; in graphs too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ksieve
+from gpu import material, runner
+from ksieve.tiles import Candidates
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
+
+ROWS, WIDTH, K = 40, 30_000, 300
+RANKINGS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
+
+
+def rows_of(dtype, seed=0):
+    """Rows of the value families, in another order for each seed, and lengths."""
+    bits = material.on_device(WIDTH, K, 2, dtype, "cuda")
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    order = torch.randint(len(bits), (ROWS,), device="cuda", generator=generator)
+    lengths = torch.randint(-5, WIDTH + 50, (ROWS,), dtype=torch.int32, device="cuda", generator=generator)
+    lengths[::3] = WIDTH
+    return material.place(bits[order], dtype, "cuda"), lengths
+
+
+def push(running, scores, lengths, tile=4096):
+    for first in reversed(range(0, WIDTH, tile)):
+        running.push(scores[:, first : first + tile], first, lengths)
+
+
+def keep(scores, lengths, candidates, largest=True):
+    """What the epilogue of a producer does, by operations of PyTorch that read nothing back."""
+    wide, cutoff = scores.float(), candidates.cutoff[:, None]
+    column = torch.arange(WIDTH, dtype=torch.int32, device="cuda")
+    worse = wide < cutoff if largest else wide > cutoff
+    kept = ~worse & (column < lengths[:, None])
+    candidates.counts += kept.sum(1, dtype=torch.int32)
+    slot = kept.cumsum(1).sub_(1).where(kept, candidates.capacity).clamp_(max=candidates.capacity)
+    bits = torch.int32 if scores.dtype == torch.float32 else torch.int16  # of NaN, which copies may change
+    lists = ((candidates.scores.view(bits), scores.view(bits)), (candidates.positions, column.expand_as(scores)))
+    for target, source in lists:
+        wider = torch.empty(ROWS, candidates.capacity + 1, dtype=target.dtype, device="cuda")
+        target.copy_(wider.scatter_(1, slot, source)[:, :-1])
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_answer_of_whole_rows(dtype, ranking, tally):
+    how = RANKINGS[ranking] | {"deterministic": True}
+    running = ksieve.Running(ROWS, K, 4096, dtype=getattr(torch, dtype), device="cuda", **how)
+    candidates = Candidates(running, WIDTH, capacity=1000)
+    for seed in range(3):
+        scores, lengths = rows_of(dtype, seed)
+        expected = ksieve.topk(scores, lengths, k=K, return_values=True, **how)
+        running.reset()
+        push(running, scores, lengths)
+        answers = [running.finish(return_values=True)]
+        candidates.propose(scores[:, candidates.columns.long()].contiguous(), lengths)
+        for _ in range(2):
+            keep(scores, candidates.left, candidates, ranking != "smallest")
+            candidates.certify(check=True)
+        push(running, scores, candidates.left)
+        answers.append(running.finish(return_values=True))
+        bits = torch.int32 if dtype == "float32" else torch.int16
+        wrong = [
+            f"{way}, seed {seed}"
+            for way, (indices, values) in zip(("tiles", "candidates"), answers, strict=True)
+            if not torch.equal(indices, expected[0]) or not torch.equal(values.view(bits), expected[1].view(bits))
+        ]
+        tally.add("tiles", 2 * ROWS, wrong)
+        assert not wrong
+
+
+def test_windows_and_own_k():
+    scores, ends = rows_of("float32")
+    starts = (torch.arange(ROWS, dtype=torch.int32, device="cuda") * 977) % WIDTH
+    ks = (torch.arange(ROWS, dtype=torch.int32, device="cuda") * 31) % (K + 9)
+    how = {"max_k": K, "tie_break": "high", "deterministic": True}
+    running = ksieve.Running(ROWS, ks, 7000, dtype=torch.float32, device="cuda", **how)
+    for first in range(0, WIDTH, 7000):
+        running.push(scores[:, first : first + 7000], first, starts=starts, ends=ends)
+    expected = ksieve.topk(scores, starts=starts, ends=ends, k=ks, **how)
+    assert torch.equal(running.finish(), expected)
+
+
+@pytest.mark.parametrize("way", ["tiles", "candidates"])
+def test_a_graph_replays_with_other_rows(way):
+    scores, lengths = rows_of("float32")
+    running = ksieve.Running(ROWS, K, 8192, device="cuda", deterministic=True)
+    candidates = Candidates(running, WIDTH, capacity=1000)
+    out = torch.empty(ROWS, K, dtype=torch.int32, device="cuda")
+
+    def select():
+        left = lengths
+        if way == "tiles":
+            running.reset()
+        else:
+            candidates.propose(scores[:, candidates.columns.long()].contiguous(), lengths)
+            for _ in range(2):
+                keep(scores, candidates.left, candidates)
+                candidates.certify()
+            left = candidates.left
+        push(running, scores, left, 8192)
+        running.finish(out=out)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        select()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        select()
+    for seed in range(1, 30):
+        fresh, valid = rows_of("float32", seed)
+        scores.copy_(fresh)
+        lengths.copy_(valid)
+        out.fill_(runner.POISON)
+        graph.replay()
+        assert torch.equal(out, ksieve.topk(scores, lengths, k=K, deterministic=True)), seed
+
+
+def test_a_producer_may_obey_the_cutoff():
+    scores, lengths = rows_of("float32", 4)
+    running = ksieve.Running(ROWS, K, WIDTH, dtype=torch.float32, device="cuda", deterministic=True)
+    half = WIDTH // 2
+    running.push(scores[:, half:], half, lengths)
+    early = scores[:, :half].clone()
+    early[early < running.cutoff[:, None]] = np.nan
+    running.push(early, 0, lengths)
+    assert torch.equal(running.finish(), ksieve.topk(scores, lengths, k=K, deterministic=True))
