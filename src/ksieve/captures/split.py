@@ -1,7 +1,9 @@
-"""A streamed selection that the processes of ``torchrun`` share by blocks of rows, on one machine or several.
+"""Work on a capture that the processes of ``torchrun`` share by rows, on one machine or several.
 
-Block b belongs to rank b % world. In each turn every rank selects one block, and the first rank receives them all and
-passes them on in order: its sink gets what it gets from one process. Every rank reads its own blocks of the file.
+`select` is a streamed selection. Block b belongs to rank b % world. In each turn every rank selects one block, and the
+first rank receives them all and passes them on in order: its sink gets what it gets from one process. Every rank reads
+its own blocks of the file. Work whose results are small takes a `part` of the rows for each rank, and the first rank
+will `collect` them.
 """
 
 from __future__ import annotations
@@ -55,6 +57,20 @@ def ranks() -> Iterator[tuple[int, int]]:
     finally:
         if ours:
             dist.destroy_process_group()
+
+
+def part(count: int, rank: int, world: int) -> slice:
+    """A rank's share of `count` rows: those that follow the share of the rank before, at most one more or fewer."""
+    return slice(count * rank // world, count * (rank + 1) // world)
+
+
+def collect(own: Any, rank: int, world: int) -> list[Any]:
+    """Objects of all ranks in their order, on the first rank; none on others. Every rank must call it."""
+    if world == 1:
+        return [own]
+    parts: list[Any] = [None] * world
+    distributed().gather_object(own, None if rank else parts)
+    return [] if rank else parts
 
 
 @dataclass(frozen=True)
@@ -167,8 +183,7 @@ def select(
         result = stream.select(share, k, lambda begin, indices: meet(indices), **options)
     while done < turns:
         meet(np.zeros((0, k), np.int32))
-    parts: list[Any] = [None] * world
-    dist.all_gather_object(parts, result.stats.raw if result is not None and result.stats is not None else None)
+    parts = collect(result.stats.raw if result is not None and result.stats is not None else None, rank, world)
     if rank:
         return None
     if result is None:  # no rows at all

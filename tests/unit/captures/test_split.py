@@ -1,7 +1,8 @@
-"""A capture that several processes select from: the file, and the statistics, of one process."""
+"""A capture that several processes select from, or study: the file, and the figures, of one process."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,11 @@ torch = pytest.importorskip("torch")
 import torch.multiprocessing as mp  # noqa: E402
 
 from ksieve.captures import split, stream  # noqa: E402
+from ksieve.captures.format import open_capture  # noqa: E402
 from ksieve.captures.writer import CaptureWriter  # noqa: E402
+from ksieve.lab.bench import record  # noqa: E402
+from ksieve.lab.study import run  # noqa: E402
+from ksieve.lab.workloads import write_synthetic  # noqa: E402
 
 WIDTH, K, BLOCK = 300, 20, 4 * 300 * 7
 """Blocks of 7 rows."""
@@ -60,10 +65,28 @@ def worker(rank, world, folder):
                 assert len(result.stats) == rows
                 np.testing.assert_array_equal(result.stats.committed0, alone.stats.committed0)
                 np.testing.assert_array_equal(result.stats.route, alone.stats.route)
+    studied(rank, world, folder)
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_give_the_blocks_of_one(tmp_path):
+def studied(rank, world, folder):
+    """The study of two captures, of which one has a single row to study: every figure is that of one process."""
+    with open_capture(f"{folder}/many.safetensors") as many, open_capture(f"{folder}/one.safetensors") as one:
+        seen = []
+        payload = run.study([many, one], 40, rank=rank, world=world, progress=lambda *done: seen.append(done))
+        if rank:
+            assert payload is None
+            return
+        alone = run.study([many, one], 40)
+        assert json.dumps(record.plain(payload["results"])) == json.dumps(record.plain(alone["results"]))
+        assert payload["settings"] == alone["settings"]
+        assert [c["studied"] for c in alone["results"]["captures"]] == [7, 1]
+        assert seen == [(2, 8), (4, 8), (7, 8)]  # of the first rank's three rows
+
+
+def test_two_processes_give_the_blocks_and_the_figures_of_one(tmp_path):
+    write_synthetic(tmp_path / "many.safetensors", "endpoint_structured", 7, 1000, k=40)
+    write_synthetic(tmp_path / "one.safetensors", "random_normal", 1, 900, dtype="bfloat16", k=40)
     mp.spawn(worker, (2, str(tmp_path)), 2)
 
 

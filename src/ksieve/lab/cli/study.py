@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ksieve.captures import split
 from ksieve.captures.format import Capture
 from ksieve.cli import files, terminal
 from ksieve.cli.options import choice, count, output
@@ -81,6 +82,9 @@ def study(
     Measures the cost of a wrong boundary, the complete-row ranks of sampled scores, and the positions of the top K,
     over every phase of every sampling policy, and compares them with order statistics. Captures may be larger than
     memory. Writes an HTML report, figures and a result file; see docs/guide/study.md.
+
+    Under torchrun the processes share the rows, on one machine or several that see the captures. The first one prints
+    and writes, the results of one process.
     """
     from ksieve.lab.report import figures as drawing
     from ksieve.lab.study import run, words
@@ -89,8 +93,14 @@ def study(
     result_target = _result_target(result, "study.json")
     planned = {str(path): path for path in run.targets(out, result=result_target, figures=figures)}
     files.keep_apart(planned, {f"CAPTURE {path}": path for path in captures})
-    with opened(captures) as sources, terminal.progress("ranking", waiting="opening the captures") as update:
-        payload = run.study(sources, k, rows=rows or None, device=device.value, plan_for=plan_for, progress=update)
+    asked: dict[str, Any] = {"rows": rows or None, "device": device.value, "plan_for": plan_for}
+    with opened(captures) as sources, split.ranks() as (rank, world):
+        if rank:
+            run.study(sources, k, **asked, rank=rank, world=world)
+            return
+        with terminal.progress("ranking", waiting="opening the captures") as update:
+            payload = run.study(sources, k, **asked, progress=update, rank=rank, world=world)
+    assert payload is not None  # on the first rank
     written = run.write(payload, out, result=result_target, figures=figures)
     terminal.result(lambda: payload)
     results = payload["results"]

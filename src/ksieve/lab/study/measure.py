@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.captures import split
 from ksieve.captures.format import BLOCK_BYTES, Capture
 from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import POLICIES, SamplingPolicy
@@ -80,6 +81,18 @@ class CaptureStudy:
         for stride in (64, 128):
             for group in GROUPS:
                 self.groups[stride, group] = RankTally(self.k, CENTRE * self.k)
+
+    def merge(self, other: CaptureStudy) -> None:
+        """Add the rows of the same capture that follow these."""
+        for name in ("tail", "shares", "runs", "runs_expected", "tied", "studied", "regions", "violations"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for key, values in other.dispersion.items():
+            self.dispersion.setdefault(key, []).extend(values)
+        pairs = [(self.ranks[key], other.ranks[key]) for key in self.ranks]
+        for mine, theirs in (*pairs, *((self.groups[key], other.groups[key]) for key in self.groups)):
+            mine.merge(theirs)
+        for judged, of_others in zip(self.plans, other.plans, strict=True):
+            judged.merge(of_others)
 
     def results(self) -> dict[str, Any]:
         """Return all figures as JSON-able data; counts and ranks in units of k unless named otherwise."""
@@ -188,8 +201,10 @@ def study_capture(
     plan_for: str | DeviceInfo = "cpu",
     max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int], None] | None = None,
-) -> CaptureStudy:
-    """Measure one capture.
+    rank: int = 0,
+    world: int = 1,
+) -> CaptureStudy | None:
+    """Measure one capture, all ranks together; every rank must call it.
 
     Parameters
     ----------
@@ -205,6 +220,13 @@ def study_capture(
         Bound on the bytes of scores held at a time.
     progress : callable, optional
         Called with the number of rows done.
+    rank, world : int
+        Of the processes that share the rows (`ksieve.captures.split`).
+
+    Returns
+    -------
+    CaptureStudy or None
+        On the first rank: the figures of one process, for any number of them.
 
     Raises
     ------
@@ -218,12 +240,16 @@ def study_capture(
         printable(capture.path.stem), title, capture.rows, int((lengths >= 4 * k).sum()), lengths[chosen].tolist(),
         capture.width, capture.dtype, k, plans=[Judged.of(plan) for plan in plans_of(capture, k, plan_for)],
     )  # fmt: skip
-    for block in read_blocks(capture, chosen, max_bytes):
+    own = chosen[split.part(chosen.size, rank, world)]
+    for block in read_blocks(capture, own, max_bytes):
         for number, row in zip(block.rows, rank_rows(block.scores, block.lengths, KEPT * k, device), strict=True):
             study_row(row, found, int(number))
             if progress is not None:
-                progress(found.studied)
-    return found
+                progress(found.studied * chosen.size // own.size)  # the ranks advance alike
+    parts = split.collect(found, rank, world)
+    for part in parts[1:]:
+        found.merge(part)
+    return None if rank else found
 
 
 def study_row(row: RankedRow, found: CaptureStudy, number: int) -> None:

@@ -54,8 +54,10 @@ def study(
     plan_for: str | None = None,
     max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Measure captures and return the payload of a result file.
+    rank: int = 0,
+    world: int = 1,
+) -> dict[str, Any] | None:
+    """Measure captures and return the payload of a result file; every rank must call it.
 
     Parameters
     ----------
@@ -72,6 +74,13 @@ def study(
         Bound on the bytes of scores in memory at a time.
     progress : callable, optional
         Called as ``progress(rows done, rows in all)``.
+    rank, world : int
+        Of the processes that share the rows of every capture (`ksieve.captures.split`).
+
+    Returns
+    -------
+    dict or None
+        On the first rank: the results of one process, for any number of them.
 
     Raises
     ------
@@ -92,12 +101,15 @@ def study(
             if progress is not None:
                 progress(before + rows_done, total)
 
-        studies.append(
-            study_capture(
-                capture, slots, rows=rows, device=device, plan_for=target, max_bytes=max_bytes, progress=report
-            )
-        )
+        studied = study_capture(
+            capture, slots, rows=rows, device=device, plan_for=target, max_bytes=max_bytes, progress=report,
+            rank=rank, world=world,
+        )  # fmt: skip
+        if studied is not None:
+            studies.append(studied)
         done += number
+    if rank:
+        return None
     found = [s.results() for s in studies]
     results: dict[str, Any] = {
         "verdict": overall(found),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ _FIGURES = (
 class RankTally:
     """Counts of realised complete-row ranks around one request.
 
-    Ranks are resolved exactly up to k = 2048, beyond it to k / 2048. Squares are summed exactly.
+    Ranks are resolved exactly up to k = 2048, beyond it to k / 2048. Sums are exact, so that no order of rows, and no
+    division of them among processes, changes a figure.
 
     Parameters
     ----------
@@ -42,9 +44,9 @@ class RankTally:
         self.k, self.requested = k, requested
         self.per_k = min(k, 2048)
         self.histogram = np.zeros(MOST * self.per_k + 1, dtype=np.int64)
-        self.square_error = 0.0
-        self.reference_square_error = 0.0
-        self.error = 0.0
+        self.square_error = Fraction()
+        self.reference_square_error = Fraction()
+        self.error = Fraction()
         self.below_k = 0
         self.unusable = 0
 
@@ -69,10 +71,10 @@ class RankTally:
         bins = np.minimum((found - 1) * self.per_k // self.k, self.histogram.size - 1)
         self.histogram += np.bincount(bins, minlength=self.histogram.size)
         errors = found - self.requested
-        self.error += float(errors.sum())
-        self.square_error += float(np.square(errors).sum())
+        self.error += Fraction(float(errors.sum()))
+        self.square_error += Fraction(float(np.square(errors).sum()))
         self.below_k += int((found < self.k).sum())
-        self.reference_square_error += float(np.broadcast_to(reference, ranks.shape)[usable].sum())
+        self.reference_square_error += Fraction(float(np.broadcast_to(reference, ranks.shape)[usable].sum()))
 
     def merge(self, other: RankTally) -> None:
         """Add another tally of the same request."""
@@ -102,8 +104,8 @@ class RankTally:
                 **dict.fromkeys(_FIGURES),
                 "count": 0,
             }
-        rms = (self.square_error / count) ** 0.5 / self.k
-        reference = (self.reference_square_error / count) ** 0.5 / self.k
+        rms = float(self.square_error / count) ** 0.5 / self.k
+        reference = float(self.reference_square_error / count) ** 0.5 / self.k
         return {
             "requested": self.requested / self.k,
             "count": count,
@@ -113,7 +115,7 @@ class RankTally:
             "p25": self.quantile(0.25),
             "p75": self.quantile(0.75),
             "p95": self.quantile(0.95),
-            "bias": self.error / count / self.k,
+            "bias": float(self.error / count / self.k),
             "rms": rms,
             "reference_rms": reference or None,
             "error_p95": self.error_quantile(0.95),

@@ -7,7 +7,8 @@ for want of candidate storage, come from the model (`ksieve.model.reference`), w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ HOLDS = 0.05
 """Scans of a row beyond the first and the view, on average, up to which sampling holds: one row in twenty once more."""
 
 YES, NO = "yes", "no"
+
+_SUMS = ("phases", "band", "recovered", "direct", "scanned_twice", "rescans", "view", "scans", "rows")
 
 _SEED = 0
 """Of the CPU backend's guesses (`ksieve.core.guess`): which one matters to one row in hundreds of thousands."""
@@ -55,8 +58,9 @@ class Judged:
     phases, band, recovered, direct, scanned_twice : int
         Phases in all, and those that scan the rescue band, that end in exact recovery, whose view is too small, and
         that are therefore scanned twice.
-    rescans, view, scans : float
-        Sums over rows, of the model: scans for want of candidate storage, sampled scores in units of the row, and
+    rescans, scans : int
+    view : Fraction
+        Exact sums over rows, of the model: scans for want of candidate storage, sampled scores in units of the row, and
         complete scans.
     rows : int
     """
@@ -68,9 +72,9 @@ class Judged:
     recovered: int = 0
     direct: int = 0
     scanned_twice: int = 0
-    rescans: float = 0.0
-    view: float = 0.0
-    scans: float = 0.0
+    rescans: int = 0
+    view: Fraction = field(default_factory=Fraction)
+    scans: int = 0
     rows: int = 0
 
     @classmethod
@@ -98,7 +102,7 @@ class Judged:
         self.scans += trace.scans
         least = KEPT_SCANS[trace.route] if on_cpu else ROUTE_SCANS[trace.route] - (trace.route == Route.DIRECT and once)
         self.rescans += max(trace.scans - least, 0)
-        self.view += trace.sampled / row.length
+        self.view += Fraction(trace.sampled / row.length)  # of a float: a power of two in the denominator
         if policy is None or self.tally is None:
             return
         sizes, which = np.unique(statistics_sizes(row.length, policy, row_id), return_inverse=True)
@@ -114,9 +118,18 @@ class Judged:
         self.band += int(short[:, 0].sum()) if rescue is not None else 0
         self.recovered += int(short[:, -1].sum())
 
+    def merge(self, other: Judged) -> None:
+        """Add other rows of the same plan."""
+        if other.plan != self.plan:
+            raise ValueError(f"rows of {self.name} and {other.name} do not add")
+        if self.tally is not None and other.tally is not None:
+            self.tally.merge(other.tally)
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def results(self) -> dict[str, Any]:
         """Return the figures as JSON-able data: shares of phases, ranks in units of k, scans in units of the row."""
-        view, rescans = self.view / self.rows, self.rescans / self.rows
+        view, rescans = float(self.view / self.rows), self.rescans / self.rows
         found: dict[str, Any] = {"name": self.name, "view": view, "rescans": rescans}
         if self.tally is None:
             again = self.scans / self.rows - 1
