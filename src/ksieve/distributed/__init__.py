@@ -4,6 +4,7 @@ Importing this module imports no PyTorch; `topk` and `plan` do. `simulate` runs 
 """
 
 from ksieve.distributed.fused import prepare
+from ksieve.distributed.holding import owned
 from ksieve.distributed.layouts import Contiguous, Interleaved
 from ksieve.distributed.plans import ShardPlan, plan
 from ksieve.distributed.ranks import topk
@@ -22,6 +23,7 @@ __all__ = [
     "ShardPlan",
     "Simulated",
     "choose",
+    "owned",
     "plan",
     "prepare",
     "simulate",

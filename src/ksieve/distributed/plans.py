@@ -250,6 +250,12 @@ def refuse(group: Any, kind: str) -> None:
     _exchange(dist, group, dist.get_world_size(group), kind, stated)
 
 
+def check_rows_of_requests(next_n: Any, rows: int) -> None:
+    """Check the number of consecutive rows that belong to a request."""
+    if isinstance(next_n, bool) or not isinstance(next_n, int) or next_n < 1 or rows % next_n:
+        raise ArgumentError("next_n", shown(next_n), f"a divisor of the {rows} rows")
+
+
 def distributed() -> Any:
     """Import ``torch.distributed``, with a process group.
 

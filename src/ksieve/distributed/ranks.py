@@ -18,13 +18,11 @@ from ksieve.core.options import INTEGERS, Nan, TieBreak
 from ksieve.core.ranking import Ranking
 from ksieve.distributed import fused, plans
 from ksieve.distributed.collectives import NOTHING, AllGather, TorchOps
+from ksieve.distributed.holding import ascending, check_pages, paged, request_of
 from ksieve.distributed.layouts import Layout
 from ksieve.distributed.plans import IndexBase, ShardPlan
 from ksieve.distributed.protocol import agree, everywhere
 from ksieve.distributed.schedules import Output
-
-_LAST = (1 << 31) - 1
-"""Sorts behind every position."""
 
 
 def topk(
@@ -131,7 +129,9 @@ def topk(
         if plan is not None:
             _check_planned(plan, local_scores, max_k if ks is not None else k, asked)
             output = plan.output
-        _check_pages(local_scores, page_table, page_size, row_to_request, output)
+        check_pages(problem.inspect(local_scores, "local_scores"), page_table, page_size, row_to_request)
+        if page_table is not None and output == "global":
+            raise ArgumentError("page_table", "a table with output 'global'", "nothing: a rank has no others' pages")
     except KsieveError:
         if plan is None:
             plans.refuse(group, "cpu")  # so that the other ranks need not wait
@@ -157,8 +157,8 @@ def topk(
         answer = _merged(torch, plan, ids.long(), values, wanted, of_shard)
     if page_table is None:
         return answer
-    requests = _row_numbers(scores) // next_n if row_to_request is None else row_to_request.long()
-    return _paged(torch, answer[0].long(), page_table, page_size, requests), answer[1]
+    requests = request_of(_row_numbers(scores), row_to_request, next_n)
+    return paged(torch, answer[0].long(), page_table, page_size, requests), answer[1]
 
 
 def _row_numbers(scores: Any) -> Any:
@@ -195,19 +195,9 @@ def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_
     agreed = _run(plan, agree(plan.schedule, ops, shape, plan.rank, best, wanted))
     if plan.output == "global":
         found = _run(plan, everywhere(ops, shape, plan.rank, positions, agreed, wanted))
-        return _ascending(torch, found, found >= 0)
+        return ascending(torch, found, found >= 0)
     held = ops.columns(shape.k) < agreed.count[:, None]
-    return _ascending(torch, ids if of_shard else positions, held), agreed.count.int()
-
-
-def _paged(torch: Any, local: Any, table: Any, size: int, request: Any) -> Any:
-    """Entries of the page table at positions of the shard, as int32; -1 where there is none."""
-    requests, pages = table.shape
-    if not requests or not pages:
-        return torch.full_like(local, -1).int()
-    page, known = local // size, ((request >= 0) & (request < requests))[:, None]
-    entry = table[request.clamp(0, requests - 1)[:, None], page.clamp(0, pages - 1)].long()
-    return torch.where(known & (local >= 0) & (page < pages), entry * size + local % size, -1).int()
+    return ascending(torch, ids if of_shard else positions, held), agreed.count.int()
 
 
 def ordered_keys(values: Any, ranking: Ranking) -> Any:
@@ -221,12 +211,6 @@ def ordered_keys(values: Any, ranking: Ranking) -> Any:
     negative = (bits >= 0) if ranking == "smallest" else (bits < 0)
     keys = torch.where(negative & (size > 0), sign | size, sign - 1 - size)
     return torch.where(size > infinity, 0 if ranking == "nan_first" else 2 * sign - 1, keys)
-
-
-def _ascending(torch: Any, positions: Any, used: Any) -> Any:
-    """Used positions of each row as int32, ascending, then -1."""
-    ordered = torch.sort(torch.where(used, positions, _LAST).int(), 1).values
-    return torch.where(ordered == _LAST, -1, ordered)
 
 
 def _run(plan: ShardPlan, steps: Generator[Any, Any, Any]) -> Any:
@@ -273,8 +257,7 @@ def _check_arrays(
     info = problem.inspect(scores, "local_scores")
     problem.check_scores(info, "local_scores")
     rows = info.shape[0]
-    if isinstance(next_n, bool) or not isinstance(next_n, int) or next_n < 1 or rows % next_n:
-        raise ArgumentError("next_n", shown(next_n), f"a divisor of the {rows} rows")
+    plans.check_rows_of_requests(next_n, rows)
 
     def check(array: Any, name: str, shapes: tuple[problem.Shape, ...], dtypes: tuple[str, ...] = ("int32",)) -> None:
         if array is not None:
@@ -292,23 +275,6 @@ def _check_arrays(
         raise ArgumentError("local_lengths", got, "either lengths of the shard, or of the whole row")
     if bounds["ends"] is not None and bounds["global_lengths"] is not None:
         raise ArgumentError("ends", "an array together with global_lengths", "either global_lengths or ends")
-
-
-def _check_pages(scores: Any, table: Any, size: Any, requests: Any, output: Any) -> None:
-    device = problem.inspect(scores, "local_scores").device
-    if table is None:
-        if requests is not None or size != 1:
-            name = "page_size" if requests is None else "row_to_request"
-            raise ArgumentError(name, "a value without page_table", "nothing without page_table")
-        return
-    problem.check_table(problem.inspect(table, "page_table"), device)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size & (size - 1) or size >= 1 << 31:
-        raise ArgumentError("page_size", shown(size), "a power of two")
-    if requests is not None:
-        info = problem.inspect(requests, "row_to_request")
-        problem.check_vector(info, "row_to_request", ((scores.shape[0],),), device)
-    if output == "global":
-        raise ArgumentError("page_table", "a table with output 'global'", "nothing: positions of all ranks have none")
 
 
 def _check_planned(plan: Any, scores: Any, k: Any, others: dict[str, Any]) -> None:

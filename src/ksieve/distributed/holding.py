@@ -1,0 +1,124 @@
+"""Which selected positions a rank holds, by operations of PyTorch: nothing is sent, and nothing read back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.options import INTEGERS
+from ksieve.distributed import plans
+from ksieve.distributed.layouts import Contiguous, Layout, check_layout
+from ksieve.distributed.plans import IndexBase
+
+_LAST = (1 << 31) - 1
+"""Sorts behind every position."""
+
+
+def owned(
+    indices: Any,
+    *,
+    rank: int,
+    widths: Sequence[int],
+    layout: Layout = Contiguous(),  # noqa: B008
+    index_base: IndexBase = "row",
+    page_table: Any = None,
+    page_size: int = 1,
+    row_to_request: Any = None,
+    next_n: int = 1,
+) -> tuple[Any, Any]:
+    """Keep of selected positions those that one rank holds, as `topk` with output "owned" returns them.
+
+    For callers who gather pairs themselves: ``ksieve.topk(values, k=k, positions=positions, tie_break="low")`` gives
+    every rank the positions of all ranks, and this the rank's own.
+
+    Parameters
+    ----------
+    indices : Tensor of int32 or int64, shape (rows, k)
+        Global positions in any order, on CPU or CUDA. Negative ones, and those that no rank holds, are left out.
+    rank : int
+        Whose positions are kept.
+    widths : sequence of int
+        Scores in a row of every rank's shard, as ``layout.widths`` gives them.
+    layout : Contiguous or Interleaved
+    index_base : {"row", "shard"}
+        Whether the positions returned count in the whole row, or in the rank's shard.
+    page_table, page_size, row_to_request, next_n
+        As in `ksieve.distributed.topk`.
+
+    Returns
+    -------
+    indices : Tensor of int32, shape (rows, k)
+        Ascending, then -1.
+    counts : Tensor of int32, shape (rows,)
+
+    Raises
+    ------
+    ArgumentError
+
+    Notes
+    -----
+    Without a process group. On CUDA it enqueues work on the current stream, and can be captured in a CUDA graph.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(indices, torch.Tensor):
+        raise ArgumentError("indices", kind_of(indices), "a PyTorch tensor")
+    info = problem.inspect(indices, "indices")
+    if len(info.shape) != 2 or info.dtype not in INTEGERS:
+        raise ArgumentError("indices", f"{info.dtype} of shape {info.shape}", "int32 or int64 of shape (rows, k)")
+    shares = tuple(widths) if isinstance(widths, Sequence) else ()
+    if not shares or any(isinstance(w, bool) or not isinstance(w, int) or w < 0 for w in shares):
+        raise ArgumentError("widths", shown(widths), "an int of at least 0 for every rank")
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < len(shares):
+        raise ArgumentError("rank", shown(rank), f"an int from 0 to {len(shares) - 1}, by widths")
+    if index_base not in get_args(IndexBase):
+        raise ArgumentError("index_base", shown(index_base), "'row' or 'shard'")
+    check_layout(layout)
+    plans.check_rows_of_requests(next_n, info.shape[0])
+    check_pages(info, page_table, page_size, row_to_request)
+    positions = indices.long()
+    local = layout.below(positions, rank, shares)
+    mine = (positions >= 0) & (layout.below(positions + 1, rank, shares) > local)
+    found = ascending(torch, positions if index_base == "row" and page_table is None else local, mine)
+    if page_table is not None:
+        row = torch.arange(info.shape[0], device=indices.device)
+        found = paged(torch, found.long(), page_table, page_size, request_of(row, row_to_request, next_n))
+    return found, mine.sum(1).int()
+
+
+def ascending(torch: Any, positions: Any, used: Any) -> Any:
+    """Used positions of each row as int32, ascending, then -1."""
+    ordered = torch.sort(torch.where(used, positions, _LAST).int(), 1).values
+    return torch.where(ordered == _LAST, -1, ordered)
+
+
+def request_of(row: Any, row_to_request: Any, next_n: int) -> Any:
+    """The page table's request of each row, int64."""
+    return row // next_n if row_to_request is None else row_to_request.long()
+
+
+def paged(torch: Any, local: Any, table: Any, size: int, request: Any) -> Any:
+    """Entries of the page table at positions of the shard, as int32; -1 where there is none."""
+    requests, pages = table.shape
+    if not requests or not pages:
+        return torch.full_like(local, -1).int()
+    page, known = local // size, ((request >= 0) & (request < requests))[:, None]
+    entry = table[request.clamp(0, requests - 1)[:, None], page.clamp(0, pages - 1)].long()
+    return torch.where(known & (local >= 0) & (page < pages), entry * size + local % size, -1).int()
+
+
+def check_pages(rows_of: problem.ArrayInfo, table: Any, size: Any, requests: Any) -> None:
+    """Check a page table and what belongs to it, for the rows and the device of an array."""
+    if table is None:
+        if requests is not None or size != 1:
+            name = "page_size" if requests is None else "row_to_request"
+            raise ArgumentError(name, "a value without page_table", "nothing without page_table")
+        return
+    problem.check_table(problem.inspect(table, "page_table"), rows_of.device)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size & (size - 1) or size >= 1 << 31:
+        raise ArgumentError("page_size", shown(size), "a power of two")
+    if requests is not None:
+        info = problem.inspect(requests, "row_to_request")
+        problem.check_vector(info, "row_to_request", ((rows_of.shape[0],),), rows_of.device)
