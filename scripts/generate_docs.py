@@ -143,6 +143,7 @@ def benchmark_page(results: Path) -> str:
         parts += ["## CPU", *(_cpu_results(_link(path, "../../"), left.pop(path)) for path in cpu)]
     if ranks := take("ranks-*.json"):
         parts += ["## Rows on several ranks", rank_pages.section(ranks)]
+        parts += [rank_pages.predicted(link, of) for link, _, of in take("predicted-ranks.json")]
     if frameworks := take("gpu-frameworks.json"):
         parts += ["## The frameworks' own tests", *(_framework_results(link, of) for link, _, of in frameworks)]
     sanitizers = results / "gpu-sanitizers.json"

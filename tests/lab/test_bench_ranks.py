@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
-from ksieve.lab.bench import rank_pages, ranks
+from ksieve import distributed
+from ksieve.lab.bench import rank_model, rank_pages, ranks
 from ksieve.lab.cli.app import app
 
 
@@ -66,6 +67,38 @@ def test_two_ranks_give_the_same_digest(tmp_path):
     with ranks.group("cpu"):
         alone = ranks.verify_rows(8100)
     assert alone["digest"] == results["verified"]["digest"]
+
+
+def test_more_gpus_are_predicted_from_fewer(tmp_path):
+    """Two files in which shards take a microsecond for 1,000 scores and a gather 10 for each rank."""
+    for world in (2, 4):
+        cases = [
+            {"rows": rows, "width": width, "dtype": "float32",
+             "selectors": {"local": {"median_us": rows * width / world / 1000}, "gathered": {"added_us": 10 * world}}}
+            for rows in (1, 64, 512, 8192) for width in (131_072, 1_048_576)
+        ]  # fmt: skip
+        payload = ranks.record.payload("ranks", {"device": "cuda", "k": 2048}, {"world": world, "shapes": cases})
+        ranks.record.write_json(tmp_path / f"ranks-cuda-{world}.json", payload)
+    done = invoke("--predict", "8", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    payload = ranks.record.read_json(tmp_path / "predicted-ranks.json")
+    cases = payload["results"]["shapes"]
+    assert [(case["rows"], case["width"]) for case in cases] == list(rank_model.SHAPES)
+    for case in cases:
+        assert case["local_us"] == pytest.approx(case["rows"] * case["width"] / 8000)
+        assert case["one_gpu_us"] == pytest.approx(8 * case["local_us"])
+        assert case["added_us"]["gathered"] == pytest.approx(80)
+        shape = distributed.Shape(case["rows"], 2048, 8, case["width"])
+        best = distributed.choose(shape, distributed.LINKS["nvlink"])
+        assert case["schedule"] == str(best)
+        assert case["added_us"]["planned"] == distributed.LINKS["nvlink"].total_us(best, shape)
+        share = case["local_us"] / (case["local_us"] + 80)
+        assert case["rate_of_one"]["gathered"] == pytest.approx(share)
+    page = rank_pages.predicted("[a](b)", payload)
+    assert "| 8 | 8,192 x 131,072 | float32 | 134,218 | 80 |" in page and "of 2 and 4 GPUs" in page
+    assert "numbers of GPUs" in str(invoke("--predict", "four").exception)
+    (tmp_path / "ranks-cuda-4.json").unlink()
+    assert "results of two numbers of GPUs" in str(invoke("--predict", "8", "--out", tmp_path).exception)
 
 
 def test_a_wrong_answer_is_refuted(monkeypatch):

@@ -66,3 +66,23 @@ def section(files: Sequence[tuple[str, str, dict[str, Any]]]) -> str:
     commands = dict.fromkeys(pages.command(payload) for *_, payload in listed)
     parts.append(pages.fenced("text", "\n".join(f"torchrun --nproc-per-node N -m {command}" for command in commands)))
     return "\n\n".join(parts)
+
+
+def predicted(link: str, payload: dict[str, Any]) -> str:
+    """Table of a result file of `ksieve bench ranks --predict`."""
+    settings = payload["settings"]
+    lines = [
+        [
+            str(case["world"]), f"{case['rows']:,} x {case['width']:,}", case["dtype"], f"{case['local_us']:,.0f}",
+            *(f"{case['added_us'][name]:,.0f}" for name in ("gathered", "planned")),
+            *(f"{case['rate_of_one'][name]:.2f}" for name in ("gathered", "planned")), f"`{case['schedule']}`",
+        ]
+        for case in payload["results"]["shapes"]
+    ]  # fmt: skip
+    text = (
+        f"Predicted, k = {settings['k']:,}; {link}. Shards and gathers continue the lines through those of "
+        f"{' and '.join(map(str, settings['measured']))} GPUs, schedules are modelled. Microseconds as above, and the "
+        "rate of each GPU as a share of what one GPU does alone with whole rows:"
+    )
+    heads = ("GPUs", "rows", "dtype", "local", "gathered", "planned", "rate, gathered", "rate, planned", "schedule")
+    return "\n\n".join((text, pages.table(heads, lines), pages.fenced("sh", pages.command(payload))))

@@ -33,6 +33,14 @@ def bench_ranks(
     verified: Annotated[
         int, count("--verify-rows", "INT", "Rows of many shapes and layouts to select and verify besides.")
     ] = 0,
+    predicted: Annotated[
+        str | None,
+        typer.Option(
+            "--predict",
+            metavar="LIST",
+            help="Predict so many GPUs, from the results in --out's folder.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", metavar="KIND", help="cpu (gloo) or cuda (NCCL).")] = "cpu",
     seed: Seed = 0,
     out: Out = None,
@@ -41,6 +49,9 @@ def bench_ranks(
 
     Run it under torchrun, or alone as one rank. The first rank prints and writes.
     """
+    if predicted is not None:
+        _predict(predicted, out)
+        return
     from ksieve.lab.bench import ranks
 
     asked = gpu.listed_of(dtypes)
@@ -84,3 +95,23 @@ def bench_ranks(
         case["selectors"][name]["exact"] for case in results["shapes"] for name in ("gathered", "pairs", "planned")
     ]
     exits.judge(answers + ([found["exact"] and found["same_on_every_rank"]] if found else []))
+
+
+def _predict(worlds: str, out: str | None) -> None:
+    """Write, or print, what more GPUs are predicted to take."""
+    from ksieve.lab.bench import rank_model, record
+
+    listed = gpu.listed_of(worlds)
+    if not listed or not all(text.isascii() and text.isdigit() and int(text) for text in listed):
+        raise ArgumentError("--predict", repr(worlds), "numbers of GPUs, separated by commas")
+    path = gpu.target(out, "predicted-ranks")
+    folder = record.RESULTS if path is None else path.parent
+    measured = [record.read_json(file) for file in sorted(folder.glob("ranks-cuda-*.json"))]
+    payload = rank_model.predict([int(text) for text in listed], measured)
+    rows = [
+        [str(case["world"]), f"{case['rows']:,} x {case['width']:,}", case["dtype"], f"{case['local_us']:.0f}",
+         *(f"{case['added_us'][name]:.0f}" for name in ("gathered", "planned")), case["schedule"]]
+        for case in payload["results"]["shapes"]
+    ]  # fmt: skip
+    terminal.table(["GPUs", "rows", "dtype", "shard", "gather adds", "planned adds", "schedule"], rows)
+    gpu.finish(path, payload, None)
