@@ -182,10 +182,8 @@ def read_plainly() -> int:
     return len(kernels)
 
 
-def rank_kernels(*, compile_only: bool = False) -> int:
+def rank_kernels() -> int:
     """The kernels between the collectives of `ksieve.distributed`; every rank on this GPU."""
-    if compile_only:
-        return rank_cases.check_kernels("by one", rank_cases.SCHEDULES[1], "normal", runner.DEVICE)
     cases = itertools.product(rank_cases.LAYOUTS, rank_cases.SCHEDULES, rank_cases.KINDS)
     return sum(rank_cases.check_kernels(*case, runner.DEVICE) for case in cases)
 
@@ -216,7 +214,7 @@ def main() -> int:
         print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     if "--compile" in sys.argv:
         if not runner.DRY:
-            rank_kernels(compile_only=True)
+            rank_kernels()
         return 0
     if not runner.DRY:
         print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
