@@ -64,6 +64,21 @@ class Problem:
         """Slots of a row in the outputs."""
         return self.options.columns(self.k)
 
+    @property
+    def selection(self) -> Problem:
+        """Return the selection that a CUDA kernel makes: among the entries that are not forced (`ksieve.core.entries`).
+
+        Entries that are blocks are pooled to float32. The k may be 0.
+        """
+        options = self.options
+        if options.block_size == 1 and not options.forced:
+            return self
+        inner = replace(options, block_size=1, force_first=0, force_last=0, force="inside")
+        inner = inner if inner.windows != "none" else replace(inner, windows="lengths")
+        width, k = -(-self.width // options.block_size), max(self.k + options.beside - options.forced, 0)
+        dtype = "float32" if options.block_size > 1 else self.dtype
+        return replace(self, width=width, k=k, dtype=dtype, options=inner)
+
 
 def check_k(k: Any, name: str = "k", least: int = 1) -> int:
     """Return k as an int in [least, 2**20]."""

@@ -13,7 +13,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
-from ksieve.planning import huge_rows, shapes, tuned
+from ksieve.planning import blocks, huge_rows, shapes, tuned
 from ksieve.planning.families import FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
@@ -80,6 +80,12 @@ def choose(
         raise ArgumentError("family", shown(family), f"one of {list(shapes.families())} on a CUDA device")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
+    if problem.options.block_size > 1:
+        return blocks.choose(problem, device, _known(problem, device), family, policy, splits)
+    if problem.options.forced:
+        inner = problem.selection
+        plan = choose(replace(inner, k=max(inner.k, 1)), device, family, policy, splits, kept)
+        return with_workspace(replace(plan, problem=problem, bins=(), bin=None))
     chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family, kept)
     if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
         raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
@@ -250,7 +256,8 @@ def sample_ranks(plan: Plan) -> tuple[int, int]:
     """Sample ranks of a plan's boundaries, primary and rescue; 0 for one that it does not have."""
     if plan.policy is None:
         return 0, 0
-    return plan.policy.primary_rank(plan.problem.k), plan.policy.rescue_rank(plan.problem.k) or 0
+    k = max(plan.problem.selection.k, 1)
+    return plan.policy.primary_rank(k), plan.policy.rescue_rank(k) or 0
 
 
 def _plan(

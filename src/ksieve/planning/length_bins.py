@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ksieve.planning import blocks
 from ksieve.planning import choose as planner
 from ksieve.planning.memory import BATCH, fewest_stored, shared_bytes
 from ksieve.planning.plan import Plan
@@ -26,6 +27,8 @@ def stats_plan(plan: Plan) -> Plan:
     share a row is replaced by a cluster, rows of a warp by those of a CTA, and CTAs without that room by streaming
     ones, which may store candidates in the workspace.
     """
+    if plan.problem.options.block_size > 1 and plan.family != "stream_unsampled":
+        return blocks.studied(plan)
     if plan.family in ("resident_grid", "register_warp"):
         family = "resident_cluster" if plan.family == "resident_grid" else "resident_block"
         plan = planner.choose(plan.problem, plan.device, family=family)

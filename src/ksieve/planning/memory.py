@@ -59,6 +59,9 @@ HEIGHT_BYTES = 4
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a score."""
 
+ENTRY_BYTES = 4
+"""Bytes of the best score of a block."""
+
 SHARED_LIST = 256
 """Candidates that outgrow their columns for which shared memory is kept."""
 
@@ -129,7 +132,7 @@ def sort_bytes(problem: Problem) -> int:
 
 def sort_slots(plan: Plan) -> int:
     """8-byte elements of the workspace in which each CTA sorts; 0 if its shared memory is large enough."""
-    needed = sort_bytes(plan.problem)
+    needed = sort_bytes(plan.problem.selection)
     return (
         0
         if needed <= shared_bytes(plan) - fixed_bytes(plan.resident_width, plan.threads, plan.columns)
@@ -244,7 +247,7 @@ def batches(plan: Plan) -> int:
     batch one after another, as many as the lane with most has, and in larger batches lanes differ less. CTAs of 1,024
     threads that share a row would spill registers.
     """
-    streamed = plan.family in QUEUED and ITEM_BYTES[plan.problem.dtype] == 2
+    streamed = plan.family in QUEUED and ITEM_BYTES[plan.problem.selection.dtype] == 2
     batch = 2 * BATCH if streamed and plan.stages % (2 * BATCH) == 0 and plan.stages > 2 * BATCH else BATCH
     return plan.stages if plan.stages % batch else plan.stages // batch
 
@@ -268,6 +271,10 @@ def with_workspace(plan: Plan) -> Plan:
         size = HEADER_BYTES + turns * together * mailbox_bytes(plan.splits)
         return replace(plan, workspace_bytes=size, workspace_zeroed=size)
     queue = plan.family in QUEUED
+    if queue and plan.problem.options.block_size > 1:
+        lists = _round_up(HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES, HEADER_BYTES)
+        size = lists + plan.ctas * slice_bytes(plan.problem)
+        return replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES, lists_at=lists)
     size = HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES if queue or spill or sort else 0
     plan = replace(plan, workspace_bytes=size, workspace_zeroed=HEADER_BYTES if queue else 0)
     if not plan.bins:
@@ -279,6 +286,11 @@ def with_workspace(plan: Plan) -> Plan:
     return replace(plan, workspace_bytes=size, lists_at=lists, bins=bins)
 
 
+def slice_bytes(problem: Problem) -> int:
+    """Workspace in which a CTA pools a row of blocks (kernels/common/workspace.cuh, block_slice)."""
+    return _round_up((problem.width // problem.options.block_size + 1) * ENTRY_BYTES, HEADER_BYTES)
+
+
 def mailbox_bytes(ctas: int) -> int:
     """Workspace in which the CTAs that share a row exchange messages (resident/grid_mailbox.cuh, GridMailbox)."""
     counts, messages = 2 * HISTOGRAM_BYTES, ctas * (16 + 8 * FEWEST)
@@ -287,7 +299,7 @@ def mailbox_bytes(ctas: int) -> int:
 
 def shared_bytes(plan: Plan) -> int:
     """Dynamic shared memory of a plan's kernel."""
-    column = plan.columns * entry_bytes(plan.family, plan.problem.width, plan.threads)
+    column = plan.columns * entry_bytes(plan.family, plan.problem.selection.width, plan.threads)
     threads = (16 * plan.stages + column) * plan.threads
     behind = fixed_bytes(plan.resident_width, plan.threads, plan.columns)
     return HISTOGRAM_BYTES + threads + plan.shared_capacity * CANDIDATE_BYTES + behind

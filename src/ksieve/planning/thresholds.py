@@ -123,6 +123,16 @@ SORTED_PERIODS = Threshold(
 COLUMN_SIGMAS = Threshold(
     6, "standard deviations above its mean share of the tail that a thread's column is given for", _STORAGE
 )
+BLOCKS_SHARED = Threshold(
+    1 << 15,
+    "fewest bytes of a row of blocks that are worth a CTA of their own in a cluster",
+    NOT_MEASURED + "a multiprocessor reads them in about the time that a cluster takes to exchange counts",
+)
+STUDIED_SLICES = Threshold(
+    1 << 25,
+    "most bytes of the workspace that rows of blocks are pooled to where statistics are made",
+    NOT_MEASURED + "statistics are for study, and may take longer",
+)
 EXACT_CAPACITY = Threshold(
     4096, "fewest candidates stored by families that do not sample", NOT_MEASURED + "32 KiB, which every device has"
 )

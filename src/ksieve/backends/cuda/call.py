@@ -18,6 +18,7 @@ from ksieve.core import problem
 from ksieve.core.call import Call
 from ksieve.core.errors import BackendError
 from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.planning import length_bins
 from ksieve.planning.plan import Plan
 
 _NO_STATS = "return_stats reads results back, which is not possible while a stream is captured"
@@ -51,7 +52,7 @@ def run(
         If the kernel cannot be compiled or loaded; during a stream capture also if it is not loaded yet.
     """
     info, scores, out = call.scores, call.arrays["scores"], call.arrays.get("out")
-    (rows, width), k, index = info.shape, call.problem.k, plan.problem.device.index
+    (rows, width), index = info.shape, plan.problem.device.index
     driver = cuda_driver.get()
     if isinstance(workspace, Workspace):
         workspace.check(plan)
@@ -62,7 +63,7 @@ def run(
     more = outputs(plan, call)
     results = (result, *more.values())
     live_at, counted = call.address("num_rows"), None
-    if not rows or not k:
+    if not rows or not call.problem.columns:
         return _answer(results, _no_stats(driver, call, index) if return_stats else None)
     target = problem.as_matrix(problem.inspect(result, "out"), "out") if out is None else call.described["out"]
     stream = arrays.current_stream(info.library, scores, index)
@@ -79,7 +80,10 @@ def run(
             if capturing:
                 raise BackendError(_NO_STATS)
             stats_memory = workspaces.DriverMemory(driver, rows * 4 * len(STATS_COLUMNS), launcher.context)
-        memory, owner = _workspace_memory(plan, workspace, stream, capturing, info.library)
+        used = plan
+        if return_stats and options.block_size > 1:  # made by another family, which needs more
+            used, workspace = length_bins.stats_plan(plan), None
+        memory, owner = _workspace_memory(used, workspace, stream, capturing, info.library)
         # JAX, and the reads of this call, are not ordered after the kernel on its stream: wait here, also on errors.
         waits, handle = info.library == "jax" or stats_memory is not None, ctypes.c_void_p(stream)
         try:

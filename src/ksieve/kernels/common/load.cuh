@@ -1,5 +1,6 @@
 // Rows: where each starts and ends, and how its scores are read, 16 bytes at a time at any alignment.
 #pragma once
+#include "common/blocks.cuh"
 #include "common/ranking.cuh"
 #include "common/storage.cuh"
 
@@ -20,7 +21,17 @@ struct WindowRow { // begins at the row's window: positions count from there
   int slots; // the row's own k
   int base;  // added to each index that is written
 };
-using Row = Choose<kWindows, WindowRow, PlainRow>::Type;
+struct BlockRow { // entries are blocks of scores; they are in memory only once pool_row has written them
+  const Score* scores; // entries: float32, ranked
+  int id;
+  int length; // entries of the row
+  int slots;
+  int base;         // number of the first block
+  const void* from; // where its first score is, or would be without the window
+  int low;          // scores [low, high) from there on are valid
+  int high;
+};
+using Row = Choose<kBlockRows, BlockRow, Choose<kWindows, WindowRow, PlainRow>::Type>::Type;
 
 // Returns the row's own k; it differs from p.k only with windows.
 __device__ __forceinline__ int slots_of(const Params& p, const Row& row) { return kWindows ? row.slots : p.k; }
@@ -49,9 +60,13 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
   return row_of(p, id, length, live_rows(p));
 }
 
+#include "common/entries.cuh"
+
 // Returns a row; loads its length, or its window.
 __device__ __forceinline__ Row load_row(const Params& p, int id) {
-  if constexpr (kWindows) {
+  if constexpr (kEntries) {
+    return others_of(load_entries<Row>(p, id));
+  } else if constexpr (kWindows) {
     const auto& o = p.options;
     int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
     int start = window_start(p, id);
@@ -74,6 +89,12 @@ __device__ __forceinline__ Row widest_row(const Params& p, int id) {
 }
 
 using Raw = Words; // 16 bytes of scores
+
+// Loads 16 bytes of a row's scores. Pooled ones were written by this kernel, to shared memory or to the workspace.
+__device__ __forceinline__ Raw load_scores(const Score* scores) {
+  if constexpr (kBlockRows) return *reinterpret_cast<const Raw*>(scores);
+  return load_once(scores);
+}
 
 // Returns one of the loaded scores; `unpack` its ranked score, as float32.
 __device__ __forceinline__ Score loaded(const Raw& raw, int i) {

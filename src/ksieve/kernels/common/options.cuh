@@ -26,6 +26,24 @@
 #ifndef KSIEVE_LONG_LENGTHS
 #define KSIEVE_LONG_LENGTHS 0 // lengths, or ends, have 64 bits
 #endif
+#ifndef KSIEVE_BLOCK_SIZE
+#define KSIEVE_BLOCK_SIZE 1 // scores of a block, of which the best is an entry: common/blocks.cuh
+#endif
+#ifndef KSIEVE_SOURCE_DTYPE
+#define KSIEVE_SOURCE_DTYPE 0 // with blocks: dtype of the scores, whose entries are float32
+#endif
+#ifndef KSIEVE_SOURCE_RANKING
+#define KSIEVE_SOURCE_RANKING 0 // with blocks: their ranking; entries are ranked scores
+#endif
+#ifndef KSIEVE_FORCE_FIRST
+#define KSIEVE_FORCE_FIRST 0 // entries at the beginning of a row that rank above all others: common/entries.cuh
+#endif
+#ifndef KSIEVE_FORCE_LAST
+#define KSIEVE_FORCE_LAST 0 // and at its end
+#endif
+#ifndef KSIEVE_FORCE_BESIDE
+#define KSIEVE_FORCE_BESIDE 0 // they are not among the k
+#endif
 #define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES)
 
 constexpr bool kWindows = KSIEVE_WINDOWS != 0;
@@ -33,6 +51,13 @@ constexpr bool kEpilogue = KSIEVE_EPILOGUE != 0;
 constexpr bool kTies = KSIEVE_TIES != 0;
 constexpr bool kOverlap = KSIEVE_OVERLAP != 0;
 constexpr bool kLongLengths = KSIEVE_LONG_LENGTHS != 0;
+constexpr bool kBlockRows = KSIEVE_BLOCK_SIZE > 1;
+constexpr int kBlockSize = KSIEVE_BLOCK_SIZE;
+constexpr int kForceFirst = KSIEVE_FORCE_FIRST;
+constexpr int kForceLast = KSIEVE_FORCE_LAST;
+constexpr int kForced = kForceFirst + kForceLast;
+constexpr int kForcedInside = KSIEVE_FORCE_BESIDE ? 0 : kForced; // forced entries that are among a row's k
+static_assert(kWindows || (!kBlockRows && kForced == 0), "rows of entries are windows");
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_ORDER);
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;

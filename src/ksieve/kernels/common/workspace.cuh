@@ -7,6 +7,7 @@
 //   or        resident/grid.cu: two GridMailboxes for each row that is worked on at a time (resident/grid_mailbox.cuh)
 //   or        other kernels: a spill slice and kSortSlots elements for each CTA. With length bins the launches share
 //             these; length_bin_counts and the lists of rows (length_bins.cuh) begin at Params::lists
+//             With blocks, a slice for the entries of a row begins there for each CTA (stream/block.cu)
 #pragma once
 #include "common/storage.cuh"
 
@@ -64,6 +65,13 @@ __device__ __forceinline__ u64* spill_slice(const Params& p, int worker) {
 
 __device__ __forceinline__ u64* sort_slice(const Params& p, int worker) {
   return kSortSlots ? spill_slice(p, worker) + kSpillCapacity : nullptr;
+}
+
+// Returns where this CTA pools its rows of blocks; planning/memory.py computes the same size.
+__device__ __forceinline__ float* block_slice(const Params& p) {
+  constexpr i64 kAligned = 256;
+  const i64 bytes = ((p.width / kBlockSize + 1) * static_cast<i64>(sizeof(float)) + kAligned - 1) / kAligned * kAligned;
+  return reinterpret_cast<float*>(p.workspace + p.lists + blockIdx.x * bytes);
 }
 
 __device__ __forceinline__ u64* row_sort_slice(const Params& p, int row) { return segment_spill(p, row, p.splits); }

@@ -4,6 +4,7 @@
 // With an order, a row's slots depend on the selected set alone.
 #pragma once
 #include "common/sort.cuh"
+#include "common/workspace.cuh"
 #include "stream/certify.cuh"
 
 using Sorted = Choose<kOrder == Order::kValue, u64, u32>::Type; // key and distance, or position
@@ -16,11 +17,31 @@ __device__ __forceinline__ int staged_position(const int* staged, int slot, int 
   return static_cast<u32>(index) < static_cast<u32>(length) ? index : -1;
 }
 
+// Returns the ordered key of a position's score; that of a block is computed again, since its entry may be gone.
+template <class AnyRow> __device__ __forceinline__ u32 key_of_position(const AnyRow& row, int index) {
+  if constexpr (kBlockRows) {
+    return best_of_block(row, index).key;
+  } else {
+    return order_key(widen(row.scores[index]));
+  }
+}
+
+// Writes the score of a position, or what an unused slot holds.
+template <class AnyRow>
+__device__ __forceinline__ void write_value(void* values, i64 at, const AnyRow& row, int index) {
+  if constexpr (kBlockRows) {
+    constexpr source::Bits kNone = source::kUnused;
+    static_cast<source::Bits*>(values)[at] = index < 0 ? kNone : best_of_block(row, index).score;
+  } else {
+    static_cast<Score*>(values)[at] = index < 0 ? score_of_bits(kWorstNumberBits) : row.scores[index];
+  }
+}
+
 // Returns the element that a position is sorted as; unused slots (-1) come last.
 __device__ __forceinline__ Sorted sortable(const Row& row, int index) {
   if constexpr (kOrder == Order::kValue) {
     int distance = kTies ? tie_distance(index) : index;
-    return index < 0 ? ~Sorted{0} : static_cast<Sorted>(make_entry(order_key(widen(row.scores[index])), distance));
+    return index < 0 ? ~Sorted{0} : static_cast<Sorted>(make_entry(key_of_position(row, index), distance));
   } else {
     return static_cast<u32>(index);
   }
@@ -64,19 +85,23 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   const int* staged = row_output(p, row.id);
   int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
-  int base = !kWindows ? 0 : kCta ? shared_storage().base : row.base;
-  for (int begin = 0; begin < p.k; begin += kInFlight * kOwners) {
+  int base = !kWindows ? 0 : kForced ? slots.row.base : kCta ? shared_storage().base : row.base;
+  const Slots<Row> slots(p, row);
+  for (int begin = 0; begin < columns_of(p); begin += kInFlight * kOwners) {
     int first = begin + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
     int index[kInFlight];
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
-      if constexpr (kOrder == Order::kAny) {
-        index[b] = staged_position(staged, slot, selected, row.length);
-      } else {
-        index[b] = slot < selected ? position_of(area[slot]) : -1;
-        if (static_cast<u32>(index[b]) >= static_cast<u32>(row.length)) index[b] = -1;
-      }
+      auto other = [&](int at) {
+        if constexpr (kOrder == Order::kAny) {
+          return staged_position(staged, at, selected, row.length);
+        } else {
+          const int position = at < selected ? position_of(area[at]) : -1;
+          return static_cast<u32>(position) < static_cast<u32>(row.length) ? position : -1;
+        }
+      };
+      index[b] = slots.entry_of(p, slot, other);
     }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) {
@@ -87,17 +112,16 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
       }
     }
     if (o.values) {
-      Score* values = static_cast<Score*>(o.values) + row.id * o.values_pitch;
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
         int slot = first + b * kOwners;
-        if (slot < p.k) values[slot] = index[b] < 0 ? score_of_bits(kWorstNumberBits) : row.scores[index[b]];
+        if (slot < columns_of(p)) write_value(o.values, row.id * o.values_pitch + slot, slots.row, index[b]);
       }
     }
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
-      if (slot >= p.k) continue;
+      if (slot >= columns_of(p)) continue;
       int shown = index[b] < 0 ? -1 : index[b] + base;
       if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
       write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, shown));
@@ -111,6 +135,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
   Row row = load_row(p, id);
   int slots = slots_of(p, row);
+  if constexpr (kBlockRows && kTies) row.scores = block_slice(p);
   if (kTies && row.length > slots) collect_ties(row, slots);
   if constexpr (kEpilogue) {
     int selected = min(row.length, slots);
@@ -132,6 +157,19 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
       sort_area(area, n);
     }
     write_slots<kOwners>(p, row, selected, area);
+  } else if constexpr (kForced > 0) {
+    constexpr bool kCta = kOwners == kThreads;
+    if (kCta) {
+      __syncthreads(); // the selection wrote its slots, and unused ones
+    } else {
+      __syncwarp();
+    }
+    const Slots<Row> all(p, row);
+    for (int slot = min(row.length, slots) + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
+         slot < columns_of(p); slot += kOwners) {
+      const int index = all.entry_of(p, slot, [](int) { return -1; });
+      row_output(p, id)[slot] = index < 0 ? -1 : index + all.row.base;
+    }
   } else if constexpr (kWindows) {
     if (row.length <= slots) return;
     int* out = row_output(p, id);

@@ -7,13 +7,18 @@
 //
 // Row reads, from global memory: 1 if the row fits the ring, 2 otherwise. Rows are taken round robin: no queue, and no
 // workspace unless candidates spill.
+#include "resident/block_rows.cuh"
 #include "resident/rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_block(const __grid_constant__ Params p) {
   wait_for_inputs();
   if (kBinned && blockIdx.x >= rows_of(p)) return;
-  if constexpr (kFits)
-    if (!select_resident_rows(p)) return;
-  select_others(p);
+  if constexpr (kBlockRows) {
+    select_block_rows<Row>(p);
+  } else {
+    if constexpr (kFits)
+      if (!select_resident_rows(p)) return;
+    select_others(p);
+  }
 }

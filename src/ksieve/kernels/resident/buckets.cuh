@@ -152,7 +152,7 @@ struct BracketBuckets {
   // For resident/overfull.cuh: read_again loads a vector of ranked scores once more, and `of` returns a score's bucket
   // number.
   __device__ __forceinline__ static Raw read_again(const Score* scores, int vector) {
-    return ranked_words(load_once(scores + vector * kStep));
+    return ranked_words(load_scores(scores + vector * kStep));
   }
   __device__ __forceinline__ static int of(float score, int slot) {
     return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);

@@ -18,6 +18,7 @@ __device__ __forceinline__ u32 halves(u32 low, u32 high) {
 }
 static_assert(!kFits || kCollected < 1 << 16, "no k is more than a sum holds, nor a share");
 constexpr bool kCountsHaveOwnBuffer = kSharedCapacity * sizeof(u64) >= sizeof(Counts);
+static_assert(!kFits || !kBlockRows || kCountsHaveOwnBuffer, "the ring keeps the entries");
 __device__ __forceinline__ Counts& counts_of_all() {
   SharedStorage& s = shared_storage();
   return *reinterpret_cast<Counts*>(kCountsHaveOwnBuffer ? reinterpret_cast<void*>(s.candidates) : s.ring);

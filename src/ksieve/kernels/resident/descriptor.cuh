@@ -133,6 +133,28 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.base = row.base;
 }
 
+// Fills the descriptor of a row of blocks, of which this CTA has the entries [begin, end) in its ring. Call by one
+// thread.
+template <class AnyRow>
+__device__ __forceinline__ void describe_blocks(const Params& p, const AnyRow& row, int begin, int end,
+                                                RowDescriptor& to) {
+  AnyRow pooled = row;
+  pooled.scores = reinterpret_cast<const Score*>(shared_storage().ring) - begin;
+  describe(p, pooled, begin, end, begin, to);
+  to.body_begin = begin; // wherever the vectors of the ring are, all of the tile's entries are in them
+  to.valid = end - begin;
+  to.bytes = static_cast<u32>(to.valid) * sizeof(Score);
+  to.edges = false;
+}
+
+// Writes the entries [begin, end) of a row of blocks to the ring. Call by all threads, behind a barrier after the
+// ring's last use; ends with a barrier.
+template <class AnyRow> __device__ __forceinline__ void pool_to_ring(const AnyRow& row, int begin, int end) {
+  const AnyRow tile = part_of(row, begin, end - begin);
+  pool_blocks(tile.from, tile.low, min(tile.high, tile.length * kBlockSize), tile.length,
+              reinterpret_cast<float*>(shared_storage().ring));
+}
+
 // Clears the bracket and the counters of a row. Call by one thread.
 __device__ __forceinline__ void clear_row(RowDescriptor& to) {
   to.bracket = {0, kNanKey, 0, 0};

@@ -150,7 +150,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
         write_short(descriptor_at(slot).out, descriptor_at(slot).end, p.k, descriptor_at(slot).base);
       }
       if (kOverlap && descriptor_at(slot_after(slot)).route == RowRoute::kNone) release_dependents();
-      if (kEpilogue) {
+      if (kEpilogue || kForced) {
         if (threadIdx.x == 0) s.base = descriptor_at(slot).base;
         run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));
       }

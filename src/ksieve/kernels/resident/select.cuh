@@ -121,6 +121,12 @@ __device__ __forceinline__ LoadedSample load_sample(const Score* body, int score
   return {offset < scores ? body[offset] : Score{}, offset};
 }
 
+// Returns this thread's sample of a tile of blocks, from the ring. `entries`: those in the ring.
+__device__ __forceinline__ RankedSample sample_of_blocks(int id, int entries) {
+  const int at = sampled_score(id);
+  return rank_sample(widen(reinterpret_cast<const Score*>(shared_storage().ring)[at]), at < entries);
+}
+
 // Samples a row from the ring once its tile has arrived. Before sm_90 the samples come from global memory: a thread
 // cannot wait for the copies of others.
 __device__ __forceinline__ void sample_resident(int slot) {

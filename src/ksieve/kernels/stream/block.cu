@@ -2,6 +2,7 @@
 //
 //   1. the first wave takes row blockIdx.x; later rows come from a device queue in completion order
 //   2. per row: propose, certify, refine (stream/select.cuh); without a policy or a usable view the exact route
+//      blocks of scores are first pooled to the workspace, which mostly stays in L2
 //   3. the last CTA to leave restores the queue, so that a replayed graph starts as the first launch did
 //
 // Row reads: 1 + 1/stride certified, 2 on the exact route. Any shape, any k <= kCapacity, any GPU from sm_80.
@@ -18,6 +19,19 @@ __device__ __forceinline__ void stagger_start(const Params& p, int rows) {
   i64 late = min(p.width * static_cast<i64>(sizeof(Score)) / 1024 * kClocks, kMost);
   while (clock64() - begin < late)
     __nanosleep(100);
+}
+
+// Returns a row with the address of its scores: blocks are pooled to this CTA's slice of the workspace.
+template <class AnyRow> __device__ __forceinline__ AnyRow in_memory(const Params& p, AnyRow row) {
+  if constexpr (kBlockRows) row.scores = block_slice(p);
+  return row;
+}
+// Call by all threads, behind a barrier after the last use of the slice.
+template <class AnyRow> __device__ __forceinline__ void pool_to_workspace(const AnyRow& row) {
+  if constexpr (kBlockRows)
+    if (row.length > row.slots)
+      pool_blocks(row.from, row.low, min(row.high, row.length * kBlockSize), row.length,
+                  const_cast<float*>(row.scores));
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
@@ -41,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     int claimed = 0;
     if (threadIdx.x == 0) claimed = claim_row(p); // requested here; the value is used where it has arrived
     trace_begin();
-    RowTask task = whole_row(p, fetched_row(p, number), spill_slice(p, blockIdx.x));
+    RowTask task = whole_row(p, in_memory(p, fetched_row(p, number)), spill_slice(p, blockIdx.x));
+    if (kBlockRows) pool_to_workspace(task.row);
     select_row(
         task, number == blockIdx.x, view,
         [&] {

@@ -60,7 +60,7 @@ __device__ __forceinline__ u32 tie_bits(const Row& row, int first, u32 key) {
     Raw raw[kTieVectors];
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u)
-      raw[u] = load_once(row.scores + first + u * kWarpStep);
+      raw[u] = load_scores(row.scores + first + u * kWarpStep);
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u) {
 #pragma unroll

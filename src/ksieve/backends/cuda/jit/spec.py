@@ -101,13 +101,13 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         "KSIEVE_RESCUE": int(policy is not None and policy.rescue_margin is not None),
         "KSIEVE_COLUMNS": plan.columns,
         "KSIEVE_LOCAL_INDEX16": int(
-            memory.entry_bytes(plan.family, plan.problem.width, plan.threads) == memory.NARROW_BYTES
+            memory.entry_bytes(plan.family, plan.problem.selection.width, plan.threads) == memory.NARROW_BYTES
         ),
         "KSIEVE_SHARED_CAPACITY": plan.shared_capacity,
         "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
         "KSIEVE_MAX_RESIDENT": plan.resident_width,
         "KSIEVE_STATS": int(stats),
-        "KSIEVE_DTYPE": DTYPES[plan.problem.dtype],
+        "KSIEVE_DTYPE": DTYPES[plan.problem.selection.dtype],
         "KSIEVE_SHARED_BYTES": memory.shared_bytes(plan),
         **_option_defines(plan),
         **({"KSIEVE_OVERFLOW_VECTORS": plan.overflow_vectors} if plan.overflow_vectors else {}),
@@ -120,14 +120,22 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
 
 def compiled_options(options: Options) -> dict[str, int]:
     """Return what kernels are compiled for of a call's options: calls that agree in it share plans and kernels."""
+    blocks, ranking = options.block_size > 1, RANKINGS.index(options.ranking)
     return {
-        "KSIEVE_WINDOWS": int(options.windows != "none" or options.next_n > 1 or options.per_row_k),
+        "KSIEVE_WINDOWS": int(
+            options.windows != "none" or options.next_n > 1 or options.per_row_k or blocks or options.forced > 0
+        ),
         "KSIEVE_EPILOGUE": int(options.rewritten),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
         "KSIEVE_TIES": int(options.tie_break != "any"),
-        "KSIEVE_RANKING": RANKINGS.index(options.ranking),
+        "KSIEVE_RANKING": 0 if blocks else ranking,
         "KSIEVE_LONG_LENGTHS": int(options.length_dtype == "int64"),
         "KSIEVE_OVERLAP": int(options.overlap),
+        "KSIEVE_BLOCK_SIZE": options.block_size if blocks else 0,
+        "KSIEVE_SOURCE_RANKING": ranking if blocks else 0,
+        "KSIEVE_FORCE_FIRST": options.force_first,
+        "KSIEVE_FORCE_LAST": options.force_last,
+        "KSIEVE_FORCE_BESIDE": int(options.beside > 0),
     }
 
 
@@ -139,6 +147,7 @@ def _option_defines(plan: Plan) -> dict[str, int]:
     found = compiled_options(plan.problem.options) | {
         "KSIEVE_OVERLAP": int(overlaps(plan)),
         "KSIEVE_SORT_SLOTS": memory.sort_slots(plan),
+        "KSIEVE_SOURCE_DTYPE": DTYPES[plan.problem.dtype] if plan.problem.options.block_size > 1 else 0,
     }
     return {name: value for name, value in found.items() if value}
 

@@ -189,7 +189,7 @@ class Launcher(Kernel):
         self.plan = plan = length_bins.stats_plan(plan) if stats else plan
         driver = driver or cuda_driver.get()
         _check_device(plan, driver.device_info(plan.problem.device.index))
-        self._k = plan.problem.k
+        self._k = plan.problem.selection.k
         self._ranks = planner_cuda.sample_ranks(plan)
         self._splits = plan.splits
         self._lists = plan.lists_at

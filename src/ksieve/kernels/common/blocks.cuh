@@ -1,0 +1,191 @@
+// Blocks of scores, by their best ones (core/entries.py, `pool`): a row is read once, with coalesced loads at any
+// alignment, and its entries are written to shared memory or to the workspace as float32 ranked scores, so that
+// everything behind this file selects float32 scores, larger first.
+//   1. where loads are aligned with blocks, lanes that share a block join their best scores by shuffles
+//   2. elsewhere lanes of a block do so as far as they are neighbours, and blocks are joined by atomics on ordered keys
+#pragma once
+#include "common/keys.cuh"
+
+namespace source { // scores in memory
+constexpr Dtype kDtype = static_cast<Dtype>(KSIEVE_SOURCE_DTYPE);
+constexpr int kRanking = KSIEVE_SOURCE_RANKING; // enum Ranking, of common/ranking.cuh
+constexpr bool kSmallest = kRanking == 1;
+constexpr bool kNanFirst = kRanking == 2;
+constexpr bool kHalf = kDtype != Dtype::kFloat32;
+using Bits = Choose<kHalf, unsigned short, u32>::Type;
+constexpr int kEach = 16 / static_cast<int>(sizeof(Bits)); // scores of a vector
+constexpr u32 kSign = kHalf ? 0x8000 : 0x80000000;
+constexpr u32 kInfinity = kDtype == Dtype::kFloat32 ? 0x7f800000 : kDtype == Dtype::kFloat16 ? 0x7c00 : 0x7f80;
+constexpr u32 kAbsent = kNanFirst ? kSign | kInfinity : kSign - 1; // no better than any score: minus infinity, or NaN
+constexpr u32 kUnused = kSmallest ? kInfinity : kSign | kInfinity; // value of an unused slot
+
+__device__ __forceinline__ float number_of(u32 bits) {
+  if constexpr (kDtype == Dtype::kFloat16) return float_of_half(static_cast<unsigned short>(bits));
+  return __uint_as_float(kHalf ? bits << 16 : bits);
+}
+
+// Returns the ranked score of a score (common/ranking.cuh).
+__device__ __forceinline__ float ranked(float score) {
+  if constexpr (kSmallest) return -score;
+  if constexpr (!kNanFirst) return score;
+  const u32 bits = kDtype == Dtype::kFloat16 ? half_of(score) : __float_as_uint(score) >> (kHalf ? 16 : 0);
+  const u32 size = bits & (kSign - 1);
+  const u32 lower = size == 0 ? kSign | 1 : bits & kSign ? bits + 1 : bits - 1;
+  return number_of(score != score ? kInfinity : lower);
+}
+
+// Returns the better one of two scores.
+__device__ __forceinline__ float best(float a, float b) {
+  if constexpr (kNanFirst) return a > b || a != a ? a : b;
+  return kSmallest ? fminf(a, b) : fmaxf(a, b); // of a number and NaN the number
+}
+
+__device__ __forceinline__ float loaded(const Words& raw, int i) {
+  if constexpr (kHalf) return number_of(raw.word[i / 2] >> (i % 2 * 16) & 0xffffu);
+  return __uint_as_float(raw.word[i]);
+}
+
+constexpr Words kNothing = {{kHalf ? kAbsent * 0x10001u : kAbsent, kHalf ? kAbsent * 0x10001u : kAbsent,
+                             kHalf ? kAbsent * 0x10001u : kAbsent, kHalf ? kAbsent * 0x10001u : kAbsent}};
+
+// Loads the scores of [low, high) in the vector from position `at` on.
+__device__ __forceinline__ Words load_some(const Bits* from, int at, int low, int high) {
+  Words raw = kNothing;
+#pragma unroll 1
+  for (int i = max(low - at, 0); i < min(high - at, kEach); ++i) {
+    const u32 bits = from[at + i];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if (w != i * static_cast<int>(sizeof(Bits)) / 4) continue;
+      raw.word[w] = !kHalf ? bits : i % 2 ? (raw.word[w] & 0xffffu) | bits << 16 : (raw.word[w] & 0xffff0000u) | bits;
+    }
+  }
+  return raw;
+}
+} // namespace source
+
+constexpr bool kDivides = source::kEach % kBlockSize == 0; // vectors are whole blocks
+constexpr int kSharers = kBlockSize % source::kEach ? 1 : kBlockSize / source::kEach;
+constexpr bool kShuffles = kDivides || (kBlockSize % source::kEach == 0 && 32 % kSharers == 0); // if loads are aligned
+
+// Calls visit(at, raw) for the vectors that cover positions [low, high), in ascending order over the lanes of a warp.
+// `at` is the position of a vector's first score, -`skew` or more. Call by all threads.
+template <class Visit>
+__device__ __forceinline__ void each_source_vector(const source::Bits* from, int skew, int low, int high, Visit visit) {
+  constexpr int kInFlight = 8;
+  const int lane = static_cast<int>(threadIdx.x & 31);
+#pragma unroll 1
+  for (int first = (static_cast<int>(threadIdx.x) - lane) * source::kEach - skew; first < high;
+       first += kInFlight * kThreads * source::kEach) {
+    Words raw[kInFlight];
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      const int begin = first + u * kThreads * source::kEach; // the same for a warp
+      const int at = begin + lane * source::kEach;
+      if (begin >= low && begin + 32 * source::kEach <= high) {
+        raw[u] = load_once(from + at);
+      } else if (begin < high) {
+        raw[u] = source::load_some(from, at, low, high);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      const int begin = first + u * kThreads * source::kEach;
+      if (begin < high) visit(begin + lane * source::kEach, raw[u]);
+    }
+  }
+}
+
+// Writes `count` entries, blocks of the scores [low, high) from `from` on, to `entries`. Block 0 begins at position 0,
+// and `low` is in it. Call by all threads, behind a barrier after the last use of `entries`; ends with a barrier.
+__device__ __forceinline__ void pool_blocks(const void* scores, int low, int high, int count, float* entries) {
+  using source::best;
+  using source::kEach;
+  const source::Bits* from = static_cast<const source::Bits*>(scores);
+  const int skew = static_cast<int>(reinterpret_cast<u64>(from) / sizeof(source::Bits) % kEach);
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  if (kShuffles && skew == 0) {
+    each_source_vector(from, 0, low, high, [&](int at, const Words& raw) {
+      constexpr int kHere = kDivides ? kEach / kBlockSize : 1; // blocks of a vector
+#pragma unroll
+      for (int b = 0; b < kHere; ++b) {
+        float mine = source::loaded(raw, b * (kEach / kHere));
+#pragma unroll
+        for (int i = 1; i < kEach / kHere; ++i)
+          mine = best(mine, source::loaded(raw, b * (kEach / kHere) + i));
+#pragma unroll
+        for (int other = 1; other < kSharers; other *= 2)
+          mine = best(mine, __shfl_xor_sync(kFullWarp, mine, other));
+        const int begin = at + b * (kEach / kHere);
+        if (lane % kSharers == 0 && begin < high) entries[begin / kBlockSize] = source::ranked(mine);
+      }
+    });
+    __syncthreads(); // every entry is written
+    return;
+  }
+  u32* keys = reinterpret_cast<u32*>(entries);
+  for (int i = threadIdx.x; i < count; i += kThreads)
+    keys[i] = kNanKey;
+  __syncthreads(); // every key is the worst one
+  auto join = [&](int block, float score) {
+    if (block >= 0 && block < count) atomicMin(&keys[block], order_key(source::ranked(score)));
+  };
+  const float absent = source::number_of(source::kAbsent);
+  each_source_vector(from, skew, low, high, [&](int at, const Words& raw) {
+    if constexpr (kBlockSize < kEach) {
+      int block = (at + kEach * kBlockSize) / kBlockSize - kEach; // rounded down: `at` may be negative
+      int left = (block + 1) * kBlockSize - at;
+      float mine = absent;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        mine = best(mine, source::loaded(raw, i));
+        if (--left && i < kEach - 1) continue;
+        join(block++, mine);
+        mine = absent;
+        left = kBlockSize;
+      }
+    } else {
+      const int block = (at + kEach - 1) / kBlockSize; // of the vector's last score
+      const int begin = block * kBlockSize;
+      float mine = absent;
+      float ahead = absent; // of the scores of the block before
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const float score = source::loaded(raw, i);
+        mine = best(mine, at + i >= begin ? score : absent);
+        ahead = best(ahead, at + i < begin ? score : absent);
+      }
+      if (at < begin) join(block - 1, ahead);
+#pragma unroll
+      for (int other = 1; other < 32 && other * kEach < kBlockSize; other *= 2) {
+        const float theirs = __shfl_down_sync(kFullWarp, mine, other);
+        if (lane + other < 32 && at + (other + 1) * kEach <= begin + kBlockSize) mine = best(mine, theirs);
+      }
+      if (lane == 0 || at <= begin) join(block, mine);
+    }
+  });
+  __syncthreads(); // every score is in its block's key
+  for (int i = threadIdx.x; i < count; i += kThreads)
+    entries[i] = score_of_key(keys[i]);
+  __syncthreads(); // every key is a score again
+}
+
+// The best score of a block, bit for bit the first of equal ones, and its ordered key.
+struct BlockBest {
+  source::Bits score;
+  u32 key;
+};
+template <class AnyRow> __device__ __forceinline__ BlockBest best_of_block(const AnyRow& row, int block) {
+  const source::Bits* from = static_cast<const source::Bits*>(row.from);
+  BlockBest found = {static_cast<source::Bits>(source::kUnused), kNanKey};
+  const int end = min((block + 1) * kBlockSize, row.high);
+  bool any = false;
+#pragma unroll 4
+  for (int at = max(block * kBlockSize, row.low); at < end; ++at) {
+    const source::Bits score = from[at];
+    const u32 key = order_key(source::ranked(source::number_of(score)));
+    if (!any || key < found.key) found = {score, key};
+    any = true;
+  }
+  return found;
+}

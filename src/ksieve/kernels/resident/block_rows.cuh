@@ -1,0 +1,46 @@
+// Rows of blocks, each pooled to the ring of one CTA and selected there before the next one. Other CTAs of the
+// multiprocessor read their rows meanwhile.
+#pragma once
+#include "resident/select.cuh"
+
+// Delays the CTAs of a multiprocessor one after another, by a fraction of the time that it reads a row in: otherwise all
+// of them read, then all of them select, and memory is idle meanwhile.
+__device__ __forceinline__ void stagger_blocks(const Params& p) {
+  constexpr i64 kClocks = 16; // per KiB of a row: one multiprocessor's share of memory takes 58
+  constexpr i64 kMost = 20'000;
+  if (p.rows <= grid_size()) return;
+  const int before = static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
+  const i64 late = before * min(p.width * static_cast<i64>(sizeof(source::Bits)) / 1024 * kClocks, kMost);
+  const i64 begin = clock64();
+  while (before && clock64() - begin < late)
+    __nanosleep(100);
+}
+
+// Selects the rows of this CTA. The planner gives this kernel neither rows of more than kMaxResident blocks nor a k
+// beyond the positions that a CTA collects (planning/blocks.py). A function template, since rows without blocks lack
+// members.
+template <class AnyRow> __device__ __forceinline__ void select_block_rows(const Params& p) {
+  static_assert(kFits && kMaxResident == kTile && kOverflowVectors == 0, "the ring holds a row");
+  SharedStorage& s = shared_storage();
+  stagger_blocks(p);
+#pragma unroll 1
+  for (int id = blockIdx.x; id < p.rows; id += grid_size()) {
+    const AnyRow row = load_row(p, id);
+    if (kEpilogue && threadIdx.x == 0) s.base = row.base;
+    if (!select_short(p, row)) {
+      clear_counts();
+      if (threadIdx.x == 0) {
+        RowDescriptor& to = s.descriptors[0];
+        describe_blocks(p, row, 0, row.length, to);
+        bracket_ranks(row.length, to.slots, kWarps, to);
+        clear_row(to);
+      }
+      pool_to_ring(row, 0, row.length); // its barriers order the descriptor and the counters for all threads
+      BlockScope::reduce_bracket(bracket_of_samples(sample_of_blocks(id, row.length), 0), 0);
+      if (id + grid_size() >= p.rows) release_dependents();
+      select_resident<BlockScope>(0, [] {}, [] {});
+    }
+    run_epilogue(p, id, sort_slice(p, blockIdx.x));
+    __syncthreads(); // no thread works on the row any more
+  }
+}
