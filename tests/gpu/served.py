@@ -78,7 +78,7 @@ class Served:
 
     def __init__(self, plan: Plan, scores: torch.Tensor, call: dict[str, Any], guarded: bool = True) -> None:
         self.plan, self.scores, self.call = plan, scores, call
-        rows, k, options = scores.shape[0], plan.problem.k, plan.problem.options
+        rows, k, options = scores.shape[0], plan.problem.columns, plan.problem.options
         index = getattr(torch, options.index_dtype)
         room = (3, GUARD) if guarded else (0, 0)
         self.outputs = {"out": Guarded.make(rows, k, index, *room)}

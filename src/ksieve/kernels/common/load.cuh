@@ -75,8 +75,7 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
     bool ends = p.lengths == nullptr || o.flags & kEnds;
     int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
     int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
-    const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
-    return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
+    return {static_cast<const Score*>(p.scores) + id * p.pitch + start, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
   } else {
     return row_of(p, id, length_of(p, id));
   }

@@ -85,8 +85,8 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   const int* staged = row_output(p, row.id);
   int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
-  int base = !kWindows ? 0 : kForced ? slots.row.base : kCta ? shared_storage().base : row.base;
   const Slots<Row> slots(p, row);
+  int base = !kWindows ? 0 : kForced ? slots.row.base : kCta ? shared_storage().base : row.base;
   for (int begin = 0; begin < columns_of(p); begin += kInFlight * kOwners) {
     int first = begin + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
     int index[kInFlight];

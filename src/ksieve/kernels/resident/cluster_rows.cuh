@@ -92,7 +92,12 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
 // Selects the row of a cluster. Call by all its threads. Returns whether peers may still read this CTA's shared memory.
 __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
   if constexpr (kFits) {
-    const TileResult result = select_tile<ClusterScope>(p, id, static_cast<int>(rank), true);
+    TileResult result = {};
+    if constexpr (kBlockRows) {
+      result = select_tile_of_blocks<ClusterScope>(p, load_row(p, id), static_cast<int>(rank));
+    } else {
+      result = select_tile<ClusterScope>(p, id, static_cast<int>(rank), true);
+    }
     if (result.resident) return !result.written;
   } else {
     clear_counts();
@@ -105,6 +110,6 @@ __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 ra
     if (rank == 0) select_short(p, row);
     return true;
   }
-  select_exact(p, id);
+  if constexpr (!kBlockRows) select_exact(p, id); // rows of blocks are resident, or short
   return true;
 }

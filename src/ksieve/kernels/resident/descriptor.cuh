@@ -76,8 +76,9 @@ __device__ __forceinline__ bool fits(const Row& row, int k) {
 // scores are alike: of such rows up to 4 % are missed. A missed row takes longer, and its answer is as exact
 // (resident/overfull.cuh). In sorted rows, each warp of one CTA has the same number of better samples or one more;
 // warps of other CTAs have none.
-__device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowDescriptor& to) {
-  const float seen = fminf(32.0f / kTile * static_cast<float>(length), 32.0f); // samples of a warp in the row
+// `sampled`: how many of the row's scores a warp has samples of, up to a tile.
+__device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowDescriptor& to, int sampled) {
+  const float seen = fminf(32.0f / kTile * static_cast<float>(sampled), 32.0f); // samples of a warp in the row
   // `mean` of these are expected to be better than the k-th score.
   const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * seen;
   const float worse = seen - mean;
@@ -97,6 +98,10 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
     first = min(first, static_cast<int>(seen / 2)); // otherwise the bracket has next to no length to extend
   to.first = static_cast<unsigned char>(first + beyond(mean));
   to.last = static_cast<unsigned char>(min(last, 31) + lengthened);
+}
+
+__device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowDescriptor& to) {
+  bracket_ranks(length, k, warps, to, length);
 }
 
 // Returns the position up to which scores may be copied with a row: behind its length too, but not behind a window.

@@ -26,8 +26,8 @@ __device__ __forceinline__ int sampling_ctas(int length) { return max(length / k
 // with a late end suffices: a CTA expects `mean` samples better than the k-th score if tiles are alike, and that every
 // CTA has more than n happens in fewer than one row of 100,000. Where good scores are clumped in some tiles it is rarer
 // still, since the other CTAs have fewer.
-__device__ __forceinline__ int ends_of(int length, int k, int ctas) {
-  const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * kThreads;
+__device__ __forceinline__ int ends_of(int length, int k, int ctas, float samples = kThreads) {
+  const float mean = __fdividef(static_cast<float>(k), static_cast<float>(length)) * samples;
   const float deviations = ctas >= 64   ? -0.9f
                            : ctas >= 32 ? -0.5f
                            : ctas >= 16 ? 0.1f
@@ -183,15 +183,52 @@ __device__ __forceinline__ void add_equal(const Share& share, int slot, int in_f
   count = min(count + min(static_cast<int>(share.all >> 16), remaining_k - taken), descriptor_at(slot).slots - begin);
 }
 
-// Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the
-// row's length, so samples are loaded while the length arrives: issued later, their loads would queue behind the
-// copies. `first`: this is the CTA's first row, for which the mbarriers are initialised. Returns whether the row is
-// resident, and whether its CTAs wrote their shares of the answer and read no counter of the row's owner (`written`);
-// on rare routes (resident/overfull.cuh) they read some.
+// Whether a row is resident, and whether its CTAs wrote their shares of the answer and read no counter of the row's
+// owner (`written`); on rare routes (resident/overfull.cuh) they read some.
 struct TileResult {
   bool resident;
   bool written;
 };
+
+// Selects a row of blocks of which this CTA has a tile, which it pools to its ring. Call by all threads of the row's
+// CTAs; the planner gives it no rows that are not resident (planning/blocks.py). A function template, since rows without
+// blocks lack members.
+template <class Scope, class AnyRow>
+__device__ __forceinline__ TileResult select_tile_of_blocks(const Params& p, const AnyRow& row, int rank) {
+  SharedStorage& s = shared_storage();
+  Scope::begin();
+  const int k = row.slots;
+  // What takes time are scores: tiles are equal, and not as large as possible.
+  constexpr int kAligned = 32; // entries: their scores are then as aligned as the row's
+  const int tile_size = ((row.length - 1) / kCtasPerRow / kAligned + 1) * kAligned;
+  const int begin = min(rank * tile_size, row.length);
+  const int end = min(begin + tile_size, row.length);
+  const int sampling = max(row.length / tile_size, 1); // CTAs with a whole tile
+  RowDescriptor& tile = s.descriptors[0];
+  Scope::prepare(tile);
+  clear_counts();
+  if (threadIdx.x == kScribe) {
+    s.base = row.base;
+    describe_blocks(p, row, begin, end, tile);
+    s.descriptors[kOwn].edges = rank < sampling;
+  } else if (threadIdx.x == kRanksBracket) {
+    bracket_ranks(row.length, k, kWarps * sampling, tile, tile_size);
+  } else if (Scope::kTrimsBracket && threadIdx.x == kChoosesEnds) {
+    const float samples = static_cast<float>(kThreads) / kTile * static_cast<float>(tile_size);
+    s.descriptors[kOwn].last = static_cast<unsigned char>(ends_of(row.length, k, sampling, samples));
+  }
+  const bool resident = row.length > k;
+  if (resident) pool_to_ring(row, begin, end);
+  __syncthreads(); // the row is described and all counters are zero, for every thread
+  Scope::ready();
+  if (!resident) return {false, false};
+  Scope::reduce_bracket(bracket_of_samples(sample_of_blocks(row.id, end - begin), 0), 0);
+  return {true, select_resident<Scope>(0, [] {}, [] {})};
+}
+
+// Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the
+// row's length, so samples are loaded while the length arrives: issued later, their loads would queue behind the
+// copies. `first`: this is the CTA's first row, for which the mbarriers are initialised.
 template <class Scope>
 __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int rank, bool first) {
   SharedStorage& s = shared_storage();

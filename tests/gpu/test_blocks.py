@@ -1,0 +1,223 @@
+"""Rows of blocks, and forced entries: every size of a block, family and alignment, and rows that are hard to pool.
+
+Blocks are pooled by shuffles where loads are aligned with them, else by atomics (common/blocks.cuh). Answers are judged
+by the oracle of sorted lists (support/entries.py), and statistics by the NumPy model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import entries as oracle
+import harness
+import ksieve
+from gpu import material, runner, served
+from gpu.variants import ALL, Variant
+from ksieve.core import entries
+from ksieve.core.stats import Stats
+from ksieve.model import reference
+from ksieve.planning import blocks
+from oracle import ranks
+
+pytestmark = pytest.mark.gpu
+
+SIZES = (2, 3, 4, 5, 7, 8, 16, 24, 100, 128, 255, 256)
+DTYPES = ("float32", "float16", "bfloat16")
+K, BLOCKS = 40, 333
+FAMILIES = [f for f in blocks.FAMILIES if runner.PLANNED_FOR.capability >= (9, 0) or f != "resident_cluster"]
+FORCED = {name: Variant(name, name) for name in FAMILIES}
+WITHOUT_BLOCKS = ("persistent-lines", "split-8-tied", "row", "cluster", "cooperative", "warp", "persistent-exact")
+
+
+def hard_rows(size, width, k=K, seed=3):
+    """Rows by name, of blocks that are hard to pool or to select."""
+    rng = np.random.default_rng(seed + size)
+    normal = rng.standard_normal(width).astype(np.float32)
+    positions = np.arange(width)
+    within, block = positions % size, positions // size
+    place = rng.permutation(-(-width // size))[block]
+    last = within == size - 1
+    return {
+        "normal": normal,
+        "all blocks equal": np.where(within == block % size, np.float32(2), -np.abs(normal)),
+        "equal": np.full(width, 0.25, np.float32),
+        "one block has the best": np.where(block == 5, np.float32(9) + normal, normal),
+        "the last score of each": np.where(last, normal + 50, normal),
+        "the first score of each": np.where(within == 0, normal + 50, normal),
+        "best at the ends": normal + 30 * ((positions < 3) | (positions >= width - 3)),
+        "a few of the k-th": np.where(place < k + 9, np.maximum(normal, 3), normal),
+        "zeros of both signs": np.where(within == 0, np.where(block % 2, 0.0, -0.0), np.where(last, 0.0, -1.0)),
+        "NaN beside one number": np.where(within == block % size, normal, np.float32(np.nan)),
+        "blocks of NaN": np.where(place < k // 2, normal, np.float32(np.nan)),
+        "a third NaN": np.where(positions % 3 == 0, np.float32(np.nan), normal),
+        "-inf and NaN": np.where(place < k // 2, normal, np.where(place % 2, -np.inf, np.nan)),
+        "infinities": np.where(place < 2 * k, np.float32(np.inf), normal),
+        "subnormal": normal * np.float32(1e-42),
+        "forced are the best": normal + 90 * ((block == 0) | (block == block[-1])),
+        "forced are the worst": normal - 90 * ((block == 0) | (block == block[-1])),
+    }
+
+
+def scores_of(rows, dtype, number=0):
+    offset, padding = ((0, 0), (1, 3), (4, 4), (6, 2), (7, 5))[number % 5]
+    with np.errstate(over="ignore", invalid="ignore"):
+        bits = material.narrow(np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)), dtype)
+    return material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
+
+
+def calls(rows, width, size, k=K):
+    """Bounds of rows: shorter than a block, of k blocks, and windows that begin inside of blocks."""
+
+    def integers(*values):
+        return torch.tensor((values * rows)[:rows], dtype=torch.int32, device=runner.DEVICE)
+
+    lengths = integers(width, width - 1, size * k, size * k + 1, width - size, 1, size, 0, size + 1, -1, width + 1)
+    starts = integers(0, 1, size - 1, size, 2 * size + 1, 3, width - 1)
+    yield {"lengths": lengths}
+    yield {"starts": starts, "ends": lengths.roll(3)}
+    yield {"starts": starts.roll(2), "lengths": lengths.roll(5), "index_base": "start"}
+
+
+def wrong_rows(ready, dtype):
+    """Rows that the oracle refutes, as text."""
+    call = {n: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for n, v in ready.call.items()}
+    host, k, options = runner.to_numpy(ready.scores), ready.plan.problem.k, ready.plan.problem.options
+    score = ranks(host, largest=options.largest, nan=options.nan)
+    answer, wrong = ready.answer(), []
+    raw = answer["indices"] if answer["raw"] is None else answer["raw"]
+    for row in range(host.shape[0]):
+        values = None if answer["values"] is None else answer["values"][row]
+        try:
+            used = int((raw[row] != -1).sum())
+            oracle.check_row(score, host, row, k, call, answer["indices"][row], raw[row], values, used)
+        except (AssertionError, KeyError) as error:
+            wrong.append(f"row {row}: {str(error)[:400]}")
+    return wrong
+
+
+def check(variant, scores, k, call, **changes):
+    """Run a call twice; what is wrong with it."""
+    plan = served.plan_for(variant, scores, k, call, **changes)
+    ready, dtype = served.Served(plan, scores, call), str(scores.dtype).removeprefix("torch.")
+    wrong = []
+    for _ in range(2):
+        ready.poison()
+        ready.run()
+        wrong += wrong_rows(ready, dtype) + ready.outside()
+    return plan, ready, [f"{plan.family} {call.keys()}: {text}" for text in wrong[:3]]
+
+
+def differing_stats(ready):
+    """Statistics that are not the model's."""
+    call, plan = ready.call, ready.plan
+    options, k = plan.problem.options, plan.problem.k
+    host = runner.to_numpy(ready.scores)
+    rows, width = host.shape
+    given = {n: v.cpu().numpy() if (v := call.get(n)) is not None else None for n in ("starts", "lengths", "ends", "ks")}
+    bounds = given["lengths"] if given["lengths"] is not None else given["ends"]
+    begin, length, _ = entries.bounds(options, rows, width, lengths=bounds, starts=given["starts"])
+    found = entries.entries_of(options, host, begin, length, None)
+    own = np.full(rows, k) if given["ks"] is None else np.clip(given["ks"].astype(np.int64), 0, k)
+    parts = entries.forced(options, found.total, own)
+    _, slots = entries.selected(options, width, k)
+    expected = Stats.without_slots(rows)
+    if slots:
+        _, expected = reference.select(
+            found.scores, parts.total, slots, options=entries.selecting(options), starts=found.begin + parts.begin,
+            ks=None if given["ks"] is None else np.minimum(parts.slots, slots).astype(np.int32),
+            **harness.model_arguments(plan),
+        )  # fmt: skip
+    raw = ready.run(stats=True).raw
+    return [f"row {r}: {raw[r]}, model {expected.raw[r]}" for r in np.flatnonzero((raw != expected.raw).any(1))[:3]]
+
+
+def kernels():
+    for size in SIZES:
+        for variant in FORCED.values():
+            yield variant.plan(8, size * BLOCKS + 2, K, options=ksieve.Options(block_size=size, windows="ends")), False
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size(size, family, tally):
+    width, number = size * BLOCKS + 2, SIZES.index(size)
+    wrong = []
+    for turn, dtype in enumerate((DTYPES[number % 3], "float32")[: 1 + (number % 3 > 0)]):
+        scores = scores_of(hard_rows(size, width), dtype, number + turn)
+        for call in calls(scores.shape[0], width, size):
+            plan, _, more = check(FORCED[family], scores, K, call | {"block_size": size}, ctas=plan_ctas(family, scores))
+            wrong += more
+            assert plan.family == family
+    tally.add(f"blocks-{family}", 3 * scores.shape[0], wrong)
+    assert not wrong, wrong[0]
+
+
+def plan_ctas(family, scores):
+    """Few CTAs, so that each meets several rows; clusters have a row each."""
+    return 5 if family != "resident_cluster" else 4 * scores.shape[0]
+
+
+@pytest.mark.parametrize("ranking", ["largest", "smallest", "nan_first"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_orders_values_and_statistics(dtype, ranking, tally):
+    size, k = {"float32": (8, 20), "float16": (16, 9), "bfloat16": (5, 33)}[dtype]
+    width = size * 150 + 1
+    scores = scores_of(hard_rows(size, width, k), dtype, 2)
+    ranked = {"smallest": {"largest": False}, "nan_first": {"nan": "highest"}}.get(ranking, {})
+    bounds = list(calls(scores.shape[0], width, size, k))
+    ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 3 % (k + 2) - 1
+    more = {"block_size": size, "return_values": True, "return_raw": True}
+    asked = [
+        ("resident_block", {"sorted": "value"}),
+        ("resident_block", {"force_last": 1, "index_dtype": "int64"}),
+        ("resident_cluster", {"sorted": "index", "force_first": 1, "force_last": 2, "force": "beside"}),
+        ("resident_cluster", {"sorted": "value", "force_first": 2}),
+        ("stream_unsampled", {"sorted": "value", "tie_break": "high", "force_first": 1, "force_last": 1}),
+        ("stream_unsampled", {"sorted": "index", "tie_break": "low", "force_last": 3, "force": "beside"}),
+    ]
+    wrong = []
+    for number, (family, call) in enumerate(asked):
+        if family in FORCED:
+            call = bounds[number % 3] | call | more | ranked | ({"ks": ks} if number % 2 else {})
+            _, ready, found = check(FORCED[family], scores, k, call)
+            wrong += found + differing_stats(ready)
+    tally.add("blocks-options", len(asked) * scores.shape[0], wrong)
+    assert not wrong, wrong[0]
+
+
+@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
+def test_forced_entries_without_blocks(name, tally):
+    width, k = (1000, 30) if name == "warp" else (9001, 64)
+    scores = scores_of(hard_rows(64, width, k), "float32", 1)
+    bounds = list(calls(scores.shape[0], width, 64, 1))
+    ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 7 % (k + 2) - 1
+    wrong = []
+    for number, call in enumerate((
+        {"force_last": 1},
+        {"force_first": 4, "force_last": 70, "force": "beside", "ks": ks},
+        {"force_first": k - 1, "force_last": 1, "return_values": True},
+        {"force_first": 2, "force_last": 1, "ks": ks, "sorted": "value", "tie_break": "high", "return_raw": True},
+        {"force_first": 1, "force_last": 3, "sorted": "index", "index_dtype": "int64", "return_values": True},
+    )):  # fmt: skip
+        if name in ("warp", "cooperative") and "sorted" in call:
+            continue
+        _, ready, found = check(ALL[name], scores, k, bounds[number % 3] | call)
+        wrong += [f"{call}: {text}" for text in found]
+        if number in (0, 3):
+            wrong += differing_stats(ready)
+    tally.add(f"forced-{name}", 5 * scores.shape[0], wrong)
+    assert not wrong, wrong[0]
+
+
+def test_rows_of_no_slots_have_forced_entries(tally):
+    scores = scores_of(hard_rows(8, 500, 4), "float32")
+    rows = scores.shape[0]
+    for call in ({"block_size": 8}, {}):
+        out = torch.full((rows, 3), 7, dtype=torch.int32, device=runner.DEVICE)
+        asked = call | {"force_first": 1, "force_last": 2, "force": "beside", "sorted": "index"}
+        ksieve.topk(runner.on_device(scores), None, 0, out=runner.on_device(out), **asked)
+        n = 63 if call else 500
+        assert (out.cpu() == torch.tensor([0, n - 2, n - 1], dtype=torch.int32)).all()
+    tally.add("blocks-no-slots", 2 * rows, [])
