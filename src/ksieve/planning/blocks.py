@@ -72,7 +72,8 @@ def choose(
             return _plan(problem, asked, device, "resident_block", shape, what)
     if family in (None, "stream_unsampled"):
         what = "blocks are pooled to the workspace: too many to stay on chip, or ties have a preference"
-        return _plan(problem, asked, device, "stream_unsampled", known.usual["stream_unsampled"], what)
+        shape = replace(known.usual["stream_unsampled"], ctas_per_sm=2, source=_SOURCE)
+        return _plan(problem, asked, device, "stream_unsampled", shape, what)
     takes = f"another family: {asked.width} blocks a row, with this k and tie-break, cannot be kept on chip"
     raise ArgumentError("family", repr(family), takes)
 
@@ -122,7 +123,7 @@ def _clustered(
     scores = problem.width * ITEM_BYTES[problem.dtype]
     idle = [c for c in found if problem.rows * c <= device.sm_count and scores >= c * BLOCKS_SHARED]
     if idle:
-        return found[idle[-1]]
+        return replace(found[idle[-1]], ctas_per_sm=1)
     alone = next(_resident(asked, device, 1), None)
     if alone is not None and alone.ctas_per_sm > 1 and not forced:
         return None

@@ -72,7 +72,7 @@ constexpr bool kShuffles = kDivides || (kBlockSize % source::kEach == 0 && 32 % 
 // `at` is the position of a vector's first score, -`skew` or more. Call by all threads.
 template <class Visit>
 __device__ __forceinline__ void each_source_vector(const source::Bits* from, int skew, int low, int high, Visit visit) {
-  constexpr int kInFlight = 8;
+  constexpr int kInFlight = kThreads * KSIEVE_CTAS_PER_SM >= 768 ? 4 : 8; // vectors of a thread, which take registers
   const int lane = static_cast<int>(threadIdx.x & 31);
 #pragma unroll 1
   for (int first = (static_cast<int>(threadIdx.x) - lane) * source::kEach - skew; first < high;

@@ -74,4 +74,10 @@ __device__ __forceinline__ float* block_slice(const Params& p) {
   return reinterpret_cast<float*>(p.workspace + p.lists + blockIdx.x * bytes);
 }
 
+// Returns a row with the address of its scores, where the slice has those of a row of blocks.
+template <class AnyRow> __device__ __forceinline__ AnyRow in_memory(const Params& p, AnyRow row) {
+  if constexpr (kBlockRows && kMaxResident == 0) row.scores = block_slice(p);
+  return row;
+}
+
 __device__ __forceinline__ u64* row_sort_slice(const Params& p, int row) { return segment_spill(p, row, p.splits); }

@@ -133,9 +133,8 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 // kOwners threads. `slice`: kSortSlots elements of the workspace, of this CTA alone. The row is loaded again: kept in
 // registers until here, it would cost every scan.
 template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
-  Row row = load_row(p, id);
+  Row row = in_memory(p, load_row(p, id));
   int slots = slots_of(p, row);
-  if constexpr (kBlockRows && kTies) row.scores = block_slice(p);
   if (kTies && row.length > slots) collect_ties(row, slots);
   if constexpr (kEpilogue) {
     int selected = min(row.length, slots);

@@ -146,6 +146,9 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
       };
       if (route == RowRoute::kResident) {
         looked = select_resident<BlockScope>(slot, copy_next, look_ahead);
+        if (kWindows && !kEpilogue && !kForced) // slots from the row's own k on; otherwise the epilogue writes them
+          for (int i = descriptor_at(slot).slots + reread_tid(); i < p.k; i += kThreads)
+            descriptor_at(slot).out[i] = -1;
       } else {
         write_short(descriptor_at(slot).out, descriptor_at(slot).end, p.k, descriptor_at(slot).base);
       }

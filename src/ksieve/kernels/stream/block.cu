@@ -21,12 +21,7 @@ __device__ __forceinline__ void stagger_start(const Params& p, int rows) {
     __nanosleep(100);
 }
 
-// Returns a row with the address of its scores: blocks are pooled to this CTA's slice of the workspace.
-template <class AnyRow> __device__ __forceinline__ AnyRow in_memory(const Params& p, AnyRow row) {
-  if constexpr (kBlockRows) row.scores = block_slice(p);
-  return row;
-}
-// Call by all threads, behind a barrier after the last use of the slice.
+// Pools a row of blocks to this CTA's slice of the workspace. Call by all threads, behind a barrier after the last use of the slice.
 template <class AnyRow> __device__ __forceinline__ void pool_to_workspace(const AnyRow& row) {
   if constexpr (kBlockRows)
     if (row.length > row.slots)
