@@ -37,6 +37,12 @@ FAMILIES = ("resident_block", "resident_cluster", "stream_unsampled")
 TILES = ((256, (2048, 4096, 8192)), (512, (12_288, 16_384, 20_480, 24_576, 32_768, 40_960, 49_152)))
 """Threads of a CTA, and the entries that it keeps on chip."""
 
+MOST_CTAS = {256: 4, 512: 2}
+"""CTAs of a multiprocessor, by their threads: each thread then has 64 registers."""
+
+WIDEST_SCORED = 32_768
+"""Entries of one CTA beyond which ptxas would spill what scores of blocks need in the outputs."""
+
 _SOURCE = NOT_MEASURED + "the registers of resident shapes, and shared memory for two CTAs a multiprocessor"
 
 
@@ -90,11 +96,13 @@ def _resident(asked: Problem, device: DeviceInfo, ctas_per_row: int) -> Iterator
     """Launch shapes whose CTAs keep the entries of a row on chip, with the most CTAs a multiprocessor each."""
     if tied(asked):
         return
+    # A block's score is computed again where one is sorted by or written: ptxas needs registers for that.
+    scored = asked.options.order == "value" or asked.options.values
     for threads, tiles in TILES:
         for tile in tiles:
-            if tile * ctas_per_row < asked.width:
+            if tile * ctas_per_row < asked.width or (scored and ctas_per_row == 1 and tile > WIDEST_SCORED):
                 continue
-            most = 4 if threads == 256 else 2 if tile <= 32_768 else 1
+            most = MOST_CTAS[threads] - (scored and ctas_per_row == 1)
             for ctas in range(most, 0, -1):
                 shape = Geometry(
                     threads, ctas, resident_width=tile * ctas_per_row, ctas_per_row=ctas_per_row, source=_SOURCE

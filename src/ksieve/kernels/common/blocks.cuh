@@ -175,17 +175,18 @@ struct BlockBest {
   source::Bits score;
   u32 key;
 };
-template <class AnyRow> __device__ __forceinline__ BlockBest best_of_block(const AnyRow& row, int block) {
-  const source::Bits* from = static_cast<const source::Bits*>(row.from);
-  BlockBest found = {static_cast<source::Bits>(source::kUnused), kNanKey};
-  const int end = min((block + 1) * kBlockSize, row.high);
-  bool any = false;
+// Of the scores [at, end) from `from` on. 
+__device__ __forceinline__ BlockBest best_of_scores(const source::Bits* from, int at, int end) {
+  BlockBest found = {from[at], order_key(source::ranked(source::number_of(from[at])))};
 #pragma unroll 4
-  for (int at = max(block * kBlockSize, row.low); at < end; ++at) {
+  for (++at; at < end; ++at) {
     const source::Bits score = from[at];
     const u32 key = order_key(source::ranked(source::number_of(score)));
-    if (!any || key < found.key) found = {score, key};
-    any = true;
+    if (key < found.key) found = {score, key};
   }
   return found;
+}
+template <class AnyRow> __device__ __forceinline__ BlockBest best_of_block(const AnyRow& row, int block) {
+  return best_of_scores(static_cast<const source::Bits*>(row.from), max(block * kBlockSize, row.low),
+                        min((block + 1) * kBlockSize, row.high));
 }
