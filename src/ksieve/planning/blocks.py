@@ -34,14 +34,14 @@ from ksieve.planning.thresholds import BLOCKS_SHARED, NOT_MEASURED, STUDIED_SLIC
 FAMILIES = ("resident_block", "resident_cluster", "stream_unsampled")
 """Families that pool blocks: to the rings of one CTA or of a cluster, and to the workspace."""
 
-TILES = ((256, (2048, 4096, 8192)), (512, (12_288, 16_384, 20_480, 24_576, 32_768, 40_960, 49_152)))
-"""Threads of a CTA, and the entries that it keeps on chip."""
+TILES = (
+    (256, 4, (2048, 4096, 8192)),
+    (512, 2, (12_288, 16_384, 20_480, 24_576, 32_768, 40_960, 49_152)),
+)
+"""Threads of a CTA, most CTAs of a multiprocessor, and the entries that one keeps on chip."""
 
-MOST_CTAS = {256: 4, 512: 2}
-"""CTAs of a multiprocessor, by their threads: each thread then has 64 registers."""
-
-WIDEST_SCORED = 32_768
-"""Entries of one CTA beyond which ptxas would spill what scores of blocks need in the outputs."""
+REWRITTEN = ((256, 3, (2048, 4096, 8192)), (256, 2, (12_288, 16_384)), (512, 1, (24_576, 32_768)))
+"""The same where the epilogue writes the slots of a row that one CTA has."""
 
 _SOURCE = NOT_MEASURED + "the registers of resident shapes, and shared memory for two CTAs a multiprocessor"
 
@@ -96,13 +96,11 @@ def _resident(asked: Problem, device: DeviceInfo, ctas_per_row: int) -> Iterator
     """Launch shapes whose CTAs keep the entries of a row on chip, with the most CTAs a multiprocessor each."""
     if tied(asked):
         return
-    # A block's score is computed again where one is sorted by or written: ptxas needs registers for that.
-    scored = asked.options.order == "value" or asked.options.values
-    for threads, tiles in TILES:
+    tight = ctas_per_row == 1 and asked.options.rewritten  # ptxas would spill in 64 registers
+    for threads, most, tiles in REWRITTEN if tight else TILES:
         for tile in tiles:
-            if tile * ctas_per_row < asked.width or (scored and ctas_per_row == 1 and tile > WIDEST_SCORED):
+            if tile * ctas_per_row < asked.width:
                 continue
-            most = MOST_CTAS[threads] - (scored and ctas_per_row == 1)
             for ctas in range(most, 0, -1):
                 shape = Geometry(
                     threads, ctas, resident_width=tile * ctas_per_row, ctas_per_row=ctas_per_row, source=_SOURCE

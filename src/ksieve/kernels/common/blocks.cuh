@@ -175,7 +175,7 @@ struct BlockBest {
   source::Bits score;
   u32 key;
 };
-// Of the scores [at, end) from `from` on. 
+// Of the scores [at, end) from `from` on.
 __device__ __forceinline__ BlockBest best_of_scores(const source::Bits* from, int at, int end) {
   BlockBest found = {from[at], order_key(source::ranked(source::number_of(from[at])))};
 #pragma unroll 4

@@ -95,8 +95,8 @@ struct SlotOrder {
 
   __device__ __forceinline__ int used() const { return selected + firsts + lasts; }
 
-  // Returns the entry of a slot, counted from the row's first one, given that other(i) returns the i-th selected one of those that are not forced; -1 for
-  // an unused slot. Without an order forced entries come last, so that no slot moves.
+  // Returns the entry of a slot, counted from the row's first one, given that other(i) returns the i-th selected one of
+  // those that are not forced; -1 for an unused slot. Without an order forced entries come last, so that no slot moves.
   template <class Other> __device__ __forceinline__ int entry_of(const Params& p, int slot, Other other) const {
     const int in_front = kOrder == Order::kAny ? 0 : kOrder == Order::kIndex ? firsts : firsts + lasts;
     const int at = slot - in_front;
@@ -111,12 +111,13 @@ struct SlotOrder {
   }
 };
 
-// What is in the slots of a row: `row` are all of its entries, and positions in slots count from its first one. `others`
-// is the row without forced entries.
+// What is in the slots of a row: `row` are all of its entries, and positions in slots count from its first one.
+// `others` is the row without forced entries.
 template <class AnyRow, bool kSome = kForced != 0> struct Slots {
   AnyRow row;
   SlotOrder order;
-  __device__ __forceinline__ Slots(const Params& p, const AnyRow& others) : Slots(p, load_entries<AnyRow>(p, others.id)) {}
+  __device__ __forceinline__ Slots(const Params& p, const AnyRow& others)
+      : Slots(p, load_entries<AnyRow>(p, others.id)) {}
   __device__ __forceinline__ Slots(const Params& p, const Entries<AnyRow>& all) : row(all.row), order(p, all) {}
   template <class Other> __device__ __forceinline__ int entry_of(const Params& p, int slot, Other other) const {
     return order.entry_of(p, slot, other);

@@ -21,7 +21,7 @@ struct WindowRow { // begins at the row's window: positions count from there
   int slots; // the row's own k
   int base;  // added to each index that is written
 };
-struct BlockRow { // entries are blocks of scores; they are in memory only once pool_row has written them
+struct BlockRow {      // entries are blocks of scores; they are in memory only once pool_row has written them
   const Score* scores; // entries: float32, ranked
   int id;
   int length; // entries of the row
@@ -75,7 +75,8 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
     bool ends = p.lengths == nullptr || o.flags & kEnds;
     int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
     int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
-    return {static_cast<const Score*>(p.scores) + id * p.pitch + start, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
+    return {static_cast<const Score*>(p.scores) + id * p.pitch + start, id, id < live && slots > 0 ? length : 0, slots,
+            o.flags & kAbsolute ? start : 0};
   } else {
     return row_of(p, id, length_of(p, id));
   }

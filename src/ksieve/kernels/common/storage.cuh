@@ -183,8 +183,8 @@ __device__ __forceinline__ int moved_on(int offset, int batches) {
 // kSpareRegisters: registers of a thread besides the bucket numbers of a resident row, where one CTA has the row. Code
 // that needs more would be spilled, and is left out.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
-constexpr bool kRowInOneCta =
-    kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep && !KSIEVE_REGISTERS && !kEpilogue && !kBlockRows;
+constexpr bool kRowInOneCta = kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep &&
+                              !KSIEVE_REGISTERS && !kEpilogue && !kBlockRows;
 constexpr int kSpareRegisters = kRowInOneCta ? kRegisters - kMaxResident / kThreads / 2 : 0;
 constexpr bool kRoomy = kSpareRegisters >= 24;
 constexpr bool kBracketKnownEarly =

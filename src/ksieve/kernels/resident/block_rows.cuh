@@ -3,8 +3,8 @@
 #pragma once
 #include "resident/select.cuh"
 
-// Delays the CTAs of a multiprocessor one after another, by a fraction of the time that it reads a row in: otherwise all
-// of them read, then all of them select, and memory is idle meanwhile.
+// Delays the CTAs of a multiprocessor one after another, by a fraction of the time that it reads a row in: otherwise
+// all of them read, then all of them select, and memory is idle meanwhile.
 __device__ __forceinline__ void stagger_blocks(const Params& p) {
   constexpr i64 kClocks = 16; // per KiB of a row: one multiprocessor's share of memory takes 58
   constexpr i64 kMost = 20'000;

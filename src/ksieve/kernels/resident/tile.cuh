@@ -191,8 +191,8 @@ struct TileResult {
 };
 
 // Selects a row of blocks of which this CTA has a tile, which it pools to its ring. Call by all threads of the row's
-// CTAs; the planner gives it no rows that are not resident (planning/blocks.py). A function template, since rows without
-// blocks lack members.
+// CTAs; the planner gives it no rows that are not resident (planning/blocks.py). A function template, since rows
+// without blocks lack members.
 template <class Scope, class AnyRow>
 __device__ __forceinline__ TileResult select_tile_of_blocks(const Params& p, const AnyRow& row, int rank) {
   SharedStorage& s = shared_storage();

@@ -21,7 +21,8 @@ __device__ __forceinline__ void stagger_start(const Params& p, int rows) {
     __nanosleep(100);
 }
 
-// Pools a row of blocks to this CTA's slice of the workspace. Call by all threads, behind a barrier after the last use of the slice.
+// Pools a row of blocks to this CTA's slice of the workspace. Call by all threads, behind a barrier after the last use
+// of the slice.
 template <class AnyRow> __device__ __forceinline__ void pool_to_workspace(const AnyRow& row) {
   if constexpr (kBlockRows)
     if (row.length > row.slots)
