@@ -25,7 +25,7 @@ import torch
 import ksieve
 import oracle
 import rank_cases
-from gpu import material, runner, served
+from gpu import material, runner, served, test_blocks
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.lab.bench import record
@@ -188,6 +188,21 @@ def rank_kernels() -> int:
     return sum(rank_cases.check_kernels(*case, runner.DEVICE) for case in cases)
 
 
+def rows_of_blocks() -> int:
+    """Rows of blocks of both ways to pool them, in every family, and forced entries; returns how many calls there were."""
+    count = 0
+    for (size, dtype), family in itertools.product(((8, "float32"), (7, "float16"), (100, "bfloat16")), test_blocks.FAMILIES):
+        width = size * test_blocks.BLOCKS + 2
+        scores = test_blocks.scores_of(test_blocks.hard_rows(size, width), dtype, size % 5)
+        for call in test_blocks.calls(scores.shape[0], width, size):
+            call |= {"block_size": size, "force_first": 1, "force_last": 2, "return_values": size == 7}
+            _, _, wrong = test_blocks.check(test_blocks.FORCED[family], scores, test_blocks.K, call)
+            if wrong:
+                raise AssertionError(wrong[0])
+            count += 1
+    return count
+
+
 def record_log(log: Path, folder: Path) -> int:
     """Write what each sanitizer's own summary line says; returns how many tools found something or said nothing."""
     found = re.findall(
@@ -215,11 +230,13 @@ def main() -> int:
     if "--compile" in sys.argv:
         if not runner.DRY:
             rank_kernels()
+            rows_of_blocks()
         return 0
     if not runner.DRY:
         print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
         print(f"{read_plainly()} plain reads")
         print(f"{rank_kernels()} answers of ranks")
+        print(f"{rows_of_blocks()} calls with blocks")
     failures, last = 0, ""
     begin = time.perf_counter()
     for name, plan, stats in wanted:

@@ -141,6 +141,34 @@ def cases():
     yield from narrow_cases()
     yield from option_cases()
     yield from ranking_cases()
+    yield from block_cases()
+
+
+def block_cases():
+    """Rows of blocks, in the shapes that the planner takes for many and for few of them; forced entries of each family."""
+    pooled, widest = Options(block_size=8, force_last=1), Options(block_size=7, nan="highest", windows="ends")
+    rewritten = dataclasses.replace(OPTIONS["everything"], tie_break="any", block_size=7, force_first=1, nan="highest")
+    tied = dataclasses.replace(rewritten, tie_break="low")
+    for arch in spec.ARCHITECTURES:
+        wide = 49_152 if arch in ("sm_90a", "sm_100a") else 32_768 if arch == "sm_80" else 20_480
+        yield "resident_block", arch, {"shape": (4096, 131_072), "asked": pooled}
+        yield "resident_block", arch, {"shape": (4096, 7 * wide), "k": 512, "dtype": "float16", "asked": widest}
+        yield "resident_block", arch, {"shape": (4096, 7 * 16_384), "k": 512, "dtype": "bfloat16", "asked": rewritten}
+        yield "stream_unsampled", arch, {"shape": (4096, 131_072), "dtype": "float16", "asked": tied}
+    for width in (8 * 8192, 8 * 24_576):
+        yield "resident_block", "sm_90a", {"shape": (4096, width), "asked": pooled}
+    for width, k in ((2 * 4096, 16), (2 * 8192, 16), (7 * 32_768, 512)):
+        changed = dataclasses.replace(rewritten, block_size=2 if width < 20_000 else 7)
+        yield "resident_block", "sm_90a", {"shape": (4096, width), "k": k, "dtype": "float16", "asked": changed}
+    for arch in ("sm_90a", "sm_100a"):
+        for shape in ((1, 131_072), (1024, 1_048_576)):
+            yield "resident_cluster", arch, {"shape": shape, "asked": pooled}
+    yield "resident_cluster", "sm_90a", {"shape": (1024, 16 * 7 * 32_768), "k": 512, "asked": rewritten}
+    yield "stream_unsampled", "sm_90a", {"shape": (512, 131_072), "stats": True, "asked": pooled}
+    for family in ("stream", "stream_split", "resident_block", "resident_cluster"):
+        yield family, "sm_90a", {"asked": dataclasses.replace(OPTIONS["everything"], force_last=1)}
+    yield "resident_block", "sm_90a", {"shape": (256, 28_672), "asked": Options(force_last=1)}
+    yield "register_warp", "sm_90a", {"shape": (4096, 1024), "k": 16, "asked": Options(force_first=1, raw=True)}
 
 
 def shape_cases():

@@ -86,7 +86,8 @@ def reads(plan: Plan) -> float:
     """Return how often a row of the planned width is read, if the sample's threshold holds."""
     if plan.policy is not None:
         return 1 + plan.splits / plan.policy.stride
-    return 1.0 if plan.problem.width <= plan.resident_width else 2.0
+    blocks = plan.problem.options.block_size > 1  # pooled as they are read
+    return 1.0 if blocks or plan.problem.width <= plan.resident_width else 2.0
 
 
 def _against(plan: Plan, chosen: Plan) -> str:
