@@ -203,17 +203,17 @@ def topk(
     counts_out : array of int32, of the leading shape, optional
         CPU only: receives how many slots of each row are used.
     block_size : int
-        CPU only, as are the following: select among blocks of this many adjacent scores, 1 to 256, each by its best
-        score, and write the number of the block. `lengths`, `starts` and `ends` stay positions; the last block may be
-        short, and the first where a window begins inside it. What is selected among are a row's *entries*: its
-        blocks, or its scores.
+        Select among blocks of this many adjacent scores, 1 to 256, each by its best score, and write the number of the
+        block. `lengths`, `starts` and `ends` stay positions; the last block may be short, and the first where a window
+        begins inside it. What is selected among are a row's *entries*: its blocks, or its scores.
     force_first, force_last : int
         So many entries at the beginning and at the end of each row are selected with any score.
     force : {"inside", "beside"}
         Whether forced entries count among the k, or come in addition.
     expand : bool or int
-        Write all positions of each selected entry, in place of its index: True for those of a block, or the number of
-        positions that each score stands for, 2 to 256. The outputs then have ``k * expand`` columns.
+        CPU only, as is `tail`: write all positions of each selected entry, in place of its index: True for those of a
+        block, or the number of positions that each score stands for, 2 to 256. The outputs then have ``k * expand``
+        columns.
     tail : array of int32, of the shape of `lengths`, optional
         With `expand`, the rows' lengths in positions: entries that are not whole within them are not selected, and the
         positions behind the last whole entry are written behind the selection, in up to ``expand - 1`` more columns.

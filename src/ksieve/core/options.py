@@ -114,13 +114,13 @@ class Options:
         Also write how many slots of each row are used. On the CPU alone.
     block_size : int
         Scores of a block, 1 to 256. Above 1 a row's *entries*, among which k are selected, are its blocks, each by its
-        best score; an entry's index is the number of the block. On the CPU alone, as are the following.
+        best score; an entry's index is the number of the block.
     force_first, force_last : int
         Entries at the beginning and at the end of each row that rank above all others.
     force : {"inside", "beside"}
         Whether these take slots of the k, or slots of their own. Stored as "inside" where there are none.
     expand : int
-        Positions of an entry. Above 1 all of them are written in place of the entry's index.
+        Positions of an entry, on the CPU alone. Above 1 all of them are written in place of the entry's index.
     tail : bool
         An array holds the lengths of the rows in positions; those behind the last whole entry are written too.
     """
