@@ -45,21 +45,18 @@ __device__ __forceinline__ float loaded(const Words& raw, int i) {
   return __uint_as_float(raw.word[i]);
 }
 
-constexpr Words kNothing = {{kHalf ? kAbsent * 0x10001u : kAbsent, kHalf ? kAbsent * 0x10001u : kAbsent,
-                             kHalf ? kAbsent * 0x10001u : kAbsent, kHalf ? kAbsent * 0x10001u : kAbsent}};
-
-// Loads the scores of [low, high) in the vector from position `at` on.
+// Loads the scores of [low, high) in the vector from position `at` on, all at once.
 __device__ __forceinline__ Words load_some(const Bits* from, int at, int low, int high) {
-  Words raw = kNothing;
-#pragma unroll 1
-  for (int i = max(low - at, 0); i < min(high - at, kEach); ++i) {
-    const u32 bits = from[at + i];
+  u32 bits[kEach];
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      if (w != i * static_cast<int>(sizeof(Bits)) / 4) continue;
-      raw.word[w] = !kHalf ? bits : i % 2 ? (raw.word[w] & 0xffffu) | bits << 16 : (raw.word[w] & 0xffff0000u) | bits;
-    }
+  for (int i = 0; i < kEach; ++i) {
+    bits[i] = kAbsent;
+    if (at + i >= low && at + i < high) bits[i] = from[at + i];
   }
+  Words raw;
+#pragma unroll
+  for (int w = 0; w < 4; ++w)
+    raw.word[w] = kHalf ? bits[w * kEach / 4] | bits[w * kEach / 4 + kEach / 4 - 1] << 16 : bits[w * kEach / 4];
   return raw;
 }
 } // namespace source
@@ -80,17 +77,16 @@ __device__ __forceinline__ void each_source_vector(const source::Bits* from, int
     Words raw[kInFlight];
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
-      const int begin = first + u * kThreads * source::kEach; // the same for a warp
-      const int at = begin + lane * source::kEach;
-      if (begin >= low && begin + 32 * source::kEach <= high) {
+      const int at = first + (u * kThreads + lane) * source::kEach;
+      if (at >= low && at + source::kEach <= high) {
         raw[u] = load_once(from + at);
-      } else if (begin < high) {
-        raw[u] = source::load_some(from, at, low, high);
+      } else {
+        raw[u] = source::load_some(from, at, low, high); // one vector at either end, and none behind the row
       }
     }
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
-      const int begin = first + u * kThreads * source::kEach;
+      const int begin = first + u * kThreads * source::kEach; // the same for a warp
       if (begin < high) visit(begin + lane * source::kEach, raw[u]);
     }
   }
