@@ -313,7 +313,7 @@ def test_values_carry_the_gradient_of_the_scores_that_they_are():
 
 
 def test_no_plan_for_a_gpu_has_them_yet():
-    with pytest.raises(ArgumentError, match="^expand: got 4 on cuda:0; takes scores on the CPU: no CUDA kernel"):
+    with pytest.raises(ArgumentError, match=r"^expand: got 4 on cuda:0; takes scores on the CPU: no CUDA kernel"):
         ksieve.plan(rows=3, width=40, k=5, device=DEVICES["h200"], options=Options(expand=4))
 
 

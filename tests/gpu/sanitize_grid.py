@@ -189,9 +189,11 @@ def rank_kernels() -> int:
 
 
 def rows_of_blocks() -> int:
-    """Rows of blocks of both ways to pool them, in every family, and forced entries; returns how many calls there were."""
+    """Rows of blocks, pooled in both ways, in every family, with forced entries; returns how many calls there were."""
     count = 0
-    for (size, dtype), family in itertools.product(((8, "float32"), (7, "float16"), (100, "bfloat16")), test_blocks.FAMILIES):
+    for (size, dtype), family in itertools.product(
+        ((8, "float32"), (7, "float16"), (100, "bfloat16")), test_blocks.FAMILIES
+    ):
         width = size * test_blocks.BLOCKS + 2
         scores = test_blocks.scores_of(test_blocks.hard_rows(size, width), dtype, size % 5)
         for call in test_blocks.calls(scores.shape[0], width, size):

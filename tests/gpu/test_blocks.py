@@ -115,7 +115,9 @@ def differing_stats(ready):
     options, k = plan.problem.options, plan.problem.k
     host = runner.to_numpy(ready.scores)
     rows, width = host.shape
-    given = {n: v.cpu().numpy() if (v := call.get(n)) is not None else None for n in ("starts", "lengths", "ends", "ks")}
+    given = {
+        n: v.cpu().numpy() if (v := call.get(n)) is not None else None for n in ("starts", "lengths", "ends", "ks")
+    }
     bounds = given["lengths"] if given["lengths"] is not None else given["ends"]
     begin, length, _ = entries.bounds(options, rows, width, lengths=bounds, starts=given["starts"])
     found = entries.entries_of(options, host, begin, length, None)
@@ -147,7 +149,9 @@ def test_every_size(size, family, tally):
     for turn, dtype in enumerate((DTYPES[number % 3], "float32")[: 1 + (number % 3 > 0)]):
         scores = scores_of(hard_rows(size, width), dtype, number + turn)
         for call in calls(scores.shape[0], width, size):
-            plan, _, more = check(FORCED[family], scores, K, call | {"block_size": size}, ctas=plan_ctas(family, scores))
+            plan, _, more = check(
+                FORCED[family], scores, K, call | {"block_size": size}, ctas=plan_ctas(family, scores)
+            )
             wrong += more
             assert plan.family == family
     tally.add(f"blocks-{family}", 3 * scores.shape[0], wrong)

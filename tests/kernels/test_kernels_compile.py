@@ -145,7 +145,7 @@ def cases():
 
 
 def block_cases():
-    """Rows of blocks, in the shapes that the planner takes for many and for few of them; forced entries of each family."""
+    """Rows of blocks, in the shapes that the planner takes for many and for few; forced entries of each family."""
     pooled, widest = Options(block_size=8, force_last=1), Options(block_size=7, nan="highest", windows="ends")
     rewritten = dataclasses.replace(OPTIONS["everything"], tie_break="any", block_size=7, force_first=1, nan="highest")
     tied = dataclasses.replace(rewritten, tie_break="low")

@@ -114,9 +114,7 @@ def _resident(asked: Problem, device: DeviceInfo, ctas_per_row: int) -> Iterator
                     break
 
 
-def _clustered(
-    problem: Problem, asked: Problem, device: DeviceInfo, known: Shapes, forced: bool
-) -> Geometry | None:
+def _clustered(problem: Problem, asked: Problem, device: DeviceInfo, known: Shapes, forced: bool) -> Geometry | None:
     """Shape of the clusters that share rows: of few rows as many CTAs as are idle, of long ones the fewest with room.
 
     None where one CTA for each row does as well.
@@ -139,9 +137,7 @@ def _clustered(
     return found[crowded[0] if crowded else min(found)]
 
 
-def _plan(
-    problem: Problem, asked: Problem, device: DeviceInfo, family: str, shape: Geometry, reason: str
-) -> Plan:
+def _plan(problem: Problem, asked: Problem, device: DeviceInfo, family: str, shape: Geometry, reason: str) -> Plan:
     storage = storage_of(asked, device, shape, family, None)
     per_row = shape.ctas_per_row
     workers = device.sm_count * shape.ctas_per_sm

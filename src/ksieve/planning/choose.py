@@ -13,7 +13,6 @@ from ksieve.core.problem import Problem
 from ksieve.planning import cpu, cuda
 from ksieve.planning.plan import Plan
 
-
 ON_CUDA = ("block_size", "force_first", "force_last")
 """Of the options that a traced call refuses (`Options.on_cpu`), those that CUDA kernels have."""
 

@@ -73,8 +73,14 @@ def test_reads_and_refusals_are_told():
     first, *others = explain.considered(plan(4096, 131_072, 2048, 8).problem, H200)
     assert first.reads == 1
     assert {c.family: c.verdict for c in others}["stream"].startswith("refused: one of ['resident_block'")
-    for name, given in (("family", {"family": "stream"}), ("policy", {"policy": "paper-64"}), ("splits", {"splits": 2})):
+    for name, given in (
+        ("family", {"family": "stream"}),
+        ("policy", {"policy": "paper-64"}),
+        ("splits", {"splits": 2}),
+    ):
         with pytest.raises(ArgumentError, match=f"^{name}: got .*with block_size"):
             ksieve.plan(rows=4, width=4096, k=8, device=H200, options=asked, **given)
-    with pytest.raises(ArgumentError, match="^family: got 'resident_block'; takes another family: 524288 blocks a row"):
+    with pytest.raises(
+        ArgumentError, match=r"^family: got 'resident_block'; takes another family: 524288 blocks a row"
+    ):
         plan(4, 1_048_576, 16, 2, family="resident_block")
