@@ -96,7 +96,9 @@ def _resident(asked: Problem, device: DeviceInfo, ctas_per_row: int) -> Iterator
     """Launch shapes whose CTAs keep the entries of a row on chip, with the most CTAs a multiprocessor each."""
     if tied(asked):
         return
-    tight = ctas_per_row == 1 and asked.options.rewritten  # ptxas would spill in 64 registers
+    options = asked.options
+    rewritten = options.finished or options.index_dtype == "int64"  # ptxas would spill in 64 registers
+    tight = ctas_per_row == 1 and rewritten
     for threads, most, tiles in REWRITTEN if tight else TILES:
         for tile in tiles:
             if tile * ctas_per_row < asked.width:
