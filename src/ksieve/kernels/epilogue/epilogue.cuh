@@ -75,6 +75,13 @@ __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 off
   return first + (index & ((1 << o.page_shift) - 1));
 }
 
+// Returns the position of one of the selected entries that are not forced, in their order.
+__device__ __forceinline__ int position_at(const Params& p, const Row& row, int at, int selected, const Sorted* area) {
+  if constexpr (kOrder == Order::kAny) return staged_position(row_output(p, row.id), at, selected, row.length);
+  const int position = at < selected ? position_of(area[at]) : -1;
+  return static_cast<u32>(position) < static_cast<u32>(row.length) ? position : -1;
+}
+
 // Writes all slots of a row: `selected` positions from `area`, or without an order from the output, then -1. Call by
 // the row's kOwners threads: all of the CTA, or a warp.
 template <int kOwners>
@@ -93,15 +100,14 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
-      auto other = [&](int at) {
-        if constexpr (kOrder == Order::kAny) {
-          return staged_position(staged, at, selected, row.length);
-        } else {
-          const int position = at < selected ? position_of(area[at]) : -1;
-          return static_cast<u32>(position) < static_cast<u32>(row.length) ? position : -1;
-        }
-      };
-      index[b] = slots.entry_of(p, slot, other);
+      if constexpr (kForced > 0) {
+        index[b] = slots.entry_of(p, slot, [&](int at) { return position_at(p, row, at, selected, area); });
+      } else if constexpr (kOrder == Order::kAny) {
+        index[b] = staged_position(staged, slot, selected, row.length);
+      } else {
+        index[b] = slot < selected ? position_of(area[slot]) : -1;
+        if (static_cast<u32>(index[b]) >= static_cast<u32>(row.length)) index[b] = -1;
+      }
     }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) {
