@@ -8,7 +8,7 @@
 #include "stream/certify.cuh"
 
 using Sorted = Choose<kOrder == Order::kValue, u64, u32>::Type; // key and distance, or position
-constexpr int kInFlight = 4;                                    // slots that a thread processes together
+constexpr int kInFlight = kForced ? 2 : 4; // slots that a thread processes together; more would spill
 
 // Returns the position that the selection left in a slot, -1 if none. Scores that change under a running kernel may
 // leave any value there.
@@ -26,14 +26,14 @@ template <class AnyRow> __device__ __forceinline__ u32 key_of_position(const Any
   }
 }
 
-// Writes the score of a position, or what an unused slot holds.
-template <class AnyRow>
-__device__ __forceinline__ void write_value(void* values, i64 at, const AnyRow& row, int index) {
+// Returns the score of a position, or what an unused slot holds.
+using Value = Choose<kBlockRows, source::Bits, Score>::Type;
+template <class AnyRow> __device__ __forceinline__ Value value_of(const AnyRow& row, int index) {
   if constexpr (kBlockRows) {
     constexpr source::Bits kNone = source::kUnused;
-    static_cast<source::Bits*>(values)[at] = index < 0 ? kNone : best_of_block(row, index).score;
+    return index < 0 ? kNone : best_of_block(row, index).score;
   } else {
-    static_cast<Score*>(values)[at] = index < 0 ? score_of_bits(kWorstNumberBits) : row.scores[index];
+    return index < 0 ? score_of_bits(kWorstNumberBits) : row.scores[index];
   }
 }
 
@@ -118,10 +118,11 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
       }
     }
     if (o.values) {
+      Value* values = static_cast<Value*>(o.values) + row.id * o.values_pitch;
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
         int slot = first + b * kOwners;
-        if (slot < columns_of(p)) write_value(o.values, row.id * o.values_pitch + slot, slots.row, index[b]);
+        if (slot < columns_of(p)) values[slot] = value_of(slots.row, index[b]);
       }
     }
 #pragma unroll
