@@ -32,8 +32,8 @@ def outputs(plan: Plan, call: Call) -> dict[str, Any]:
     return found
 
 
-def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
-    """Fields of `launch.OPTIONS`; `filled` as `outputs` returns it."""
+def packed(plan: Plan, call: Call, filled: dict[str, Any], with_slots: bool) -> tuple[int, ...]:
+    """Fields of `launch.OPTIONS`, and `with_slots` those of `launch.SLOTS`; `filled` as `outputs` returns it."""
     options = plan.problem.options
     addresses = [call.address(name) for name in ("starts", "k", "page_table", "row_to_request", "offsets")]
     pitches = []
@@ -47,7 +47,8 @@ def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
     if table := call.described.get("page_table"):
         (requests, pages), (table_pitch, _) = table.shape, table.strides
     next_n, shift, flags = constants(options)
-    return (*addresses, table_pitch, *pitches, next_n, requests, pages, shift, flags, 0)
+    slots = (call.address("counts_out"), call.address("tail"), options.expand, 0) if with_slots else ()
+    return (*addresses, table_pitch, *pitches, next_n, requests, pages, shift, flags, 0, *slots)
 
 
 def constants(options: Options) -> tuple[int, int, int]:

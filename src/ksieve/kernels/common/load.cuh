@@ -40,6 +40,17 @@ __device__ __forceinline__ int length_entry(const Params& p, int entry) {
 }
 __device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? length_entry(p, id) : p.width; }
 
+// Returns how many scores, or positions, at the end of its request a row does not see yet.
+__device__ __forceinline__ int hidden_of(const Params& p, int id) {
+  return p.options.next_n - 1 - id % p.options.next_n;
+}
+
+// Returns the length of a row in positions, at least 0; of rows that are live.
+__device__ __forceinline__ int tail_length(const Params& p, int id) {
+  const int hidden = hidden_of(p, id);
+  return max(p.options.tails[id / p.options.next_n], hidden) - hidden;
+}
+
 // Returns a row from its length and the live row count, both as the caller gives them: they are clamped here.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
   const bool alive = id < min(max(live, 0), p.rows);
@@ -55,13 +66,15 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
     const auto& o = p.options;
     int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
     int start = window_start(p, id);
-    int hidden = o.next_n - 1 - id % o.next_n; // scores at its request's end that this row does not see yet
+    int hidden = kTail ? 0 : hidden_of(p, id); // with a tail it is positions that differ by one
     int valid = max(p.lengths ? length_entry(p, id / o.next_n) : p.width, hidden) - hidden;
     bool ends = p.lengths == nullptr || o.flags & kEnds;
     int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
     int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
     const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
-    return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
+    int base = o.flags & kAbsolute ? start : 0;
+    if constexpr (kTail) length = min(length, max(tail_length(p, id) / o.expand - base, 0)); // entries that are whole
+    return {scores, id, id < live && slots > 0 ? length : 0, slots, base};
   } else {
     return row_of(p, id, length_of(p, id));
   }

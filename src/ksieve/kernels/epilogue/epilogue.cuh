@@ -54,6 +54,11 @@ __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 off
   return first + (index & ((1 << o.page_shift) - 1));
 }
 
+// Writes the number of used slots of a row. Call by all of its threads.
+template <int kOwners = kThreads> __device__ __forceinline__ void write_count(const Params& p, int id, int used) {
+  if (kCounts && threadIdx.x % kOwners == 0) p.options.counts[id] = used;
+}
+
 // Writes all slots of a row: `selected` positions from `area`, or without an order from the output, then -1. Call by
 // the row's kOwners threads: all of the CTA, or a warp.
 template <int kOwners>
@@ -105,6 +110,64 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   }
 }
 
+// Writes the positions of all entries of a row, `selected` numbers of which are where write_slots finds its positions;
+// then those of the tail, then -1. Lanes of a warp write the positions of 32 entries together, so that what they write
+// is contiguous. Call by the row's kOwners threads.
+template <int kOwners>
+__device__ __forceinline__ void write_expanded(const Params& p, const Row& row, int selected, const Sorted* area) {
+  constexpr bool kCta = kOwners == kThreads;
+  const auto& o = p.options;
+  const bool wide = o.flags & kWide;
+  const int* staged = row_output(p, row.id);
+  const int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
+  const i64 offset = o.offsets ? o.offsets[row.id] : 0;
+  Score* values = o.values ? static_cast<Score*>(o.values) + row.id * o.values_pitch : nullptr;
+  const int owner = static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
+  const int lane = owner % 32;
+  auto write = [&](int slot, int position, u32 score) {
+    if (values) values[slot] = score_of_bits(score);
+    if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, position);
+    write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, position));
+  };
+#pragma unroll 1
+  for (int begin = 0; begin < selected; begin += kOwners) {
+    const int own = begin + owner;
+    int index = -1;
+    if constexpr (kOrder == Order::kAny) {
+      index = staged_position(staged, own, selected, row.length);
+      // Every thread has read its entry: the slots written below may overwrite entries of this turn, but no later ones
+      // (row_output).
+      if (kCta) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+    } else if (own < selected) {
+      index = position_of(area[own]);
+      if (static_cast<u32>(index) >= static_cast<u32>(row.length)) index = -1;
+    }
+    const u32 score = values && index >= 0 ? bits_of(row.scores[index]) : kWorstNumberBits;
+    const int first = own - lane; // entry of the warp's first lane
+    const int positions = min(selected - first, 32) * o.expand;
+#pragma unroll 1
+    for (int at = 0; at < positions; at += 32) { // the same for the whole warp
+      const u32 from = min(at + lane, positions - 1);
+      const u32 entry = from / static_cast<u32>(o.expand);
+      const int number = __shfl_sync(kFullWarp, index, entry);
+      const u32 its_score = __shfl_sync(kFullWarp, score, entry);
+      const int within = static_cast<int>(from - entry * o.expand);
+      const int position = number < 0 ? -1 : (number + row.base) * o.expand + within;
+      if (at + lane < positions) write(first * o.expand + at + lane, position, its_score);
+    }
+  }
+  int used = selected * o.expand;
+  const int end = kTail && row.id < min(live_rows(p), p.rows) ? tail_length(p, row.id) : 0;
+  const int tail = kTail && end > row.base * o.expand ? end % o.expand : 0;
+  for (int slot = used + owner; slot < columns_of(p); slot += kOwners)
+    write(slot, slot < used + tail ? end - tail + slot - used : -1, kWorstNumberBits);
+  write_count<kOwners>(p, row.id, used + tail);
+}
+
 // Completes a row behind its selection, in the CTA or, without an order, the warp that selected it. Call by all of its
 // kOwners threads. `slice`: kSortSlots elements of the workspace, of this CTA alone. The row is loaded again: kept in
 // registers until here, it would cost every scan.
@@ -112,6 +175,7 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
   Row row = load_row(p, id);
   int slots = slots_of(p, row);
   if (kTies && row.length > slots) collect_ties(row, slots);
+  if (!kExpand) write_count<kOwners>(p, id, min(row.length, slots));
   if constexpr (kEpilogue) {
     int selected = min(row.length, slots);
     Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
@@ -131,6 +195,7 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
       }
       sort_area(area, n);
     }
+    if constexpr (kExpand) return write_expanded<kOwners>(p, row, selected, area);
     write_slots<kOwners>(p, row, selected, area);
   } else if constexpr (kWindows) {
     if (row.length <= slots) return;

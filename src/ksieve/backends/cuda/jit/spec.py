@@ -121,13 +121,16 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
 def compiled_options(options: Options) -> dict[str, int]:
     """Return what kernels are compiled for of a call's options: calls that agree in it share plans and kernels."""
     return {
-        "KSIEVE_WINDOWS": int(options.windows != "none" or options.next_n > 1 or options.per_row_k),
+        "KSIEVE_WINDOWS": int(options.windows != "none" or options.next_n > 1 or options.per_row_k or options.tail),
         "KSIEVE_EPILOGUE": int(options.rewritten),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
         "KSIEVE_TIES": int(options.tie_break != "any"),
         "KSIEVE_RANKING": RANKINGS.index(options.ranking),
         "KSIEVE_LONG_LENGTHS": int(options.length_dtype == "int64"),
         "KSIEVE_OVERLAP": int(options.overlap),
+        "KSIEVE_COUNTS": int(options.counts),
+        "KSIEVE_EXPAND": int(options.expand > 1),
+        "KSIEVE_TAIL": int(options.tail),
     }
 
 
@@ -155,7 +158,17 @@ def cooperative(plan: Plan) -> bool:
 
 def extended(plan: Plan) -> bool:
     """Whether a plan's kernel takes the pointers and numbers of its options."""
-    return any(f"KSIEVE_{name}" in _option_defines(plan) for name in ("WINDOWS", "EPILOGUE", "TIES"))
+    return _defined(plan, "WINDOWS", "EPILOGUE", "TIES") or with_slots(plan)
+
+
+def with_slots(plan: Plan) -> bool:
+    """Whether it also takes those of what slots hold beyond one index each."""
+    return _defined(plan, "COUNTS", "EXPAND")
+
+
+def _defined(plan: Plan, *names: str) -> bool:
+    defines = _option_defines(plan)
+    return any(f"KSIEVE_{name}" in defines for name in names)
 
 
 def describe(spec: KernelSpec) -> str:
