@@ -264,7 +264,7 @@ class Options:
     @property
     def rewritten(self) -> bool:
         """Whether the epilogue, or 64-bit slots, replace the positions that a selection writes."""
-        return self.finished or self.index_dtype == "int64" or self.expand > 1
+        return self.finished or self.index_dtype == "int64" or self.expand > 1 or self.positions
 
 
 _NUMBERS = (

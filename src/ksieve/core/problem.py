@@ -269,6 +269,7 @@ def check_positions(info: ArrayInfo, name: str, scores: ArrayInfo, leading: Shap
     _check_integers(info, name)
     check_positions_shape(info.shape, name, (*leading, scores.shape[1]))
     _check_device(info, name, scores.device)
+    _check_aligned(info, name)
     info = as_matrix(info, name)
     rows, width = info.shape
     if rows and width > 1 and info.strides[1] != 1:

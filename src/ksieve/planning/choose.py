@@ -13,7 +13,7 @@ from ksieve.core.problem import Problem
 from ksieve.planning import cpu, cuda
 from ksieve.planning.plan import Plan
 
-_CUDA_LACKS = ("positions", "block_size", "force_first", "force_last")
+_CUDA_LACKS = ("block_size", "force_first", "force_last")
 """Arguments that no CUDA kernel takes."""
 
 

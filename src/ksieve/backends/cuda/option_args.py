@@ -47,7 +47,7 @@ def packed(plan: Plan, call: Call, filled: dict[str, Any], with_slots: bool) -> 
     if table := call.described.get("page_table"):
         (requests, pages), (table_pitch, _) = table.shape, table.strides
     next_n, shift, flags = constants(options)
-    slots = (call.address("counts_out"), call.address("tail"), options.expand, 0) if with_slots else ()
+    slots = _slots(call) if with_slots else ()
     return (*addresses, table_pitch, *pitches, next_n, requests, pages, shift, flags, 0, *slots)
 
 
@@ -61,3 +61,12 @@ def constants(options: Options) -> tuple[int, int, int]:
         | (_PAGED if options.transform == "pages" else 0)
     )
     return options.next_n, options.page_size.bit_length() - 1, flags
+
+
+def _slots(call: Call) -> tuple[int, ...]:
+    """Fields of `launch.SLOTS`."""
+    at, pitch, block = 0, 0, 0
+    if positions := call.described.get("positions") or call.described.get("block_table"):
+        at, pitch, width = positions.pointer, problem.row_pitch(positions), positions.shape[1]
+        block = call.problem.width // width if "block_table" in call.described and width else 0
+    return call.address("counts_out"), call.address("tail"), at, pitch, call.problem.options.expand, block

@@ -35,7 +35,10 @@
 #ifndef KSIEVE_TAIL
 #define KSIEVE_TAIL 0 // rows have a length in positions, and those behind the last whole entry are written
 #endif
-#define KSIEVE_SLOTS (KSIEVE_COUNTS || KSIEVE_EXPAND)
+#ifndef KSIEVE_POSITIONS
+#define KSIEVE_POSITIONS 0 // scores have positions of their own: common/positions.cuh
+#endif
+#define KSIEVE_SLOTS (KSIEVE_COUNTS || KSIEVE_EXPAND || KSIEVE_POSITIONS)
 #define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES || KSIEVE_SLOTS)
 
 constexpr bool kWindows = KSIEVE_WINDOWS != 0;
@@ -46,6 +49,7 @@ constexpr bool kLongLengths = KSIEVE_LONG_LENGTHS != 0;
 constexpr bool kCounts = KSIEVE_COUNTS != 0;
 constexpr bool kExpand = KSIEVE_EXPAND != 0;
 constexpr bool kTail = KSIEVE_TAIL != 0;
+constexpr bool kPositions = KSIEVE_POSITIONS != 0;
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_ORDER);
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;
@@ -71,18 +75,23 @@ struct Options {
   int flags;      // OptionFlags
   int reserved;
 #if KSIEVE_SLOTS    // other kernels' code stays what it is
-  int* counts;      // (rows,) used slots of each row; with kCounts
-  const int* tails; // (rows,) length of each row in positions, shared like the lengths; with kTail
-  int expand;       // positions of an entry
-  int reserved_slots;
+  int* counts;           // (rows,) used slots of each row; with kCounts
+  const int* tails;      // (rows,) length of each row in positions, shared like the lengths; with kTail
+  const int* positions;  // (rows, width) position of each score, or (rows, width / block) numbers of blocks,
+  i64 positions_pitch;   // positions_pitch apart; with kPositions
+  int expand;            // positions of an entry
+  int block;             // scores of a block; 0: positions are those of scores
 #else
+  static constexpr const int* positions = nullptr;
+  static constexpr i64 positions_pitch = 0;
+  static constexpr int block = 0;
   static constexpr int* counts = nullptr;
   static constexpr const int* tails = nullptr;
   static constexpr int expand = 1;
 #endif
 };
-constexpr int kSlotBytes = KSIEVE_SLOTS ? 24 : 0;
-static_assert(sizeof(Options) == 104 + kSlotBytes, "the host packs 104 bytes, and 24 of what slots hold");
+constexpr int kSlotBytes = KSIEVE_SLOTS ? 40 : 0;
+static_assert(sizeof(Options) == 104 + kSlotBytes, "the host packs 104 bytes, and 40 of what slots hold");
 
 // The options of a plain call, which passes none: the compiler knows every value.
 struct NoOptions {
@@ -97,6 +106,9 @@ struct NoOptions {
   static constexpr int next_n = 1, requests = 0, max_pages = 0, page_shift = 0, flags = 0, expand = 1;
   static constexpr int* counts = nullptr;
   static constexpr const int* tails = nullptr;
+  static constexpr const int* positions = nullptr;
+  static constexpr i64 positions_pitch = 0;
+  static constexpr int block = 0;
 };
 constexpr int kOptionBytes = KSIEVE_OPTIONS ? sizeof(Options) : 0;
 

@@ -6,7 +6,28 @@
 #include "common/sort.cuh"
 #include "stream/certify.cuh"
 
-using Sorted = Choose<kOrder == Order::kValue, u64, u32>::Type; // key and distance, or position
+// A key and an index: scores that are equal go by the distances of their positions, and unused slots come last.
+struct PlacedEntry {
+  u64 entry;
+
+  __device__ __forceinline__ static int distance(int index) {
+    return kTies ? tie_distance(index) : PositionedRow::of_row().at(index);
+  }
+  __device__ __forceinline__ bool operator<(const PlacedEntry& other) const {
+    if (entry_key(entry) != entry_key(other.entry)) return entry_key(entry) < entry_key(other.entry);
+    const int mine = entry_index(entry);
+    const int its = entry_index(other.entry);
+    if (mine < 0 || its < 0) return mine >= 0;
+    return mine != its && distance(mine) < distance(its);
+  }
+};
+__device__ __forceinline__ PlacedEntry __shfl_xor_sync(u32 lanes, const PlacedEntry& mine, int mask) {
+  return {::__shfl_xor_sync(lanes, mine.entry, mask)};
+}
+
+// Key and distance, or position; of scores that have positions, key and index, or position and index.
+using ByValue = Choose<kPositions, PlacedEntry, u64>::Type;
+using Sorted = Choose<kOrder == Order::kValue, ByValue, Choose<kPositions, u64, u32>::Type>::Type;
 constexpr int kInFlight = 4;                                    // slots that a thread processes together
 
 // Returns the position that the selection left in a slot, -1 if none. Scores that change under a running kernel may
@@ -17,17 +38,26 @@ __device__ __forceinline__ int staged_position(const int* staged, int slot, int 
 }
 
 // Returns the element that a position is sorted as; unused slots (-1) come last.
-__device__ __forceinline__ Sorted sortable(const Row& row, int index) {
-  if constexpr (kOrder == Order::kValue) {
+template <class Element = Sorted> __device__ __forceinline__ Element sortable(const Row& row, int index) {
+  if constexpr (kPositions) {
+    const u32 first = index < 0                 ? ~0u
+                      : kOrder == Order::kValue ? order_key(widen(row.scores[index]))
+                                                : static_cast<u32>(PositionedRow::of_row().at(index));
+    return Element{make_entry(first, index)};
+  } else if constexpr (kOrder == Order::kValue) {
     int distance = kTies ? tie_distance(index) : index;
-    return index < 0 ? ~Sorted{0} : static_cast<Sorted>(make_entry(order_key(widen(row.scores[index])), distance));
+    return index < 0 ? ~Element{0} : static_cast<Element>(make_entry(order_key(widen(row.scores[index])), distance));
   } else {
     return static_cast<u32>(index);
   }
 }
 
-__device__ __forceinline__ int position_of(Sorted sorted) {
-  if constexpr (kOrder == Order::kValue) {
+template <class Element> __device__ __forceinline__ int position_of(const Element& sorted) {
+  if constexpr (kPositions && kOrder == Order::kValue) {
+    return entry_index(sorted.entry);
+  } else if constexpr (kPositions) {
+    return entry_index(sorted);
+  } else if constexpr (kOrder == Order::kValue) {
     int distance = static_cast<int>(sorted & 0xffffffffu);
     return kTies ? tie_position(distance) : distance;
   } else {
@@ -103,7 +133,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
       if (slot >= p.k) continue;
-      int shown = index[b] < 0 ? -1 : index[b] + base;
+      int shown = index[b] < 0 ? -1 : kPositions ? PositionedRow::of_row().at(index[b]) : index[b] + base;
       if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
       write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, shown));
     }
@@ -147,22 +177,23 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
       if (static_cast<u32>(index) >= static_cast<u32>(row.length)) index = -1;
     }
     const u32 score = values && index >= 0 ? bits_of(row.scores[index]) : kWorstNumberBits;
+    int number = index < 0 ? -1 : kPositions ? PositionedRow::of_row().at(index) : index + row.base;
     const int first = own - lane; // entry of the warp's first lane
     const int positions = min(selected - first, 32) * o.expand;
 #pragma unroll 1
     for (int at = 0; at < positions; at += 32) { // the same for the whole warp
       const u32 from = min(at + lane, positions - 1);
       const u32 entry = from / static_cast<u32>(o.expand);
-      const int number = __shfl_sync(kFullWarp, index, entry);
+      const int its_number = __shfl_sync(kFullWarp, number, entry);
       const u32 its_score = __shfl_sync(kFullWarp, score, entry);
       const int within = static_cast<int>(from - entry * o.expand);
-      const int position = number < 0 ? -1 : (number + row.base) * o.expand + within;
+      const int position = its_number < 0 ? -1 : its_number * o.expand + within;
       if (at + lane < positions) write(first * o.expand + at + lane, position, its_score);
     }
   }
   int used = selected * o.expand;
   const int end = kTail && row.id < min(live_rows(p), p.rows) ? tail_length(p, row.id) : 0;
-  const int tail = kTail && end > row.base * o.expand ? end % o.expand : 0;
+  const int tail = kTail && (kPositions || end > row.base * o.expand) ? end % o.expand : 0;
   for (int slot = used + owner; slot < columns_of(p); slot += kOwners)
     write(slot, slot < used + tail ? end - tail + slot - used : -1, kWorstNumberBits);
   write_count<kOwners>(p, row.id, used + tail);
@@ -174,10 +205,16 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
 template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
   Row row = load_row(p, id);
   int slots = slots_of(p, row);
-  if (kTies && row.length > slots) collect_ties(row, slots);
-  if (!kExpand) write_count<kOwners>(p, id, min(row.length, slots));
+  if (kTies && size_of(row) > slots) {
+    if constexpr (kPositions) {
+      collect_by_position(row, slots);
+    } else {
+      collect_ties(row, slots);
+    }
+  }
+  if (!kExpand) write_count<kOwners>(p, id, min(size_of(row), slots));
   if constexpr (kEpilogue) {
-    int selected = min(row.length, slots);
+    int selected = min(size_of(row), slots);
     Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
     if constexpr (kOwners == kThreads)
       __syncthreads(); // every slot has its position, and no candidate is read any more

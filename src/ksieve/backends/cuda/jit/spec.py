@@ -131,6 +131,7 @@ def compiled_options(options: Options) -> dict[str, int]:
         "KSIEVE_COUNTS": int(options.counts),
         "KSIEVE_EXPAND": int(options.expand > 1),
         "KSIEVE_TAIL": int(options.tail),
+        "KSIEVE_POSITIONS": int(options.positions),
     }
 
 
@@ -163,7 +164,7 @@ def extended(plan: Plan) -> bool:
 
 def with_slots(plan: Plan) -> bool:
     """Whether it also takes those of what slots hold beyond one index each."""
-    return _defined(plan, "COUNTS", "EXPAND")
+    return _defined(plan, "COUNTS", "EXPAND", "POSITIONS")
 
 
 def _defined(plan: Plan, *names: str) -> bool:

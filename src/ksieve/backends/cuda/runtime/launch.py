@@ -36,9 +36,9 @@ OPTIONS = struct.Struct("=7Q3q6i")
 offsets, values, raw (addresses); page_pitch, values_pitch, raw_pitch (elements); next_n, requests, max_pages,
 page_shift, flags, and a reserved zero."""
 
-SLOTS = struct.Struct("=2Q2i")
-"""What follows in `Options` where slots hold more than one index each: counts, tails (addresses), expand, and a
-reserved zero."""
+SLOTS = struct.Struct("=3Qq2i")
+"""What follows in `Options` where slots hold more than one index each, or positions in place of indices: counts, tails,
+positions (addresses); positions_pitch (elements); expand, block."""
 
 # One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
 # dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
