@@ -27,15 +27,9 @@ __device__ __forceinline__ void leave_ties(u32 key, int remaining_k) {
   s.tie_quota = remaining_k;
 }
 
-// Counts a distance of [low, high] by a digit.
-__device__ __forceinline__ void count_distance(int distance, bool wanted, int low, int high, int shift) {
-  bool in = wanted && distance >= low && distance <= high;
-  if (in) atomicAdd(&shared_storage().histogram[(distance - low) >> shift], 1u);
-}
-
-// Returns the `remaining_k`-th of distances, of which there are more: count(low, high, shift) calls count_distance for
-// each. Call by all threads, when none counts any more.
-template <class Count> __device__ __forceinline__ int last_distance(int remaining_k, Count count) {
+// Returns the distance of the `remaining_k`-th of the stored candidates with keys in a range, which has more of them.
+// Call by all threads, when none counts any more.
+__device__ __forceinline__ int last_tie_distance(KeyRange keys, int remaining_k) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < kBins; i += kThreads)
     s.histogram[i] = 0;
@@ -43,7 +37,11 @@ template <class Count> __device__ __forceinline__ int last_distance(int remainin
   int low = 0;     // inclusive range of distances
   int high = kMaxTieDistance;
   for (int shift = s.tie_last >> 22 ? 22 : s.tie_last >> 11 ? 11 : 0;; shift -= 11) {
-    count(low, high, shift);
+    each_own([&](u64 entry) {
+      int distance = tie_distance(entry_index(entry));
+      bool in = entry_key(entry) >= keys.best && entry_key(entry) <= keys.worst && distance >= low && distance <= high;
+      if (in) atomicAdd(&s.histogram[(distance - low) >> shift], 1u);
+    });
     __syncthreads(); // every thread's distances are counted by this digit
     Boundary found = find_boundary(remaining_k);
     remaining_k -= found.before;
@@ -51,17 +49,6 @@ template <class Count> __device__ __forceinline__ int last_distance(int remainin
     high = low | ((1 << shift) - 1);
     if (shift == 0 || found.count == remaining_k) return high;
   }
-}
-
-// Returns the distance of the `remaining_k`-th of the stored candidates with keys in a range, which has more of them.
-// Call by all threads, when none counts any more.
-__device__ __forceinline__ int last_tie_distance(KeyRange keys, int remaining_k) {
-  return last_distance(remaining_k, [&](int low, int high, int shift) {
-    each_own([&](u64 entry) {
-      int distance = tie_distance(entry_index(entry));
-      count_distance(distance, entry_key(entry) >= keys.best && entry_key(entry) <= keys.worst, low, high, shift);
-    });
-  });
 }
 
 // Calls visit(index) for each score of a row that has a position and this key.
@@ -80,11 +67,26 @@ __device__ __forceinline__ void collect_by_position(const Row& row, int slots) {
   if (remaining_k == 0) return;
   trace_scans(1);
   const u32 key = s.tie_key;
-  const int last = last_distance(remaining_k, [&](int low, int high, int shift) {
-    each_positioned(row, key, [&](int index) { count_distance(tie_distance(index), true, low, high, shift); });
-  });
+  for (int i = threadIdx.x; i < kBins; i += kThreads)
+    s.histogram[i] = 0;
+  __syncthreads(); // the histogram is empty
+  int low = 0;     // inclusive range of distances, as in last_tie_distance
+  int high = kMaxTieDistance;
+  int wanted = remaining_k;
+  for (int shift = 22;; shift -= 11) {
+    each_positioned(row, key, [&](int index) {
+      const int distance = tie_distance(index);
+      if (distance >= low && distance <= high) atomicAdd(&s.histogram[(distance - low) >> shift], 1u);
+    });
+    __syncthreads(); // every thread's distances are counted by this digit
+    const Boundary found = find_boundary(wanted);
+    wanted -= found.before;
+    low |= found.bin << shift;
+    high = low | ((1 << shift) - 1);
+    if (shift == 0 || found.count == wanted) break;
+  }
   each_positioned(row, key, [&](int index) {
-    const int number = tie_distance(index) <= last ? atomicAdd(&own.taken, 1) : remaining_k;
+    const int number = tie_distance(index) <= high ? atomicAdd(&own.taken, 1) : remaining_k;
     if (number < remaining_k) write_front(slots - remaining_k + number, index);
   });
 }
