@@ -18,6 +18,7 @@ from ksieve import ArgumentError, Options  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from oracle import ranks  # noqa: E402
 
+
 def outputs(x, k, call, kind):
     """Arrays for all outputs, of the columns in the contract, filled with something else; none if all are new."""
     if kind == "new":

@@ -16,7 +16,7 @@ import harness
 import ksieve
 from gpu import judge, runner
 from gpu.variants import Variant
-from ksieve.core import arguments, entries
+from ksieve.core import arguments, entries, gathering
 from ksieve.core.options import Options, dtype_text
 from ksieve.model import reference
 from ksieve.planning.plan import Plan
@@ -247,11 +247,14 @@ def compare_stats(served: Served) -> list[str]:
         return []
     call, plan, options = served.call, served.plan, served.plan.problem.options
     raw = served.run(stats=True).raw
-    host = {n: v.cpu().numpy() for n in ("starts", "ks", "lengths", "ends", "tail") if (v := call.get(n)) is not None}
+    names = ("starts", "ks", "lengths", "ends", "tail", "positions", "block_table")
+    host = {n: v.cpu().numpy() for n in names if (v := call.get(n)) is not None}
     scores, lengths, starts = runner.to_numpy(served.scores), host.get("lengths", host.get("ends")), host.get("starts")
-    if options.entries:
+    if options.entries or options.positions:
         bounds = entries.bounds(options, *scores.shape, lengths=lengths, starts=starts, tails=host.get("tail"))
-        found = entries.entries_of(options, scores, *bounds)
+        table = host.get("block_table")
+        places = host.get("positions") if table is None else gathering.positions_of(table, scores.shape[1])
+        found = entries.entries_of(options, scores, *bounds, positions=places)
         scores, lengths, starts, options = found.scores, found.total, found.begin, entries.selecting(options)
     _, model = reference.select(
         scores, lengths, plan.problem.k, options=options, starts=starts, ks=host.get("ks"),

@@ -109,12 +109,12 @@ class Options:
         and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
     positions : bool
         An array, `positions` or `block_table`, holds a position for each score: what is written in place of its index,
-        and what order and ties go by; -1 where there is no score. On the CPU alone.
+        and what order and ties go by; -1 where there is no score.
     counts : bool
-        Also write how many slots of each row are used. On the CPU alone.
+        Also write how many slots of each row are used.
     block_size : int
         Scores of a block, 1 to 256. Above 1 a row's *entries*, among which k are selected, are its blocks, each by its
-        best score; an entry's index is the number of the block. On the CPU alone, as are the following.
+        best score; an entry's index is the number of the block. On the CPU alone, as are forced entries.
     force_first, force_last : int
         Entries at the beginning and at the end of each row that rank above all others.
     force : {"inside", "beside"}
@@ -249,7 +249,7 @@ class Options:
 
     @property
     def on_cpu(self) -> tuple[tuple[str, str], ...]:
-        """Arguments in use that only eager calls on the CPU take, each with its value as text."""
+        """Arguments in use that only eager calls take, and some only on the CPU, each with its value as text."""
         arrays = (("positions", self.positions), ("counts_out", self.counts), ("tail", self.tail))
         numbers = ((name, getattr(self, name), least) for name, least, _ in _NUMBERS[2:])
         return (

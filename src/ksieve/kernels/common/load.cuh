@@ -77,7 +77,8 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
     int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
     const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
     int base = o.flags & kAbsolute ? start : 0;
-    if constexpr (kTail && !kPositions) length = min(length, max(tail_length(p, id) / o.expand - base, 0)); // entries that are whole
+    if constexpr (kTail && !kPositions)
+      length = min(length, max(tail_length(p, id) / o.expand - base, 0)); // entries that are whole
     return {scores, id, id < live && slots > 0 ? length : 0, slots, base};
   } else {
     return row_of(p, id, length_of(p, id));

@@ -74,13 +74,13 @@ struct Options {
   int page_shift; // log2 of the scores of a page
   int flags;      // OptionFlags
   int reserved;
-#if KSIEVE_SLOTS    // other kernels' code stays what it is
-  int* counts;           // (rows,) used slots of each row; with kCounts
-  const int* tails;      // (rows,) length of each row in positions, shared like the lengths; with kTail
-  const int* positions;  // (rows, width) position of each score, or (rows, width / block) numbers of blocks,
-  i64 positions_pitch;   // positions_pitch apart; with kPositions
-  int expand;            // positions of an entry
-  int block;             // scores of a block; 0: positions are those of scores
+#if KSIEVE_SLOTS        // other kernels' code stays what it is
+  int* counts;          // (rows,) used slots of each row; with kCounts
+  const int* tails;     // (rows,) length of each row in positions, shared like the lengths; with kTail
+  const int* positions; // (rows, width) position of each score, or (rows, width / block) numbers of blocks,
+  i64 positions_pitch;  // positions_pitch apart; with kPositions
+  int expand;           // positions of an entry
+  int block;            // scores of a block; 0: positions are those of scores
 #else
   static constexpr const int* positions = nullptr;
   static constexpr i64 positions_pitch = 0;

@@ -28,7 +28,7 @@ __device__ __forceinline__ PlacedEntry __shfl_xor_sync(u32 lanes, const PlacedEn
 // Key and distance, or position; of scores that have positions, key and index, or position and index.
 using ByValue = Choose<kPositions, PlacedEntry, u64>::Type;
 using Sorted = Choose<kOrder == Order::kValue, ByValue, Choose<kPositions, u64, u32>::Type>::Type;
-constexpr int kInFlight = 4;                                    // slots that a thread processes together
+constexpr int kInFlight = 4; // slots that a thread processes together
 
 // Returns the position that the selection left in a slot, -1 if none. Scores that change under a running kernel may
 // leave any value there.

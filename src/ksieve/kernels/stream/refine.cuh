@@ -12,8 +12,8 @@ constexpr int kFew = kStats ? 0 : kTailMax;
 
 constexpr int kEmitted = 4; // entries of a long list that a thread writes with one reservation of its warp
 
-// Returns the rank of the lane's entry among the first `count` lanes': by keys, then by the distances of their positions.
-// Call by whole warps.
+// Returns the rank of the lane's entry among the first `count` lanes': by keys, then by the distances of their
+// positions. Call by whole warps.
 __device__ __forceinline__ int rank_by_position(u64 entry, int count) {
   const bool listed = static_cast<int>(threadIdx.x & 31) < count;
   const u64 mine = listed ? make_entry(entry_key(entry), tie_distance(entry_index(entry))) : ~0ull;

@@ -30,8 +30,8 @@ __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
   return true;
 }
 
-// Finds the scores of a row that have a position, if they have any of their own. Call by all threads, when none works on the row before any more; ends
-// with a barrier.
+// Finds the scores of a row that have a position, if they have any of their own. Call by all threads, when none works
+// on the row before any more; ends with a barrier.
 __device__ __forceinline__ void find_present(const Params& p, const Row& row) {
   if constexpr (!kPositions) return;
   const auto& o = p.options;
