@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import entries as oracle
+import ksieve
 from cases import pairwise
 from entry_calls import AXES, built, columns_of
 from gpu import runner, served
@@ -113,3 +114,21 @@ def test_every_pair_of_options(name, tally):
     tally.add(f"entries {name}", total, wrong, stats_rows=stats_rows)
     assert total or runner.HOST, "no pair that it takes"
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("tail", [False, True])
+def test_a_call_without_slots_counts_and_has_its_tail(tail, tally):
+    """With k = 0 there is a launch for the tail alone."""
+    rows, width, expand = 3, 40, 4
+    scores = torch.zeros(rows, width, device=runner.DEVICE)
+    lengths = np.array([7, 0, 163], np.int32)
+    call = {"expand": expand, "counts_out": torch.full((rows,), 9, dtype=torch.int32, device=runner.DEVICE)}
+    call |= {"tail": torch.from_numpy(lengths).to(runner.DEVICE)} if tail else {}
+    columns = expand - 1 if tail else 0
+    out = torch.full((rows, columns), 9, dtype=torch.int32, device=runner.DEVICE)
+    ksieve.topk(runner.on_device(scores), k=0, **runner.on_device(call | {"out": out}))
+    own = lengths % expand if tail else 0 * lengths
+    assert call["counts_out"].tolist() == own.tolist()
+    right = [[n - m + i if i < m else -1 for i in range(columns)] for n, m in zip(lengths, own, strict=True)]
+    assert out.tolist() == right
+    tally.add("entries no slots", rows, [])
