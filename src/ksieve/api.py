@@ -201,8 +201,8 @@ def topk(
         are ``b * g`` and those that follow it; negative where there is none. So a second level selects positions of the
         blocks that a first one selected.
     counts_out : array of int32, of the leading shape, optional
-        Receives how many slots of each row are used. This argument, the two before it and the six that follow are for
-        eager calls: while PyTorch or JAX traces, they are refused.
+        Receives how many slots of each row are used. While JAX traces, this argument, the two before it and the six
+        that follow are refused.
     block_size : int
         CPU only, as are forced entries: select among blocks of this many adjacent scores, 1 to 256, each by its best
         score, and write the number of the block. `lengths`, `starts` and `ends` stay positions; the last block may be

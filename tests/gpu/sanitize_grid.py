@@ -29,7 +29,6 @@ import rank_cases
 from gpu import material, runner, served
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
-from ksieve.core import gathering
 from ksieve.lab.bench import record
 from ksieve.planning.families import QUEUED
 
@@ -153,8 +152,6 @@ def serve(name, plan, bits, call, stats):
 def judge_entries(ready, scores, call, k):
     """Judge the slots of each row against sorted lists."""
     host = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
-    if (table := host.get("block_table")) is not None:
-        host["positions"] = gathering.positions_of(table, scores.shape[1])
     answer, score = ready.answer(), oracle.ranks(scores)
     for row in range(len(scores)):
         out, raw, values = (answer[n][row] for n in ("indices", "raw", "values"))

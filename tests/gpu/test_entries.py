@@ -27,11 +27,11 @@ CASES = pairwise(
     | {
         "rows": (4, 8), "width": (1, 70, 1000, 5003), "k": (1, 7, 64, 300), "expand": (None, 2, 7),
         "block_size": (None,), "force_first": (None,), "force_last": (None,), "force": (None,),
-        "positions": (False, True, "table"), "policy": (None,), "outputs": ("given",),
+        "positions": (None, "positions", "block_table"), "policy": (None,), "outputs": ("given",),
     }
 )  # fmt: skip
 if runner.HOST:
-    FEW = {False: 4, True: 3, "table": 3}
+    FEW = {None: 4, "positions": 3, "block_table": 3}
     CASES = [
         case | {"width": min(case["width"], 1000)}
         for kind, many in FEW.items()
@@ -41,30 +41,12 @@ if runner.HOST:
 
 def made(number):
     """A combination: host scores, k and arguments, then scores and arguments on the device."""
-    case = CASES[number]
-    x, k, call = built(case, number)
-    if case["positions"] == "table":
-        call = numbered(call, x.shape[1], np.random.default_rng(number))
+    x, k, call = built(CASES[number], number)
     call |= {"return_values": True, "return_raw": True, "counts_out": np.zeros(len(x), np.int32)}
     on_device = device_call(call)
     if "live" in call:
         on_device["live"] = torch.tensor([call["live"]], dtype=torch.int32, device=runner.DEVICE)
-    if "block_table" in call:
-        del on_device["positions"]
     return x, k, call, to_cuda(x, number % 2, runner.DEVICE), on_device
-
-
-def numbered(call, width, rng):
-    """The call with a table of blocks; `positions` are those that it gives, for the judge."""
-    size = next((n for n in (8, 7, 5, 3) if width % n == 0), 1)
-    rows = len(call["positions"])
-    table = np.stack([rng.permutation(3 * width // size + 1)[: width // size] for _ in range(rows)]).astype(np.int32)
-    table[rng.random(table.shape) < 0.2] = -1
-    if rows > 2:
-        table[2] = np.where(table[2] < 0, -(2**31), 2**31 - 1 - table[2])  # mostly of positions beyond int32
-    found = table.astype(np.int64).repeat(size, axis=1) * size + np.tile(np.arange(size), width // size)
-    positions = np.where((found >= 0) & (found < 2**31), found, -1).astype(np.int32)
-    return call | {"block_table": table, "positions": positions}
 
 
 def kernels():
