@@ -31,12 +31,15 @@ CASES = pairwise(
     }
 )  # fmt: skip
 if runner.HOST:
-    FEW = {None: 4, "positions": 3, "block_table": 3}
-    CASES = [
-        case | {"width": min(case["width"], 1000)}
-        for kind, many in FEW.items()
-        for case in [case for case in CASES if case["positions"] == kind][:many]
-    ]
+    FEW = (
+        {"positions": None, "expand": 7, "tail": True, "sorted": False, "tie_break": None},
+        {"positions": None, "expand": None, "sorted": False, "tie_break": None},
+        {"positions": None, "expand": 2, "sorted": "value", "tie_break": "high"},
+        {"positions": "positions", "expand": None, "sorted": "value", "tie_break": "high"},
+        {"positions": "positions", "expand": 2, "tie_break": "low"},
+        {"positions": "block_table", "expand": 7, "tail": True},
+    )
+    CASES = [case | few | {"width": 300, "k": 16} for case, few in zip(CASES, FEW, strict=False)]
 
 
 def made(number):

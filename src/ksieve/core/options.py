@@ -249,13 +249,10 @@ class Options:
 
     @property
     def on_cpu(self) -> tuple[tuple[str, str], ...]:
-        """Arguments in use that only eager calls take, and some only on the CPU, each with its value as text."""
-        arrays = (("positions", self.positions), ("counts_out", self.counts), ("tail", self.tail))
-        numbers = ((name, getattr(self, name), least) for name, least, _ in _NUMBERS[2:])
-        return (
-            *((name, "an array") for name, used in arrays if used),
-            *((name, str(value)) for name, value, least in numbers if value > least),
-        )
+        """Arguments in use that only calls on the CPU take, each with its value as text."""
+        forced = (("force_first", self.force_first, 0), ("force_last", self.force_last, 0))
+        used = (("block_size", self.block_size, 1), *forced)
+        return tuple((name, str(value)) for name, value, least in used if value > least)
 
     def columns(self, k: int) -> int:
         """Slots of a row in the outputs of a call."""

@@ -13,9 +13,6 @@ from ksieve.core.problem import Problem
 from ksieve.planning import cpu, cuda
 from ksieve.planning.plan import Plan
 
-_CUDA_LACKS = ("block_size", "force_first", "force_last")
-"""Arguments that no CUDA kernel takes."""
-
 
 def check_covers(plan: Plan, asked: Problem) -> None:
     """Refuse a call that the plan does not cover: it may be smaller than planned, never larger.
@@ -72,9 +69,6 @@ def choose(
         return cpu.choose(problem, device, family, policy)
     if device.kind == "cuda":
         for name, got in problem.options.on_cpu:
-            if name not in _CUDA_LACKS:
-                continue
-            takes = f"{'arrays' if got == 'an array' else 'scores'} on the CPU: no CUDA kernel has it yet"
-            raise ArgumentError(name, f"{got} on {problem.device}", takes)
+            raise ArgumentError(name, f"{got} on {problem.device}", "scores on the CPU: no CUDA kernel has it yet")
         return cuda.choose(problem, device, family, policy, splits, kept)
     raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")
