@@ -193,15 +193,16 @@ def topk(
     offsets : array of int32, of the leading shape, optional
         Write ``i + offsets[row]`` in place of index i.
     positions : array of int32, of the scores' shape, optional
-        CPU only: a position for each score, which is written in place of its index i, before `page_table` or
+        A position for each score, which is written in place of its index i, before `page_table` or
         `offsets`, and by which equal scores and `sorted` go. A score whose position is negative is no part of the row.
         The others of a row must be distinct. So rows are merged that were gathered from several shards.
     block_table : array of int32, of the leading shape and n, optional
-        CPU only: in place of `positions`, the number b of the block of each ``g = width // n`` scores, whose positions
+        In place of `positions`, the number b of the block of each ``g = width // n`` scores, whose positions
         are ``b * g`` and those that follow it; negative where there is none. So a second level selects positions of the
         blocks that a first one selected.
     counts_out : array of int32, of the leading shape, optional
-        CPU only: receives how many slots of each row are used.
+        Receives how many slots of each row are used. While JAX traces, this argument, the two before it and the six
+        that follow are refused.
     block_size : int
         Select among blocks of this many adjacent scores, 1 to 256, each by its best score, and write the number of the
         block. `lengths`, `starts` and `ends` stay positions; the last block may be short, and the first where a window

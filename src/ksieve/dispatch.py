@@ -90,7 +90,7 @@ def topk_eager(
         check_policy_kind(policy)
         # Without slots nothing is launched, and the plan of one slot serves.
         wanted = selected.problem
-        plan = choose(wanted if wanted.columns else replace(wanted, k=1), policy)
+        plan = choose(wanted if wanted.k or wanted.options.forced else replace(wanted, k=1), policy)
     else:
         if policy is not None:
             raise ArgumentError("policy", shown(policy), "nothing when plan is given: the plan holds one")

@@ -11,99 +11,19 @@ from hypothesis import strategies as st  # noqa: E402
 
 import entries as oracle  # noqa: E402
 import ksieve  # noqa: E402
-from cases import DTYPES, FAMILIES, POLICIES, pairwise, scores_of  # noqa: E402
+from cases import DTYPES, pairwise  # noqa: E402
+from entry_calls import AXES, built, columns_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from oracle import ranks  # noqa: E402
-
-AXES: dict[str, tuple] = {
-    "family": tuple(sorted(FAMILIES)),
-    "dtype": DTYPES,
-    "rows": (1, 2, 3),
-    "width": (0, 1, 2, 17, 63, 64, 65, 300, 700),
-    "pitched": (False, True),
-    "k": (0, 1, 2, 7, 40),
-    "block_size": (None, 2, 3, 8, 64, 256),
-    "expand": (None, True, 2, 7),
-    "tail": (False, True),
-    "force_first": (None, 0, 1, 3),
-    "force_last": (None, 1, 2),
-    "force": (None, "inside", "beside"),
-    "bounds": (None, "lengths", "ends"),
-    "starts": (False, True),
-    "index_base": (None, "row", "start"),
-    "next_n": (1, 2, 3),
-    "positions": (None, "positions", "block_table"),
-    "ks": (False, True),
-    "transform": (None, "offsets", "pages", "mapped"),
-    "page_size": (1, 64),
-    "sorted": (False, "value", "index"),
-    "tie_break": (None, "low", "high"),
-    "largest": (True, False),
-    "nan": (None, "last", "highest"),
-    "index_dtype": ("int32", "int64"),
-    "outputs": ("new", "given", "pitched"),
-    "live": (False, True),
-    "policy": POLICIES,
-}
-"""What a call with entries can ask for."""
-
-AS_THEY_ARE = ("force_first", "force_last", "force", "sorted", "tie_break", "largest", "nan", "index_dtype")
-
-
-def built(case, seed):
-    """Scores, k and arguments of a combination. Where two options exclude each other, one of them gives way."""
-    rng = np.random.default_rng(seed)
-    block, next_n, width = case["block_size"], case["next_n"], case["width"]
-    expand = (case["expand"] and True) if block else (2 if case["expand"] is True else case["expand"])
-    if expand and not block and not case["tail"]:
-        next_n = 1
-    rows = case["rows"] * next_n
-
-    def vector(count, low, high):
-        return rng.integers(low, high + 1, count, dtype=np.int32)
-
-    call = {name: case[name] for name in AS_THEY_ARE} | {"next_n": next_n, "block_size": block, "expand": expand}
-    k = case["k"]
-    if case["force"] != "beside":
-        k = max(k, (case["force_first"] or 0) + (case["force_last"] or 0))
-    x = scores_of(case["family"], rows, width + 3, min(max(k, 1), width + 3), case["dtype"], seed % 7)[:, :width]
-    x = x if case["pitched"] else np.ascontiguousarray(x)
-    if expand and case["tail"]:
-        unit = 1 if block else expand
-        call["tail"] = vector(rows // next_n, -2, unit * (width + 1) + 2)
-    if case["bounds"]:
-        call[case["bounds"]] = vector(rows // next_n, -1, width + 2)
-    if case["starts"]:
-        call["starts"] = vector(rows, -1, width // 2 + 1)
-    if case["positions"] and width and not block:
-        blocks = width // (7 if width % 7 == 0 else 3 if width % 3 == 0 else 1)
-        count = width if case["positions"] == "positions" else blocks
-        held = np.stack([rng.permutation(3 * count + 1)[:count] for _ in range(rows)])
-        call[case["positions"]] = np.where(held % 4 == 0, -1 - held, held).astype(np.int32)
-    else:
-        call["index_base"] = case["index_base"]
-    if case["ks"]:
-        call["ks"] = vector(rows, -1, k + 1)
-    if case["transform"] == "offsets":
-        call["offsets"] = vector(rows, -5, 5)
-    elif case["transform"]:
-        call |= {"page_table": vector(2 * 9, 0, 99).reshape(2, 9), "page_size": case["page_size"]}
-        call |= {"row_to_request": vector(rows, -1, 2)} if case["transform"] == "mapped" else {}
-    if case["live"]:
-        call["live"] = int(rng.integers(0, rows + 1))
-    return x, k, {name: value for name, value in call.items() if value is not None}
 
 
 def outputs(x, k, call, kind):
     """Arrays for all outputs, of the columns in the contract, filled with something else; none if all are new."""
     if kind == "new":
         return {}
-    block = call.get("block_size") or 1
-    expand = block if call.get("expand") is True else call.get("expand") or 1
-    n = call.get("force_first", 0) + call.get("force_last", 0) if call.get("force") == "beside" else 0
-    columns, gap = (k + n) * expand + (expand - 1 if "tail" in call else 0), 3 if kind == "pitched" else 0
+    columns, gap = columns_of(k, call), 3 if kind == "pitched" else 0
     taken = {"out": call["index_dtype"], "raw_out": call["index_dtype"], "values_out": x.dtype}
     return {name: np.full((x.shape[0], columns + gap), 77, dtype)[:, :columns] for name, dtype in taken.items()}
 
@@ -312,18 +232,18 @@ def test_values_carry_the_gradient_of_the_scores_that_they_are():
         assert tensor.grad.numpy().tobytes() == gradient.tobytes(), call
 
 
-def test_no_plan_for_a_gpu_has_them_yet():
-    with pytest.raises(ArgumentError, match=r"^expand: got 4 on cuda:0; takes scores on the CPU: no CUDA kernel"):
-        ksieve.plan(rows=3, width=40, k=5, device=DEVICES["h200"], options=Options(expand=4))
+def test_no_plan_for_a_gpu_has_both():
+    with pytest.raises(ArgumentError, match=r"^force_last: got 1 on cuda:0; takes scores on the CPU with positions"):
+        ksieve.plan(rows=3, width=40, k=5, device=DEVICES["h200"], options=Options(force_last=1, positions=True))
 
 
-TRACED_REFUSE = {"block_size": 8, "force_first": 1, "force_last": 2, "expand": 4}
+EAGER = {"block_size": 8, "force_first": 1, "force_last": 2, "expand": 4}
 
 
-@pytest.mark.parametrize("name", [*TRACED_REFUSE, "tail", "plan"])
+@pytest.mark.parametrize("name", [*EAGER, "tail", "plan"])
 def test_programs_of_jax_refuse_them(name):
     jax = pytest.importorskip("jax")
-    given = {"tail": np.zeros(3, np.int32)} if name == "tail" else {name: TRACED_REFUSE.get(name)}
+    given = {"tail": np.zeros(3, np.int32)} if name == "tail" else {name: EAGER.get(name)}
     if name == "plan":
         given = {"plan": ksieve.plan(rows=3, width=40, k=5, options=Options(block_size=8))}
     with pytest.raises(ArgumentError, match=f"^{name}: got .*while JAX traces"):

@@ -16,6 +16,7 @@ from cases import DTYPES, FAMILIES, POLICIES, scores_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
+from ksieve.planning.families import BY_POSITION  # noqa: E402
 from oracle import ranks, window_of, written  # noqa: E402
 
 K = 5
@@ -213,11 +214,19 @@ def test_counts_have_memory_of_their_own():
         ksieve.topk(scores(), k=K, counts_out=counts)
 
 
-@pytest.mark.parametrize("field", ["positions", "counts"])
-def test_no_plan_for_a_gpu_has_them_yet(field):
-    name = {"counts": "counts_out"}.get(field, field)
-    with pytest.raises(ArgumentError, match=f"^{name}: got an array on cuda:0; takes arrays on the CPU"):
-        ksieve.plan(rows=3, width=40, k=K, device=DEVICES["h200"], options=Options(**{field: True}))
+def test_plans_for_a_gpu_do_not_sample_rows_with_positions():
+    asked = {"k": K, "device": DEVICES["h200"], "options": Options(positions=True)}
+    for rows, width in ((1, 4096), (9, 30_000), (5000, 300), (5000, 262_144), (2, 1 << 20)):
+        plan = ksieve.plan(rows=rows, width=width, **asked)
+        assert plan.family in BY_POSITION and plan.policy is None and not plan.bins, plan
+    for more, message in (
+        ({"family": "stream"}, "family: got 'stream' with positions; takes one of "),
+        ({"family": "register_warp"}, "family: got 'register_warp' with positions"),
+        ({"policy": "paper-64"}, "policy: got paper-64 with positions; takes None or 'direct'"),
+    ):
+        with pytest.raises(ArgumentError) as error:
+            ksieve.plan(rows=9, width=4096, **asked, **more)
+        assert str(error.value).startswith(message)
 
 
 def test_jax_programs_refuse_them():

@@ -22,6 +22,7 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 import numpy as np
 import torch
 
+import entries
 import ksieve
 import oracle
 import rank_cases
@@ -84,7 +85,7 @@ SERVED = (
 
 def calls(rows, width, k):
     """Deterministic calls that together use every option."""
-    column = np.arange(rows, dtype=np.int32)
+    column, size = np.arange(rows, dtype=np.int32), 10 if width % 10 == 0 else 1
     lengths = torch.from_numpy(material.lengths_for(rows, width, k))
     starts, offsets = torch.from_numpy(column % 5), torch.from_numpy(column * 1000 - 7)
     table = torch.from_numpy(np.arange(rows * (width // 8), dtype=np.int32).reshape(rows, -1))
@@ -92,6 +93,23 @@ def calls(rows, width, k):
     yield {"starts": starts, "lengths": lengths, "sorted": "index", "tie_break": "low", "overlap": True}
     yield {"page_table": table, "page_size": 8, "index_dtype": "int64", "sorted": "value", "tie_break": "high"} | more
     yield {"offsets": offsets, "ks": starts * (k // 4), "ends": lengths, "sorted": "value", "tie_break": "low"} | more
+    more["counts_out"] = torch.zeros(rows, dtype=torch.int32)
+    by_value, by_index = {"sorted": "value", "tie_break": "high"} | more, {"sorted": "index", "tie_break": "low"} | more
+    held = np.stack([np.random.default_rng(row).permutation(2 * width)[:width] for row in range(rows)]).astype(np.int32)
+    held[held % 3 == 0] = -1
+    placed = {"ends": lengths, "starts": starts, "positions": torch.from_numpy(held), "offsets": offsets}
+    table = np.stack([np.random.default_rng(row).permutation(width)[: width // size] for row in range(rows)])
+    yield {
+        "lengths": lengths,
+        "starts": starts,
+        "expand": 3,
+        "tail": lengths * 3 - 1,
+        "index_dtype": "int64",
+    } | by_index
+    yield {"lengths": lengths, "expand": 2, "tail": lengths} | more
+    yield placed | by_value
+    yield placed | by_index
+    yield {"block_table": torch.from_numpy(table.astype(np.int32)), "expand": 2, "ks": starts * (k // 4)} | more
 
 
 def served_plans(device):
@@ -122,10 +140,22 @@ def serve(name, plan, bits, call, stats):
     for _ in range(2):
         ready.poison()
         ready.run()
+    if plan.problem.options.counts:
+        judge_entries(ready, bits.view(np.float32), call, plan.problem.k)
+        return
     expected = served.right_answer(torch.from_numpy(bits).view(torch.float32), call, plan.problem.k)
     for output, guarded in ready.outputs.items():
         if not served.same_bytes(guarded.out.cpu(), expected[output]).all():
             raise AssertionError(f"{name}: {output} is not the right answer of {sorted(call)}")
+
+
+def judge_entries(ready, scores, call, k):
+    """Judge the slots of each row against sorted lists."""
+    host = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+    answer, score = ready.answer(), oracle.ranks(scores)
+    for row in range(len(scores)):
+        out, raw, values = (answer[n][row] for n in ("indices", "raw", "values"))
+        entries.check_row(score, scores, row, k, host, out, raw, values, answer["counts"][row, 0])
 
 
 def on_device(call):

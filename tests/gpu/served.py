@@ -16,7 +16,7 @@ import harness
 import ksieve
 from gpu import judge, runner
 from gpu.variants import Variant
-from ksieve.core import arguments
+from ksieve.core import arguments, entries, gathering
 from ksieve.core.options import Options, dtype_text
 from ksieve.model import reference
 from ksieve.planning.plan import Plan
@@ -86,6 +86,8 @@ class Served:
             self.outputs["values_out"] = Guarded.make(rows, k, scores.dtype, *room)
         if options.raw:
             self.outputs["raw_out"] = Guarded.make(rows, k, index, *room)
+        if options.counts:
+            self.outputs["counts_out"] = Guarded.make(rows, 1, torch.int32, 0, room[1])
         self.workspace = runner.dirty_workspace(plan)
 
     def run(self, *, stats: bool = False) -> Any:
@@ -97,6 +99,8 @@ class Served:
         if self.call.get("live") is not None:
             call["num_rows"] = self.call["live"]
         call |= {name: guarded.out for name, guarded in self.outputs.items()}
+        if "counts_out" in call:
+            call["counts_out"] = call["counts_out"].view(-1)
         if runner.DRY:
             # The CPU backend stands in for the kernels.
             slots = self.plan.problem.k if slots is None else slots
@@ -120,7 +124,7 @@ class Served:
 
     def answer(self) -> dict[str, Any]:
         """Host arrays of the outputs, as `oracle.assert_served` takes them; bfloat16 as uint16 bits."""
-        names = {"out": "indices", "values_out": "values", "raw_out": "raw"}
+        names = {"out": "indices", "values_out": "values", "raw_out": "raw", "counts_out": "counts"}
         return {"values": None, "raw": None} | {
             names[name]: runner.to_numpy(guarded.out) for name, guarded in self.outputs.items()
         }
@@ -241,12 +245,20 @@ def compare_stats(served: Served) -> list[str]:
     """Statistics against the model's."""
     if runner.DRY:
         return []
-    call, plan = served.call, served.plan
+    call, plan, options = served.call, served.plan, served.plan.problem.options
     raw = served.run(stats=True).raw
-    host = {n: v.cpu().numpy() for n in ("starts", "ks", "lengths", "ends") if (v := call.get(n)) is not None}
+    names = ("starts", "ks", "lengths", "ends", "tail", "positions", "block_table")
+    host = {n: v.cpu().numpy() for n in names if (v := call.get(n)) is not None}
+    scores, lengths, starts = runner.to_numpy(served.scores), host.get("lengths", host.get("ends")), host.get("starts")
+    if options.entries or options.positions:
+        bounds = entries.bounds(options, *scores.shape, lengths=lengths, starts=starts, tails=host.get("tail"))
+        table = host.get("block_table")
+        places = host.get("positions") if table is None else gathering.positions_of(table, scores.shape[1])
+        found = entries.entries_of(options, scores, *bounds, positions=places)
+        scores, lengths, starts, options = found.scores, found.total, found.begin, entries.selecting(options)
     _, model = reference.select(
-        runner.to_numpy(served.scores), host.get("lengths", host.get("ends")), plan.problem.k,
-        options=plan.problem.options, starts=host.get("starts"), ks=host.get("ks"), **harness.model_arguments(plan),
+        scores, lengths, plan.problem.k, options=options, starts=starts, ks=host.get("ks"),
+        **harness.model_arguments(plan),
     )  # fmt: skip
     differing = np.flatnonzero((raw != model.raw[: len(raw)]).any(1))
     return [f"statistics of row {r} differ: {raw[r]}, model {model.raw[r]}" for r in differing[:3]]

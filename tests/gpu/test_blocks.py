@@ -90,7 +90,7 @@ def wrong_rows(ready, dtype):
     for row in range(host.shape[0]):
         values = None if answer["values"] is None else answer["values"][row]
         try:
-            used = int((raw[row] != -1).sum())
+            used = int((raw[row] != -1).sum()) if "counts" not in answer else int(answer["counts"][row, 0])
             oracle.check_row(score, host, row, k, call, answer["indices"][row], raw[row], values, used)
         except (AssertionError, KeyError) as error:
             wrong.append(f"row {row}: {str(error)[:400]}")
@@ -188,6 +188,29 @@ def test_orders_values_and_statistics(dtype, ranking, tally):
             _, ready, found = check(FORCED[family], scores, k, call)
             wrong += found + differing_stats(ready)
     tally.add("blocks-options", len(asked) * scores.shape[0], wrong)
+    assert not wrong, wrong[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_are_expanded_behind_their_selection(family, tally):
+    size, k = {"resident_block": (8, 20), "resident_cluster": (7, 9), "stream_unsampled": (5, 33)}[family]
+    width = size * 150 + 3
+    scores = scores_of(hard_rows(size, width, k), "float32", 3)
+    rows = scores.shape[0]
+    bounds = list(calls(rows, width, size, k))
+    tail = torch.tensor(([width, size * k, 5, width - 1, 0, -3, size] * rows)[:rows], dtype=torch.int32)
+    counts = torch.zeros(rows, dtype=torch.int32, device=runner.DEVICE)
+    wrong = []
+    tied = {"tie_break": "high", "sorted": "value"} if family == "stream_unsampled" else {"sorted": "index"}
+    for number, call in enumerate((
+        {"force_last": 1, "counts_out": counts},
+        {"force_first": 1, "force_last": 2, "force": "beside", "return_values": True, "counts_out": counts} | tied,
+        {"tail": tail.to(runner.DEVICE), "force_last": 1, "return_raw": True, "counts_out": counts},
+    )):  # fmt: skip
+        call = bounds[(number + 1) % 3] | {"block_size": size, "expand": True} | call
+        _, _, found = check(FORCED[family], scores, k, call)
+        wrong += [f"{number}: {text}" for text in found]
+    tally.add("blocks-expanded", 3 * rows, wrong)
     assert not wrong, wrong[0]
 
 

@@ -433,7 +433,7 @@ def test_a_rank_is_no_define():
 def test_options_are_compiled_in_only_where_they_are_asked_for(family):
     """A plain plan's kernel has no define of theirs: so the code, the cache entry and the parameters it always had."""
     plain = specialisation(family, "sm_90a")[0]
-    known = {"WINDOWS", "EPILOGUE", "ORDER", "TIES", "OVERLAP", "SORT_SLOTS"}
+    known = {"WINDOWS", "EPILOGUE", "ORDER", "TIES", "OVERLAP", "SORT_SLOTS", "COUNTS", "EXPAND", "TAIL", "POSITIONS"}
     assert not {name.removeprefix("KSIEVE_") for name, _ in plain.defines} & known
     for asked, names in (
         (Options(next_n=2), {"WINDOWS"}),
@@ -443,6 +443,9 @@ def test_options_are_compiled_in_only_where_they_are_asked_for(family):
         (Options(transform="offsets", overlap=True), {"EPILOGUE", "OVERLAP"}),
         (Options(order="index"), {"EPILOGUE", "ORDER"}),
         (Options(index_base="start", page_size=8), set()),
+        (Options(counts=True), {"COUNTS"}),
+        (Options(expand=4), {"EPILOGUE", "EXPAND"}),
+        (Options(expand=4, tail=True), {"WINDOWS", "EPILOGUE", "EXPAND", "TAIL"}),
     ):
         found = dict(specialisation(family, "sm_90a", asked=asked)[0].defines)
         assert {name.removeprefix("KSIEVE_") for name in found} & known == names

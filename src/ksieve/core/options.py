@@ -109,9 +109,9 @@ class Options:
         and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
     positions : bool
         An array, `positions` or `block_table`, holds a position for each score: what is written in place of its index,
-        and what order and ties go by; -1 where there is no score. On the CPU alone.
+        and what order and ties go by; -1 where there is no score.
     counts : bool
-        Also write how many slots of each row are used. On the CPU alone.
+        Also write how many slots of each row are used.
     block_size : int
         Scores of a block, 1 to 256. Above 1 a row's *entries*, among which k are selected, are its blocks, each by its
         best score; an entry's index is the number of the block.
@@ -249,13 +249,10 @@ class Options:
 
     @property
     def on_cpu(self) -> tuple[tuple[str, str], ...]:
-        """Arguments in use that only eager calls on the CPU take, each with its value as text."""
-        arrays = (("positions", self.positions), ("counts_out", self.counts), ("tail", self.tail))
-        numbers = ((name, getattr(self, name), least) for name, least, _ in _NUMBERS[2:])
-        return (
-            *((name, "an array") for name, used in arrays if used),
-            *((name, str(value)) for name, value, least in numbers if value > least),
-        )
+        """Arguments in use that only calls on the CPU take, each with its value as text."""
+        forced = (("force_first", self.force_first, 0), ("force_last", self.force_last, 0))
+        used = (("block_size", self.block_size, 1), *forced)
+        return tuple((name, str(value)) for name, value, least in used if value > least)
 
     def columns(self, k: int) -> int:
         """Slots of a row in the outputs of a call."""
@@ -264,7 +261,7 @@ class Options:
     @property
     def rewritten(self) -> bool:
         """Whether the epilogue, or 64-bit slots, replace the positions that a selection writes."""
-        return self.finished or self.index_dtype == "int64"
+        return self.finished or self.index_dtype == "int64" or self.expand > 1 or self.positions
 
 
 _NUMBERS = (

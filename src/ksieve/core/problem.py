@@ -73,7 +73,7 @@ class Problem:
         options = self.options
         if options.block_size == 1 and not options.forced:
             return self
-        inner = replace(options, block_size=1, force_first=0, force_last=0, force="inside")
+        inner = replace(options, block_size=1, force_first=0, force_last=0, force="inside", next_n=1)
         inner = inner if inner.windows != "none" else replace(inner, windows="lengths")
         width, k = -(-self.width // options.block_size), max(self.k + options.beside - options.forced, 0)
         dtype = "float32" if options.block_size > 1 else self.dtype
@@ -284,6 +284,7 @@ def check_positions(info: ArrayInfo, name: str, scores: ArrayInfo, leading: Shap
     _check_integers(info, name)
     check_positions_shape(info.shape, name, (*leading, scores.shape[1]))
     _check_device(info, name, scores.device)
+    _check_aligned(info, name)
     info = as_matrix(info, name)
     rows, width = info.shape
     if rows and width > 1 and info.strides[1] != 1:

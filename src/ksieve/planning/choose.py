@@ -13,9 +13,6 @@ from ksieve.core.problem import Problem
 from ksieve.planning import cpu, cuda
 from ksieve.planning.plan import Plan
 
-ON_CUDA = ("block_size", "force_first", "force_last")
-"""Of the options that a traced call refuses (`Options.on_cpu`), those that CUDA kernels have."""
-
 
 def check_covers(plan: Plan, asked: Problem) -> None:
     """Refuse a call that the plan does not cover: it may be smaller than planned, never larger.
@@ -71,10 +68,9 @@ def choose(
             raise ArgumentError("splits", shown(splits), "nothing on a CPU device")
         return cpu.choose(problem, device, family, policy)
     if device.kind == "cuda":
-        for name, got in problem.options.on_cpu:
-            if name in ON_CUDA:
-                continue
-            takes = f"{'arrays' if got == 'an array' else 'scores'} on the CPU: no CUDA kernel has it yet"
-            raise ArgumentError(name, f"{got} on {problem.device}", takes)
+        if problem.options.positions and problem.options.forced:
+            name = "force_last" if problem.options.force_last else "force_first"
+            takes = "scores on the CPU with positions: no CUDA kernel has both"
+            raise ArgumentError(name, f"{getattr(problem.options, name)} on {problem.device}", takes)
         return cuda.choose(problem, device, family, policy, splits, kept)
     raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")

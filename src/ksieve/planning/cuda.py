@@ -14,7 +14,7 @@ from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
 from ksieve.planning import blocks, huge_rows, shapes, tuned
-from ksieve.planning.families import FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
+from ksieve.planning.families import BY_POSITION, FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
     ITEM_BYTES,
@@ -78,6 +78,8 @@ def choose(
         family = now
     if family is not None and (not isinstance(family, str) or family not in shapes.families()):
         raise ArgumentError("family", shown(family), f"one of {list(shapes.families())} on a CUDA device")
+    if problem.options.positions and family is not None and family not in BY_POSITION:
+        raise ArgumentError("family", f"{family!r} with positions", f"one of {list(BY_POSITION)}, or None")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
     if problem.options.block_size > 1:
@@ -87,6 +89,8 @@ def choose(
         plan = choose(replace(inner, k=max(inner.k, 1)), device, family, policy, splits, kept)
         return with_workspace(replace(plan, problem=problem, bins=(), bin=None))
     chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family, kept)
+    if chosen is not None and problem.options.positions:
+        raise ArgumentError("policy", f"{chosen.name} with positions", "None or 'direct': no row of them is sampled")
     if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
         raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
     if splits is not None and (type(splits) is not int or splits not in range(1, MOST_SPLITS + 1)):
@@ -152,7 +156,7 @@ def _fits_warp(problem: Problem, device: DeviceInfo) -> bool:
 def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, kept: bool) -> SamplingPolicy | None:
     """Sampling policy by row width; None where sampling does not pay."""
     width, k = problem.width, problem.k
-    if family is not None and family not in SAMPLED:
+    if problem.options.positions or (family is not None and family not in SAMPLED):
         return None
     if family is None and (_resident_without_grid(problem, device) or _fits_grid(problem, device, kept)):
         return None
@@ -188,6 +192,8 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     clusters = "resident_cluster" in _known(problem, device).usual
     if clusters and rows * CLUSTER <= device.sm_count and width > problem.k and _cluster_stores(problem, device):
         return "resident_cluster", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
+    if problem.options.positions:
+        return "stream_unsampled", "scores have positions of their own: exact boundary"
     return "stream_unsampled", "rows too short to sample, or k too large for a resident frontier: exact boundary"
 
 

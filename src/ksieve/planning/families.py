@@ -23,6 +23,9 @@ QUEUED = ("stream", "stream_unsampled")
 SAMPLED = ("stream", "stream_split")
 """Families that sample a row in front of its scan."""
 
+BY_POSITION = ("stream_unsampled", "resident_block", "resident_cluster")
+"""Families that take scores with positions of their own (kernels/common/positions.cuh): none samples its rows."""
+
 FORMER = {
     "persistent_sampled": "stream",
     "persistent_exact": "stream_unsampled",

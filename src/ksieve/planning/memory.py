@@ -123,11 +123,14 @@ def register_slots(geometry: Geometry, dtype: str) -> int:
 
 
 def sort_bytes(problem: Problem) -> int:
-    """Memory in which the slots of a row are sorted: keys and positions for an order by value, else positions."""
+    """Memory in which the slots of a row are sorted: keys and positions for an order by value, else positions.
+
+    Beside positions that the scores have of their own lie their indices.
+    """
     if problem.options.order == "any":
         return 0
     elements = max(1 << (problem.k - 1).bit_length(), SORT_CHUNK)
-    return elements * (8 if problem.options.order == "value" else 4)
+    return elements * (8 if problem.options.order == "value" or problem.options.positions else 4)
 
 
 def sort_slots(plan: Plan) -> int:
@@ -166,8 +169,8 @@ def warp_lists(geometry: Geometry) -> int:
 
 
 def tied(problem: Problem) -> bool:
-    """Whether the plan has a tie-break, which needs stored candidates in any case."""
-    return problem.options.tie_break != "any"
+    """Whether candidates are stored in any case: the plan has a tie-break, or scores have positions of their own."""
+    return problem.options.tie_break != "any" or problem.options.positions
 
 
 def storage_of(

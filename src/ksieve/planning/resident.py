@@ -46,7 +46,7 @@ def resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str,
     """
     known, family = tuned.shapes_of(device, problem.dtype), families[-1]
     one_cta = family in ONE_CTA
-    candidates = _fitted(known, device, families, problem.options.lean)
+    candidates = _fitted(known, device, families, problem.options.lean, problem.options.positions)
     found, narrowest = None, 0
     for geometry, room in candidates[bisect_left(candidates, problem.width, key=lambda c: c[0].resident_width) :]:
         if found is not None and geometry.resident_width > narrowest:
@@ -82,21 +82,18 @@ def resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str,
 
 @lru_cache(maxsize=512)
 def _fitted(
-    known: Shapes, device: DeviceInfo, families: tuple[str, ...], lean: bool
+    known: Shapes, device: DeviceInfo, families: tuple[str, ...], lean: bool, positions: bool
 ) -> tuple[tuple[Geometry, int], ...]:
     """Resident shapes of some families, narrowest first, with the bytes that each leaves for candidates.
 
     They have fewer resident CTAs where a multiprocessor has less shared memory than the one they were measured on; also
-    for options (not `lean`) on another architecture or of another dtype: in 64 registers, which suffice for what was
-    measured, ptxas would spill.
+    for options (not `lean`) on another architecture or of another dtype, and for `positions`: in 64 registers, which
+    suffice for what was measured, ptxas would spill.
     """
 
     def fitted(shape: Geometry) -> tuple[Geometry, int]:
-        tight = (
-            ("resident" in known.derived or shape.source == shapes.DERIVED_DTYPE)
-            and not lean
-            and shape.threads * shape.ctas_per_sm >= 1024
-        )
+        derived = "resident" in known.derived or shape.source == shapes.DERIVED_DTYPE
+        tight = (positions or (derived and not lean)) and shape.threads * shape.ctas_per_sm >= 1024
         for ctas in range(shape.ctas_per_sm - bool(tight), 0, -1):
             fewer = replace(shape, ctas_per_sm=ctas)
             if (room := candidate_bytes_of(fewer, device, known.dtype)) >= 0:

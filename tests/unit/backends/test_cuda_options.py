@@ -167,3 +167,4 @@ def test_workspaces_of_other_layouts_are_not_shared(driver, monkeypatch):
 
 def test_params_and_options_are_as_long_as_the_kernels_say():
     assert launch.OPTIONS.size == 104 and launch._PATCH_OPTIONS.size == launch.PARAMS.size + 104 + 4
+    assert launch._PATCH_SLOTS.size == launch._PATCH_OPTIONS.size + launch.SLOTS.size and launch.SLOTS.size == 40

@@ -64,6 +64,7 @@ def run(
     results = (result, *more.values())
     live_at, counted = call.address("num_rows"), None
     if not rows or not call.problem.columns:
+        _clear_counts(driver, call, index)
         return _answer(results, _no_stats(driver, call, index) if return_stats else None)
     target = problem.as_matrix(problem.inspect(result, "out"), "out") if out is None else call.described["out"]
     stream = arrays.current_stream(info.library, scores, index)
@@ -89,7 +90,9 @@ def run(
         try:
             launcher.launch(
                 info.pointer, lengths_at, live_at, target.pointer, stats_memory.pointer if stats_memory else 0, memory,
-                pitch, out_pitch, rows, width, stream, packed(plan, call, more) if launcher.extended else (),
+                pitch, out_pitch, rows, width, stream,
+                packed(plan, call, more, launcher.with_slots) if launcher.extended else (),
+                None if call.problem.k else 0,
             )  # fmt: skip
         finally:
             code = driver.wait(handle) if waits else 0
@@ -100,6 +103,14 @@ def run(
             raw = np.frombuffer(driver.read(stats_memory.pointer, live * 4 * len(STATS_COLUMNS)), np.int32)
             return _answer(results, Stats(raw.reshape(live, len(STATS_COLUMNS))))
     return _answer(results, None)
+
+
+def _clear_counts(driver: Any, call: Call, index: int) -> None:
+    """Zero the counts of a call that launches nothing."""
+    if (counts := call.described.get("counts_out")) is not None and call.problem.rows:
+        stream = arrays.current_stream(call.scores.library, call.arrays["scores"], index)
+        with driver.activated(driver.context(index)):
+            driver.fill_zero(counts.pointer, 4 * call.problem.rows, stream)
 
 
 def _no_stats(driver: Any, call: Call, index: int) -> Stats:

@@ -32,8 +32,8 @@ def outputs(plan: Plan, call: Call) -> dict[str, Any]:
     return found
 
 
-def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
-    """Fields of `launch.OPTIONS`; `filled` as `outputs` returns it."""
+def packed(plan: Plan, call: Call, filled: dict[str, Any], with_slots: bool) -> tuple[int, ...]:
+    """Fields of `launch.OPTIONS`, and `with_slots` those of `launch.SLOTS`; `filled` as `outputs` returns it."""
     options = plan.problem.options
     addresses = [call.address(name) for name in ("starts", "k", "page_table", "row_to_request", "offsets")]
     pitches = []
@@ -47,7 +47,8 @@ def packed(plan: Plan, call: Call, filled: dict[str, Any]) -> tuple[int, ...]:
     if table := call.described.get("page_table"):
         (requests, pages), (table_pitch, _) = table.shape, table.strides
     next_n, shift, flags = constants(options)
-    return (*addresses, table_pitch, *pitches, next_n, requests, pages, shift, flags, 0)
+    slots = _slots(call) if with_slots else ()
+    return (*addresses, table_pitch, *pitches, next_n, requests, pages, shift, flags, 0, *slots)
 
 
 def constants(options: Options) -> tuple[int, int, int]:
@@ -60,3 +61,12 @@ def constants(options: Options) -> tuple[int, int, int]:
         | (_PAGED if options.transform == "pages" else 0)
     )
     return options.next_n, options.page_size.bit_length() - 1, flags
+
+
+def _slots(call: Call) -> tuple[int, ...]:
+    """Fields of `launch.SLOTS`."""
+    at, pitch, block = 0, 0, 0
+    if positions := call.described.get("positions") or call.described.get("block_table"):
+        at, pitch, width = positions.pointer, problem.row_pitch(positions), positions.shape[1]
+        block = call.problem.width // width if "block_table" in call.described and width else 0
+    return call.address("counts_out"), call.address("tail"), at, pitch, call.problem.options.expand, block

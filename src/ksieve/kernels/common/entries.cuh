@@ -4,9 +4,6 @@
 
 constexpr bool kEntries = kBlockRows || kForced > 0;
 
-// Returns the slots of a row in the outputs.
-__device__ __forceinline__ int columns_of(const Params& p) { return p.k + kForced; }
-
 // All entries of a row.
 template <class AnyRow> struct Entries {
   AnyRow row; // its slots are those for forced entries too; a row that gets none of either has no entries
@@ -33,10 +30,10 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
   const auto& o = p.options;
   const int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
   const int start = window_start(p, id);
-  const int hidden = o.next_n - 1 - id % o.next_n;
+  const int hidden = kTail && !kBlockRows ? 0 : hidden_of(p, id); // with a tail it is positions that differ by one
   const int valid = max(p.lengths ? length_entry(p, id / o.next_n) : p.width, hidden) - hidden;
   const bool ends = p.lengths == nullptr || o.flags & kEnds;
-  const int length = max(ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start), 0);
+  int length = max(ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start), 0);
   const int most = p.k + kForcedInside;
   const int own = id < live ? (o.row_k ? min(max(o.row_k[id], 0), most) : most) + (kForced - kForcedInside) : 0;
   const int base = o.flags & kAbsolute ? start : 0;
@@ -46,12 +43,14 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
   if constexpr (kBlockRows) {
     constexpr i64 kBytes = KSIEVE_SOURCE_DTYPE ? 2 : 4;
     const int cut = base % kBlockSize; // scores of the first block in front of the window
+    if (kTail) length = id < live ? min(length, max(tail_length(p, id) - base, 0)) : 0;
     all.row.base = base / kBlockSize;
-    all.row.length = length ? (cut + length - 1) / kBlockSize + 1 : 0;
+    all.row.length = !length ? 0 : kTail ? (cut + length) / kBlockSize : (cut + length - 1) / kBlockSize + 1;
     all.row.from = static_cast<const unsigned char*>(p.scores) + (id * p.pitch + start - cut) * kBytes;
     all.row.low = cut;
     all.row.high = cut + length;
   } else {
+    if (kTail) length = min(length, max((id < live ? tail_length(p, id) : 0) / o.expand - base, 0));
     all.row.base = base;
     all.row.length = length;
     all.row.scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
@@ -122,6 +121,7 @@ template <class AnyRow, bool kSome = kForced != 0> struct Slots {
   template <class Other> __device__ __forceinline__ int entry_of(const Params& p, int slot, Other other) const {
     return order.entry_of(p, slot, other);
   }
+  __device__ __forceinline__ int used(int) const { return order.used(); }
 };
 template <class AnyRow> struct Slots<AnyRow, false> {
   const AnyRow& row;
@@ -129,4 +129,5 @@ template <class AnyRow> struct Slots<AnyRow, false> {
   template <class Other> __device__ __forceinline__ int entry_of(const Params&, int slot, Other other) const {
     return other(slot);
   }
+  __device__ __forceinline__ int used(int selected) const { return selected; }
 };

@@ -1,8 +1,7 @@
 // Rows: where each starts and ends, and how its scores are read, 16 bytes at a time at any alignment.
 #pragma once
 #include "common/blocks.cuh"
-#include "common/ranking.cuh"
-#include "common/storage.cuh"
+#include "common/positions.cuh"
 
 static_assert(kVector == 16 / sizeof(Score), "a vector is 16 bytes");
 
@@ -36,6 +35,11 @@ using Row = Choose<kBlockRows, BlockRow, Choose<kWindows, WindowRow, PlainRow>::
 // Returns the row's own k; it differs from p.k only with windows.
 __device__ __forceinline__ int slots_of(const Params& p, const Row& row) { return kWindows ? row.slots : p.k; }
 
+// Returns the number of a row's scores; of those that have positions, once they are counted (find_present).
+__device__ __forceinline__ int size_of(const Row& row) {
+  return kPositions ? PositionedRow::of_row().count : row.length;
+}
+
 __device__ __forceinline__ int window_start(const Params& p, int id) {
   return p.options.starts ? min(max(p.options.starts[id], 0), p.width) : 0;
 }
@@ -50,6 +54,17 @@ __device__ __forceinline__ int length_entry(const Params& p, int entry) {
   return static_cast<int>(min(max(reinterpret_cast<const i64*>(p.lengths)[entry], -kMost), kMost));
 }
 __device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? length_entry(p, id) : p.width; }
+
+// Returns how many scores, or positions, at the end of its request a row does not see yet.
+__device__ __forceinline__ int hidden_of(const Params& p, int id) {
+  return p.options.next_n - 1 - id % p.options.next_n;
+}
+
+// Returns the length of a row in positions, at least 0; of rows that are live.
+__device__ __forceinline__ int tail_length(const Params& p, int id) {
+  const int hidden = hidden_of(p, id);
+  return max(p.options.tails[id / p.options.next_n], hidden) - hidden;
+}
 
 // Returns a row from its length and the live row count, both as the caller gives them: they are clamped here.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
@@ -70,13 +85,16 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
     const auto& o = p.options;
     int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
     int start = window_start(p, id);
-    int hidden = o.next_n - 1 - id % o.next_n; // scores at its request's end that this row does not see yet
+    int hidden = kTail ? 0 : hidden_of(p, id); // with a tail it is positions that differ by one
     int valid = max(p.lengths ? length_entry(p, id / o.next_n) : p.width, hidden) - hidden;
     bool ends = p.lengths == nullptr || o.flags & kEnds;
     int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
     int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
-    return {static_cast<const Score*>(p.scores) + id * p.pitch + start, id, id < live && slots > 0 ? length : 0, slots,
-            o.flags & kAbsolute ? start : 0};
+    const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
+    int base = o.flags & kAbsolute ? start : 0;
+    if constexpr (kTail && !kPositions)
+      length = min(length, max(tail_length(p, id) / o.expand - base, 0)); // entries that are whole
+    return {scores, id, id < live && slots > 0 ? length : 0, slots, base};
   } else {
     return row_of(p, id, length_of(p, id));
   }
@@ -160,6 +178,27 @@ __device__ __forceinline__ void fill_rest(Body body) {
   }
 }
 
+// Replaces scores of a batch that have no position by minus infinity; returns one bit for each that has one. The batch
+// begins at `first`, and `left` scores of the body are there.
+__device__ __forceinline__ u32 keep_present(Raw (&raw)[kBatch], int first, int left) {
+  const PositionedRow& row = PositionedRow::of_row();
+  u32 present = 0;
+#pragma unroll
+  for (int u = 0; u < kBatch; ++u)
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const int at = u * kStep + i;
+      if (at < left && row.at(first + at) >= 0) {
+        present |= 1u << (u * kVector + i);
+      } else if constexpr (kHalfScores) {
+        raw[u].word[i / 2] = __byte_perm(raw[u].word[i / 2], kWorstBits, i % 2 ? 0x5410 : 0x3254);
+      } else {
+        raw[u].word[i] = kWorstBits;
+      }
+    }
+  return present;
+}
+
 // Starts the first loads of a scan, so that they arrive while a boundary is computed. Call by all threads; a scan over
 // the same positions must follow.
 __device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
@@ -209,7 +248,12 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
 #pragma unroll
     for (int u = 0; u < kBatch; ++u)
       raw[u] = load_shared_words(slot + u * kStageBytes);
-    visitor.see(raw, slot, first, body.end - first);
+    if constexpr (kPositions) {
+      const int left = body.end - first;
+      visitor.see(raw, slot, first, left_of<Left>(left, keep_present(raw, first, left)));
+    } else {
+      visitor.see(raw, slot, first, body.end - first);
+    }
     if (kSmall) next = scores + batch + kTurn + moved_on(offset, kBatches);
     if (kResident) {
       // the row stays in the ring
@@ -239,6 +283,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     int edge = begin + static_cast<int>(threadIdx.x);
     if (edge >= body.begin) edge += body.end - body.begin;
     bool valid = threadIdx.x < 2 * kVector && edge < end;
+    if constexpr (kPositions) valid = valid && PositionedRow::of_row().at(edge) >= 0;
     visitor.edge(valid ? widen(scores[edge]) : 0.0f, edge, valid);
   }
   visitor.finish();

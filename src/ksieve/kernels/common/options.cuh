@@ -44,7 +44,20 @@
 #ifndef KSIEVE_FORCE_BESIDE
 #define KSIEVE_FORCE_BESIDE 0 // they are not among the k
 #endif
-#define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES)
+#ifndef KSIEVE_COUNTS
+#define KSIEVE_COUNTS 0 // the number of used slots of each row is written
+#endif
+#ifndef KSIEVE_EXPAND
+#define KSIEVE_EXPAND 0 // entries stand for several positions, which are written: epilogue/expand.cuh
+#endif
+#ifndef KSIEVE_TAIL
+#define KSIEVE_TAIL 0 // rows have a length in positions, and those behind the last whole entry are written
+#endif
+#ifndef KSIEVE_POSITIONS
+#define KSIEVE_POSITIONS 0 // scores have positions of their own: common/positions.cuh
+#endif
+#define KSIEVE_SLOTS (KSIEVE_COUNTS || KSIEVE_EXPAND || KSIEVE_POSITIONS)
+#define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES || KSIEVE_SLOTS)
 
 constexpr bool kWindows = KSIEVE_WINDOWS != 0;
 constexpr bool kEpilogue = KSIEVE_EPILOGUE != 0;
@@ -58,10 +71,16 @@ constexpr int kForceLast = KSIEVE_FORCE_LAST;
 constexpr int kForced = kForceFirst + kForceLast;
 constexpr int kForcedInside = KSIEVE_FORCE_BESIDE ? 0 : kForced; // forced entries that are among a row's k
 static_assert(kWindows || (!kBlockRows && kForced == 0), "rows of entries are windows");
+constexpr bool kCounts = KSIEVE_COUNTS != 0;
+constexpr bool kExpand = KSIEVE_EXPAND != 0;
+constexpr bool kTail = KSIEVE_TAIL != 0;
+constexpr bool kPositions = KSIEVE_POSITIONS != 0;
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_ORDER);
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;
 static_assert(kEpilogue || kOrder == Order::kAny, "an order is made by the finishing pass");
+static_assert(kEpilogue || !kExpand, "positions of entries are written by the finishing pass");
+static_assert(!kTail || (kWindows && kExpand), "a length in positions bounds the entries of a row");
 
 struct Options {
   const int* starts;     // (rows,) first score of each row's window, clamped to [0, width]; null: 0
@@ -80,8 +99,24 @@ struct Options {
   int page_shift; // log2 of the scores of a page
   int flags;      // OptionFlags
   int reserved;
+#if KSIEVE_SLOTS        // other kernels' code stays what it is
+  int* counts;          // (rows,) used slots of each row; with kCounts
+  const int* tails;     // (rows,) length of each row in positions, shared like the lengths; with kTail
+  const int* positions; // (rows, width) position of each score, or (rows, width / block) numbers of blocks,
+  i64 positions_pitch;  // positions_pitch apart; with kPositions
+  int expand;           // positions of an entry
+  int block;            // scores of a block; 0: positions are those of scores
+#else
+  static constexpr const int* positions = nullptr;
+  static constexpr i64 positions_pitch = 0;
+  static constexpr int block = 0;
+  static constexpr int* counts = nullptr;
+  static constexpr const int* tails = nullptr;
+  static constexpr int expand = 1;
+#endif
 };
-static_assert(sizeof(Options) == 104, "the host packs 104 bytes");
+constexpr int kSlotBytes = KSIEVE_SLOTS ? 40 : 0;
+static_assert(sizeof(Options) == 104 + kSlotBytes, "the host packs 104 bytes, and 40 of what slots hold");
 
 // The options of a plain call, which passes none: the compiler knows every value.
 struct NoOptions {
@@ -93,7 +128,12 @@ struct NoOptions {
   static constexpr void* values = nullptr;
   static constexpr void* raw = nullptr;
   static constexpr i64 page_pitch = 0, values_pitch = 0, raw_pitch = 0;
-  static constexpr int next_n = 1, requests = 0, max_pages = 0, page_shift = 0, flags = 0;
+  static constexpr int next_n = 1, requests = 0, max_pages = 0, page_shift = 0, flags = 0, expand = 1;
+  static constexpr int* counts = nullptr;
+  static constexpr const int* tails = nullptr;
+  static constexpr const int* positions = nullptr;
+  static constexpr i64 positions_pitch = 0;
+  static constexpr int block = 0;
 };
 constexpr int kOptionBytes = KSIEVE_OPTIONS ? sizeof(Options) : 0;
 

@@ -23,10 +23,23 @@ __device__ __forceinline__ void write_front(int slot, int index) {
 // Writes the index of the t-th score equal to an exact boundary: such ties fill the row from its end.
 __device__ __forceinline__ void write_back(int t, int index) { write_front(shared_storage().rule.k - 1 - t, index); }
 
+// Returns the slots of a row in the output.
+__device__ __forceinline__ int columns_of(const Params& p) {
+  const int entries = p.k + kForced;
+  return kExpand ? entries * p.options.expand + (kTail ? p.options.expand - 1 : 0) : entries;
+}
+
 // Returns where the selection writes a row's positions. The epilogue reads them there and writes the slots in order:
-// for 64-bit slots the positions lie in the upper half of the row's output, so that no slot is overwritten before it is
-// read.
+// where these take more room, the positions lie in the last part of the row's output, so that none is overwritten
+// before it is read.
 __device__ __forceinline__ int* row_output(const Params& p, int id) {
+  if constexpr (kExpand) {
+    const int columns = columns_of(p);
+    const i64 first = id * p.out_pitch;
+    int* out = p.options.flags & kWide ? reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + first) + columns
+                                       : p.indices + first;
+    return out + (columns - p.k);
+  }
   if (kEpilogue && p.options.flags & kWide)
     return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
   return p.indices + id * p.out_pitch;

@@ -7,7 +7,28 @@
 #include "common/workspace.cuh"
 #include "stream/certify.cuh"
 
-using Sorted = Choose<kOrder == Order::kValue, u64, u32>::Type; // key and distance, or position
+// A key and an index: scores that are equal go by the distances of their positions, and unused slots come last.
+struct PlacedEntry {
+  u64 entry;
+
+  __device__ __forceinline__ static int distance(int index) {
+    return kTies ? tie_distance(index) : PositionedRow::of_row().at(index);
+  }
+  __device__ __forceinline__ bool operator<(const PlacedEntry& other) const {
+    if (entry_key(entry) != entry_key(other.entry)) return entry_key(entry) < entry_key(other.entry);
+    const int mine = entry_index(entry);
+    const int its = entry_index(other.entry);
+    if (mine < 0 || its < 0) return mine >= 0;
+    return mine != its && distance(mine) < distance(its);
+  }
+};
+__device__ __forceinline__ PlacedEntry __shfl_xor_sync(u32 lanes, const PlacedEntry& mine, int mask) {
+  return {::__shfl_xor_sync(lanes, mine.entry, mask)};
+}
+
+// Key and distance, or position; of scores that have positions, key and index, or position and index.
+using ByValue = Choose<kPositions, PlacedEntry, u64>::Type;
+using Sorted = Choose<kOrder == Order::kValue, ByValue, Choose<kPositions, u64, u32>::Type>::Type;
 constexpr int kInFlight = kForced ? 2 : 4; // slots that a thread processes together; more would spill
 
 // Returns the position that the selection left in a slot, -1 if none. Scores that change under a running kernel may
@@ -37,18 +58,41 @@ template <class AnyRow> __device__ __forceinline__ Value value_of(const AnyRow& 
   }
 }
 
+// The same in two steps: the bits of a position's score, or kUnusedBits, are written later.
+constexpr u32 kUnusedBits = kBlockRows ? source::kUnused : kWorstNumberBits;
+template <class AnyRow> __device__ __forceinline__ u32 bits_of_position(const AnyRow& row, int index) {
+  if constexpr (kBlockRows) {
+    return best_of_block(row, index).score;
+  } else {
+    return bits_of(row.scores[index]);
+  }
+}
+__device__ __forceinline__ void write_bits(void* values, i64 at, u32 bits) {
+  using Bits = Choose<sizeof(Value) == 2, unsigned short, u32>::Type;
+  static_cast<Bits*>(values)[at] = static_cast<Bits>(bits);
+}
+
 // Returns the element that a position is sorted as; unused slots (-1) come last.
-__device__ __forceinline__ Sorted sortable(const Row& row, int index) {
-  if constexpr (kOrder == Order::kValue) {
+template <class Element = Sorted> __device__ __forceinline__ Element sortable(const Row& row, int index) {
+  if constexpr (kPositions) {
+    const u32 first = index < 0                 ? ~0u
+                      : kOrder == Order::kValue ? order_key(widen(row.scores[index]))
+                                                : static_cast<u32>(PositionedRow::of_row().at(index));
+    return Element{make_entry(first, index)};
+  } else if constexpr (kOrder == Order::kValue) {
     int distance = kTies ? tie_distance(index) : index;
-    return index < 0 ? ~Sorted{0} : static_cast<Sorted>(make_entry(key_of_position(row, index), distance));
+    return index < 0 ? ~Element{0} : static_cast<Element>(make_entry(key_of_position(row, index), distance));
   } else {
     return static_cast<u32>(index);
   }
 }
 
-__device__ __forceinline__ int position_of(Sorted sorted) {
-  if constexpr (kOrder == Order::kValue) {
+template <class Element> __device__ __forceinline__ int position_of(const Element& sorted) {
+  if constexpr (kPositions && kOrder == Order::kValue) {
+    return entry_index(sorted.entry);
+  } else if constexpr (kPositions) {
+    return entry_index(sorted);
+  } else if constexpr (kOrder == Order::kValue) {
     int distance = static_cast<int>(sorted & 0xffffffffu);
     return kTies ? tie_position(distance) : distance;
   } else {
@@ -74,6 +118,59 @@ __device__ __forceinline__ i64 transformed(const Params& p, int request, i64 off
   i64 first = o.page_table[request * o.page_pitch + page] * (1ll << o.page_shift);
   return first + (index & ((1 << o.page_shift) - 1));
 }
+
+// Writes the number of used slots of a row. Call by all of its threads.
+template <int kOwners = kThreads> __device__ __forceinline__ void write_count(const Params& p, int id, int used) {
+  if (kCounts && threadIdx.x % kOwners == 0) p.options.counts[id] = used;
+}
+
+// The positions of a row of blocks, [begin, end): its first and its last block may have fewer than others, and slots
+// behind theirs move up. Rows without blocks have whole entries.
+template <class AnyRow, bool kSome = kBlockRows> struct Cuts {
+  int begin;
+  int end;
+  int missing_first;
+  int missing_last;
+  int last; // the last entry
+
+  __device__ __forceinline__ Cuts(const Params&, const AnyRow& row) {
+    const int base = row.base * kBlockSize;
+    begin = base + row.low;
+    end = base + row.high;
+    last = row.length - 1;
+    missing_first = row.low;
+    missing_last = max(row.length * kBlockSize - row.high, 0);
+  }
+  // Finds the slots of both. Call by all threads of the CTA.
+  template <class EntryOf> __device__ __forceinline__ void find(int entries, int owner, EntryOf entry_of) const {
+    SharedStorage& s = shared_storage();
+    __syncthreads(); // counters of candidates are not in use any more
+    if (owner == 0) s.least = s.greatest = ~0u;
+    __syncthreads(); // thread 0 cleared both, for those that find an entry
+    for (int own = owner; own < entries; own += kThreads) {
+      const int index = entry_of(own);
+      if (index == 0) s.least = own;
+      if (index == last) s.greatest = own;
+    }
+    __syncthreads(); // both are found, for all
+  }
+  __device__ __forceinline__ bool has(int position) const {
+    return position < 0 || (position >= begin && position < end);
+  }
+  // Returns a slot of the entry in slot `entry` of a row of whole entries, as it moves up.
+  __device__ __forceinline__ int slot(int slot, int entry) const {
+    const SharedStorage& s = shared_storage();
+    const u32 own = static_cast<u32>(entry);
+    return slot - (own >= s.least ? missing_first : 0) - (own > s.greatest ? missing_last : 0);
+  }
+};
+template <class AnyRow> struct Cuts<AnyRow, false> {
+  static constexpr int begin = 0, end = 0;
+  __device__ __forceinline__ Cuts(const Params&, const AnyRow&) {}
+  template <class EntryOf> __device__ __forceinline__ void find(int, int, EntryOf) const {}
+  __device__ __forceinline__ bool has(int) const { return true; }
+  __device__ __forceinline__ int slot(int slot, int) const { return slot; }
+};
 
 // Returns the position of one of the selected entries that are not forced, in their order.
 __device__ __forceinline__ int position_at(const Params& p, const Row& row, int at, int selected, const Sorted* area) {
@@ -129,11 +226,73 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
       if (slot >= columns_of(p)) continue;
-      int shown = index[b] < 0 ? -1 : index[b] + base;
+      int shown = index[b] < 0 ? -1 : kPositions ? PositionedRow::of_row().at(index[b]) : index[b] + base;
       if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
       write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, shown));
     }
   }
+}
+
+// Writes the positions of all entries of a row, `selected` numbers of which are where write_slots finds its positions;
+// then those of the tail, then -1. Lanes of a warp write the positions of 32 entries together, so that what they write
+// is contiguous. Call by the row's kOwners threads.
+template <int kOwners>
+__device__ __forceinline__ void write_expanded(const Params& p, const Row& row, int selected, const Sorted* area) {
+  constexpr bool kCta = kOwners == kThreads;
+  const auto& o = p.options;
+  const bool wide = o.flags & kWide;
+  const int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
+  const i64 offset = o.offsets ? o.offsets[row.id] : 0;
+  const Slots<Row> slots(p, row);
+  const int entries = slots.used(selected);
+  const int owner = static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
+  const int lane = owner % 32;
+  auto write = [&](int slot, int position, u32 score) {
+    if (o.values) write_bits(o.values, row.id * o.values_pitch + slot, score);
+    if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, position);
+    write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, position));
+  };
+  auto other = [&](int at) { return position_at(p, row, at, selected, area); };
+  const Cuts<Row> cuts(p, slots.row);
+  if constexpr (kBlockRows) cuts.find(entries, owner, [&](int own) { return slots.entry_of(p, own, other); });
+#pragma unroll 1
+  for (int begin = 0; begin < entries; begin += kOwners) {
+    const int own = begin + owner;
+    const int index = own < entries ? slots.entry_of(p, own, other) : -1;
+    if constexpr (kOrder == Order::kAny) {
+      // Every thread has read its entry: the slots written below may overwrite entries of this turn, but no later ones
+      // (row_output).
+      if (kCta) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+    }
+    const u32 score = o.values && index >= 0 ? bits_of_position(slots.row, index) : kUnusedBits;
+    int number = index < 0 ? -1 : kPositions ? PositionedRow::of_row().at(index) : index + slots.row.base;
+    const int first = own - lane; // entry of the warp's first lane
+    const int positions = min(entries - first, 32) * o.expand;
+#pragma unroll 1
+    for (int at = 0; at < positions; at += 32) { // the same for the whole warp
+      const u32 from = min(at + lane, positions - 1);
+      const u32 entry = from / static_cast<u32>(o.expand);
+      const int its_number = __shfl_sync(kFullWarp, number, entry);
+      const u32 its_score = __shfl_sync(kFullWarp, score, entry);
+      const int within = static_cast<int>(from - entry * o.expand);
+      const int position = its_number < 0 ? -1 : its_number * o.expand + within;
+      const int at_slot = first + static_cast<int>(entry);
+      if (at + lane < positions && cuts.has(position))
+        write(cuts.slot(first * o.expand + at + lane, at_slot), position, its_score);
+    }
+  }
+  const int used = cuts.slot(entries * o.expand, entries);
+  const bool live = row.id < min(live_rows(p), p.rows);
+  const int end = !kTail || !live ? 0 : kBlockRows ? cuts.end : tail_length(p, row.id);
+  const int whole = kTail && (kPositions || end > slots.row.base * o.expand) ? end % o.expand : 0;
+  const int tail = kBlockRows ? max(min(whole, end - cuts.begin), 0) : whole;
+  for (int slot = used + owner; slot < columns_of(p); slot += kOwners)
+    write(slot, slot < used + tail ? end - tail + slot - used : -1, kUnusedBits);
+  write_count<kOwners>(p, row.id, used + tail);
 }
 
 // Completes a row behind its selection, in the CTA or, without an order, the warp that selected it. Call by all of its
@@ -142,9 +301,16 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(const Params& p, int id, u64* slice) {
   Row row = in_memory(p, load_row(p, id));
   int slots = slots_of(p, row);
-  if (kTies && row.length > slots) collect_ties(row, slots);
+  if (kTies && size_of(row) > slots) {
+    if constexpr (kPositions) {
+      collect_by_position(row, slots);
+    } else {
+      collect_ties(row, slots);
+    }
+  }
+  if (!kExpand) write_count<kOwners>(p, id, Slots<Row>(p, row).used(min(size_of(row), slots)));
   if constexpr (kEpilogue) {
-    int selected = min(row.length, slots);
+    int selected = min(size_of(row), slots);
     Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
     if constexpr (kOwners == kThreads)
       __syncthreads(); // every slot has its position, and no candidate is read any more
@@ -162,6 +328,7 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
       }
       sort_area(area, n);
     }
+    if constexpr (kExpand) return write_expanded<kOwners>(p, row, selected, area);
     write_slots<kOwners>(p, row, selected, area);
   } else if constexpr (kForced > 0) {
     constexpr bool kCta = kOwners == kThreads;

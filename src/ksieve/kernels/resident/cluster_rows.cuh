@@ -104,7 +104,8 @@ __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 ra
     cluster_sync(); // every CTA's counters are zero
   }
   const Row row = load_row(p, id);
-  if (row.length <= slots_of(p, row)) { // the same for the whole cluster: no thread waits
+  find_present(p, row);
+  if (size_of(row) <= slots_of(p, row)) { // the same for the whole cluster: no thread waits
     whole_row(p, row, nullptr);
     __syncthreads(); // thread 0 wrote the row's facts (whole_row), for all
     if (rank == 0) select_short(p, row);

@@ -28,10 +28,11 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t) {
 __device__ KSIEVE_COLD void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
+    find_present(p, t.row);
     const int k = slots_of(p, t.row);
     if (kFits && (t.row.length <= k || fits(t.row, k))) continue;
     trace_begin();
-    if (!kFits && t.row.length > k && t.row.length <= kMaxResident) {
+    if (!kFits && size_of(t.row) > k && t.row.length <= kMaxResident) {
       select_from_ring(t);
     } else {
       LoadedView none;

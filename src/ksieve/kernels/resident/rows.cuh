@@ -156,6 +156,8 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
       if (kEpilogue || kForced) {
         if (threadIdx.x == 0) s.base = descriptor_at(slot).base;
         run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));
+      } else if (kCounts) {
+        write_count(p, descriptor_at(slot).id, min(descriptor_at(slot).end, descriptor_at(slot).slots));
       }
     } else {
       atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately

@@ -53,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     trace_begin();
     RowTask task = whole_row(p, in_memory(p, fetched_row(p, number)), spill_slice(p, blockIdx.x));
     if (kBlockRows) pool_to_workspace(task.row);
+    find_present(p, task.row);
     select_row(
         task, number == blockIdx.x, view,
         [&] {
@@ -66,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
           if (!kBinned) fetch_row(p, next);
           if (kSampled) prefetch_view(p, kBinned ? s.next_id : next, kBinned ? s.next_length : task.row.length);
         });
-    if (unlikely(task.row.length <= slots_of(p, task.row))) {
+    if (unlikely(size_of(task.row) <= slots_of(p, task.row))) {
       __syncthreads(); // every thread has read this row's length, and the next row is known
       if (s.next < rows) fetch_row(p, s.next);
     }

@@ -30,6 +30,8 @@ __device__ __forceinline__ u32 valid_bits(int left) {
   return valid;
 }
 
+__device__ __forceinline__ u32 valid_bits(const PositionedLeft& some) { return valid_bits(some.left) & some.present; }
+
 // Returns the bound for which score > bound exactly if order_key(score) <= key: the greatest float with a worse key.
 __device__ __forceinline__ float bound_below(u32 key) {
   return score_of_key(key + (key == kZeroKey ? 2 : 1)); // no score has 0x80000000

@@ -183,7 +183,7 @@ template <bool kFast> struct Filter {
   }
 
   // Compares a batch and stores its hits; their scores are read back from the ring by their bits.
-  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, Left left) {
     u32 hits;
     if (kFast) {
       hits = fast.gather(raw);
@@ -265,7 +265,7 @@ struct Classify {
     return key ? hot_cutoff(key - 1) : __uint_as_float(0x7fffffffu);
   }
 
-  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, int left) {
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, Left left) {
     u32 valid = valid_bits(left);
     u32 in = Bound(cutoff).reached(raw);
     in = (nan ? valid : in & valid);
@@ -296,7 +296,7 @@ struct CoarseCount {
   u32 met = 0;
   u32 fills = 0; // scores behind the row that were counted as well, and are subtracted at the end
 
-  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32, int, int left) {
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32, int, Left left) {
     u32 valid = valid_bits(left);
     fills += kBatch * kVector - __popc(valid);
     if (hot == kBins) hot = most_common(coarse_bin(unpack(raw[0], 0)));

@@ -12,6 +12,18 @@ constexpr int kFew = kStats ? 0 : kTailMax;
 
 constexpr int kEmitted = 4; // entries of a long list that a thread writes with one reservation of its warp
 
+// Returns the rank of the lane's entry among the first `count` lanes': by keys, then by the distances of their
+// positions. Call by whole warps.
+__device__ __forceinline__ int rank_by_position(u64 entry, int count) {
+  const bool listed = static_cast<int>(threadIdx.x & 31) < count;
+  const u64 mine = listed ? make_entry(entry_key(entry), tie_distance(entry_index(entry))) : ~0ull;
+  int rank = 0;
+#pragma unroll 1
+  for (int other = 0; other < count; ++other)
+    rank += __shfl_sync(kFullWarp, mine, other) < mine;
+  return rank;
+}
+
 // Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break, the members of
 // `q` are written whose distance is at most `last_distance`. Call by all threads.
 __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance) {
@@ -22,7 +34,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
   auto taken = [&](u64 entry) {
     if (kTies && !rank_last) return tie_distance(entry_index(entry)) <= last_distance;
     if (!rank_last) return q.count == q.remaining_k || atomicAdd(&s.tail_count, 1) < q.remaining_k;
-    list_tail(kTies ? make_entry(entry_key(entry), tie_distance(entry_index(entry))) : entry);
+    list_tail(kTies && !kPositions ? make_entry(entry_key(entry), tie_distance(entry_index(entry))) : entry);
     return false;
   };
   // Where all output slots are still free, codes of indices are collected in the ring, which is idle, for
@@ -86,6 +98,12 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
   auto rank = [&] {
     RankedEntry mine = rank_tail(q.count);
     int index = entry_index(mine.entry);
+    if constexpr (kTies && kPositions) {
+      mine.rank = rank_by_position(mine.entry, q.count);
+      if (static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k)
+        write_front(s.rule.k - q.remaining_k + mine.rank, index);
+      return;
+    }
     if (static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k)
       write_front(s.rule.k - q.remaining_k + mine.rank, kTies ? tie_position(index) : index);
   };

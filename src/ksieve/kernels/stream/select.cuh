@@ -5,12 +5,51 @@
 #include "length_bins.cuh"
 #include "stream/refine.cuh"
 
+// Writes the index of every score that has a position, in any order. Call by all threads.
+__device__ __forceinline__ void select_present(const Params& p, const Row& row) {
+  PositionedRow& own = PositionedRow::of_row();
+  int* out = row_output(p, row.id);
+#pragma unroll 1
+  for (int first = 0; first < row.length; first += kThreads) { // the same number of iterations for every thread
+    const int index = first + static_cast<int>(threadIdx.x);
+    const bool there = index < row.length && own.at(index) >= 0;
+    const int slot = reserve(&own.taken, there);
+    if (there && slot < p.k) out[slot] = index;
+  }
+}
+
 // Selects every position of a row with at most k scores. Returns whether the row has so few.
 __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
-  if (row.length > slots_of(p, row)) return false;
-  trace_set(kColCommitted0, row.length);
+  if (size_of(row) > slots_of(p, row)) return false;
+  trace_set(kColCommitted0, size_of(row));
+  if constexpr (kPositions) {
+    select_present(p, row);
+    return true;
+  }
   write_short(row_output(p, row.id), row.length, p.k, row.base);
   return true;
+}
+
+// Finds the scores of a row that have a position, if they have any of their own. Call by all threads, when none works
+// on the row before any more; ends with a barrier.
+__device__ __forceinline__ void find_present(const Params& p, const Row& row) {
+  if constexpr (!kPositions) return;
+  const auto& o = p.options;
+  PositionedRow& own = PositionedRow::of_row();
+  if (threadIdx.x == 0) {
+    constexpr u32 kLimit = 1u << 31;
+    u32 limit = kLimit / o.expand; // int32 holds all positions of an entry
+    if constexpr (kTail) limit = min(limit, static_cast<u32>(tail_length(p, row.id) / o.expand));
+    own = {o.positions + row.id * o.positions_pitch, row.base, o.block, limit, 0, 0};
+  }
+  __syncthreads(); // thread 0 wrote where the positions are, for all
+  int mine = 0;
+#pragma unroll 1
+  for (int index = threadIdx.x; index < row.length; index += kThreads)
+    mine += own.at(index) >= 0;
+  mine = static_cast<int>(__reduce_add_sync(kFullWarp, mine));
+  if ((threadIdx.x & 31) == 0 && mine) atomicAdd(&own.count, mine);
+  __syncthreads(); // every score is counted
 }
 
 // Returns the task of a whole row. Call by all threads; a barrier must follow before the facts that thread 0 writes are
@@ -24,8 +63,9 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
       shared_storage().base = row.base;
     }
     if constexpr (kTies) {
-      shared_storage().tie_last = row.length - 1;
-      shared_storage().tie_from = p.options.flags & kHighest ? row.length - 1 : 0;
+      const int last = kPositions ? kMaxTieDistance : row.length - 1;
+      shared_storage().tie_last = last;
+      shared_storage().tie_from = p.options.flags & kHighest ? last : 0;
     }
   }
   return {p, row, 0, row.length};

@@ -1,14 +1,18 @@
 // Tie-breaks: of the scores equal to the worst selected one, those with the lowest or the highest positions. A position
-// counts as its distance from the preferred end of the row, so that both are one search for the least distances.
+// counts as its distance from the preferred end of the row, so that both are one search for the least distances. Scores
+// that have positions of their own go by these, which may be in any order.
 //   1. equal scores that are all stored: the distance of the quota's last one is found by digits (last_tie_distance)
 //   2. equal scores that were counted but not stored, or found no room: one more traversal collects them in order,
-//      starting from the preferred end and ending with the quota (collect_ties)
+//      starting from the preferred end and ending with the quota (collect_ties); with positions of their own, the
+//      distance of the quota's last one is found first (collect_by_position)
 #pragma once
 #include "stream/filter.cuh"
 
 constexpr int kMaxTieDistance = 0x7fffffff; // no distance is greater
 
-__device__ __forceinline__ int tie_distance(int index) { return abs(index - shared_storage().tie_from); }
+__device__ __forceinline__ int tie_distance(int index) {
+  return abs((kPositions ? PositionedRow::of_row().at(index) : index) - shared_storage().tie_from);
+}
 
 __device__ __forceinline__ int tie_position(int distance) {
   int from = shared_storage().tie_from;
@@ -45,6 +49,46 @@ __device__ __forceinline__ int last_tie_distance(KeyRange keys, int remaining_k)
     high = low | ((1 << shift) - 1);
     if (shift == 0 || found.count == remaining_k) return high;
   }
+}
+
+// Calls visit(index) for each score of a row that has a position and this key.
+template <class Visit> __device__ __forceinline__ void each_positioned(const Row& row, u32 key, Visit visit) {
+#pragma unroll 1
+  for (int index = threadIdx.x; index < row.length; index += kThreads)
+    if (order_key(widen(row.scores[index])) == key && PositionedRow::of_row().at(index) >= 0) visit(index);
+}
+
+// Selects the ties that leave_ties has recorded, where scores have positions of their own: call as collect_ties.
+__device__ __forceinline__ void collect_by_position(const Row& row, int slots) {
+  SharedStorage& s = shared_storage();
+  PositionedRow& own = PositionedRow::of_row();
+  __syncthreads(); // thread 0 wrote tie_quota and tie_key, for all
+  const int remaining_k = s.tie_quota;
+  if (remaining_k == 0) return;
+  trace_scans(1);
+  const u32 key = s.tie_key;
+  for (int i = threadIdx.x; i < kBins; i += kThreads)
+    s.histogram[i] = 0;
+  __syncthreads(); // the histogram is empty
+  int low = 0;     // inclusive range of distances, as in last_tie_distance
+  int high = kMaxTieDistance;
+  int wanted = remaining_k;
+  for (int shift = 22;; shift -= 11) {
+    each_positioned(row, key, [&](int index) {
+      const int distance = tie_distance(index);
+      if (distance >= low && distance <= high) atomicAdd(&s.histogram[(distance - low) >> shift], 1u);
+    });
+    __syncthreads(); // every thread's distances are counted by this digit
+    const Boundary found = find_boundary(wanted);
+    wanted -= found.before;
+    low |= found.bin << shift;
+    high = low | ((1 << shift) - 1);
+    if (shift == 0 || found.count == wanted) break;
+  }
+  each_positioned(row, key, [&](int index) {
+    const int number = tie_distance(index) <= high ? atomicAdd(&own.taken, 1) : remaining_k;
+    if (number < remaining_k) write_front(slots - remaining_k + number, index);
+  });
 }
 
 // tie_bits returns one bit for each score of kTieVectors vectors of a thread: whether it has the key. The vectors begin

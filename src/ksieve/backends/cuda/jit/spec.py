@@ -123,7 +123,12 @@ def compiled_options(options: Options) -> dict[str, int]:
     blocks, ranking = options.block_size > 1, RANKINGS.index(options.ranking)
     return {
         "KSIEVE_WINDOWS": int(
-            options.windows != "none" or options.next_n > 1 or options.per_row_k or blocks or options.forced > 0
+            options.windows != "none"
+            or options.next_n > 1
+            or options.per_row_k
+            or blocks
+            or options.forced > 0
+            or options.tail
         ),
         "KSIEVE_EPILOGUE": int(options.rewritten),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
@@ -136,6 +141,10 @@ def compiled_options(options: Options) -> dict[str, int]:
         "KSIEVE_FORCE_FIRST": options.force_first,
         "KSIEVE_FORCE_LAST": options.force_last,
         "KSIEVE_FORCE_BESIDE": int(options.beside > 0),
+        "KSIEVE_COUNTS": int(options.counts),
+        "KSIEVE_EXPAND": int(options.expand > 1),
+        "KSIEVE_TAIL": int(options.tail),
+        "KSIEVE_POSITIONS": int(options.positions),
     }
 
 
@@ -164,7 +173,17 @@ def cooperative(plan: Plan) -> bool:
 
 def extended(plan: Plan) -> bool:
     """Whether a plan's kernel takes the pointers and numbers of its options."""
-    return any(f"KSIEVE_{name}" in _option_defines(plan) for name in ("WINDOWS", "EPILOGUE", "TIES"))
+    return _defined(plan, "WINDOWS", "EPILOGUE", "TIES") or with_slots(plan)
+
+
+def with_slots(plan: Plan) -> bool:
+    """Whether it also takes those of what slots hold beyond one index each."""
+    return _defined(plan, "COUNTS", "EXPAND", "POSITIONS")
+
+
+def _defined(plan: Plan, *names: str) -> bool:
+    defines = _option_defines(plan)
+    return any(f"KSIEVE_{name}" in defines for name in names)
 
 
 def describe(spec: KernelSpec) -> str:

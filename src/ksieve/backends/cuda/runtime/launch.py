@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 from ksieve.backends.cuda.jit import bundle, stalls
 from ksieve.backends.cuda.jit.compile import Sources
-from ksieve.backends.cuda.jit.spec import CLUSTER_STEM, KernelSpec, cooperative, extended, kernel_spec, overlaps
+from ksieve.backends.cuda.jit.spec import (
+    CLUSTER_STEM,
+    KernelSpec,
+    cooperative,
+    extended,
+    kernel_spec,
+    overlaps,
+    with_slots,
+)
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime.driver import Driver
 from ksieve.core.device import DeviceInfo
@@ -28,6 +36,10 @@ OPTIONS = struct.Struct("=7Q3q6i")
 offsets, values, raw (addresses); page_pitch, values_pitch, raw_pitch (elements); next_n, requests, max_pages,
 page_shift, flags, and a reserved zero."""
 
+SLOTS = struct.Struct("=3Qq2i")
+"""What follows in `Options` where slots hold more than one index each, or positions in place of indices: counts, tails,
+positions (addresses); positions_pitch (elements); expand, block."""
+
 # One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
 # dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
 # Params; and up to two CUlaunchAttributes (id, padding, 64-byte value).
@@ -39,6 +51,7 @@ _CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _PATCH = struct.Struct(PARAMS.format + "I")
 _PATCH_OPTIONS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + "I")
+_PATCH_SLOTS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + SLOTS.format[1:] + "I")
 _STREAM = struct.Struct("=Q")
 _UNKNOWN_STREAM = -1
 
@@ -200,8 +213,9 @@ class Launcher(Kernel):
             attributes.append((_COOPERATIVE, 1, 0, 0))
         if overlaps(plan) and (plan.family != "length_bins" or plan.problem.options.overlap):
             attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
-        self.extended = extended(plan)
-        size = PARAMS.size + (OPTIONS.size if self.extended else 0)
+        self.extended, self.with_slots = extended(plan), with_slots(plan)
+        self._patch = _PATCH_SLOTS if self.with_slots else _PATCH_OPTIONS if self.extended else _PATCH
+        size = self._patch.size - 4
         spec = kernel_spec(plan, stats=stats)
         super().__init__(spec, plan.problem.device.index, plan.threads, size, driver, stream, attributes)
         self.name = plan.family
@@ -220,10 +234,12 @@ class Launcher(Kernel):
         width: int,
         stream: int,
         options: tuple[int, ...] = (),
+        k: int | None = None,
     ) -> None:
         """Enqueue the plan's kernels on a stream of its device; addresses are 0 where an argument is absent.
 
-        `options` are the fields of `OPTIONS`, if the plan's kernel takes them (`extended`).
+        `options` are the fields of `OPTIONS`, if the plan's kernel takes them (`extended`), and behind them those of
+        `SLOTS` (`with_slots`). `k` is that of the plan when omitted, or 0.
 
         Raises
         ------
@@ -232,23 +248,18 @@ class Launcher(Kernel):
         """
         for other in self._before:
             other.launch(
-                scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch, rows, width, stream, options
+                scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch, rows, width, stream, options, k
             )
         primary, rescue = self._ranks
         blocks = min(rows * self._splits, self._most)
         memory = self._memory
         # The driver copies Params before it returns, so that every call can reuse one block of memory.
+        slots = self._k if k is None else k
         with self._lock:
-            if options:
-                _PATCH_OPTIONS.pack_into(
-                    memory, 0, scores, lengths, num_rows, pitch, rows, width, self._k, self._splits,
-                    indices, out_pitch, stats, workspace, self._lists, primary, rescue, *options, blocks,
-                )  # fmt: skip
-            else:
-                _PATCH.pack_into(
-                    memory, 0, scores, lengths, num_rows, pitch, rows, width, self._k, self._splits,
-                    indices, out_pitch, stats, workspace, self._lists, primary, rescue, blocks,
-                )  # fmt: skip
+            self._patch.pack_into(
+                memory, 0, scores, lengths, num_rows, pitch, rows, width, slots, self._splits,
+                indices, out_pitch, stats, workspace, self._lists, primary, rescue, *options, blocks,
+            )  # fmt: skip
             code = self._send(stream)
         if code:
             raise self._error(code)

@@ -1,0 +1,119 @@
+"""Counts, expanded entries, tails and positions, on every family: any pair of options, against sorted lists.
+
+`entries.check_row` judges each row of an answer; statistics equal the model's. Everything written lies between guard
+bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import entries as oracle
+import ksieve
+from cases import pairwise
+from entry_calls import AXES, built, columns_of
+from gpu import runner, served
+from gpu.served import Served
+from gpu.test_options import ALL_NAMES, device_call, overflowing, possible_plan
+from harness import to_cuda
+from oracle import ranks
+
+pytestmark = pytest.mark.gpu
+
+CASES = pairwise(
+    AXES
+    | {
+        "rows": (4, 8), "width": (1, 70, 1000, 5003), "k": (1, 7, 64, 300), "expand": (None, 2, 7),
+        "block_size": (None,), "force_first": (None,), "force_last": (None,), "force": (None,),
+        "positions": (None, "positions", "block_table"), "policy": (None,), "outputs": ("given",),
+    }
+)  # fmt: skip
+if runner.HOST:
+    FEW = (
+        {"positions": None, "expand": 7, "tail": True, "sorted": False, "tie_break": None},
+        {"positions": None, "expand": None, "sorted": False, "tie_break": None},
+        {"positions": None, "expand": 2, "sorted": "value", "tie_break": "high"},
+        {"positions": "positions", "expand": None, "sorted": "value", "tie_break": "high"},
+        {"positions": "positions", "expand": 2, "tie_break": "low"},
+        {"positions": "block_table", "expand": 7, "tail": True},
+    )
+    CASES = [case | few | {"width": 300, "k": 16} for case, few in zip(CASES, FEW, strict=False)]
+
+
+def made(number):
+    """A combination: host scores, k and arguments, then scores and arguments on the device."""
+    x, k, call = built(CASES[number], number)
+    call |= {"return_values": True, "return_raw": True, "counts_out": np.zeros(len(x), np.int32)}
+    on_device = device_call(call)
+    if "live" in call:
+        on_device["live"] = torch.tensor([call["live"]], dtype=torch.int32, device=runner.DEVICE)
+    return x, k, call, to_cuda(x, number % 2, runner.DEVICE), on_device
+
+
+def kernels():
+    """Plans that these tests run, for the compile pool."""
+    for number in range(len(CASES)):
+        _, k, _, scores, call = made(number)
+        for name in ALL_NAMES:
+            if plan := possible_plan(name, scores, k, call):
+                yield plan, False
+                yield from [(plan, True)] * (number % 3 == 0)
+
+
+def wrong_rows(ready, x, k, call):
+    """What is wrong with the answer of two runs; the second finds what the first left in the workspace."""
+    score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
+    for _ in range(2):
+        ready.poison()
+        ready.run()
+        found = ready.answer()
+        assert found["indices"].shape[1] == columns_of(k, call)
+        try:
+            for row in range(len(x)):
+                out, raw, values = (found[name][row] for name in ("indices", "raw", "values"))
+                oracle.check_row(score, x, row, k, call, out, raw, values, found["counts"][row, 0])
+        except AssertionError as error:
+            return [str(error)[:500]]
+        if outside := ready.outside():
+            return outside
+    return []
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_every_pair_of_options(name, tally):
+    wrong, stats_rows, total = [], 0, 0
+    for number in range(len(CASES)):
+        x, k, call, scores, on_device = made(number)
+        plan = possible_plan(name, scores, k, on_device)
+        if plan is None:
+            continue
+        for each in (plan, overflowing(plan)) if number % 4 == 0 and plan.family != "register_warp" else (plan,):
+            found = wrong_rows(Served(each, scores, on_device), x, k, call)
+            wrong += [f"{CASES[number]}: {text}" for text in found]
+            total += len(x)
+        if number % 3 == 0:
+            wrong += [f"{CASES[number]}: {text}" for text in served.compare_stats(Served(plan, scores, on_device))]
+            stats_rows += len(x)
+    tally.add(f"entries {name}", total, wrong, stats_rows=stats_rows)
+    assert total or runner.HOST, "no pair that it takes"
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("tail", [False, True])
+def test_a_call_without_slots_counts_and_has_its_tail(tail, tally):
+    """With k = 0 there is a launch for the tail alone."""
+    rows, width, expand = 3, 40, 4
+    scores = torch.zeros(rows, width, device=runner.DEVICE)
+    lengths = np.array([7, 0, 163], np.int32)
+    call = {"expand": expand, "counts_out": torch.full((rows,), 9, dtype=torch.int32, device=runner.DEVICE)}
+    call |= {"tail": torch.from_numpy(lengths).to(runner.DEVICE)} if tail else {}
+    columns = expand - 1 if tail else 0
+    out = torch.full((rows, columns), 9, dtype=torch.int32, device=runner.DEVICE)
+    ksieve.topk(runner.on_device(scores), k=0, **runner.on_device(call | {"out": out}))
+    own = lengths % expand if tail else 0 * lengths
+    assert call["counts_out"].tolist() == own.tolist()
+    right = [[n - m + i if i < m else -1 for i in range(columns)] for n, m in zip(lengths, own, strict=True)]
+    assert out.tolist() == right
+    tally.add("entries no slots", rows, [])
