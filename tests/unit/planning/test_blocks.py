@@ -80,7 +80,5 @@ def test_reads_and_refusals_are_told():
     ):
         with pytest.raises(ArgumentError, match=f"^{name}: got .*with block_size"):
             ksieve.plan(rows=4, width=4096, k=8, device=H200, options=asked, **given)
-    with pytest.raises(
-        ArgumentError, match=r"^family: got 'resident_block'; takes another family: 524288"
-    ):
+    with pytest.raises(ArgumentError, match=r"^family: got 'resident_block'; takes another family: 524288"):
         plan(4, 1_048_576, 16, 2, family="resident_block")
