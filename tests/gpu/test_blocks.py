@@ -238,6 +238,14 @@ def test_forced_entries_without_blocks(name, tally):
     assert not wrong, wrong[0]
 
 
+def test_slots_behind_a_rows_own_k_are_written(tally):
+    scores = scores_of(hard_rows(8, 6000, 20), "float32")
+    ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 3 % 22 - 1
+    _, _, wrong = check(Variant("row", "resident_block"), scores, 20, {"ks": ks}, ctas=3)
+    tally.add("own-k", scores.shape[0], wrong)
+    assert not wrong, wrong[0]
+
+
 def test_rows_of_no_slots_have_forced_entries(tally):
     scores = scores_of(hard_rows(8, 500, 4), "float32")
     rows = scores.shape[0]

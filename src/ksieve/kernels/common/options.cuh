@@ -26,6 +26,9 @@
 #ifndef KSIEVE_LONG_LENGTHS
 #define KSIEVE_LONG_LENGTHS 0 // lengths, or ends, have 64 bits
 #endif
+#ifndef KSIEVE_ROW_K
+#define KSIEVE_ROW_K 0 // resident/rows.cuh: rows have a k of their own, and no epilogue writes their unused slots
+#endif
 #ifndef KSIEVE_BLOCK_SIZE
 #define KSIEVE_BLOCK_SIZE 1 // scores of a block, of which the best is an entry: common/blocks.cuh
 #endif

@@ -146,7 +146,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
       };
       if (route == RowRoute::kResident) {
         looked = select_resident<BlockScope>(slot, copy_next, look_ahead);
-        if (kWindows && !kEpilogue && !kForced) // slots from the row's own k on; otherwise the epilogue writes them
+        if (KSIEVE_ROW_K && !kForced) // slots from the row's own k on, if no epilogue writes them
           for (int i = descriptor_at(slot).slots + reread_tid(); i < p.k; i += kThreads)
             descriptor_at(slot).out[i] = -1;
       } else {

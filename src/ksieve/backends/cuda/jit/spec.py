@@ -153,10 +153,12 @@ def _option_defines(plan: Plan) -> dict[str, int]:
 
     What costs nothing per score is decided at run time, so that few kernels serve all combinations.
     """
-    found = compiled_options(plan.problem.options) | {
+    options = plan.problem.options
+    found = compiled_options(options) | {
         "KSIEVE_OVERLAP": int(overlaps(plan)),
         "KSIEVE_SORT_SLOTS": memory.sort_slots(plan),
-        "KSIEVE_SOURCE_DTYPE": DTYPES[plan.problem.dtype] if plan.problem.options.block_size > 1 else 0,
+        "KSIEVE_ROW_K": int(options.per_row_k and not options.rewritten and plan.family == "resident_block"),
+        "KSIEVE_SOURCE_DTYPE": DTYPES[plan.problem.dtype] if options.block_size > 1 else 0,
     }
     return {name: value for name, value in found.items() if value}
 
