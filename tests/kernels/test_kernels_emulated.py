@@ -36,7 +36,7 @@ PARTS = [
     ("h200", "bands", "without_a_row", 4),
     ("h200", "narrow", "decided and (100 or 257) or alignment or live_rows or statistics", 12),
     ("h200", "options", "pair_of_options and warp", 1),
-    ("h200", "entries", "options and (persistent-exact or warp) or without_slots", 4),
+    ("h200", "entries", "options and warp or without_slots or decide_ties", 4),
     # architectures that kernels are compiled for and that have never been at hand
     ("a100", "exact", "few_candidates and (row or persistent-peaks or split-8-tied)", 3),
     ("a100", "narrow", "decided and 1024", 3),
