@@ -101,6 +101,15 @@ def test_every_pair_of_options(name, tally):
     assert not wrong, "\n".join(wrong)
 
 
+def test_positions_decide_ties(tally):
+    """One call of those above, which the emulator runs in seconds."""
+    number = next(n for n, case in enumerate(CASES) if case["positions"] == "positions" and case["tie_break"])
+    x, k, call, scores, on_device = made(number)
+    wrong = wrong_rows(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device), x, k, call)
+    tally.add("entries positions", len(x), wrong)
+    assert not wrong, wrong
+
+
 @pytest.mark.parametrize("tail", [False, True])
 def test_a_call_without_slots_counts_and_has_its_tail(tail, tally):
     """With k = 0 there is a launch for the tail alone."""

@@ -38,7 +38,7 @@ PARTS = [
     ("h200", "options", "pair_of_options and warp", 1),
     ("h200", "blocks", "every_size and (8-resident_block or 7-resident_cluster) or no_slots", 3),
     ("a100", "blocks", "every_size and 100-stream_unsampled", 1),
-    ("h200", "entries", "options and (persistent-exact or warp) or without_slots", 4),
+    ("h200", "entries", "options and warp or without_slots or decide_ties", 4),
     # architectures that kernels are compiled for and that have never been at hand
     ("a100", "exact", "few_candidates and (row or persistent-peaks or split-8-tied)", 3),
     ("a100", "narrow", "decided and 1024", 3),

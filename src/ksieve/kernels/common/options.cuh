@@ -51,7 +51,7 @@
 #define KSIEVE_COUNTS 0 // the number of used slots of each row is written
 #endif
 #ifndef KSIEVE_EXPAND
-#define KSIEVE_EXPAND 0 // entries stand for several positions, which are written: epilogue/expand.cuh
+#define KSIEVE_EXPAND 0 // entries stand for several positions, which are written: epilogue/epilogue.cuh
 #endif
 #ifndef KSIEVE_TAIL
 #define KSIEVE_TAIL 0 // rows have a length in positions, and those behind the last whole entry are written
