@@ -195,7 +195,7 @@ print(len(double.stats.cache_misses))
 
 def test_first_calls(monkeypatch):
     """A small function stands in for the kernels, whose compilation takes long."""
-    assert 0 < float(startup._fresh(startup._FIRST_CALL))
+    assert float(startup._fresh(startup._FIRST_CALL)) > 0
     monkeypatch.setattr(startup, "_FIRST_CALL", FIRST)
     assert startup.first_call_seconds(1) == (1.0, 0.0)
 
