@@ -13,7 +13,7 @@ TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests examples $(wildcard scripts) docs/conf.py
 KERNELS := $(shell find src/ksieve examples -name '*.cu' -o -name '*.cuh') $(wildcard tests/support/emulator/*.h)
 
-.PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
+.PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize installed check format docs site bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -62,6 +62,8 @@ endif
 
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
+
+installed: $(TEST_STAMP)  ## install the test dependencies
 
 check: $(TEST_STAMP)  ## lint, formatting, spelling, types
 	$(BIN)/ruff check $(SOURCES)
