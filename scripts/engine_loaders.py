@@ -156,7 +156,7 @@ def stand_ins(name: str, work: Path) -> tuple[str, dict[str, str]]:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        folder = work / "stand-in"
+        folder = work / f"{name}-driver"
     else:
         return "installed", {}
     info = folder / "without_gpu-0.dist-info"
