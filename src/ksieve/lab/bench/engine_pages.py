@@ -51,9 +51,8 @@ def _run(path: Path, payload: dict[str, Any]) -> str:
         [
             f"`scripts/engine_loaders.sh {name}` installs {TITLES[name]} and calls its own plugin loader: {good} of "
             f"{len(result['checks'])} checks passed with {versions} ({facts['date'][:10]}, Python {facts['python']}). "
-            "There was no GPU: the engine's compiled extensions were loaded, none of its kernels ran, and ksieve "
-            f"served on the CPU. [{file}](../../{file}) has the run, "
-            "which printed:",
+            "The engine's compiled extensions were loaded; none of its kernels ran, and ksieve served on the CPU. "
+            f"[{file}](../../{file}) has the run, which printed:",
             pages.fenced("text", printed(result).rstrip()),
         ]
     )
