@@ -147,7 +147,9 @@ def benchmark_page(results: Path) -> str:
     if frameworks := take("gpu-frameworks.json"):
         parts += ["## The frameworks' own tests", *(_framework_results(link, of) for link, _, of in frameworks)]
     sanitizers = results / "gpu-sanitizers.json"
-    take("engine-loaders-*.json")  # which are on the engines' pages
+    if loaders := take("engine-loaders-*.json"):
+        lines = [engine_pages.loaded(link, payload) for link, _, payload in loaders]
+        parts += ["## The engines' own plugin loaders", "\n".join(lines)]
     if suites := [path for path in left if path.match("gpu-suite*.json")]:
         parts += ["## The GPU suite", *(_suite_results(_link(path, "../../"), left.pop(path)) for path in suites)]
     if sanitizers in left:

@@ -42,6 +42,13 @@ def seen(engine: str, results: Path) -> str:
     return "\n\n".join(parts)
 
 
+def loaded(link: str, payload: dict[str, Any]) -> str:
+    """List item of a run, for the page of all result files."""
+    name, checks = payload["settings"]["engine"], payload["results"]["checks"]
+    good = sum(check["good"] for check in checks)
+    return f"* {link}: {good} of {len(checks)} checks of [{TITLES[name]}](../guide/{name}.md#seen-and-measured)"
+
+
 def _run(path: Path, payload: dict[str, Any]) -> str:
     result, file = payload["results"], f"benchmarks/results/{path.name}"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
