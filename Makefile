@@ -13,7 +13,7 @@ TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests examples $(wildcard scripts) docs/conf.py
 KERNELS := $(shell find src/ksieve examples -name '*.cu' -o -name '*.cuh') $(wildcard tests/support/emulator/*.h)
 
-.PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize check format docs site bench-cpu clean
+.PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize installed check format docs site bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -43,9 +43,11 @@ test-emulated: $(TEST_STAMP)  ## run the GPU suite, or a PART of it, on the CPU 
 	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:tests:tests/support \
 	  $(BIN)/python -m pytest -m gpu tests/gpu $(PART)
 
-# Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list.
+# Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list and tests/data/resources.json,
+# WHOLE=1 compiles also what the lists say of kernels with the same source, headers and defines.
 ONLY   ?=
 UPDATE ?=
+WHOLE  ?=
 # CUDA=12 compiles with the NVRTC of the extra cuda12 and lists spills; SAMPLE=1: one kernel of each family, dtype and GPU.
 CUDA   ?=
 SAMPLE ?=
@@ -53,12 +55,15 @@ ifeq ($(CUDA),12)
 cubins: $(VENV)-cuda12/.installed
 	@$(VENV)-cuda12/bin/python scripts/spills.py --only "$(ONLY)" $(if $(SAMPLE),--sample) $(if $(UPDATE),--update)
 else
-cubins: $(VENV)/.installed-cubins  ## compile the kernels without a GPU (minutes), compare with tests/data/cubins.json
-	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update)
+cubins: $(VENV)/.installed-cubins  ## compile changed kernels without a GPU, compare with tests/data/cubins.json
+	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update) $(if $(WHOLE),--whole)
+	@$(if $(UPDATE),$(BIN)/python scripts/resources.py $(if $(WHOLE),--whole))
 endif
 
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
+
+installed: $(TEST_STAMP)  ## install the test dependencies
 
 check: $(TEST_STAMP)  ## lint, formatting, spelling, types
 	$(BIN)/ruff check $(SOURCES)

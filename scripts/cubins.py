@@ -5,14 +5,16 @@ rewrites the list (``make cubins UPDATE=1``) in the same commit, and says why.
 
 The list, tests/data/cubins.json, has one line per specialisation. It names a specialisation by the planner problem that
 leads to it (architecture, rows, width, k, ...), so that it survives renames of files, functions and macros, and keeps
-two hashes of it: of the machine code with its resources, and of the PTX with all symbols renamed by first use. A kernel
-is equal if either agrees: ptxas lays functions out in the order of their names, so a renamed function moves machine
-code. ``serving`` marks what one device of each architecture serves (`build.device_of_arch`; of 9.0 the H200); the other
-problems reach the remaining paths of the kernel text. `ksieve build` also compiles what only an H100 serves.
+three hashes of it: of the machine code with its resources, of the PTX with all symbols renamed by first use, and of the
+inputs (`kernel_inputs`). A kernel is equal if one agrees: ptxas lays functions out in the order of their names, so a
+renamed function moves machine code. ``serving`` marks what one device of each architecture serves
+(`build.device_of_arch`; of 9.0 the H200); the other problems reach the remaining paths of the kernel text. `ksieve
+build` also compiles what only an H100 serves.
 
-From the same PTX the same compiler makes the same machine code, so a kernel whose PTX agrees is not compiled further:
-its resources are those of its record. Of every source on every architecture one kernel is compiled all the way first;
-if the machine code of any of these differs, as after a change of the compiler's options, all are.
+From the same inputs the same compiler makes the same PTX, and from that the same machine code, so a kernel whose inputs
+agree is not compiled, and one whose PTX agrees not further: its resources are those of its record. Of every source on
+every architecture one kernel, the smallest, is compiled all the way first; if the machine code of any of these differs,
+as with another compiler, all are.
 
 Code is compared with that of the same NVRTC alone, which the list names: another one compares nothing, says so and
 exits 0. The list lies with the tests, because it is what a check expects and not a measurement.
@@ -24,6 +26,7 @@ import argparse
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -32,7 +35,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import kernel_inputs
 from canonical_ptx import canonical
+from kernel_inputs import inputs_of
 
 from ksieve.backends.cuda.jit import build
 from ksieve.backends.cuda.jit import compile as compiler
@@ -47,8 +52,10 @@ PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "policy", "stats", 
 """Fields of a record that say which kernel is meant; those from ``dtype`` on are left out where they are plain.
 ``launch`` counts the kernels of a problem that takes several."""
 FACTS = ("registers", "spills", "shared", "bytes")
+HASHES = ("code", "ptx", "inputs")
 
-SAME, PTX, ORDER, CHANGED = "same machine code", "same PTX", "same PTX, functions in another order", "CHANGED"
+SAME, INPUTS, PTX = "same machine code", "same inputs, not compiled", "same PTX"
+ORDER, CHANGED = "same PTX, functions in another order", "CHANGED"
 STATIC = re.compile(r"^(?!\.extern).*(?<!\S)\.shared\b", re.M)
 """Declaration of shared memory in PTX that `KernelSpec.shared_bytes` does not count."""
 
@@ -148,52 +155,57 @@ def measured(spec: KernelSpec, plan: Plan) -> Record:
     return facts | {
         "code": digest(*code, text.launch, *text.data, repr(used), str(facts["shared"])),
         "ptx": digest(text.text, str(facts["shared"])),
-        "compiler": version_of(ptx),
+        "inputs": inputs_of(spec, compiler.shipped_sources()),
         "faults": build.shortcomings(plan, spec, used),
     }
 
 
-def version_of(ptx: str) -> str:
-    """Version of the compiler that made a PTX text."""
-    version = re.search(r"release [\d.]+, V([\d.]+)", ptx)
-    return version[1] if version else "unknown"
-
-
 def compared(spec: KernelSpec, plan: Plan, record: Record) -> Record:
-    """As `measured` if the PTX is not the record's; else with the record's resources, and no hash of machine code."""
+    """As `measured` if neither inputs nor PTX are the record's; else as `as_listed`."""
+    if record.get("inputs") == inputs_of(spec, compiler.shipped_sources()):
+        return as_listed(spec, plan, record)
     ptx = ptx_of(spec, compiler.shipped_sources())
     known = ptx and not STATIC.search(ptx) and record.get("shared") == spec.shared_bytes
     if not known or digest(canonical(ptx).text, str(record["shared"])) != record["ptx"]:
         return measured(spec, plan)
-    used = compiler.Resources(record["registers"], 0, record["spills"], record["spills"], 0)
-    facts = {name: record[name] for name in (*FACTS, "ptx")}
-    return facts | {"code": None, "compiler": version_of(ptx), "faults": build.shortcomings(plan, spec, used)}
+    return as_listed(spec, plan, record)
+
+
+def as_listed(spec: KernelSpec, plan: Plan, record: Record) -> Record:
+    """As `measured`, by what a record says of a kernel that is not compiled."""
+    used = compiler.Resources(
+        record["registers"], 0, record["spills"], record["spills"], record["shared"] - spec.shared_bytes
+    )
+    facts = {name: record[name] for name in (*FACTS, "code", "ptx")}
+    facts["inputs"] = inputs_of(spec, compiler.shipped_sources())
+    return facts | {"compiled": False, "faults": build.shortcomings(plan, spec, used)}
 
 
 def ptx_of(spec: KernelSpec, sources: compiler.Sources) -> str:
     """PTX of a kernel, which takes NVRTC about half as long as machine code; empty if it does not compile."""
-    from cuda.bindings import nvrtc
-
     name = f"{spec.stem}.cu"
     options = [f"--gpu-architecture={spec.arch.replace('sm_', 'compute_')}", f"-I{sources.directory}", "-std=c++17"]
-    options += [f"-D{define}={value}" for define, value in spec.defines]
-    # cuda-core would ask the driver, which may be absent, whether it takes the PTX.
-    _, program = nvrtc.nvrtcCreateProgram(sources.text(name).encode(), name.encode(), 0, [], [])
-    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-    text = bytearray(0 if int(code) else nvrtc.nvrtcGetPTXSize(program)[1])
-    if text:
-        nvrtc.nvrtcGetPTX(program, text)
-    nvrtc.nvrtcDestroyProgram(program)
-    return text.decode().rstrip("\0")
+    return kernel_inputs.ptx_of(sources.text(name), name, [*options, *(f"-D{d}={value}" for d, value in spec.defines)])
 
 
 def verdict(record: Record, found: Record) -> str:
-    """How a compiled kernel compares with its record."""
+    """How a kernel compares with its record."""
+    if not found.get("compiled", True):
+        return INPUTS if same_inputs(record, found) else PTX
     if found["code"] == record["code"]:
         return SAME
-    if found["ptx"] != record["ptx"]:
-        return CHANGED
-    return ORDER if found["code"] else PTX
+    return ORDER if found["ptx"] == record["ptx"] else CHANGED
+
+
+def same_inputs(record: Record, found: Record) -> bool:
+    """Whether a kernel is made from what its record was made from."""
+    return found["inputs"] == record.get("inputs")
+
+
+def other_compiler(record: Record, found: Record) -> bool:
+    """Whether a compiled kernel has other machine code than its record, although it is made from the same."""
+    known = "code" in record and (same_inputs(record, found) or found["ptx"] == record["ptx"])
+    return known and found["code"] != record["code"]
 
 
 def changes(record: Record, found: Record) -> str:
@@ -240,7 +252,7 @@ def renewed(records: Iterable[Record]) -> list[Record]:
 
 def write(path: Path, version: str, records: Sequence[Record]) -> None:
     """Write a list, one line per kernel, so that a difference of two lists reads as one of kernels."""
-    fields = (*PROBLEM, "serving", *FACTS, "code", "ptx")
+    fields = (*PROBLEM, "serving", *FACTS, *HASHES)
     lines = ",\n".join(json.dumps({name: record[name] for name in fields if name in record}) for record in records)
     atomic.write_text(path, f'{{"nvrtc": "{version}",\n"kernels": [\n{lines}\n]}}\n')
 
@@ -249,6 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare the kernels with the list, or rewrite it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--update", action="store_true", help="rewrite the list")
+    parser.add_argument("--whole", action="store_true", help="compile all kernels in full")
     parser.add_argument("--list", type=Path, default=LIST, help="the list (default: tests/data/cubins.json)")
     parser.add_argument("--only", default="", help="compare only kernels whose line contains this, e.g. 'sm_90a 1x'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per CPU)")
@@ -261,14 +274,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     kernels = {spec: made for spec, made in kernels.items() if asked.only in title(made[0])}
     if not kernels:
         parser.error(f"no kernel's line contains {asked.only!r}")
-    first = next(iter(kernels))
     try:
-        version = measured(first, kernels[first][1])["compiler"]
+        version = kernel_inputs.release()
         if version != text["nvrtc"] and not asked.update:
             print(f"cubins: not compared: the list is of NVRTC {text['nvrtc']}, and this is {version}")
             return 0
-        print(f"cubins: compiling {len(kernels)} kernels with NVRTC {version}", flush=True)
-        found = compiled(kernels, asked.jobs, whole=asked.update)
+        print(f"cubins: {len(kernels)} kernels, NVRTC {version}", flush=True)
+        found = compiled(kernels, asked.jobs, whole=asked.whole or version != text["nvrtc"])
     except KsieveError as error:
         print(f"cubins: {error}", file=sys.stderr)
         return 1
@@ -276,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compiled(kernels: Kernels, jobs: int, *, whole: bool) -> dict[KernelSpec, Record]:
-    """Compile kernels in several processes: all of them as a whole, or where the PTX is the record's, a sample.
+    """Compile kernels in several processes: all of them as a whole, or a sample, and as far as needed the others.
 
     Raises
     ------
@@ -285,25 +297,22 @@ def compiled(kernels: Kernels, jobs: int, *, whole: bool) -> dict[KernelSpec, Re
     """
     with ProcessPoolExecutor(jobs) as pool:
         try:
-            if whole:
-                return dict(progress(kernels, pool.map(measured, kernels, plans(kernels))))
-            first = sample(kernels)
+            first = kernels if whole else sample(kernels)
             found = dict(progress(first, pool.map(measured, first, plans(first))))
             rest = {spec: made for spec, made in kernels.items() if spec not in first}
-            if all(record.get("code") == found[spec]["code"] for spec, (record, _) in first.items()):
-                done = pool.map(compared, rest, plans(rest), [record for record, _ in rest.values()])
-            else:
-                done = pool.map(measured, rest, plans(rest))
-            return found | dict(progress(rest, done))
+            if any(other_compiler(record, found[spec]) for spec, (record, _) in first.items()):
+                return found | dict(progress(rest, pool.map(measured, rest, plans(rest))))
+            asked = [record for record, _ in rest.values()]
+            return found | dict(progress(rest, pool.map(compared, rest, plans(rest), asked)))
         except KsieveError:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def sample(kernels: Kernels) -> Kernels:
-    """Of every source on every architecture the first kernel of a list."""
+    """Of every source on every architecture the smallest kernel of a list."""
     first: dict[tuple[str, str], KernelSpec] = {}
-    for spec in kernels:
+    for spec in sorted(kernels, key=lambda spec: kernels[spec][0].get("bytes", math.inf)):
         first.setdefault((spec.stem, spec.arch), spec)
     return {spec: kernels[spec] for spec in first.values()}
 
@@ -329,7 +338,7 @@ def report(
     version: str,
 ) -> int:
     """Print the result of every kernel; write the list with --update, else return 1 if a kernel changed."""
-    groups: dict[str, list[str]] = {SAME: [], PTX: [], ORDER: [], CHANGED: []}
+    groups: dict[str, list[str]] = {SAME: [], INPUTS: [], PTX: [], ORDER: [], CHANGED: []}
     for spec, (record, _) in kernels.items():
         now = verdict(record, found[spec]) if "code" in record else CHANGED
         groups[now].append(title(record) + (f": {changes(record, found[spec])}" if now == CHANGED else ""))
@@ -347,6 +356,8 @@ def report(
         print("cubins: if this is meant, run `make cubins UPDATE=1` and say why in the commit")
         return 1
     print("cubins: equal")
+    if groups[PTX] or groups[ORDER]:
+        print("cubins: `make cubins UPDATE=1` lists their inputs, so that the next run need not compile them")
     return 0
 
 

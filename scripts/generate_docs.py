@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from ksieve.core import atomic
-from ksieve.lab.bench import anchors, block_pages, pages, rank_pages
+from ksieve.lab.bench import anchors, block_pages, engine_pages, pages, rank_pages
 from ksieve.lab.report import benches, steps
 
 ROOT = Path(__file__).parent.parent
@@ -147,6 +147,9 @@ def benchmark_page(results: Path) -> str:
     if frameworks := take("gpu-frameworks.json"):
         parts += ["## The frameworks' own tests", *(_framework_results(link, of) for link, _, of in frameworks)]
     sanitizers = results / "gpu-sanitizers.json"
+    if loaders := take("engine-loaders-*.json"):
+        lines = [engine_pages.loaded(link, payload) for link, _, payload in loaders]
+        parts += ["## The engines' own plugin loaders", "\n".join(lines)]
     if suites := [path for path in left if path.match("gpu-suite*.json")]:
         parts += ["## The GPU suite", *(_suite_results(_link(path, "../../"), left.pop(path)) for path in suites)]
     if sanitizers in left:
@@ -375,12 +378,14 @@ def main(arguments: list[str]) -> int:
         ("docs/reference/benchmarks.md", "benchmarks", benchmark_page(results)),
         ("docs/guide/evidence.md", "results", evidence_page(results)),
         ("docs/guide/study.md", "results", study_page(results)),
+        *((f"docs/guide/{name}.md", "operators", engine_pages.operators(name)) for name in engine_pages.TITLES),
+        *((f"docs/guide/{name}.md", "seen", engine_pages.seen(name, results)) for name in engine_pages.TITLES),
     ):
         path = ROOT / page
         old = path.read_text(encoding="utf-8")
         new = between_markers(old, name, wrapped(body))
         if new != old:
-            stale.append(page)
+            stale += [page] if page not in stale else []
             if not check:
                 atomic.write_text(path, new)
     for page in stale:

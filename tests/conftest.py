@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # PyTorch's and NumPy's threads wait by spinning, which takes the cores from the other workers.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 try:
     from hypothesis import HealthCheck, settings

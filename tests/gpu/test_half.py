@@ -19,15 +19,15 @@ from gpu.test_held import K, hard_rows
 from gpu.variants import Variant, banded, possible
 from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
-from ksieve.planning import shapes
+from ksieve.planning import shapes, tuned
 from ksieve.planning.families import ONE_CTA
 from ksieve.planning.memory import with_workspace
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = ("float16", "bfloat16")
-KNOWN = {dtype: shapes.of(runner.PLANNED_FOR, dtype).resident for dtype in DTYPES}
-SHAPES = [(family, shape) for family, listed in KNOWN["bfloat16"].items() for shape in listed]
+KNOWN = {dtype: shapes.of(runner.PLANNED_FOR, dtype) for dtype in DTYPES}
+SHAPES = [(family, shape) for family, listed in KNOWN["bfloat16"].resident.items() for shape in listed]
 IDS = [f"{f}-{s.resident_width}-{s.ctas_per_row}x{s.threads}x{s.ctas_per_sm}" for f, s in SHAPES]
 IN_TURN = [(family, shape, DTYPES[number % 2]) for number, (family, shape) in enumerate(SHAPES)]
 """Every launch shape with one of the dtypes: each has another kernel, which takes seconds to compile."""
@@ -39,15 +39,12 @@ FIELDS = ("threads", "ctas_per_sm", "resident_width", "ctas_per_row")
 def alone(family, shape, dtype):
     """Plan with one launch shape, whatever the number of rows."""
     known = KNOWN[dtype]
-    same = [one for one in known.get(family, ()) if all(getattr(one, n) == getattr(shape, n) for n in FIELDS)]
+    same = [one for one in known.resident.get(family, ()) if all(getattr(one, n) == getattr(shape, n) for n in FIELDS)]
     if not same:
         pytest.skip(f"no such shape of {dtype}")
-    before = known[family]
-    known[family] = (dataclasses.replace(same[0], fewest_rows=0, most_rows=0),)
-    try:
+    only = (dataclasses.replace(same[0], fewest_rows=0, most_rows=0),)
+    with tuned.replaced(known, dataclasses.replace(known, resident={**known.resident, family: only})):
         yield
-    finally:
-        known[family] = before
 
 
 def plan_of(family, shape, dtype, rows, k=K, **changes):
@@ -227,7 +224,7 @@ def test_options_of_rows_of_few_values(family, shape, dtype, asked, tally):
     assert not wrong, "\n".join(wrong)
 
 
-LISTED = [(dtype, shape) for dtype in DTYPES for shape in KNOWN[dtype].get("register_block", ())]
+LISTED = [(dtype, shape) for dtype in DTYPES for shape in KNOWN[dtype].resident.get("register_block", ())]
 
 
 @pytest.mark.parametrize(("dtype", "shape"), LISTED, ids=[f"{d}-{s.resident_width}" for d, s in LISTED])

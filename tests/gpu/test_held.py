@@ -19,7 +19,7 @@ from gpu import material, runner, served
 from gpu.variants import Variant, possible
 from harness import sampled_at, samplers
 from ksieve.core.errors import ArgumentError
-from ksieve.planning import shapes
+from ksieve.planning import shapes, tuned
 from ksieve.planning.families import ONE_CTA
 from ksieve.planning.memory import with_workspace
 
@@ -39,12 +39,9 @@ FORCED = {family: Variant(family, family) for family in RESIDENT}
 @contextlib.contextmanager
 def alone(family, shape):
     """Plan with one launch shape, whatever the number of rows."""
-    before = RESIDENT[family]
-    RESIDENT[family] = (shape,)
-    try:
+    known = shapes.of(runner.PLANNED_FOR)
+    with tuned.replaced(known, dataclasses.replace(known, resident={**known.resident, family: (shape,)})):
         yield
-    finally:
-        RESIDENT[family] = before
 
 
 def plan_of(family, shape, rows, k=K, **changes):

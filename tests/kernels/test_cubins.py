@@ -169,12 +169,12 @@ def test_a_module_has_one_kernel(scripts):
 
 def test_either_hash_makes_a_kernel_equal(scripts):
     cubins = scripts[1]
-    record = {"code": "a", "ptx": "b", "registers": 64, "spills": 0, "shared": 1024, "bytes": 4096}
+    record = {"code": "a", "ptx": "b", "inputs": "c", "registers": 64, "spills": 0, "shared": 1024, "bytes": 4096}
     assert cubins.verdict(record, record) == cubins.SAME
     assert cubins.verdict(record, record | {"ptx": "other"}) == cubins.SAME
     assert cubins.verdict(record, record | {"code": "other"}) == cubins.ORDER
-    assert cubins.verdict(record, record | {"code": None}) == cubins.PTX
-    assert cubins.verdict(record, record | {"code": None, "ptx": "other"}) == cubins.CHANGED
+    assert cubins.verdict(record, record | {"compiled": False}) == cubins.INPUTS
+    assert cubins.verdict(record, record | {"compiled": False, "inputs": "other"}) == cubins.PTX
     moved = record | {"code": "other", "ptx": "other", "registers": 66}
     assert cubins.verdict(record, moved) == cubins.CHANGED
     assert cubins.changes(record, moved) == "registers 64 -> 66"
@@ -188,21 +188,19 @@ def test_a_changed_kernel_fails_and_an_update_writes_it(scripts, tmp_path, monke
     problem = {"arch": "sm_90a", "rows": 1, "width": 4096, "k": 512, "serving": True}
     path.write_text(json.dumps({"nvrtc": "1.2.3", "kernels": [problem]}))
     spec = cubins.kernel_of(problem)[0]
-    code = {"registers": 64, "spills": 0, "shared": 1024, "bytes": 4096, "code": "a", "ptx": "b", "faults": []}
+    code = {"registers": 64, "spills": 0, "shared": 1024, "bytes": 4096, "code": "a", "ptx": "b", "inputs": "c"}
     monkeypatch.setattr(cubins, "serving", lambda: {spec: problem})
     monkeypatch.setattr(cubins, "ProcessPoolExecutor", Serial)
 
-    def run(*options, **facts):
-        monkeypatch.setattr(cubins, "measured", lambda spec, plan: code | {"compiler": "1.2.3"} | facts)
+    def run(*options, compiler="1.2.3", **facts):
+        monkeypatch.setattr(cubins.kernel_inputs, "release", lambda: compiler)
+        monkeypatch.setattr(cubins, "measured", lambda spec, plan: code | {"faults": []} | facts)
         status = cubins.main(["--list", str(path), *options])
         return status, capsys.readouterr().out
 
     status, out = run("--update")
     assert status == 0 and "sm_90a 1x4096 k=512 float32: new\n" in out
-    assert json.loads(path.read_text()) == {
-        "nvrtc": "1.2.3",
-        "kernels": [problem | {n: v for n, v in code.items() if n != "faults"}],
-    }
+    assert json.loads(path.read_text()) == {"nvrtc": "1.2.3", "kernels": [problem | code]}
     assert run()[0] == 0
     status, out = run(code="c")
     assert status == 0 and re.search(r"another order +1\n  sm_90a 1x4096 k=512 float32\n", out)
@@ -229,11 +227,10 @@ def test_a_changed_kernel_fails_and_an_update_writes_it(scripts, tmp_path, monke
     assert "wrong: sm_90a 1x8192 k=512 float32: served, and not in the list" in out
 
 
-def test_machine_code_is_made_of_a_sample_and_of_what_has_other_ptx(scripts, monkeypatch):
-    """One kernel of each source and architecture; if their code is another, of all."""
+def test_machine_code_is_made_of_a_sample_and_of_what_is_not_listed(scripts, monkeypatch):
+    """One kernel of each source and architecture; if one has other code and the same PTX or inputs, of all."""
     cubins = scripts[1]
     kernels, _ = cubins.resolve(json.loads(cubins.LIST.read_text())["kernels"])
-    by_record = {id(record): spec for spec, (record, _) in kernels.items()}
     first = cubins.sample(kernels)
     assert {(s.stem, s.arch) for s in first} == {(s.stem, s.arch) for s in kernels} and len(first) < len(kernels) / 6
     whole, light = [], []
@@ -243,23 +240,79 @@ def test_machine_code_is_made_of_a_sample_and_of_what_has_other_ptx(scripts, mon
         whole.append(spec)
         return kernels[spec][0] | {"faults": []} | changed
 
-    def compared(spec, plan, record):
-        assert by_record[id(record)] == spec
+    def ptx_of(spec, sources):
         light.append(spec)
-        return record | {"code": None, "faults": []}
+        return ""
 
     monkeypatch.setattr(cubins, "measured", measured)
-    monkeypatch.setattr(cubins, "compared", compared)
+    monkeypatch.setattr(cubins, "ptx_of", ptx_of)
     found = cubins.compiled(kernels, 1, whole=False)
-    assert whole == list(first) and set(light) == set(kernels) - set(first) and set(found) == set(kernels)
+    assert whole == list(first) and not light and set(found) == set(kernels)
     verdicts = {spec: cubins.verdict(record, found[spec]) for spec, (record, _) in kernels.items()}
-    assert verdicts == {spec: cubins.SAME if spec in first else cubins.PTX for spec in kernels}
-    light.clear()
+    assert verdicts == {spec: cubins.SAME if spec in first else cubins.INPUTS for spec in kernels}
+    renamed = next(spec for spec in kernels if spec not in first)
+    inputs_of = cubins.inputs_of
+    monkeypatch.setattr(cubins, "inputs_of", lambda spec, of: "another" if spec == renamed else inputs_of(spec, of))
+    whole.clear()
+    cubins.compiled(kernels, 1, whole=False)
+    assert light == [renamed] and whole == [*first, renamed]
     monkeypatch.setattr(cubins, "measured", lambda spec, plan: measured(spec, plan, code="other"))
     for asked in (False, True):
         whole.clear()
         assert set(cubins.compiled(kernels, 1, whole=asked)) == set(kernels)
-        assert len(whole) == len(kernels) and not light
+        assert len(whole) == len(kernels) and light == [renamed]
+    whole.clear()
+    monkeypatch.setattr(cubins, "measured", lambda spec, plan: measured(spec, plan, code="o", ptx="o", inputs="o"))
+    assert set(cubins.compiled(kernels, 1, whole=False)) == set(kernels)
+    assert whole == [*first, renamed], "a change of the sources is no other compiler"
+
+
+def test_inputs_are_what_the_compiler_reads(scripts, tmp_path):
+    inputs_of = scripts[1].inputs_of
+    files = {
+        "a.cu": '#include "b.cuh"\nint a = N; // "one\n',
+        "b.cuh": '#include "c.cuh"\nchar q = \'"\'; /* b */\n',
+        "c.cuh": 'asm("// no comment");\n',
+        "other.cuh": "int other;\n",
+    }
+    kernel = KernelSpec("a", "sm_90a", (("N", 1),))
+    first = inputs_of(kernel, compiler.Sources.of(tmp_path, files))
+
+    def same(name, text, spec=kernel):
+        return inputs_of(spec, compiler.Sources.of(tmp_path, files | {name: text})) == first
+
+    assert same("other.cuh", "int another;\n")
+    assert same("a.cu", '// A\n\n#include "b.cuh"\n  int a = N;\n')
+    for name, old, new in (("a.cu", "a =", "b ="), ("b.cuh", "q", "r"), ("c.cuh", "no", "a")):
+        assert not same(name, files[name].replace(old, new))
+    assert not same("a.cu", files["a.cu"], KernelSpec("a", "sm_90a", (("N", 2),)))
+    assert not same("a.cu", files["a.cu"], KernelSpec("a", "sm_80", (("N", 1),)))
+    with pytest.raises(BackendError, match=r"d\.cuh is missing"):
+        same("a.cu", '#include "d.cuh"\n')
+
+
+def test_resources_are_compiled_where_the_list_has_none(scripts, monkeypatch, tmp_path):
+    resources = importlib.import_module("resources")
+    kernel = KernelSpec("length_bins", "sm_90a", ())
+    made = compiler.Resources(96, 0, 4, 4, 16)
+    monkeypatch.setattr(compiler, "compile_kernel", lambda spec, sources: compiler.Cubin(b"", made))
+    monkeypatch.setattr(compiler.Cubin, "resources", property(lambda cubin: cubin.log))
+    monkeypatch.setattr(resources, "LIST", tmp_path / "list.json")
+    monkeypatch.setattr(resources, "ProcessPoolExecutor", Serial)
+    monkeypatch.setattr(resources.kernel_inputs, "release", lambda: "1.2.3")
+    resources.listed.cache_clear()
+    assert resources.resources_of(kernel) == made
+    resources.write({kernel: "bins"})
+    monkeypatch.delattr(compiler, "compile_kernel")
+    with pytest.raises(AttributeError):
+        resources.resources_of(kernel)  # of the list as it was read first
+    resources.listed.cache_clear()
+    assert resources.resources_of(kernel) == compiler.Resources(96, 0, 8, 8, 16)
+    monkeypatch.setattr(resources.kernel_inputs, "release", lambda: "9.9.9")
+    resources.listed.cache_clear()
+    with pytest.raises(AttributeError):
+        resources.resources_of(kernel)  # of another compiler
+    resources.listed.cache_clear()
 
 
 class Serial:
@@ -267,6 +320,9 @@ class Serial:
 
     def __init__(self, jobs):
         self.map = map
+
+    def shutdown(self, **_):
+        return None
 
     def __enter__(self):
         return self
@@ -353,7 +409,7 @@ def test_renamed_kernels_are_equal_and_changed_ones_are_not(tiny, tmp_path, monk
         return cubins.measured(KernelSpec(name, "sm_90a", facts), plan)
 
     first = made(TINY)
-    assert re.fullmatch(r"\d+\.\d+\.\d+", first["compiler"]) and first["faults"] == []
+    assert re.fullmatch(r"\d+\.\d+\.\d+", cubins.kernel_inputs.release()) and first["faults"] == []
     renamed = made(TINY.replace("alpha", "a").replace("Shape", "RowPlan").replace("tiny", "small"), "small")
     assert cubins.verdict(first, renamed) == cubins.ORDER, "functions that changed places"
     assert cubins.verdict(first, made(TINY.replace("beta", "best"))) == cubins.SAME
@@ -364,7 +420,7 @@ def test_renamed_kernels_are_equal_and_changed_ones_are_not(tiny, tmp_path, monk
     assert cubins.verdict(first, made(TINY, shared=1024)) == cubins.CHANGED
 
 
-def test_the_same_ptx_is_not_compiled_further(tiny, tmp_path, monkeypatch):
+def test_the_same_is_not_compiled_again_and_the_same_ptx_not_further(tiny, tmp_path, monkeypatch):
     cubins, plan, defines = tiny
     kernel = KernelSpec("tiny", "sm_90a", defines)
 
@@ -375,8 +431,11 @@ def test_the_same_ptx_is_not_compiled_further(tiny, tmp_path, monkeypatch):
     written(TINY)
     record = cubins.measured(kernel, plan)
     same = cubins.compared(kernel, plan, record)
-    assert cubins.verdict(record, same) == cubins.PTX and same["code"] is None
-    assert {**same, "code": record["code"]} == record
+    assert cubins.verdict(record, same) == cubins.INPUTS and same == record | {"compiled": False}
+    written(TINY.replace("alpha(s, p);", "alpha(s, p); // first"))
+    assert cubins.verdict(record, cubins.compared(kernel, plan, record)) == cubins.INPUTS
+    written(TINY.replace("width / 7", "width / (6 + 1)"))
+    assert cubins.verdict(record, cubins.compared(kernel, plan, record)) == cubins.PTX
     spilling = cubins.compared(kernel, plan, record | {"spills": 8})
     assert "spills 8 bytes" in spilling["faults"][0], "what a record says of resources is held to the plan"
     larger = KernelSpec("tiny", "sm_90a", (("KSIEVE_SHARED_BYTES", 1024), defines[1]))
@@ -385,7 +444,9 @@ def test_the_same_ptx_is_not_compiled_further(tiny, tmp_path, monkeypatch):
     assert cubins.verdict(record, cubins.compared(kernel, plan, record)) == cubins.CHANGED
     written(TINY.replace("Shape s{width};", "__shared__ int n; n = width; Shape s{*(volatile int *)&n};"))
     inside = cubins.measured(kernel, plan)
-    assert inside["shared"] == 4 and cubins.compared(kernel, plan, inside) == inside, "the plan does not count it"
+    assert inside["shared"] == 4 and cubins.compared(kernel, plan, inside | {"inputs": "others"}) == inside, (
+        "the plan does not count it"
+    )
     written("no kernel")
     with pytest.raises(BackendError, match="tiny"):
         cubins.compared(kernel, plan, record)

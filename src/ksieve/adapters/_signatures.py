@@ -8,7 +8,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -126,14 +127,31 @@ def versions(engine: str) -> dict[str, str]:
 def examine(engine: str) -> EngineReport:
     """Compare all operators of an engine, whose modules are imported."""
     group = SWITCHES[engine][1] if engine in SWITCHES else ""
+    findings = [_examined(operator) for operator in OPERATORS[engine]]
     plugins = [entry.value.partition(":")[0] for entry in metadata.entry_points(group=group)] if group else []
     return EngineReport(
         engine,
         versions(engine),
         not group or "ksieve.adapters.plugins" in plugins,
         switched_on(engine),
-        tuple(map(_examined, OPERATORS[engine])),
+        tuple(_unregistered(OPERATORS[engine], findings)),
     )
+
+
+def _unregistered(operators: tuple[Operator, ...], findings: list[Finding]) -> Iterator[Finding]:
+    """Where a namespace of ``torch.ops`` has no operator at all, say that nothing is known of them."""
+    pairs = list(zip(operators, findings, strict=True))
+    known = {operator.owner for operator, found in pairs if found.found is not None or found.problem is not None}
+    for operator, found in pairs:
+        if (
+            operator.owner.startswith("torch:")
+            and operator.owner not in known
+            and exists(operator.source.split(".")[0])
+        ):
+            problem = f"{operator.source} registered nothing in {operator.owner.replace(':', '.')}, as without a GPU"
+            yield replace(found, problem=problem)
+        else:
+            yield found
 
 
 def _examined(operator: Operator) -> Finding:

@@ -188,8 +188,11 @@ class _Loader(importlib.abc.Loader):
 def _loaded(name: str) -> None:
     with _lock:
         for engine, operators in list(_installed.items()):
+            before = set(_replaced)
             try:
                 _replace(engine, [operator for operator in operators if operator.source == name])
+                if fresh := [each for each in _replaced if each not in before]:
+                    announce("ksieve replaces in %s: %s", engine, ", ".join(fresh))
             except Exception as error:  # the import of an engine's module never fails for this
                 _log.error("%s", error)
         _FINDER.watch()

@@ -78,8 +78,10 @@ print(selection.CALLS)
 """.replace("WORK", CALL)
     out, err = run(code, KSIEVE_VLLM="1")
     assert out == "[]\n"
-    first, last = err.splitlines()
+    first, then, last = err.splitlines()
     assert first.startswith("ksieve 0.") and first.count(" replaces in vllm: nothing yet; when they are imported") == 1
+    names = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk")
+    assert then == "ksieve replaces in vllm: " + ", ".join(f"torch.ops._C.{name}" for name in names)
     assert last.startswith("ksieve served 1 calls (torch.ops._C.top_k_per_row_decode cpu/direct float32 1); 0 kernels")
     out, err = run(code, KSIEVE_VLLM="1", KSIEVE_VERIFY="1")
     assert out == "['decode']\n"

@@ -70,6 +70,16 @@ def test_an_engine_whose_import_fails(tmp_path):
     assert out.count("CANNOT be imported: sgl_kernel: OSError: no driver") == 3
 
 
+def test_an_extension_that_is_not_loaded_is_no_version_without_operators(tmp_path):
+    """vLLM on a machine without a GPU: its modules can be imported, and register no operators."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "_custom_ops.py").write_text("import torch", encoding="utf-8")
+    code, out, _ = doctor("--for", "vllm", engines=str(tmp_path))
+    assert code == 2
+    assert "CANNOT be imported: vllm._custom_ops registered nothing in torch.ops._C, as without a GPU" in out
+    assert "torch.ops._C.persistent_topk  not in" not in out
+
+
 def test_an_engine_that_is_not_there(tmp_path):
     code, out, err = doctor("--for", "flashinfer", engines=str(tmp_path))
     assert (code, out) == (2, "")
