@@ -212,9 +212,8 @@ def topk(
     force : {"inside", "beside"}
         Whether forced entries count among the k, or come in addition.
     expand : bool or int
-        CPU only, as is `tail`: write all positions of each selected entry, in place of its index: True for those of a
-        block, or the number of positions that each score stands for, 2 to 256. The outputs then have ``k * expand``
-        columns.
+        Write all positions of each selected entry, in place of its index: True for those of a block, or the number of
+        positions that each score stands for, 2 to 256. The outputs then have ``k * expand`` columns.
     tail : array of int32, of the shape of `lengths`, optional
         With `expand`, the rows' lengths in positions: entries that are not whole within them are not selected, and the
         positions behind the last whole entry are written behind the selection, in up to ``expand - 1`` more columns.

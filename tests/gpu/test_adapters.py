@@ -27,7 +27,7 @@ GRID = [
     for shape in SHAPES
     for dtype in case.dtypes
     # 16 bits hold 62,000 different scores: enough for a row of distinct ones, but too slow to draw for the long rows.
-    if not case.on_cpu and (dtype == "float32" or shape == "short")
+    if dtype == "float32" or shape == "short"
 ]
 
 

@@ -332,8 +332,7 @@ def msa_topk_select(
 ) -> Any:
     """Select the topk best blocks of every token and head, by their scores, the first and last ones with any score.
 
-    The scores are transposed into a copy: there a row's lie heads and tokens apart. Forced blocks are selected on the
-    CPU alone.
+    The scores are transposed into a copy: there a row's lie heads and tokens apart.
 
     Parameters
     ----------

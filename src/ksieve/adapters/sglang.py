@@ -4,7 +4,7 @@
 of the kernels for paged and ragged caches, and the ``*kpool*`` functions select pools of positions. In addition to
 SGLang's functions they take any topk, float16 and bfloat16 scores, any row stride and alignment, and negative lengths
 (which count as 0), and never write to the scores. A call runs on PyTorch's current stream without waiting, and can be
-captured in a CUDA graph once the kernel is loaded. Pools are selected on the CPU alone.
+captured in a CUDA graph once the kernel is loaded.
 
 `install` leaves ``plan_topk_v2`` SGLang's, because kernels that are not replaced read its plan, and
 ``--dsa-topk-backend torch`` PyTorch.

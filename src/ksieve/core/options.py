@@ -120,7 +120,7 @@ class Options:
     force : {"inside", "beside"}
         Whether these take slots of the k, or slots of their own. Stored as "inside" where there are none.
     expand : int
-        Positions of an entry, on the CPU alone. Above 1 all of them are written in place of the entry's index.
+        Positions of an entry. Above 1 all of them are written in place of the entry's index.
     tail : bool
         An array holds the lengths of the rows in positions; those behind the last whole entry are written too.
     """
@@ -246,13 +246,6 @@ class Options:
     def beside(self) -> int:
         """Entries that a row gets beside its k."""
         return self.forced if self.force == "beside" else 0
-
-    @property
-    def on_cpu(self) -> tuple[tuple[str, str], ...]:
-        """Arguments in use that only calls on the CPU take, each with its value as text."""
-        forced = (("force_first", self.force_first, 0), ("force_last", self.force_last, 0))
-        used = (("block_size", self.block_size, 1), *forced)
-        return tuple((name, str(value)) for name, value, least in used if value > least)
 
     def columns(self, k: int) -> int:
         """Slots of a row in the outputs of a call."""

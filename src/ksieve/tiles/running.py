@@ -22,8 +22,7 @@ class Running:
     """Select the k best scores of rows that are produced tile by tile, exactly.
 
     Memory is that of two lists of 2 k scores and positions for each row, for rows of any width. On CUDA the lists are
-    device memory, every call enqueues on the current stream and returns, and nothing is copied to the host; the kernels
-    must be able to take `positions`.
+    device memory, every call enqueues on the current stream and returns, and nothing is copied to the host.
 
     Parameters
     ----------

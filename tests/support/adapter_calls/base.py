@@ -20,27 +20,23 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """`inputs(rng)` makes NumPy arrays; `call(tensors)` returns named outputs; `check(arrays, outputs)` asserts.
-
-    `on_cpu`: its options run on the CPU alone.
-    """
+    """`inputs(rng)` makes NumPy arrays; `call(tensors)` returns named outputs; `check(arrays, outputs)` asserts."""
 
     name: str
     inputs: Callable[[np.random.Generator, int, int, str], Arrays]
     call: Callable[[Arrays, int], Arrays]
     check: Callable[[Arrays, int, Arrays], None]
     dtypes: tuple[str, ...] = ("float32",)
-    on_cpu: bool = False
 
 
 CASES: list[Case] = []
 
 
-def case(inputs: Any, dtypes: tuple[str, ...] = ("float32",), on_cpu: bool = False) -> Any:
+def case(inputs: Any, dtypes: tuple[str, ...] = ("float32",)) -> Any:
     """Register a class of three functions as a case."""
 
     def register(kind: Any) -> Any:
-        CASES.append(Case(kind.__name__, inputs, kind.call, kind.check, dtypes, on_cpu))
+        CASES.append(Case(kind.__name__, inputs, kind.call, kind.check, dtypes))
         return kind
 
     return register

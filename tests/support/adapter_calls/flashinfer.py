@@ -286,7 +286,7 @@ def _msa(name, first, last):
                 row[:first] = row[max(n - last, 0) :] = np.inf
                 same_in_order(slots[token, head], best(row, 0, n, k))
 
-    CASES.append(Case(name, _msa_inputs, call, check, on_cpu=first + last > 0))
+    CASES.append(Case(name, _msa_inputs, call, check))
 
 
 _msa("flashinfer_msa", 0, 0)

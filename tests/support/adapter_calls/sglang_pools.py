@@ -38,7 +38,7 @@ def _check(a, r, slots, k, *, windows, tail, to=lambda i: i):
     assert slots[used:].tolist() == left + [-1] * (len(slots) - used - len(left))
 
 
-@case(_inputs, on_cpu=True)
+@case(_inputs)
 class sglang_fast_kpool:  # noqa: N801
     @staticmethod
     def call(t, k):
@@ -63,7 +63,7 @@ class sglang_fast_kpool:  # noqa: N801
             _check(a, r, o["pages"][r], k, windows=False, tail=True, to=lambda i, of=pages: int(of[i]))
 
 
-@case(_inputs, on_cpu=True)
+@case(_inputs)
 class sglang_kpool_v2:  # noqa: N801
     @staticmethod
     def call(t, k):
