@@ -21,7 +21,7 @@ from answers import RANKINGS, random_row
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from conftest import ROOT
 from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
-from ksieve import ArgumentError, KsieveError, Route, distributed
+from ksieve import ArgumentError, KsieveError, Route, VerificationError, distributed, tiles
 from ksieve.core.policy import POLICIES as NAMED
 from ksieve.lab.traffic import check_traffic
 from ksieve.model import reference
@@ -1346,3 +1346,44 @@ def test_positions_of_a_block_table(backend):
             ksieve.verify(scores, None, found, **bad)
     with pytest.raises(ArgumentError, match=r"^block_size: got 4 with positions"):
         topk_on(backend, scores, None, 5, block_table=table, block_size=4)
+
+
+# ---- tiles of columns; test_running.py and test_candidates.py have every dtype, ranking and option ----------------
+
+
+@cites("C66", "C67", "C68")
+def test_tiles_in_any_order():
+    scores = scores_of("few_values", 4, 50, 9)
+    for first, second in ((slice(0, 30), slice(30, 50)), (slice(30, 50), slice(0, 30))):
+        running = ksieve.Running(4, 9, 30, tie_break="high")
+        assert running.cutoff.tolist() == [-np.inf] * 4
+        running.push(scores[:, first], first.start)
+        before = running.finish(sorted="index")
+        with pytest.raises(ArgumentError, match=r"^first_column: got 10 with 30 columns"):
+            running.push(scores[:, :30], 10)
+        np.testing.assert_array_equal(running.finish(sorted="index"), before)
+        tile = scores[:, second].copy()
+        tile[tile < running.cutoff[:, None]] = np.nan
+        running.push(tile, second.start)
+        right = ksieve.topk(scores, k=9, tie_break="high", sorted="index")
+        np.testing.assert_array_equal(running.finish(sorted="index"), right)
+
+
+@cites("C69", "C70")
+def test_a_count_certifies_a_list():
+    scores = np.array([[5, 1, 7, 2, 9, 3], [0, 0, 0, 0, 0, 0]], np.float32)
+    running = ksieve.Running(2, 2, 6, deterministic=True)
+    candidates = tiles.Candidates(running, 6, capacity=3)
+    candidates.propose(scores[:, candidates.columns])
+    candidates.cutoff[:] = 6, 0
+    candidates.counts[:] = 2, 6
+    candidates.scores[:] = [[9, 7, 0], [0, 0, 0]]
+    candidates.positions[:] = [[4, 4, 0], [0, 1, 2]]
+    with pytest.raises(VerificationError, match=r"^the producer's list of row 0 has a position twice"):
+        candidates.certify(check=True)
+    candidates.positions[0, 1] = 2
+    candidates.certify(check=True)
+    assert candidates.left.tolist() == [0, 6]
+    assert running.finish().tolist() == [[2, 4], [-1, -1]]
+    running.push(scores, 0, candidates.left)
+    assert running.finish().tolist() == [[2, 4], [0, 1]]
