@@ -134,8 +134,11 @@ class Best:
         if self.per_row:  # slots that the row has not
             slot = self.xp.arange(self.k, **self.place)
             found = self.xp.where(slot[None] >= self.own_k[:, None], self.xp.full_like(found, self.nothing), found)
-        worst = (self.xp.amin if self.everything < 0 else self.xp.amax)(found, 1)
-        return self.xp.nan_to_num(worst, nan=self.everything, posinf=np.inf, neginf=-np.inf)
+        return self.bound((self.xp.amin if self.everything < 0 else self.xp.amax)(found, 1))
+
+    def bound(self, found: Any) -> Any:
+        """Cutoffs of float32 scores: `everything` in place of NaN, which bounds nothing."""
+        return self.xp.nan_to_num(found, nan=self.everything, posinf=np.inf, neginf=-np.inf)
 
     def widened(self, scores: Any) -> Any:
         """Scores as float32."""

@@ -191,8 +191,7 @@ class Candidates:
         at = xp.asarray(xp.clip(self._rank, 1, self._ranks), dtype=xp.int64)[:, None] - 1
         found = best.widened(take(self._ordered, at, 1))[:, 0]
         there = (self._rank <= self._valid) & (self._rank <= self._ranks)
-        found = xp.where(there, found, xp.full_like(found, best.everything))
-        return xp.nan_to_num(found, nan=best.everything, posinf=np.inf, neginf=-np.inf)
+        return best.bound(xp.where(there, found, xp.full_like(found, best.everything)))
 
     def _check(self) -> None:
         best = self._best
