@@ -147,6 +147,9 @@ def benchmark_page(results: Path) -> str:
     if frameworks := take("gpu-frameworks.json"):
         parts += ["## The frameworks' own tests", *(_framework_results(link, of) for link, _, of in frameworks)]
     sanitizers = results / "gpu-sanitizers.json"
+    if measured := [path for path in left if path.match(engine_pages.MEASURED)]:
+        lines = [engine_pages.measured(path, _link(path, "../../"), left.pop(path)) for path in measured]
+        parts += ["## The engines' operators, before and after", "\n".join(lines)]
     if loaders := take("engine-loaders-*.json"):
         lines = [engine_pages.loaded(link, payload) for link, _, payload in loaders]
         parts += ["## The engines' own plugin loaders", "\n".join(lines)]
@@ -380,6 +383,7 @@ def main(arguments: list[str]) -> int:
         ("docs/guide/study.md", "results", study_page(results)),
         *((f"docs/guide/{name}.md", "operators", engine_pages.operators(name)) for name in engine_pages.TITLES),
         *((f"docs/guide/{name}.md", "seen", engine_pages.seen(name, results)) for name in engine_pages.TITLES),
+        ("docs/guide/integrations.md", "first-calls", engine_pages.first_calls(results)),
     ):
         path = ROOT / page
         old = path.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes); for GPUs side by side
 #                                      sanitize-memcheck, -racecheck, -synccheck, and after these sanitize-record
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
-#   scripts/gpu_session.sh operator|decode|short|general|blocks|trace|worst|ablation|chain|replay
+#   scripts/gpu_session.sh operator|decode|short|general|blocks|engines|trace|worst|ablation|chain|replay
 #                                      the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
 #   scripts/gpu_session.sh all         compile, every part of the suite and the sanitizers; the longest first
@@ -131,6 +131,7 @@ decode() { result decode; }
 short() { result short; }
 general() { result general; }
 blocks() { result blocks; }
+engines() { result engines; }
 trace() { result trace; }
 worst() { result worst; }
 ablation() { result ablation; }
@@ -148,7 +149,7 @@ quick_bench() {
 [ $# -gt 0 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
   suite-callers suite-serving suite-options suite-pairs suite-contract suite-ranks options compile
-  sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general blocks trace worst ablation chain replay"
+  sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general blocks engines trace worst ablation chain replay"
 everything="suite-serving suite-held-aimed suite-pairs suite-options sanitize-synccheck suite-rankings suite-contract
   sanitize-racecheck sanitize-memcheck suite-kernels suite-half suite-rows suite-callers suite-held suite-held-others"
 if [ "$*" = all ]; then # suite-ranks takes all GPUs, and the last step reads what the others wrote

@@ -10,6 +10,7 @@ from ksieve.lab.cli import (
     bench,
     blocks,
     chain,
+    engines,
     general,
     gpu,
     measure,
@@ -163,6 +164,14 @@ add(
     "ksieve bench blocks --out benchmarks/results",
     "ksieve bench blocks --only 'DeepSeek-V4.1; MiniMax-M3' --shapes 64x131072",
     "ksieve bench blocks --device cpu --shapes 2x32768 --rounds 3",
+)
+add(
+    bench_app,
+    "engines",
+    engines.bench_engines,
+    "ksieve bench engines --out benchmarks/results",
+    "ksieve bench engines --engines sglang --only deep_select --shapes 64x131072 --parts operators",
+    "ksieve bench engines --parts first",
 )
 add(
     bench_app,

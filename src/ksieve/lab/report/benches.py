@@ -92,7 +92,7 @@ def names(payload: Mapping[str, Any], stem: str) -> list[str]:
 def _makers(payload: Mapping[str, Any]) -> list[tuple[str, Callable[[Mapping[str, Any]], Any]]]:
     """Figures that a result has the data for: the end of the name, and what draws it."""
     results, bench = payload["results"], payload["bench"]
-    if not isinstance(results, Mapping) or bench == "general":  # one of several dtypes and k has a table
+    if not isinstance(results, Mapping) or bench in ("general", "engines"):  # several dtypes and k have tables
         return []
     if bench == "worst":
         return [("", _worst)] if any(OWN in found for found in results["worst"].values()) else []

@@ -1,0 +1,281 @@
+"""The bench of the engines' operators: on fakes of the engines and on the CPU, and its pages; first calls too."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bench_host import ENVIRONMENT, OTHER_US, OWN_US, host, invoke  # noqa: E402
+from conftest import ROOT  # noqa: E402
+from ksieve.adapters._operators import HOMES, OPERATORS  # noqa: E402
+from ksieve.adapters._tally import TALLY  # noqa: E402
+from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
+from ksieve.lab.bench import engine_calls, engine_pages, engine_switch, engines, first_calls, pages, record  # noqa: E402
+from ksieve.lab.report import benches  # noqa: E402
+
+__all__ = ["host"]
+
+FAKES = Path(__file__).parent.parent / "support" / "fake_engines"
+TOP = ("selection", *(package for packages in HOMES.values() for package in packages))
+K, SHAPE = 512, "3x4096"
+
+
+def loaded():
+    return [name for name in sys.modules if name.partition(".")[0] in TOP]
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """The fakes can be imported; afterwards nothing of them is left."""
+    monkeypatch.syspath_prepend(str(FAKES))
+    for name in loaded():
+        monkeypatch.delitem(sys.modules, name)
+    TALLY.clear()
+    yield importlib.import_module("selection")
+    for name in loaded():
+        del sys.modules[name]
+
+
+@pytest.fixture
+def bench(host, fakes, monkeypatch):
+    """Few calls on the host, and nothing for compilers to do."""
+    monkeypatch.setattr(engines, "HOST_CALLS", 1)
+    monkeypatch.setattr(engines, "HOST_BLOCKS", 2)
+    monkeypatch.setattr(engines, "compile_plans", lambda plans, progress: progress(len(plans), len(plans)))
+    return fakes
+
+
+def measured(tmp_path, *arguments):
+    done = invoke(
+        "engines", "--k", K, "--shapes", SHAPE, "--rounds", 1, "--parts", "operators", "--out", tmp_path, *arguments
+    )
+    assert not isinstance(done.exception, Exception), repr(done.exception)
+    return done, json.loads((tmp_path / "gpu-engines.json").read_text())
+
+
+def test_every_operator_has_a_call_or_a_reason():
+    adapters = {operator.adapter for listed in OPERATORS.values() for operator in listed}
+    assert adapters == set(engine_calls.CALLS) | set(engine_calls.NOT_TIMED)
+    assert not set(engine_calls.CALLS) & set(engine_calls.NOT_TIMED)
+
+
+def test_all_engines(bench, tmp_path):
+    done, payload = measured(tmp_path)
+    assert done.exit_code == 0, done.output
+    found = payload["results"]
+    cases = {(case["operator"], case["dtype"]): case for case in found["shapes"]}
+    for (name, _), case in cases.items():
+        if "skipped" in case:
+            assert case["skipped"] == "it takes k of 2048, not 512" and ".fast_topk" in name
+            continue
+        own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
+        assert own["exact"] is True and ours["exact"] is True, case
+        assert own["median_us"] == OTHER_US and ours["median_us"] == OWN_US
+        assert case["times_faster"] == OTHER_US / OWN_US and ours["family"] and case["k"] == K
+    every = {o.name for engine in engine_switch.ENGINES for o in OPERATORS[engine]}
+    assert {name for name, _ in cases} | set(found["absent"]) == every
+    assert {name for name, why in found["absent"].items() if "this version" in why} == {
+        "torch.ops._C.cooperative_topk",
+        *(name for name in every if "_512" in name),
+    }
+    deep = "sglang.kernels.ops.attention.deep_select.topk"
+    assert (deep, "bfloat16") in cases and ("torch.ops._C.top_k_per_row_decode", "bfloat16") not in cases
+    hosts = {each["operator"]: each for each in found["host"]}
+    assert set(hosts) == {name for name, _ in cases}
+    timed = [each for each in hosts.values() if "skipped" not in each]
+    assert {each["operator"] for each in timed} == {c["operator"] for c in found["shapes"] if "skipped" not in c}
+    assert all(each[side]["median_us"] > 0 for each in timed for side in (engines.BEFORE, engines.AFTER))
+    assert "1.60x" in done.output
+    deep_select = importlib.import_module("sglang.kernels.ops.attention.deep_select")
+    assert deep_select.topk(torch.zeros(1, 8), 2)[1].shape == (1, 2) and bench.CALLS[-1] == "deep_select", "put back"
+    assert benches.names(payload, "gpu-engines") == []
+
+
+def test_both_sides_are_called(bench, tmp_path):
+    done, _ = measured(tmp_path, "--engines", "sglang", "--only", "ragged_v2")
+    assert done.exit_code == 0, done.output
+    assert bench.CALLS.count("ragged") >= 3, "the engine's own in its rounds"
+    assert sum(each.count for each in TALLY.report().calls) >= 3 and not TALLY.fallbacks
+
+
+def test_a_wrong_answer_of_the_engine_is_no_comparison(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "WRONG", [True])
+    done, payload = measured(tmp_path, "--engines", "sglang", "--only", "deep_select.topk", "--dtypes", "float32")
+    assert done.exit_code == 0, done.output
+    for case in payload["results"]["shapes"]:
+        own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
+        assert own["exact"] is False and ours["exact"] is True and "times_faster" not in case
+    page = engine_pages.gained("sglang", Path("gpu-engines.json"), payload)
+    assert "`topk`, 3 x 4,096, float32: its own answer is not exact" in page and "20.0 / 12.5 |" in page
+
+
+def test_errors_in_result_files_have_no_folders(bench, tmp_path, monkeypatch):
+    where = "no /usr/local/bin/nvcc in '/root/.cache/a b/x.cu', 1/2 of it\nmore"
+    assert engine_switch.line(OSError(where)) == "OSError: no nvcc in 'a b/x.cu', 1/2 of it"
+
+    def fail(*_, **__):
+        raise RuntimeError(where)
+
+    monkeypatch.setattr(bench, "best", fail)
+    _, payload = measured(tmp_path, "--engines", "sglang", "--only", "ragged_v2", "--dtypes", "float32")
+    for case in payload["results"]["shapes"]:
+        own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
+        assert "no nvcc in" in own["error"] and "/usr" not in own["error"] and ours["exact"] is True
+    page = engine_pages.gained("sglang", Path("a"), payload)
+    assert "Without a time:" in page and "in the geometric mean" not in page and "- / 12.5 |" in page
+
+
+def test_a_refused_call_is_not_measured_as_ours(bench, tmp_path, monkeypatch):
+    module = importlib.import_module("ksieve.adapters.sglang")
+
+    def refuse(*_, **__):
+        raise ArgumentError("topk", 1, "no")
+
+    monkeypatch.setattr(module, "topk", refuse)
+    monkeypatch.setattr(engines, "prepare", lambda *_: None)
+    monkeypatch.setattr(engines, "_plan", refuse)
+    done, payload = measured(tmp_path, "--engines", "sglang", "--only", "deep_select.topk", "--dtypes", "float32")
+    assert done.exit_code != 0
+    case, cost = (
+        next(found for found in payload["results"][kind] if found["operator"].endswith(".topk"))
+        for kind in ("shapes", "host")
+    )
+    assert "ksieve refuses the call" in case["selectors"][engines.AFTER]["error"]
+    assert "ksieve refuses the call" in cost[engines.AFTER]["error"] and cost[engines.BEFORE]["median_us"] > 0
+    with pytest.raises(pages.InexactError, match="no exact answer"):
+        engine_pages.gained("sglang", Path("a"), payload)
+
+
+def test_engines_that_are_not_there(host, tmp_path):
+    done = invoke("engines", "--engines", "flashinfer", "--parts", "operators")
+    assert isinstance(done.exception, BackendError) and "no module flashinfer" in str(done.exception)
+    for only, why in (("", "no module tensorrt_llm"), ("nothing", "no operator has 'nothing' in its name")):
+        with (
+            pytest.raises(BackendError, match=f"no operator of tensorrt_llm to measure: {why}"),
+            engine_switch.installed(["tensorrt_llm"], only),
+        ):
+            pytest.fail("there is none")
+
+
+def test_without_a_gpu():
+    done = invoke("engines")
+    assert isinstance(done.exception, BackendError) and done.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--engines", "aiter"), ("--parts", "second"), ("--dtypes", "int8"), ("--shapes", "x")]
+)
+def test_options_are_checked_before_anything_runs(option, value):
+    done = invoke("engines", option, value)
+    assert isinstance(done.exception, ArgumentError) and done.exception.argument == option
+
+
+# ---- first calls ------------------------------------------------------------------------------------------------
+
+
+def test_a_process_measures_its_first_call(capsys):
+    first_calls.child(json.dumps({"adapter": "sglang.topk", "rows": 2, "width": 4096, "k": 64, "dtype": "float32"}))
+    found = json.loads(capsys.readouterr().out)
+    assert found["seconds"] > 0 and found["again_seconds"] > 0 and found["compiled"] == 0
+
+
+class Process:
+    """Stands in for an interpreter; counts the kernels that a cache holds."""
+
+    def __init__(self):
+        self.built, self.calls = set(), []
+
+    def __call__(self, *arguments, seconds=0, **variables):
+        self.calls.append((arguments, variables))
+        cache, bundle = variables["KSIEVE_CACHE_DIR"], variables["KSIEVE_BUNDLE"]
+        if "build" in arguments:
+            new = cache not in self.built
+            self.built.add(cache)
+            if "--bundle" in arguments:
+                self.built.add(arguments[arguments.index("--bundle") + 1])
+            return json.dumps({"kernels": [{}, {}], "compiled": 2 * new})
+        assert not list(Path(cache).glob("*")) if Path(cache).exists() else cache.endswith("built")
+        assert arguments[:2] == ("-c", first_calls.CHILD)
+        if json.loads(arguments[2])["adapter"] == "sglang.topk" and bundle:
+            raise subprocess.TimeoutExpired("python", 1)
+        compiled = int(cache not in self.built and bundle not in self.built)
+        return json.dumps({"seconds": 5.0 if compiled else 0.01, "again_seconds": 1e-5, "compiled": compiled})
+
+
+@pytest.fixture
+def generator(monkeypatch, tmp_path):
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
+
+
+def test_first_calls_and_their_page(host, monkeypatch, tmp_path, generator):
+    process, folder = Process(), tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(first_calls, "fresh", process)
+    done = invoke("engines", "--parts", "first", "--out", folder)
+    assert done.exit_code == 0, done.output
+    payload = record.read_json(folder / "gpu-engines.json")
+    found = payload["results"]["first_calls"]
+    assert len(found["calls"]) == len(first_calls.FIRSTS)
+    for call in found["calls"]:
+        assert call[first_calls.EMPTY]["compiled"] == 1 and call[first_calls.BUILT]["compiled"] == 0
+        assert ("error" in call[first_calls.BUNDLE]) == (call["adapter"] == "sglang.topk")
+    assert [(said["state"], said["compiled"]) for said in found["builds"][:3]] == [
+        (first_calls.BUILT, 2), (first_calls.BUNDLE, 0), (first_calls.BUILT, 0),
+    ]  # fmt: skip
+    assert [said["engine"] for said in found["builds"][::2]] == ["vllm", "sglang", "flashinfer"]
+    build = next(arguments for arguments, _ in process.calls if "build" in arguments)
+    assert build == (
+        "-m", "ksieve", "build", "--for", "vllm", "--k", "2048", "--dtype", "float32", "--max-rows", "2048",
+        "--max-width", "131072", "--json",
+    )  # fmt: skip
+    caches = [variables["KSIEVE_CACHE_DIR"] for _, variables in process.calls]
+    assert len({cache for cache in caches if not cache.endswith("built")}) == 2 * len(first_calls.FIRSTS)
+    page = engine_pages.first_calls(folder)
+    assert "| `sglang.topk` | 64 x 131,072 | 5.000 (1) | 0.010 (0) | failed | 10 |" in page
+    assert "for vllm: 2 kernels, 2 of them compiled, in 0 s; for vllm, a bundle: 2 kernels, 0 of them compiled" in page
+    assert "[first calls](../guide/integrations.md#the-first-call)" in generator.benchmark_page(folder)
+    assert all(engine_pages.gained(name, Path("a"), payload) == "" for name in engine_pages.TITLES)
+
+
+def test_a_build_that_fails_leaves_its_error(tmp_path):
+    def process(*arguments, **_):
+        raise RuntimeError("a measuring process failed: no compiler")
+
+    found = first_calls.run(first_calls.FIRSTS[:1], process=process)
+    assert found["calls"][0][first_calls.BUILT] == {"error": "a measuring process failed: no compiler"}
+    assert engine_pages.built(found["builds"][1]) == "for vllm, a bundle: a measuring process failed: no compiler"
+
+
+def test_a_process_that_fails_says_why():
+    with pytest.raises(RuntimeError, match="a measuring process failed: no such luck"):
+        first_calls.fresh("-c", "import sys; sys.exit('no such luck')")
+    assert first_calls.fresh("-c", "import os; print(os.environ['A'])", A="b") == "b\n"
+
+
+def test_pages_of_engines(bench, tmp_path, generator):
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    done, payload = measured(folder, "--engines", "sglang", "--shapes", "2x4096,3x8192")
+    assert done.exit_code == 0, done.output
+    assert payload["environment"] == ENVIRONMENT
+    seen = engine_pages.seen("sglang", folder)
+    assert "is not known" not in seen and "is not known" in engine_pages.seen("vllm", folder)
+    assert "The engine's operator takes 1.60 times as long in the geometric mean of" in seen
+    assert "| `topk_transform_ragged_v2` | float32 | 512 | 20.0 / 12.5 (1.60) | 20.0 / 12.5 (1.60) |" in seen
+    assert "| `topk` | bfloat16 |" in seen and "top_k_page_table_transform" not in seen
+    assert "* `fast_topk_v2`, 2 x 4,096, float32: it takes k of 2048, not 512" in seen
+    assert "top_k_page_table_transform" in engine_pages.seen("flashinfer", folder)
+    page = generator.benchmark_page(folder)
+    assert "[SGLang](../guide/sglang.md#seen-and-measured), [FlashInfer]" in page
