@@ -227,6 +227,7 @@ SGLANG = (
 )
 
 _DECODE = "Tensor logits, Tensor seq_lens, Tensor indices, int next_n, int index_topk"
+_HINTED = f"{_DECODE}, Optional[Tensor] pre_idx, Optional[Tensor] heuristic_scratch"
 
 TENSORRT_LLM = tuple(
     Operator("torch:ops.trtllm", name, f"tensorrt_llm.{name}", signatures, ("indices",), "indices", "tensorrt_llm")
@@ -238,8 +239,8 @@ TENSORRT_LLM = tuple(
         (
             "indexer_topk_decode",
             (
-                f"{_DECODE}, Optional[Tensor] pre_idx, Optional[Tensor] heuristic_scratch, int compress_ratio, "
-                "Optional[Tensor] radix_aux_indices, Optional[Tensor] radix_aux_logits",
+                f"{_HINTED}, int compress_ratio, Optional[Tensor] radix_aux_indices, Optional[Tensor] radix_aux_logits",
+                _HINTED,
                 _DECODE,
             ),
         ),

@@ -123,3 +123,28 @@ def test_the_adapter_takes_every_call_of_a_known_signature(name):
                 assert ours[part.partition("=")[0]].default is not inspect.Parameter.empty, part
         assert set(operator.writes) <= {*names, *names_of(operator.signatures[0])}
         assert not isinstance(operator.answer, str) or operator.answer in names
+
+
+_DECODE = "Tensor logits, Tensor seq_lens, Tensor indices, int next_n, int index_topk=2048"
+_HINTS = "Tensor? pre_idx=None, Tensor? heuristic_scratch=None"
+_AUX = "int compress_ratio=1, Tensor? radix_aux_indices=None, Tensor? radix_aux_logits=None"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "known"),
+    [
+        ("prefill", "Tensor logits, Tensor row_starts, Tensor row_ends, Tensor indices, int index_topk=2048", True),
+        ("decode", _DECODE, True),
+        ("decode", f"{_DECODE}, {_HINTS}", True),
+        ("decode", f"{_DECODE}, {_HINTS}, {_AUX}", True),
+        ("decode", f"{_DECODE}, {_HINTS}, {_AUX}, Tensor? row_kv_lens=None", False),  # of a branch: rows of any request
+        ("decode", f"{_DECODE}, {_AUX}", False),  # of a change that was closed: other arguments in the same places
+    ],
+)
+def test_schemas_that_tensorrt_llm_registers(name, arguments, known):
+    """As its IndexerTopKOp.cpp has them, and PyTorch reads them; no wheel of it can be installed without its index."""
+    namespace = f"ksieve_trtllm_{abs(hash(arguments))}"
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define(f"{name}({arguments}) -> ()")
+    registered = signature_of(getattr(getattr(torch.ops, namespace), name))
+    assert (registered in EVERY[f"torch.ops.trtllm.indexer_topk_{name}"].signatures) is known
