@@ -17,7 +17,6 @@ typedef unsigned __int128 u128;
 
 typedef struct Cta Cta;
 typedef struct Warp Warp;
-typedef struct Thread Thread;
 
 typedef struct {
   uint8_t *to, *arrival;
@@ -128,8 +127,6 @@ static __attribute__((noinline)) void preempt(Thread* t) {
 #include "together.h"
 
 // ---- launches
-
-static void kernel(Thread* t);
 
 static void thread_body(void) {
   Thread* t = me;

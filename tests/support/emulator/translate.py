@@ -134,6 +134,18 @@ def shared_symbols(ptx: str) -> tuple[dict[str, int], int]:
     return places | dict.fromkeys(dynamic, size), size
 
 
+HEAD = """enum {{ kStaticShared = {} }};
+typedef struct Thread Thread;
+static void kernel(Thread* t);
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+#include "machine.h"
+#pragma GCC pop_options
+"""
+"""Begin of every C source. The machine takes most of the time that a kernel runs, so it is optimised; optimising the
+kernel takes longer than it saves. A function is optimised as it is first declared."""
+
+
 def translate(ptx: str) -> str:
     """C source of a PTX module with one kernel, for `machine.h`.
 
@@ -163,5 +175,4 @@ def translate(ptx: str) -> str:
         prototypes.append(prototype)
         definitions.append(definition)
         at = end
-    head = f'enum {{ kStaticShared = {static} }};\n#include "machine.h"\n'
-    return head + "\n".join(prototypes) + "\n\n" + "\n\n".join(definitions) + "\n"
+    return HEAD.format(static) + "\n".join(prototypes) + "\n\n" + "\n\n".join(definitions) + "\n"
