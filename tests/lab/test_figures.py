@@ -45,10 +45,10 @@ def test_save_writes_png_and_svg_and_the_same_svg_twice(tmp_path):
 
 
 def test_inline_svg_follows_the_page_and_shares_no_id():
-    text = figures.inline_svg(draw()[0], label='a "quoted" <label>')
+    text = figures.inline_svg(figures.svg_of(draw()[0]), label='a "quoted" <label>')
     with figures.canvas() as (other, axes):
         axes.plot([0, 1], [0, 1], **figures.series(1))
-    second = figures.inline_svg(other)
+    second = figures.inline_svg(figures.svg_of(other))
     root = ElementTree.fromstring(text)
     assert root.get("aria-label") == 'a "quoted" <label>'
     assert root.get("width") is None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from ksieve.captures.writer import CaptureWriter
 from ksieve.lab.cli.app import app
+from ksieve.lab.report import figures
+from ksieve.lab.study import report
 
 K, ROWS, WIDTH = 512, 20, 40_000
 """Wide enough for the CPU's plan to sample, with the paper's policy."""
@@ -52,17 +57,42 @@ def capture_of(path: Path, scores: np.ndarray, lengths: object = None, k: int = 
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
-    """Output, result file and report of `ksieve study` for every capture of `SCORES`."""
+    """Return output, result file and report of `ksieve study` for a capture of `SCORES`, made once for all workers.
+
+    A PNG is the figure that the report has as SVG, drawn once more, and left out.
+    """
     pytest.importorskip("matplotlib", reason="the plot extra is not installed")
-    found = {}
-    for name, scores in SCORES.items():
-        folder = tmp_path_factory.mktemp(name)
-        path = capture_of(folder / f"{name}.safetensors", scores)
-        done = CliRunner().invoke(app, ["study", str(path), "--out", str(folder / "out")], catch_exceptions=False)
+    shared = tmp_path_factory.getbasetemp()
+    shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "studied"
+    shared.mkdir(exist_ok=True)
+
+    @functools.cache
+    def found(name: str) -> tuple[str, dict, str]:
+        kept = shared / f"{name}.json"
+        with FileLock(f"{kept}.lock"):
+            if not kept.exists():
+                kept.write_text(json.dumps(made(shared / name, name)))
+        text, facts, page = json.loads(kept.read_text())
+        return text, json.loads(facts), page
+
+    def made(folder: Path, name: str) -> tuple[str, str, str]:
+        folder.mkdir()
+        path, out = capture_of(folder / f"{name}.safetensors", SCORES[name]), folder / "out"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(figures, "save", lambda _, stem, **__: [stem])
+            done = CliRunner().invoke(app, ["study", str(path), "--out", str(out)], catch_exceptions=False)
         assert done.exit_code == 0, done.output
-        text = (folder / "out" / "study.json").read_text()
-        found[name] = (done.stdout, json.loads(text), (folder / "out" / "report.html").read_text())
+        return done.stdout, (out / "study.json").read_text(), (out / "report.html").read_text()
+
     return found
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave out figures and report, nine tenths of a study's time, where a test reads its text and numbers alone."""
+    monkeypatch.setattr(figures, "svg_of", lambda *_: "")
+    monkeypatch.setattr(figures, "save", lambda _, stem, **__: [stem])
+    monkeypatch.setattr(report, "report", lambda *_: "")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +101,7 @@ def studied(tmp_path_factory):
      ("plateau", "yes"), ("periodic", "with lines-64 only"), ("some_tied", "yes")],
 )  # fmt: skip
 def test_the_first_line_is_the_verdict(studied, name, answer):
-    text, payload, page = studied[name]
+    text, payload, page = studied(name)
     assert text.splitlines()[0].startswith(f"{answer}: ")
     assert payload["results"]["verdict"]["answer"] == answer
     assert f"<strong>{answer}</strong>" in page
@@ -80,7 +110,7 @@ def test_the_first_line_is_the_verdict(studied, name, answer):
 
 @pytest.mark.parametrize("name", [name for name in SCORES if name != "periodic"])
 def test_nothing_is_infinite_and_tied_rows_are_called_tied(studied, name):
-    text, payload, page = studied[name]
+    text, payload, page = studied(name)
     for words in (text, re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)):
         assert not re.search(r"\b(inf|nan) ?%|\binf\b|\bwithin nan\b", words)
     tied = {"equal": ROWS, "zeros": ROWS, "nan": ROWS, "plateau": ROWS, "some_tied": 6}.get(name, 0)
@@ -102,7 +132,7 @@ def numbers(value: object) -> bool:
 
 
 def test_the_result_file_holds_numbers(studied):
-    for _, payload, _ in studied.values():
+    for _, payload, _ in map(studied, SCORES):
         results = payload["results"]
         for line in results["comparison"]:
             assert numbers([line["paper"], line["predicted"], line["here"]]), line
@@ -114,7 +144,7 @@ def test_the_result_file_holds_numbers(studied):
 
 
 def test_a_policy_other_than_the_plans_is_named_where_the_plans_fails(studied):
-    results = studied["periodic"][1]["results"]
+    results = studied("periodic")[1]["results"]
     assert results["verdict"] == {"answer": "with lines-64 only", "with": "lines-64"}
     own = results["captures"][0]["plan"]
     other = next(p for p in results["captures"][0]["policies"] if p["name"] == "lines-64")
@@ -125,7 +155,7 @@ def test_a_policy_other_than_the_plans_is_named_where_the_plans_fails(studied):
 
 
 def test_the_papers_column_appears_at_its_own_k_alone(studied, tmp_path):
-    text, payload, page = studied["normal"]
+    text, payload, page = studied("normal")
     assert "paper found" not in text
     assert "the paper found" not in page
     assert all(line["paper"] is None for line in payload["results"]["comparison"])
@@ -160,7 +190,7 @@ def test_rows_on_chip_need_no_sampling(tmp_path):
 
 
 def test_the_report_has_contents_the_policies_and_its_command(studied):
-    page = studied["normal"][2]
+    page = studied("normal")[2]
     targets = re.findall(r'<a href="#([^"]+)"', page)
     assert len(targets) >= 7
     for target in targets:
@@ -171,7 +201,7 @@ def test_the_report_has_contents_the_policies_and_its_command(studied):
 
 
 @pytest.mark.parametrize("width", [160, 80, 60, 40])
-def test_narrow_terminals_show_every_number(studied, monkeypatch, tmp_path, width):
+def test_narrow_terminals_show_every_number(undrawn, monkeypatch, tmp_path, width):
     from ksieve.lab.study import words
 
     path = capture_of(tmp_path / "normal.safetensors", NORMAL)

@@ -149,7 +149,7 @@ def canvas(
         yield figure, figure.subplots(rows, columns, **subplots)
 
 
-def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160) -> list[Path]:
+def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160, svg_text: str | None = None) -> list[Path]:
     """Write a figure as ``stem.png`` and ``stem.svg``; folders are made as needed.
 
     Parameters
@@ -160,6 +160,8 @@ def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160) -> list[P
         A suffix ``.png`` or ``.svg`` is dropped; any other dot belongs to the name.
     dpi : int
         Pixels per inch of the PNG.
+    svg_text : str, optional
+        From `svg_of`, where that is needed anyway: it takes longer than the PNG.
 
     Returns
     -------
@@ -177,7 +179,7 @@ def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160) -> list[P
         pixels = io.BytesIO()
         figure.savefig(pixels, format="png", dpi=dpi, metadata={"Software": None})
     atomic.write_bytes(png, pixels.getvalue())
-    atomic.write_text(svg, _themed(_svg_text(figure)))
+    atomic.write_text(svg, _themed(svg_text or svg_of(figure)))
     return [png, svg]
 
 
@@ -195,17 +197,17 @@ def _themed(svg: str) -> str:
     return f"{svg[:end]}\n <style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>{svg[end:]}"
 
 
-def inline_svg(figure: Any, *, label: str = "") -> str:
+def inline_svg(svg_text: str, *, label: str = "") -> str:
     """Return a figure as an ``<svg>`` element for an HTML page that holds `PAGE_CSS`.
 
     Parameters
     ----------
-    figure : matplotlib Figure
+    svg_text : str
+        From `svg_of`.
     label : str
         What a screen reader says.
     """
-    text = _svg_text(figure)
-    text = text[text.index("<svg") :]
+    text = svg_text[svg_text.index("<svg") :]
     for name, value in _LIGHT.items():
         text = text.replace(value, f"var(--k-{name})")
     # Ids must be unique on a page that holds several figures; clip paths and markers are referred to by id.
@@ -218,7 +220,8 @@ def inline_svg(figure: Any, *, label: str = "") -> str:
     return f"{opening}{described}>{rest}"
 
 
-def _svg_text(figure: Any) -> str:
+def svg_of(figure: Any) -> str:
+    """Return a figure as the text of an SVG file, in the colours of a light page."""
     import matplotlib
 
     out = io.StringIO()

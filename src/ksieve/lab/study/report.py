@@ -89,7 +89,7 @@ th:first-child, td:first-child { text-align: left; white-space: normal; min-widt
 """
 
 
-def report(payload: Mapping[str, Any], drawn: Mapping[str, Any]) -> str:
+def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
     """Return the report as HTML.
 
     Parameters
@@ -97,7 +97,7 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, Any]) -> str:
     payload : mapping
         From `run.study`, or a result file.
     drawn : mapping
-        Figures by the stems of `draw.FIGURES`.
+        Figures as SVG (`figures.svg_of`), by the stems of `draw.FIGURES`.
     """
     results = payload["results"]
     captures: Sequence[Mapping[str, Any]] = results["captures"]

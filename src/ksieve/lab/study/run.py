@@ -172,7 +172,8 @@ def write(
     }
     drawn = {}
     for entry in FIGURES:
-        drawn[entry.stem] = figure = entry.draw(shown)
-        written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}")
+        figure = entry.draw(shown)
+        drawn[entry.stem] = text = drawing.svg_of(figure)
+        written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}", svg_text=text)
     atomic.write_text(page, report(payload, drawn))
     return [page, *written]
