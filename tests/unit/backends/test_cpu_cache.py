@@ -171,6 +171,7 @@ def installed(tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     env |= {"PYTHONPATH": str(package.parent), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     env |= {"KSIEVE_CACHE_DIR": "", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    env["NUMBA_OPT"] = "1"  # what is compiled here runs once; 0 leaves addresses in it, so that it would not be kept
 
     def run(code):
         done = subprocess.run(
