@@ -33,6 +33,13 @@ def test_the_epilogue_keeps_what_candidates_ask_for():
     chain_checks.check_ways("cuda", queries=300, width=30_000, k=512)
 
 
+def test_the_producer_that_the_guide_shows():
+    import chain_checks
+
+    chain_checks.check_example("cuda")
+    chain_checks.check_example("cuda", rows=300, width=70_000, k=2048, tile=16_384)
+
+
 def test_the_same_factors_give_the_same_bits():
     from ksieve.lab.chain import producers
     from ksieve.lab.workloads.lengths import LENGTHS

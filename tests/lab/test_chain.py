@@ -174,7 +174,7 @@ def test_the_triton_kernel_computes_the_formula_in_its_interpreter():
         pytest.skip("triton is not installed")
     if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
         pytest.skip("Triton's interpreter does not work with NumPy 2.4")
-    checks = ("check_all", "check_candidates", "check_ways")
+    checks = ("check_all", "check_candidates", "check_ways", "check_example")
     code = "import chain_checks\n" + "\n".join(f"chain_checks.{name}('cpu')" for name in checks)
     path = os.pathsep.join([str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(

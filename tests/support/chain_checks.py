@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -103,3 +106,16 @@ def check_ways(device, *, queries=23, width=700, k=20):
     ):
         way.run()
         verify(scores, made.lengths, way.out).raise_if_failed()
+
+
+def check_example(device, *, rows=20, width=10_000, k=60, tile=3000):
+    """The producer that the guide shows, whose lists decide every row but the one of equal scores."""
+    path = Path(__file__).parents[2] / "examples" / "triton_producer.py"
+    spec = importlib.util.spec_from_file_location("triton_producer", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    with mock.patch.object(Running, "push", autospec=True, side_effect=Running.push) as push:
+        example.check(device, rows, width, k, tile)
+    assert push.call_count == -(-width // tile)
+    for call in push.call_args_list:
+        assert call.args[3].nonzero().tolist() == [[1]]
