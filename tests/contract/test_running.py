@@ -52,6 +52,7 @@ def test_the_answer_of_whole_rows(case, dtype, ranking):
         running = Running(ROWS, max_tile=77, dtype=scores.dtype, tie_break=tie_break, **slots, **how)
         for begin, end in tiles(WIDTH, 77, how.get("block_size", 1), seed):
             running.push(scores[:, begin:end], begin, **windows)
+        assert not live or set(np.abs(running.cutoff[7:])) == {np.inf}
         found = running.finish(return_values=True, **live)
         expected = ksieve.topk(scores, return_values=True, tie_break=tie_break, **windows, **slots, **how)
         for got, right in zip(found, expected, strict=True):
@@ -72,6 +73,84 @@ def test_scores_worse_than_the_cutoff_decide_nothing(ranking):
     early[worse] = -np.inf if ranking == "nan_first" else np.nan
     running.push(early, 0)
     assert running.finish().tobytes() == ksieve.topk(scores, k=K, **how).tobytes()
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_narrow_tiles_of_many_rows(dtype, ranking, monkeypatch):
+    """Late tiles hold few scores that can be selected: most pushes append them, and select nothing."""
+    rng, width = np.random.default_rng(3), 3000
+    scores = np.round(rng.standard_normal((ROWS, width)).astype(np.float32), 2)
+    scores[rng.random((ROWS, width)) < 0.001] = np.nan
+    scores[0] = np.sort(scores[0])
+    scores[1] = -np.sort(-scores[1])
+    scores[2], scores[3, ::9] = 0, -0.0
+    scores = (scores.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else scores.astype(dtype)
+    starts, ends = rng.integers(0, 99, ROWS).astype(np.int32), rng.integers(width // 2, width, ROWS).astype(np.int32)
+    for begin_row in (0, 4):  # with rows for which lists are too short, and without
+        rows, how = slice(begin_row, None), RANKINGS[ranking] | {"tie_break": "high", "deterministic": True}
+        windows = {"starts": starts[rows], "ends": ends[rows]}
+        running = Running(ROWS - begin_row, K, 20, dtype=scores.dtype, **how)
+        calls = []
+        plain = ksieve.api.topk
+        monkeypatch.setattr(ksieve.api, "topk", lambda *a, **b: calls.append(0) or plain(*a, **b))  # noqa: B023
+        for begin in range(0, width, 20):
+            running.push(scores[rows, begin : begin + 20], begin, **windows)
+        monkeypatch.undo()
+        if begin_row and ranking != "nan_first":
+            assert len(calls) < 40
+        found = running.finish(return_values=True)
+        expected = ksieve.topk(scores[rows], k=K, return_values=True, **windows, **how)
+        for got, right in zip(found, expected, strict=True):
+            assert got.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("own", [False, True])
+def test_equal_scores_without_a_tie_break(own, dtype, ranking):
+    """Those that are equal to the k-th best are dropped, once there are k."""
+    scores = np.tile(rows_of(dtype), 3)
+    scores[6] = rows_of(dtype, 1)[3, :1]
+    scores[7, :400], scores[8, 400:] = scores[0, 0], scores[1, 0]  # 7 and NaN
+    slots = {"k": np.random.default_rng(5).integers(-1, K + 3, ROWS).astype(np.int32), "max_k": K} if own else {"k": K}
+    for seed in range(3):
+        running = Running(ROWS, max_tile=20, dtype=scores.dtype, **slots, **RANKINGS[ranking])
+        for begin, end in tiles(scores.shape[1], 20, 1, seed):
+            running.push(scores[:, begin:end], begin)
+        ksieve.verify(scores, None, running.finish(), k=slots["k"], **RANKINGS[ranking]).raise_if_failed()
+
+
+@pytest.mark.parametrize("slots", [{"k": K}, {"k": np.int32([0, 1, K]), "max_k": K}])
+@pytest.mark.parametrize("value", [0.0, 5.0, np.inf])
+def test_equal_scores_are_selected_from_once(slots, value, monkeypatch):
+    scores, plain, calls = np.full((3, 900), value, np.float32), ksieve.api.topk, []
+    running = Running(3, max_tile=100, **slots)
+    running.push(scores[:, :100], 0)
+    monkeypatch.setattr(ksieve.api, "topk", lambda *a, **b: calls.append(0) or plain(*a, **b))
+    for begin in range(100, 900, 100):
+        running.push(scores[:, begin : begin + 100], begin, num_rows=2)
+    assert not calls
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+def test_subnormal_scores_in_a_flush_to_zero_mode(ranking):
+    torch = pytest.importorskip("torch")
+    bits = np.random.default_rng(0).integers(1, 40, (4, 900)).astype(np.uint32)
+    bits[2:] |= np.uint32(1 << 31)
+    scores = bits.view(np.float32)
+    how = RANKINGS[ranking] | {"deterministic": True}
+    expected = ksieve.topk(scores, k=K, **how)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no such mode")
+    try:
+        running = Running(4, K, 30, **how)
+        for begin in range(0, 900, 30):
+            running.push(scores[:, begin : begin + 30], begin)
+        found = running.finish()
+    finally:
+        torch.set_flush_denormal(False)
+    assert found.tobytes() == expected.tobytes()
 
 
 def test_again_after_reset_and_between():
@@ -108,6 +187,9 @@ WRONG = {
     "a negative column": (lambda r: r.push(np.zeros((3, 4), np.float32), -4), "first_column: got -4"),
     "lengths of another shape": (
         lambda r: r.push(np.zeros((3, 4), np.float32), 0, np.zeros(2, np.int32)), "lengths: got shape (2,)"
+    ),
+    "live rows of another shape": (
+        lambda r: r.push(np.zeros((3, 4), np.float32), 0, num_rows=np.ones(2, np.int32)), "num_rows: got shape (2,)"
     ),
     "starts alone": (lambda r: r.push(np.zeros((3, 4), np.float32), 0, starts=np.zeros(3, np.int32)), "ends: got"),
     "an option of the selection": (lambda r: r.finish(largest=False), "largest: got False; takes only"),

@@ -104,14 +104,16 @@ def cpu() -> None:
 
 
 def _cpu_calls() -> dict[str, tuple[Any, Callable[[], object]]]:
-    """The compiled functions of the CPU backend, each with a call of `ksieve.topk` that needs it."""
+    """The compiled functions of the CPU backend, each with a call that needs it."""
     import numpy as np
 
     from ksieve.api import topk
     from ksieve.backends.cpu.entries import arrange_rows, pool_rows
     from ksieve.backends.cpu.finishing import finish_rows
     from ksieve.backends.cpu.gathering import gather_rows
+    from ksieve.backends.cpu.keeping import keep_rows
     from ksieve.backends.cpu.kernels import select_rows
+    from ksieve.tiles import Running
 
     scores, positions = np.zeros((1, 8), np.float32), np.arange(8, dtype=np.int32)[None]
     return {
@@ -119,5 +121,6 @@ def _cpu_calls() -> dict[str, tuple[Any, Callable[[], object]]]:
         "finish_rows": (finish_rows, lambda: topk(scores, k=2, sorted=True, backend="cpu")),
         "gather_rows": (gather_rows, lambda: topk(scores, k=2, positions=positions, backend="cpu")),
         "pool_rows": (pool_rows, lambda: topk(scores, k=2, block_size=2, backend="cpu")),
+        "keep_rows": (keep_rows, lambda: Running(1, 2, 8).push(scores, 0)),
         "arrange_rows": (arrange_rows, lambda: topk(scores, k=2, force_first=1, backend="cpu")),
     }

@@ -20,9 +20,13 @@ OUTPUTS = (
 )  # fmt: skip
 """Keyword arguments of `ksieve.topk` that say what is written for a selected entry."""
 
+_ALL = slice(None)
+
 
 class Best:
     """The k best scores of each row so far.
+
+    Tiles are selected from, and then what was selected is merged with the best so far: two calls of `ksieve.topk`.
 
     Parameters
     ----------
@@ -44,6 +48,9 @@ class Best:
     nothing, everything : float
         Cutoffs that no score but infinities reaches, and that all reach.
     """
+
+    ROOM = 1
+    """Slots of a list behind those of the best so far, in units of k."""
 
     def __init__(
         self,
@@ -79,8 +86,10 @@ class Best:
             import torch
 
             self.xp, self.place = torch, {"device": str(device)}
-        self._values = [self.empty((self.rows, 2 * self.k), self.dtype) for _ in range(2)]
-        self._places = [self.empty((self.rows, 2 * self.k), "int32") for _ in range(2)]
+        slots = (1 + self.ROOM) * self.k
+        self._values = [self.empty((self.rows, slots), self.dtype) for _ in range(2)]
+        self._places = [self.empty((self.rows, slots), "int32") for _ in range(2)]
+        self._first = self.empty((self.rows,), "int32")
         self.cutoff = self.empty((self.rows,), "float32")
         self.device: Device = inspect(self.cutoff, "device").device
         if self.per_row:
@@ -116,6 +125,19 @@ class Best:
         slots = slice(self.k, self.k + count)
         return self._values[0][:, slots], self._places[0][:, slots]
 
+    def take(self, tile: Any, first: int, windows: dict[str, Any], block_size: int = 1, num_rows: Any = None) -> None:
+        """Take a tile into account; `windows` are bounds within it, by their names in `ksieve.topk`."""
+        self._first[:] = first // block_size
+        count = min(self.k, -(-tile.shape[1] // block_size))
+        values, places = self.room(count)
+        blocks = {"block_size": block_size} if block_size > 1 else {}
+        select: Any = api.topk
+        select(
+            tile, offsets=self._first, out=places, values_out=values, num_rows=num_rows,
+            **self.slots(count), **windows, **self.ranking, **blocks,
+        )  # fmt: skip
+        self.merge(count, num_rows)
+
     def merge(self, count: int, num_rows: Any = None) -> None:
         """Select among the best so far and those in `room`."""
         taken = slice(0, self.k + count)
@@ -126,14 +148,18 @@ class Best:
         )  # fmt: skip
         self._values.reverse()
         self._places.reverse()
-        self.cutoff[:] = self.worst(self._values[0][:, : self.k])
+        self._bound_rows()
 
-    def worst(self, values: Any) -> Any:
-        """Worst score of each row of k slots, as float32; `everything` where one is unused or NaN."""
+    def _bound_rows(self, rows: Any = _ALL) -> None:
+        """Rewrite what bounds some rows, after their best have changed."""
+        self.cutoff[rows] = self.worst(self._values[0][rows, : self.k], rows)
+
+    def worst(self, values: Any, rows: Any = _ALL) -> Any:
+        """Worst score of each of some rows of k slots, as float32; `everything` where one is unused or NaN."""
         found = self.widened(values)
         if self.per_row:  # slots that the row has not
             slot = self.xp.arange(self.k, **self.place)
-            found = self.xp.where(slot[None] >= self.own_k[:, None], self.xp.full_like(found, self.nothing), found)
+            found = self.xp.where(slot[None] >= self.own_k[rows, None], self.xp.full_like(found, self.nothing), found)
         return self.bound((self.xp.amin if self.everything < 0 else self.xp.amax)(found, 1))
 
     def bound(self, found: Any) -> Any:

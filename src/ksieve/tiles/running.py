@@ -2,7 +2,8 @@
 
 Between two pushes each row holds its k best scores so far, with their positions. A push selects from the tile alone and
 then among these and the best of the tile, by position: two calls of `ksieve.topk`, so that everything about exactness,
-ties and NaN is what it is there. The best of parts are the best of the whole for any partition of a row.
+ties and NaN is what it is there. The best of parts are the best of the whole for any partition of a row. On the CPU
+most tiles are only read for the scores that may be selected (`ksieve.tiles.host`).
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-from ksieve import api
+import numpy as np
+
 from ksieve.core import problem
 from ksieve.core.arrays import ArrayInfo, inspect
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import INTEGERS, MAX_BLOCK, Nan, TieBreak
 from ksieve.tiles.best import Best
+from ksieve.tiles.host import HostBest
 
 
 class Running:
     """Select the k best scores of rows that are produced tile by tile, exactly.
 
-    Memory is that of two lists of 2 k scores and positions for each row, for rows of any width. On CUDA the lists are
-    device memory, every call enqueues on the current stream and returns, and nothing is copied to the host.
+    Memory is that of two lists of 2 k scores and positions for each row (3 k on the CPU), for rows of any width. On
+    CUDA the lists are device memory, every call enqueues on the current stream and returns, and nothing is copied to
+    the host.
 
     Parameters
     ----------
@@ -47,9 +51,10 @@ class Running:
     Attributes
     ----------
     cutoff : array of float32, shape (rows,)
-        On the scores' device, rewritten by each push: a score that is worse cannot be selected any more, so that a
+        On the scores' device, rewritten by pushes: a score that is worse cannot be selected any more, so that a
         producer need not store it. One that is equal can, by its position. -inf (inf with ``largest=False``) while a
-        row has fewer than k scores, or NaN among its best.
+        row has fewer than k scores, or NaN among its best. On CUDA it is that of all scores so far; on the CPU those
+        of the last pushes may not be in it yet.
 
     Raises
     ------
@@ -91,11 +96,11 @@ class Running:
     ) -> None:
         self.max_tile = problem.check_size(max_tile, "max_tile", 1)
         self.block_size = problem.check_size(block_size, "block_size", 1, MAX_BLOCK, "the largest block")
-        self._best = Best(
+        lists = HostBest if str(device) == "cpu" else Best
+        self._best = lists(
             rows, k, max_k, dtype, device, largest=largest, nan=nan, tie_break=tie_break, deterministic=deterministic
         )
         self.cutoff = self._best.cutoff
-        self._first = self._best.empty((self._best.rows,), "int32")
         self._forget()
 
     def reset(self) -> None:
@@ -148,22 +153,15 @@ class Running:
         windows = {name: array for name, array in given.items() if array is not None}
         for name, array in windows.items():
             problem.check_vector(inspect(array, name), name, ((best.rows,),), best.device, INTEGERS)
+        if num_rows is not None and (isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer))):
+            problem.check_vector(inspect(num_rows, "num_rows"), "num_rows", ((1,), ()), best.device)
         for name, array in windows.items():
             within = best.xp.clip(array, first, first + width) - first
             windows[name] = best.xp.asarray(within, dtype=best.xp.int32)
-        self._first[:] = first // self.block_size
-        count = min(best.k, -(-width // self.block_size))
-        blocks = {"block_size": self.block_size} if self.block_size > 1 else {}
-        values, places = best.room(count)
-        select: Any = api.topk
-        select(
-            tile, windows.pop("lengths", None), offsets=self._first, out=places, values_out=values, num_rows=num_rows,
-            **best.slots(count), **windows, **best.ranking, **blocks,
-        )  # fmt: skip
+        best.take(tile, first, windows, self.block_size, num_rows)
         self._pushed.insert(bisect_left(self._pushed, (first, first)), (first, first + width))
         if width % self.block_size:
             self._end = first + width
-        best.merge(count, num_rows)
 
     def finish(self, **outputs: Any) -> Any:
         """Return the answer for all tiles pushed since `reset`; more may follow, and `finish` again.

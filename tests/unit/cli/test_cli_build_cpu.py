@@ -55,7 +55,7 @@ def test_afterwards_calls_of_every_kind_compile_nothing():
         env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
         return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, env=env).stdout
 
-    assert "5 CPU kernels in" in run("-m", "ksieve", "build", "--cpu")
+    assert "6 CPU kernels in" in run("-m", "ksieve", "build", "--cpu")
     assert "0 of them compiled now" in run("-m", "ksieve", "build", "--cpu")
     assert run("-c", CALLS) == ""
 
@@ -78,8 +78,9 @@ def test_what_is_not_kept_is_an_error(tmp_path, monkeypatch):
     ksieve.topk(scores, k=2, sorted=True)
     ksieve.topk(scores, k=2, positions=np.arange(8, dtype=np.int32)[None])
     ksieve.topk(scores, k=2, block_size=2)
+    ksieve.Running(1, 2, 8).push(scores, 0)
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path))
-    names = "arrange_rows, finish_rows, gather_rows, pool_rows, select_rows"
+    names = "arrange_rows, finish_rows, gather_rows, keep_rows, pool_rows, select_rows"
     with pytest.raises(BackendError, match=rf"were not kept in .*: {names}"):
         raise CliRunner().invoke(app, ["build", "--cpu"]).exception
 
