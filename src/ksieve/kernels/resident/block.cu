@@ -10,6 +10,9 @@
 #include "resident/block_rows.cuh"
 #include "resident/rows.cuh"
 
+static_assert(!kBlockRows || (kFits && kMaxResident == kTile && kOverflowVectors == 0),
+              "the ring holds a row of blocks");
+
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_block(const __grid_constant__ Params p) {
   wait_for_inputs();

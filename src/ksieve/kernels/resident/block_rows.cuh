@@ -1,7 +1,30 @@
-// Rows of blocks, each pooled to the ring of one CTA and selected there before the next one. Other CTAs of the
-// multiprocessor read their rows meanwhile.
+// Rows of blocks: how a CTA describes and pools its tile of one (resident/tile.cuh has that of a cluster), and the rows
+// that one CTA has, each pooled to the ring and selected there before the next one. Other CTAs of the multiprocessor
+// read their rows meanwhile.
 #pragma once
 #include "resident/select.cuh"
+
+// Fills the descriptor of a row of blocks, of which this CTA has the entries [begin, end) in its ring. Call by one
+// thread.
+template <class AnyRow>
+__device__ __forceinline__ void describe_blocks(const Params& p, const AnyRow& row, int begin, int end,
+                                                RowDescriptor& to) {
+  AnyRow pooled = row;
+  pooled.scores = reinterpret_cast<const Score*>(shared_storage().ring) - begin;
+  describe(p, pooled, begin, end, begin, to);
+  to.body_begin = begin; // wherever the vectors of the ring are, all of the tile's entries are in them
+  to.valid = end - begin;
+  to.bytes = static_cast<u32>(to.valid) * sizeof(Score);
+  to.edges = false;
+}
+
+// Writes the entries [begin, end) of a row of blocks to the ring. Call by all threads, behind a barrier after the
+// ring's last use; ends with a barrier.
+template <class AnyRow> __device__ __forceinline__ void pool_to_ring(const AnyRow& row, int begin, int end) {
+  const AnyRow tile = part_of(row, begin, end - begin);
+  pool_blocks(tile.from, tile.low, min(tile.high, tile.length * kBlockSize), tile.length,
+              reinterpret_cast<float*>(shared_storage().ring));
+}
 
 // Delays the CTAs of a multiprocessor one after another, by a fraction of the time that it reads a row in: otherwise
 // all of them read, then all of them select, and memory is idle meanwhile.
@@ -20,7 +43,6 @@ __device__ __forceinline__ void stagger_blocks(const Params& p) {
 // beyond the positions that a CTA collects (planning/blocks.py). A function template, since rows without blocks lack
 // members.
 template <class AnyRow> __device__ __forceinline__ void select_block_rows(const Params& p) {
-  static_assert(kFits && kMaxResident == kTile && kOverflowVectors == 0, "the ring holds a row");
   SharedStorage& s = shared_storage();
   stagger_blocks(p);
 #pragma unroll 1

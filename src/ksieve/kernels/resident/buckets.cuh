@@ -1,6 +1,6 @@
 // The buckets that scores of a resident row are counted in, and the output positions that are collected from them.
 #pragma once
-#include "resident/descriptor.cuh"
+#include "resident/visits.cuh"
 
 // Returns the ordered key minus the key of +infinity, at most `worst`. NaN of either sign gets `worst` without a test
 // of its own.

@@ -2,7 +2,7 @@
 // the samples of all CTAs. Scopes exchange the messages: resident/cluster_scope.cuh over distributed shared memory,
 // resident/grid_scope.cuh over the workspace.
 #pragma once
-#include "resident/select.cuh"
+#include "resident/block_rows.cuh"
 
 constexpr int kCtasPerRow = kMaxResident ? kMaxResident / kTile : 1;
 
