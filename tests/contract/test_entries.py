@@ -15,7 +15,6 @@ from cases import DTYPES, pairwise  # noqa: E402
 from entry_calls import AXES, built, columns_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
-from ksieve.planning.devices import DEVICES  # noqa: E402
 from oracle import ranks  # noqa: E402
 
 
@@ -230,11 +229,6 @@ def test_values_carry_the_gradient_of_the_scores_that_they_are():
                     gradient[row, columns[position]] += weights[row, slot]
         assert values.detach().numpy().tobytes() == wanted.tobytes(), call
         assert tensor.grad.numpy().tobytes() == gradient.tobytes(), call
-
-
-def test_no_plan_for_a_gpu_has_both():
-    with pytest.raises(ArgumentError, match=r"^force_last: got 1 on cuda:0; takes scores on the CPU with positions"):
-        ksieve.plan(rows=3, width=40, k=5, device=DEVICES["h200"], options=Options(force_last=1, positions=True))
 
 
 EAGER = {"block_size": 8, "force_first": 1, "force_last": 2, "expand": 4}

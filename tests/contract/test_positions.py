@@ -216,9 +216,11 @@ def test_counts_have_memory_of_their_own():
 
 def test_plans_for_a_gpu_do_not_sample_rows_with_positions():
     asked = {"k": K, "device": DEVICES["h200"], "options": Options(positions=True)}
+    forced = asked | {"options": Options(positions=True, force_first=1, force_last=2)}
     for rows, width in ((1, 4096), (9, 30_000), (5000, 300), (5000, 262_144), (2, 1 << 20)):
-        plan = ksieve.plan(rows=rows, width=width, **asked)
-        assert plan.family in BY_POSITION and plan.policy is None and not plan.bins, plan
+        for given in (asked, forced):
+            plan = ksieve.plan(rows=rows, width=width, **given)
+            assert plan.family in BY_POSITION and plan.policy is None and not plan.bins, plan
     for more, message in (
         ({"family": "stream"}, "family: got 'stream' with positions; takes one of "),
         ({"family": "register_warp"}, "family: got 'register_warp' with positions"),

@@ -18,6 +18,7 @@ from gpu import judge, runner
 from gpu.variants import Variant
 from ksieve.core import arguments, entries, gathering
 from ksieve.core.options import Options, dtype_text
+from ksieve.core.stats import Stats
 from ksieve.model import reference
 from ksieve.planning.plan import Plan
 
@@ -250,15 +251,21 @@ def compare_stats(served: Served) -> list[str]:
     names = ("starts", "ks", "lengths", "ends", "tail", "positions", "block_table")
     host = {n: v.cpu().numpy() for n in names if (v := call.get(n)) is not None}
     scores, lengths, starts = runner.to_numpy(served.scores), host.get("lengths", host.get("ends")), host.get("starts")
+    k, ks, rows = plan.problem.k, host.get("ks"), len(scores)
     if options.entries or options.positions:
         bounds = entries.bounds(options, *scores.shape, lengths=lengths, starts=starts, tails=host.get("tail"))
         table = host.get("block_table")
         places = host.get("positions") if table is None else gathering.positions_of(table, scores.shape[1])
         found = entries.entries_of(options, scores, *bounds, positions=places)
-        scores, lengths, starts, options = found.scores, found.total, found.begin, entries.selecting(options)
-    _, model = reference.select(
-        scores, lengths, plan.problem.k, options=options, starts=starts, ks=host.get("ks"),
-        **harness.model_arguments(plan),
-    )  # fmt: skip
+        own = np.full(rows, k) if ks is None else np.clip(ks.astype(np.int64), 0, k)
+        parts, k = entries.forced(options, found.total, own), entries.selected(options, scores.shape[1], k)[1]
+        ks = None if ks is None else np.minimum(parts.slots, k).astype(np.int32)
+        scores, lengths, starts = found.scores, parts.total, found.begin + parts.begin
+        options = entries.selecting(options)
+    model = Stats.without_slots(rows)
+    if k:
+        _, model = reference.select(
+            scores, lengths, k, options=options, starts=starts, ks=ks, **harness.model_arguments(plan)
+        )
     differing = np.flatnonzero((raw != model.raw[: len(raw)]).any(1))
     return [f"statistics of row {r} differ: {raw[r]}, model {model.raw[r]}" for r in differing[:3]]

@@ -14,14 +14,10 @@ import pytest
 import torch
 
 import entries as oracle
-import harness
 import ksieve
 from gpu import material, runner, served
 from gpu.variants import ALL, Variant
-from ksieve.core import entries
 from ksieve.core.errors import ArgumentError
-from ksieve.core.stats import Stats
-from ksieve.model import reference
 from ksieve.planning import blocks
 from oracle import ranks
 
@@ -113,32 +109,6 @@ def check(variant, scores, k, call, **changes):
     return plan, ready, [f"{plan.family} {call.keys()}: {text}" for text in wrong[:3]]
 
 
-def differing_stats(ready):
-    """Statistics that are not the model's."""
-    call, plan = ready.call, ready.plan
-    options, k = plan.problem.options, plan.problem.k
-    host = runner.to_numpy(ready.scores)
-    rows, width = host.shape
-    given = {
-        n: v.cpu().numpy() if (v := call.get(n)) is not None else None for n in ("starts", "lengths", "ends", "ks")
-    }
-    bounds = given["lengths"] if given["lengths"] is not None else given["ends"]
-    begin, length, _ = entries.bounds(options, rows, width, lengths=bounds, starts=given["starts"])
-    found = entries.entries_of(options, host, begin, length, None)
-    own = np.full(rows, k) if given["ks"] is None else np.clip(given["ks"].astype(np.int64), 0, k)
-    parts = entries.forced(options, found.total, own)
-    _, slots = entries.selected(options, width, k)
-    expected = Stats.without_slots(rows)
-    if slots:
-        _, expected = reference.select(
-            found.scores, parts.total, slots, options=entries.selecting(options), starts=found.begin + parts.begin,
-            ks=None if given["ks"] is None else np.minimum(parts.slots, slots).astype(np.int32),
-            **harness.model_arguments(plan),
-        )  # fmt: skip
-    raw = ready.run(stats=True).raw
-    return [f"row {r}: {raw[r]}, model {expected.raw[r]}" for r in np.flatnonzero((raw != expected.raw).any(1))[:3]]
-
-
 def kernels():
     for size, variant in itertools.product(SIZES, FORCED.values()):
         with contextlib.suppress(ArgumentError):  # a family that blocks do not have on this device
@@ -190,7 +160,7 @@ def test_orders_values_and_statistics(dtype, ranking, tally):
         if family in FORCED:
             call = bounds[number % 3] | call | more | ranked | ({"ks": ks} if number % 2 else {})
             _, ready, found = check(FORCED[family], scores, k, call)
-            wrong += found + differing_stats(ready)
+            wrong += found + served.compare_stats(ready)
     tally.add("blocks-options", len(asked) * scores.shape[0], wrong)
     assert not wrong, wrong[0]
 
@@ -237,7 +207,7 @@ def test_forced_entries_without_blocks(name, tally):
         _, ready, found = check(ALL[name], scores, k, bounds[number % 3] | call)
         wrong += [f"{call}: {text}" for text in found]
         if number in (0, 3):
-            wrong += differing_stats(ready)
+            wrong += served.compare_stats(ready)
     tally.add(f"forced-{name}", 5 * scores.shape[0], wrong)
     assert not wrong, wrong[0]
 

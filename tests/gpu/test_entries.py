@@ -1,4 +1,4 @@
-"""Counts, expanded entries, tails and positions, on every family: any pair of options, against sorted lists.
+"""Counts, expanded and forced entries, tails and positions, on every family: any pair of options, by sorted lists.
 
 `entries.check_row` judges each row of an answer; statistics equal the model's. Everything written lies between guard
 bytes.
@@ -26,18 +26,22 @@ CASES = pairwise(
     AXES
     | {
         "rows": (4, 8), "width": (1, 70, 1000, 5003), "k": (1, 7, 64, 300), "expand": (None, 2, 7),
-        "block_size": (None,), "force_first": (None,), "force_last": (None,), "force": (None,),
-        "positions": (None, "positions", "block_table"), "policy": (None,), "outputs": ("given",),
+        "positions": (None, "positions", "block_table"), "block_size": (None,), "policy": (None,),
+        "outputs": ("given",),
     }
 )  # fmt: skip
 if runner.HOST:
+    NONE = {"force_first": None, "force_last": None, "force": None}
     FEW = (
-        {"positions": None, "expand": 7, "tail": True, "sorted": False, "tie_break": None},
-        {"positions": None, "expand": None, "sorted": False, "tie_break": None},
-        {"positions": None, "expand": 2, "sorted": "value", "tie_break": "high"},
-        {"positions": "positions", "expand": None, "sorted": "value", "tie_break": "high"},
-        {"positions": "positions", "expand": 2, "tie_break": "low"},
-        {"positions": "block_table", "expand": 7, "tail": True},
+        NONE | {"positions": None, "expand": 7, "tail": True, "sorted": False, "tie_break": None},
+        NONE | {"positions": None, "expand": None, "sorted": False, "tie_break": None},
+        NONE | {"positions": None, "expand": 2, "sorted": "value", "tie_break": "high"},
+        NONE | {"positions": "positions", "expand": None, "sorted": "value", "tie_break": "high"},
+        NONE | {"positions": "positions", "expand": 2, "tie_break": "low"},
+        NONE | {"positions": "block_table", "expand": 7, "tail": True},
+        {"positions": "positions", "sorted": "value", "tie_break": "high", "force_first": 1, "force_last": 2},
+        {"positions": "positions", "expand": 2, "sorted": False, "force_first": 3, "force": "beside", "ks": False},
+        {"positions": "block_table", "expand": 7, "tail": True, "sorted": "index", "force_last": 2, "ks": True},
     )
     CASES = [case | few | {"width": 300, "k": 16} for case, few in zip(CASES, FEW, strict=False)]
 
@@ -101,12 +105,17 @@ def test_every_pair_of_options(name, tally):
     assert not wrong, "\n".join(wrong)
 
 
-def test_positions_decide_ties(tally):
-    """One call of those above, which the emulator runs in seconds."""
-    number = next(n for n, case in enumerate(CASES) if case["positions"] == "positions" and case["tie_break"])
-    x, k, call, scores, on_device = made(number)
+@pytest.mark.parametrize("forced", [0, 3])
+def test_positions_decide_ties(forced, tally):
+    """A call of those above, which the emulator runs in seconds; also of what is forced."""
+
+    def is_such(case):
+        more = (case["force_first"] or 0) + (case["force_last"] or 0)
+        return case["positions"] == "positions" and case["tie_break"] and more == forced
+
+    x, k, call, scores, on_device = made(next(n for n, case in enumerate(CASES) if is_such(case)))
     wrong = wrong_rows(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device), x, k, call)
-    tally.add("entries positions", len(x), wrong)
+    tally.add(f"entries positions {forced}", len(x), wrong)
     assert not wrong, wrong
 
 

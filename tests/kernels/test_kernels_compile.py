@@ -25,7 +25,7 @@ from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.planning import explain, shapes
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.families import QUEUED, SAMPLED
+from ksieve.planning.families import BY_POSITION, QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
 from ksieve.planning.thresholds import BINNED_ROWS, MOST_BINS, WIDEST_BINNED
 
@@ -169,6 +169,9 @@ def block_cases():
     yield "stream_unsampled", "sm_90a", {"shape": (512, 131_072), "stats": True, "asked": pooled}
     for family in ("stream", "stream_split", "resident_block", "resident_cluster"):
         yield family, "sm_90a", {"asked": dataclasses.replace(OPTIONS["everything"], force_last=1)}
+    placed = Options(positions=True, order="value", tie_break="high", force_first=2, force_last=1, values=True)
+    for family in BY_POSITION:
+        yield family, "sm_90a", {"shape": (64, 16_384), "k": 512, "asked": placed}
     yield "resident_block", "sm_90a", {"shape": (256, 28_672), "asked": Options(force_last=1)}
     yield "register_warp", "sm_90a", {"shape": (4096, 1024), "k": 16, "asked": Options(force_first=1, raw=True)}
 

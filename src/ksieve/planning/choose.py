@@ -68,9 +68,5 @@ def choose(
             raise ArgumentError("splits", shown(splits), "nothing on a CPU device")
         return cpu.choose(problem, device, family, policy)
     if device.kind == "cuda":
-        if problem.options.positions and problem.options.forced:
-            name = "force_last" if problem.options.force_last else "force_first"
-            takes = "scores on the CPU with positions: no CUDA kernel has both"
-            raise ArgumentError(name, f"{getattr(problem.options, name)} on {problem.device}", takes)
         return cuda.choose(problem, device, family, policy, splits, kept)
     raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")

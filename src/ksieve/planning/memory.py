@@ -122,20 +122,24 @@ def register_slots(geometry: Geometry, dtype: str) -> int:
     return (16 * ring_stages(geometry, dtype) * geometry.threads + HISTOGRAM_BYTES) // 4
 
 
-def sort_bytes(problem: Problem) -> int:
-    """Memory in which the slots of a row are sorted: keys and positions for an order by value, else positions.
+def sort_bytes(problem: Problem, more: int = 0) -> int:
+    """Memory in which the slots of a row, and `more`, are sorted: keys and positions by value, else positions.
 
     Beside positions that the scores have of their own lie their indices.
     """
     if problem.options.order == "any":
         return 0
-    elements = max(1 << (problem.k - 1).bit_length(), SORT_CHUNK)
+    elements = max(1 << (problem.k + more - 1).bit_length(), SORT_CHUNK)
     return elements * (8 if problem.options.order == "value" or problem.options.positions else 4)
 
 
 def sort_slots(plan: Plan) -> int:
-    """8-byte elements of the workspace in which each CTA sorts; 0 if its shared memory is large enough."""
-    needed = sort_bytes(plan.problem.selection)
+    """8-byte elements of the workspace in which each CTA sorts; 0 if its shared memory is large enough.
+
+    Forced entries of which positions decide are sorted with the others (epilogue/epilogue.cuh, stage_forced).
+    """
+    options = plan.problem.options
+    needed = sort_bytes(plan.problem.selection, options.forced if options.positions else 0)
     return (
         0
         if needed <= shared_bytes(plan) - fixed_bytes(plan.resident_width, plan.threads, plan.columns)

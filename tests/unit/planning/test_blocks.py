@@ -9,7 +9,7 @@ from ksieve import ArgumentError, Options
 from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.planning import explain, length_bins
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.memory import shared_bytes
+from ksieve.planning.memory import fixed_bytes, shared_bytes, sort_slots
 
 H200 = DEVICES["h200"]
 
@@ -66,6 +66,15 @@ def test_forced_entries_leave_fewer_slots_to_the_selection():
         found = ksieve.plan(rows=4096, width=131_072, k=64, device=H200, options=asked)
         assert (found.problem.k, found.problem.selection.k, found.problem.columns) == (64, k, k + 3)
         assert found.policy is not None and found.bins == ()
+
+
+def test_forced_entries_of_any_position_are_sorted_with_the_others():
+    """So there is room for them, in shared memory or in the workspace."""
+    for forced, elements in ((0, 4096), (1, 8192), (5000, 16_384)):
+        asked = Options(force_last=forced, force="beside", positions=True, order="value")
+        found = ksieve.plan(rows=4096, width=262_144, k=4096, device=H200, options=asked)
+        room = shared_bytes(found) - fixed_bytes(found.resident_width, found.threads, found.columns)
+        assert sort_slots(found) == (elements if room < 8 * elements else 0)
 
 
 def test_reads_and_refusals_are_told():

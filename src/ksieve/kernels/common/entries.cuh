@@ -3,6 +3,7 @@
 #pragma once
 
 constexpr bool kEntries = kBlockRows || kForced > 0;
+constexpr bool kForcedEnds = kForced > 0 && !kPositions; // forced entries are the ends of a row
 
 // All entries of a row.
 template <class AnyRow> struct Entries {
@@ -50,7 +51,7 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
     all.row.low = cut;
     all.row.high = cut + length;
   } else {
-    if (kTail) length = min(length, max((id < live ? tail_length(p, id) : 0) / o.expand - base, 0));
+    if (kTail && !kPositions) length = min(length, max((id < live ? tail_length(p, id) : 0) / o.expand - base, 0));
     all.row.base = base;
     all.row.length = length;
     all.row.scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
@@ -61,10 +62,11 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
   return all;
 }
 
-// Returns the entries that are not forced, as a row.
+// Returns the entries that are not forced, as a row; with positions, which may be in any order, all of them.
 template <class AnyRow> __device__ __forceinline__ AnyRow others_of(const Entries<AnyRow>& all) {
   const int slots = max(all.row.slots - kForced, 0);
-  AnyRow row = part_of(all.row, all.before, slots ? all.row.length - all.before - all.behind : 0);
+  AnyRow row =
+      kPositions ? all.row : part_of(all.row, all.before, slots ? all.row.length - all.before - all.behind : 0);
   row.slots = slots;
   return row;
 }
@@ -112,7 +114,7 @@ struct SlotOrder {
 
 // What is in the slots of a row: `row` are all of its entries, and positions in slots count from its first one.
 // `others` is the row without forced entries.
-template <class AnyRow, bool kSome = kForced != 0> struct Slots {
+template <class AnyRow, bool kSome = kForcedEnds> struct Slots {
   AnyRow row;
   SlotOrder order;
   __device__ __forceinline__ Slots(const Params& p, const AnyRow& others)

@@ -31,17 +31,18 @@ __device__ __forceinline__ int columns_of(const Params& p) {
 
 // Returns where the selection writes a row's positions. The epilogue reads them there and writes the slots in order:
 // where these take more room, the positions lie in the last part of the row's output, so that none is overwritten
-// before it is read.
+// before it is read. Behind them is room for forced scores that have positions of their own.
 __device__ __forceinline__ int* row_output(const Params& p, int id) {
+  const int staged = p.k + (kPositions ? kForced : 0);
   if constexpr (kExpand) {
     const int columns = columns_of(p);
     const i64 first = id * p.out_pitch;
     int* out = p.options.flags & kWide ? reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + first) + columns
                                        : p.indices + first;
-    return out + (columns - p.k);
+    return out + (columns - staged);
   }
   if (kEpilogue && p.options.flags & kWide)
-    return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + p.k;
+    return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + id * p.out_pitch) + staged;
   return p.indices + id * p.out_pitch;
 }
 

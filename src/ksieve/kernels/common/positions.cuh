@@ -1,5 +1,6 @@
 // Rows whose scores have positions of their own, or lie in blocks that have numbers: a score without a position is no
-// part of its row. Scans take it for one behind the row: minus infinity, and not valid.
+// part of its row. Scans take it for one behind the row: minus infinity, and not valid. So they do with forced ones,
+// which are those of the lowest and the highest positions, and the epilogue adds.
 #pragma once
 #include "common/ranking.cuh"
 #include "common/storage.cuh"
@@ -9,8 +10,13 @@ struct PositionedRow {
   int start;            // column of the row's first score
   int block;            // scores of a block; 0: each score has a position
   u32 limit;            // no position of the row reaches it
-  int count;            // scores that have a position
-  int taken;            // slots that have been given to such scores, where all of them, or equal ones, are selected
+  int count;            // scores that have a position and are not forced
+  int taken;            // slots that have been given to scores: where all of them, equal ones, or forced ones get some
+  // Positions of selected forced scores are in [first, first_end) or [last, last_end), those of the others between.
+  u32 first;
+  u32 first_end;
+  u32 last;
+  u32 last_end;
 
   // Lies where resident rows would have their samples: all rows take the exact route.
   __device__ __forceinline__ static PositionedRow& of_row() {
@@ -18,7 +24,7 @@ struct PositionedRow {
   }
 
   // Returns the position of a score of the row; -1 if it has none.
-  __device__ __forceinline__ int at(int index) const {
+  __device__ __forceinline__ int position_of(int index) const {
     const u32 column = static_cast<u32>(start + index);
     if (block == 0) {
       const int position = positions[column];
@@ -27,6 +33,22 @@ struct PositionedRow {
     const u32 number = column / static_cast<u32>(block);
     const i64 position = static_cast<i64>(positions[number]) * block + (column - number * block);
     return static_cast<u64>(position) < limit ? static_cast<int>(position) : -1;
+  }
+
+  // The same, and -1 if the score is forced.
+  __device__ __forceinline__ int at(int index) const {
+    const int position = position_of(index);
+    if constexpr (kForced == 0) return position;
+    return between(position, first_end, last) ? position : -1;
+  }
+
+  // Returns whether the score of a position is forced, and has a slot.
+  __device__ __forceinline__ bool forces(int position) const {
+    return kForced > 0 && (between(position, first, first_end) || between(position, last, last_end));
+  }
+
+  __device__ __forceinline__ static bool between(int position, u32 begin, u32 end) {
+    return position >= 0 && static_cast<u32>(position) >= begin && static_cast<u32>(position) < end;
   }
 };
 static_assert(!kPositions || sizeof(PositionedRow) <= sizeof(SharedStorage::samples), "without samples there is room");

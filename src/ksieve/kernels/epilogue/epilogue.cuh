@@ -12,7 +12,7 @@ struct PlacedEntry {
   u64 entry;
 
   __device__ __forceinline__ static int distance(int index) {
-    return kTies ? tie_distance(index) : PositionedRow::of_row().at(index);
+    return kTies ? tie_distance(index) : PositionedRow::of_row().position_of(index);
   }
   __device__ __forceinline__ bool operator<(const PlacedEntry& other) const {
     if (entry_key(entry) != entry_key(other.entry)) return entry_key(entry) < entry_key(other.entry);
@@ -30,6 +30,7 @@ __device__ __forceinline__ PlacedEntry __shfl_xor_sync(u32 lanes, const PlacedEn
 using ByValue = Choose<kPositions, PlacedEntry, u64>::Type;
 using Sorted = Choose<kOrder == Order::kValue, ByValue, Choose<kPositions, u64, u32>::Type>::Type;
 constexpr int kInFlight = kForced ? 2 : 4; // slots that a thread processes together; more would spill
+constexpr u32 kBestKey = 0;                // better than that of any score
 
 // Returns the position that the selection left in a slot, -1 if none. Scores that change under a running kernel may
 // leave any value there.
@@ -75,10 +76,10 @@ __device__ __forceinline__ void write_bits(void* values, i64 at, u32 bits) {
 // Returns the element that a position is sorted as; unused slots (-1) come last.
 template <class Element = Sorted> __device__ __forceinline__ Element sortable(const Row& row, int index) {
   if constexpr (kPositions) {
-    const u32 first = index < 0                 ? ~0u
-                      : kOrder == Order::kValue ? order_key(widen(row.scores[index]))
-                                                : static_cast<u32>(PositionedRow::of_row().at(index));
-    return Element{make_entry(first, index)};
+    const PositionedRow& own = PositionedRow::of_row();
+    const int position = index < 0 ? -1 : own.position_of(index);
+    if (index < 0 || kOrder == Order::kIndex) return Element{make_entry(static_cast<u32>(position), index)};
+    return Element{make_entry(own.forces(position) ? kBestKey : order_key(widen(row.scores[index])), index)};
   } else if constexpr (kOrder == Order::kValue) {
     int distance = kTies ? tie_distance(index) : index;
     return index < 0 ? ~Element{0} : static_cast<Element>(make_entry(key_of_position(row, index), distance));
@@ -190,14 +191,14 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
   const Slots<Row> slots(p, row);
-  int base = !kWindows ? 0 : kForced ? slots.row.base : kCta ? shared_storage().base : row.base;
+  int base = !kWindows ? 0 : kForcedEnds ? slots.row.base : kCta ? shared_storage().base : row.base;
   for (int begin = 0; begin < columns_of(p); begin += kInFlight * kOwners) {
     int first = begin + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
     int index[kInFlight];
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
-      if constexpr (kForced > 0) {
+      if constexpr (kForcedEnds) {
         index[b] = slots.entry_of(p, slot, [&](int at) { return position_at(p, row, at, selected, area); });
       } else if constexpr (kOrder == Order::kAny) {
         index[b] = staged_position(staged, slot, selected, row.length);
@@ -226,7 +227,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
       if (slot >= columns_of(p)) continue;
-      int shown = index[b] < 0 ? -1 : kPositions ? PositionedRow::of_row().at(index[b]) : index[b] + base;
+      int shown = index[b] < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index[b]) : index[b] + base;
       if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
       write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, shown));
     }
@@ -269,7 +270,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
       }
     }
     const u32 score = o.values && index >= 0 ? bits_of_position(slots.row, index) : kUnusedBits;
-    int number = index < 0 ? -1 : kPositions ? PositionedRow::of_row().at(index) : index + slots.row.base;
+    int number = index < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index) : index + slots.row.base;
     const int first = own - lane; // entry of the warp's first lane
     const int positions = min(entries - first, 32) * o.expand;
 #pragma unroll 1
@@ -295,6 +296,24 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   write_count<kOwners>(p, row.id, used + tail);
 }
 
+// Writes the index of each forced score that has a position of its own behind those of the selection, from `out` on.
+// Returns how many there are. Call by all threads; starts with a barrier.
+__device__ __forceinline__ int stage_forced(const Row& row, int* out) {
+  PositionedRow& own = PositionedRow::of_row();
+  __syncthreads(); // no thread takes slots of the selection any more
+  if (threadIdx.x == 0) own.taken = 0;
+  __syncthreads(); // thread 0 cleared it, for all
+#pragma unroll 1
+  for (int first = 0; first < row.length; first += kThreads) { // the same number of iterations for every thread
+    const int index = first + static_cast<int>(threadIdx.x);
+    const bool there = index < row.length && own.forces(own.position_of(index));
+    const int slot = reserve(&own.taken, there);
+    if (there && slot < kForced) out[slot] = index;
+  }
+  __syncthreads(); // every forced score is counted
+  return min(own.taken, kForced);
+}
+
 // Completes a row behind its selection, in the CTA or, without an order, the warp that selected it. Call by all of its
 // kOwners threads. `slice`: kSortSlots elements of the workspace, of this CTA alone. The row is loaded again: kept in
 // registers until here, it would cost every scan.
@@ -308,9 +327,10 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
       collect_ties(row, slots);
     }
   }
-  if (!kExpand) write_count<kOwners>(p, id, Slots<Row>(p, row).used(min(size_of(row), slots)));
+  int selected = min(size_of(row), slots);
+  if constexpr (kPositions && kForced > 0) selected += stage_forced(row, row_output(p, id) + selected);
+  if (!kExpand) write_count<kOwners>(p, id, Slots<Row>(p, row).used(selected));
   if constexpr (kEpilogue) {
-    int selected = min(size_of(row), slots);
     Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
     if constexpr (kOwners == kThreads)
       __syncthreads(); // every slot has its position, and no candidate is read any more
@@ -330,7 +350,7 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
     }
     if constexpr (kExpand) return write_expanded<kOwners>(p, row, selected, area);
     write_slots<kOwners>(p, row, selected, area);
-  } else if constexpr (kForced > 0) {
+  } else if constexpr (kForcedEnds) {
     constexpr bool kCta = kOwners == kThreads;
     if (kCta) {
       __syncthreads(); // the selection wrote its slots, and unused ones

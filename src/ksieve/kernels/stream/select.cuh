@@ -30,6 +30,36 @@ __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
   return true;
 }
 
+// Finds the positions of a row's forced scores, which are no longer counted among the others then. Call as
+// find_present, which has counted them together. A function template, since rows without windows lack members.
+template <class AnyRow> __device__ __forceinline__ void set_forced_apart(const Params& p, const AnyRow& row) {
+  PositionedRow& own = PositionedRow::of_row();
+  const int count = own.count;
+  Entries<AnyRow> all = load_entries<AnyRow>(p, row.id);
+  all.row.length = count;
+  all.before = min(kForceFirst, count);
+  all.behind = min(kForceLast, count - all.before);
+  const SlotOrder order(p, all);
+  // Returns a number that as many positions of the row are below.
+  auto behind = [&](int positions) {
+    if (positions == 0 || positions == count) return positions ? own.limit : 0;
+    return 1u + static_cast<u32>(bound_of_least(row, positions, [&](int index) { return own.position_of(index); }));
+  };
+  const u32 first = behind(order.first);
+  const u32 first_end = behind(order.first + order.firsts);
+  const u32 last = behind(order.last);
+  const u32 last_end = behind(order.last + order.lasts);
+  __syncthreads(); // every thread has read the count
+  if (threadIdx.x == 0) {
+    own.first = first;
+    own.first_end = first_end;
+    own.last = last;
+    own.last_end = last_end;
+    own.count = row.slots ? count - all.before - all.behind : 0;
+  }
+  __syncthreads(); // thread 0 wrote what is forced, for all
+}
+
 // Finds the scores of a row that have a position, if they have any of their own. Call by all threads, when none works
 // on the row before any more; ends with a barrier.
 __device__ __forceinline__ void find_present(const Params& p, const Row& row) {
@@ -40,16 +70,17 @@ __device__ __forceinline__ void find_present(const Params& p, const Row& row) {
     constexpr u32 kLimit = 1u << 31;
     u32 limit = kLimit / o.expand; // int32 holds all positions of an entry
     if constexpr (kTail) limit = min(limit, static_cast<u32>(tail_length(p, row.id) / o.expand));
-    own = {o.positions + row.id * o.positions_pitch, row.base, o.block, limit, 0, 0};
+    own = {o.positions + row.id * o.positions_pitch, row.base, o.block, limit, 0, 0, 0, 0, 0, limit};
   }
   __syncthreads(); // thread 0 wrote where the positions are, for all
   int mine = 0;
 #pragma unroll 1
   for (int index = threadIdx.x; index < row.length; index += kThreads)
-    mine += own.at(index) >= 0;
+    mine += own.position_of(index) >= 0;
   mine = static_cast<int>(__reduce_add_sync(kFullWarp, mine));
   if ((threadIdx.x & 31) == 0 && mine) atomicAdd(&own.count, mine);
   __syncthreads(); // every score is counted
+  if constexpr (kForced > 0) set_forced_apart(p, row);
 }
 
 // Returns the task of a whole row. Call by all threads; a barrier must follow before the facts that thread 0 writes are

@@ -11,7 +11,7 @@
 constexpr int kMaxTieDistance = 0x7fffffff; // no distance is greater
 
 __device__ __forceinline__ int tie_distance(int index) {
-  return abs((kPositions ? PositionedRow::of_row().at(index) : index) - shared_storage().tie_from);
+  return abs((kPositions ? PositionedRow::of_row().position_of(index) : index) - shared_storage().tie_from);
 }
 
 __device__ __forceinline__ int tie_position(int distance) {
@@ -51,11 +51,30 @@ __device__ __forceinline__ int last_tie_distance(KeyRange keys, int remaining_k)
   }
 }
 
-// Calls visit(index) for each score of a row that has a position and this key.
-template <class Visit> __device__ __forceinline__ void each_positioned(const Row& row, u32 key, Visit visit) {
+// Returns a bound that `wanted` of the numbers do not exceed which number_of(index) returns for a row's scores. They
+// are more, and differ; a negative one does not count. Call by all threads, when none counts any more; ends with a
+// barrier.
+template <class NumberOf>
+__device__ __forceinline__ int bound_of_least(const Row& row, int wanted, NumberOf number_of) {
+  SharedStorage& s = shared_storage();
+  for (int i = threadIdx.x; i < kBins; i += kThreads)
+    s.histogram[i] = 0;
+  __syncthreads(); // the histogram is empty
+  int low = 0;     // inclusive range of numbers, as in last_tie_distance
+  int high = kMaxTieDistance;
+  for (int shift = 22;; shift -= 11) {
 #pragma unroll 1
-  for (int index = threadIdx.x; index < row.length; index += kThreads)
-    if (order_key(widen(row.scores[index])) == key && PositionedRow::of_row().at(index) >= 0) visit(index);
+    for (int index = threadIdx.x; index < row.length; index += kThreads) {
+      const int number = number_of(index);
+      if (number >= low && number <= high) atomicAdd(&s.histogram[(number - low) >> shift], 1u);
+    }
+    __syncthreads(); // every thread's numbers are counted by this digit
+    const Boundary found = find_boundary(wanted);
+    wanted -= found.before;
+    low |= found.bin << shift;
+    high = low | ((1 << shift) - 1);
+    if (shift == 0 || found.count == wanted) return high;
+  }
 }
 
 // Selects the ties that leave_ties has recorded, where scores have positions of their own: call as collect_ties.
@@ -67,28 +86,16 @@ __device__ __forceinline__ void collect_by_position(const Row& row, int slots) {
   if (remaining_k == 0) return;
   trace_scans(1);
   const u32 key = s.tie_key;
-  for (int i = threadIdx.x; i < kBins; i += kThreads)
-    s.histogram[i] = 0;
-  __syncthreads(); // the histogram is empty
-  int low = 0;     // inclusive range of distances, as in last_tie_distance
-  int high = kMaxTieDistance;
-  int wanted = remaining_k;
-  for (int shift = 22;; shift -= 11) {
-    each_positioned(row, key, [&](int index) {
-      const int distance = tie_distance(index);
-      if (distance >= low && distance <= high) atomicAdd(&s.histogram[(distance - low) >> shift], 1u);
-    });
-    __syncthreads(); // every thread's distances are counted by this digit
-    const Boundary found = find_boundary(wanted);
-    wanted -= found.before;
-    low |= found.bin << shift;
-    high = low | ((1 << shift) - 1);
-    if (shift == 0 || found.count == wanted) break;
-  }
-  each_positioned(row, key, [&](int index) {
-    const int number = tie_distance(index) <= high ? atomicAdd(&own.taken, 1) : remaining_k;
+  auto distance_of = [&](int index) {
+    return order_key(widen(row.scores[index])) == key && own.at(index) >= 0 ? tie_distance(index) : -1;
+  };
+  const int last = bound_of_least(row, remaining_k, distance_of);
+#pragma unroll 1
+  for (int index = threadIdx.x; index < row.length; index += kThreads) {
+    const int distance = distance_of(index);
+    const int number = distance >= 0 && distance <= last ? atomicAdd(&own.taken, 1) : remaining_k;
     if (number < remaining_k) write_front(slots - remaining_k + number, index);
-  });
+  }
 }
 
 // tie_bits returns one bit for each score of kTieVectors vectors of a thread: whether it has the key. The vectors begin
