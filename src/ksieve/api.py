@@ -201,8 +201,11 @@ def topk(
         are ``b * g`` and those that follow it; negative where there is none. So a second level selects positions of the
         blocks that a first one selected.
     counts_out : array of int32, of the leading shape, optional
-        Receives how many slots of each row are used. While JAX traces, this argument, the two before it and the six
+        Receives how many slots of each row are used. While JAX traces, this argument, the two before it and the seven
         that follow are refused.
+    fill : bool
+        False, with `counts_out`: slots that are not used may hold anything. Rows of fewer entries than slots then cost
+        the writing of those alone.
     block_size : int
         Select among blocks of this many adjacent scores, 1 to 256, each by its best score, and write the number of the
         block. `lengths`, `starts` and `ends` stay positions; the last block may be short, and the first where a window

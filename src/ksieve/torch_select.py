@@ -77,7 +77,7 @@ def _topk_options(
         "offsets": offsets, "values_out": values_out, "raw_out": raw_out, "index_dtype": asked.index_dtype,
         "sorted": False if asked.order == "any" else asked.order, "tie_break": asked.tie_break,
         "largest": asked.largest, "nan": asked.nan, "overlap": asked.overlap, "positions": positions,
-        "block_table": block_table, "counts_out": counts_out, "block_size": asked.block_size,
+        "block_table": block_table, "counts_out": counts_out, "fill": asked.filled, "block_size": asked.block_size,
         "force_first": asked.force_first, "force_last": asked.force_last, "force": asked.force,
         "expand": asked.expand, "tail": tail,
     }  # fmt: skip

@@ -1183,6 +1183,28 @@ def test_used_slots_are_counted(backend):
     assert counts.tolist() == [0] * 4
 
 
+@cites("C56")
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
+def test_slots_that_are_not_used_need_not_be_written(backend):
+    """This package's own ones on the CPU are; what they hold says nothing, so that `verify` does not read them."""
+    counts, lengths = np.zeros(3, np.int32), np.array([500, 3, 0], np.int32)
+    found = topk_on(backend, plain(3), lengths, 20, counts_out=counts, fill=False)
+    found = np.where(np.arange(20) < counts[:, None], found, 7)
+    assert ksieve.verify(plain(3), lengths, found, counts=counts)
+    assert not ksieve.verify(plain(3), lengths, found)
+    for wrong, reason in (([19, 3, 0], "slot 19 holds the sentinel"), ([20, 4, 0], "slot 3 holds")):
+        verdict = ksieve.verify(plain(3), lengths, found, counts=np.array(wrong))
+        assert not verdict and reason in str(verdict), str(verdict)
+    for given in ({"fill": False}, {"fill": 1, "counts_out": counts}):
+        with pytest.raises(ArgumentError, match=r"^fill: got "):
+            topk_on(backend, plain(3), lengths, 20, **given)
+    with pytest.raises(ArgumentError, match=r"^counts: got shape \(2,\)"):
+        ksieve.verify(plain(3), lengths, found, counts=counts[:2])
+    asked = {"rows": 3, "width": 500, "k": 20, "device": "cpu", "options": ksieve.Options(counts=True)}
+    with pytest.raises(ArgumentError, match=r"got a call with filled False \(fill\); takes filled True"):
+        topk_on(backend, plain(3), lengths, None, plan=ksieve.plan(**asked), counts_out=counts, fill=False)
+
+
 @cites("C57", "C58")
 @pytest.mark.parametrize("layout", [distributed.Contiguous(), distributed.Interleaved(64)], ids=str)
 def test_any_number_of_ranks_gives_the_same(layout):

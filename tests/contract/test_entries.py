@@ -40,11 +40,14 @@ def run(x, k, call, backend, policy="direct", kind="new"):
     return *found, counts
 
 
-def judge(x, k, call, raw):
+def judge(x, k, call, raw, counts=None):
     names = ("starts", "ends", "next_n", "index_base", "positions", "largest", "nan", "sorted", "tie_break")
     names += ("block_table", "block_size", "force_first", "force_last", "force", "expand", "tail")
     more = {name: call[name] for name in names if name in call}
     more |= {"k": call["ks"]} if "ks" in call else {}
+    if call.get("fill") is False:
+        raw = np.where(np.arange(raw.shape[1]) < counts[:, None], raw, 0)
+        more |= {"counts": counts}
     return ksieve.verify(x, call.get("lengths"), raw, num_rows=call.get("live"), **more)
 
 
@@ -56,7 +59,7 @@ def check(x, k, call, policy="direct", kind="new"):
         statistics.append(stats.raw)
         for row in range(x.shape[0]):
             oracle.check_row(score, x, row, k, call, out[row], raw[row], values[row], counts[row])
-        verdict = judge(x, k, call, raw)
+        verdict = judge(x, k, call, raw, counts)
         assert verdict, verdict
     np.testing.assert_array_equal(*statistics)
 

@@ -71,7 +71,7 @@ def test_signatures_are_pinned():
     assert names(ksieve.topk) == [
         "scores", "lengths", "k", "plan=", "policy=", "backend=", "out=", "workspace=", "num_rows=", "return_stats=",
         "starts=", "ends=", "index_base=", "next_n=", "max_k=", "page_table=", "page_size=", "row_to_request=",
-        "offsets=", "positions=", "block_table=", "counts_out=", "block_size=", "force_first=", "force_last=",
+        "offsets=", "positions=", "block_table=", "counts_out=", "fill=", "block_size=", "force_first=", "force_last=",
         "force=", "expand=", "tail=", "return_values=", "values_out=", "return_raw=", "raw_out=",
         "index_dtype=", "sorted=", "tie_break=", "deterministic=", "batch_invariant=", "largest=", "nan=", "overlap=",
     ]  # fmt: skip
@@ -80,8 +80,8 @@ def test_signatures_are_pinned():
     ]  # fmt: skip
     assert names(ksieve.verify) == [
         "scores", "lengths", "indices", "k=", "starts=", "ends=", "index_base=", "next_n=", "num_rows=",
-        "positions=", "block_table=", "block_size=", "force_first=", "force_last=", "force=", "expand=", "tail=",
-        "largest=", "nan=", "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
+        "positions=", "block_table=", "counts=", "block_size=", "force_first=", "force_last=", "force=", "expand=",
+        "tail=", "largest=", "nan=", "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
     ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ CASES = pairwise(
 if runner.HOST:
     NONE = {"force_first": None, "force_last": None, "force": None}
     FEW = (
-        NONE | {"positions": None, "expand": 7, "tail": True, "sorted": False, "tie_break": None},
+        NONE | {"positions": None, "expand": 7, "tail": True, "sorted": False, "tie_break": None, "fill": False},
         NONE | {"positions": None, "expand": None, "sorted": False, "tie_break": None},
         NONE | {"positions": None, "expand": 2, "sorted": "value", "tie_break": "high"},
         NONE | {"positions": "positions", "expand": None, "sorted": "value", "tie_break": "high"},
@@ -117,6 +117,34 @@ def test_positions_decide_ties(forced, tally):
     wrong = wrong_rows(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device), x, k, call)
     tally.add(f"entries positions {forced}", len(x), wrong)
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize("name", ["persistent-exact", "warp", "row"])
+@pytest.mark.parametrize("more", [{}, {"return_values": True, "sorted": "index"}, {"expand": 3}], ids=str)
+def test_slots_that_are_not_used_are_left_as_they_are(name, more, tally):
+    """Rows of fewer scores than slots cost the writing of those alone."""
+    lengths = torch.tensor([300, 16, 15, 1, 0, 3], dtype=torch.int32, device=runner.DEVICE)
+    scores = torch.arange(6 * 300, dtype=torch.float32, device=runner.DEVICE).reshape(6, 300)
+    call = more | {"lengths": lengths, "counts_out": torch.zeros(6, dtype=torch.int32), "fill": False}
+    plan = possible_plan(name, scores, 16, call)
+    if plan is None:
+        pytest.skip("sorts no rows of a warp")
+    ready = Served(plan, scores, call)
+    ready.poison()
+    before = {key: value.copy() for key, value in ready.answer().items() if value is not None}
+    ready.run()
+    used = np.minimum(lengths.cpu().numpy(), 16)[:, None] * more.get("expand", 1)
+    wrong = ready.outside()
+    for key, value in ready.answer().items():
+        if key in before and key != "counts":
+            slot = np.arange(value.shape[1])
+            # Entries that are expanded were selected to the last of the row's slots.
+            rest = (slot >= used) & (slot < value.shape[1] - (16 if "expand" in more else 0))
+            kept = value[rest].tobytes() == before[key][rest].tobytes()
+            if not kept or (value == before[key])[slot < used].any():
+                wrong.append(key)
+    tally.add(f"entries unfilled {name}", 6, wrong)
+    assert (ready.answer()["counts"] == used).all() and not wrong, wrong
 
 
 @pytest.mark.parametrize("tail", [False, True])

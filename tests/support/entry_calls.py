@@ -34,11 +34,12 @@ AXES: dict[str, tuple] = {
     "index_dtype": ("int32", "int64"),
     "outputs": ("new", "given", "pitched"),
     "live": (False, True),
+    "fill": (None, True, False),
     "policy": POLICIES,
 }
 """What a call with entries can ask for."""
 
-AS_THEY_ARE = ("force_first", "force_last", "force", "sorted", "tie_break", "largest", "nan", "index_dtype")
+AS_THEY_ARE = ("force_first", "force_last", "force", "sorted", "tie_break", "largest", "nan", "index_dtype", "fill")
 
 
 def built(case, seed):

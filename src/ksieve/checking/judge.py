@@ -55,6 +55,8 @@ class Asked:
         Lengths or ends, by `options.windows`.
     starts, ks : ndarray of an integer dtype, shape (rows,), or None
     positions : ndarray of int32, shape (rows, width), or None
+    counts : ndarray of an integer dtype, shape (rows,), or None
+        Slots that each row uses.
     """
 
     rows: int
@@ -69,6 +71,7 @@ class Asked:
     ks: NDArray[Any] | None = None
     positions: NDArray[np.int32] | None = None
     tails: NDArray[Any] | None = None
+    counts: NDArray[Any] | None = None
 
     def windows(self, low: int, high: int) -> tuple[I64, I64, I64, I64 | None]:
         """Return begin and length of the windows of rows [low, high), their own k, and their lengths in positions."""
@@ -131,6 +134,9 @@ class Judge:
     def __init__(self, ops: Any, asked: Asked, indices: Any, block_bytes: int) -> None:
         if not asked.slots:  # reductions need a slot: one that must be unused
             indices = ops.matrix(np.full(asked.rows, asked.sentinel), asked.rows, 1)
+        if asked.counts is not None:
+            used = ops.arange(indices.shape[1]) < ops.vector(_bounded(asked.counts))[:, None]
+            indices = ops.xp.where(used, ops.integers(indices), asked.sentinel)
         self.ops, self.asked, self.indices = ops, asked, indices
         self.ranking = asked.options.ranking
         self.elements = ops.elements(block_bytes)

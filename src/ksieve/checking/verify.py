@@ -40,6 +40,7 @@ def verify(
     num_rows: Any = None,
     positions: Any = None,
     block_table: Any = None,
+    counts: Any = None,
     block_size: int | None = None,
     force_first: int | None = None,
     force_last: int | None = None,
@@ -87,6 +88,9 @@ def verify(
         the host.
     block_table : array of int32, optional
         In place of `positions`, as in `ksieve.topk`.
+    counts : array of integers, of the leading shape, optional
+        Slots of `indices` that each row uses, as `counts_out` of `ksieve.topk` says. The others are not read, but taken
+        for the sentinel: ``fill=False`` leaves anything there.
     block_size, force_first, force_last, force, expand, tail
         As in `ksieve.topk`: the slots of `indices` are those of its outputs then. Such rows are checked on the host.
         NaN scores and ties are counted among the entries that are not forced.
@@ -190,6 +194,7 @@ def verify(
         _vector("k", ks, (leading,)),
         _positions(positions, block_table, (*leading, width)),
         _vector("tail", tail, requests),
+        _vector("counts", counts, (leading,)),
     )
     ops: Any = TorchOps(scores) if on_cuda and not on_host_alone else NumpyOps()
     judge = Judge(ops, asked, ops.matrix(indices, rows, slots), int(block_bytes))

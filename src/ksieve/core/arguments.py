@@ -42,6 +42,7 @@ class _Placing(TypedDict, total=False):
     positions: Any
     block_table: Any
     counts_out: Any
+    fill: bool | None
 
 
 class _Selecting(TypedDict, total=False):
@@ -108,7 +109,7 @@ UNTRACED_NUMBERS = {"block_size": 1, "force_first": 0, "force_last": 0, "expand"
 
 _FLAGS = ("return_values", "return_raw", "deterministic", "batch_invariant", "overlap")
 
-_DEFAULTS: dict[str, Any] = dict.fromkeys((*_FLAGS, "sorted"), False) | {"largest": True}
+_DEFAULTS: dict[str, Any] = dict.fromkeys((*_FLAGS, "sorted"), False) | {"largest": True, "fill": True}
 
 _ASKED_BY = {
     "windows": "starts",
@@ -120,6 +121,7 @@ _ASKED_BY = {
     "length_dtype": "lengths or ends",
     "order": "sorted",
     "counts": "counts_out",
+    "filled": "fill",
 }
 """Arguments whose field of `Options` has another name."""
 
@@ -222,7 +224,7 @@ def resolve(
     if usual and not given and (planned is None or planned.plain):
         return PLAIN
     base = planned or PLAIN
-    for name in _FLAGS:
+    for name in (*_FLAGS, "fill"):
         if not isinstance(given.get(name, False), bool):
             raise ArgumentError(name, shown(given[name]), "True or False")
     _refuse_contradictions(given, lengths)
@@ -260,6 +262,7 @@ def resolve(
         overlap=given.get("overlap", base.overlap),
         positions="positions" in given or "block_table" in given,
         counts="counts_out" in given,
+        filled=given.get("fill", base.filled),
         block_size=block_size,
         force_first=given.get("force_first", base.force_first),
         force_last=given.get("force_last", base.force_last),

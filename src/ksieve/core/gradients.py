@@ -33,8 +33,8 @@ def wanted(scores: Any) -> bool:
 
 
 def positions_only(options: Options) -> Options:
-    """Options of the call that selects the positions: without values, with raw indices where they differ."""
-    return replace(options, values=False, raw=options.raw or options.transform != "none")
+    """Options of the call that selects the positions, in every slot: no values, and raw indices where they differ."""
+    return replace(options, filled=True, values=False, raw=options.raw or options.transform != "none")
 
 
 ARRAYS = ("lengths", "starts", "tail", "positions", "block_table")

@@ -112,6 +112,8 @@ class Options:
         and what order and ties go by; -1 where there is no score.
     counts : bool
         Also write how many slots of each row are used.
+    filled : bool
+        Whether the other slots are written. False, which takes `counts`, lets a backend leave them as they are.
     block_size : int
         Scores of a block, 1 to 256. Above 1 a row's *entries*, among which k are selected, are its blocks, each by its
         best score; an entry's index is the number of the block.
@@ -143,6 +145,7 @@ class Options:
     overlap: bool = False
     positions: bool = False
     counts: bool = False
+    filled: bool = True
     block_size: int = 1
     force_first: int = 0
     force_last: int = 0
@@ -169,9 +172,11 @@ class Options:
         for name in ("next_n", "page_size"):
             if getattr(self, name) >= 1 << 31:
                 raise ArgumentError(name, getattr(self, name), "less than 2**31")
-        for name in ("per_row_k", "mapped", "raw", "values", "largest", "overlap", "positions", "counts", "tail"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(name, shown(getattr(self, name)), "True or False")
+        if not (self.filled or self.counts):
+            raise ArgumentError("fill", "False without counts_out", "True, or the array that says which slots are used")
         if self.positions and self.index_base == "start":
             raise ArgumentError("index_base", "'start' with positions", "'row': positions are written as they are")
         self._check_entries()
@@ -256,6 +261,8 @@ class Options:
         """Whether the epilogue, or 64-bit slots, replace the positions that a selection writes."""
         return self.finished or self.index_dtype == "int64" or self.expand > 1 or self.positions
 
+
+_FLAGS = ("per_row_k", "mapped", "raw", "values", "largest", "overlap", "positions", "counts", "filled", "tail")
 
 _NUMBERS = (
     ("next_n", 1, 0),

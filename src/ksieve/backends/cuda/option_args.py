@@ -10,7 +10,7 @@ from ksieve.core.call import Call
 from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
-_ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED = 1, 2, 4, 8, 16
+_ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED, _UNFILLED = 1, 2, 4, 8, 16, 32
 """`OptionFlags` of kernels/common/options.cuh."""
 
 
@@ -59,6 +59,7 @@ def constants(options: Options) -> tuple[int, int, int]:
         | (_WIDE if options.index_dtype == "int64" else 0)
         | (_HIGHEST if options.tie_break == "high" else 0)
         | (_PAGED if options.transform == "pages" else 0)
+        | (0 if options.filled else _UNFILLED)
     )
     return options.next_n, options.page_size.bit_length() - 1, flags
 

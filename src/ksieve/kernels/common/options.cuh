@@ -146,6 +146,7 @@ enum OptionFlags {
   kWide = 4,     // indices are 64-bit
   kHighest = 8,  // the highest indices of a tie are selected, not the lowest
   kPaged = 16,   // indices go through the page table, which may have no entry at all
+  kUnfilled = 32 // unused slots may be left unwritten; with kCounts
 };
 
 // Programmatic dependent launch: waits for the kernels before. Call in every CTA, before any global memory access.

@@ -29,6 +29,11 @@ __device__ __forceinline__ int columns_of(const Params& p) {
   return kExpand ? entries * p.options.expand + (kTail ? p.options.expand - 1 : 0) : entries;
 }
 
+// Returns how many of a row's slots are written, or of `slots` of them, given that `used` of them are in use.
+__device__ __forceinline__ int written_slots(const Params& p, int used, int slots) {
+  return kCounts && p.options.flags & kUnfilled ? min(used, slots) : slots;
+}
+
 // Returns where the selection writes a row's positions. The epilogue reads them there and writes the slots in order:
 // where these take more room, the positions lie in the last part of the row's output, so that none is overwritten
 // before it is read. Behind them is room for forced scores that have positions of their own.

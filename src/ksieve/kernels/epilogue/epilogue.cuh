@@ -180,7 +180,7 @@ __device__ __forceinline__ int position_at(const Params& p, const Row& row, int 
   return static_cast<u32>(position) < static_cast<u32>(row.length) ? position : -1;
 }
 
-// Writes all slots of a row: `selected` positions from `area`, or without an order from the output, then -1. Call by
+// Writes the slots of a row: `selected` positions from `area`, or without an order from the output, then -1. Call by
 // the row's kOwners threads: all of the CTA, or a warp.
 template <int kOwners>
 __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int selected, const Sorted* area) {
@@ -192,7 +192,8 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
   const Slots<Row> slots(p, row);
   int base = !kWindows ? 0 : kForcedEnds ? slots.row.base : kCta ? shared_storage().base : row.base;
-  for (int begin = 0; begin < columns_of(p); begin += kInFlight * kOwners) {
+  const int end = written_slots(p, slots.used(selected), columns_of(p));
+  for (int begin = 0; begin < end; begin += kInFlight * kOwners) {
     int first = begin + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
     int index[kInFlight];
 #pragma unroll
@@ -220,13 +221,13 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
         int slot = first + b * kOwners;
-        if (slot < columns_of(p)) values[slot] = value_of(slots.row, index[b]);
+        if (slot < end) values[slot] = value_of(slots.row, index[b]);
       }
     }
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
-      if (slot >= columns_of(p)) continue;
+      if (slot >= end) continue;
       int shown = index[b] < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index[b]) : index[b] + base;
       if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
       write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, shown));
@@ -291,7 +292,8 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   const int end = !kTail || !live ? 0 : kBlockRows ? cuts.end : tail_length(p, row.id);
   const int whole = kTail && (kPositions || end > slots.row.base * o.expand) ? end % o.expand : 0;
   const int tail = kBlockRows ? max(min(whole, end - cuts.begin), 0) : whole;
-  for (int slot = used + owner; slot < columns_of(p); slot += kOwners)
+  const int written = written_slots(p, used + tail, columns_of(p));
+  for (int slot = used + owner; slot < written; slot += kOwners)
     write(slot, slot < used + tail ? end - tail + slot - used : -1, kUnusedBits);
   write_count<kOwners>(p, row.id, used + tail);
 }
@@ -359,7 +361,7 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
     }
     const Slots<Row> all(p, row);
     for (int slot = min(row.length, slots) + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
-         slot < columns_of(p); slot += kOwners) {
+         slot < written_slots(p, all.used(selected), columns_of(p)); slot += kOwners) {
       const int index = all.entry_of(p, slot, [](int) { return -1; });
       row_output(p, id)[slot] = index < 0 ? -1 : index + all.row.base;
     }

@@ -275,7 +275,7 @@ __device__ __forceinline__ void select_narrow_rows(const Params& p) {
     int* out = row_output(p, row.id);
     const auto shown = [&](int position) { return kWindows && !kEpilogue ? position + row.base : position; };
     if (row.length <= k) {
-      write_all(out, row.length, p.k, lane, shown);
+      write_all(out, row.length, written_slots(p, row.length, p.k), lane, shown);
     } else {
       select_narrow(out, row, k, lane, shown);
     }

@@ -26,7 +26,7 @@ __device__ __forceinline__ bool select_short(const Params& p, const Row& row) {
     select_present(p, row);
     return true;
   }
-  write_short(row_output(p, row.id), row.length, p.k, row.base);
+  write_short(row_output(p, row.id), row.length, written_slots(p, row.length, p.k), row.base);
   return true;
 }
 
