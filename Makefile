@@ -44,8 +44,10 @@ test-emulated: $(TEST_STAMP)  ## run the GPU suite, or a PART of it, on the CPU 
 	  $(BIN)/python -m pytest -m gpu tests/gpu $(PART)
 
 # Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list and tests/data/resources.json,
-# WHOLE=1 compiles also what the lists say of kernels with the same source, headers and defines.
+# with the problems of a file ADD; WHOLE=1 compiles also what the lists say of kernels with the same source, headers and
+# defines.
 ONLY   ?=
+ADD    ?=
 UPDATE ?=
 WHOLE  ?=
 # CUDA=12 compiles with the NVRTC of the extra cuda12 and lists spills; SAMPLE=1: one kernel of each family, dtype and GPU.
@@ -56,7 +58,8 @@ cubins: $(VENV)-cuda12/.installed
 	@$(VENV)-cuda12/bin/python scripts/spills.py --only "$(ONLY)" $(if $(SAMPLE),--sample) $(if $(UPDATE),--update)
 else
 cubins: $(VENV)/.installed-cubins  ## compile changed kernels without a GPU, compare with tests/data/cubins.json
-	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update) $(if $(WHOLE),--whole)
+	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update) $(if $(WHOLE),--whole) \
+	  $(if $(ADD),--add $(ADD))
 	@$(if $(UPDATE),$(BIN)/python scripts/resources.py $(if $(WHOLE),--whole))
 endif
 

@@ -8,8 +8,10 @@ leads to it (architecture, rows, width, k, ...), so that it survives renames of 
 three hashes of it: of the machine code with its resources, of the PTX with all symbols renamed by first use, and of the
 inputs (`kernel_inputs`). A kernel is equal if one agrees: ptxas lays functions out in the order of their names, so a
 renamed function moves machine code. ``serving`` marks what one device of each architecture serves
-(`build.device_of_arch`; of 9.0 the H200); the other problems reach the remaining paths of the kernel text. `ksieve
-build` also compiles what only an H100 serves.
+(`build.device_of_arch`; of 9.0 the H200); the other problems reach the remaining paths of the kernel text, some by a
+forced ``family``. `ksieve build` also compiles what only an H100 serves. What no GPU has run yet waits in a list of
+problems alone, tests/data/not_run.json: ``make cubins UPDATE=1 ADD=tests/data/not_run.json`` takes them in and removes
+the file.
 
 From the same inputs the same compiler makes the same PTX, and from that the same machine code, so a kernel whose inputs
 agree is not compiled, and one whose PTX agrees not further: its resources are those of its record. Of every source on
@@ -48,7 +50,7 @@ from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
 LIST = Path(__file__).parent.parent / "tests" / "data" / "cubins.json"
-PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "policy", "stats", "launch")
+PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "family", "policy", "stats", "launch")
 """Fields of a record that say which kernel is meant; those from ``dtype`` on are left out where they are plain.
 ``launch`` counts the kernels of a problem that takes several."""
 FACTS = ("registers", "spills", "shared", "bytes")
@@ -68,7 +70,7 @@ def title(record: Record) -> str:
     """One line that names a record."""
     words = [f"{record['arch']} {record['rows']}x{record['width']} k={record['k']}", record.get("dtype", "float32")]
     words += [f"{name}={value}" for name, value in record.get("options", {}).items()]
-    words += [record["policy"]] if "policy" in record else []
+    words += [record[name] for name in ("family", "policy") if name in record]
     words += ["stats"] if record.get("stats") else []
     return " ".join([*words, f"launch {record['launch']}"] if "launch" in record else words)
 
@@ -86,7 +88,8 @@ def kernel_of(record: Record) -> tuple[KernelSpec, Plan]:
     made = build.needed(
         build.device_of_arch(record["arch"]),
         rows=[record["rows"]], widths=[record["width"]], ranks=[record["k"]], dtypes=[record.get("dtype", "float32")],
-        policy=record.get("policy"), stats=record.get("stats", False), options=Options(**record.get("options", {})),
+        families=[record.get("family")], policy=record.get("policy"), stats=record.get("stats", False),
+        options=Options(**record.get("options", {})),
     )  # fmt: skip
     return list(made.items())[record.get("launch", 0)]
 
@@ -263,13 +266,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help="rewrite the list")
     parser.add_argument("--whole", action="store_true", help="compile all kernels in full")
     parser.add_argument("--list", type=Path, default=LIST, help="the list (default: tests/data/cubins.json)")
+    parser.add_argument("--add", type=Path, help="with --update: also list the problems of this file, and remove it")
     parser.add_argument("--only", default="", help="compare only kernels whose line contains this, e.g. 'sm_90a 1x'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per CPU)")
     asked = parser.parse_args(argv)
     if asked.update and asked.only:
         parser.error("--update rewrites the whole list: leave out --only")
+    if asked.add and not asked.update:
+        parser.error("--add takes --update")
     text = json.loads(asked.list.read_text(encoding="utf-8"))
-    records = renewed(text["kernels"]) if asked.update else text["kernels"]
+    added = json.loads(asked.add.read_text(encoding="utf-8")) if asked.add else []
+    records = renewed([*text["kernels"], *added]) if asked.update else text["kernels"]
     kernels, wrong = resolve(records)
     kernels = {spec: made for spec, made in kernels.items() if asked.only in title(made[0])}
     if not kernels:
@@ -284,7 +291,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KsieveError as error:
         print(f"cubins: {error}", file=sys.stderr)
         return 1
-    return report(kernels, found, wrong, asked.list if asked.update else None, version)
+    status = report(kernels, found, wrong, asked.list if asked.update else None, version)
+    if asked.add:
+        asked.add.unlink()
+    return status
 
 
 def compiled(kernels: Kernels, jobs: int, *, whole: bool) -> dict[KernelSpec, Record]:

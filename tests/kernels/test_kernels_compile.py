@@ -170,8 +170,11 @@ def block_cases():
     for family in ("stream", "stream_split", "resident_block", "resident_cluster"):
         yield family, "sm_90a", {"asked": dataclasses.replace(OPTIONS["everything"], force_last=1)}
     placed = Options(positions=True, order="value", tie_break="high", force_first=2, force_last=1, values=True)
+    written = Options(counts=True, expand=4, tail=True, filled=False)
     for family in BY_POSITION:
-        yield family, "sm_90a", {"shape": (64, 16_384), "k": 512, "asked": placed}
+        for asked in (placed, dataclasses.replace(placed, counts=True, expand=4, tail=True), written):
+            yield family, "sm_90a", {"shape": (64, 16_384), "k": 512, "asked": asked}
+    yield "register_warp", "sm_90a", {"shape": (4096, 1024), "k": 16, "asked": written}
     yield "resident_block", "sm_90a", {"shape": (256, 28_672), "asked": Options(force_last=1)}
     yield "register_warp", "sm_90a", {"shape": (4096, 1024), "k": 16, "asked": Options(force_first=1, raw=True)}
 
