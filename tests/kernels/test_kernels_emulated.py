@@ -61,7 +61,7 @@ PARTS = {
     # rows of blocks, and what slots hold
     "h200 entries": {
         "blocks": (3, "every_size and (8-resident_block or 7-resident_cluster) or no_slots"),
-        "entries": (4, "options and warp or without_slots or decide_ties"),
+        "entries": (7, "options and warp or without_slots or decide_ties or not_used and warp"),
     },
     # architectures that kernels are compiled for and that have never been at hand
     "a100": {
