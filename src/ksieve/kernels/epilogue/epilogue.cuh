@@ -192,8 +192,8 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
   const Slots<Row> slots(p, row);
   int base = !kWindows ? 0 : kForcedEnds ? slots.row.base : kCta ? shared_storage().base : row.base;
-  const int end = written_slots(p, slots.used(selected), columns_of(p));
-  for (int begin = 0; begin < end; begin += kInFlight * kOwners) {
+  auto end = [&] { return kCounts ? written_slots(p, slots.used(selected), columns_of(p)) : columns_of(p); };
+  for (int begin = 0; begin < end(); begin += kInFlight * kOwners) {
     int first = begin + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
     int index[kInFlight];
 #pragma unroll
@@ -221,13 +221,13 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
         int slot = first + b * kOwners;
-        if (slot < end) values[slot] = value_of(slots.row, index[b]);
+        if (slot < end()) values[slot] = value_of(slots.row, index[b]);
       }
     }
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
-      if (slot >= end) continue;
+      if (slot >= end()) continue;
       int shown = index[b] < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index[b]) : index[b] + base;
       if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
       write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, shown));

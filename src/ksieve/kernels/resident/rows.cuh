@@ -150,8 +150,8 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
           for (int i = descriptor_at(slot).slots + reread_tid(); i < p.k; i += kThreads)
             descriptor_at(slot).out[i] = -1;
       } else {
-        const int end = descriptor_at(slot).end;
-        write_short(descriptor_at(slot).out, end, written_slots(p, end, p.k), descriptor_at(slot).base);
+        write_short(descriptor_at(slot).out, descriptor_at(slot).end,
+                    kCounts ? written_slots(p, descriptor_at(slot).end, p.k) : p.k, descriptor_at(slot).base);
       }
       if (kOverlap && descriptor_at(slot_after(slot)).route == RowRoute::kNone) release_dependents();
       if (kEpilogue || kForced) {
