@@ -40,6 +40,14 @@ __device__ __forceinline__ int size_of(const Row& row) {
   return kPositions ? PositionedRow::of_row().count : row.length;
 }
 
+// Returns a row without the scores behind its last one that has a position, if all in front have one.
+__device__ __forceinline__ Row present_part(Row row) {
+  if constexpr (kPositions) {
+    if (PositionedRow::of_row().dense()) row.length = size_of(row);
+  }
+  return row;
+}
+
 __device__ __forceinline__ int window_start(const Params& p, int id) {
   return p.options.starts ? min(max(p.options.starts[id], 0), p.width) : 0;
 }
@@ -183,6 +191,12 @@ __device__ __forceinline__ void fill_rest(Body body) {
 __device__ __forceinline__ u32 keep_present(Raw (&raw)[kBatch], int first, int left) {
   const PositionedRow& row = PositionedRow::of_row();
   u32 present = 0;
+  if (row.dense()) {
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u)
+      present |= u * kStep < left ? ((1u << kVector) - 1) << (u * kVector) : 0u;
+    return present;
+  }
 #pragma unroll
   for (int u = 0; u < kBatch; ++u)
 #pragma unroll

@@ -11,6 +11,7 @@ struct PositionedRow {
   int block;            // scores of a block; 0: each score has a position
   u32 limit;            // no position of the row reaches it
   int count;            // scores that have a position and are not forced
+  int end;              // index behind the last of these
   int taken;            // slots that have been given to scores: where all of them, equal ones, or forced ones get some
   // Positions of selected forced scores are in [first, first_end) or [last, last_end), those of the others between.
   u32 first;
@@ -22,6 +23,10 @@ struct PositionedRow {
   __device__ __forceinline__ static PositionedRow& of_row() {
     return *reinterpret_cast<PositionedRow*>(shared_storage().samples);
   }
+
+  // Returns whether no score without a position lies in front of one that has any, as where a level before has written
+  // its selection: scores behind the last one then are cut off (present_part). Forced scores leave gaps.
+  __device__ __forceinline__ bool dense() const { return kForced == 0 && count == end; }
 
   // Returns the position of a score of the row; -1 if it has none.
   __device__ __forceinline__ int position_of(int index) const {

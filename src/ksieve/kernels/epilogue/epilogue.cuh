@@ -128,47 +128,37 @@ template <int kOwners = kThreads> __device__ __forceinline__ void write_count(co
 // The positions of a row of blocks, [begin, end): its first and its last block may have fewer than others, and slots
 // behind theirs move up. Rows without blocks have whole entries.
 template <class AnyRow, bool kSome = kBlockRows> struct Cuts {
-  int begin;
-  int end;
-  int missing_first;
-  int missing_last;
-  int last; // the last entry
-
-  __device__ __forceinline__ Cuts(const Params&, const AnyRow& row) {
-    const int base = row.base * kBlockSize;
-    begin = base + row.low;
-    end = base + row.high;
-    last = row.length - 1;
-    missing_first = row.low;
-    missing_last = max(row.length * kBlockSize - row.high, 0);
+  const AnyRow& row;
+  __device__ __forceinline__ Cuts(const Params&, const AnyRow& row) : row(row) {}
+  __device__ __forceinline__ int begin() const { return row.base * kBlockSize + row.low; }
+  __device__ __forceinline__ int end() const { return row.base * kBlockSize + row.high; }
+  // Neither is found yet. Call by all threads of the CTA, when none uses counters of candidates any more.
+  __device__ __forceinline__ void forget(int owner) const {
+    if (owner == 0) shared_storage().least = shared_storage().greatest = ~0u;
+    __syncthreads(); // thread 0 forgot them, for those that find one
   }
-  // Finds the slots of both. Call by all threads of the CTA.
-  template <class EntryOf> __device__ __forceinline__ void find(int entries, int owner, EntryOf entry_of) const {
-    SharedStorage& s = shared_storage();
-    __syncthreads(); // counters of candidates are not in use any more
-    if (owner == 0) s.least = s.greatest = ~0u;
-    __syncthreads(); // thread 0 cleared both, for those that find an entry
-    for (int own = owner; own < entries; own += kThreads) {
-      const int index = entry_of(own);
-      if (index == 0) s.least = own;
-      if (index == last) s.greatest = own;
-    }
-    __syncthreads(); // both are found, for all
+  // Keeps the slot `own` of an entry, if it is one of them. A barrier must follow.
+  __device__ __forceinline__ void find(int index, int own) const {
+    if (index == 0) shared_storage().least = own;
+    if (index == row.length - 1) shared_storage().greatest = own;
   }
   __device__ __forceinline__ bool has(int position) const {
-    return position < 0 || (position >= begin && position < end);
+    return position < 0 || (position >= begin() && position < end());
   }
   // Returns a slot of the entry in slot `entry` of a row of whole entries, as it moves up.
   __device__ __forceinline__ int slot(int slot, int entry) const {
     const SharedStorage& s = shared_storage();
     const u32 own = static_cast<u32>(entry);
-    return slot - (own >= s.least ? missing_first : 0) - (own > s.greatest ? missing_last : 0);
+    const int missing = max(row.length * kBlockSize - row.high, 0); // slots of the last entry
+    return slot - (own >= s.least ? row.low : 0) - (own > s.greatest ? missing : 0);
   }
 };
 template <class AnyRow> struct Cuts<AnyRow, false> {
-  static constexpr int begin = 0, end = 0;
+  __device__ __forceinline__ int begin() const { return 0; }
+  __device__ __forceinline__ int end() const { return 0; }
   __device__ __forceinline__ Cuts(const Params&, const AnyRow&) {}
-  template <class EntryOf> __device__ __forceinline__ void find(int, int, EntryOf) const {}
+  __device__ __forceinline__ void forget(int) const {}
+  __device__ __forceinline__ void find(int, int) const {}
   __device__ __forceinline__ bool has(int) const { return true; }
   __device__ __forceinline__ int slot(int slot, int) const { return slot; }
 };
@@ -236,19 +226,32 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 }
 
 // Writes the positions of all entries of a row, `selected` numbers of which are where write_slots finds its positions;
-// then those of the tail, then -1. Lanes of a warp write the positions of 32 entries together, so that what they write
-// is contiguous. Call by the row's kOwners threads.
+// then those of the tail, then -1. Entries are listed where candidates are counted, so that slots are written in any
+// order, four of an entry at a time where they are aligned. Call by the row's kOwners threads.
 template <int kOwners>
 __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, int selected, const Sorted* area) {
   constexpr bool kCta = kOwners == kThreads;
+  constexpr int kRoom = kBins / (kThreads / kOwners);      // entries that are listed at a time
+  constexpr int kListedTogether = kRegisters > 64 ? 4 : 1; // entries that a thread loads together; more would spill
+  auto barrier = [] {
+    if (kCta) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+    }
+  };
   const auto& o = p.options;
   const bool wide = o.flags & kWide;
   const int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
-  const i64 offset = o.offsets ? o.offsets[row.id] : 0;
+  const int offset = o.offsets ? o.offsets[row.id] : 0;
   const Slots<Row> slots(p, row);
   const int entries = slots.used(selected);
   const int owner = static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
-  const int lane = owner % 32;
+  auto number_at = [](int i) -> u32& {
+    return shared_storage().histogram[kCta ? i : threadIdx.x / kOwners * kRoom + i];
+  };
+  auto score_at = [&](int i) -> u32& { return number_at(kRoom / 2 + i); }; // with values
+  const int room = o.values ? kRoom / 2 : kRoom;
   auto write = [&](int slot, int position, u32 score) {
     if (o.values) write_bits(o.values, row.id * o.values_pitch + slot, score);
     if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, position);
@@ -256,46 +259,63 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   };
   auto other = [&](int at) { return position_at(p, row, at, selected, area); };
   const Cuts<Row> cuts(p, slots.row);
-  if constexpr (kBlockRows) cuts.find(entries, owner, [&](int own) { return slots.entry_of(p, own, other); });
+  cuts.forget(owner);
+  int* out = p.indices + row.id * p.out_pitch;
+  // Slots that are written together are those of one entry.
+  const bool plain = o.expand % 4 == 0 && !(wide || o.values || o.raw || o.flags & kPaged) && whole_fours(out, 4);
+  const int together = plain ? 4 : 1;
 #pragma unroll 1
-  for (int begin = 0; begin < entries; begin += kOwners) {
-    const int own = begin + owner;
-    const int index = own < entries ? slots.entry_of(p, own, other) : -1;
-    if constexpr (kOrder == Order::kAny) {
-      // Every thread has read its entry: the slots written below may overwrite entries of this turn, but no later ones
-      // (row_output).
-      if (kCta) {
-        __syncthreads();
-      } else {
-        __syncwarp();
+  for (int begin = 0; begin < entries; begin += room) {
+    const int listed = min(entries - begin, room);
+    if (begin) barrier(); // every slot of the entries before is written
+#pragma unroll kListedTogether
+    for (int i = owner; i < listed; i += kOwners) {
+      const int index = slots.entry_of(p, begin + i, other);
+      cuts.find(index, begin + i);
+      number_at(i) = index < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index) : index + slots.row.base;
+    }
+    if (o.values) { // in a loop of its own: registers do not suffice for both
+#pragma unroll 1
+      for (int i = owner; i < listed; i += kOwners) {
+        const int index = slots.entry_of(p, begin + i, other);
+        score_at(i) = index < 0 ? kUnusedBits : bits_of_position(slots.row, index);
       }
     }
-    const u32 score = o.values && index >= 0 ? bits_of_position(slots.row, index) : kUnusedBits;
-    int number = index < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index) : index + slots.row.base;
-    const int first = own - lane; // entry of the warp's first lane
-    const int positions = min(entries - first, 32) * o.expand;
+    // Entries are listed, and cut ones among them are found; the slots written below may overwrite those that the
+    // selection wrote, but no entries behind (row_output).
+    barrier();
 #pragma unroll 1
-    for (int at = 0; at < positions; at += 32) { // the same for the whole warp
-      const u32 from = min(at + lane, positions - 1);
-      const u32 entry = from / static_cast<u32>(o.expand);
-      const int its_number = __shfl_sync(kFullWarp, number, entry);
-      const u32 its_score = __shfl_sync(kFullWarp, score, entry);
-      const int within = static_cast<int>(from - entry * o.expand);
-      const int position = its_number < 0 ? -1 : its_number * o.expand + within;
-      const int at_slot = first + static_cast<int>(entry);
-      if (at + lane < positions && cuts.has(position))
-        write(cuts.slot(first * o.expand + at + lane, at_slot), position, its_score);
+    for (int at = owner * together; at < listed * o.expand; at += kOwners * together) {
+      const int own = static_cast<int>(static_cast<u32>(at) / static_cast<u32>(o.expand));
+      const int number = static_cast<int>(number_at(own));
+      const int first = number < 0 ? -1 : (number - own) * o.expand + at;
+      const int slot = cuts.slot(begin * o.expand + at, begin + own);
+      if (plain && slot % 4 == 0 && cuts.has(first) && (first < 0 || cuts.has(first + 3))) {
+        const int shown = first < 0 ? -1 : first + offset;
+        const int next = first < 0 ? 0 : 1;
+        *reinterpret_cast<Four*>(out + slot) = {shown, shown + next, shown + 2 * next, shown + 3 * next};
+        continue;
+      }
+#pragma unroll 1
+      for (int i = 0; i < together; ++i) {
+        const int position = first < 0 ? -1 : first + i;
+        if (cuts.has(position)) write(slot + i, position, o.values ? score_at(own) : kUnusedBits);
+      }
     }
   }
   const int used = cuts.slot(entries * o.expand, entries);
   const bool live = row.id < min(live_rows(p), p.rows);
-  const int end = !kTail || !live ? 0 : kBlockRows ? cuts.end : tail_length(p, row.id);
+  const int end = !kTail || !live ? 0 : kBlockRows ? cuts.end() : tail_length(p, row.id);
   const int whole = kTail && (kPositions || end > slots.row.base * o.expand) ? end % o.expand : 0;
-  const int tail = kBlockRows ? max(min(whole, end - cuts.begin), 0) : whole;
+  const int tail = kBlockRows ? max(min(whole, end - cuts.begin()), 0) : whole;
   const int written = written_slots(p, used + tail, columns_of(p));
   for (int slot = used + owner; slot < written; slot += kOwners)
     write(slot, slot < used + tail ? end - tail + slot - used : -1, kUnusedBits);
   write_count<kOwners>(p, row.id, used + tail);
+  barrier(); // every listed entry has been read
+  for (int i = owner; i < kRoom; i += kOwners)
+    number_at(i) = 0; // counts are zero between rows
+  barrier();          // of the next row's too
 }
 
 // Writes the index of each forced score that has a position of its own behind those of the selection, from `out` on.

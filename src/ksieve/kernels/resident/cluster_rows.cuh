@@ -48,7 +48,7 @@ __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u
 // threads of the cluster.
 __device__ __forceinline__ void select_exact(const Params& p, int id) {
   SharedStorage& s = shared_storage();
-  const RowTask task = segment_of(p, load_row(p, id), cluster_rank());
+  const RowTask task = segment_of(p, present_part(load_row(p, id)), cluster_rank());
   start_scan(task.row.scores, task.begin, task.end);
   clear_storage();
   __syncthreads(); // counters are zero, for every thread

@@ -27,8 +27,9 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t) {
 // Selects the rows of this CTA that are not resident. Call by all threads.
 __device__ KSIEVE_COLD void select_others(const Params& p) {
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
-    const RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
+    RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
     find_present(p, t.row);
+    if constexpr (kPositions) t.end = (t.row = present_part(t.row)).length;
     const int k = slots_of(p, t.row);
     if (kFits && (t.row.length <= k || fits(t.row, k))) continue;
     trace_begin();

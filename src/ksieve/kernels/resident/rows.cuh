@@ -126,6 +126,19 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   if (resident && kChunks == 1) wait_copy(0);
 }
 
+// Slots are sorted where the next row's copies would lie.
+constexpr bool kSortsInRing = kEpilogue && kOrder != Order::kAny;
+
+// Writes the slots behind a resident row's own, which no epilogue writes: its forced entries, all of which it has, then
+// -1.
+__device__ __forceinline__ void write_behind(const Params& p, int slot) {
+  for (int i = descriptor_at(slot).slots + reread_tid(); i < p.k + kForced; i += kThreads) {
+    const int number = i - descriptor_at(slot).slots; // of a forced entry
+    const int index = number < kForceFirst ? number : descriptor_at(slot).end + number;
+    descriptor_at(slot).out[i] = number < kForced ? descriptor_at(slot).base - kForceFirst + index : -1;
+  }
+}
+
 // Selects the resident rows. Returns whether rows of another route are left.
 __device__ __forceinline__ bool select_resident_rows(const Params& p) {
   SharedStorage& s = shared_storage();
@@ -136,42 +149,40 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
     if (route == RowRoute::kNone) break;
     auto look_ahead = [&] {
       if (slot % kAhead == 1 && reread_tid() / 32 == kScouts) describe_more(p, (slot + kAhead - 1) & kAhead);
-      if (!kEpilogue) sample_coming(slot_after(slot));
+      if (!kSortsInRing) sample_coming(slot_after(slot));
     };
     bool looked = false;
     if (route != RowRoute::kResident) __syncwarp(); // otherwise ptxas spills
     if (route != RowRoute::kStreamed) {
       auto copy_next = [&] {
-        if (!kEpilogue) copy_coming(slot_after(slot)); // the epilogue sorts slots where the ring is
+        if (!kSortsInRing) copy_coming(slot_after(slot));
       };
       if (route == RowRoute::kResident) {
         looked = select_resident<BlockScope>(slot, copy_next, look_ahead);
-        if (KSIEVE_ROW_K && !kForced) // slots from the row's own k on, if no epilogue writes them
-          for (int i = descriptor_at(slot).slots + reread_tid(); i < p.k; i += kThreads)
-            descriptor_at(slot).out[i] = -1;
+        if (KSIEVE_ROW_K || (kForced && !kEpilogue)) write_behind(p, slot);
       } else {
         write_short(descriptor_at(slot).out, descriptor_at(slot).end,
                     kCounts ? written_slots(p, descriptor_at(slot).end, p.k) : p.k, descriptor_at(slot).base);
       }
       if (kOverlap && descriptor_at(slot_after(slot)).route == RowRoute::kNone) release_dependents();
-      if (kEpilogue || kForced) {
+      if (kEpilogue || (kForced && descriptor_at(slot).route != RowRoute::kResident)) {
         if (threadIdx.x == 0) s.base = descriptor_at(slot).base;
         run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));
       } else if (kCounts) {
-        write_count(p, descriptor_at(slot).id, min(descriptor_at(slot).end, descriptor_at(slot).slots));
+        write_count(p, descriptor_at(slot).id, min(descriptor_at(slot).end, descriptor_at(slot).slots) + kForced);
       }
     } else {
       atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately
     }
-    if (kEpilogue || !looked) {
-      if (kEpilogue || descriptor_at(slot).route != RowRoute::kResident) {
+    if (kSortsInRing || !looked) {
+      if (kSortsInRing || descriptor_at(slot).route != RowRoute::kResident) {
         __syncthreads(); // no thread reads the ring or the histogram of this row any more
-        if (kEpilogue) clear_counts(reread_tid());
+        if (kSortsInRing) clear_counts(reread_tid());
         copy_coming(slot_after(slot));
         __syncthreads(); // counters are zero and the next row's copy has started, for every thread
       }
       if (!looked) look_ahead();
-      if (kEpilogue) sample_coming(slot_after(slot));
+      if (kSortsInRing) sample_coming(slot_after(slot));
       if (kBracketKnownEarly) __syncthreads(); // every warp's samples are in the next row's bracket
     }
     __syncwarp(); // every lane begins the next row together with its warp

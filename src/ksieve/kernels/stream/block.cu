@@ -54,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     RowTask task = whole_row(p, in_memory(p, fetched_row(p, number)), spill_slice(p, blockIdx.x));
     if (kBlockRows) pool_to_workspace(task.row);
     find_present(p, task.row);
+    if constexpr (kPositions) task.end = (task.row = present_part(task.row)).length;
     select_row(
         task, number == blockIdx.x, view,
         [&] {

@@ -74,11 +74,34 @@ __device__ __forceinline__ void find_present(const Params& p, const Row& row) {
   }
   __syncthreads(); // thread 0 wrote where the positions are, for all
   int mine = 0;
-#pragma unroll 1
-  for (int index = threadIdx.x; index < row.length; index += kThreads)
-    mine += own.position_of(index) >= 0;
+  int end = 0;
+  if (own.block == 0) {
+#pragma unroll 4
+    for (int index = threadIdx.x; index < row.length; index += kThreads) {
+      if (own.position_of(index) < 0) continue;
+      ++mine;
+      end = index + 1;
+    }
+  } else {
+    const int from = row.base / own.block;
+    const int behind = row.length ? (row.base + row.length - 1) / own.block + 1 : from;
+#pragma unroll 4
+    for (int number = from + static_cast<int>(threadIdx.x); number < behind; number += kThreads) {
+      const i64 position = static_cast<i64>(own.positions[number]) * own.block;
+      const int first = number * own.block - row.base; // index of the block's first score
+      const int room = position < 0 ? 0 : static_cast<int>(min(max(own.limit - position, 0ll), i64{own.block}));
+      const int last = min(first + room, row.length);
+      if (last <= max(first, 0)) continue;
+      mine += last - max(first, 0);
+      end = last;
+    }
+  }
   mine = static_cast<int>(__reduce_add_sync(kFullWarp, mine));
-  if ((threadIdx.x & 31) == 0 && mine) atomicAdd(&own.count, mine);
+  end = __reduce_max_sync(kFullWarp, end);
+  if ((threadIdx.x & 31) == 0 && mine) {
+    atomicAdd(&own.count, mine);
+    atomicMax(&own.end, end);
+  }
   __syncthreads(); // every score is counted
   if constexpr (kForced > 0) set_forced_apart(p, row);
 }
