@@ -48,6 +48,8 @@ def hard_rows(size, width, k=K, seed=3):
         "the first score of each": np.where(within == 0, normal + 50, normal),
         "best at the ends": normal + 30 * ((positions < 3) | (positions >= width - 3)),
         "a few of the k-th": np.where(place < k + 9, np.maximum(normal, 3), normal),
+        "few values": np.round(4 * normal) / 4,
+        "a value of many": np.where(np.abs(normal) < 1, normal, np.sign(normal) * 1.5),
         "zeros of both signs": np.where(within == 0, np.where(block % 2, 0.0, -0.0), np.where(last, 0.0, -1.0)),
         "NaN beside one number": np.where(within == block % size, normal, np.float32(np.nan)),
         "blocks of NaN": np.where(place < k // 2, normal, np.float32(np.nan)),

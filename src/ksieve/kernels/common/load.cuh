@@ -153,15 +153,20 @@ __device__ __forceinline__ Body body_of(const Score* scores, int begin, int end)
 }
 
 // Two 16-bit scores that differ have ordered keys at least so far apart: any range of fewer keys has one value.
-constexpr u32 kKeyStep = kDtype == Dtype::kFloat32 ? 1 : kDtype == Dtype::kFloat16 ? 1 << 13 : 1 << 16;
+constexpr u32 kKeyStep = kValues == Dtype::kFloat32 ? 1 : kValues == Dtype::kFloat16 ? 1 << 13 : 1 << 16;
 
 // The ordered keys of 16-bit scores in 16 bits, without gaps; +0 and -0 have two.
 __device__ __forceinline__ u32 half_key(float score) { // of the nearest 16-bit score, or one beside it
-  const u32 bits = kDtype == Dtype::kFloat16 ? half_of(score) : (__float_as_uint(score) + 0x8000u) >> 16;
+  const u32 bits = kValues == Dtype::kFloat16 ? half_of(score) : (__float_as_uint(score) + 0x8000u) >> 16;
   return bits & 0x8000u ? bits : bits ^ 0x7fffu;
 }
 __device__ __forceinline__ float score_of_half_key(u32 key) {
-  return float_of(static_cast<Score>(key & 0x8000u ? key : key ^ 0x7fffu));
+  const u32 bits = key & 0x8000u ? key : key ^ 0x7fffu;
+  if constexpr (kBlockRows) {
+    return source::number_of(static_cast<source::Bits>(bits));
+  } else {
+    return float_of(static_cast<Score>(bits));
+  }
 }
 
 // Writes 16 bytes of scores, whose ranked scores are minus infinity, to the ring behind a row.

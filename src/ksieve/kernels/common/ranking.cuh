@@ -9,6 +9,10 @@ constexpr Ranking kRanking = static_cast<Ranking>(KSIEVE_RANKING);
 using Score = Choose<kDtype == Dtype::kFloat32, float, unsigned short>::Type;
 constexpr bool kHalfScores = kDtype != Dtype::kFloat32;
 
+// Dtype of the caller's scores: those that are pooled to float32 entries keep their few values.
+constexpr Dtype kValues = KSIEVE_SOURCE_DTYPE ? static_cast<Dtype>(KSIEVE_SOURCE_DTYPE) : kDtype;
+constexpr bool kHalfValues = kValues != Dtype::kFloat32;
+
 // Bits of a score in memory.
 constexpr u32 kSignBit = kHalfScores ? 0x8000 : 0x80000000;
 constexpr u32 kInfinityBits = kDtype == Dtype::kFloat32 ? 0x7f800000 : kDtype == Dtype::kFloat16 ? 0x7c00 : 0x7f80;

@@ -125,7 +125,7 @@ struct BracketBuckets {
   __device__ __forceinline__ explicit BracketBuckets(int slot) : BracketBuckets(descriptor_at(slot).bracket) {}
   template <class AnyBracket>
   __device__ __forceinline__ explicit BracketBuckets(AnyBracket& bracket) : worst(bracket.worst), best(bracket.best) {
-    if constexpr (kHalfScores) {
+    if constexpr (kHalfValues) {
       worst += kKeyStep;
       best = max(best - kKeyStep, kInfinityKey);
     }
@@ -161,7 +161,7 @@ struct BracketBuckets {
   // Returns whether a bucket's 16-bit scores have one value, as far as that is known. Bucket numbers are monotone in
   // the score: that is so if of three neighbouring values the middle one alone is in the bucket.
   __device__ __forceinline__ static bool one_value(int bin, int slot) {
-    if constexpr (!kHalfScores) return false;
+    if constexpr (!kHalfValues) return false;
     const BracketBuckets buckets(slot);
     const LinearBuckets linear = buckets.linear();
     const float fraction = 1.0f - (static_cast<float>(bin) + 0.5f) * (1.0f / (kBins - 1)); // the bucket's middle

@@ -215,7 +215,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   Divided divided = divide(ids, found.bin);
   bool one_value = false;
   bool equal = false;
-  if constexpr (kHalfScores) {
+  if constexpr (kHalfValues) {
     // Equal scores of the bucket need no ranking: any of them complete the answer.
     one_value = !beyond && !whole && found.count > kTailMax && BracketBuckets::one_value(found.bin, slot);
     equal = one_value && (Scope::kAlone || found.count <= kMostShared);
@@ -227,7 +227,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   }
   if (unlikely(beyond || !whole && found.count > kTailMax)) {
     int count = beyond ? kMaxResident : found.count;
-    if constexpr (kHalfScores)
+    if constexpr (kHalfValues)
       if (one_value) count = remaining_k; // none of them is read again
     select_overfull_bucket<Scope>(slot, divided.before, in_row(divided.within, slot), found.bin, remaining_k, count);
     return false;
@@ -255,7 +255,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
   each_edge(slot, [&](const Edge& edge) {
     const float bucket = BracketBuckets(slot).of(edge.score);
     const float bound = LinearBuckets::numbered(found.bin);
-    if constexpr (kHalfScores)
+    if constexpr (kHalfValues)
       if (equal && bucket == bound && atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) >= remaining_k)
         return;
     if (bucket < bound || whole && bucket == bound) {
