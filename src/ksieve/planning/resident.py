@@ -87,13 +87,13 @@ def _fitted(
     """Resident shapes of some families, narrowest first, with the bytes that each leaves for candidates.
 
     They have fewer resident CTAs where a multiprocessor has less shared memory than the one they were measured on; also
-    for options (not `lean`) on another architecture or of another dtype, and for `positions`: in 64 registers, which
-    suffice for what was measured, ptxas would spill.
+    for options (not `lean`) on another architecture, and for `positions`: in 64 registers, which suffice for what was
+    measured, ptxas would spill.
     """
 
     def fitted(shape: Geometry) -> tuple[Geometry, int]:
-        derived = "resident" in known.derived or shape.source == shapes.DERIVED_DTYPE
-        tight = (positions or (derived and not lean)) and shape.threads * shape.ctas_per_sm >= 1024
+        derived = "resident" in known.derived and not lean
+        tight = (positions or derived) and shape.threads * shape.ctas_per_sm >= 1024
         for ctas in range(shape.ctas_per_sm - bool(tight), 0, -1):
             fewer = replace(shape, ctas_per_sm=ctas)
             if (room := candidate_bytes_of(fewer, device, known.dtype)) >= 0:
