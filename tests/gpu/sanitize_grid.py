@@ -214,8 +214,10 @@ def read_plainly() -> int:
 
 def rank_kernels() -> int:
     """The kernels between the collectives of `ksieve.distributed`; every rank on this GPU."""
-    cases = itertools.product(rank_cases.LAYOUTS, rank_cases.SCHEDULES, rank_cases.KINDS)
-    return sum(rank_cases.check_kernels(*case, runner.DEVICE) for case in cases)
+    few = itertools.product(rank_cases.LAYOUTS, rank_cases.SCHEDULES, rank_cases.KINDS, (5,))
+    many = itertools.product(("by one",), rank_cases.SCHEDULES, rank_cases.KINDS, (200,))
+    cases = itertools.chain(few, many)
+    return sum(rank_cases.check_kernels(*case, runner.DEVICE, rows) for *case, rows in cases)
 
 
 def rows_of_blocks() -> int:

@@ -67,7 +67,8 @@ def held(whole, places, sentinel=-1):
 @pytest.mark.parametrize("layout", rank_cases.LAYOUTS)
 def test_kernels_equal_the_operations_on_one_gpu(layout, schedule):
     for kind in rank_cases.KINDS:
-        assert rank_cases.check_kernels(layout, schedule, kind, "cuda")
+        for rows in (5, 300):  # the kernels for few rows and for many
+            assert rank_cases.check_kernels(layout, schedule, kind, "cuda", rows)
 
 
 @several

@@ -356,7 +356,7 @@ def test_compiles_within_its_plans_resources(case):
 
 def of_ranks(stem, arch):
     dtype, ranking = ("float32", "largest") if arch == "sm_90a" else ("bfloat16", "nan_first")
-    return ranks.rank_kernel(stem, arch, slots=ranks.MOST_SLOTS, dtype=dtype, ranking=ranking)
+    return ranks.rank_kernel(stem, arch, slots=ranks.MOST_SLOTS, dtype=dtype, ranking=ranking, few=arch == "sm_90a")
 
 
 def compiled_here():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from emulator import build, driver
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or
 @pytest.mark.parametrize("schedule", rank_cases.SCHEDULES, ids=str)
 @pytest.mark.parametrize("layout", rank_cases.LAYOUTS)
 def test_kernels_equal_the_operations(layout, schedule, kind, monkeypatch):
-    driver.install(monkeypatch)
+    gpu = driver.install(monkeypatch)
+    if rank_cases.LAYOUTS[layout][1][0] % 500:  # the kernels for many rows
+        gpu.device = replace(gpu.device, sm_count=rank_cases.ROWS - 1)
     monkeypatch.setattr(fused, "place_of", lambda device: (0, 0))
     assert rank_cases.check_kernels(layout, schedule, kind)

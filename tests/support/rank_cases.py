@@ -22,19 +22,33 @@ KINDS = {
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "few values": lambda rng, shape: rng.integers(-2, 3, shape),
     "one value": lambda rng, shape: np.zeros(shape),
+    "outliers": lambda rng, shape: np.broadcast_to(_outliers(shape[1]), shape),
+    "a run and the end": lambda rng, shape: np.broadcast_to(_run_and_end(shape[1]), shape),
     "not finite": lambda rng, shape: rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], shape),
 }
+"""Scores; of these kernels' buckets, equal ones, outliers and adjacent positions overfill some."""
 SCHEDULES = (Pairs(), Samples(4), Samples(32))
 LAYOUTS = {
     "uneven": (ranks.Contiguous(), (700, 0, 301)),
     "by one": (ranks.Interleaved(1), (500, 500)),
     "by 64": (ranks.Interleaved(64), (320, 320, 256, 256)),
-    "alone": (ranks.Contiguous(), (900,)),
+    "alone": (ranks.Contiguous(), (9000,)),
 }
 ROWS = 5
 
 
-def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu") -> int:
+def _outliers(width: int) -> Any:
+    """Adjacent numbers, one far off, and one still farther: overfull buckets, cut again, are overfull."""
+    from_end = width - np.arange(width)
+    return np.where(from_end > 2, 1 + np.arange(width) * 2.0**-23, np.where(from_end == 2, 1.02, 1e30))
+
+
+def _run_and_end(width: int) -> Any:
+    """Best at the last position, then from the first one on."""
+    return np.where(np.arange(width) == width - 1, 1, -np.arange(width))
+
+
+def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu", rows: int = ROWS) -> int:
     """Compare positions and counts of every rank, for several k, dtypes, rankings and tie-breaks; returns how many."""
     layout, widths = LAYOUTS[layout_name]
     rng = np.random.default_rng([len(widths), getattr(schedule, "step", 0), list(KINDS).index(kind)])
@@ -46,9 +60,9 @@ def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu
         options = Options(largest=number != 1, nan=("last", "highest")[number == 2], tie_break=ties)
         bits = 32 if dtype is torch.float32 else 16
         contiguous = isinstance(layout, ranks.Contiguous)
-        shape = Shape(ROWS, k, len(widths), layout.extent(widths), bits, contiguous, number % 2 == 1)
-        ks = None if number else torch.from_numpy(rng.integers(-1, k + 3, ROWS))
-        wanted = torch.full((ROWS,), k) if ks is None else ks.clamp(0, k)
+        shape = Shape(rows, k, len(widths), layout.extent(widths), bits, contiguous, number % 2 == 1)
+        ks = None if number else torch.from_numpy(rng.integers(-1, k + 3, rows))
+        wanted = torch.full((rows,), k) if ks is None else ks.clamp(0, k)
         ours, theirs = [], []
         for rank, width in enumerate(widths):
             base = ("row", "shard")[number % 2]
@@ -56,7 +70,7 @@ def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu
                 rank, widths, layout, shape, str(dtype)[6:], "cuda", options, "owned", base, schedule, LINKS["nvlink"]
             )  # fmt: skip
             assert fused.covers(plan)
-            values = torch.from_numpy(KINDS[kind](rng, (ROWS, width)).astype(np.float32)).to(dtype)
+            values = torch.from_numpy(KINDS[kind](rng, (rows, width)).astype(np.float32)).to(dtype)
             ids, scores, mixed, of_mixed = _local_best(plan, values, np.arange(width), rng)
             given = (None if x is None else x.to(device) for x in (mixed, of_mixed, ks))
             ours.append(_through_the_host(fused.select(plan, *given, base == "shard"), device))

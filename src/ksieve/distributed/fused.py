@@ -123,7 +123,8 @@ def prepare(plan: ShardPlan) -> ShardPlan:
     if covers(plan):
         stems = ranks.STEMS if isinstance(plan.schedule, Samples) else (ranks.STEMS[0], ranks.STEMS[-1])
         for stem in stems:
-            ranks.load(stem, slots=max(shape.k, _room(plan)), dtype=plan.dtype, ranking=ranking, index=index)
+            slots = max(shape.k, _room(plan))
+            ranks.load(stem, rows=shape.rows, slots=slots, dtype=plan.dtype, ranking=ranking, index=index)
     return plan
 
 

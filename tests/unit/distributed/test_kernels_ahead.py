@@ -74,10 +74,12 @@ def test_sizes_for_any_number_of_ranks():
         plan = replace(plan_of("cuda", schedule), shape=shape, dtype="bfloat16")
         if fused.covers(plan):
             slots = max(k, schedule.slots(shape) if isinstance(schedule, Samples) else 0)
-            for stem, ranking in itertools.product(kernels.STEMS, ("largest", "smallest", "nan_first")):
-                spec = kernels.rank_kernel(stem, "sm_90a", slots=slots, dtype="bfloat16", ranking=ranking)
+            for stem, ranking, few in itertools.product(
+                kernels.STEMS, ("largest", "smallest", "nan_first"), (False, True)
+            ):
+                spec = kernels.rank_kernel(stem, "sm_90a", slots=slots, dtype="bfloat16", ranking=ranking, few=few)
                 assert spec in built, (k, world, schedule)
-    assert len(built) == 6 * 3 * 3 * 2, "six sizes"
+    assert len(built) == 6 * 3 * 3 * 2 * 2, "six sizes, for few rows and for many"
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_prepare_loads_the_kernels_of_a_plan(driver, schedule, output, between):
             dispatch.choose(Problem(ROWS, WIDTH, WIDTH, K, "float32", Device("cuda", 0), options)).prepare()
     for stem in kernels.STEMS[:: 4 - between] if between else ():
         slots = max(K, schedule.slots(plan.shape) if isinstance(schedule, Samples) else 0)
-        kernels.load(stem, slots=slots, dtype="float32", ranking="nan_first", index=0)
+        kernels.load(stem, rows=ROWS, slots=slots, dtype="float32", ranking="nan_first", index=0)
     assert prepare(plan) is plan and len(driver.loads) == count > between
 
 

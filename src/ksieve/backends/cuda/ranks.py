@@ -29,13 +29,15 @@ STEMS = ("ranks/best", "ranks/between", "ranks/select")
 """Their source files, in the order of a call."""
 
 MOST_SLOTS = 4096
-"""Most slots of a row, and most slots that a sum joins: composites of 8 bytes are sorted in shared memory."""
+"""Most slots of a row, and most slots that a sum joins: composites of 8 bytes are put in order in shared memory."""
 
-THREADS = 256
 _FEWEST = 128
+_RESIDENT = 1024  # threads of a multiprocessor, where rows are many: 64 registers each
+_BYTES = 12
+"""Of shared memory for each slot: a composite, and the count of a bucket."""
 
 _BARE = {
-    "KSIEVE_THREADS": THREADS, "KSIEVE_CTAS_PER_SM": 1, "KSIEVE_STAGES": 1, "KSIEVE_BATCHES": 1, "KSIEVE_STRIDE": 0,
+    "KSIEVE_STAGES": 1, "KSIEVE_BATCHES": 1, "KSIEVE_STRIDE": 0,
     "KSIEVE_GROUP": 1, "KSIEVE_PHASE_MULTIPLIER": 1, "KSIEVE_JITTER": 0, "KSIEVE_POOLING": 0,
     "KSIEVE_EXACT_BOUNDARY": 0, "KSIEVE_RESCUE": 0, "KSIEVE_COLUMNS": 0, "KSIEVE_LOCAL_INDEX16": 0,
     "KSIEVE_SHARED_CAPACITY": 1, "KSIEVE_SPILL_CAPACITY": 0, "KSIEVE_MAX_RESIDENT": 0, "KSIEVE_STATS": 0,
@@ -44,14 +46,24 @@ _BARE = {
 
 
 def sort_size(slots: int) -> int:
-    """Return the elements that are sorted for this many slots: a power of two."""
+    """Return the elements that are put in order for this many slots: a power of two."""
     return max(_FEWEST, 1 << (slots - 1).bit_length())
 
 
-def rank_kernel(stem: str, arch: str, *, slots: int, dtype: str, ranking: Ranking = "largest") -> KernelSpec:
-    """Specialisation of one of `STEMS` for rows of up to `slots` slots, of a dtype and a ranking."""
-    size = sort_size(slots)
-    defines = _BARE | {"KSIEVE_DTYPE": DTYPES[dtype], "KSIEVE_SHARED_BYTES": 8 * size, "KSIEVE_RANKS_SORT": size}
+def threads_of(slots: int, few: bool) -> int:
+    """Threads of a row: 8 elements each, or 4 where `few` rows leave multiprocessors to a single thread block."""
+    return max(_FEWEST, sort_size(slots) // (4 if few else 8))
+
+
+def rank_kernel(
+    stem: str, arch: str, *, slots: int, dtype: str, ranking: Ranking = "largest", few: bool = False
+) -> KernelSpec:
+    """Specialisation of one of `STEMS` for few or many rows of up to `slots` slots, of a dtype and a ranking."""
+    size, threads = sort_size(slots), threads_of(slots, few)
+    defines = _BARE | {
+        "KSIEVE_THREADS": threads, "KSIEVE_CTAS_PER_SM": 1 if few else _RESIDENT // threads,
+        "KSIEVE_DTYPE": DTYPES[dtype], "KSIEVE_SHARED_BYTES": _BYTES * size, "KSIEVE_RANKS_SORT": size,
+    }  # fmt: skip
     if ranking != "largest":
         defines["KSIEVE_RANKING"] = RANKINGS.index(ranking)
     return KernelSpec(stem, arch, tuple(defines.items()))
@@ -63,9 +75,9 @@ def rank_kernels(arch: str, ks: Iterable[int], dtypes: Iterable[str]) -> Iterato
     The plan's schedule, which depends on the number of ranks, decides how many slots are sorted beyond k.
     """
     sizes = {sort_size(k) << n for k in ks if k <= MOST_SLOTS for n in range(MOST_SLOTS.bit_length())}
-    for size, dtype, ranking, stem in itertools.product(sorted(sizes), dtypes, RANKINGS, STEMS):
+    for size, dtype, ranking, stem, few in itertools.product(sorted(sizes), dtypes, RANKINGS, STEMS, (False, True)):
         if size <= MOST_SLOTS:
-            yield rank_kernel(stem, arch, slots=size, dtype=dtype, ranking=ranking)
+            yield rank_kernel(stem, arch, slots=size, dtype=dtype, ranking=ranking, few=few)
 
 
 def selections(order: Order = "any") -> Iterator[Options]:
@@ -106,16 +118,17 @@ def launch(
     rows = shard[10]
     if not rows:
         return
-    _kernel(stem, slots, dtype, ranking, index, stream).run(SHARD, shard, rows, stream)
+    _kernel(stem, rows, slots, dtype, ranking, index, stream).run(SHARD, shard, rows, stream)
 
 
-def load(stem: str, *, slots: int, dtype: str, ranking: Ranking, index: int) -> None:
+def load(stem: str, *, rows: int, slots: int, dtype: str, ranking: Ranking, index: int) -> None:
     """Compile and load one of `STEMS`, so that its first launch does not."""
     stream = arrays.current_stream(arrays.ambient_library(), None, index)
-    _kernel(stem, slots, dtype, ranking, index, stream)
+    _kernel(stem, rows, slots, dtype, ranking, index, stream)
 
 
-def _kernel(stem: str, slots: int, dtype: str, ranking: Ranking, index: int, stream: int) -> Kernel:
-    arch = architecture(cuda_driver.get().device_info(index).capability)
-    spec = rank_kernel(stem, arch, slots=slots, dtype=dtype, ranking=ranking)
-    return kernel_of(spec, index, THREADS, SHARD.size, stream)
+def _kernel(stem: str, rows: int, slots: int, dtype: str, ranking: Ranking, index: int, stream: int) -> Kernel:
+    device = cuda_driver.get().device_info(index)
+    few = rows <= device.sm_count
+    spec = rank_kernel(stem, architecture(device.capability), slots=slots, dtype=dtype, ranking=ranking, few=few)
+    return kernel_of(spec, index, threads_of(slots, few), SHARD.size, stream)

@@ -2,14 +2,20 @@
 // CTA for each row.
 #include "ranks/composites.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads) ksieve_ranks_best(const __grid_constant__ Shard p) {
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_ranks_best(const __grid_constant__ Shard p) {
   const i64 row = blockIdx.x;
-  i64* sorted = sort_buffer();
-  for (int i = threadIdx.x; i < kSortSize; i += kThreads)
-    sorted[i] = i < p.k ? composite(p, p.ids[row * p.k + i], p.values[row * p.k + i]) : kNothing;
-  sort_area(sorted, kSortSize);
-  for (int i = threadIdx.x; i < p.k; i += kThreads)
-    p.best[row * p.k + i] = sorted[i];
+  i64 own[kEach];
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const i64 slot = row * p.k + slot_of(e);
+    own[e] = slot_of(e) < p.k ? composite(p, p.ids[slot], p.values[slot]) : kNothing;
+  }
+  i64* best = p.best + row * p.k;
+  order_by_buckets(own, kNothing, [&](int rank, i64 element) {
+    if (rank < p.k) best[rank] = element;
+  });
+  __syncthreads(); // all composites are written, for the threads that take samples
   for (int i = threadIdx.x; i < p.num_samples; i += kThreads)
-    p.samples[row * p.num_samples + i] = sorted[(i + 1) * p.step - 1];
+    p.samples[row * p.num_samples + i] = best[(i + 1) * p.step - 1];
 }

@@ -7,9 +7,11 @@
 // Slots are sums of kNothing minus a composite; an empty one is zero.
 #include "ranks/composites.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads) ksieve_ranks_between(const __grid_constant__ Shard p) {
+extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
+    ksieve_ranks_between(const __grid_constant__ Shard p) {
   __shared__ i64 ends[2];
   __shared__ int start;
+  __shared__ int numbers; // samples of the row that are not kNothing
   __shared__ int below[2];
   const i64 row = blockIdx.x;
   const int k = k_of_row(p, static_cast<int>(row));
@@ -21,8 +23,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) ksieve_ranks_between(cons
     ends[0] = -1;
     ends[1] = -1;
     start = 0;
+    numbers = 0;
   }
-  __syncthreads(); // the ends are set, for the thread that finds a sample
+  __syncthreads(); // the ends are set, for the thread that finds a sample, and the sums are zero
   // A sample's rank among all: samples of one rank are in order.
   for (int i = threadIdx.x; i < all; i += kThreads) {
     const i64 sample = samples_of(i / p.num_samples)[i % p.num_samples];
@@ -33,10 +36,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) ksieve_ranks_between(cons
     if (better == surely - 1) ends[0] = sample;
     if (better == enough - 1) ends[1] = sample;
   }
-  int numbers = 0; // samples of the row that are not kNothing, counted by thread 0
-  if (threadIdx.x == 0)
-    for (int rank = 0; rank < p.world; ++rank)
-      numbers += count_up_to(samples_of(rank), p.num_samples, kNothing);
+  for (int rank = threadIdx.x; rank < p.world; rank += kThreads)
+    atomicAdd(&numbers, count_up_to(samples_of(rank), p.num_samples, kNothing));
   __syncthreads(); // the ends are known, for all threads
   if (threadIdx.x == 0) {
     if (surely > numbers) ends[0] = kNothing;

@@ -4,9 +4,8 @@
 #pragma once
 #include "common/keys.cuh"
 #include "common/ranking.cuh"
-#include "common/sort.cuh"
+#include "ranks/order.cuh"
 
-constexpr int kSortSize = KSIEVE_RANKS_SORT;   // slots of a row, rounded up to a power of two of at least kSortChunk
 constexpr i64 kNothing = 0x7fffffffffffffffll; // the composite of a slot without a score
 
 // Arguments of the three kernels; the host packs them (backends/cuda/ranks.py). Arrays are contiguous.
@@ -38,11 +37,6 @@ static_assert(sizeof(Shard) == 10 * 8 + 12 * 4, "the host packs 128 bytes");
 constexpr int kHighFirst = 1; // the tie-break prefers the highest positions
 constexpr int kOfShard = 2;   // results are positions in the shard
 constexpr int kGathered = 4;  // `select`: all composites of all ranks are gathered, and no samples
-
-extern __shared__ __align__(16) unsigned char shared_bytes[];
-
-// kSortSize composites; the caller's barriers separate its uses.
-__device__ __forceinline__ i64* sort_buffer() { return reinterpret_cast<i64*>(shared_bytes); }
 
 __device__ __forceinline__ int k_of_row(const Shard& p, int row) {
   return p.ks ? static_cast<int>(min(max(p.ks[row], 0ll), static_cast<i64>(p.k))) : p.k;
