@@ -15,7 +15,8 @@
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
 #   scripts/gpu_session.sh all         compile, every part of the suite and the sanitizers; the longest first
 # Several steps run one after another; a failing one does not stop the next. Uses $PYTHON (python3) as it is.
-# GPUS=4 runs them side by side, each on a GPU of its own, as soon as one is free.
+# GPUS=4 runs them side by side, each on a GPU of its own, as soon as one is free; SIDE=15 so many at a time, on GPUs that
+# they share: parts of the suite keep processors busy, not GPUs.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 OUT=${OUT:-out}
@@ -146,7 +147,7 @@ quick_bench() {
   return "${PIPESTATUS[0]}"
 }
 
-[ $# -gt 0 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
   suite-callers suite-serving suite-options suite-pairs suite-contract suite-ranks options compile
   sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general blocks engines trace worst ablation chain replay"
@@ -160,9 +161,12 @@ fi
 for step in "$@"; do
   printf '%s\n' $steps | grep -qxF -- "$step" || { echo "no step '$step':" $steps >&2; exit 2; }
 done
-if [ "${GPUS:-1}" -gt 1 ] && [ $# -gt 1 ]; then
-  # Each step's number among those that run is its GPU.
-  printf '%s\n' "$@" | GPUS=1 xargs -P "$GPUS" --process-slot-var=CUDA_VISIBLE_DEVICES -I{} bash "scripts/$(basename "$0")" {}
+GPUS=${GPUS:-1}
+if [ "${SIDE:-$GPUS}" -gt 1 ] && [ $# -gt 1 ]; then
+  # Each step's number among those that run gives its GPU.
+  export GPUS
+  printf '%s\n' "$@" | xargs -P "${SIDE:-$GPUS}" --process-slot-var=SLOT -I{} bash -c \
+    'CUDA_VISIBLE_DEVICES=$((SLOT % GPUS)) bash "scripts/$0" "$1"' "$(basename "$0")" {}
   exit
 fi
 for step in "$@"; do
