@@ -3,7 +3,8 @@
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
 #                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others], -half, -rankings,
-#                                      -callers, -serving, -options, -pairs, -contract, and -ranks, which takes all GPUs
+#                                      -callers, -serving, -adapters, -options, -pairs, -blocks[-options],
+#                                      -entries[-others], -contract, and -ranks, which takes all GPUs
 #   scripts/gpu_session.sh compile     the kernels of all parts and of the sanitizers, on all processors; before parts that
 #                                      run side by side
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
@@ -72,8 +73,17 @@ suite-contract() { suite contract tests/gpu/test_host_cost.py tests/contract/tes
 pairs='every_pair or narrow_scores'
 suite-pairs() { suite pairs tests/gpu/test_options.py -k "$pairs"; }
 suite-options() { suite options tests/gpu/test_options.py -k "not ($pairs)"; }
+block_files='tests/gpu/test_blocks.py'
+suite-blocks() { suite blocks $block_files -k every_size; }
+suite-blocks-options() { suite blocks-options $block_files -k "not every_size"; }
+entry_files='tests/gpu/test_entries.py'
+streamed='every_pair and (persistent or split)'
+suite-entries() { suite entries $entry_files -k "$streamed"; }
+suite-entries-others() { suite entries-others $entry_files -k "not ($streamed)"; }
+adapter_files='tests/gpu/test_adapters.py tests/gpu/test_frameworks.py'
+suite-adapters() { suite adapters $adapter_files; }
 suite-serving() {
-  local elsewhere="tests/gpu/test_ranks.py $row_files $held_files $half_files $ranking_files $caller_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
+  local elsewhere="tests/gpu/test_ranks.py $block_files $entry_files $adapter_files $row_files $held_files $half_files $ranking_files $caller_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
   suite serving tests/gpu $(printf -- '--ignore=%s ' $elsewhere)
 }
 
@@ -147,12 +157,14 @@ quick_bench() {
   return "${PIPESTATUS[0]}"
 }
 
-[ $# -gt 0 ] || { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,21s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
-  suite-callers suite-serving suite-options suite-pairs suite-contract suite-ranks options compile
+  suite-callers suite-serving suite-adapters suite-options suite-pairs suite-blocks suite-blocks-options suite-entries
+  suite-entries-others suite-contract suite-ranks options compile
   sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general blocks engines trace worst ablation chain replay"
-everything="suite-serving suite-held-aimed suite-pairs suite-options sanitize-synccheck suite-rankings suite-contract
-  sanitize-racecheck sanitize-memcheck suite-kernels suite-half suite-rows suite-callers suite-held suite-held-others"
+everything="suite-pairs suite-entries suite-held-aimed suite-options suite-entries-others sanitize-synccheck
+  suite-rankings suite-blocks-options suite-contract sanitize-racecheck sanitize-memcheck suite-kernels suite-half
+  suite-blocks suite-rows suite-adapters suite-callers suite-held suite-held-others suite-serving"
 if [ "$*" = all ]; then # suite-ranks takes all GPUs, and the last step reads what the others wrote
   rc=0
   for some in compile "$everything" "suite-ranks sanitize-record"; do bash "scripts/$(basename "$0")" $some || rc=1; done
