@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import util
 from typing import Any
@@ -16,6 +17,7 @@ from ksieve.core import call as calls
 
 _log = logging.getLogger("ksieve.adapters")
 _MOST_SHAPES = 4096
+_MOST_SAID = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ran in this process; `str` writes it in one line.
+    """What ran in this process; `str` writes it in one line, with the most frequent calls alone.
 
     Attributes
     ----------
@@ -88,14 +90,23 @@ class Report:
     verified: Verified
 
     def __str__(self) -> str:
-        listed = ", ".join(f"{c.operator} {c.family}/{c.policy} {c.dtype} {c.count:,}" for c in self.calls)
         total = sum(c.count for c in self.calls)
-        text = f"{total:,} calls" + (f" ({listed})" if listed else "")
+        text = f"{total:,} calls" + _listed(
+            [(f"{c.operator} {c.family}/{c.policy} {c.dtype}", c.count) for c in self.calls]
+        )
         kernel = "kernel" if self.compiled == 1 else "kernels"
         text += f"; {self.compiled} {kernel} compiled, {self.compile_seconds:.1f} s waited"
-        text += f"; {sum(self.fallbacks.values()):,} fallbacks"
-        text += f" ({', '.join(f'{name} {count:,}' for name, count in self.fallbacks.items())})" * bool(self.fallbacks)
+        fallbacks = sorted(self.fallbacks.items(), key=lambda fallback: -fallback[1])
+        text += f"; {sum(self.fallbacks.values()):,} fallbacks{_listed(fallbacks)}"
         return f"{text}; {self.verified}"
+
+
+def _listed(groups: Sequence[tuple[str, int]]) -> str:
+    """Name the first groups in brackets, and count the others: a line of a log has to be read."""
+    texts = [f"{name} {count:,}" for name, count in groups[:_MOST_SAID]]
+    if others := groups[_MOST_SAID:]:
+        texts.append(f"and {len(others)} more with {sum(count for _, count in others):,}")
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def announce(text: str, *values: object) -> None:
@@ -192,6 +203,7 @@ def report() -> Report:
     -------
     Report
         Calls by operator, kernel family, policy and dtype; compilations; fallbacks; verified rows. `print` writes one
-        line, which is also logged when a process ends in which an operator was called.
+        line, with the most frequent calls alone, which is also logged when a process ends in which an operator was
+        called.
     """
     return TALLY.report()
