@@ -6,59 +6,22 @@ import importlib
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench_host import ENVIRONMENT, OTHER_US, OWN_US, host, invoke  # noqa: E402
+from bench_engines import K, bench, fakes, host, measured  # noqa: E402
+from bench_host import ENVIRONMENT, OTHER_US, OWN_US, invoke  # noqa: E402
 from conftest import ROOT  # noqa: E402
-from ksieve.adapters._operators import HOMES, OPERATORS  # noqa: E402
+from ksieve.adapters._operators import OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.lab.bench import engine_calls, engine_pages, engine_switch, engines, first_calls, pages, record  # noqa: E402
 from ksieve.lab.report import benches  # noqa: E402
 
-__all__ = ["host"]
-
-FAKES = Path(__file__).parent.parent / "support" / "fake_engines"
-TOP = ("selection", *(package for packages in HOMES.values() for package in packages))
-K, SHAPE = 512, "3x4096"
-
-
-def loaded():
-    return [name for name in sys.modules if name.partition(".")[0] in TOP]
-
-
-@pytest.fixture
-def fakes(monkeypatch):
-    """The fakes can be imported; afterwards nothing of them is left."""
-    monkeypatch.syspath_prepend(str(FAKES))
-    for name in loaded():
-        monkeypatch.delitem(sys.modules, name)
-    TALLY.clear()
-    yield importlib.import_module("selection")
-    for name in loaded():
-        del sys.modules[name]
-
-
-@pytest.fixture
-def bench(host, fakes, monkeypatch):
-    """Few calls on the host, and nothing for compilers to do."""
-    monkeypatch.setattr(engines, "HOST_CALLS", 1)
-    monkeypatch.setattr(engines, "HOST_BLOCKS", 2)
-    monkeypatch.setattr(engines, "compile_plans", lambda plans, progress: progress(len(plans), len(plans)))
-    return fakes
-
-
-def measured(tmp_path, *arguments):
-    done = invoke(
-        "engines", "--k", K, "--shapes", SHAPE, "--rounds", 1, "--parts", "operators", "--out", tmp_path, *arguments
-    )
-    assert not isinstance(done.exception, Exception), repr(done.exception)
-    return done, json.loads((tmp_path / "gpu-engines.json").read_text())
+__all__ = ["bench", "fakes", "host"]
 
 
 def test_every_operator_has_a_call_or_a_reason():
@@ -152,6 +115,12 @@ def test_a_refused_call_is_not_measured_as_ours(bench, tmp_path, monkeypatch):
     assert "ksieve refuses the call" in cost[engines.AFTER]["error"] and cost[engines.BEFORE]["median_us"] > 0
     with pytest.raises(pages.InexactError, match="no exact answer"):
         engine_pages.gained("sglang", Path("a"), payload)
+    with engine_switch.installed(["sglang"], "deep_select.topk") as (operators, _, _):
+        monkeypatch.setattr(bench, "best", refuse)
+        for name, error in ((engines.BEFORE, ArgumentError), (engines.AFTER, BackendError)):
+            made = engines._small(operators[-1], "float32", K)
+            with pytest.raises(error):
+                engines._call(name, operators[-1], made.matrix, operators[-1].call.arguments(made))
 
 
 def test_engines_that_are_not_there(host, tmp_path):

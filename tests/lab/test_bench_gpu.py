@@ -122,6 +122,43 @@ def test_rounds_are_rotated_and_failures_stay_alone(monkeypatch):
     assert {last[i] for i in (0, 3, 6, 9, 12)} > {"a"}, f"rounds always start alike: {last}"
 
 
+@pytest.mark.parametrize("replays", [0, 2, 4])
+def test_a_lost_context_is_its_culprit_s(monkeypatch, replays):
+    torch = pytest.importorskip("torch")
+    timed = []
+
+    def time_one(graph, flush, n):
+        timed.append(graph.name)
+        if graph.name == "b" and timed.count("b") > replays:
+            raise RuntimeError("operation not supported on global/shared address space")
+        return 1e-3
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", type("Properties", (), {"L2_cache_size": 1}))
+    monkeypatch.setattr(timing, "_capture", lambda contender, sets: contender)
+    monkeypatch.setattr(timing, "_judge", lambda contender, found, *_: setattr(found, "exact", True))
+    monkeypatch.setattr(timing, "_timed", time_one)
+    contenders = [timing.Contender(name, print) for name in "abc"]
+    a, b, c = timing.measure(contenders, 2, 1000, rounds=3)
+    assert [len(t.rounds) for t in (a, b, c)] == [3, 0, 3] and not b.lost and b.exact is None, "the others go on"
+    timed.clear()
+    monkeypatch.setattr(timing, "context_lost", lambda: True)
+    a, b, c = timing.measure(contenders, 2, 1000, rounds=3)
+    assert timed[-1] == "b", "nothing runs afterwards"
+    assert [t.lost for t in (a, b, c)] == [False, True, False]
+    assert b.facts() == {"error": "RuntimeError: operation not supported on global/shared address space", "exact": None}
+    for other in (a, c):
+        assert other.facts() == {"error": "not measured: the GPU context was lost by b", "exact": None}
+
+
+def test_a_context_is_lost_if_waiting_for_the_device_fails(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for errors, lost in (((), False), ((1,), False), ((1, 1), True)):
+        left = list(errors)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda left=left: left and 1 / (left.pop() - 1))
+        assert timing.context_lost() is lost
+
+
 def test_a_summary_never_averages_inexact_answers():
     def shape(**shares):
         return {"selectors": {n: {"exact": e, "of_floor": v} for n, (v, e) in shares.items()}}

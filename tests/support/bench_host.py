@@ -40,7 +40,8 @@ def measure(contenders, sets, set_bytes, *, rounds=7, **_):
             if contender.check is not None:
                 result.exact = all(contender.check(i) for i in range(sets))
         except Exception as error:
-            result.error = f"{type(error).__name__}: {error}"
+            if timing.failed(found, result, error):
+                return found + [timing.Timing(c.name, error=result.error) for c in contenders[len(found) :]]
             continue
         result.rounds = [clock(contender.name)] * min(rounds, contender.rounds or rounds)
     return found

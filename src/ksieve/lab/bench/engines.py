@@ -12,15 +12,16 @@ import importlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import gpu, record, scores, timing
+from ksieve.lab.bench import engine_process, gpu, record, scores, timing
 from ksieve.lab.bench.engine_calls import Inputs, indices
+from ksieve.lab.bench.engine_process import LOST_BY, Case, Facts, Task, Work, left_out
 from ksieve.lab.bench.engine_switch import Replaced, line, without_folders
 from ksieve.lab.bench.gpu import Progress, Tell
 from ksieve.lab.bench.peers import POISON, VERIFY_BYTES
@@ -46,9 +47,7 @@ HOST_CALLS, HOST_BLOCKS = 100, 20
 VARIABLES = ("FLASHINFER_TOPK_ALGO",)
 """Variables by which an engine's own operator chooses a kernel."""
 
-
-Case = tuple[Replaced, int, int, str]
-"""Operator, rows, width and dtype."""
+LEFT_OUT = "left out by --skip"
 
 
 def cases(
@@ -131,13 +130,11 @@ def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
 def run(
     operators: Sequence[Replaced],
     listed: Sequence[Case],
-    k: int = 2048,
+    work: Work,
     *,
     absent: Mapping[str, str],
     versions: Mapping[str, str],
-    source: str = "endpoint",
-    rounds: int = 7,
-    seed: int = 0,
+    skip: Sequence[str] = (),
     progress: Progress | None = None,
     each: Tell | None = None,
 ) -> dict[str, Any]:
@@ -148,12 +145,12 @@ def run(
     operators : sequence of Replaced
         From `ksieve.lab.bench.engine_switch.installed`, which lasts.
     listed : sequence of Case
-    k : int
+    work : Work
+        How to measure, here and in new processes.
     absent, versions : mapping
         From the same.
-    source : str
-        Of the scores, as in `ksieve.lab.bench.gpu.run`.
-    rounds, seed : int
+    skip : sequence of str
+        Cases whose `ksieve.lab.bench.engine_process.label` contains one of these are left out.
     progress, each : callable, optional
         As in `ksieve.lab.bench.gpu.run`.
 
@@ -161,33 +158,58 @@ def run(
     -------
     dict
         For `ksieve.lab.bench.record.write_json`. ``shapes``: every case with the times of both, whether their answers
-        were exact, and the engine's time over that of ksieve. ``host``: microseconds of a call by operator.
+        were exact, and the engine's time over that of ksieve. ``host``: microseconds of a call by operator. ``lost``:
+        the calls that lost the GPU context, whose they were, and their errors; what remained ran in a new process.
 
     Raises
     ------
     BackendError
         Without PyTorch or a GPU.
     """
-    device, fill = gpu.require_device(), scores.source_of(source)
-    made: dict[tuple[int, int, str], Any] = {}
-
-    def measure(case: Case) -> dict[str, Any]:
-        key = case[1:]
-        if key not in made:
-            made.clear()  # before the next matrices are made
-            made[key] = _matrices(*key, fill, seed)
-        return _measure(case, k, made[key], device, rounds)
-
-    results = gpu.over(listed, measure, progress, each)
-    made.clear()
-    host = [_host(operator, k) for operator in operators]
+    gpu.require_device()
+    every: list[Task] = [("shapes", case) for case in listed]
+    every += [("host", (each, HOST_ROWS, HOST_WIDTH, each.call.dtypes[0])) for each in operators]
+    asked = [task for task in every if not left_out(task, skip)]
+    results: dict[str, list[Facts]] = {"shapes": [], "host": []}
+    for kind, case in every:
+        if left_out((kind, case), skip):
+            results[kind].append(engine_process.facts_of(case, _k(case[0], work.k)) | {"skipped": LEFT_OUT})
+    gone = timing.context_lost()  # in `prepare`, where calls run side by side: the new process finds which it was
+    lost = [{"call": "a first call", "by": BEFORE, "error": "while the engines compiled"}] if gone else []
+    here = measured([] if gone else asked, work)
+    found = engine_process.run_on(asked, here, lambda rest: engine_process.elsewhere(rest, work), work.k, lost)
+    for done, (kind, facts) in enumerate(found):
+        results[kind].append(facts)
+        if progress is not None:
+            progress(done + 1, len(asked))
+        if each is not None and kind == "shapes":
+            each(facts)
     chosen = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     settings = {
-        "k": k, "lengths": "ragged", "scores": gpu.source_name(source), "rounds": rounds, "seed": seed,
-        "variables": chosen,
+        "k": work.k, "lengths": "ragged", "scores": gpu.source_name(work.source), "rounds": work.rounds,
+        "seed": work.seed, "skip": list(skip), "variables": chosen,
     }  # fmt: skip
-    found = {"shapes": results, "host": host, "absent": dict(absent), "versions": dict(versions)}
-    return record.payload("engines", settings, found, gpu=True)
+    told = {**results, "lost": lost, "absent": dict(absent), "versions": dict(versions)}
+    return record.payload("engines", settings, told, gpu=True)
+
+
+def measured(tasks: Sequence[Task], work: Work) -> Generator[Facts]:
+    """Measure tasks in this process, in order, up to one that loses the GPU context."""
+    device, fill = gpu.require_device(), scores.source_of(work.source)
+    made: dict[tuple[int, int, str], Any] = {}
+    for kind, case in tasks:
+        if kind == "host":
+            made.clear()
+            facts = _host(case[0], work.k)
+        else:
+            key = case[1:]
+            if key not in made:
+                made.clear()  # before the next matrices are made
+                made[key] = _matrices(*key, fill, work.seed)
+            facts = _measure(case, work.k, made[key], device, work.rounds)
+        yield facts
+        if LOST_BY in facts:
+            return
 
 
 def _matrices(rows: int, width: int, dtype: str, fill: scores.Fill, seed: int) -> tuple[list[Any], Any] | str:
@@ -198,16 +220,14 @@ def _matrices(rows: int, width: int, dtype: str, fill: scores.Fill, seed: int) -
     lengths = lengths.to(matrices[0].device)
     for number, matrix in enumerate(matrices):
         fill(matrix, lengths, seed + number)
+    synchronize()  # what fails later is not of the scores
     return matrices, lengths
 
 
 def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: DeviceInfo, rounds: int) -> dict[str, Any]:
     operator, rows, width, dtype = case
     columns = _k(operator, k)
-    facts: dict[str, Any] = {
-        "operator": operator.name, "engine": operator.engine, "rows": rows, "width": width, "dtype": dtype,
-        "k": columns,
-    }  # fmt: skip
+    facts = engine_process.facts_of(case, columns)
     if isinstance(made, str):
         return facts | {"skipped": made}
     if (reason := operator.call.refusal(rows, width, columns, dtype)) is not None:
@@ -215,8 +235,9 @@ def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: Devi
     matrices, lengths = made
     try:
         inputs = [_inputs(operator, Inputs(matrix, lengths, columns)) for matrix in matrices]
+        synchronize()
     except Exception as error:  # the engine's own plan
-        return facts | {"skipped": line(error)}
+        return facts | _failed(error)
     contenders = [_contender(BEFORE, operator, inputs), _contender(AFTER, operator, inputs)]
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
     times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
@@ -224,12 +245,21 @@ def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: Devi
     for found in selectors.values():
         if found.get("error"):
             found["error"] = without_folders(found["error"])
+    if (culprit := next((t for t in times if t.lost), None)) is not None:
+        facts |= {LOST_BY: culprit.name}
+        if culprit.name == BEFORE:
+            return facts | {"skipped": f"the engine's own: {selectors[BEFORE]['error']}"}
     with contextlib.suppress(ArgumentError):
         selectors[AFTER] |= {"family": _plan(case, k, device).family}
     own, ours = (selectors[name] for name in (BEFORE, AFTER))
     known = all("median_us" in each and each["exact"] is True for each in (own, ours))
     faster = {"times_faster": own["median_us"] / ours["median_us"]} if known else {}
     return facts | {"input_sets": len(matrices), "selectors": selectors} | faster
+
+
+def _failed(error: Exception) -> Facts:
+    """Why the engine's own plan of the lengths has no result."""
+    return {"skipped": line(error)} | ({LOST_BY: BEFORE} if timing.context_lost() else {})
 
 
 def _contender(name: str, operator: Replaced, inputs: Sequence[Inputs]) -> Contender:
@@ -270,10 +300,11 @@ def _call(name: str, operator: Replaced, matrix: Any, arguments: dict[str, Any])
         with engine_s_own():  # an operator of an engine may call another that is replaced
             return operator.own(matrix, **arguments)
     before = TALLY.fallbacks[operator.name]
-    result = operator.served(matrix, **arguments)
-    if TALLY.fallbacks[operator.name] != before:
-        raise BackendError("ksieve refuses the call, and the engine's own operator serves it")
-    return result
+    try:
+        return operator.served(matrix, **arguments)
+    finally:
+        if TALLY.fallbacks[operator.name] != before:  # in place of an error of the engine's own too
+            raise BackendError("ksieve refuses the call, and the engine's own operator serves it")
 
 
 # ---- the host's share ---------------------------------------------------------------------------------------
@@ -285,16 +316,14 @@ def _host(operator: Replaced, k: int) -> dict[str, Any]:
 
     dtype = operator.call.dtypes[0]
     made = _small(operator, dtype, k)
-    facts: dict[str, Any] = {
-        "operator": operator.name, "engine": operator.engine, "rows": HOST_ROWS, "width": HOST_WIDTH, "k": made.k,
-        "dtype": dtype,
-    }  # fmt: skip
+    facts = engine_process.facts_of((operator, HOST_ROWS, HOST_WIDTH, dtype), made.k)
     if (reason := operator.call.refusal(HOST_ROWS, HOST_WIDTH, made.k, dtype)) is not None:
         return facts | {"skipped": reason}
     try:
         made = _inputs(operator, made)
+        synchronize()
     except Exception as error:  # the engine's own plan
-        return facts | {"skipped": line(error)}
+        return facts | _failed(error)
     arguments = operator.call.arguments(made)
     blocks: dict[str, list[float]] = {BEFORE: [], AFTER: []}
     errors: dict[str, str] = {}
@@ -310,6 +339,8 @@ def _host(operator: Replaced, k: int) -> dict[str, Any]:
                     seconds = _block(function, made.matrix, arguments)
             except Exception as error:
                 errors[name] = line(error)
+                if timing.context_lost():
+                    return facts | {LOST_BY: name, "skipped": f"{name}: {errors[name]}"}
                 continue
             if turn >= 0:
                 blocks[name].append(seconds / HOST_CALLS * 1e6)
@@ -325,7 +356,9 @@ def _block(function: Callable[..., Any], matrix: Any, arguments: dict[str, Any])
     begin = time.perf_counter()
     for _ in range(HOST_CALLS):
         function(matrix, **arguments)
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    synchronize()  # an error of these calls is not the other side's
+    return seconds
 
 
 def synchronize() -> None:

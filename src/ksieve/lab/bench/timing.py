@@ -53,6 +53,8 @@ class Timing:
     rounds: list[float] = field(default_factory=list)
     exact: bool | None = None
     error: str | None = None
+    lost: bool = False
+    """Its error took the GPU context with it."""
 
     @property
     def median(self) -> float:
@@ -95,8 +97,8 @@ def measure(
     Parameters
     ----------
     contenders : sequence of Contender
-        A contender that raises, or whose answer is wrong, is reported as such; the others are not affected unless
-        the device itself has failed.
+        A contender that raises, or whose answer is wrong, is reported as such. The others are not affected unless the
+        GPU context is lost: then none has a time, and `Timing.lost` marks the one whose call it was.
     sets : int
         Input sets, numbered from 0.
     set_bytes : int
@@ -127,7 +129,8 @@ def measure(
             _judge(contender, timing, graph, sets)
             replays.append(_replays(graph, flush, sets, least_seconds, most_replays))
         except Exception as error:
-            timing.error = _line(error)
+            if failed(timings, timing, error):
+                return timings
             graph = None
             replays.append(0)
         graphs.append(graph)
@@ -137,7 +140,13 @@ def measure(
             most = contenders[which].rounds
             if graphs[which] is None or (most is not None and turn >= most):
                 continue
-            seconds = _timed(graphs[which], flush, replays[which])
+            try:
+                seconds = _timed(graphs[which], flush, replays[which])
+            except Exception as error:
+                if failed(timings, timings[which], error):
+                    return timings
+                graphs[which] = None
+                continue
             if turn >= 0:
                 timings[which].rounds.append(seconds / replays[which] / sets * 1e6)
     return timings
@@ -167,6 +176,34 @@ def measure_host(contenders: Sequence[Contender], sets: int, *, rounds: int = 7)
             if turn >= 0:
                 timings[which].rounds.append((time.perf_counter() - begin) / sets * 1e6)
     return timings
+
+
+def context_lost() -> bool:
+    """Whether every further call of this process fails: after some CUDA errors the device has to be left."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    for _ in range(2):  # the first may report an error that is over
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            continue
+        return False
+    return True
+
+
+def failed(timings: Sequence[Timing], culprit: Timing, error: Exception) -> bool:
+    """Record the error of a contender; True if the GPU context is lost, and with it the times of all.
+
+    Every contender's work is waited for before the next one's begins, so that the error is its own.
+    """
+    culprit.error, culprit.lost = _line(error), context_lost()
+    for timing in timings if culprit.lost else [culprit]:
+        timing.rounds.clear()
+        timing.exact = False if timing.exact is False else None
+        timing.error = timing.error or f"not measured: the GPU context was lost by {culprit.name}"
+    return culprit.lost
 
 
 def _line(error: Exception) -> str:

@@ -23,6 +23,15 @@ def bench_engines(
     only: Annotated[
         str, typer.Option("--only", metavar="TEXT", help="Only the operators whose full name contains TEXT.")
     ] = "",
+    skip: Annotated[
+        str,
+        typer.Option(
+            "--skip",
+            metavar="LIST",
+            help="Leave out cases whose name contains one of these: an operator, or more such as "
+            "'flashinfer.topk.top_k 256 x 131072 bfloat16'.",
+        ),
+    ] = "",
     shapes: Annotated[
         str, typer.Option("--shapes", metavar="LIST", help="rows x width such as 64x131072, separated by commas.")
     ] = "",
@@ -46,9 +55,10 @@ def bench_engines(
     """Time the operators of installed engines before and after ksieve replaces them, in one process.
 
     The same call on the same scores, as CUDA graphs in rotated rounds, and its host cost; every answer is verified.
+    After a call that loses the GPU context the rest is measured in a new process, and the exit code is not 0.
     Then the first call of fresh processes: with an empty cache, after ksieve build, and with a bundle.
     """
-    from ksieve.lab.bench import engine_calls, engine_switch, first_calls, record
+    from ksieve.lab.bench import engine_calls, engine_process, engine_switch, first_calls, record
     from ksieve.lab.bench import engines as bench
     from ksieve.lab.bench import gpu as shared
 
@@ -67,12 +77,14 @@ def bench_engines(
     payload: dict[str, Any] = record.payload("engines", {"k": k}, {}, gpu=True)
     if "operators" in chosen:
         with engine_switch.installed(names, only) as (operators, absent, versions):
-            every = bench.cases(operators, listed, asked)
+            every, skipped = bench.cases(operators, listed, asked), gpu.listed_of(skip)
+            kept = [case for case in every if not engine_process.left_out(("shapes", case), skipped)]
+            work = engine_process.Work(tuple(names), only, k, scores, rounds, seed)
             with terminal.progress("compiling", unit="kernels", waiting="starting the GPU") as update:
-                bench.prepare(every, k, update)
+                bench.prepare(kept, k, update)
             with terminal.progress("measuring", len(every), unit="cases", waiting="loading the kernels") as update:
                 payload = bench.run(
-                    operators, every, k, absent=absent, versions=versions, source=scores, rounds=rounds, seed=seed,
+                    operators, every, work, absent=absent, versions=versions, skip=skipped,
                     progress=update, each=_teller(),
                 )  # fmt: skip
         if path is not None and len(chosen) > 1:
@@ -89,7 +101,8 @@ def bench_engines(
     _say(results, rounds)
     gpu.finish(path, payload, None)
     shapes_found = [case for case in results.get("shapes", ()) if "skipped" not in case]
-    exits.judge(case["selectors"][bench.AFTER].get("exact") for case in shapes_found)
+    answers = [case["selectors"][bench.AFTER].get("exact") for case in shapes_found]
+    exits.judge(answers + [None for _ in results.get("lost", ())])
 
 
 def _teller() -> Any:
@@ -127,6 +140,12 @@ def _say(results: dict[str, Any], rounds: int) -> None:
             why = why or (f"{name}: {facts['error']}" if facts.get("error") else None)
         if why:
             terminal.note(f"{case['operator']} {gpu.shape_name(case)} {case['dtype']}: {why}")
+    for lost in results.get("lost", ()):
+        side = {BEFORE: "the engine's own operator", AFTER: "ksieve"}.get(lost["by"], "one of both sides")
+        terminal.note(
+            f"the GPU context was lost by {side} in {lost['call']} ({lost['error']}); other cases of this operator and "
+            "dtype are left out, and a new process measures the rest"
+        )
     for name, why in results.get("absent", {}).items():
         terminal.note(f"not measured: {name} ({why})")
     if found := results.get("first_calls"):
