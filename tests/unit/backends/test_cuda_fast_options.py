@@ -120,7 +120,8 @@ def test_every_option_is_packed_or_left():
         for name, value in options.items():
             also = {"expand": 2} if name == "tail" else {}
             assert fast_options.covers(Options(**{name: value}, **also), []) == packed, name
-    decided = {name for options in CHANGED.values() for name in options} | {"force"}  # which needs forced entries
+    decided = {name for options in CHANGED.values() for name in options} | {"force", "filled"}
+    # "force" needs forced entries, "filled" counts, which are left.
     assert decided == {field.name for field in fields(Options)}, "a new option is packed, or has to be left"
     assert set(arguments.ARRAYS) == fast_options.ARRAYS
     assert not fast_options.covers(Options(), ["counts_out"])

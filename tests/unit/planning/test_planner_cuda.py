@@ -277,10 +277,11 @@ def test_a_plan_of_warps_says_that_a_warp_has_a_row():
     assert "1056 blocks x 256 threads, a warp per row" in str(plan)
 
 
-def test_options_of_16_bit_rows_have_more_registers():
+def test_options_of_16_bit_rows_keep_their_ctas():
     asked = {"rows": 4096, "width": 8192, "k": 512, "dtype": "bfloat16", "device": H200}
     assert ksieve.plan(**asked).ctas_per_sm == 4
-    assert ksieve.plan(**asked, options=Options(order="index")).ctas_per_sm == 3
+    assert ksieve.plan(**asked, options=Options(order="index")).ctas_per_sm == 4
+    assert ksieve.plan(**asked, options=Options(positions=True)).ctas_per_sm == 3
 
 
 @pytest.mark.parametrize(
