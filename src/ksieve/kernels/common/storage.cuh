@@ -184,7 +184,7 @@ __device__ __forceinline__ int moved_on(int offset, int batches) {
 // that needs more would be spilled, and is left out.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
 constexpr bool kRowInOneCta = kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep &&
-                              !KSIEVE_REGISTERS && !kEpilogue && !kBlockRows;
+                              !KSIEVE_REGISTERS && !kHungry && !kBlockRows;
 constexpr int kSpareRegisters = kRowInOneCta ? kRegisters - kMaxResident / kThreads / 2 : 0;
 constexpr bool kRoomy = kSpareRegisters >= 24;
 constexpr bool kBracketKnownEarly =

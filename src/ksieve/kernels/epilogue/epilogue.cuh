@@ -313,7 +313,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
     write(slot, slot < used + tail ? end - tail + slot - used : -1, kUnusedBits);
   write_count<kOwners>(p, row.id, used + tail);
   barrier(); // every listed entry has been read
-  for (int i = owner; i < kRoom; i += kOwners)
+  for (int i = owner; i < (o.values ? kRoom : min(entries, kRoom)); i += kOwners)
     number_at(i) = 0; // counts are zero between rows
   barrier();          // of the next row's too
 }

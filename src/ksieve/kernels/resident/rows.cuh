@@ -126,9 +126,6 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   if (resident && kChunks == 1) wait_copy(0);
 }
 
-// Slots are sorted where the next row's copies would lie.
-constexpr bool kSortsInRing = kEpilogue && kOrder != Order::kAny;
-
 // Writes the slots behind a resident row's own, which no epilogue writes: its forced entries, all of which it has, then
 // -1.
 __device__ __forceinline__ void write_behind(const Params& p, int slot) {
@@ -149,13 +146,13 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
     if (route == RowRoute::kNone) break;
     auto look_ahead = [&] {
       if (slot % kAhead == 1 && reread_tid() / 32 == kScouts) describe_more(p, (slot + kAhead - 1) & kAhead);
-      if (!kSortsInRing) sample_coming(slot_after(slot));
+      if (!kSorts) sample_coming(slot_after(slot));
     };
     bool looked = false;
     if (route != RowRoute::kResident) __syncwarp(); // otherwise ptxas spills
     if (route != RowRoute::kStreamed) {
       auto copy_next = [&] {
-        if (!kSortsInRing) copy_coming(slot_after(slot));
+        if (!kSorts) copy_coming(slot_after(slot));
       };
       if (route == RowRoute::kResident) {
         looked = select_resident<BlockScope>(slot, copy_next, look_ahead);
@@ -174,15 +171,15 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
     } else {
       atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately
     }
-    if (kSortsInRing || !looked) {
-      if (kSortsInRing || descriptor_at(slot).route != RowRoute::kResident) {
+    if (kSorts || !looked) {
+      if (kSorts || descriptor_at(slot).route != RowRoute::kResident) {
         __syncthreads(); // no thread reads the ring or the histogram of this row any more
-        if (kSortsInRing) clear_counts(reread_tid());
+        if (kSorts) clear_counts(reread_tid());
         copy_coming(slot_after(slot));
         __syncthreads(); // counters are zero and the next row's copy has started, for every thread
       }
       if (!looked) look_ahead();
-      if (kSortsInRing) sample_coming(slot_after(slot));
+      if (kSorts) sample_coming(slot_after(slot));
       if (kBracketKnownEarly) __syncthreads(); // every warp's samples are in the next row's bracket
     }
     __syncwarp(); // every lane begins the next row together with its warp

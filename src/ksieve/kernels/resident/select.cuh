@@ -205,7 +205,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
     ids = count_key_distances(slot);
   } else {
     auto plain = [](float score) { return score; };
-    count_buckets<!kEpilogue, Scope::kAlone, true>(slot, valid, buckets.linear(), ids, plain, await_bracket);
+    count_buckets<!kHungry, Scope::kAlone, true>(slot, valid, buckets.linear(), ids, plain, await_bracket);
   }
   each_edge(slot, [&](const Edge& edge) { LinearBuckets::count(BracketBuckets(slot).of(edge.score)); });
   const Boundary found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);
