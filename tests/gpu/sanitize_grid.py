@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -31,6 +32,7 @@ from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.lab.bench import record
 from ksieve.planning.families import QUEUED
+from ksieve.planning.memory import with_workspace
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding
@@ -120,6 +122,8 @@ def served_plans(device):
             plans = possible(ALL[name], rows, width, k, device=device, options=served.options_of(call))
             for plan in plans:
                 yield name, plan, bits, call, False
+                if plan.family == "resident_block":  # rows that follow each other
+                    yield name, with_workspace(replace(plan, ctas=2)), bits, call, False
                 if width == 9001:
                     spill = 256 if plan.family in QUEUED else 0
                     yield name, small_storage(plan, 256, spill), bits, call, number == 0

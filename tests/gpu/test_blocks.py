@@ -206,11 +206,35 @@ def test_forced_entries_without_blocks(name, tally):
     )):  # fmt: skip
         if name in ("warp", "cooperative") and "sorted" in call:
             continue
-        _, ready, found = check(ALL[name], scores, k, bounds[number % 3] | call)
+        few = {"ctas": 3} if name == "row" else {}  # several rows for each
+        _, ready, found = check(ALL[name], scores, k, bounds[number % 3] | call, **few)
         wrong += [f"{call}: {text}" for text in found]
         if number in (0, 3):
             wrong += served.compare_stats(ready)
     tally.add(f"forced-{name}", 5 * scores.shape[0], wrong)
+    assert not wrong, wrong[0]
+
+
+@pytest.mark.parametrize("expand", [3, 4, 8])
+@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
+def test_positions_of_pools_are_written_together(name, expand, tally):
+    width, k = (1000, 30) if name == "warp" else (9001, 100)
+    rows = hard_rows(64, width, k)
+    numbers = torch.arange(len(rows), dtype=torch.int32, device=runner.DEVICE)
+    counts, ends = torch.zeros_like(numbers), torch.full_like(numbers, width)
+    bounds = list(calls(len(rows), width, 64, 1))
+    wrong = []
+    for number, (dtype, call) in enumerate((
+        ("float32", {"tail": ends * expand - numbers % 5}),
+        ("bfloat16", {"tail": (ends - 7 * numbers) * expand + numbers % expand, "counts_out": counts}),
+        ("float32", bounds[0] | {"counts_out": counts}),
+        ("float16", bounds[1] | {"return_values": True}),
+        ("bfloat16", bounds[0] | {"tail": ends * expand - 40, "index_dtype": "int64"}),
+    )):  # fmt: skip
+        few = {"ctas": 3} if name == "row" else {}
+        _, _, found = check(ALL[name], scores_of(rows, dtype, number), k, {"expand": expand} | call, **few)
+        wrong += [f"{number}: {text}" for text in found]
+    tally.add(f"pools-{name}", 5 * len(rows), wrong)
     assert not wrong, wrong[0]
 
 
