@@ -9,7 +9,7 @@ from functools import lru_cache
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import Problem
-from ksieve.planning import shapes, tuned
+from ksieve.planning import tuned
 from ksieve.planning.families import ONE_CTA
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
