@@ -86,6 +86,31 @@ def test_windows_and_own_k():
     assert torch.equal(running.finish(), expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("k", [1, 2048, 4096, 4097])  # a kernel takes up to 4,096 slots
+def test_full_lists_and_tiles_at_any_alignment(k, dtype):
+    """Rows whose best scores come last fill lists in each tile, so do equal ones; tiles begin at odd columns."""
+    wide = torch.randn(8, WIDTH + 3, device="cuda", generator=torch.Generator(device="cuda").manual_seed(k))
+    wide[0], wide[1], wide[2] = wide[0].sort()[0], wide[1].sort(descending=True)[0], wide[2].relu()
+    wide[3], wide[4], wide[5] = 1, torch.nan, torch.arange(WIDTH + 3, device="cuda") // 4096
+    scores = wide.to(getattr(torch, dtype))[:, 1 : WIDTH + 1]
+    for ties in ("low", "high"):
+        running = ksieve.Running(8, k, 9001, dtype=scores.dtype, device="cuda", tie_break=ties, deterministic=True)
+        expected = ksieve.topk(scores, k=k, tie_break=ties, deterministic=True, return_values=True)
+        for backwards in (False, True):
+            running.reset()
+            for first in sorted(range(0, WIDTH, 9001), reverse=backwards):
+                running.push(scores[:, first : first + 9001], first)
+            indices, values = running.finish(return_values=True)
+            bits = torch.int32 if dtype == "float32" else torch.int16
+            assert torch.equal(indices, expected[0])
+            assert torch.equal(values.view(bits), expected[1].view(bits))
+    running = ksieve.Running(8, k, 9001, dtype=scores.dtype, device="cuda")
+    for first in range(0, WIDTH, 9001):
+        running.push(scores[:, first : first + 9001], first)
+    ksieve.verify(scores, None, running.finish(), k=k).raise_if_failed()
+
+
 @pytest.mark.parametrize("way", ["tiles", "candidates"])
 def test_a_graph_replays_with_other_rows(way):
     scores, lengths = rows_of("float32")

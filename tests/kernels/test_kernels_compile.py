@@ -16,7 +16,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from ksieve.backends.cuda import ranks
+from ksieve.backends.cuda import keep, ranks
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.core import policy
@@ -354,22 +354,28 @@ def test_compiles_within_its_plans_resources(case):
     assert build.shortcomings(plan, found, script("resources").resources_of(found)) == []
 
 
-def of_ranks(stem, arch):
+def without_plan(stem, arch):
+    """A kernel of ranks, or of tiles."""
     dtype, ranking = ("float32", "largest") if arch == "sm_90a" else ("bfloat16", "nan_first")
+    if stem == keep.STEM:
+        return keep.keep_kernel(arch, dtype, ranking)
     return ranks.rank_kernel(stem, arch, slots=ranks.MOST_SLOTS, dtype=dtype, ranking=ranking, few=arch == "sm_90a")
+
+
+WITHOUT_PLAN = (*ranks.STEMS, keep.STEM)
 
 
 def compiled_here():
     """Kernels of tests/data/resources.json, with their names."""
     of_plans = {kernel: name(case) for kernel, case in distinct().items()}
-    pairs = itertools.product(ranks.STEMS, spec.ARCHITECTURES)
-    return of_plans | {of_ranks(stem, arch): f"{stem}-{arch}" for stem, arch in pairs}
+    pairs = itertools.product(WITHOUT_PLAN, spec.ARCHITECTURES)
+    return of_plans | {without_plan(stem, arch): f"{stem}-{arch}" for stem, arch in pairs}
 
 
 @pytest.mark.parametrize("arch", spec.ARCHITECTURES)
-@pytest.mark.parametrize("stem", ranks.STEMS)
-def test_kernels_of_ranks_compile_without_spills(stem, arch):
-    found = of_ranks(stem, arch)
+@pytest.mark.parametrize("stem", WITHOUT_PLAN)
+def test_kernels_without_plan_compile_without_spills(stem, arch):
+    found = without_plan(stem, arch)
     used = script("resources").resources_of(found)
     assert used.spill_stores == used.spill_loads == 0 and used.registers <= 64
     assert found.shared_bytes + used.static_shared <= 64 << 10, "every device runs it"
@@ -379,7 +385,7 @@ def test_cases_reach_every_source_and_define():
     seen = list(map(kernel_of, cases()))
     assert {s.stem for s in seen} == set(spec.STEMS.values())
     selectors = {n for n, _ in compiler.shipped_sources().texts if n.endswith(".cu")}
-    assert {f"{s.stem}.cu" for s in seen} | {f"{stem}.cu" for stem in ranks.STEMS} == selectors
+    assert {f"{s.stem}.cu" for s in seen} | {f"{stem}.cu" for stem in WITHOUT_PLAN} == selectors
     values: dict[str, set[int]] = {}
     for s in seen:
         for define, value in s.defines:

@@ -86,9 +86,7 @@ class Best:
             import torch
 
             self.xp, self.place = torch, {"device": str(device)}
-        slots = (1 + self.ROOM) * self.k
-        self._values = [self.empty((self.rows, slots), self.dtype) for _ in range(2)]
-        self._places = [self.empty((self.rows, slots), "int32") for _ in range(2)]
+        self._make_lists()
         self._first = self.empty((self.rows,), "int32")
         self.cutoff = self.empty((self.rows,), "float32")
         self.device: Device = inspect(self.cutoff, "device").device
@@ -102,6 +100,11 @@ class Best:
         self.nothing, self.everything = (np.inf, -np.inf) if largest else (-np.inf, np.inf)
         self.reset()
         self.merge(0)  # refuses what topk refuses, and loads its kernels
+
+    def _make_lists(self) -> None:
+        slots = (1 + self.ROOM) * self.k
+        self._values = [self.empty((self.rows, slots), self.dtype) for _ in range(2)]
+        self._places = [self.empty((self.rows, slots), "int32") for _ in range(2)]
 
     @property
     def library(self) -> str:
@@ -176,9 +179,13 @@ class Best:
 
     def finish(self, **outputs: Any) -> Any:
         """Return the best so far as `ksieve.topk` returns them."""
+        values, places = self._values[0][:, : self.k], self._places[0][:, : self.k]
+        return self._finish(values, places, None, outputs)
+
+    def _finish(self, values: Any, places: Any, lengths: Any, outputs: dict[str, Any]) -> Any:
+        """Select among scores of some lengths, with positions."""
         for name in outputs:
             if name not in OUTPUTS:
                 raise ArgumentError(name, shown(outputs[name]), f"only {', '.join(OUTPUTS)} in finish")
         how, select = self.ranking | {"deterministic": self._deterministic}, api.topk
-        values, places = self._values[0][:, : self.k], self._places[0][:, : self.k]
-        return select(values, positions=places, **self.slots(self.k), **how, **outputs)
+        return select(values, lengths, positions=places, **self.slots(self.k), **how, **outputs)

@@ -1,9 +1,9 @@
 """`Running`: exact selection from rows whose columns arrive in tiles, without the matrix.
 
-Between two pushes each row holds its k best scores so far, with their positions. A push selects from the tile alone and
-then among these and the best of the tile, by position: two calls of `ksieve.topk`, so that everything about exactness,
-ties and NaN is what it is there. The best of parts are the best of the whole for any partition of a row. On the CPU
-most tiles are only read for the scores that may be selected (`ksieve.tiles.host`).
+Between two pushes each row holds its k best scores so far, with their positions, and behind them scores that may be
+among these. The best of parts are the best of the whole for any partition of a row. Most tiles are only read for the
+scores that may be selected (`ksieve.tiles.device`, `ksieve.tiles.host`). Otherwise a push selects from the tile alone
+and then among the best so far and those of the tile, by position: two calls of `ksieve.topk`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ksieve.tiles.host import HostBest
 class Running:
     """Select the k best scores of rows that are produced tile by tile, exactly.
 
-    Memory is that of two lists of 2 k scores and positions for each row (3 k on the CPU), for rows of any width. On
-    CUDA the lists are device memory, every call enqueues on the current stream and returns, and nothing is copied to
-    the host.
+    Memory is that of 4 k scores and positions for each row (6 k on the CPU; on CUDA at least 2,048 more than 2 k), for
+    rows of any width. On CUDA the lists are device memory, every call enqueues on the current stream and returns, and
+    nothing is copied to the host.
 
     Parameters
     ----------
@@ -53,8 +53,8 @@ class Running:
     cutoff : array of float32, shape (rows,)
         On the scores' device, rewritten by pushes: a score that is worse cannot be selected any more, so that a
         producer need not store it. One that is equal can, by its position. -inf (inf with ``largest=False``) while a
-        row has fewer than k scores, or NaN among its best. On CUDA it is that of all scores so far; on the CPU those
-        of the last pushes may not be in it yet.
+        row has fewer than k scores, or NaN as its k-th best, and possibly with NaN among its best. Scores of the last
+        pushes may not be in it yet.
 
     Raises
     ------
@@ -96,8 +96,7 @@ class Running:
     ) -> None:
         self.max_tile = problem.check_size(max_tile, "max_tile", 1)
         self.block_size = problem.check_size(block_size, "block_size", 1, MAX_BLOCK, "the largest block")
-        lists = HostBest if str(device) == "cpu" else Best
-        self._best = lists(
+        self._best = self._lists_of(device, k if max_k is None else max_k)(
             rows, k, max_k, dtype, device, largest=largest, nan=nan, tie_break=tie_break, deterministic=deterministic
         )
         self.cutoff = self._best.cutoff
@@ -107,6 +106,19 @@ class Running:
         """Forget all tiles."""
         self._best.reset()
         self._forget()
+
+    def _lists_of(self, device: Any, most: Any) -> type[Best]:
+        """Return the kind of the lists for rows of up to `most` slots.
+
+        On CUDA a kernel takes scores in rows of up to `MOST_SLOTS`, for which it has shared memory; what it appends are
+        scores, and not blocks.
+        """
+        if str(device) == "cpu":
+            return HostBest
+        from ksieve.tiles.device import MOST_SLOTS, DeviceBest  # loads the CUDA backend
+
+        known = isinstance(most, (int, np.integer)) and most <= MOST_SLOTS
+        return DeviceBest if known and self.block_size == 1 else Best
 
     def _forget(self) -> None:
         self._pushed: list[tuple[int, int]] = []

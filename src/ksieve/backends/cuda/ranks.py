@@ -36,7 +36,7 @@ _RESIDENT = 1024  # threads of a multiprocessor, where rows are many: 64 registe
 _BYTES = 12
 """Of shared memory for each slot: a composite, and the count of a bucket."""
 
-_BARE = {
+BARE = {
     "KSIEVE_STAGES": 1, "KSIEVE_BATCHES": 1, "KSIEVE_STRIDE": 0,
     "KSIEVE_GROUP": 1, "KSIEVE_PHASE_MULTIPLIER": 1, "KSIEVE_JITTER": 0, "KSIEVE_POOLING": 0,
     "KSIEVE_EXACT_BOUNDARY": 0, "KSIEVE_RESCUE": 0, "KSIEVE_COLUMNS": 0, "KSIEVE_LOCAL_INDEX16": 0,
@@ -60,7 +60,7 @@ def rank_kernel(
 ) -> KernelSpec:
     """Specialisation of one of `STEMS` for few or many rows of up to `slots` slots, of a dtype and a ranking."""
     size, threads = sort_size(slots), threads_of(slots, few)
-    defines = _BARE | {
+    defines = BARE | {
         "KSIEVE_THREADS": threads, "KSIEVE_CTAS_PER_SM": 1 if few else _RESIDENT // threads,
         "KSIEVE_DTYPE": DTYPES[dtype], "KSIEVE_SHARED_BYTES": _BYTES * size, "KSIEVE_RANKS_SORT": size,
     }  # fmt: skip

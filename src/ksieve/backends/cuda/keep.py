@@ -1,0 +1,93 @@
+"""The kernel of `ksieve.Running`: a push is one launch with a thread block for each row (`kernels/tiles/keep.cu`)."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ksieve.backends.cuda.jit.spec import DTYPES, KernelSpec, architecture
+from ksieve.backends.cuda.ranks import BARE
+from ksieve.backends.cuda.runtime import driver as cuda_driver
+from ksieve.backends.cuda.runtime.launch import kernel_of
+from ksieve.core.options import Options, Order, TieBreak
+from ksieve.core.ranking import RANKINGS, Ranking
+from ksieve.planning import memory
+
+TILE = struct.Struct("=10Qq6i")
+"""`Tile` of kernels/tiles/keep.cu: scores, starts, ends, num_rows, row_k, values, places, held, bounds, cutoff
+(addresses); pitch (elements); width, first, k, capacity, flags, and a reserved zero."""
+
+TIES, HIGH_FIRST, RECOUNT, SETTLE = 1, 2, 4, 8
+"""Flags of `TILE`."""
+
+STEM = "tiles/keep"
+"""Its source file."""
+
+MOST_SLOTS = 4096
+"""Most slots of a row: shared memory has room to list those that a compaction empties."""
+
+FEWEST = 2048
+"""Slots of a list behind the k best, at least: a small k has few compactions too."""
+
+THREADS = 256
+CTAS_PER_SM = 4
+
+
+def capacity_of(k: int) -> int:
+    """Return the slots of a row's list."""
+    return k + max(2 * k, FEWEST)
+
+
+def keep_kernel(arch: str, dtype: str, ranking: Ranking = "largest") -> KernelSpec:
+    """Specialisation for a dtype and a ranking; one serves every k and tie-break."""
+    stages = 2
+    shared = memory.HISTOGRAM_BYTES + 16 * stages * THREADS + memory.CANDIDATE_BYTES + memory.fixed_bytes(0, THREADS, 0)
+    own = {
+        "KSIEVE_THREADS": THREADS, "KSIEVE_CTAS_PER_SM": CTAS_PER_SM, "KSIEVE_STAGES": stages,
+        "KSIEVE_DTYPE": DTYPES[dtype], "KSIEVE_SHARED_BYTES": -(-shared // 16) * 16,
+    }  # fmt: skip
+    defines = BARE | own | ({} if ranking == "largest" else {"KSIEVE_RANKING": RANKINGS.index(ranking)})
+    return KernelSpec(STEM, arch, tuple(defines.items()))
+
+
+def keep_kernels(arch: str, dtypes: Iterable[str]) -> Iterator[KernelSpec]:
+    """Yield the specialisations of all rankings."""
+    for dtype, ranking in itertools.product(dtypes, RANKINGS):
+        yield keep_kernel(arch, dtype, ranking)
+
+
+def selections() -> Iterator[Options]:
+    """Yield the options of selections from lists: of merges, and of `finish` without a transform of positions."""
+    rankings: tuple[dict[str, Any], ...] = ({}, {"largest": False}, {"nan": "highest"})
+    ties: tuple[TieBreak, ...] = ("any", "low")
+    orders: tuple[Order, ...] = ("any", "index", "value")
+    for ranking, tie_break, order, values in itertools.product(rankings, ties, orders, (False, True)):
+        yield Options(positions=True, tie_break=tie_break, order=order, values=values, **ranking)
+
+
+def launch(tile: tuple[int, ...], rows: int, *, dtype: str, ranking: Ranking, index: int, stream: int) -> None:
+    """Enqueue the kernel on a stream of device `index`.
+
+    Parameters
+    ----------
+    tile : tuple of int
+        Fields of `TILE`.
+    rows : int
+    dtype : str
+        Of the scores.
+    ranking : Ranking
+    index : int
+        Ordinal of the device.
+    stream : int
+
+    Raises
+    ------
+    BackendError
+        If the kernel has to be compiled or loaded while the stream is captured, or the driver refuses the launch.
+    """
+    spec = keep_kernel(architecture(cuda_driver.get().device_info(index).capability), dtype, ranking)
+    kernel = kernel_of(spec, index, THREADS, TILE.size, stream)
+    if rows:
+        kernel.run(TILE, tile, rows, stream)

@@ -1,0 +1,84 @@
+"""The best scores so far on a CUDA device: one kernel reads a tile and appends what can be among them to lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ksieve.backends.cuda import arrays, keep
+from ksieve.core.arrays import inspect
+from ksieve.core.options import Options
+from ksieve.core.problem import row_pitch
+from ksieve.tiles.best import _ALL, Best
+
+MOST_SLOTS = keep.MOST_SLOTS
+"""Most slots of a row that the kernel takes."""
+
+
+class DeviceBest(Best):
+    """The k best scores of each row so far, among scores that are not compared yet.
+
+    A push is one launch. Scores that a row's bound excludes are only read; the others are appended to the row's list,
+    which the kernel compacts to its k best, and so raises the bound, where it is full.
+    """
+
+    def _make_lists(self) -> None:
+        """Make lists with room to append; the other ones only take the k best of a merge."""
+        self._capacity = keep.capacity_of(self.k)
+        sizes = self._capacity, self.k
+        self._values = [self.empty((self.rows, slots), self.dtype) for slots in sizes]
+        self._places = [self.empty((self.rows, slots), "int32") for slots in sizes]
+        self._places[0][:, : self.k] = -1
+        self._held = self.empty((self.rows,), "int32")
+        self._bounds = self.empty((self.rows,), "int64")
+
+    def reset(self) -> None:
+        """Forget all scores."""
+        self._held[:] = 0
+        self._bounds[:] = -1  # the largest number without a sign
+        self.cutoff[:] = self.everything
+
+    def room(self, count: int) -> tuple[Any, Any]:
+        """Arrays for up to k scores and positions of each row, which `merge` takes; -1 where there is none."""
+        self._launch(flags=keep.SETTLE)
+        return super().room(count)
+
+    def take(self, tile: Any, first: int, windows: dict[str, Any], block_size: int = 1, num_rows: Any = None) -> None:
+        """Take a tile into account; `windows` are bounds within it, by their names in `ksieve.topk`."""
+        self._launch(tile, first, windows.get("starts"), windows.get("ends", windows.get("lengths")), num_rows)
+
+    def finish(self, **outputs: Any) -> Any:
+        """Return the best so far as `ksieve.topk` returns them."""
+        values, places = self._values[0], self._places[0]
+        return self._finish(values, places, self._held, outputs)
+
+    def _bound_rows(self, rows: Any = _ALL) -> None:
+        """Take over what a merge has written, and rewrite what bounds the rows."""
+        for lists in (self._values, self._places):
+            lists.reverse()
+            lists[0][:, : self.k] = lists[1]
+        self._launch(flags=keep.RECOUNT)
+
+    def _launch(
+        self, tile: Any = None, first: int = 0, starts: Any = None, ends: Any = None, num_rows: Any = None, *,
+        flags: int = 0,
+    ) -> None:  # fmt: skip
+        ties = self.ranking.get("tie_break")
+        flags |= keep.TIES * (ties is not None) | keep.HIGH_FIRST * (ties == "high")
+        rows = self.rows
+        if num_rows is not None and not hasattr(num_rows, "data_ptr"):
+            rows, num_rows = min(max(int(num_rows), 0), rows), None
+        own = self.own_k if self.per_row else None
+        of_row = (self._values[0], self._places[0], self._held, self._bounds, self.cutoff)
+        given = (tile, starts, ends, num_rows, own, *of_row)
+        pitch, width = (0, 0) if tile is None else (row_pitch(inspect(tile, "tile")), tile.shape[1])
+        index, stream = self._place()
+        keep.launch(
+            (*(0 if array is None else array.data_ptr() for array in given), pitch, width, first, self.k,
+             self._capacity, flags, 0), rows, dtype=self.dtype, index=index, stream=stream,
+            ranking=Options(largest=self.ranking["largest"], nan=self.ranking["nan"]).ranking,
+        )  # fmt: skip
+
+    def _place(self) -> tuple[int, int]:
+        """Ordinal of the device, and PyTorch's current stream there."""
+        index = self.device.index
+        return index, arrays.torch_stream(index)
