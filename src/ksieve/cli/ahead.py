@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,27 @@ def of_ranks(
         found |= dict.fromkeys(ranks.rank_kernels(architecture(device.capability), [k], [dtype]))
         for options in ranks.selections("any" if k <= ranks.MOST_SLOTS else "value"):
             found |= selected(device, k, dtype, options)
+    return found
+
+
+def of_tiles(
+    devices: Iterable[DeviceInfo], ks: Iterable[int], dtypes: Iterable[str], rows: Sequence[int]
+) -> dict[KernelSpec, Plan | None]:
+    """Return the kernels of ``--tiles``; selections from lists have plans."""
+    from ksieve.backends.cuda import keep
+    from ksieve.backends.cuda.jit import build
+    from ksieve.backends.cuda.jit.spec import architecture
+
+    found: dict[KernelSpec, Plan | None] = {}
+    for device, k, dtype in itertools.product(devices, ks, dtypes):
+        if k > keep.MOST_SLOTS:
+            continue
+        found |= dict.fromkeys(keep.keep_kernels(architecture(device.capability), [dtype]))
+        for options in keep.selections():
+            for width in (k, 2 * k, keep.capacity_of(k)):
+                found |= build.needed(
+                    device, rows=rows, widths=[width], ranks=[k], dtypes=[dtype], options=options, unplanned=True
+                )
     return found
 
 

@@ -65,6 +65,9 @@ def build(
     ranks: Annotated[
         bool, flag("--ranks", "Also the kernels of ksieve.distributed for these shapes, on any number of ranks.")
     ] = False,
+    tiles: Annotated[
+        bool, flag("--tiles", "Also the kernels of ksieve.Running for these k and dtypes, up to 4096 slots.")
+    ] = False,
     bundle: Annotated[
         str | None,
         output("Write the kernels into one file (.zip) that KSIEVE_BUNDLE names, with those of doctor.", "--bundle"),
@@ -83,7 +86,7 @@ def build(
         cuda_alone = {
             "arch": arch, "k": k, "width": width, "rows": rows, "dtype": dtype, "family": family, "policy": policy,
             "stats": stats, "for": engine, "max-rows": max_rows, "max-width": max_width, "ranks": ranks,
-            "bundle": bundle,
+            "tiles": tiles, "bundle": bundle,
         }  # fmt: skip
         _refuse(cuda_alone, "nothing with --cpu: CPU kernels are the same for every call")
         ahead.cpu()
@@ -132,6 +135,8 @@ def build(
             )
     if ranks:
         wanted |= ahead.of_ranks(devices, ks, dtypes, selected)
+    if tiles:
+        wanted |= ahead.of_tiles(devices, ks, dtypes, shapes["rows"])
     if file is not None:
         wanted |= ahead.of_self_test(devices)
     start, compiled, lines, wrong = time.perf_counter(), 0, [], []
@@ -181,7 +186,7 @@ def _refuse(given: Mapping[str, object], takes: str) -> None:
 
 
 def _kind_of(spec: KernelSpec, plan: Plan | None) -> str:
-    """What a kernel is, in the table of ``build``; those between the collectives of ranks have no plan."""
+    """What a kernel is, in the table of ``build``; those of ranks and of tiles have no plan."""
     if plan is None:
         return f"{spec.stem} {SCORE_DTYPES[dict(spec.defines)['KSIEVE_DTYPE']]}"
     return f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype}"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from conftest import cuda_devices
 from ksieve import self_test
 from ksieve.backends.code_cache import Store
-from ksieve.backends.cuda import ranks
+from ksieve.backends.cuda import keep, ranks
 from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin
@@ -181,6 +181,19 @@ def test_build_with_the_kernels_of_ranks(run, tmp_path, monkeypatch):
     for words in (("--stats",), ("--policy", "direct"), ("--family", "stream")):
         with pytest.raises(ArgumentError, match=rf"{words[0]}: got .*; takes nothing with --ranks"):
             run(*ROW_KERNEL, "--ranks", *words)
+
+
+def test_build_with_the_kernels_of_tiles(run, tmp_path, monkeypatch):
+    made = Cubin(b"code", "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads, Used 32 registers")
+    monkeypatch.setattr(cache, "compile_all", lambda specs, required: [(spec, (made, True)) for spec in specs])
+    more = ("--k", str(keep.MOST_SLOTS + 1), "--tiles", "--bundle", str(tmp_path / "tiles.zip"))
+    assert "tiles/keep float32 sm_90a" in run(*ROW_KERNEL, *more)
+    monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "tiles.zip"))
+    for ranking in RANKINGS:
+        assert bundle.obtain(keep.keep_kernel("sm_90a", "float32", ranking)) == (Cubin(b"code", ""), False)
+    for options, width in itertools.product(keep.selections(), (512, 1024, keep.capacity_of(512))):
+        asked = Problem(16, width, width, 512, "float32", Device("cuda", 0), options)
+        assert not bundle.missing([kernel_spec(choose(asked, DEVICES["h200"], kept=False))])
 
 
 EIGHT = """
