@@ -43,7 +43,7 @@ def device(bench, monkeypatch):
             raise RuntimeError("CUDA error: operation not supported on global/shared address space\nmore")
         return function(*args, **kwargs)
 
-    def elsewhere(tasks, work):
+    def elsewhere(tasks, work, measured):
         asked.append([engine_process.label(task) for task in tasks])
         state["lost"] = False
         named = [(kind, operator.name, *shape) for kind, (operator, *shape) in tasks]
@@ -51,7 +51,7 @@ def device(bench, monkeypatch):
             installed = contextlib.nullcontext((state["operators"], {}, {}))
             patch.setattr(engine_switch, "installed", lambda engines, only: installed)
             answers = Answers()
-            engine_process.measure(answers, work, named)
+            engine_process.measure(answers, work, named, measured)
         yield from answers
 
     run = engines.run
@@ -152,7 +152,7 @@ def test_a_process_that_ends_is_the_fault_of_its_case():
     assert len(found) == 4
 
 
-def half(answers, work, named):
+def half(answers, work, named, measured):
     """Measure the first tasks in a process that then comes to its end."""
     with answers:
         for task in named[:2]:
@@ -164,13 +164,16 @@ def test_facts_of_a_new_process_that_ends(fakes, monkeypatch):
     monkeypatch.setattr(engine_process, "measure", half)
     with engine_switch.installed(["sglang"], "ragged_v2") as (operators, _, _):
         tasks = [("shapes", (operators[0], rows, 4096, "float32")) for rows in (1, 2, 3)]
-        found = list(engine_process.elsewhere(tasks, engine_process.Work(k=8)))
+        found = list(engine_process.elsewhere(tasks, engine_process.Work(k=8), engines.measured))
     assert found == [{"task": ("shapes", operators[0].name, rows, 4096, "float32"), "k": 8} for rows in (1, 2)]
 
 
 def test_a_new_process_without_a_gpu_measures_nothing(fakes, capfd):
     with engine_switch.installed(["sglang"], "ragged_v2") as (operators, _, _):
         case = ("shapes", (operators[0], 3, 4096, "float32"))
-        assert list(engine_process.elsewhere([case], engine_process.Work(("sglang",), "ragged_v2"))) == []
+        assert (
+            list(engine_process.elsewhere([case], engine_process.Work(("sglang",), "ragged_v2"), engines.measured))
+            == []
+        )
     err = capfd.readouterr().err
     assert "BackendError" in err and "KeyError" not in err and "no operator" not in err

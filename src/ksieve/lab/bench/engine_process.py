@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -122,12 +122,16 @@ def run_on(
         facts_from = elsewhere(remaining)
 
 
-def elsewhere(tasks: Sequence[Task], work: Work) -> Generator[Facts]:
+Measured = Callable[[Sequence[Task], Work], Iterable[Facts]]
+"""Measures tasks in the process that calls it: `ksieve.lab.bench.engines.measured`."""
+
+
+def elsewhere(tasks: Sequence[Task], work: Work, measured: Measured) -> Generator[Facts]:
     """Measure tasks in a new process, and yield their facts as they come."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     named = [(kind, operator.name, rows, width, dtype) for kind, (operator, rows, width, dtype) in tasks]
-    process = context.Process(target=measure, args=(theirs, work, named))
+    process = context.Process(target=measure, args=(theirs, work, named, measured))
     process.start()
     theirs.close()
     try:
@@ -139,12 +143,12 @@ def elsewhere(tasks: Sequence[Task], work: Work) -> Generator[Facts]:
         process.kill()
 
 
-def measure(answers: Connection, work: Work, named: Sequence[tuple[str, str, int, int, str]]) -> None:
+def measure(
+    answers: Connection, work: Work, named: Sequence[tuple[str, str, int, int, str]], measured: Measured
+) -> None:
     """Measure tasks in this process, and send their facts."""
-    from ksieve.lab.bench import engines
-
     with answers, engine_switch.installed(work.engines, work.only) as (operators, _, _):
         by_name = {operator.name: operator for operator in operators}
         tasks = [(kind, (by_name[name], rows, width, dtype)) for kind, name, rows, width, dtype in named]
-        for facts in engines.measured(tasks, work):
+        for facts in measured(tasks, work):
             answers.send(facts)

@@ -177,7 +177,9 @@ def run(
     gone = timing.context_lost()  # in `prepare`, where calls run side by side: the new process finds which it was
     lost = [{"call": "a first call", "by": BEFORE, "error": "while the engines compiled"}] if gone else []
     here = measured([] if gone else asked, work)
-    found = engine_process.run_on(asked, here, lambda rest: engine_process.elsewhere(rest, work), work.k, lost)
+    found = engine_process.run_on(
+        asked, here, lambda rest: engine_process.elsewhere(rest, work, measured), work.k, lost
+    )
     for done, (kind, facts) in enumerate(found):
         results[kind].append(facts)
         if progress is not None:
