@@ -6,6 +6,8 @@ bytes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from gpu import runner, served
 from gpu.served import Served
 from gpu.test_options import ALL_NAMES, device_call, overflowing, possible_plan
 from harness import to_cuda
+from ksieve.planning.memory import with_workspace
 from oracle import ranks
 
 pytestmark = pytest.mark.gpu
@@ -66,6 +69,11 @@ def kernels():
                 yield from [(plan, True)] * (number % 3 == 0)
                 if number % 4 == 0 and plan.family != "register_warp":
                     yield overflowing(plan), False
+    for number in range(len(CALLS)):
+        x, k, call = candidates(number)
+        for name in ("row", "cluster", "persistent-exact"):
+            if plan := possible_plan(name, to_cuda(x, number % 2, runner.DEVICE), k, device_call(call)):
+                yield plan, False
 
 
 def wrong_rows(ready, x, k, call):
@@ -118,6 +126,64 @@ def test_positions_decide_ties(forced, tally):
     x, k, call, scores, on_device = made(next(n for n, case in enumerate(CASES) if is_such(case)))
     wrong = wrong_rows(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device), x, k, call)
     tally.add(f"entries positions {forced}", len(x), wrong)
+    assert not wrong, wrong
+
+
+PRESENT = ("all", "prefix", "hole", "none", "just enough", "one more", "beyond", "beyond inside", "one", "odd")
+"""Which candidates of a row are there: all in front of an absent one (dense), or others too."""
+CALLS = (
+    {"block_table": 8, "starts": True},
+    {"block_table": 8, "largest": False},
+    {"positions": 1, "expand": 2, "page_table": True, "page_size": 16, "starts": True},
+    {"block_table": 8, "sorted": "value", "ks": True, "starts": True},
+    {"positions": 1, "sorted": "index"},
+)
+
+
+def candidates(number):
+    """Rows of a call of `CALLS`, one of each kind of `PRESENT` and then the dense ones again."""
+    more = dict(CALLS[number])
+    rng = np.random.default_rng(number)
+    name = "positions" if "positions" in more else "block_table"
+    block, k = more[name], 16 if runner.HOST else 512
+    width, kinds = (304 if runner.HOST else 16_000), (*PRESENT, "prefix", "all")
+    rows, count = len(kinds), width // block
+    past = 2**31 - 1 if block > 1 or "expand" in more else -1  # int32 cannot hold all that is to be written
+    table = np.stack([rng.permutation(2 * count)[:count] for _ in kinds]).astype(np.int32)
+    for row, kind in zip(table, kinds, strict=True):
+        first = {"just enough": k // block, "one more": k // block + 1, "one": 1, "none": 0}.get(kind, count * 3 // 4)
+        if kind in ("hole", "beyond inside"):
+            row[count // 3] = -1 if kind == "hole" else past
+        elif kind == "odd":
+            row[::2] = -5
+        elif kind != "all":
+            row[first:] = past if kind == "beyond" else -1 - row[first:]
+    x = rng.standard_normal((rows, width)).astype(np.float32)
+    x[::3] = np.round(x[::3] * 2)  # equal ones
+    call = more | {name: table, "return_values": True, "return_raw": True, "counts_out": np.zeros(rows, np.int32)}
+    if "starts" in more:
+        call["starts"] = np.arange(rows, dtype=np.int32) % 3 * 5
+    if "ks" in more:
+        call["ks"] = (k - np.arange(rows) % 4 * 5).astype(np.int32)
+    if "page_table" in more:
+        call["page_table"] = rng.integers(0, 99, (rows, 4 * width // 16 + 1)).astype(np.int32)
+    return x, k, call
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)))
+@pytest.mark.parametrize("name", ["row", "cluster", "persistent-exact"])
+def test_candidates_that_are_there(name, number, tally):
+    """A row is selected by buckets if no absent candidate lies in front of one that is there; CTAs have many rows."""
+    x, k, call = candidates(number)
+    on_device = device_call(call)
+    scores = to_cuda(x, number % 2, runner.DEVICE)
+    plan = possible_plan(name, scores, k, on_device)
+    if plan is None:
+        pytest.skip("no clusters")
+    if plan.family == "resident_block":
+        plan = with_workspace(replace(plan, ctas=2))
+    wrong = wrong_rows(Served(plan, scores, on_device), x, k, call)
+    tally.add(f"entries candidates {name}", len(x), wrong)
     assert not wrong, wrong
 
 

@@ -82,7 +82,7 @@ enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_ORDER);
 constexpr bool kSorts = kOrder != Order::kAny; // slots are sorted, where the next row's copies would lie
 // An epilogue that leaves no registers to the selection before it.
-constexpr bool kHungry = kEpilogue && (kSorts || !kExpand);
+constexpr bool kHungry = kEpilogue && (kSorts || !kExpand || kPositions);
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;
 static_assert(kEpilogue || kOrder == Order::kAny, "an order is made by the finishing pass");
 static_assert(kEpilogue || !kExpand, "positions of entries are written by the finishing pass");

@@ -19,9 +19,9 @@ struct PositionedRow {
   u32 last;
   u32 last_end;
 
-  // Lies where resident rows would have their samples: all rows take the exact route.
+  // Lies in the last row descriptor, which no row is described in.
   __device__ __forceinline__ static PositionedRow& of_row() {
-    return *reinterpret_cast<PositionedRow*>(shared_storage().samples);
+    return *reinterpret_cast<PositionedRow*>(&shared_storage().descriptors[kDescriptors - 1]);
   }
 
   // Returns whether no score without a position lies in front of one that has any, as where a level before has written
@@ -56,7 +56,7 @@ struct PositionedRow {
     return position >= 0 && static_cast<u32>(position) >= begin && static_cast<u32>(position) < end;
   }
 };
-static_assert(!kPositions || sizeof(PositionedRow) <= sizeof(SharedStorage::samples), "without samples there is room");
+static_assert(sizeof(PositionedRow) <= sizeof(RowDescriptor), "it lies in the place of one");
 static_assert(!kPositions || (!kSampled && kEpilogue), "the planner takes families that do not sample");
 
 // How many scores the body has from a batch's first on; with positions, also which scores of the batch have one.

@@ -4,10 +4,12 @@
 //   2. the next row's copy starts, and its samples give a bracket; meanwhile this row's answer is written
 //   3. other rows come last, on the exact route (resident/fallback.cuh): rows that do not fit, and with statistics or
 //      tie-breaks all rows
+// Rows whose scores have positions of their own take either route in turn (resident/positioned_rows.cuh).
 //
 // Row reads, from global memory: 1 if the row fits the ring, 2 otherwise. Rows are taken round robin: no queue, and no
 // workspace unless candidates spill.
 #include "resident/block_rows.cuh"
+#include "resident/positioned_rows.cuh"
 #include "resident/rows.cuh"
 
 static_assert(!kBlockRows || (kFits && kMaxResident == kTile && kOverflowVectors == 0),
@@ -20,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   if constexpr (kBlockRows) {
     select_block_rows<Row>(p);
   } else {
+    if constexpr (kFits && kPositions) return select_positioned_rows(p);
     if constexpr (kFits)
       if (!select_resident_rows(p)) return;
     select_others(p);

@@ -3,6 +3,7 @@
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/cluster_scope.cuh"
+#include "resident/fallback.cuh"
 
 // Appends the peers' candidates, counts and histograms to rank 0's own. Call by all threads of rank 0, behind a cluster
 // barrier.
@@ -44,12 +45,16 @@ __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u
   return task;
 }
 
-// Selects a row on the exact route: a row that is not resident, or any row with statistics or tie-breaks. Call by all
-// threads of the cluster.
+// Selects a row on the exact route: a row that is not resident, or not dense (PositionedRow), or any row with
+// statistics or tie-breaks. Call by all threads of the cluster.
 __device__ __forceinline__ void select_exact(const Params& p, int id) {
   SharedStorage& s = shared_storage();
   const RowTask task = segment_of(p, present_part(load_row(p, id)), cluster_rank());
-  start_scan(task.row.scores, task.begin, task.end);
+  if (kPositions && fits(task.row, slots_of(p, task.row))) { // select_tile has copied it
+    use_copied(task.row, task.begin, task.end);
+  } else {
+    start_scan(task.row.scores, task.begin, task.end);
+  }
   clear_storage();
   __syncthreads(); // counters are zero, for every thread
   CoarseCount counting;
@@ -104,7 +109,7 @@ __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 ra
     cluster_sync(); // every CTA's counters are zero
   }
   const Row row = load_row(p, id);
-  find_present(p, row);
+  if constexpr (!kFits) find_present(p, row);
   if (size_of(row) <= slots_of(p, row)) { // the same for the whole cluster: no thread waits
     whole_row(p, row, nullptr);
     __syncthreads(); // thread 0 wrote the row's facts (whole_row), for all

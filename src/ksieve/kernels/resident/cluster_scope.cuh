@@ -35,7 +35,8 @@ struct alignas(16) ClusterMailbox {
   u64 listed;                     // mbarrier, at rank 0: the undecided scores arrived
   u32 rounds;                     // exchanges of counts so far: their parity is the mbarriers' phase
 };
-static_assert(!kFits || sizeof(ClusterMailbox) <= (kDescriptors - 2) * sizeof(RowDescriptor), "two rows are described");
+static_assert(!kFits || sizeof(ClusterMailbox) <= (kDescriptors - 3) * sizeof(RowDescriptor),
+              "two rows are described, and the last slot is a PositionedRow");
 __device__ __forceinline__ ClusterMailbox& cluster_mailbox() {
   return *reinterpret_cast<ClusterMailbox*>(&shared_storage().descriptors[kOwn + 1]);
 }

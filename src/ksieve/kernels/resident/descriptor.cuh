@@ -49,8 +49,8 @@ __device__ __forceinline__ constexpr int overflow_due(int stage, bool asked) {
 }
 
 // Whether rows are selected by buckets: not with statistics, which count the paper's digits, nor with tie-breaks, which
-// need the candidates stored.
-constexpr bool kFits = kMaxResident > 0 && kEach <= 128 && !kStats && !kTies && !kPositions;
+// need the candidates stored; with positions those that are dense (PositionedRow), which no row is with forced scores.
+constexpr bool kFits = kMaxResident > 0 && kEach <= 128 && !kStats && !kTies && !(kPositions && kForced > 0);
 static_assert(kFits || kOverflowVectors == 0, "otherwise rows are read in the ring alone");
 
 // Most positions that a CTA collects before it writes them in order: the histogram, which is not in use then, and the

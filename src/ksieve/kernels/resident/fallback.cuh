@@ -1,14 +1,25 @@
 // Rows that buckets do not select, and that take the exact route: rows that do not fit the ring are read twice from
-// global memory; with statistics or tie-breaks, rows that fit are read from global memory once, and then twice from the
-// ring.
+// global memory; with statistics or tie-breaks, or if some of their scores have no position, rows that fit are read
+// from global memory once, and then twice from the ring.
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/select.cuh"
 
-// Selects a row that the ring holds without buckets, for statistics and tie-breaks: an exact coarse histogram gives the
-// boundary bin, the scores in the ring are classified against it, and refine (stream/refine.cuh) completes the row.
-__device__ __forceinline__ void select_from_ring(const RowTask& t) {
-  start_scan(t.row.scores, t.begin, t.end);
+// Writes minus infinity to this thread's vectors of the ring behind a tile that was copied, in place of a scan's own
+// loads (start_scan).
+__device__ __forceinline__ void use_copied(const Row& row, int begin, int end) {
+  const Body body = body_of(row.scores, begin, end);
+  if (body.end - body.begin < kTurn) fill_rest(body);
+}
+
+// Selects a row that the ring holds without buckets: an exact coarse histogram gives the boundary bin, the scores in
+// the ring are classified against it, and refine (stream/refine.cuh) completes the row. `copied`: they are there.
+__device__ __forceinline__ void select_from_ring(const RowTask& t, bool copied = false) {
+  if (copied) {
+    use_copied(t.row, t.begin, t.end);
+  } else {
+    start_scan(t.row.scores, t.begin, t.end);
+  }
   clear_storage();
   __syncthreads(); // counters are zero, for every thread
   CoarseCount counting;

@@ -234,16 +234,23 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
   SharedStorage& s = shared_storage();
   if (first && threadIdx.x == 0) prepare_copies();
   Scope::begin(); // before any load: peers wait for this CTA's mbarriers
-  const Row row = load_row(p, id);
+  Row row = load_row(p, id);
   const int from = rank * kTile;
   auto end_of = [&](int length) { return max(min(from + kTile, length), from); };
   const Row all = kWindows ? row : widest_row(p, id); // a window's start is known with its row alone
   const Body sampled = body_of(all.scores, from, end_of(all.length));
   const LoadedSample sample = load_sample(all.scores + sampled.begin, sampled.end - sampled.begin, id);
-  const bool there = sampled.begin + sample.offset < row.length;
+  bool there = sampled.begin + sample.offset < row.length;
   if (fits(row, slots_of(p, row))) {
     const Body body = copied_body(row, from, end_of(row.length), end_of(limit_of(p)));
     copy_first(row.scores + body.begin, body.end - body.begin);
+  }
+  bool copied = false;
+  if constexpr (kPositions) {
+    copied = fits(row, slots_of(p, row));
+    find_present(p, row); // while the scores arrive
+    row = present_part(row);
+    there = sampled.begin + sample.offset < row.length;
   }
   RowDescriptor& tile = s.descriptors[0];
   Scope::prepare(tile);
@@ -251,6 +258,7 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
   if (threadIdx.x == kScribe) {
     if (kWindows) s.base = row.base;
     describe(p, row, from, end_of(row.length), end_of(limit_of(p)), tile);
+    if (kPositions && !PositionedRow::of_row().dense()) tile.route = RowRoute::kStreamed;
     s.descriptors[kOwn].edges = rank < sampling_ctas(row.length);
     tile.copy = Scope::copies() & 1;
   } else if (threadIdx.x == kRanksBracket) {
@@ -272,6 +280,12 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
     Scope::reduce_bracket(bracket_of_samples(ranked, 0), 0);
     copy_rest(0);
     if (kChunks == 1) wait_copy(0);
+  }
+  if constexpr (kPositions) { // the ring has the tile, but not for buckets
+    if (copied && !known) {
+      copy_rest(0);
+      wait_copy(0);
+    }
   }
   const bool resident = Scope::kRereadsDescriptor ? tile.route == RowRoute::kResident : known;
   return {resident, resident && select_resident<Scope>(0, [] {}, [] {})};

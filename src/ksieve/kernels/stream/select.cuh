@@ -76,7 +76,7 @@ __device__ __forceinline__ void find_present(const Params& p, const Row& row) {
   int mine = 0;
   int end = 0;
   if (own.block == 0) {
-#pragma unroll 4
+#pragma unroll 8
     for (int index = threadIdx.x; index < row.length; index += kThreads) {
       if (own.position_of(index) < 0) continue;
       ++mine;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void find_present(const Params& p, const Row& row) {
   } else {
     const int from = row.base / own.block;
     const int behind = row.length ? (row.base + row.length - 1) / own.block + 1 : from;
-#pragma unroll 4
+#pragma unroll 8
     for (int number = from + static_cast<int>(threadIdx.x); number < behind; number += kThreads) {
       const i64 position = static_cast<i64>(own.positions[number]) * own.block;
       const int first = number * own.block - row.base; // index of the block's first score

@@ -1,0 +1,91 @@
+// Rows of one CTA whose scores have positions of their own. A dense row (PositionedRow), cut off behind its last
+// present score, is a plain one: positions matter only when they are written. Rows are copied to the ring in front of
+// the read of their positions, the next one as soon as the ring has been read; what is not dense is scanned there.
+#pragma once
+#include "resident/rows.cuh"
+
+static_assert(!kPositions || !kBinned, "the planner has no length bins for them");
+static_assert(!kPositions || (kSamplers == kWarps && !kBracketKnownEarly), "all warps sample a row, just before it");
+
+// Describes a row, if there is one of this number, before it is known which of its scores have a position. Call by the
+// one thread that keeps s.copies.
+__device__ __forceinline__ void describe_whole(const Params& p, int id, int slot) {
+  RowDescriptor& to = shared_storage().descriptors[slot];
+  to.route = RowRoute::kNone;
+  to.copy = -1;
+  if (id >= p.rows) return;
+  const Row row = load_row(p, id);
+  describe(p, row, 0, row.length, limit_of(p), to);
+  if (kBulkCopies && to.route == RowRoute::kResident) to.copy = shared_storage().copies++ & 1;
+}
+
+// Cuts a described row off behind its first `length` scores; the ring keeps what was copied behind them. Call by one
+// thread.
+__device__ __forceinline__ void cut_row(RowDescriptor& to, int length) {
+  const int body_end = to.body_begin + static_cast<int>(to.bytes / sizeof(Score));
+  to.end = length;
+  to.valid = max(min(body_end, length) - to.body_begin, 0);
+  to.edges = to.body_begin > 0 || body_end < length;
+  bracket_ranks(length, to.slots, kWarps, to);
+  clear_row(to);
+}
+
+// Selects a row on the exact route. `copied`: the ring has it.
+__device__ KSIEVE_COLD void select_exactly(const Params& p, int id, bool copied) {
+  RowTask t = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
+  t.end = (t.row = present_part(t.row)).length;
+  if (size_of(t.row) > slots_of(p, t.row) && t.row.length <= kMaxResident) {
+    select_from_ring(t, copied);
+  } else {
+    LoadedView none;
+    select_row(t, false, none, [] {}, [] {});
+  }
+}
+
+// A function of its own, since otherwise ptxas would spill.
+__device__ KSIEVE_COLD void finish_row(const Params& p, int id) { run_epilogue(p, id, sort_slice(p, blockIdx.x)); }
+
+// Selects the rows of this CTA. Call by all threads.
+__device__ __forceinline__ void select_positioned_rows(const Params& p) {
+  constexpr int kDescribes = 32; // the thread that describes rows; warp 0 copies them
+  SharedStorage& s = shared_storage();
+  if (threadIdx.x == kDescribes) {
+    s.copies = 0;
+    describe_whole(p, blockIdx.x, 0);
+  }
+  if (threadIdx.x == 0) prepare_copies();
+  __syncthreads(); // the first row is described, and copies may start
+  copy_coming(0);
+#pragma unroll 1
+  for (int slot = 0; descriptor_at(slot).route != RowRoute::kNone; slot ^= 1) {
+    const Row row = load_row(p, descriptor_at(slot).id);
+    find_present(p, row);
+    if (threadIdx.x == 0) {
+      if (kWindows) s.base = row.base;
+      cut_row(s.descriptors[slot], present_part(row).length);
+    } else if (threadIdx.x == kDescribes) {
+      describe_whole(p, row.id + grid_size(), slot ^ 1);
+    }
+    clear_counts();
+    __syncthreads(); // the row is cut off, the next one is described, and counters are zero, for every thread
+    const bool copied = descriptor_at(slot).route == RowRoute::kResident;
+    const bool by_buckets =
+        copied && PositionedRow::of_row().dense() && descriptor_at(slot).end > descriptor_at(slot).slots;
+    if (by_buckets) {
+      sample_resident(slot);
+      select_resident<BlockScope>(
+          slot,
+          [&] {
+            if (!kSorts) copy_coming(slot ^ 1);
+          },
+          [] {});
+    } else {
+      if (copied) wait_copy(slot);
+      select_exactly(p, descriptor_at(slot).id, copied);
+    }
+    if (descriptor_at(slot ^ 1).route == RowRoute::kNone) release_dependents();
+    finish_row(p, descriptor_at(slot).id);
+    __syncthreads(); // no thread works on the row any more
+    if (kSorts || !by_buckets) copy_coming(slot ^ 1);
+  }
+}
