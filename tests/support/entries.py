@@ -108,19 +108,22 @@ def check_row(x, scores, row, k, call, out, raw, values, count):
     """Fail unless one row of an answer is what the call asks for."""
     found, tail = entries_of(x, row, call) if row < call.get("live", row + 1) else ([], [])
     best = selected(found, row, k, call) if found else []
-    used = sum(len(e.positions) for e in best) + len(tail)
+    used = int(count)  # of equal entries any, and a cut one among them has fewer positions
+    assert len(tail) <= used <= len(out), f"row {row}: a count of {used}"
     slots = raw[:used].tolist()
     where = f"row {row}: {slots}, of {[(e.number, e.rank, e.forced) for e in found]}"
     end = used if call.get("fill") is False else len(out)  # slots from there on may hold anything
-    assert count == used and (raw[used:end] == -1).all() and (out[used:end] == -1).all(), where
+    assert (raw[used:end] == -1).all() and (out[used:end] == -1).all(), where
     assert slots[used - len(tail) :] == tail, where
     by_first = {e.positions[0]: e for e in found}
     got, at = [], 0
     while at < used - len(tail):
+        assert slots[at] in by_first, where
         entry = by_first[slots[at]]
         assert slots[at : at + len(entry.positions)] == entry.positions, where
         got.append(entry)
         at += len(entry.positions)
+    assert at == used - len(tail), where
     numbers = [e.number for e in got]
     assert len(set(numbers)) == len(best), where
     key = [(e.forced, 0 if e.forced else e.rank) for e in got]
