@@ -36,6 +36,7 @@ template <class A, class B> struct Choose<false, A, B> { using Type = B; };
 enum class Dtype { kFloat32, kFloat16, kBfloat16 };
 constexpr Dtype kDtype = Dtype::%(dtype)s;
 #define KSIEVE_RANKING %(number)d
+#define KSIEVE_SOURCE_DTYPE 0
 %(ranking)s
 """
 """What the kernels' text needs of the device, and common/ranking.cuh."""
