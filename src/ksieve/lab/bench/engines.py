@@ -44,9 +44,6 @@ HOST_ROWS, HOST_WIDTH = 4, 4096
 HOST_CALLS, HOST_BLOCKS = 100, 20
 """Calls between two waits for the device, fewer than its queue holds; and how often each side has its turn."""
 
-VARIABLES = ("FLASHINFER_TOPK_ALGO",)
-"""Variables by which an engine's own operator chooses a kernel."""
-
 LEFT_OUT = "left out by --skip"
 
 
@@ -186,10 +183,11 @@ def run(
             progress(done + 1, len(asked))
         if each is not None and kind == "shapes":
             each(facts)
-    chosen = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    algorithm = os.environ.get("FLASHINFER_TOPK_ALGO")
+    variables = {} if algorithm is None else {"FLASHINFER_TOPK_ALGO": algorithm}
     settings = {
         "k": work.k, "lengths": "ragged", "scores": gpu.source_name(work.source), "rounds": work.rounds,
-        "seed": work.seed, "skip": list(skip), "variables": chosen,
+        "seed": work.seed, "skip": list(skip), "variables": variables,
     }  # fmt: skip
     told = {**results, "lost": lost, "absent": dict(absent), "versions": dict(versions)}
     return record.payload("engines", settings, told, gpu=True)
