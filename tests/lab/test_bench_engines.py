@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -13,15 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench_engines import K, bench, fakes, host, measured  # noqa: E402
-from bench_host import ENVIRONMENT, OTHER_US, OWN_US, invoke  # noqa: E402
-from conftest import ROOT  # noqa: E402
+from bench_host import ENVIRONMENT, OTHER_US, OWN_US, generator, invoke  # noqa: E402
 from ksieve.adapters._operators import OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.lab.bench import engine_calls, engine_pages, engine_switch, engines, first_calls, pages, record  # noqa: E402
 from ksieve.lab.report import benches  # noqa: E402
 
-__all__ = ["bench", "fakes", "host"]
+__all__ = ["bench", "fakes", "generator", "host"]
 
 
 def test_every_operator_has_a_call_or_a_reason():
@@ -177,15 +175,6 @@ class Process:
             raise subprocess.TimeoutExpired("python", 1)
         compiled = int(cache not in self.built and bundle not in self.built)
         return json.dumps({"seconds": 5.0 if compiled else 0.01, "again_seconds": 1e-5, "compiled": compiled})
-
-
-@pytest.fixture
-def generator(monkeypatch, tmp_path):
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    return module
 
 
 def test_first_calls_and_their_page(host, monkeypatch, tmp_path, generator):

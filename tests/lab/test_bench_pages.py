@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from bench_host import ENVIRONMENT, host
+from bench_host import ENVIRONMENT, generator, host
 from conftest import ROOT
 from ksieve.lab.bench import anchors, gpu, pages, record, shape_lists, trace, worst
 
 torch = pytest.importorskip("torch")
 
-__all__ = ["host"]
-
-
-@pytest.fixture
-def generator(monkeypatch, tmp_path):
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    return module
+__all__ = ["generator", "host"]
 
 
 _made = {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 
 import numpy as np
 import pytest
 
 import ksieve
+from conftest import ROOT
 from ksieve import api
 from ksieve.backends.cuda.jit import cache
 from ksieve.lab.bench import floor, gpu, record, timing
@@ -98,3 +100,13 @@ def factor_file(path, queries=5, keys=40, heads=2):
     }
     save_file(tensors, path)
     return tensors
+
+
+@pytest.fixture
+def generator(monkeypatch, tmp_path):
+    """`scripts/generate_docs.py`, for results and pages below a folder of the test."""
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
