@@ -21,17 +21,21 @@ from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
 from ksieve.planning.plan import Plan
 
-# Fast paths of plans that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py). The key is the plan's id,
-# since hashing a plan's fifty fields on every call would cost as much as the launch, and the facts of the options; each
-# entry refers to its plan, so that the id is not reused. For calls without a plan the key is `choice_key`.
-_fast_paths: dict[Any, Any] = {}
-_MOST_FAST_PATHS = 4096
+# Fast paths of calls that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py), by `call_key`: those of a
+# key differ in facts of the tensors that it does not hold, and compare them. Each refers to its plan, so that the id of
+# the plan is not reused; hashing its fifty fields on every call would cost as much as the launch.
+_fast_paths: dict[Any, tuple[Any, ...]] = {}
+_MOST_FAST_PATHS, _MOST_OF_A_KEY = 4096, 8
 
 _SCALARS = frozenset((int, str, bool, type(None)))
-"""Types of optional arguments whose values are part of a fast path's key. It checks arrays itself."""
+"""Types of optional arguments whose values are part of `call_key`."""
+
+_NAMES = ("scores", "lengths", "k", "out", "workspace", "num_rows")
 
 _AUTO = "auto"
 _BACKENDS = (_AUTO, "cpu", "cuda", "reference")
+
+_NO_KEYWORDS: Mapping[str, Any] = {}
 
 # Functions that receive every checked call before it runs (`ksieve.record`). The tuple is replaced, never changed, so
 # that another thread may iterate over it.
@@ -49,9 +53,10 @@ def topk_eager(
     workspace: Any = None,
     num_rows: Any = None,
     return_stats: bool = False,
-    keywords: Mapping[str, Any] | None = None,
+    keywords: Mapping[str, Any] = _NO_KEYWORDS,
+    key: tuple[Any, ...] | None = None,
 ) -> Any:
-    """Run `topk` eagerly; the operators of a traced PyTorch program call it too."""
+    """Run `topk` eagerly; the operators of a traced PyTorch program call it too. `key` is that of `call_key`."""
     # Identity is tested first: == of an object that is no string may return an array.
     if (
         _fast_paths
@@ -59,17 +64,14 @@ def topk_eager(
         and return_stats is False
         and (backend is _AUTO or (backend.__class__ is str and backend == "cuda"))
     ):
-        short, facts = None, facts_of(keywords, lengths) if keywords else ()
+        if key is None:
+            key = call_key(scores, lengths, k, plan, policy, out, workspace, num_rows, keywords)
         try:
-            if plan is None:
-                short = _fast_paths.get(choice_key(scores, k, policy, facts))
-            # Plans with a fast path take no array k; the general path raises the error, and compares options.
-            elif policy is None and (k is None or k.__class__ is int):
-                short = _fast_paths.get((id(plan), facts))
+            alike = _fast_paths.get(key, ())
         except Exception:  # a foreign class may raise anything when hashed; the general path reports the argument
-            pass
-        if short is not None:
-            result = short(scores, lengths, k, out, workspace, num_rows, keywords)
+            alike = ()
+        for short in alike:
+            result = short((scores, lengths, k, out, workspace, num_rows, *keywords.values()))
             if result is not None:
                 return result
     check_plan_kind(plan)
@@ -107,27 +109,21 @@ def topk_eager(
     if carried:
         result = _with_values(call, result)
     if info.device.kind == "cuda" and info.library == "torch" and not return_stats and not carried:
-        facts = facts_of(keywords, lengths) if keywords else ()
-        _keep_fast_path(call, plan, None if given else (scores, k, policy), facts, keywords or {})
+        key = call_key(scores, lengths, k, plan if given else None, policy, out, workspace, num_rows, keywords)
+        values = (scores, lengths, k, out, workspace, num_rows, *keywords.values())
+        _keep_fast_path(key, plan, call, (*_NAMES, *keywords), values, result)
     return result
 
 
-def _keep_fast_path(
-    call: Call, plan: Plan, chosen: tuple[Any, Any, Any] | None, facts: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> None:
-    """Keep the fast path of a call that has run on CUDA, if it can have one; `chosen` are the arguments of a plan's
-    choice, or None where the call brought its plan.
-    """
-    if call.problem.options.per_row_k or len(call.leading) != 1 or not call.problem.rows or not call.problem.k:
+def _keep_fast_path(key: Any, plan: Plan, call: Call, names: Any, values: Any, result: Any) -> None:
+    """Keep the fast path of a call that has run on CUDA, if it can have one."""
+    if key is None or not call.problem.rows or not call.problem.k:
         return
-    key = (id(plan), facts) if chosen is None else choice_key(*chosen, facts)
-    if key is not None and key not in _fast_paths:
-        names = [name for name, value in keywords.items() if value.__class__ not in _SCALARS]
-        found = registry.backend("cuda").make_fast_path(plan, names)
-        if found is not None:
-            if len(_fast_paths) >= _MOST_FAST_PATHS:
-                _fast_paths.clear()
-            _fast_paths[key] = found
+    found = registry.backend("cuda").make_fast_path(plan, call, names, values, result)
+    if found is not None:
+        if len(_fast_paths) >= _MOST_FAST_PATHS:
+            _fast_paths.clear()
+        _fast_paths[key] = (found, *_fast_paths.get(key, ())[: _MOST_OF_A_KEY - 1])
 
 
 def _carries_gradient(call: Call) -> bool:
@@ -184,29 +180,34 @@ def device_info(device: Device) -> DeviceInfo:
     return registry.backend(device.kind).device_info(device.index)
 
 
-def facts_of(keywords: Mapping[str, Any], lengths: Any) -> tuple[Any, ...]:
-    """Return what the optional arguments of a call say about its plan, as part of a key; of arrays it is their type."""
-    found: list[Any] = [*keywords, lengths is None]
-    for value in keywords.values():
-        kind = value.__class__
-        if kind is str:
-            found.append(value)
-        elif kind in _SCALARS:
-            found += (value, kind)  # 1 is no flag
-        else:
-            found.append(kind)
-    return tuple(found)
+def call_key(
+    scores: Any,
+    lengths: Any,
+    k: Any,
+    plan: Plan | None,
+    policy: Any,
+    out: Any,
+    workspace: Any,
+    num_rows: Any,
+    keywords: Mapping[str, Any],
+) -> tuple[Any, ...] | None:
+    """Return what decides a call on PyTorch tensors but for facts of the tensors; None for any other scores.
 
-
-def choice_key(scores: Any, k: Any, policy: Any, facts: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-    """Return the facts of a PyTorch tensor and of options that a plan is chosen from; None for any other object.
-
-    It is a key if `k` and `policy` are.
+    Of arguments that may be arrays it holds the type. It is a key if `policy` is.
     """
     try:
-        return (scores.shape, scores.stride(), scores.dtype, scores.get_device(), k, k.__class__, policy, facts)
+        found = [
+            scores.shape, scores.get_device(), k if k.__class__ is int else None, k.__class__, id(plan), policy,
+            lengths.__class__, out.__class__, workspace.__class__, num_rows.__class__, *keywords,
+        ]  # fmt: skip
+        for value in keywords.values():
+            kind = value.__class__
+            found.append(kind)  # 1 is no flag
+            if kind in _SCALARS:
+                found.append(value)
     except Exception:  # an attribute of a foreign class may raise anything; the general path reports the argument
         return None
+    return tuple(found)
 
 
 def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:

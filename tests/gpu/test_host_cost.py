@@ -10,7 +10,7 @@ import torch
 
 import ksieve
 from gpu import runner
-from ksieve.adapters import sglang, vllm
+from ksieve.adapters import flashinfer, sglang, vllm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
@@ -35,15 +35,16 @@ def cost(call):
 
 
 def engines(scores, lengths, out):
-    """Calls of the adapters: a plain one, one with windows and one with page tables."""
+    """Calls of the adapters: a plain one, and with windows, page tables, pools of positions and new values."""
     rows, width = scores.shape
     starts = torch.zeros_like(lengths)
-    table = torch.arange(rows * width, dtype=torch.int32, device="cuda").view(rows, width)
-    requests = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
+    table = torch.arange(rows * width // 64, dtype=torch.int32, device="cuda").view(rows, width // 64)
     calls = {
         "vllm decode": lambda: vllm.top_k_per_row_decode(scores, 1, lengths, out, rows, width, 1, 16),
         "vllm prefill": lambda: vllm.top_k_per_row_prefill(scores, starts, lengths, out, rows, width, 1, 16),
-        "sglang pages": lambda: sglang.fast_topk_transform_fused(scores, lengths, table, requests, 16),
+        "sglang pages": lambda: sglang.topk_transform_paged(scores, lengths, table, out, 64),
+        "sglang pools": lambda: sglang.topk_transform_kpool_ragged_v2(scores, lengths, out, 4),
+        "flashinfer values": lambda: flashinfer.top_k(scores, 16),
     }
     for call in calls.values():
         call()
@@ -67,9 +68,10 @@ def test_an_eager_call_with_a_ready_plan(tally):
     found["torch.topk"] = cost(lambda: torch.topk(scores, 16, sorted=False))
     found |= engines(scores, lengths, out)
     tally.facts["host_cost"] = found
-    # 15 microseconds where the attributes take 7: the machine's own speed sets the scale.
-    allowed = 15 / 7 * read["min_us"]
-    assert min(found[f]["min_us"] for f in ("resident_block", "stream_unsampled")) <= max(allowed, 15), found
-    # Without a fast path of their own, calls with options took three times as long.
-    for name in ("vllm prefill", "sglang pages"):
-        assert found[name]["min_us"] <= found["vllm decode"]["min_us"] + 8, found
+    # Microseconds where the attributes take 7: the machine's own speed sets the scale. Without a fast path calls take
+    # ten times as long. New outputs are PyTorch's to make.
+    scale = max(read["min_us"] / 7, 1)
+    limits = {"resident_block": 12, "stream_unsampled": 12, "vllm decode": 12}
+    limits |= dict.fromkeys(("vllm prefill", "sglang pages", "sglang pools"), 16)
+    slow = {name: found[name] for name, limit in limits.items() if found[name]["min_us"] > limit * scale}
+    assert not slow, found

@@ -15,7 +15,7 @@ from ksieve.backends.cuda import call
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.runtime import driver as cuda_driver
-from ksieve.backends.cuda.runtime import launch
+from ksieve.backends.cuda.runtime import launch, workspace
 from ksieve.core.options import PLAIN
 from ksieve.core.policy import PAPER_64
 from ksieve.core.problem import Device, Problem
@@ -79,6 +79,7 @@ class FakeDriver:
         self.waits = []
         self.freed = []
         self.fail_next = 0
+        self.stream = 0  # PyTorch's
         self.asked = PLAIN  # options that the next kernel is compiled for
 
     def device_info(self, index):
@@ -278,3 +279,31 @@ def fake_backend(monkeypatch, shared=200_000):
     call.forget()
     cuda.device_info.cache_clear()
     dispatch._choose.cache_clear()
+
+
+def torch_backend(monkeypatch):
+    """`fake_backend` for PyTorch tensors of the CPU."""
+    fakes = fake_backend(monkeypatch)
+    driver = next(fakes)
+    take_tensors(monkeypatch, driver)
+    yield driver
+    next(fakes, None)
+
+
+def take_tensors(monkeypatch, driver):
+    """Let tensors of the CPU count as those of device -1 of a fake driver: that is their number to PyTorch."""
+    import torch
+
+    from ksieve.backends.cuda import arrays as cuda_arrays
+    from ksieve.core import arrays
+
+    described, allocate, empty = arrays._from_torch, workspace.allocate, torch.empty
+
+    def new(library, shape, dtype, index, name="out"):
+        return empty(shape, dtype=getattr(torch, dtype))
+
+    monkeypatch.setattr(arrays, "_from_torch", lambda t, n: replace(described(t, n), device=Device("cuda", -1)))
+    monkeypatch.setattr(arrays, "is_writable", lambda *_: True)
+    monkeypatch.setattr(cuda_arrays, "new", new)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: driver.stream, raising=False)
+    monkeypatch.setattr(workspace, "allocate", lambda plan, driver, _: allocate(plan, driver, "none"))

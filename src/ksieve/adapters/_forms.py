@@ -167,13 +167,12 @@ def seen(engine: str, function: str, arguments: dict[str, Any], scores: Any = No
     call = getattr(importlib.import_module(f"ksieve.adapters.{engine}"), function)
     thread, before, found = threading.get_ident(), _select.observer, []
 
-    def observe(scores: Any, lengths: Any, k: Any, options: dict[str, Any]) -> None:
+    def observe(key: Any, scores: Any, lengths: Any, k: Any, out: Any, options: dict[str, Any]) -> None:
         if threading.get_ident() == thread:
-            keywords = dict(options)
-            found.append(calls.parse(scores, lengths, k, out=keywords.pop("out", None), keywords=keywords).problem)
+            found.append(calls.parse(scores, lengths, k, out=out, keywords=options).problem)
             raise _SeenError
         if before is not None:
-            before(scores, lengths, k, options)
+            before(key, scores, lengths, k, out, options)
 
     _select.observer = observe
     try:

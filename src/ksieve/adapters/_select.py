@@ -16,17 +16,15 @@ _TIE_BREAKS = (None, "low", "high")
 """`tie_break` of FlashInfer's numbers 0 (none), 1 (smaller indices) and 2 (larger indices)."""
 
 _FEWEST_COLUMNS = 1024
-"""For which plans are made where all rows are shorter."""
-
-_FEWEST_COLUMNS = 1024
 """For which a call is planned where all rows are shorter."""
 
 _MOST_WHOLE = 4096
 _whole: set[Any] = set()
 """Calls whose kernels for all columns are loaded."""
 
-observer: Callable[[Any, Any, Any, dict[str, Any]], None] | None = None
-"""Sees every selection while an engine's operators are replaced (`ksieve.adapters._tally`)."""
+observer: Callable[[Any, Any, Any, Any, Any, dict[str, Any]], None] | None = None
+"""Sees every selection while an engine's operators are replaced (`ksieve.adapters._tally`): its key, scores, lengths,
+k, out and options."""
 
 
 class Declined(Exception):  # noqa: N818 - no error
@@ -60,11 +58,12 @@ def select(
             scores = scores[:, :columns]
         if torch.compiler.is_compiling():
             return api.topk(scores, lengths, k, out=out, **options)
+        # What `ksieve.topk` does for tensors, without what it does for other callers.
+        key = dispatch.call_key(scores, lengths, k, None, None, out, None, None, options)
         if observer is not None:
-            observer(scores, lengths, k, options if out is None else {"out": out} | options)
+            observer(key, scores, lengths, k, out, options)
         try:
-            # What `ksieve.topk` does for tensors, without what it does for other callers.
-            return dispatch.topk_eager(scores, lengths, k, None, None, "auto", out, None, None, False, options)
+            return dispatch.topk_eager(scores, lengths, k, None, None, "auto", out, None, None, False, options, key)
         except TransformedTensorError:
             return api.topk(scores, lengths, k, out=out, **options)
     except ArgumentError as error:

@@ -115,9 +115,6 @@ def announce(text: str, *values: object) -> None:
     _log.log(logging.INFO if shown else logging.WARNING, text, *values)
 
 
-_KINDS = frozenset((int, str, bool))
-
-
 class _Running(threading.local):
     """The operator that a thread is in, and its last selection: scores, lengths, k and options."""
 
@@ -142,28 +139,26 @@ class Tally:
         self.verified = Verified()
         self._before = stalls.read()
 
-    def see(self, scores: Any, lengths: Any, k: Any, options: dict[str, Any]) -> None:
+    def see(self, key: Any, scores: Any, lengths: Any, k: Any, out: Any, options: dict[str, Any]) -> None:
         """Count a selection of the operator that runs in this thread; called before the selection."""
         running = self.running
         operator = running.operator
         if operator is None:
             return
         running.asked = (scores, lengths, k, options)
-        # Tensors count as given or not; numbers and texts choose the kernel.
-        facts = [(name, value) if value.__class__ in _KINDS else name for name, value in options.items()]
-        key = (operator, scores.shape, scores.stride(), scores.dtype, k, *facts)
+        # What else the plan depends on.
+        key = (operator, key, scores.dtype)
         count = self._shapes.get(key)
         if count is None:
-            count = self._kind(key, scores, lengths, k, options)
+            count = self._kind(key, scores, lengths, k, out, options)
         count[0] += 1
 
-    def _kind(self, key: Any, scores: Any, lengths: Any, k: Any, options: dict[str, Any]) -> list[int]:
+    def _kind(self, key: Any, scores: Any, lengths: Any, k: Any, out: Any, options: dict[str, Any]) -> list[int]:
         if self._process != os.getpid():
             self._process = os.getpid()
             # Runs in the main process, in spawned ones, and in forked ones, which call no functions of atexit.
             util.Finalize(None, self.say, exitpriority=0)
-        keywords = dict(options)
-        asked = calls.parse(scores, lengths, k, out=keywords.pop("out", None), keywords=keywords).problem
+        asked = calls.parse(scores, lengths, k, out=out, keywords=options).problem
         plan = dispatch.choose(asked if asked.k else replace(asked, k=1))
         policy = plan.policy.name if plan.policy is not None else "direct"
         with self._lock:

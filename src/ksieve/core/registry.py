@@ -7,7 +7,6 @@ it is imported at that moment: ``import ksieve`` loads neither Numba nor CUDA.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -32,7 +31,7 @@ class Backend(Protocol):
     def run(self, plan: Any, call: Any, *, workspace: Any = None, return_stats: bool = False) -> Any:
         """Run a `Call` that the plan covers, and return the result of `ksieve.topk`."""
 
-    def make_fast_path(self, plan: Any, names: Collection[str] = ()) -> Any:
+    def make_fast_path(self, plan: Any, call: Any, names: Any, given: Any, result: Any) -> Any:
         """Prepare the fast path of repeated calls with PyTorch tensors, or return None ("cuda" only)."""
 
 

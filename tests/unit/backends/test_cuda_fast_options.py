@@ -1,8 +1,9 @@
-"""The fast path of calls with options: the same launch and answer as the general path, which judges every fault."""
+"""The fast path of calls with options: the general path's launch with other addresses; that path judges every fault."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,39 +12,21 @@ torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
 from cases import OPTION_CASES, build_call, options_of  # noqa: E402
-from cuda_fakes import fake_backend, plan_of  # noqa: E402
+from cuda_fakes import plan_of, torch_backend  # noqa: E402
 from ksieve import dispatch  # noqa: E402
-from ksieve.backends.cuda import arrays as cuda_arrays  # noqa: E402
-from ksieve.backends.cuda import fast_options  # noqa: E402
-from ksieve.backends.cuda.runtime import workspace as workspaces  # noqa: E402
-from ksieve.core import arguments, arrays  # noqa: E402
+from ksieve.backends.cuda.runtime import launch  # noqa: E402
+from ksieve.core import arguments  # noqa: E402
 from ksieve.core import call as calls  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.core.problem import Device  # noqa: E402
+from ksieve.planning.devices import DEVICES  # noqa: E402
 
 ROWS, WIDTH, K = 4, 40, 3
 FLOAT32 = [case for case in OPTION_CASES if case["dtype"] == "float32"]
 
 
-@pytest.fixture
-def driver(monkeypatch):
-    """CPU tensors count as tensors on device -1, which is their number to PyTorch."""
-    fakes = fake_backend(monkeypatch)
-    driver = next(fakes)
-    described, allocate, empty = arrays._from_torch, workspaces.allocate, torch.empty
-
-    def new(library, shape, dtype, index, name="out"):
-        return empty(shape, dtype=getattr(torch, dtype))
-
-    monkeypatch.setattr(arrays, "_from_torch", lambda t, n: replace(described(t, n), device=Device("cuda", -1)))
-    monkeypatch.setattr(arrays, "is_writable", lambda *_: True)
-    monkeypatch.setattr(cuda_arrays, "new", new)
-    monkeypatch.setattr(torch, "empty", lambda *a, device=None, **k: empty(*a, **k))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(workspaces, "allocate", lambda plan, driver, _: allocate(plan, driver, "none"))
-    yield driver
-    next(fakes, None)
+driver = pytest.fixture(torch_backend)
 
 
 def planned(rows, width, k, options):
@@ -56,6 +39,14 @@ def shortly(monkeypatch, *arguments, **keywords):
     with monkeypatch.context() as patch:
         patch.setattr(calls, "parse", lambda *a, **k: pytest.fail("took the general path"))
         return ksieve.topk(*arguments, **keywords)
+
+
+def copied(array):
+    """A tensor of the same strides elsewhere; another object itself."""
+    if not isinstance(array, torch.Tensor):
+        return array
+    memory = array.untyped_storage().clone()
+    return torch.empty(0, dtype=array.dtype).set_(memory, array.storage_offset(), array.shape, array.stride())
 
 
 def listed(result):
@@ -78,22 +69,21 @@ def test_the_second_call_is_the_first_one(driver, monkeypatch, number):
     plan = planned(rows, width, inputs.k, options)
     given |= {"plan": plan, "workspace": plan.workspace()}
     first = listed(ksieve.topk(*arguments, **given))
-    fast = not options.per_row_k and options.length_dtype == "int32"
+    table = given.get("page_table")
+    fast = table is None or table.numel() > 0  # without pages it has no address
     assert len(dispatch._fast_paths) == fast
     if not fast:
         return
-    table = given.get("page_table")
-    if table is not None and not table.numel():
-        return  # left to the general path
-    for n in ("out", "values_out", "raw_out"):
-        if n in given:
-            given[n].fill_(77)
-    second = listed(shortly(monkeypatch, *arguments, **given))
-    one, two = ({n: v for n, v in seen.items() if n not in ("indices", "options")} for seen in driver.launches)
+    moved, elsewhere = {n: copied(v) for n, v in given.items()}, [copied(v) for v in arguments]
+    for array in (*given.values(), *arguments):
+        if isinstance(array, torch.Tensor):
+            array.untyped_storage().fill_(0)
+    second = listed(shortly(monkeypatch, *elsewhere, **moved))
+    addresses = ("scores", "lengths", "num_rows", "indices", "options")
+    one, two = ({n: v for n, v in seen.items() if n not in addresses} for seen in driver.launches)
     assert one == two
-    one, two = (
-        {n: v for n, v in (seen["options"] or {}).items() if n not in ("values", "raw")} for seen in driver.launches
-    )
+    addresses = ("starts", "row_k", "page_table", "request_of", "offsets", "values", "raw")
+    one, two = ({n: v for n, v in (seen["options"] or {}).items() if n not in addresses} for seen in driver.launches)
     assert one == two
     assert len(first) == len(second)
     for before, after in zip(first, second, strict=True):
@@ -101,30 +91,24 @@ def test_the_second_call_is_the_first_one(driver, monkeypatch, number):
         np.testing.assert_array_equal(before.numpy(), after.numpy())
 
 
-CHANGED = {
-    True: {
-        "windows": "ends", "index_base": "start", "next_n": 2, "transform": "offsets", "page_size": 2, "mapped": True,
-        "raw": True, "values": True, "index_dtype": "int64", "order": "index", "tie_break": "low", "largest": False,
-        "nan": "highest", "overlap": True,
-    },
-    False: {
-        "per_row_k": True, "length_dtype": "int64", "positions": True, "counts": True, "block_size": 4,
-        "force_first": 1, "force_last": 1, "expand": 2, "tail": True,
-    },
-}  # fmt: skip
-"""Options that a fast path packs, and those that it leaves to the general path."""
+NAMES = [
+    *("scores", "lengths", "num_rows", *"-" * 5, "out", "-", "-", "workspace", *"-" * 3),
+    *("starts", "k", "page_table", "row_to_request", "offsets", "values_out", "raw_out", *"-" * 9),
+    *("counts_out", "tail", "positions"),
+]
+"""Arguments whose addresses are fields of `Params` and `Options`."""
 
 
-def test_every_option_is_packed_or_left():
-    for packed, options in CHANGED.items():
-        for name, value in options.items():
-            also = {"expand": 2} if name == "tail" else {}
-            assert fast_options.covers(Options(**{name: value}, **also), []) == packed, name
-    decided = {name for options in CHANGED.values() for name in options} | {"force", "filled"}
-    # "force" needs forced entries, "filled" counts, which are left.
-    assert decided == {field.name for field in fields(Options)}, "a new option is packed, or has to be left"
-    assert set(arguments.ARRAYS) == fast_options.ARRAYS
-    assert not fast_options.covers(Options(), ["counts_out"])
+def test_every_address_lies_where_a_fast_path_writes_it():
+    whole = struct.Struct(launch.PARAMS.format + launch.OPTIONS.format[1:] + launch.SLOTS.format[1:])
+    count = len(whole.unpack(bytes(whole.size)))
+    for number, name in enumerate(NAMES):
+        if name != "-":
+            words = np.frombuffer(whole.pack(*[int(i == number) for i in range(count)]), np.uint64)
+            assert words.nonzero()[0].tolist() == [launch.WORDS[name]], name
+    assert launch.WORDS["block_table"] == launch.WORDS["positions"]
+    arrays_of_a_call = {*arguments.ARRAYS, *arguments.UNTRACED} - {"ends"}
+    assert arrays_of_a_call < set(launch.WORDS), "a new array has an address too"
 
 
 VECTOR = torch.ones(ROWS, dtype=torch.int32)
@@ -210,16 +194,16 @@ def test_everything_doubtful_is_left_to_the_general_path(ready, driver, monkeypa
 def test_tensors_without_an_address_are_left_to_the_general_path(ready, driver):
     asked, seen, launched = call(), [], len(driver.launches)
     scores, out, k = (asked.pop(name) for name in ("scores", "out", "k"))
-    (short,) = dispatch._fast_paths.values()
+    ((short,),) = dispatch._fast_paths.values()
 
     def inside(vector):
-        seen.append(short(scores, None, k, out, None, None, asked | {"row_to_request": vector}))
+        seen.append(short((scores, None, k, out, None, None, *(asked | {"row_to_request": vector}).values())))
         return vector
 
     torch.func.vmap(inside)(torch.stack([VECTOR, VECTOR]))
     freed = torch.ones(ROWS, dtype=torch.int32)
     freed.untyped_storage().resize_(0)
-    seen.append(short(scores, None, k, out, None, None, asked | {"starts": freed}))
+    seen.append(short((scores, None, k, out, None, None, *(asked | {"starts": freed}).values())))
     assert seen == [None, None] and len(driver.launches) == launched
 
 
@@ -252,8 +236,32 @@ def test_calls_without_a_plan_have_fast_paths_by_their_options(driver, monkeypat
 
 
 def test_new_arrays_of_a_call_are_its_own(ready, driver, monkeypatch):
+    ksieve.topk(**call(out=None), plan=ready)
     first = shortly(monkeypatch, **call(out=None), plan=ready)
     second = shortly(monkeypatch, **call(out=None), plan=ready)
     assert [part.dtype for part in first] == [torch.int32, torch.float32, torch.int32]
     for one, two in zip(first, second, strict=True):
         assert one.shape == (ROWS, K) and one.data_ptr() != two.data_ptr() and torch.equal(one, two)
+
+
+BINNED = ksieve.plan(rows=20_000, width=16_384, k=64, device=DEVICES["h200"])
+
+
+def test_all_launches_of_a_call_are_repeated(driver, monkeypatch):
+    """With length bins: the same arguments and grids as those of the general path."""
+    sent = []
+
+    def send(kernel, stream):
+        sent.append((kernel.name, kernel._function.value, bytes(kernel._memory)[: kernel._stream_at], stream))
+        return 0
+
+    monkeypatch.setattr(launch.Kernel, "_send", send)
+    launcher = launch.launcher_of(BINNED, stats=False, stream=0)
+    addresses, sizes = [256, 512, 768, 1024, 0, 1280], (BINNED.problem.width, 64, 20_000, BINNED.problem.width)
+    launcher.launch(launch.Arguments(*addresses, *sizes), 7)
+    general, names = list(sent), ["scores", "lengths", "num_rows", "out", "workspace"]
+    repeat = launcher.repeated(launch.Arguments(1, 1, 1, 1, 0, 1, *sizes), names)
+    for _ in range(2):
+        sent.clear()
+        repeat([256, 512, 768, 1024, 1280], 7)
+        assert sent == general and len(sent) == len(BINNED.bins) + 2

@@ -11,7 +11,6 @@ import ksieve
 from cuda_fakes import FakeArray, fake_backend, make_plan, plan_of
 from ksieve import ArgumentError, BackendError, Options
 from ksieve.backends.cuda import arrays
-from ksieve.backends.cuda.fast_path import make_fast_path
 from ksieve.planning.devices import DEVICES
 from oracle import assert_exact, assert_served
 
@@ -47,17 +46,6 @@ def test_the_planner_plans_for_pitch_0_as_for_dense_rows():
             asked = {"rows": rows, "width": width, "k": k, "device": device}
             dense, same = ksieve.plan(**asked), ksieve.plan(**asked, pitch=0)
             assert replace(same, problem=dense.problem) == dense and same.problem.pitch == 0
-
-
-def test_the_fast_path_leaves_pitch_0_and_other_ranks_to_the_general_path(driver):
-    torch = pytest.importorskip("torch")
-    plan = make_plan(8, 64, 4, index=-1)
-    short = make_fast_path(plan)
-    x = torch.from_numpy(SCORES)
-    for scores in (x[:1].expand(6, 64), x.view(2, 3, 64), x[0]):
-        assert short(scores, None, 4, None, None, None) is None
-    assert short(x, None, 4, torch.empty((6, 4), dtype=torch.int32), None, 3) is None
-    assert not driver.launches
 
 
 @pytest.mark.parametrize("leading", [(), (6,), (2, 3), (3, 1, 2)])

@@ -18,7 +18,6 @@ import cuda_fakes
 import ksieve
 from conftest import cuda_devices
 from cuda_fakes import WORKSPACE, ZEROED, FakeArray, aligned_bytes, fake_backend, make_plan
-from ksieve import dispatch
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store
 from ksieve.backends.cuda import arrays, call
@@ -135,7 +134,7 @@ def test_64_bit_pitch_and_addresses_survive_packing(driver):
 
     launcher._enqueue = record
     high = (1 << 47) - 256
-    launcher.launch(high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31, 8, (1 << 31) - 1, 7)
+    launcher.launch(launch.Arguments(high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31, 8, (1 << 31) - 1), 7)
     plan = make_plan()
     assert seen[0][:8] == (high, 0, 0, 3 << 31, 8, (1 << 31) - 1, plan.problem.k, 1)
     assert seen[0][8:13] == (high + 8, 5 << 31, 0, high + 16, plan.lists_at)
@@ -171,7 +170,7 @@ def test_a_thread_without_a_context_launches_in_the_devices(driver, rows):
     driver.current = None
     launcher = launch.launcher_of(make_plan(), stats=False, stream=0)
     out = np.zeros((8, 4), np.int32)
-    launcher.launch(rows[0].ctypes.data, 0, 0, out.ctypes.data, 0, 0, 64, 4, 8, 64, 0)
+    launcher.launch(launch.Arguments(rows[0].ctypes.data, 0, 0, out.ctypes.data, 0, 0, 64, 4, 8, 64), 0)
     assert driver.launches[0]["context"] == 1000 and driver.current is None
 
 
@@ -418,195 +417,6 @@ def test_a_workspace_is_not_allocated_inside_a_capture(driver, rows):
     fills = len(driver.fills)
     ksieve.topk(*args, plan=plan, out=out_array(8, 4), workspace=workspace)
     assert len(driver.fills) == fills, "a bound workspace needs no zeroing in the graph"
-
-
-# ---- the fast path for PyTorch tensors ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def plan(driver, monkeypatch):
-    """A plan with a fast path over CPU tensors, whose device number is -1 to PyTorch."""
-    torch = pytest.importorskip("torch")
-    plan, allocate = make_plan(index=-1), workspaces.allocate
-    monkeypatch.setattr(workspaces, "allocate", lambda plan, driver, library: allocate(plan, driver, "none"))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    dispatch._fast_paths[id(plan), ()] = cuda.make_fast_path(plan)
-    return plan
-
-
-def shortly(plan, scores, lengths, k, out, workspace, num_rows):
-    return dispatch._fast_paths[id(plan), ()](scores, lengths, k, out, workspace, num_rows)
-
-
-def tensors(rows):
-    import torch
-
-    scores, lengths = (torch.from_numpy(a.copy()) for a in rows)
-    return scores, lengths, torch.full((8, 4), -99, dtype=torch.int32)
-
-
-def test_fast_path_gives_the_same_answer(driver, plan, rows):
-    import torch
-
-    scores, lengths, out = tensors(rows)
-    workspace = plan.workspace()
-    assert shortly(plan, scores, lengths, None, out, workspace, None) is out
-    assert chosen_sets(out.numpy()) == expected(*rows, 4)
-    assert driver.launches[-1]["workspace"] == workspace.pointer
-    live = torch.tensor([2], dtype=torch.int32)
-    shortly(plan, scores[:5], lengths[:5], 4, out[:5], None, live)
-    assert chosen_sets(out[:5].numpy()) == expected(rows[0][:5], rows[1], 4, live=2)
-    wide = torch.full((8, 10), -99, dtype=torch.int32)
-    shortly(plan, scores[:, :50], None, 4, wide[:, :4], workspace, None)
-    assert chosen_sets(wide[:, :4].numpy()) == expected(rows[0][:, :50], np.full(8, 50), 4)
-    assert (wide[:, 4:] == -99).all()
-    assert driver.launches[-1]["pitch"] == 64 and driver.launches[-1]["out_pitch"] == 10
-
-
-def test_fast_path_zeroes_raw_bytes_with_every_call(driver, plan, rows):
-    import torch
-
-    scores, lengths, out = tensors(rows)
-    raw = torch.from_numpy(aligned_bytes(WORKSPACE))
-    for _ in range(2):
-        raw[:] = 77
-        shortly(plan, scores, lengths, 4, out, raw, None)
-    assert driver.fills == [(raw.data_ptr(), ZEROED, 0)] * 2
-    assert chosen_sets(out.numpy()) == expected(*rows, 4)
-
-
-def test_fast_path_leaves_everything_doubtful_to_the_general_path(driver, plan, rows):
-    import torch
-
-    scores, lengths, out = tensors(rows)
-    shared = torch.zeros(8 * 64 + 32, dtype=torch.float32)
-    overlapping = shared.view(torch.int32)[8 * 64 - 4 : 8 * 64 + 28].view(8, 4)
-    inside = torch.zeros(40, dtype=torch.int32)
-    doubtful = {
-        "k": (scores, lengths, 5, out, None, None),
-        "list": ([1.0], lengths, 4, out, None, None),
-        "dtype": (scores.double(), lengths, 4, out, None, None),
-        "half": (scores.half(), lengths, 4, out, None, None),
-        "one dimension": (scores[0], lengths[:1], 4, out[:1], None, None),
-        "last stride": (scores.T.contiguous().T, lengths, 4, out, None, None),
-        "overlapping rows": (scores[0].expand(8, 64), lengths, 4, out, None, None),
-        "more rows": (torch.cat([scores, scores]), None, 4, torch.cat([out, out]), None, None),
-        "wider": (torch.cat([scores, scores], 1), None, 4, out, None, None),
-        "no rows": (scores[:0], None, 4, out[:0], None, None),
-        "sparse": (scores.to_sparse(), lengths, 4, out, None, None),
-        "subclass": (torch.nn.Parameter(scores), lengths, 4, out, None, None),
-        "lengths dtype": (scores, lengths.long(), 4, out, None, None),
-        "lengths size": (scores, lengths[:7], 4, out, None, None),
-        "lengths matrix": (scores, lengths[:, None], 4, out, None, None),
-        "lengths stride": (scores, lengths.repeat_interleave(2)[::2], 4, out, None, None),
-        "lengths list": (scores, [1] * 8, 4, out, None, None),
-        "out dtype": (scores, lengths, 4, out.long(), None, None),
-        "out shape": (scores, lengths, 4, out[:, :3], None, None),
-        "out stride": (scores, lengths, 4, out.T.contiguous().T, None, None),
-        "out rows overlap": (scores, lengths, 4, out[0].expand(8, 4), None, None),
-        "out overlaps scores": (shared[: 8 * 64].view(8, 64), lengths, 4, overlapping, None, None),
-        "out overlaps lengths": (scores, inside[:8], 4, inside[7:39].view(8, 4), None, None),
-        "out overlaps num_rows": (scores, lengths, 4, inside[:32].view(8, 4), None, inside[31:32]),
-        "out array": (scores, lengths, 4, out.numpy(), None, None),
-        "num_rows size": (scores, lengths, 4, out, None, lengths),
-        "num_rows dtype": (scores, lengths, 4, out, None, torch.tensor([1])),
-        "num_rows matrix": (scores, lengths, 4, out, None, torch.ones((1, 1), dtype=torch.int32)),
-        "num_rows int": (scores, lengths, 4, out, None, 3),
-        "workspace plan": (scores, lengths, 4, out, make_plan(index=-1, k=5).workspace(), None),
-        "workspace size": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(WORKSPACE - 1)), None),
-        "workspace address": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(WORKSPACE, 8)), None),
-        "workspace stride": (scores, lengths, 4, out, torch.from_numpy(aligned_bytes(2 * WORKSPACE)[::2]), None),
-        "workspace array": (scores, lengths, 4, out, aligned_bytes(WORKSPACE), None),
-    }
-    for name, (matrix, vector, k, target, workspace, live) in doubtful.items():
-        assert shortly(plan, matrix, vector, k, target, workspace, live) is None, name
-    driver.capturing.add(0)
-    assert shortly(plan, scores, lengths, 4, out, None, None) is None
-    assert not driver.launches
-
-
-def test_fast_path_refuses_only_what_the_general_check_judges(plan, rows):
-    """Each refusal of an argument above is a typed error of the general path, so none is lost between the two."""
-    import torch
-
-    scores, lengths, out = tensors(rows)
-    for bad in (
-        {"lengths": lengths.short()},
-        {"lengths": lengths[:7]},
-        {"lengths": lengths[:, None]},
-        {"out": out.float()},
-        {"out": out[:, :3]},
-        {"out": out[0].expand(8, 4)},
-        {"num_rows": lengths},
-        {"num_rows": torch.ones((1, 1), dtype=torch.int32)},
-    ):
-        with pytest.raises(ArgumentError, match=next(iter(bad))):
-            calls.parse(scores, bad.get("lengths"), 4, out=bad.get("out"), num_rows=bad.get("num_rows"))
-
-
-def test_topk_takes_the_fast_path(driver, plan, rows, monkeypatch):
-    scores, lengths, out = tensors(rows)
-    dispatch._fast_paths[dispatch.choice_key(scores, 4, None)] = dispatch._fast_paths[id(plan), ()]
-    with monkeypatch.context() as patch:
-        patch.setattr(calls, "parse", lambda *a, **k: pytest.fail("took the general path"))
-        assert ksieve.topk(scores, lengths, plan=plan, out=out) is out
-        assert chosen_sets(out.numpy()) == expected(*rows, 4)
-        out[:] = -99
-        assert ksieve.topk(scores, lengths, 4, out=out, backend="cuda") is out
-        assert chosen_sets(out.numpy()) == expected(*rows, 4)
-    assert len(driver.launches) == 2
-
-
-def test_a_ranking_has_a_fast_path_of_its_own(driver, plan, rows, monkeypatch):
-    scores, _, _ = tensors(rows)
-    for ranking, name in (({"largest": False}, "smallest"), ({"nan": "highest"}, "NaN first")):
-        key = dispatch.choice_key(scores, 4, None, dispatch.facts_of(ranking, None))
-        monkeypatch.setitem(dispatch._fast_paths, key, lambda *_, name=name: name)
-    assert ksieve.topk(scores, k=4, largest=False) == "smallest"
-    assert ksieve.topk(scores, k=4, nan="highest") == "NaN first"
-
-    def general(*args, **options):
-        raise KeyError("general")
-
-    monkeypatch.setattr(calls, "parse", general)
-    others = ({"largest": 0}, {"nan": "last"}, {"largest": False, "sorted": True}, {"largest": False, "plan": plan})
-    for other in others:
-        with pytest.raises(KeyError, match="general"):
-            ksieve.topk(scores, k=4, **other)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"k": 5},
-        {"k": True},
-        {"policy": "direct"},
-        {"policy": []},
-        {"return_stats": True},
-        {"backend": "cpu"},
-        {"scores": "sliced"},
-        {"scores": "list"},
-        {"plan": "equal"},
-        {"plan": "given", "policy": "direct"},
-        {"plan": "given", "return_stats": True},
-    ],
-    ids=str,
-)
-def test_another_call_does_not_take_the_fast_path(driver, plan, rows, monkeypatch, options):
-    scores, _, out = tensors(rows)
-    dispatch._fast_paths[dispatch.choice_key(scores, 4, None)] = dispatch._fast_paths[id(plan), ()]
-
-    def general(*args, **options):
-        raise KeyError("general")
-
-    monkeypatch.setattr(calls, "parse", general)
-    call_options = {"k": 4, "out": out, **options}
-    call_options["scores"] = {"sliced": scores[:, :63], "list": [1]}.get(options.get("scores"), scores)
-    if "plan" in options:
-        call_options["plan"] = {"equal": make_plan(index=-1), "given": plan}[options["plan"]]
-    with pytest.raises(KeyError, match="general"):
-        ksieve.topk(**call_options)
-    assert not driver.launches
 
 
 # ---- compile and cache -------------------------------------------------------------------------------------

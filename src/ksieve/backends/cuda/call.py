@@ -52,7 +52,7 @@ def run(
         If the kernel cannot be compiled or loaded; during a stream capture also if it is not loaded yet.
     """
     info, scores, out = call.scores, call.arrays["scores"], call.arrays.get("out")
-    (rows, width), index = info.shape, plan.problem.device.index
+    rows, index = info.shape[0], plan.problem.device.index
     driver = cuda_driver.get()
     if isinstance(workspace, Workspace):
         workspace.check(plan)
@@ -66,10 +66,7 @@ def run(
     if not rows or not call.problem.columns:
         _clear_counts(driver, call, index)
         return _answer(results, _no_stats(driver, call, index) if return_stats else None)
-    target = problem.as_matrix(problem.inspect(result, "out"), "out") if out is None else call.described["out"]
     stream = arrays.current_stream(info.library, scores, index)
-    pitch, out_pitch = call.problem.pitch, problem.row_pitch(target)
-    lengths_at = call.address("lengths")
     if call.live < rows:
         counted = arrays.number(info.library, call.live, index, "num_rows")
         live_at = problem.inspect(counted, "num_rows").pointer
@@ -84,16 +81,12 @@ def run(
         used = plan
         if return_stats and options.block_size > 1:  # made by another family, which needs more
             used, workspace = length_bins.stats_plan(plan), None
-        memory, owner = _workspace_memory(used, workspace, stream, capturing, info.library)
+        memory, owner = workspace_memory(used, workspace, stream, capturing, info.library)
         # JAX, and the reads of this call, are not ordered after the kernel on its stream: wait here, also on errors.
         waits, handle = info.library == "jax" or stats_memory is not None, ctypes.c_void_p(stream)
         try:
-            launcher.launch(
-                info.pointer, lengths_at, live_at, target.pointer, stats_memory.pointer if stats_memory else 0, memory,
-                pitch, out_pitch, rows, width, stream,
-                packed(plan, call, more, launcher.with_slots) if launcher.extended else (),
-                None if call.problem.k else 0,
-            )  # fmt: skip
+            stats_at = stats_memory.pointer if stats_memory else 0
+            launcher.launch(launched(launcher, plan, call, result, more, live_at, stats_at, memory), stream)
         finally:
             code = driver.wait(handle) if waits else 0
         del owner, counted
@@ -103,6 +96,24 @@ def run(
             raw = np.frombuffer(driver.read(stats_memory.pointer, live * 4 * len(STATS_COLUMNS)), np.int32)
             return _answer(results, Stats(raw.reshape(live, len(STATS_COLUMNS))))
     return _answer(results, None)
+
+
+def launched(
+    launcher: launch.Launcher,
+    plan: Plan,
+    call: Call,
+    result: Any,
+    more: dict[str, Any],
+    live: int = 0,
+    stats: int = 0,
+    workspace: int = 0,
+) -> launch.Arguments:
+    """Arguments of the launch of a call with rows and slots."""
+    target = call.described.get("out") or problem.as_matrix(problem.inspect(result, "out"), "out")
+    (rows, width), pitches = call.scores.shape, (call.problem.pitch, problem.row_pitch(target))
+    options = packed(plan, call, more, launcher.with_slots) if launcher.extended else ()
+    at = (call.scores.pointer, call.address("lengths"), live, target.pointer, stats, workspace)
+    return launch.Arguments(*at, *pitches, rows, width, options, None if call.problem.k else 0)
 
 
 def _clear_counts(driver: Any, call: Call, index: int) -> None:
@@ -140,7 +151,7 @@ def _answer(results: tuple[Any, ...], stats: Stats | None) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, library: str) -> tuple[int, Any]:
+def workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, library: str) -> tuple[int, Any]:
     """Return the address of a workspace whose first bytes are zero when the kernel starts, and its owner."""
     if isinstance(workspace, Workspace):
         return workspace.pointer, workspace

@@ -1,177 +1,157 @@
-"""The fast path of repeated calls: a plan that has run before, called with PyTorch tensors.
+"""The fast path of repeated calls: a call with PyTorch tensors that has run, again with other addresses.
 
-It repeats the checks of `ksieve.core.call.parse` in the form that is cheapest for tensors, and raises no
-`ArgumentError` of its own: a call that fails a check takes the general path, which reports the fault. The arrays of
-options are those of `ksieve.backends.cuda.fast_options`.
+Nothing is checked twice. The tensors have the type, device, dtype, shape and strides of those that the general path
+(`ksieve.core.call.parse`) has accepted, which PyTorch's own guards compare; the launch is the one that it has made,
+with their addresses. Any other call takes the general path, which reports its fault, or gives it a fast path too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ksieve.backends.cuda import arrays
-from ksieve.backends.cuda.call import implicit_workspaces
-from ksieve.backends.cuda.fast_options import covers, make_packer
+from ksieve.backends.cuda.call import implicit_workspaces, launched, workspace_memory
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime.workspace import ALIGNMENT, Workspace
+from ksieve.core.call import Call
 from ksieve.planning.plan import Plan
 
-FastPath = Callable[[Any, Any, Any, Any, Any, Any, Any], Any]
-"""Called with (scores, lengths, k, out, workspace, num_rows, keywords); returns the result of `ksieve.topk`, or None
-without any effect."""
+FastPath = Callable[[tuple[Any, ...]], Any]
+"""Called with the arguments of a call; returns the result of `ksieve.topk`, or None without any effect."""
+
+_NO_ARRAYS = (int, str, bool, type(None), Workspace)
+_OUTPUTS = ("out", "values_out", "raw_out", "counts_out")
 
 
-def make_fast_path(plan: Plan, names: Collection[str] = ()) -> FastPath | None:
-    """Make the fast path of a plan that has a launcher; it refers to the plan. None if its options have none.
+def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence[Any], result: Any) -> FastPath | None:
+    """Make the fast path of calls like one that has run; it refers to the plan. None if there is none.
 
-    It is a closure, because reading forty names is fastest from cells.
+    It is a closure, because reading many names is fastest from cells.
 
     Parameters
     ----------
     plan : Plan
-    names : collection of str
-        Keyword arguments of its calls that are arrays; none of them has others.
+    call : Call
+    names, given : sequence
+        Names and values of the call's arguments. All that are no arrays are equal in the calls of the fast path.
+    result : Tensor or tuple of Tensor
+        What the call has returned.
     """
-    if not covers(plan.problem.options, names):
-        return None
     import torch
+    from torch.autograd import forward_ad
+
+    at = {name: i for i, name in enumerate(names) if type(given[i]) not in _NO_ARRAYS}
+    tensors = [given[i] for i in at.values()]
+    if any(type(tensor) is not torch.Tensor for tensor in tensors) or type(given[names.index("num_rows")]) is int:
+        return None
+    if (same := _guard(tensors)) is None:
+        return None
+    results = dict(zip(_parts(plan), result if isinstance(result, tuple) else (result,), strict=True))
+    new = {name: made for name, made in results.items() if name not in at}
+    # The method of an empty tensor with the sizes one by one: half the time of `torch.empty`.
+    makes, shape = [made.new_empty(0).new_empty for made in new.values()], call.shape
+    pick = itemgetter(*at.values()) if len(at) > 1 else lambda given: (given[0],)
+    answer = itemgetter(*[[*at, *new].index(name) for name in results])
+    apart, carrying = _apart(call, list(at)), plan.problem.options.values
+
+    place, needed, zeroed = names.index("workspace"), plan.workspace_bytes, plan.workspace_zeroed
+    raw, bound = "workspace" in at, type(given[place]) is Workspace
+    raw_place, streams = list(at).index("workspace") if raw else 0, implicit_workspaces.by_stream(plan)
 
     launcher = launch.launcher_of(plan, stats=False, stream=0)
-    driver, context, enqueue = launcher.driver, launcher.context, launcher.launch
-    is_capturing, fill_zero, activated = driver.is_capturing, driver.fill_zero, driver.activated
-    planned_rows, planned_width, slots = plan.problem.rows, plan.problem.width, plan.problem.k
-    index, needed, zeroed = plan.problem.device.index, plan.workspace_bytes, plan.workspace_zeroed
-    tensor, int32, empty = torch.Tensor, torch.int32, torch.empty
-    dtype = getattr(torch, plan.problem.dtype)
-    itemsize = dtype.itemsize
-    device = torch.device("cuda", max(index, 0))
+    more = {name.removesuffix("_out"): made for name, made in results.items() if name != "out"}
+    asked = launched(launcher, plan, call, results["out"], more, call.address("num_rows"))
+    words = ["lengths" if name == "ends" else name for name in (*at, *new)]
+    enqueue = launcher.repeated(asked, words if raw else [*words, "workspace"])
+    driver, context, index = launcher.driver, launcher.context, plan.problem.device.index
+    activated, fill_zero, is_capturing = driver.activated, driver.fill_zero, driver.is_capturing
     current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", arrays.torch_stream)
-    options, extended = plan.problem.options, launcher.extended
-    index_dtype, next_n, by_ends = getattr(torch, options.index_dtype), options.next_n, "ends" in names
-    index_bytes = index_dtype.itemsize
-    pack = make_packer(plan, names, device) if extended else None
+    known: list[int] = []
 
-    def call(scores: Any, lengths: Any, k: Any, out: Any, workspace: Any, num_rows: Any, keywords: Any = None) -> Any:
-        if type(scores) is not tensor or (k is not None and k != slots) or scores.is_neg():
+    def call_again(given: tuple[Any, ...]) -> Any:
+        nonlocal known
+        found = pick(given)
+        # A tangent is the only fact of a gradient that the guards do not know.
+        if not same(*found) or (carrying and getattr(forward_ad, "_current_level", 0) >= 0):
             return None
-        lengths_at = live_at = out_at = out_end = 0
-        if by_ends:
-            if lengths is not None:
+        addresses = [tensor.data_ptr() for tensor in found]
+        if addresses != known:
+            if not apart(addresses):
                 return None
-            lengths = keywords["ends"]
-        try:
-            # An object that is no tensor, or a sparse or wrapped one, raises here; the general path reports the fault.
-            rows, width = scores.shape
-            pitch, unit = scores.stride()
-            scores_at = scores.data_ptr()
-            if lengths is not None:
-                lengths_at = lengths.data_ptr()
-            if num_rows is not None:
-                live_at = num_rows.data_ptr()
-            if out is not None:
-                out_at = out.data_ptr()
-        except Exception:
-            return None
-        if (
-            scores.dtype is not dtype
-            or scores.get_device() != index
-            or not 0 < rows <= planned_rows
-            or width > planned_width
-            or (unit != 1 and width > 1)
-            or not scores_at
-        ):
-            return None
-        if pitch < width:
-            if rows > 1:
-                return None
-            pitch = width
-        if lengths is not None and (
-            type(lengths) is not tensor
-            or lengths.dtype is not int32
-            or lengths.is_neg()
-            or lengths.get_device() != index
-            or lengths.shape != (rows // next_n,)
-            or not lengths.is_contiguous()
-            or not lengths_at
-        ):
-            return None
-        if num_rows is not None and (
-            type(num_rows) is not tensor
-            or num_rows.dtype is not int32
-            or num_rows.is_neg()
-            or num_rows.get_device() != index
-            or num_rows.numel() != 1
-            or num_rows.dim() > 1
-            or not live_at
-        ):
-            return None
-        if out is not None:
-            if (
-                type(out) is not tensor
-                or out.dtype is not index_dtype
-                or out.is_neg()
-                or out.get_device() != index
-                or out.shape != (rows, slots)
-                or not out_at
-            ):
-                return None
-            out_pitch, unit = out.stride()
-            if (unit != 1 and slots > 1) or (out_pitch < slots and rows > 1):
-                return None
-            out_end = out_at + ((rows - 1) * out_pitch + slots) * index_bytes
-            if out_at < scores_at + ((rows - 1) * pitch + width) * itemsize and scores_at < out_end:
-                return None
-            if lengths_at and out_at < lengths_at + 4 * rows and lengths_at < out_end:
-                return None
-            if live_at and out_at < live_at + 4 and live_at < out_end:
-                return None
-        fields: tuple[int, ...] = ()
-        further: tuple[Any, ...] = ()
-        if pack is not None:
-            if rows % next_n:
-                return None
-            inputs = [(scores_at, scores_at + ((rows - 1) * pitch + width) * itemsize)]
-            if lengths_at:
-                inputs.append((lengths_at, lengths_at + 4 * (rows // next_n)))
-            if live_at:
-                inputs.append((live_at, live_at + 4))
-            try:
-                found = pack(keywords, scores, rows, inputs, [(out_at, out_end)] if out_at else [])
-            except Exception:  # a wrapped tensor has no address
-                return None
-            if found is None:
-                return None
-            fields, further = found
-        stream = current_stream(index)
-        if type(workspace) is Workspace:
-            if workspace.plan is not plan:
-                return None
-            memory = workspace.pointer
-        elif workspace is not None:
-            if type(workspace) is not tensor or workspace.get_device() != index:
-                return None
-            try:
-                memory, usable = workspace.data_ptr(), workspace.is_contiguous()
-            except RuntimeError:
-                return None
-            if workspace.is_neg() or workspace.is_conj() or not usable:
-                return None
-            if workspace.nbytes < needed or memory % ALIGNMENT or not memory:
+            known = addresses
+        stream, owner = current_stream(index), None
+        if makes:
+            made = [make(*shape) for make in makes]
+            found, addresses = (*found, *made), addresses + [tensor.data_ptr() for tensor in made]
+        if raw:
+            if addresses[raw_place] % ALIGNMENT:
                 return None
             with activated(context):
-                fill_zero(memory, zeroed, stream)
+                fill_zero(addresses[raw_place], zeroed, stream)
+            enqueue(addresses, stream)
+            return answer(found)
+        if bound:
+            given[place].check(plan)
+            memory = given[place].pointer
         elif not needed:
             memory = 0
-        elif is_capturing(stream):
-            return None
+        # The legacy default stream is never captured.
+        elif not stream or not is_capturing(stream):
+            owner = streams.get(stream)
+            if owner is None or owner.plan.workspace_bytes < needed:
+                owner = implicit_workspaces.get(plan, stream, "torch")
+            memory = owner.pointer
         else:
-            workspace = implicit_workspaces.get(plan, stream, "torch")
-            memory = workspace.pointer
-        if out is None:
-            out, out_pitch = empty((rows, slots), dtype=index_dtype, device=device), slots
-            out_at = out.data_ptr()
-        enqueue(scores_at, lengths_at, live_at, out_at, 0, memory, pitch, out_pitch, rows, width, stream, fields)
-        return (out, *further) if further else out
+            with activated(context):
+                memory, owner = workspace_memory(plan, None, stream, True, "torch")
+        enqueue([*addresses, memory], stream)
+        del owner
+        return answer(found)
 
-    return call
+    return call_again
+
+
+def _parts(plan: Plan) -> list[str]:
+    """Names of the outputs of a call, in the order of its result."""
+    options = plan.problem.options
+    return ["out", *(["values_out"] if options.values else []), *(["raw_out"] if options.raw else [])]
+
+
+def _guard(tensors: Sequence[Any]) -> Callable[..., bool] | None:
+    """Return a function that compares tensors with these but for their addresses: type, dtype, dispatch keys (device,
+    layout, lazy views, transforms), whether they require a gradient, shape and strides. None if PyTorch has none.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+    except ImportError:  # it is no public name
+        return None
+
+    def of(*tensors: Any) -> Callable[..., bool]:
+        check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return check
+
+    if len({id(tensor) for tensor in tensors}) == len(tensors):
+        return of(*tensors)
+    each = [of(tensor) for tensor in tensors]  # one guard takes no tensor twice
+    return lambda *found: all(check(tensor) for check, tensor in zip(each, found, strict=True))
+
+
+def _apart(call: Call, names: Sequence[str]) -> Callable[[list[int]], bool]:
+    """Return a function that checks addresses: all tensors have memory, and outputs share none with another array."""
+    described = [call.described.get("lengths" if name == "ends" else name) for name in names]
+    spans = [(0, 0) if info is None else info.span for info in described]
+    sizes = [(name in _OUTPUTS, end - begin) for name, (begin, end) in zip(names, spans, strict=True)]
+    pairs = [
+        (i, j, own, its)
+        for i, (written, own) in enumerate(sizes)
+        if written and own
+        for j, (too, its) in enumerate(sizes)
+        if its and (j < i or not too)
+    ]
+
+    def apart(at: list[int]) -> bool:
+        return 0 not in at and all(at[i] + own <= at[j] or at[j] + its <= at[i] for i, j, own, its in pairs)
+
+    return apart

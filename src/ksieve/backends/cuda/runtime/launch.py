@@ -6,7 +6,9 @@ import ctypes
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import NamedTuple
 
 from ksieve.backends.cuda.jit import bundle, stalls
 from ksieve.backends.cuda.jit.compile import Sources
@@ -39,6 +41,13 @@ page_shift, flags, and a reserved zero."""
 SLOTS = struct.Struct("=3Qq2i")
 """What follows in `Options` where slots hold more than one index each, or positions in place of indices: counts, tails,
 positions (addresses); positions_pitch (elements); expand, block."""
+
+WORDS = {
+    "scores": 0, "lengths": 1, "num_rows": 2, "out": 6, "workspace": 9, "starts": 12, "k": 13, "page_table": 14,
+    "row_to_request": 15, "offsets": 16, "values_out": 17, "raw_out": 18, "counts_out": 25, "tail": 26,
+    "positions": 27, "block_table": 27,
+}  # fmt: skip
+"""Where the address of an array lies in all of them together, in words of 8 bytes; "lengths" are "ends" too."""
 
 # One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
 # dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
@@ -139,27 +148,32 @@ class Kernel:
         self.context = driver.context(index)
         with driver.activated(self.context):
             function = function_of(spec, index, driver, stream)
+        self._function = ctypes.c_void_p(function)
+        self._layout = (params_bytes, threads, spec.shared_bytes, tuple(attributes))
+        self._enqueue = driver.launch
+        self._get_current = driver.get_current
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Make memory of its own, and what lies there: a copy of a kernel has to."""
+        params_bytes, threads, shared_bytes, attributes = self._layout
         self._lock = threading.Lock()
         arguments_at = params_bytes + _CONFIG.size
         attributes_at = arguments_at + 8
         self._memory = (ctypes.c_uint64 * ((attributes_at + len(attributes) * _ATTRIBUTE.size) // 8))()
         base = ctypes.addressof(self._memory)
         _CONFIG.pack_into(
-            self._memory, params_bytes, 1, 1, 1, threads, 1, 1, spec.shared_bytes, 0, base + attributes_at,
-            len(attributes),
-        )  # fmt: skip
+            self._memory, params_bytes, 1, 1, 1, threads, 1, 1, shared_bytes, 0, base + attributes_at, len(attributes)
+        )
         _STREAM.pack_into(self._memory, arguments_at, base)
         for number, attribute in enumerate(attributes):
             _ATTRIBUTE.pack_into(self._memory, attributes_at + number * _ATTRIBUTE.size, *attribute)
         self._stream = 0
         self._stream_at = params_bytes + _STREAM_IN_CONFIG
         self._config = ctypes.c_void_p(base + params_bytes)
-        self._function = ctypes.c_void_p(function)
         self._arguments = ctypes.c_void_p(base + arguments_at)
         self._current = ctypes.c_void_p()
         self._current_ref = ctypes.byref(self._current)
-        self._enqueue = driver.launch
-        self._get_current = driver.get_current
 
     def run(self, layout: struct.Struct, params: tuple[int, ...], blocks: int, stream: int) -> None:
         """Enqueue the kernel with its argument's fields.
@@ -195,6 +209,32 @@ class Kernel:
         )
 
 
+class Arguments(NamedTuple):
+    """Arguments of a launch of a plan's kernels: addresses, 0 where an argument is absent, and sizes.
+
+    Attributes
+    ----------
+    options : tuple of int
+        Fields of `OPTIONS`, if the plan's kernel takes them (`extended`), and behind them those of `SLOTS`
+        (`with_slots`).
+    k : int, optional
+        That of the plan when omitted, or 0.
+    """
+
+    scores: int
+    lengths: int
+    num_rows: int
+    indices: int
+    stats: int
+    workspace: int
+    pitch: int
+    out_pitch: int
+    rows: int
+    width: int
+    options: tuple[int, ...] = ()
+    k: int | None = None
+
+
 class Launcher(Kernel):
     """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
 
@@ -220,7 +260,24 @@ class Launcher(Kernel):
         super().__init__(spec, plan.problem.device.index, plan.threads, size, driver, stream, attributes)
         self.name = plan.family
 
-    def launch(
+    def launch(self, asked: Arguments, stream: int) -> None:
+        """Enqueue the plan's kernels on a stream of its device.
+
+        Raises
+        ------
+        BackendError
+            If the driver refuses the launch, or reports an error of earlier work.
+        """
+        for other in self._before:
+            other.launch(asked, stream)
+        # The driver copies Params before it returns, so that every call can reuse one block of memory.
+        with self._lock:
+            self._pack(*asked)
+            code = self._send(stream)
+        if code:
+            raise self._error(code)
+
+    def _pack(
         self,
         scores: int,
         lengths: int,
@@ -232,37 +289,57 @@ class Launcher(Kernel):
         out_pitch: int,
         rows: int,
         width: int,
-        stream: int,
-        options: tuple[int, ...] = (),
-        k: int | None = None,
+        options: tuple[int, ...],
+        k: int | None,
     ) -> None:
-        """Enqueue the plan's kernels on a stream of its device; addresses are 0 where an argument is absent.
-
-        `options` are the fields of `OPTIONS`, if the plan's kernel takes them (`extended`), and behind them those of
-        `SLOTS` (`with_slots`). `k` is that of the plan when omitted, or 0.
-
-        Raises
-        ------
-        BackendError
-            If the driver refuses the launch, or reports an error of earlier work.
-        """
-        for other in self._before:
-            other.launch(
-                scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch, rows, width, stream, options, k
-            )
         primary, rescue = self._ranks
-        blocks = min(rows * self._splits, self._most)
-        memory = self._memory
-        # The driver copies Params before it returns, so that every call can reuse one block of memory.
-        slots = self._k if k is None else k
-        with self._lock:
-            self._patch.pack_into(
-                memory, 0, scores, lengths, num_rows, pitch, rows, width, slots, self._splits,
-                indices, out_pitch, stats, workspace, self._lists, primary, rescue, *options, blocks,
-            )  # fmt: skip
-            code = self._send(stream)
-        if code:
-            raise self._error(code)
+        slots, blocks = self._k if k is None else k, min(rows * self._splits, self._most)
+        self._patch.pack_into(
+            self._memory, 0, scores, lengths, num_rows, pitch, rows, width, slots, self._splits,
+            indices, out_pitch, stats, workspace, self._lists, primary, rescue, *options, blocks,
+        )  # fmt: skip
+
+    def _packed(self, asked: Arguments) -> Iterator[Launcher]:
+        """Yield copies of the launchers of a call, whose memory holds its arguments."""
+        for other in self._before:
+            yield from other._packed(asked)
+        own = copy(self)
+        own._lay_out()
+        own._pack(*asked)
+        yield own
+
+    def repeated(self, asked: Arguments, names: Sequence[str]) -> Callable[[list[int], int], None]:
+        """Prepare a launch of which nothing changes but addresses and the stream; safe to call from any thread.
+
+        Parameters
+        ----------
+        asked : Arguments
+        names : sequence of str
+            Keys of `WORDS`: the addresses that a call passes.
+
+        Returns
+        -------
+        callable
+            Called with the addresses and the stream. It raises what `launch` raises.
+        """
+        kernels, places = tuple(self._packed(asked)), [WORDS[name] for name in names]
+        held: list[list[int]] = [[]]
+        lock = threading.Lock()
+
+        def launch(addresses: list[int], stream: int) -> None:
+            with lock:
+                if addresses != held[0]:
+                    held[0] = []  # an interrupt may come before all are stored
+                    for kernel in kernels:
+                        memory = kernel._memory
+                        for place, address in zip(places, addresses):  # noqa: B905 - a keyword costs as much
+                            memory[place] = address
+                    held[0] = addresses
+                for kernel in kernels:
+                    if code := kernel._send(stream):
+                        raise kernel._error(code)
+
+        return launch
 
 
 _kernels: dict[tuple[KernelSpec, int], Kernel] = {}

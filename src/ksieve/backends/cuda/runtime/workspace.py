@@ -148,30 +148,36 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int | str, ...], Workspace] = {}
+        self._held: dict[tuple[int | str, ...], dict[int, Workspace]] = {}
         self._lock = threading.Lock()
+
+    def by_stream(self, plan: Plan) -> dict[int, Workspace]:
+        """Return the workspaces of a plan's device and layout, to read; some may be too small for the plan."""
+        layout = (
+            plan.problem.device.index, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity,
+            memory.sort_slots(plan), plan.workspace_zeroed,
+        )  # fmt: skip
+        return self._held.setdefault(layout, {})
 
     def get(self, plan: Plan, stream: int, library: str) -> Workspace:
         """Return this stream's workspace, at least as large as a plan needs; `stream` is not being captured.
 
         Keep a reference until the launch is enqueued: another thread may replace the workspace by a larger one.
         """
-        key = (
-            plan.problem.device.index, stream, STEMS[plan.family], plan.splits, plan.capacity, plan.shared_capacity,
-            memory.sort_slots(plan), plan.workspace_zeroed,
-        )  # fmt: skip
-        held = self._held.get(key)
+        streams = self.by_stream(plan)
+        held = streams.get(stream)
         if held is None or not held.covers(plan):
             with self._lock:
-                held = self._held.get(key)
+                held = streams.get(stream)
                 if held is None or not held.covers(plan):
-                    held = self._held[key] = make(plan, None, stream, library)
+                    held = streams[stream] = make(plan, None, stream, library)
         return held
 
     def clear(self) -> None:
         """Release all implicit workspaces."""
         with self._lock:
-            self._held.clear()
+            for streams in self._held.values():
+                streams.clear()
 
 
 class DriverMemory:
