@@ -22,9 +22,17 @@ from ksieve.core.errors import ArgumentError, KsieveError
 _log = logging.getLogger("ksieve.adapters")
 _said: set[str] = set()
 _random = random.Random()
-_thread = threading.local()
 share = 0.0
 """Share of the calls that are compared; set by `ksieve.adapters._switch`."""
+
+
+class _Thread(threading.local):
+    """Whether the calls of a thread reach the engine's own operators."""
+
+    own = False
+
+
+_thread = _Thread()
 
 
 def share_of(given: float | None) -> float:
@@ -44,7 +52,7 @@ def share_of(given: float | None) -> float:
 @contextlib.contextmanager
 def engine_s_own() -> Iterator[None]:
     """Inside, calls of this thread reach the engine's own operators."""
-    before = getattr(_thread, "own", False)
+    before = _thread.own
     _thread.own = True
     try:
         yield
@@ -62,12 +70,31 @@ class Replacement:
         self.call = self._function()
 
     def _function(self) -> Callable[..., Any]:
+        function, name, running = self.function, self.name, TALLY.running
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                return self.function(*args, **kwargs)
-            if not self.on or getattr(_thread, "own", False):
+                return function(*args, **kwargs)
+            if not self.on or _thread.own:
                 return self.own(*args, **kwargs)
-            return self._serve(args, kwargs)
+            running.operator = name
+            try:
+                result = function(*args, **kwargs)
+            except Declined:
+                return self._by_engine(args, kwargs)
+            except KsieveError as error:
+                TALLY.fallbacks[name] += 1
+                if name not in _said:
+                    _said.add(name)
+                    _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", name, str(error))
+                return self._by_engine(args, kwargs)
+            finally:
+                asked = running.asked
+                running.operator = running.asked = None  # a reference would keep the scores in memory
+            if share and _random.random() < share:
+                with engine_s_own():
+                    _verify.compare(self.operator, self.own, args, kwargs, result, asked)
+            return result
 
         if hasattr(self.own, "default"):
             # An operator of torch.ops, and its one overload.
@@ -75,27 +102,6 @@ class Replacement:
             call.default = call  # type: ignore[attr-defined]
             return call
         return functools.wraps(self.own)(call)
-
-    def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        running = TALLY.running
-        running.operator = self.name
-        try:
-            result = self.function(*args, **kwargs)
-        except Declined:
-            return self._by_engine(args, kwargs)
-        except KsieveError as error:
-            TALLY.fallbacks[self.name] += 1
-            if self.name not in _said:
-                _said.add(self.name)
-                _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", self.name, str(error))
-            return self._by_engine(args, kwargs)
-        finally:
-            asked = running.asked
-            running.operator = running.asked = None  # a reference would keep the scores in memory
-        if share and _random.random() < share:
-            with engine_s_own():
-                _verify.compare(self.operator, self.own, args, kwargs, result, asked)
-        return result
 
     def _by_engine(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with engine_s_own():

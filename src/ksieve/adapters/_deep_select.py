@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ksieve.adapters._select import require, select
+from ksieve.core.errors import ArgumentError
 
 _NAMES = {"scores": "input", "k": "topk", "starts": "begin", "ends": "end", "lengths": "end"} | {
     "out": "output_idx", "offsets": "output_idx_offset", "index_dtype": "indices_type"
@@ -73,7 +74,8 @@ def topk(
     require(indices_type in (torch.int32, torch.int64), "indices_type", indices_type, "torch.int32 or torch.int64")
     options: dict[str, Any] = {"index_dtype": "int32" if indices_type is torch.int32 else "int64"}
     if output_idx is not None:
-        require(output_idx.dtype is indices_type, "output_idx", f"dtype {output_idx.dtype}", f"{indices_type}")
+        if output_idx.dtype is not indices_type:
+            raise ArgumentError("output_idx", f"dtype {output_idx.dtype}", f"{indices_type}")
         options["out"] = output_idx
     if begin is not None:
         options["starts"] = begin
@@ -91,7 +93,7 @@ def topk(
     if return_value and value_oob_fill_value != float("-inf"):
         filled.append((values, value_oob_fill_value))
     if filled and (begin is not None or end is not None or topk > input.shape[1]):
-        unused = _unused_slots(input, topk, begin, end)
+        unused = indices < 0 if output_idx_offset is None else _unused_slots(input, topk, begin, end)
         for output, value in filled:
             output.masked_fill_(unused, value)
     return values, indices

@@ -10,6 +10,7 @@ from typing import Any
 
 from ksieve.adapters._rows import refuse_early
 from ksieve.adapters._select import require, select
+from ksieve.core.errors import ArgumentError
 
 _FAST = {"scores": "score", "k": "topk", "expand": "kpool", "tail": "seq_lens", "starts": "row_starts"} | {
     "offsets": "topk_indices_offset", "row_to_request": "page_table_row_index"
@@ -66,7 +67,8 @@ def fast_kpool_topk_transform_fused(
         options["offsets"] = topk_indices_offset
     if page_table_row_index is not None:
         options["row_to_request"] = page_table_row_index
-    require(kpool >= 1 and topk % kpool == 0, "topk", topk, f"a multiple of kpool, {kpool}")
+    if kpool < 1 or topk % kpool:
+        raise ArgumentError("topk", topk, f"a multiple of kpool, {kpool}")
     return _pools(_FAST, score, lengths, topk // kpool, kpool, row_starts, seq_lens, options)
 
 
@@ -152,8 +154,9 @@ def topk_transform_kpool_ragged_v2(
         options["row_to_request"] = page_table_row_index
     columns = out.shape[1] - (0 if token_seq_lens is None else pool_size - 1)
     require(pool_size >= 1, "pool_size", pool_size, "a positive int")
-    require(columns >= 0 and columns % pool_size == 0, "out", f"{out.shape[1]} columns",
-            f"a multiple of pool_size, {pool_size}, and with token_seq_lens pool_size - 1 more")  # fmt: skip
+    if columns < 0 or columns % pool_size:
+        takes = f"a multiple of pool_size, {pool_size}, and with token_seq_lens pool_size - 1 more"
+        raise ArgumentError("out", f"{out.shape[1]} columns", takes)
     _pools(_RAGGED, scores, pool_lens, columns // pool_size, pool_size, row_starts, token_seq_lens, options)
 
 
@@ -163,9 +166,10 @@ def _pools(
     if starts is not None:
         options |= {"starts": starts, "index_base": "start"}
     if size > 1:
-        refuse_early(names, scores, k, expand=size)
         options["expand"] = size
         if seq_lens is not None:
+            refuse_early(names, scores, k, expand=size)
             # The tail begins behind the last pool, also where a caller has fewer pools than its positions would fill.
-            options["tail"] = lengths.clamp(0, scores.shape[1]) * size + seq_lens.clamp(min=0) % size
+            whole = lengths.clamp(0, scores.shape[1])
+            options["tail"] = seq_lens.clamp(min=0).remainder_(size).add_(whole, alpha=size)
     return select(names, scores, lengths, k, **options)

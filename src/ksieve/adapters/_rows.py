@@ -49,8 +49,13 @@ def compressed(seq_lens: Any, next_n: int, ratio: int) -> Any:
 
 def refuse_early(names: Mapping[str, str], scores: Any, k: int, **numbers: int) -> None:
     """Have options that no CUDA kernel has refused before tensors are made for them: an engine then serves the call."""
-    if scores.is_cuda and not on_cuda(Options(**numbers)):  # type: ignore[arg-type]
+    if scores.is_cuda and _refused(**numbers):
         select(names, scores, None, k, **numbers)
+
+
+@functools.cache
+def _refused(**numbers: int) -> bool:
+    return not on_cuda(Options(**numbers))  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -381,10 +381,7 @@ def msa_topk_select(
 
 
 def _order(deterministic: bool, tie_break: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    ties = tie_break_of(tie_break)
-    if ties is not None:
-        options["tie_break"] = ties
+    options: dict[str, Any] = {} if tie_break == 0 else {"tie_break": tie_break_of(tie_break)}
     if deterministic:
         options["deterministic"] = True
     return options

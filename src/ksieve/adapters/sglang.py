@@ -30,7 +30,8 @@ from ksieve.adapters._kpool import (
     topk_transform_kpool_ragged_v2,
     topk_transform_kpool_v2,
 )
-from ksieve.adapters._select import require, select
+from ksieve.adapters._select import select
+from ksieve.core.errors import ArgumentError
 
 __all__ = [
     "fast_kpool_topk_transform_fused",
@@ -110,8 +111,8 @@ def fast_topk_transform_fused(
     ArgumentError
     """
     rows, requests = score.shape[0], page_table_size_1.shape[0]
-    entries = cu_seqlens_q.shape[0]
-    require(entries == requests + 1, "cu_seqlens_q", f"{entries} entries", f"{requests + 1}, one more than requests")
+    if (entries := cu_seqlens_q.shape[0]) != requests + 1:
+        raise ArgumentError("cu_seqlens_q", f"{entries} entries", f"{requests + 1}, one more than requests")
     options: dict[str, Any] = {"page_table": page_table_size_1}
     if row_starts is not None:
         options |= {"starts": row_starts, "index_base": "start"}

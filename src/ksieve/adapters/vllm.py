@@ -192,7 +192,8 @@ def deep_select_topk(
     options: dict[str, Any] = {} if indices_dtype is torch.int32 else {"index_dtype": "int64"}
     if output_idx is None:
         return select(_DEEP_SELECT, input, end, topk, **options)
-    require(output_idx.dtype is indices_dtype, "output_idx", f"dtype {output_idx.dtype}", f"{indices_dtype}")
+    if output_idx.dtype is not indices_dtype:
+        raise ArgumentError("output_idx", f"dtype {output_idx.dtype}", f"{indices_dtype}")
     select(_DEEP_SELECT, input, end, topk, out=part(output_idx, "output_idx", input.shape[0], topk), **options)
     return output_idx
 
