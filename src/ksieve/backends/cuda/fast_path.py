@@ -125,17 +125,17 @@ def _guard(tensors: Sequence[Any]) -> Callable[..., bool] | None:
     """
     try:
         from torch._C._dynamo.guards import TensorGuards
-    except ImportError:  # it is no public name
+
+        # One guard takes no tensor twice.
+        once = len({id(tensor) for tensor in tensors}) == len(tensors)
+        checks = [
+            TensorGuards(*some, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+            for some in ([tensors] if once else [[tensor] for tensor in tensors])
+        ]
+    except (ImportError, TypeError):  # it is no public name, and may take other arguments one day
         return None
-
-    def of(*tensors: Any) -> Callable[..., bool]:
-        check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        return check
-
-    if len({id(tensor) for tensor in tensors}) == len(tensors):
-        return of(*tensors)
-    each = [of(tensor) for tensor in tensors]  # one guard takes no tensor twice
-    return lambda *found: all(check(tensor) for check, tensor in zip(each, found, strict=True))
+    check: Callable[..., bool] = checks[0]
+    return check if once else lambda *found: all(same(its) for same, its in zip(checks, found, strict=True))
 
 
 def _apart(call: Call, names: Sequence[str]) -> Callable[[list[int]], bool]:
