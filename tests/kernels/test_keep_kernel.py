@@ -146,6 +146,49 @@ def test_a_full_list_in_each_round_of_wide_tiles(monkeypatch):
     assert running.cutoff.tolist() <= [9701.0, 19_702.0]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_guess_of_a_first_tile(dtype, on_the_emulator):
+    """Sampled columns are better than the others, worse, and like them: too few scores pass, too many, enough."""
+    sampled = torch.arange(4096) % 64 < 32 if dtype == "float32" else torch.arange(4096) % 128 < 64
+    scores = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 4096)).astype(np.float32))
+    scores += sampled * torch.tensor([[100], [-100], [0], [0]])
+    scores[3, 1::2] = np.nan
+    scores = scores.to(getattr(torch, dtype))
+    for ties in (None, "high"):
+        running = ksieve.Running(4, K, 4096, dtype=scores.dtype, tie_break=ties)
+        before = on_the_emulator.bytes_read
+        running.push(scores[2:3].expand(4, -1).contiguous(), 4096)
+        assert on_the_emulator.bytes_read - before < 2.5 * scores.nbytes
+        running.reset()
+        running.push(scores, 0)
+        assert (running._best._held >= K).all()
+        ksieve.verify(scores, None, running.finish(), k=K, tie_break=ties or "any").raise_if_failed()
+
+
+@pytest.mark.parametrize("ties", [None, "low"])
+def test_compactions_of_full_lists(ties, monkeypatch):
+    """They keep an eighth more than k, or exactly k where more are equal."""
+    monkeypatch.setattr(keep, "FEWEST", 2048)
+    scores = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 9000)).astype(np.float32))
+    scores[0], scores[1] = scores[0].sort()[0], (scores[1].sort()[0] * 2).round()
+    running = ksieve.Running(3, 1600, 3000, dtype=torch.float32, tie_break=ties)
+    for first in (0, 3000, 6000):
+        running.push(scores[:, first : first + 3000], first)
+    ksieve.verify(scores, None, running.finish(), k=1600, tie_break=ties or "any").raise_if_failed()
+
+
+def test_windows_beyond_32_bits():
+    scores = rows_of("float32")
+    rows, width = scores.shape
+    starts = torch.tensor([-(2**40), 2**40, 300, *[0] * (rows - 3)])
+    ends = torch.tensor([2**40, 2**41, 2**33, -(2**40), *[2**31] * (rows - 4)])
+    running = ksieve.Running(rows, K, 300, dtype=torch.float32, tie_break="low", deterministic=True)
+    for begin in range(0, width, 300):
+        running.push(scores[:, begin : begin + 300], begin, starts=starts, ends=ends)
+    clipped = {"starts": starts.clamp(0, width).int(), "ends": ends.clamp(0, width).int()}
+    check([running.finish()], [ksieve.topk(scores, k=K, tie_break="low", deterministic=True, **clipped)])
+
+
 def test_late_tiles_are_read_once(on_the_emulator):
     scores = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 4096)).astype(np.float32))
     running = ksieve.Running(2, 8, 4096, dtype=torch.float32)

@@ -128,8 +128,13 @@ class Best:
         slots = slice(self.k, self.k + count)
         return self._values[0][:, slots], self._places[0][:, slots]
 
+    def within(self, windows: dict[str, Any], first: int, width: int) -> dict[str, Any]:
+        """Bounds within a tile from those of whole rows, as `take` wants them."""
+        clip = {name: self.xp.clip(array, first, first + width) - first for name, array in windows.items()}
+        return {name: self.xp.asarray(array, dtype=self.xp.int32) for name, array in clip.items()}
+
     def take(self, tile: Any, first: int, windows: dict[str, Any], block_size: int = 1, num_rows: Any = None) -> None:
-        """Take a tile into account; `windows` are bounds within it, by their names in `ksieve.topk`."""
+        """Take a tile into account; `windows` are from `within`, by their names in `ksieve.topk`."""
         self._first[:] = first // block_size
         count = min(self.k, -(-tile.shape[1] // block_size))
         values, places = self.room(count)

@@ -42,8 +42,12 @@ class DeviceBest(Best):
         self._launch(flags=keep.SETTLE)
         return super().room(count)
 
+    def within(self, windows: dict[str, Any], first: int, width: int) -> dict[str, Any]:
+        """The bounds as they are: the kernel clips them to the tile."""
+        return windows
+
     def take(self, tile: Any, first: int, windows: dict[str, Any], block_size: int = 1, num_rows: Any = None) -> None:
-        """Take a tile into account; `windows` are bounds within it, by their names in `ksieve.topk`."""
+        """Take a tile into account; `windows` are from `within`, by their names in `ksieve.topk`."""
         self._launch(tile, first, windows.get("starts"), windows.get("ends", windows.get("lengths")), num_rows)
 
     def finish(self, **outputs: Any) -> Any:
@@ -64,6 +68,7 @@ class DeviceBest(Best):
     ) -> None:  # fmt: skip
         ties = self.ranking.get("tie_break")
         flags |= keep.TIES * (ties is not None) | keep.HIGH_FIRST * (ties == "high")
+        flags |= keep.LONG_STARTS * _is_long(starts) | keep.LONG_ENDS * _is_long(ends)
         rows = self.rows
         if num_rows is not None and not hasattr(num_rows, "data_ptr"):
             rows, num_rows = min(max(int(num_rows), 0), rows), None
@@ -82,3 +87,7 @@ class DeviceBest(Best):
         """Ordinal of the device, and PyTorch's current stream there."""
         index = self.device.index
         return index, arrays.torch_stream(index)
+
+
+def _is_long(array: Any) -> bool:
+    return array is not None and array.element_size() == 8

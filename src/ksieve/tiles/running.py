@@ -167,10 +167,7 @@ class Running:
             problem.check_vector(inspect(array, name), name, ((best.rows,),), best.device, INTEGERS)
         if num_rows is not None and (isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer))):
             problem.check_vector(inspect(num_rows, "num_rows"), "num_rows", ((1,), ()), best.device)
-        for name, array in windows.items():
-            within = best.xp.clip(array, first, first + width) - first
-            windows[name] = best.xp.asarray(within, dtype=best.xp.int32)
-        best.take(tile, first, windows, self.block_size, num_rows)
+        best.take(tile, first, best.within(windows, first, width), self.block_size, num_rows)
         self._pushed.insert(bisect_left(self._pushed, (first, first)), (first, first + width))
         if width % self.block_size:
             self._end = first + width

@@ -19,7 +19,7 @@ TILE = struct.Struct("=10Qq6i")
 """`Tile` of kernels/tiles/keep.cu: scores, starts, ends, num_rows, row_k, values, places, held, bounds, cutoff
 (addresses); pitch (elements); width, first, k, capacity, flags, and a reserved zero."""
 
-TIES, HIGH_FIRST, RECOUNT, SETTLE = 1, 2, 4, 8
+TIES, HIGH_FIRST, RECOUNT, SETTLE, LONG_STARTS, LONG_ENDS = 1, 2, 4, 8, 16, 32
 """Flags of `TILE`."""
 
 STEM = "tiles/keep"
@@ -32,17 +32,20 @@ FEWEST = 2048
 """Slots of a list behind the k best, at least: a small k has few compactions too."""
 
 THREADS = 256
+
 CTAS_PER_SM = 4
+"""Thread blocks of a multiprocessor for which registers suffice, 64 for a thread. Each takes 25.7 KB of shared memory:
+GPUs with 100 KB of it hold three."""
 
 
 def capacity_of(k: int) -> int:
-    """Return the slots of a row's list."""
-    return k + max(2 * k, FEWEST)
+    """Return the slots of a row's list: whole vectors of 16 bytes."""
+    return -(-(k + max(2 * k, FEWEST)) // 8) * 8
 
 
 def keep_kernel(arch: str, dtype: str, ranking: Ranking = "largest") -> KernelSpec:
     """Specialisation for a dtype and a ranking; one serves every k and tie-break."""
-    stages = 2
+    stages = 4
     shared = memory.HISTOGRAM_BYTES + 16 * stages * THREADS + memory.CANDIDATE_BYTES + memory.fixed_bytes(0, THREADS, 0)
     own = {
         "KSIEVE_THREADS": THREADS, "KSIEVE_CTAS_PER_SM": CTAS_PER_SM, "KSIEVE_STAGES": stages,

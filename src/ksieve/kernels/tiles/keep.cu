@@ -4,16 +4,17 @@
 #include "common/histogram.cuh"
 #include "common/load.cuh"
 
-constexpr int kVectors = 4;      // 16-byte loads of a thread in flight
-constexpr int kMostSlots = 4096; // MOST_SLOTS of backends/cuda/keep.py
-constexpr u64 kNoBound = ~0ull;  // fewer than k scores are known
+constexpr int kVectors = 4;         // 16-byte loads of a thread in flight
+constexpr int kDrawn = 8 / kVector; // those of a sample
+constexpr int kMostSlots = 4096;    // MOST_SLOTS of backends/cuda/keep.py
+constexpr u64 kNoBound = ~0ull;     // fewer than k scores are known
 using Slot = unsigned short;
 
 // The kernel's only argument; the host packs it (backends/cuda/keep.py).
 struct Tile {
   const Score* scores; // (rows, width), `pitch` apart
-  const int* starts;   // (rows,) first column of each row's window; null: 0
-  const int* ends;     // (rows,) column behind it; null: width
+  const void* starts;  // (rows,) position at which each row's window begins; null: 0
+  const void* ends;    // (rows,) position behind it; null: no end
   const int* num_rows; // live rows; null: all
   const int* row_k;    // (rows,) k of each row; null: k
   Score* values;       // (rows, capacity) lists
@@ -25,34 +26,37 @@ struct Tile {
   int width;
   int first; // position of the first column
   int k;
-  int capacity; // more than k
+  int capacity; // at least 3 k, and whole vectors
   int flags;
   int reserved;
 };
 static_assert(sizeof(Tile) == 11 * 8 + 6 * 4, "the host packs 112 bytes");
-constexpr int kByPosition = 1; // of equal scores positions decide
-constexpr int kHighFirst = 2;  // the highest ones are selected
-constexpr int kRecount = 4;    // the list is the scores of the first k slots that have a position; no bound is known
-constexpr int kSettle = 8;     // at most k entries stay, and the k slots that none has get position -1
+constexpr int kByPosition = 1;  // of equal scores positions decide
+constexpr int kHighFirst = 2;   // the highest ones are selected
+constexpr int kRecount = 4;     // the list is the scores of the first k slots that have a position; no bound is known
+constexpr int kSettle = 8;      // at most k entries stay, and the k slots that none has get position -1
+constexpr int kLongStarts = 16; // starts have 64 bits
+constexpr int kLongEnds = 32;
 
 struct Shared {
-  u64 least; // extreme composites of the list
-  u64 greatest;
-  u64 worst; // of those that stay
+  u32 least; // extreme keys
+  u32 greatest;
+  u32 worst; // key of those that stay
+  u32 moves; // slots that a compaction empties, and 2^16 times those whose entries fill them
   int held;
-  int holes;
-  int filled;
-  int overflow[2]; // number of the last round in which the list was full, of even and odd rounds
+  int full; // some score found no slot
 };
 __shared__ Shared shared;
 
-// Slots below k that a compaction empties.
+// Slots that a compaction empties, and those behind them whose entries stay.
 __device__ __forceinline__ Slot* holes() { return reinterpret_cast<Slot*>(shared_storage().ring); }
-static_assert(sizeof(SharedStorage::ring) >= kMostSlots * sizeof(Slot), "holes lie where loads of a scan would");
+__device__ __forceinline__ Slot* movers() { return holes() + kMostSlots; }
+static_assert(sizeof(SharedStorage::ring) >= 2 * kMostSlots * sizeof(Slot) && kStages >= kVectors,
+              "slots lie where vectors are staged");
 
-// A smaller composite is a better score, or an equal one at a position that the tie-break prefers.
-__device__ __forceinline__ u64 composite(const Tile& p, Score score, int position) {
-  return make_entry(order_key(widen(score)), p.flags & kHighFirst ? 0x7fffffff - position : position);
+// The lower half of a composite: positions in the order in which the tie-break prefers them.
+__device__ __forceinline__ u32 rank_of(const Tile& p, int position) {
+  return p.flags & kHighFirst ? 0x7fffffff - position : position;
 }
 
 struct List {
@@ -63,117 +67,195 @@ struct List {
       : p(p), values(p.values + static_cast<i64>(row) * p.capacity),
         places(p.places + static_cast<i64>(row) * p.capacity) {}
 
-  // Calls visit(slot, composite) for this thread's share of slots [begin, end); several are loaded at a time.
-  template <class Visit> __device__ __forceinline__ void each(int begin, int end, Visit visit) const {
-    constexpr int kTogether = 4;
-#pragma unroll 1
-    for (int first = begin + threadIdx.x; first < end; first += kTogether * kThreads) {
-      u64 entry[kTogether];
+  static constexpr int kTogether = 24 / kVector; // 16-byte loads of a thread in flight
+  static constexpr int kChunk = kTogether * kStep;
+
+  // Calls visit(slot, key, bit, filled) for this thread's share of the first n slots from `first` on, a chunk at most,
+  // and for up to a vector's slots behind them, which are not filled: predicates, where branches would be one per
+  // entry.
+  template <class Visit> __device__ __forceinline__ void chunk(int first, int n, Visit visit) const {
+    const int own = first + own_offset();
+    Raw raw[kTogether];
 #pragma unroll
-      for (int b = 0; b < kTogether; ++b) {
-        const int slot = min(first + b * kThreads, end - 1);
-        entry[b] = composite(p, values[slot], places[slot]);
-      }
+    for (int u = 0; u < kTogether; ++u)
+      raw[u] = *reinterpret_cast<const Raw*>(values + (own + u * kStep < n ? own + u * kStep : 0));
 #pragma unroll
-      for (int b = 0; b < kTogether; ++b)
-        if (first + b * kThreads < end) visit(first + b * kThreads, entry[b]);
+    for (int u = 0; u < kTogether; ++u) {
+      const int left = n - own - u * kStep;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i)
+        visit(own + u * kStep + i, order_key(widen(loaded(raw[u], i))), 1u << (u * kVector + i), i < left);
     }
+  }
+  template <class Visit> __device__ __forceinline__ void each(int n, Visit visit) const {
+#pragma unroll 1
+    for (int first = 0; first < n; first += kChunk)
+      chunk(first, n, visit);
+  }
+  // Of equal scores: the lower half of a slot's composite, or where positions do not decide, the slot.
+  __device__ __forceinline__ u32 rank(int slot) const {
+    return p.flags & kByPosition ? rank_of(p, places[slot]) : slot;
   }
 };
 
-__device__ __forceinline__ u64 least_of_warp(u64 mine) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    mine = min(mine, __shfl_xor_sync(kFullWarp, mine, offset));
-  return mine;
-}
-__device__ __forceinline__ bool first_lane() { return (threadIdx.x & 31) == 0; }
-
-__device__ __forceinline__ void reset_extremes() {
-  shared.least = kNoBound;
-  shared.greatest = shared.worst = 0;
-  shared.holes = shared.filled = 0;
+__device__ __forceinline__ void reset_counters() {
+  shared.least = ~0u;
+  shared.greatest = shared.worst = shared.moves = 0;
+  shared.full = 0;
 }
 
-// Leaves the k best of a list of at least k entries, in any order, and returns the row's new bound. Call by all threads
-// behind a barrier after the last change of the list; returns behind one.
-__device__ __noinline__ u64 compact(const Tile& p, int row, int k) {
-  const List list(p, row);
-  const int n = min(shared.held, p.capacity);
-  u64 least = kNoBound;
-  u64 greatest = 0;
-  list.each(0, n, [&](int, u64 entry) {
-    least = min(least, entry);
-    greatest = max(greatest, entry);
+// The last of the best keys: `wanted` of the `count` keys up to `key` that no better bin has.
+struct Last {
+  u32 key;
+  int wanted;
+  int count;
+};
+
+// Finds the `wanted` best of all keys, and up to `slack` more, unless more keys are equal; keys.visit(visit) visits
+// this thread's, and says whether they count. Call by all threads, behind a barrier after the last call, or after
+// extremes are reset; returns behind one, with the histogram clear.
+template <class Keys> __device__ __forceinline__ Last last_of_best(int wanted, int slack, const Keys& keys) {
+  u32 least = ~0u;
+  u32 greatest = 0;
+  keys.visit([&](u32 key, bool counts) {
+    least = min(least, counts ? key : ~0u);
+    greatest = max(greatest, counts ? key : 0);
   });
-  least = least_of_warp(least);
-  greatest = ~least_of_warp(~greatest);
-  if (first_lane()) {
+  least = __reduce_min_sync(kFullWarp, least);
+  greatest = __reduce_max_sync(kFullWarp, greatest);
+  if ((threadIdx.x & 31) == 0) {
     atomicMin(&shared.least, least);
     atomicMax(&shared.greatest, greatest);
   }
-  __syncthreads(); // the extremes of all threads are joined, and no thread reads `held` any more
-  // Digits over the composites that there are: the last of the k best ends the digit's bin that has just as many.
-  u64 base = shared.least;
-  const u64 span = shared.greatest - base;
-  int shift = max(0, 64 - __clzll(static_cast<i64>(span)) - kBinBits);
-  int wanted = k;
+  __syncthreads(); // the extremes of all threads are joined
+  u32 base = shared.least;
+  int shift = max(0, 32 - __clz(static_cast<int>(shared.greatest - base)) - kBinBits);
   while (true) {
-    list.each(0, n, [&](int, u64 entry) {
-      const u64 bin = (entry - base) >> shift;
-      if (entry >= base && bin < kBins) atomicAdd(&shared_storage().histogram[bin], 1u);
+    const u32 span = kBins - 1 << shift | (1u << shift) - 1;
+    keys.visit([&](u32 key, bool counts) {
+      if (counts && key - base <= span) atomicAdd(&shared_storage().histogram[(key - base) >> shift], 1u);
     });
-    __syncthreads(); // all threads have counted
+    __syncthreads(); // all threads have counted, and read the extremes
     const Boundary found = find_boundary(wanted);
     wanted -= found.before;
-    base += static_cast<u64>(found.bin) << shift;
-    if (found.count == wanted || shift == 0) break;
+    base += static_cast<u32>(found.bin) << shift;
+    if (threadIdx.x == 0) {
+      shared.least = ~0u;
+      shared.greatest = 0;
+    }
+    if (found.count - wanted <= slack || shift == 0) return {base + min((1u << shift) - 1, ~base), wanted, found.count};
     shift = max(0, shift - kBinBits);
   }
-  const u64 last = base + min((1ull << shift) - 1, ~base);
-  u64 worst = 0;
-  list.each(0, n, [&](int slot, u64 entry) {
-    if (entry <= last) {
-      worst = max(worst, entry);
-    } else if (slot < k) {
-      holes()[atomicAdd(&shared.holes, 1)] = static_cast<Slot>(slot);
-    }
-  });
-  worst = ~least_of_warp(~worst);
-  if (first_lane()) atomicMax(&shared.worst, worst);
-  __syncthreads(); // every hole is listed, and the worst entry that stays is known, for all threads
-  const u64 bound = p.flags & kByPosition ? shared.worst : shared.worst >> 32 << 32;
-  list.each(k, n, [&](int slot, u64 entry) {
-    if (entry > last) return;
-    const int hole = atomicAdd(&shared.filled, 1);
-    if (hole >= shared.holes) return; // a position came twice
-    const int to = holes()[hole];
-    list.values[to] = list.values[slot];
-    list.places[to] = list.places[slot];
-  });
-  __syncthreads(); // entries are moved, and no thread needs the counters any more
-  if (threadIdx.x == 0) {
-    reset_extremes();
-    shared.held = k;
-  }
-  __syncthreads(); // the counters are reset, for all threads
-  return bound;
 }
 
-// Vectors of a thread, and one bit for each of their scores.
+struct ListKeys {
+  const List& list;
+  int n;
+  template <class Visit> __device__ __forceinline__ void visit(Visit visit) const {
+    list.each(n, [&](int, u32 key, u32, bool filled) { visit(key, filled); });
+  }
+};
+
+// Ranks of the entries with one key.
+struct EqualRanks {
+  const List& list;
+  int n;
+  u32 equal;
+  template <class Visit> __device__ __forceinline__ void visit(Visit visit) const {
+    list.each(n, [&](int slot, u32 key, u32, bool filled) {
+      if (filled && key == equal) visit(list.rank(slot), true);
+    });
+  }
+};
+
+// Leaves the k best of a list of at least k entries, in any order, and returns the row's new bound. A full list may
+// keep an eighth more, which saves reads of it. Call by all threads behind a barrier after the last change of the list;
+// returns behind one. Inlined: registers that a function saves would be spilled.
+__device__ __forceinline__ u64 compact(const Tile& p, int row, int k) {
+  const List list(p, row);
+  const int n = min(shared.held, p.capacity);
+  const int slack = shared.full ? min(k / 8, kMostSlots - k) : 0;
+  const Last last = last_of_best(k, slack, ListKeys{list, n});
+  int kept = k + last.count - last.wanted;
+  u32 rank = ~0u;
+  if (last.count - last.wanted > slack) {
+    kept = k;
+    __syncthreads(); // the extremes are reset, for all threads
+    rank = last_of_best(last.wanted, 0, EqualRanks{list, n, last.key}).key;
+  }
+  u32 worst = 0;
+#pragma unroll 1
+  for (int first = 0; first < n; first += List::kChunk) {
+    u32 empty = 0;
+    u32 moved = 0;
+    list.chunk(first, n, [&](int slot, u32 key, u32 bit, bool filled) {
+      bool stays = filled && key <= last.key;
+      if (unlikely(rank != ~0u) && stays && key == last.key) stays = list.rank(slot) <= rank;
+      worst = max(worst, stays ? key : 0);
+      moved |= stays && slot >= kept ? bit : 0;
+      empty |= filled && !stays && slot < kept ? bit : 0;
+    });
+    const u32 own = __popc(empty) | __popc(moved) << 16;
+    const u32 up_to = lanes_up_to(own);
+    u32 at = 0;
+    if ((threadIdx.x & 31) == 31) at = atomicAdd(&shared.moves, up_to);
+    at = __shfl_sync(kFullWarp, at, 31) + up_to - own;
+    const auto list_slots = [&](Slot* to, int next, u32 bits) {
+      for (; bits && next < kMostSlots; bits &= bits - 1) { // a position that came twice can make more
+        const int b = __ffs(static_cast<int>(bits)) - 1;
+        to[next++] = static_cast<Slot>(first + own_offset() + b / kVector * kStep + b % kVector);
+      }
+    };
+    list_slots(holes(), at & 0xffff, empty);
+    list_slots(movers(), at >> 16, moved);
+  }
+  worst = __reduce_max_sync(kFullWarp, worst);
+  if ((threadIdx.x & 31) == 0) atomicMax(&shared.worst, worst);
+  __syncthreads(); // every hole and mover is listed, and the worst entry that stays is known, for all threads
+  worst = shared.worst;
+  const int moves = min(shared.moves & 0xffff, shared.moves >> 16);
+  constexpr int kMoved = 4; // entries of a thread in flight
+  for (int first = threadIdx.x; first < moves; first += kMoved * kThreads) {
+    Score value[kMoved];
+    int place[kMoved];
+#pragma unroll
+    for (int m = 0; m < kMoved; ++m) {
+      const int from = movers()[min(first + m * kThreads, moves - 1)];
+      value[m] = list.values[from];
+      place[m] = list.places[from];
+    }
+#pragma unroll
+    for (int m = 0; m < kMoved; ++m) {
+      if (first + m * kThreads >= moves) break;
+      const int to = holes()[first + m * kThreads];
+      list.values[to] = value[m];
+      list.places[to] = place[m];
+    }
+  }
+  __syncthreads(); // entries are moved, and no thread needs the counters any more
+  if (threadIdx.x == 0) {
+    reset_counters();
+    shared.held = kept;
+  }
+  __syncthreads(); // the counters are reset, for all threads
+  return p.flags & kByPosition ? make_entry(worst, static_cast<int>(rank)) : make_entry(worst, 0);
+}
+
+// Vectors of a thread, and a bit for each of their scores.
 struct Scores {
   Raw raw[kVectors];
   u32 valid; // scores inside the window
 };
 static_assert(kVectors * kVector <= 32, "a bit for each score");
 
-// Loads the vectors whose first scores are at `first` and each kStep behind it. A vector that is not wholly inside
+// Loads the vectors whose first scores are at `first` and each `stride` behind it. A vector that is not wholly inside
 // [begin, end) is loaded score by score.
-__device__ __forceinline__ Scores load_vectors(const Score* scores, int first, int begin, int end) {
+template <int kCount = kVectors>
+__device__ __forceinline__ Scores load_vectors(const Score* scores, int first, int begin, int end, int stride = kStep) {
   Scores found = {};
 #pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    const int at = first + u * kStep;
+  for (int u = 0; u < kCount; ++u) {
+    const int at = first + u * stride;
     if (at >= begin && at <= end - kVector) {
       found.raw[u] = load_once(scores + at);
       found.valid |= ((1u << kVector) - 1) << (u * kVector);
@@ -201,31 +283,40 @@ __device__ __forceinline__ void each_score(const Raw (&raw)[kVectors], int posit
     }
 }
 
-// Appends the scores in `pending` that are better than the bound, and returns those for which there was no slot. Call
-// by whole warps.
-__device__ __forceinline__ u32 append(const List& list, Raw (&raw)[kVectors], int position, u32 pending, u64 bound) {
+// Appends the scores in `pending` that are better than the bound, which they reach, and returns those for which there
+// was no slot. Most lanes have few: these are taken from shared memory, where any of them has an address. Call by whole
+// warps.
+__device__ __forceinline__ u32 append(const List& list, const Raw (&raw)[kVectors], int position, u32 pending,
+                                      u64 bound) {
+  SharedStorage& s = shared_storage();
 #pragma unroll
   for (int u = 0; u < kVectors; ++u)
-    KSIEVE_AWAIT_WORDS(raw[u]); // ranked scores are computed again, and not kept
-  u32 wanted = 0;
-  each_score(raw, position, pending, [&](Score score, int at, u32 bit) {
-    if (composite(list.p, score, at) < bound) wanted |= bit;
-  });
-  if (!__any_sync(kFullWarp, wanted != 0)) return 0;
-  const u32 own = __popc(wanted);
+    s.ring[u][threadIdx.x] = raw[u];
+  const auto score_at = [&](int b) {
+    constexpr int kInWord = kHalfScores ? 2 : 1;
+    const u32 word = s.ring[b / kVector][threadIdx.x].word[b % kVector / kInWord];
+    return score_of_bits(kHalfScores ? word >> b % 2 * 16 & 0xffff : word);
+  };
+  const auto place_of = [&](int b) { return position + b / kVector * kStep + b % kVector; };
+  if (static_cast<u32>(bound) + 1 > 1) { // of scores that equal the bound's, positions decide
+    for (u32 rest = pending; rest; rest &= rest - 1) {
+      const int b = __ffs(static_cast<int>(rest)) - 1;
+      const u32 rank = rank_of(list.p, place_of(b));
+      if (make_entry(order_key(widen(score_at(b))), static_cast<int>(rank)) >= bound) pending ^= 1u << b;
+    }
+    if (!__any_sync(kFullWarp, pending != 0)) return 0;
+  }
+  const u32 own = __popc(pending);
   const u32 up_to = lanes_up_to(own);
   int slot = 0;
   if ((threadIdx.x & 31) == 31) slot = atomicAdd(&shared.held, static_cast<int>(up_to));
   slot = __shfl_sync(kFullWarp, slot, 31) + static_cast<int>(up_to - own);
-  each_score(raw, position, wanted, [&](Score score, int at, u32 bit) {
-    if (slot < list.p.capacity) {
-      list.values[slot] = score;
-      list.places[slot] = at;
-      wanted &= ~bit;
-    }
-    ++slot;
-  });
-  return wanted;
+  for (; pending && slot < list.p.capacity; pending &= pending - 1) {
+    const int b = __ffs(static_cast<int>(pending)) - 1;
+    list.values[slot] = score_at(b);
+    list.places[slot++] = place_of(b);
+  }
+  return pending;
 }
 
 // Returns the float that a ranked score which is better than the bound reaches; NaN is compared apart.
@@ -240,55 +331,120 @@ __device__ __forceinline__ float cutoff_of(u64 bound, int k) {
   return score != score ? everything : score;
 }
 
+// The window of a row within the tile.
+struct Window {
+  const Score* scores; // of the tile's first column
+  int begin;
+  int end;
+  int first; // of thread 0's first vector, which is aligned
+};
+
+__device__ __forceinline__ int column_of(const Tile& p, const void* bounds, int row, bool wide) {
+  const i64 position = wide ? static_cast<const i64*>(bounds)[row] : static_cast<const int*>(bounds)[row];
+  return static_cast<int>(min(max(max(position, 0ll) - p.first, 0ll), static_cast<i64>(p.width)));
+}
+
+__device__ __forceinline__ Window window_of(const Tile& p, int row, int k) {
+  const Score* scores = p.scores + row * p.pitch;
+  const int begin = p.starts ? column_of(p, p.starts, row, p.flags & kLongStarts) : 0;
+  const int end = k == 0 ? 0 : p.ends ? column_of(p, p.ends, row, p.flags & kLongEnds) : p.width;
+  return {scores, begin, end,
+          begin - static_cast<int>(reinterpret_cast<u64>(scores + begin) / sizeof(Score) % kVector)};
+}
+
+struct Sampled {
+  const Scores& scores;
+  template <class Visit> __device__ __forceinline__ void visit(Visit visit) const {
+    each_score(scores.raw, 0, scores.valid, [&](Score score, int, u32) { visit(order_key(widen(score)), true); });
+  }
+};
+
+// Returns a bound that half as many scores again as k are better than, or somewhat more, if a sample is like the
+// window. Call by all threads, behind a barrier after counters are reset; returns behind one.
+__device__ __forceinline__ u64 guess(const Tile& p, Window window, int k) {
+  const int n = window.end - window.begin;
+  constexpr int kGroup = 8; // threads that read 128 bytes together; groups are spread over the window
+  constexpr int kGroups = kThreads / kGroup;
+  const int spacing = max(kGroup, n / (kGroups * kDrawn * kVector)) * kVector;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int first = window.first + thread / kGroup * spacing + thread % kGroup * kVector;
+  const Scores sample = load_vectors<kDrawn>(window.scores, first, window.begin, window.end, kGroups * spacing);
+  const int wanted = max(1, (k + (p.capacity - k) / 4) * min(n, kDrawn * kStep) / n);
+  return make_entry(last_of_best(wanted, wanted / 8, Sampled{sample}).key, -1);
+}
+
+// Appends the window's scores from `at` on that are better than the bound. Warps read on for themselves until one finds
+// the list full; then `at` and `open` say what it has left. Call by whole warps.
+struct Scan {
+  int at;
+  u32 open; // scores of the vectors at `at` that no bound has excluded yet
+};
+__device__ __forceinline__ Scan take(const List& list, const Window& window, Scan from, u64 bound) {
+  const float least = least_score(bound);
+  const bool all = entry_key(bound - 1) == kNanKey; // NaN, which reaches no number, too
+  while (__any_sync(kFullWarp, from.at < window.end)) {
+    KSIEVE_OPAQUE(from.at); // otherwise addresses are computed outside the loop, and spilled
+    const Scores found = load_vectors(window.scores, from.at, window.begin, window.end);
+    u32 pending = 0;
+    each_score(found.raw, from.at, ~0u, [&](Score score, int, u32 bit) { pending |= widen(score) >= least ? bit : 0; });
+    pending = (all ? ~0u : pending) & found.valid & from.open;
+    if (__any_sync(kFullWarp, pending != 0)) {
+      from.open = append(list, found.raw, list.p.first + from.at, pending, bound);
+      if (__any_sync(kFullWarp, from.open != 0)) {
+        shared.full = 1;
+        return from;
+      }
+    }
+    from.open = ~0u;
+    from.at += kVectors * kStep;
+  }
+  return from;
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_tiles_keep(const __grid_constant__ Tile p) {
   const int row = blockIdx.x;
   if (p.num_rows && row >= *p.num_rows) return;
+  clear_counts();
   const int k = p.row_k ? min(max(p.row_k[row], 0), p.k) : p.k;
   const List list(p, row);
-  const Score* scores = p.scores + row * p.pitch;
-  const int begin = p.starts ? min(max(p.starts[row], 0), p.width) : 0;
-  const int end = k == 0 ? 0 : p.ends ? min(p.ends[row], p.width) : p.width;
-  // Scores that a thread's vectors lie in front of the window, so that they are aligned.
-  const int misaligned = static_cast<int>(reinterpret_cast<u64>(scores + begin) / sizeof(Score) % kVector);
-  int at = begin - misaligned + own_offset();
-  Scores found = load_vectors(scores, at, begin, end);
-  u64 bound = p.flags & kRecount ? kNoBound : p.bounds[row];
-  clear_counts();
+  const Window window = window_of(p, row, k);
+  const bool recount = p.flags & kRecount;
+  u64 bound = recount ? kNoBound : p.bounds[row];
   if (threadIdx.x == 0) {
-    reset_extremes();
-    shared.held = p.flags & kRecount ? 0 : p.held[row];
-    shared.overflow[0] = shared.overflow[1] = 0;
+    reset_counters();
+    shared.held = recount ? 0 : p.held[row];
   }
-  __syncthreads(); // counters and the histogram are set, for all threads
-  if (p.flags & kRecount) {
+  __syncthreads(); // counters are set, for all threads
+  if (recount) {
     int own = 0;
     for (int i = threadIdx.x; i < k; i += kThreads)
       own += list.places[i] >= 0;
     if (own) atomicAdd(&shared.held, own);
   }
-  int round = 0;
-  while (at - own_offset() < end) { // the same number of rounds for every thread
-    const float least = least_score(bound);
-    u32 pending = 0;
-    each_score(found.raw, at, ~0u, [&](Score score, int, u32 bit) { pending |= widen(score) < least ? 0 : bit; });
-    pending &= found.valid;
-    while (true) {
-      ++round;
-      if (__any_sync(kFullWarp, pending != 0)) pending = append(list, found.raw, p.first + at, pending, bound);
-      if (pending) atomicMax(&shared.overflow[round & 1], round);
-      __syncthreads(); // entries are appended, and it is known whether some found no slot, for all threads
-      if (shared.overflow[round & 1] != round) break;
-      bound = compact(p, row, k);
-      KSIEVE_OPAQUE(at); // loaded again, and not kept in registers meanwhile
-      found = load_vectors(scores, at, begin, end);
+  // A row's first scores would all be appended.
+  bool guessed = bound == kNoBound && window.end - window.begin > p.capacity && p.held[row] == 0;
+  if (guessed) bound = guess(p, window, k);
+  const Scan begin = {window.first + own_offset(), ~0u};
+  Scan left = begin;
+  while (true) {
+    left = take(list, window, left, bound);
+    __syncthreads(); // entries are appended, and it is known whether some found no slot, for all threads
+    const int held = shared.held;
+    const bool full = shared.full;
+    if (!full && guessed && held < k) { // what the guess left out may be selected
+      guessed = false;
+      bound = kNoBound;
+      left = begin;
+      __syncthreads(); // no thread needs the number of entries any more
+      if (threadIdx.x == 0) shared.held = 0;
+      __syncthreads(); // there is none, for all threads
+      continue;
     }
-    at += kVectors * kStep;
-    found = load_vectors(scores, at, begin, end);
+    const bool over = full || bound == kNoBound || (p.flags & kSettle && held > k);
+    if (over && held >= k && k > 0) bound = compact(p, row, k);
+    if (!full) break;
   }
-  __syncthreads(); // entries are counted, for all threads
-  const bool over = bound == kNoBound || p.flags & kSettle && shared.held > k;
-  if (over && k > 0 && shared.held >= k) bound = compact(p, row, k);
   if (p.flags & kSettle)
     for (int i = shared.held + threadIdx.x; i < p.k; i += kThreads)
       list.places[i] = -1;
