@@ -1,20 +1,22 @@
 """Production and selection without the matrix, as `ksieve bench chain` times them: by tiles, and by candidates.
 
 Rows are taken in blocks, so that the lists of a block, and no more, are in memory; each block runs through all columns.
-Every call has fixed shapes, so that a way is one CUDA graph.
+Every call has fixed shapes, so that a way is one CUDA graph. Pushes run on a second stream, beside the production of
+the next tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from ksieve.lab.chain.producers import Factors, Produce, rows_of
 from ksieve.tiles import Candidates, Running
 
-ROWS = 2048
-"""Rows of a block."""
+ROWS = 2112
+"""Most rows of a block: four thread blocks for each of an H100's 132 multiprocessors, four times."""
 
 TILE = 16_384
 """Columns of a tile."""
@@ -34,8 +36,46 @@ def joined(factors: Sequence[Factors]) -> Factors:
     return replace(factors[0], **columns)
 
 
+class Beside:
+    """A second stream on a GPU, for what need not delay the current one; on the host, nothing of the kind.
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self.torch = torch
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.ends: dict[int, Any] = {}
+
+    @contextmanager
+    def reading(self, buffer: int = -1) -> Iterator[None]:
+        """Enqueue there, behind what the current stream has now; `reuse` waits for those that read a buffer."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(self.torch.cuda.current_stream(self.stream.device))
+        with self.torch.cuda.stream(self.stream):
+            yield
+            self.ends[buffer] = self.stream.record_event()
+
+    def reuse(self, buffer: int) -> None:
+        """Let the current stream wait until a buffer is read."""
+        if buffer in self.ends:
+            self.torch.cuda.current_stream(self.stream.device).wait_event(self.ends.pop(buffer))
+
+    def join(self) -> None:
+        """Let the current stream wait for everything."""
+        if self.stream is not None:
+            self.torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            self.ends.clear()
+
+
 class Tiles:
-    """Selection from tiles of columns, each produced into the same buffer.
+    """Selection from tiles of columns, produced into two buffers in turn.
 
     Parameters
     ----------
@@ -44,7 +84,7 @@ class Tiles:
     produce : callable
         Of `ksieve.lab.chain.producers`.
     rows, tile : int
-        Rows of a block, and columns of a tile.
+        Most rows of a block, and columns of a tile. Blocks have equal sizes, and overlap by fewer rows than they are.
 
     Attributes
     ----------
@@ -56,12 +96,15 @@ class Tiles:
 
         self.factors, self.k, self.produce, self.tile = factors, k, produce, tile
         total, device = len(factors.lengths), factors.lengths.device
-        begins = range(0, total, rows)
-        self.blocks = [(slice(b, b + rows), rows_of(factors, b, min(b + rows, total))) for b in begins]
-        counts = {len(block.lengths) for _, block in self.blocks}
-        self.runnings = {n: Running(n, k, tile, dtype=torch.float32, device=device) for n in counts}
-        self.buffer = torch.empty(min(rows, total), tile, dtype=torch.float32, device=device)
+        count = -(-total // rows)
+        self.rows = -(-total // count)
+        begins = [min(i * self.rows, total - self.rows) for i in range(count)]
+        self.blocks = [(slice(b, b + self.rows), rows_of(factors, b, b + self.rows)) for b in begins]
+        self.running = Running(self.rows, k, tile, dtype=torch.float32, device=device)
+        self.buffers = [torch.empty(self.rows, tile, dtype=torch.float32, device=device) for _ in range(2)]
+        self.firsts = torch.arange(0, self.width, tile, dtype=torch.int32, device=device)
         self.out = torch.empty(total, k, dtype=torch.int32, device=device)
+        self.beside = Beside(device)
 
     @property
     def width(self) -> int:
@@ -71,21 +114,25 @@ class Tiles:
     def run(self) -> None:
         """Enqueue production and selection of all rows."""
         for rows, block in self.blocks:
-            running = self.runnings[len(block.lengths)]
-            running.reset()
-            self.push(running, block, block.lengths)
-            running.finish(out=self.out[rows])
+            with self.beside.reading():
+                self.running.reset()
+            self.push(block, block.lengths, rows)
+        self.beside.join()
 
-    def push(self, running: Running, block: Factors, lengths: Any) -> None:
-        """Produce and push all tiles of a block, as far as `lengths` go."""
-        for first in range(0, self.width, self.tile):
+    def push(self, block: Factors, lengths: Any, rows: slice) -> None:
+        """Produce and push all tiles of a block, as far as `lengths` go, and write its answer."""
+        within = (lengths - self.firsts[:, None]).clamp_(0, self.tile)
+        for i, first in enumerate(range(0, self.width, self.tile)):
             last = min(first + self.tile, self.width)
-            within = (lengths - first).clamp_(0, last - first)
             part = replace(
-                block, keys=block.keys[first:last], key_scale=block.key_scale[first:last], lengths=within
+                block, keys=block.keys[first:last], key_scale=block.key_scale[first:last], lengths=within[i]
             )  # fmt: skip
-            scores = self.produce(part, self.buffer[: len(lengths), : last - first], False)
-            running.push(scores, first, lengths)
+            self.beside.reuse(i % 2)
+            scores = self.produce(part, self.buffers[i % 2][:, : last - first], False)
+            with self.beside.reading(i % 2):
+                self.running.push(scores, first, lengths)
+        with self.beside.reading():
+            self.running.finish(out=self.out[rows])
 
 
 class Kept(Tiles):
@@ -104,10 +151,9 @@ class Kept(Tiles):
         import torch
 
         super().__init__(factors, k, produce, rows=rows, tile=tile)
-        self.keep = keep
-        self.candidates = {n: Candidates(running, self.width) for n, running in self.runnings.items()}
-        (self.columns, *_) = (c.columns for c in self.candidates.values())
-        self.samples = torch.empty(len(self.buffer), len(self.columns), device=factors.lengths.device)
+        self.keep, self.candidates = keep, Candidates(self.running, self.width)
+        self.columns = self.candidates.columns
+        self.samples = torch.empty(self.rows, len(self.columns), device=factors.lengths.device)
 
     def run(self) -> None:
         """Enqueue production and selection of all rows."""
@@ -116,9 +162,8 @@ class Kept(Tiles):
             for _ in range(PASSES):
                 self.keep(replace(block, lengths=chosen.left), chosen)
                 chosen.certify()
-            running = self.runnings[len(block.lengths)]
-            self.push(running, block, chosen.left)
-            running.finish(out=self.out[rows])
+            self.push(block, chosen.left, rows)
+            self.beside.join()
 
     def run_without_selection(self) -> None:
         """Enqueue the production alone: of the samples, and of all scores with cutoffs that none reaches."""
@@ -131,9 +176,9 @@ class Kept(Tiles):
         """Produce the samples of a block, and propose its cutoffs."""
         import torch
 
-        chosen, rows = self.candidates[len(block.lengths)], len(block.lengths)
+        chosen = self.candidates
         index = self.columns.long()
         sampled = torch.searchsorted(self.columns, block.lengths.clamp(0, self.width)).int()
         part = replace(block, keys=block.keys[index], key_scale=block.key_scale[index], lengths=sampled)
-        chosen.propose(self.produce(part, self.samples[:rows], False), block.lengths)
+        chosen.propose(self.produce(part, self.samples, False), block.lengths)
         return chosen
