@@ -27,7 +27,7 @@ import entries
 import ksieve
 import oracle
 import rank_cases
-from gpu import material, runner, served, test_blocks
+from gpu import material, runner, served, test_blocks, test_tiles
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.lab.bench import record
@@ -241,6 +241,12 @@ def rows_of_blocks() -> int:
     return count
 
 
+def rows_in_tiles() -> int:
+    """Pushes of `ksieve.Running` on every path of their kernel; returns how many answers there were."""
+    cases = itertools.product((300, 4096), ("float32", "bfloat16"), (None, "high"))
+    return sum(test_tiles.check_forced(*case) for case in cases)
+
+
 def record_log(log: Path, folder: Path) -> int:
     """Write what each sanitizer's own summary line says; returns how many tools found something or said nothing."""
     found = re.findall(
@@ -269,12 +275,14 @@ def main() -> int:
         if not runner.DRY:
             rank_kernels()
             rows_of_blocks()
+            rows_in_tiles()
         return 0
     if not runner.DRY:
         print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
         print(f"{read_plainly()} plain reads")
         print(f"{rank_kernels()} answers of ranks")
         print(f"{rows_of_blocks()} calls with blocks")
+        print(f"{rows_in_tiles()} answers of rows in tiles")
     failures, last = 0, ""
     begin = time.perf_counter()
     for name, plan, stats in wanted:

@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the
 
 ROWS, WIDTH, K = 40, 30_000, 300
 RANKINGS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
+FORCED_TILE = 16_384
+FORCED_K = (1, 300, 2048, 4096)
 
 
 def rows_of(dtype, seed=0):
@@ -46,6 +48,56 @@ def keep(scores, lengths, candidates, largest=True):
         target.copy_(wider.scatter_(1, slot, source)[:, :-1])
 
 
+def forced_rows(k, dtype):
+    """Rows on the host that take each path of kernels/tiles/keep.cu in a first tile, and in those that follow.
+
+    Its guess of a bound samples 32 columns of 256 (64 of 512 with 16 bits).
+    """
+    width = 2 * FORCED_TILE + 3001
+    normal = np.random.default_rng(k).standard_normal((9, width)).astype(np.float32)
+    column, spacing = np.arange(width), 256 if dtype == "float32" else 512
+    sampled = np.float32(column % spacing < spacing // 8)
+    rows = [
+        normal[0],
+        normal[1] + 100 * sampled,  # too few scores are better than the guess
+        normal[2] - 100 * sampled,  # nearly all are: lists are full
+        np.where(column % 2, normal[3], np.nan),
+        np.where(column % 97, np.nan, normal[4]),  # fewer than k numbers in a tile, for most k
+        np.sort(normal[5]),
+        np.round(2 * np.sort(normal[6])),  # full lists, of which many are equal
+        np.float32(column // FORCED_TILE),
+        np.full(width, 7),
+        np.full(width, np.nan),
+        np.maximum(normal[7], 0),
+        -np.sort(-normal[8]),
+    ]
+    return torch.from_numpy(np.stack(rows).astype(np.float32)).to(getattr(torch, dtype))
+
+
+def check_forced(k, dtype, ties):
+    """Push forced rows in two orders, and judge the answers on the host; returns how many there were."""
+    host = forced_rows(k, dtype)
+    scores, width = host.cuda(), host.shape[1]
+    running = ksieve.Running(len(host), k, FORCED_TILE, dtype=host.dtype, device="cuda", tie_break=ties)
+    for backwards in (False, True):
+        running.reset()
+        for first in sorted(range(0, width, FORCED_TILE), reverse=backwards):
+            running.push(scores[:, first : first + FORCED_TILE], first)
+        found = running.finish().cpu()
+        ksieve.verify(host, None, found, k=k, tie_break=ties or "any").raise_if_failed()
+        worst = running.cutoff.cpu()[:, None]
+        numbers = (~host.isnan()).sum(1) >= k
+        assert ((host.float() >= worst).sum(1)[numbers] >= k).all()
+    return 2 * len(host)
+
+
+@pytest.mark.parametrize("ties", [None, "low", "high"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("k", FORCED_K)
+def test_every_path_of_the_kernel(k, dtype, ties, tally):
+    tally.add("tiles, forced", check_forced(k, dtype, ties), [])
+
+
 @pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_answer_of_whole_rows(dtype, ranking, tally):
@@ -74,16 +126,20 @@ def test_the_answer_of_whole_rows(dtype, ranking, tally):
         assert not wrong
 
 
-def test_windows_and_own_k():
+@pytest.mark.parametrize("long", [False, True])
+def test_windows_and_own_k(long):
+    """Bounds of 64 bits may be outside of int32."""
     scores, ends = rows_of("float32")
     starts = (torch.arange(ROWS, dtype=torch.int32, device="cuda") * 977) % WIDTH
+    expected = {"starts": starts, "ends": ends}
+    if long:
+        starts, ends = starts - 2**40 * (starts == 0), ends + 2**40 * (ends >= WIDTH)
     ks = (torch.arange(ROWS, dtype=torch.int32, device="cuda") * 31) % (K + 9)
     how = {"max_k": K, "tie_break": "high", "deterministic": True}
     running = ksieve.Running(ROWS, ks, 7000, dtype=torch.float32, device="cuda", **how)
     for first in range(0, WIDTH, 7000):
         running.push(scores[:, first : first + 7000], first, starts=starts, ends=ends)
-    expected = ksieve.topk(scores, starts=starts, ends=ends, k=ks, **how)
-    assert torch.equal(running.finish(), expected)
+    assert torch.equal(running.finish(), ksieve.topk(scores, **expected, k=ks, **how))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
