@@ -6,6 +6,7 @@ bytes.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -74,6 +75,11 @@ def kernels():
         for name in ("row", "cluster", "persistent-exact"):
             if plan := possible_plan(name, to_cuda(x, number % 2, runner.DEVICE), k, device_call(call)):
                 yield plan, False
+    if runner.PLANNED_FOR.capability >= (9, 0):
+        for number, dtype in itertools.product(range(len(SHARED)), ("float32", "bfloat16")):
+            x, k, call = shared(number, dtype)
+            for family in ("register_block", "resident_cluster"):
+                yield shared_plan(family, x, k, device_call(call), to_cuda(x, number % 2, runner.DEVICE)), False
 
 
 def wrong_rows(ready, x, k, call):
@@ -231,3 +237,65 @@ def test_a_call_without_slots_counts_and_has_its_tail(tail, tally):
     right = [[n - m + i if i < m else -1 for i in range(columns)] for n, m in zip(lengths, own, strict=True)]
     assert out.tolist() == right
     tally.add("entries no slots", rows, [])
+
+
+SHARED = (
+    {"page_table": True, "page_size": 64, "ks": True},
+    {"offsets": True, "starts": True, "index_base": "start", "index_dtype": "int64"},
+    {"expand": 4, "tail": True, "fill": False},
+    {"expand": 3, "page_table": True, "page_size": 1, "starts": True, "force_first": 2, "force_last": 1},
+    {"expand": 4, "tail": True, "starts": True, "force_last": 2, "force": "beside", "index_dtype": "int64"},
+    {"page_table": True, "page_size": 1, "force_first": 3, "force": "beside", "ks": True},
+)
+"""Calls whose slots are written from shared memory (kernels/epilogue/slots.cuh)."""
+
+
+def shared(number, dtype):
+    """Rows of a call of `SHARED`: equal scores, zeros and NaN of either sign, one bin that is overfull, short rows."""
+    more, rng = dict(SHARED[number]), np.random.default_rng(number)
+    width, k, rows = (1000, 48, 8) if runner.HOST else (4001, 500, 64)
+    x = rng.standard_normal((rows, width)).astype(np.float32)
+    x[1::8] = np.round(x[1::8])
+    x[2::8] = 1 + rng.integers(0, 1 << 17, x[2::8].shape) * 2.0**-23
+    x[3::8] = np.where(rng.random(x[3::8].shape) < 0.99, -0.0, 0.0)
+    x[4::8].view(np.uint32)[rng.random(x[4::8].shape) < 0.3] = 0xFFC12345
+    x = x if dtype == "float32" else (x.view(np.uint32) >> 16).astype(np.uint16)
+    lengths = rng.integers(k + 1, width + 1, rows).astype(np.int32)
+    lengths[5::8] = np.resize(np.roll((k, 0, 3, k + 1), -number), len(lengths[5::8]))
+    lengths[::8] = width
+    call = {"lengths": lengths, "counts_out": np.zeros(rows, np.int32)} | more
+    call |= {"return_values": True, "return_raw": True}
+    expand = more.get("expand", 1)
+    if "tail" in more:
+        call["tail"] = (
+            lengths * expand + np.arange(3, rows + 3, dtype=np.int32) % expand
+        )  # also behind the row's scores
+    if "starts" in more:
+        call["starts"] = (np.arange(rows) % 3 * 5).astype(np.int32)
+    if "ks" in more:
+        call["ks"] = (k - np.arange(rows) % 4 * 5).astype(np.int32)
+    if "offsets" in more:
+        call["offsets"] = rng.integers(-9, 9, rows).astype(np.int32)
+    if "page_table" in more:  # positions behind the table have no entry
+        pages = width * expand // more["page_size"] - 10
+        call["page_table"] = rng.integers(0, 99, (rows, pages)).astype(np.int32)
+    return x, k, call
+
+
+def shared_plan(family, x, k, call, scores):
+    return ksieve.plan(
+        rows=len(x), width=x.shape[1], k=k, dtype=str(scores.dtype).removeprefix("torch."), family=family,
+        options=served.options_of(call), device=runner.PLANNED_FOR,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(runner.PLANNED_FOR.capability < (9, 0), reason="no such families")
+@pytest.mark.parametrize("number", range(len(SHARED)))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["register_block", "resident_cluster"])
+def test_slots_written_from_shared_memory(family, dtype, number, tally):
+    x, k, call = shared(number, dtype)
+    scores, on_device = to_cuda(x, number % 2, runner.DEVICE), device_call(call)
+    wrong = wrong_rows(Served(shared_plan(family, x, k, on_device, scores), scores, on_device), x, k, call)
+    tally.add(f"entries shared {family} {dtype}", len(x), wrong)
+    assert not wrong, wrong

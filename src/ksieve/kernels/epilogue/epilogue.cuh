@@ -5,6 +5,7 @@
 #pragma once
 #include "common/sort.cuh"
 #include "common/workspace.cuh"
+#include "epilogue/slots.cuh"
 #include "stream/certify.cuh"
 
 // A key and an index: scores that are equal go by the distances of their positions, and unused slots come last.
@@ -29,8 +30,7 @@ __device__ __forceinline__ PlacedEntry __shfl_xor_sync(u32 lanes, const PlacedEn
 // Key and distance, or position; of scores that have positions, key and index, or position and index.
 using ByValue = Choose<kPositions, PlacedEntry, u64>::Type;
 using Sorted = Choose<kOrder == Order::kValue, ByValue, Choose<kPositions, u64, u32>::Type>::Type;
-constexpr int kInFlight = kForced ? 2 : 4; // slots that a thread processes together; more would spill
-constexpr u32 kBestKey = 0;                // better than that of any score
+constexpr u32 kBestKey = 0; // better than that of any score
 
 // Returns the position that the selection left in a slot, -1 if none. Scores that change under a running kernel may
 // leave any value there.
@@ -46,31 +46,6 @@ template <class AnyRow> __device__ __forceinline__ u32 key_of_position(const Any
   } else {
     return order_key(widen(row.scores[index]));
   }
-}
-
-// Returns the score of a position, or what an unused slot holds.
-using Value = Choose<kBlockRows, source::Bits, Score>::Type;
-template <class AnyRow> __device__ __forceinline__ Value value_of(const AnyRow& row, int index) {
-  if constexpr (kBlockRows) {
-    constexpr source::Bits kNone = source::kUnused;
-    return index < 0 ? kNone : best_of_block(row, index).score;
-  } else {
-    return index < 0 ? score_of_bits(kWorstNumberBits) : row.scores[index];
-  }
-}
-
-// The same in two steps: the bits of a position's score, or kUnusedBits, are written later.
-constexpr u32 kUnusedBits = kBlockRows ? source::kUnused : kWorstNumberBits;
-template <class AnyRow> __device__ __forceinline__ u32 bits_of_position(const AnyRow& row, int index) {
-  if constexpr (kBlockRows) {
-    return best_of_block(row, index).score;
-  } else {
-    return bits_of(row.scores[index]);
-  }
-}
-__device__ __forceinline__ void write_bits(void* values, i64 at, u32 bits) {
-  using Bits = Choose<sizeof(Value) == 2, unsigned short, u32>::Type;
-  static_cast<Bits*>(values)[at] = static_cast<Bits>(bits);
 }
 
 // Returns the element that a position is sorted as; unused slots (-1) come last.
@@ -99,30 +74,6 @@ template <class Element> __device__ __forceinline__ int position_of(const Elemen
   } else {
     return static_cast<int>(sorted);
   }
-}
-
-__device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 index) {
-  if (wide) {
-    static_cast<i64*>(base)[at] = index;
-  } else {
-    static_cast<int*>(base)[at] = static_cast<int>(index);
-  }
-}
-
-// Returns the index that is written for a position, with its offset, or through the page table; -1 without an entry.
-__device__ __forceinline__ i64 transformed(const Params& p, int request, i64 offset, int index) {
-  const auto& o = p.options;
-  if (index < 0) return -1;
-  if (!(o.flags & kPaged)) return index + offset;
-  int page = index >> o.page_shift;
-  if (page >= o.max_pages || static_cast<u32>(request) >= static_cast<u32>(o.requests)) return -1;
-  i64 first = o.page_table[request * o.page_pitch + page] * (1ll << o.page_shift);
-  return first + (index & ((1 << o.page_shift) - 1));
-}
-
-// Writes the number of used slots of a row. Call by all of its threads.
-template <int kOwners = kThreads> __device__ __forceinline__ void write_count(const Params& p, int id, int used) {
-  if (kCounts && threadIdx.x % kOwners == 0) p.options.counts[id] = used;
 }
 
 // The positions of a row of blocks, [begin, end): its first and its last block may have fewer than others, and slots

@@ -297,14 +297,25 @@ __device__ __forceinline__ int shown_position(int index, int slot) {
   return kWindows && !kEpilogue ? index + descriptor_at(slot).base : index;
 }
 
-// Ranks the listed scores and writes the best `remaining_k` to the last of the row's slots. Call by all threads, behind
-// a barrier; the last warp works, since the first ones prepare the next rows.
-__device__ __forceinline__ void write_last(int slot, int listed, int remaining_k) {
+// Returns the writer of a described row's slots.
+__device__ __forceinline__ SlotWriter writer_of(const Params& p, SlotFacts facts, int slot) {
+  const volatile RowDescriptor& row = descriptor_at(slot);
+  const int base = kWindows ? row.base * (kExpand ? p.options.expand : 1) : 0;
+  return {p, static_cast<const Score*>(row.scores), row.id, base, facts};
+}
+
+// Ranks the listed scores, and calls put(rank, position) for each of the best `remaining_k`. Call by all threads,
+// behind a barrier; the last warp works, since the first ones prepare the next rows.
+template <class Put> __device__ __forceinline__ void rank_last(int listed, int remaining_k, Put put) {
   if (!listed || threadIdx.x < kThreads - 32) return;
   RankedEntry mine = rank_tail(listed);
-  if (static_cast<int>(threadIdx.x & 31) < listed && mine.rank < remaining_k)
-    descriptor_at(slot).out[descriptor_at(slot).slots - remaining_k + mine.rank] =
-        shown_position(entry_index(mine.entry), slot);
+  if (static_cast<int>(threadIdx.x & 31) < listed && mine.rank < remaining_k) put(mine.rank, entry_index(mine.entry));
+}
+// Writes them to the last of the row's slots.
+__device__ __forceinline__ void write_last(int slot, int listed, int remaining_k) {
+  rank_last(listed, remaining_k, [&](int rank, int position) {
+    descriptor_at(slot).out[descriptor_at(slot).slots - remaining_k + rank] = shown_position(position, slot);
+  });
 }
 
 // Writes the collected positions, clears their memory, which is the histogram, and writes the best `remaining_k` of the

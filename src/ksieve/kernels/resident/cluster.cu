@@ -18,8 +18,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   trace_begin();
   const bool looked_at = select_clustered(p, id, cluster_rank());
   release_dependents();
-  if (looked_at || kEpilogue) cluster_sync(); // the row is written, and no CTA reads a peer's shared memory any more
-  if (cluster_rank() != 0) return;
+  const bool complete = kWritesShares && !looked_at && slots_stay(p, load_row(p, id)); // each CTA wrote its share
+  if (looked_at || (kEpilogue && !complete)) cluster_sync(); // the row is written, and no CTA reads a peer's memory
+  if (cluster_rank() != 0 || complete) return;
   run_epilogue(p, id, sort_slice(p, id));
   trace_write(p, id);
 }

@@ -158,12 +158,14 @@ struct ClusterScope : OnChip<ClusterScope> {
 
   // Writes this CTA's share of the answer: its positions in better buckets; the undecided scores go to rank 0, which
   // writes the best `remaining_k` of them. If they are `equal`, they are part of the shares instead.
-  __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
-                                               int remaining_k, bool equal) {
+  __device__ __forceinline__ static void write(const Params& p, int slot, const Divided& divided, bool edge_before,
+                                               bool edge_within, int remaining_k, bool equal) {
     SharedStorage& s = shared_storage();
     ClusterMailbox& m = cluster_mailbox();
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within, equal);
+    SlotFacts facts;
+    if constexpr (kWritesShares) facts = SlotFacts::of(p, descriptor_at(slot).id);
     if (threadIdx.x < kCtasPerRow) send(&m.shares[cluster_rank()], share.all, threadIdx.x, &m.divided);
     collect_share(share, slot, divided, edge_before, remaining_k);
 
@@ -183,6 +185,22 @@ struct ClusterScope : OnChip<ClusterScope> {
     int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
     if constexpr (kHalfValues)
       if (equal) add_equal(share, slot, static_cast<int>(in_front >> 16), remaining_k, begin, count);
+    if (kWritesShares && descriptor_at(slot).bracket.plateau == 0 &&
+        slots_stay(p, load_row(p, descriptor_at(slot).id))) {
+      const SlotWriter slots = writer_of(p, facts, slot);
+      int* positions = collected();
+      slots.write_entries(begin, begin + count, [&](int i) { return positions[i - begin]; });
+      if (cluster_rank() == kCtasPerRow - 1) // what follows
+        write_slots_from(p, load_row(p, descriptor_at(slot).id), facts, descriptor_at(slot).slots,
+                         [](int) { return -1; });
+      if (!owns() || !tail || threadIdx.x < kThreads - 32) return;
+      wait_mbarrier(&m.listed, 0);
+      rank_last(tail, remaining_k, [&](int rank, int position) { positions[count + rank] = position; });
+      __syncwarp(); // the last positions are collected, for the whole warp
+      const int last = descriptor_at(slot).slots - remaining_k;
+      slots.write_entries(last, last + remaining_k, [&](int i) { return positions[count + i - last]; }, 32, lane);
+      return;
+    } // else an epilogue follows (select_resident)
     write_collected<false>(descriptor_at(slot).out + begin, collected(), count, count,
                            [&](int position) { return shown_position(position, slot); });
     if (!owns() || !tail || threadIdx.x < kThreads - 32) return;

@@ -142,8 +142,8 @@ struct GridScope {
 
   // Writes this CTA's share of the answer: its positions in better buckets; the undecided scores go to the owner, which
   // writes the best `remaining_k` of them. If they are `equal`, they are part of the shares instead.
-  __device__ __forceinline__ static void write(int slot, const Divided& divided, bool edge_before, bool edge_within,
-                                               int remaining_k, bool equal) {
+  __device__ __forceinline__ static void write(const Params&, int slot, const Divided& divided, bool edge_before,
+                                               bool edge_within, int remaining_k, bool equal) {
     SharedStorage& s = shared_storage();
     GridMailbox& m = grid_mailbox();
     const int rank = rank_in_row();

@@ -74,7 +74,7 @@ __device__ __forceinline__ void select_positioned_rows(const Params& p) {
     if (by_buckets) {
       sample_resident(slot);
       select_resident<BlockScope>(
-          slot,
+          p, slot,
           [&] {
             if (!kSorts) copy_coming(slot ^ 1);
           },

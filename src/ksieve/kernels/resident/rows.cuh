@@ -155,7 +155,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
         if (!kSorts) copy_coming(slot_after(slot));
       };
       if (route == RowRoute::kResident) {
-        looked = select_resident<BlockScope>(slot, copy_next, look_ahead);
+        looked = select_resident<BlockScope>(p, slot, copy_next, look_ahead);
         if (KSIEVE_ROW_K || (kForced && !kEpilogue)) write_behind(p, slot);
       } else {
         write_short(descriptor_at(slot).out, descriptor_at(slot).end,

@@ -184,7 +184,7 @@ constexpr int kMostShared = 0x7fff;
 // rows (resident/overfull.cuh), for which meanwhile() does not run; where CTAs share a row, also for those that tried a
 // plateau.
 template <class Scope, class Ahead, class Meanwhile>
-__device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile meanwhile) {
+__device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead ahead, Meanwhile meanwhile) {
   // With kBracketKnownEarly an earlier barrier has completed the bracket of a row in one CTA: it is read before
   // await_bracket.
   constexpr bool kBracketKnown = Scope::kAlone && kBracketKnownEarly;
@@ -241,7 +241,7 @@ __device__ __forceinline__ bool select_resident(int slot, Ahead ahead, Meanwhile
       edge_chosen = number < found.bin + (whole && !equal);
       edge_last = (!whole || equal) && number == found.bin;
     });
-    Scope::write(slot, divided, edge_chosen, edge_last, remaining_k, equal);
+    Scope::write(p, slot, divided, edge_chosen, edge_last, remaining_k, equal);
     return descriptor_at(slot).bracket.plateau == 0; // else peers read the owner's counters (select_equal)
   }
   // Prefetches one score of the k-th bucket, to hide its latency.

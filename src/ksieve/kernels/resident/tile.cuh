@@ -223,7 +223,7 @@ __device__ __forceinline__ TileResult select_tile_of_blocks(const Params& p, con
   Scope::ready();
   if (!resident) return {false, false};
   Scope::reduce_bracket(bracket_of_samples(sample_of_blocks(row.id, end - begin), 0), 0);
-  return {true, select_resident<Scope>(0, [] {}, [] {})};
+  return {true, select_resident<Scope>(p, 0, [] {}, [] {})};
 }
 
 // Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the
@@ -288,5 +288,5 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
     }
   }
   const bool resident = Scope::kRereadsDescriptor ? tile.route == RowRoute::kResident : known;
-  return {resident, resident && select_resident<Scope>(0, [] {}, [] {})};
+  return {resident, resident && select_resident<Scope>(p, 0, [] {}, [] {})};
 }
