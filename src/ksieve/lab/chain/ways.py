@@ -85,13 +85,17 @@ class Tiles:
         Of `ksieve.lab.chain.producers`.
     rows, tile : int
         Most rows of a block, and columns of a tile. Blocks have equal sizes, and overlap by fewer rows than they are.
+    buffers : int
+        Tiles in memory. With one, pushes run on the stream of production.
 
     Attributes
     ----------
     out : int32, shape (rows of the factors, k)
     """
 
-    def __init__(self, factors: Factors, k: int, produce: Produce, *, rows: int = ROWS, tile: int = TILE) -> None:
+    def __init__(
+        self, factors: Factors, k: int, produce: Produce, *, rows: int = ROWS, tile: int = TILE, buffers: int = 2
+    ) -> None:
         import torch
 
         self.factors, self.k, self.produce, self.tile = factors, k, produce, tile
@@ -101,10 +105,10 @@ class Tiles:
         begins = [min(i * self.rows, total - self.rows) for i in range(count)]
         self.blocks = [(slice(b, b + self.rows), rows_of(factors, b, b + self.rows)) for b in begins]
         self.running = Running(self.rows, k, tile, dtype=torch.float32, device=device)
-        self.buffers = [torch.empty(self.rows, tile, dtype=torch.float32, device=device) for _ in range(2)]
+        self.buffers = [torch.empty(self.rows, tile, dtype=torch.float32, device=device) for _ in range(buffers)]
         self.firsts = torch.arange(0, self.width, tile, dtype=torch.int32, device=device)
         self.out = torch.empty(total, k, dtype=torch.int32, device=device)
-        self.beside = Beside(device)
+        self.beside = Beside(device if buffers > 1 else torch.device("cpu"))
 
     @property
     def width(self) -> int:
@@ -127,9 +131,10 @@ class Tiles:
             part = replace(
                 block, keys=block.keys[first:last], key_scale=block.key_scale[first:last], lengths=within[i]
             )  # fmt: skip
-            self.beside.reuse(i % 2)
-            scores = self.produce(part, self.buffers[i % 2][:, : last - first], False)
-            with self.beside.reading(i % 2):
+            buffer = i % len(self.buffers)
+            self.beside.reuse(buffer)
+            scores = self.produce(part, self.buffers[buffer][:, : last - first], False)
+            with self.beside.reading(buffer):
                 self.running.push(scores, first, lengths)
         with self.beside.reading():
             self.running.finish(out=self.out[rows])
@@ -146,14 +151,16 @@ class Kept(Tiles):
     """
 
     def __init__(
-        self, factors: Factors, k: int, produce: Produce, keep: Keep, *, rows: int = ROWS, tile: int = TILE
+        self, factors: Factors, k: int, produce: Produce, keep: Keep, *, rows: int = ROWS, tile: int = 2 * TILE
     ) -> None:
         import torch
 
-        super().__init__(factors, k, produce, rows=rows, tile=tile)
+        # Few rows come by tiles, mostly none, so that each tile costs its launches: half as many, in the same memory.
+        super().__init__(factors, k, produce, rows=rows, tile=tile, buffers=1)
         self.keep, self.candidates = keep, Candidates(self.running, self.width)
         self.columns = self.candidates.columns
-        self.samples = torch.empty(self.rows, len(self.columns), device=factors.lengths.device)
+        if len(self.columns) > tile:  # samples and tiles have one buffer
+            self.buffers[0] = torch.empty(self.rows, len(self.columns), device=factors.lengths.device)
 
     def run(self) -> None:
         """Enqueue production and selection of all rows."""
@@ -163,7 +170,6 @@ class Kept(Tiles):
                 self.keep(replace(block, lengths=chosen.left), chosen)
                 chosen.certify()
             self.push(block, chosen.left, rows)
-            self.beside.join()
 
     def run_without_selection(self) -> None:
         """Enqueue the production alone: of the samples, and of all scores with cutoffs that none reaches."""
@@ -180,5 +186,5 @@ class Kept(Tiles):
         index = self.columns.long()
         sampled = torch.searchsorted(self.columns, block.lengths.clamp(0, self.width)).int()
         part = replace(block, keys=block.keys[index], key_scale=block.key_scale[index], lengths=sampled)
-        chosen.propose(self.produce(part, self.samples, False), block.lengths)
+        chosen.propose(self.produce(part, self.buffers[0][:, : len(index)], False), block.lengths)
         return chosen
