@@ -35,7 +35,11 @@ def kernel(
     length = tl.minimum(tl.load(length_ptr + row, mask=row < rows, other=0), keys)
     valid = position[:, None] < length[None, :]
     if LISTED:
-        keep(score, valid, row, position, cutoff_ptr, counts_ptr, score_ptr, positions_ptr, pitch, capacity)
+        cutoff = tl.load(cutoff_ptr + row, mask=row < rows, other=0)
+        keep(
+            score, valid, row[None, :], position[:, None], cutoff[None, :],
+            counts_ptr, score_ptr, positions_ptr, pitch, capacity,
+        )  # fmt: skip
     else:
         tl.store(score_ptr + row.to(tl.int64)[None, :] * pitch + position[:, None], score, mask=valid)
 

@@ -1407,5 +1407,10 @@ def test_a_count_certifies_a_list():
     candidates.certify(check=True)
     assert candidates.left.tolist() == [0, 6]
     assert running.finish().tolist() == [[2, 4], [-1, -1]]
+    candidates.counts[0] = 1
+    with pytest.raises(VerificationError, match=r"^the producer's list of row 0 counts 1"):
+        candidates.certify(check=True)
     running.push(scores, 0, candidates.left)
     assert running.finish().tolist() == [[2, 4], [0, 1]]
+    with pytest.raises(ArgumentError, match="certify: got tiles pushed since propose"):
+        candidates.certify()

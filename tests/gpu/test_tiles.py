@@ -41,11 +41,12 @@ def keep(scores, lengths, candidates, largest=True):
     kept = ~worse & (column < lengths[:, None])
     candidates.counts += kept.sum(1, dtype=torch.int32)
     slot = kept.cumsum(1).sub_(1).where(kept, candidates.capacity).clamp_(max=candidates.capacity)
+    filled = torch.arange(candidates.capacity, device="cuda") < kept.sum(1)[:, None]
     bits = torch.int32 if scores.dtype == torch.float32 else torch.int16  # of NaN, which copies may change
     lists = ((candidates.scores.view(bits), scores.view(bits)), (candidates.positions, column.expand_as(scores)))
     for target, source in lists:
         wider = torch.empty(ROWS, candidates.capacity + 1, dtype=target.dtype, device="cuda")
-        target.copy_(wider.scatter_(1, slot, source)[:, :-1])
+        target.copy_(torch.where(filled, wider.scatter_(1, slot, source)[:, :-1], target))
 
 
 def forced_rows(k, dtype):
@@ -167,16 +168,18 @@ def test_full_lists_and_tiles_at_any_alignment(k, dtype):
     ksieve.verify(scores, None, running.finish(), k=k).raise_if_failed()
 
 
-@pytest.mark.parametrize("way", ["tiles", "candidates"])
-def test_a_graph_replays_with_other_rows(way):
+@pytest.mark.parametrize("capacity", [0, 1000, 3000], ids=["tiles", "lists of the running", "other lists"])
+def test_a_graph_replays_with_other_rows(capacity):
     scores, lengths = rows_of("float32")
-    running = ksieve.Running(ROWS, K, 8192, device="cuda", deterministic=True)
-    candidates = Candidates(running, WIDTH, capacity=1000)
+    running = ksieve.Running(ROWS, K, 8192, dtype=torch.float32, device="cuda", deterministic=True)
+    candidates = Candidates(running, WIDTH, capacity=capacity or None)
+    shared = candidates.scores.data_ptr() == running._best._values[0].data_ptr()
+    assert shared == (capacity != 3000)
     out = torch.empty(ROWS, K, dtype=torch.int32, device="cuda")
 
     def select():
         left = lengths
-        if way == "tiles":
+        if not capacity:
             running.reset()
         else:
             candidates.propose(scores[:, candidates.columns.long()].contiguous(), lengths)

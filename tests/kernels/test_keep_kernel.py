@@ -199,14 +199,18 @@ def test_late_tiles_are_read_once(on_the_emulator):
     assert on_the_emulator.bytes_read - before < 1.2 * scores.nbytes  # each thread reads its row's bound
 
 
+@pytest.mark.parametrize("capacity", [None, 60, 200])  # the slots of the lists, fewer, more
+@pytest.mark.parametrize("own_k", [False, True])
 @pytest.mark.parametrize("ranking", RANKINGS)
-def test_candidates(ranking):
-    """Lists of a producer are merged with the best so far, and tiles follow."""
+def test_candidates(ranking, own_k, capacity):
+    """Lists of a producer are taken over, and tiles follow."""
     scores = rows_of("float32", 3000)
     rows, width = scores.shape
     how = RANKINGS[ranking] | {"deterministic": True}
-    running = ksieve.Running(rows, K, 1500, dtype=torch.float32, **how)
-    candidates = Candidates(running, width, capacity=200, share=8)
+    slots = {"k": (torch.arange(rows, dtype=torch.int32) * 7) % (K + 3), "max_k": K} if own_k else {"k": K}
+    running = ksieve.Running(rows, max_tile=1500, dtype=torch.float32, **slots, **how)
+    candidates = Candidates(running, width, capacity=capacity, share=8)
+    assert (candidates.scores.data_ptr() == running._best._values[0].data_ptr()) == (capacity != 200)
     running.push(scores[:, :1500], 0)  # forgotten, but still in the lists
     candidates.propose(scores[:, candidates.columns.long()].contiguous())
     for _ in range(2):
@@ -214,7 +218,7 @@ def test_candidates(ranking):
             cutoff = candidates.cutoff[row]
             kept = ~(scores[row] > cutoff if ranking == "smallest" else scores[row] < cutoff)
             at = torch.nonzero(kept & (torch.arange(width) < candidates.left[row]))[:, 0]
-            first = at[:200]
+            first = at[: candidates.capacity]
             candidates.counts[row] = len(at)
             candidates.scores[row, : len(first)] = scores[row, first]
             candidates.positions[row, : len(first)] = first.int()
@@ -222,4 +226,4 @@ def test_candidates(ranking):
     assert 0 < (candidates.left > 0).sum() < rows
     for begin in (1500, 0):
         running.push(scores[:, begin : begin + 1500], begin, candidates.left)
-    check(running.finish(return_values=True), ksieve.topk(scores, k=K, return_values=True, **how))
+    check(running.finish(return_values=True), ksieve.topk(scores, return_values=True, **slots, **how))

@@ -182,6 +182,34 @@ class Best:
         """Arguments k and max_k of a call with `most` slots."""
         return {"k": self.own_k, "max_k": most} if self.per_row else {"k": most}
 
+    @property
+    def usual_capacity(self) -> int:
+        """Default slots of the lists of candidates.
+
+        The number of scores above a sample spreads by that of its rank, which a small k makes small.
+        """
+        return max(2 * self.k, 4096)
+
+    def lists(self, capacity: int) -> tuple[Any, Any]:
+        """Arrays of scores and positions for lists of candidates that `adopt` takes."""
+        return self.empty((self.rows, capacity), self.dtype), self.empty((self.rows, capacity), "int32")
+
+    def adopt(self, scores: Any, positions: Any, counts: Any, held: Any) -> Any:
+        """Take over the lists of the rows in `held`, and return the k-th best score of each row's list.
+
+        Rows have no list before, those that were adopted have no candidates any more, and none that is not has been
+        pushed to.
+        """
+        values, places = self.room(self.k)
+        select: Any = api.topk
+        select(
+            scores, counts, positions=positions, out=places, values_out=values, **self.slots(self.k), **self.ranking
+        )  # fmt: skip
+        worst = self.worst(values)
+        places[~held] = -1
+        self.merge(self.k)
+        return worst
+
     def finish(self, **outputs: Any) -> Any:
         """Return the best so far as `ksieve.topk` returns them."""
         values, places = self._values[0][:, : self.k], self._places[0][:, : self.k]

@@ -21,10 +21,6 @@ from ksieve.tiles.running import Running
 SHARE = 64
 """Default distance of sampled columns."""
 
-LEAST_CAPACITY = 4096
-"""Default slots of a list, where 2 k are fewer: the number of scores above a sample spreads by that of its rank, which
-a small k makes small."""
-
 
 class Candidates:
     """Take lists of candidates of a producer into account in place of tiles.
@@ -36,7 +32,9 @@ class Candidates:
     width : int
         Columns of the whole rows.
     capacity : int, optional
-        Slots of a row's list, more than k. Default: 2 k, and at least 4,096.
+        Slots of a row's list, more than k. Default: 2 k, and at least 4,096. On CUDA, for k up to 4,096 and without
+        blocks, `running` has lists of its own with 3 k slots, at least k + 2,048: those are the default, and up to so
+        many slots they are the lists of the candidates too, where a decided row's list stays as it is.
     share : int
         One column of so many is sampled.
     seed : int
@@ -63,7 +61,8 @@ class Candidates:
     cutoffs; ``running.push`` of tiles with ``lengths=left``, unless all of `left` is 0; ``running.finish``. Every call
     has fixed shapes and reads nothing back, so that all of it can be captured in one CUDA graph. The guarantee
     rests on the producer: each valid score that is not worse than the cutoff is counted, and listed once with its
-    position. ``certify(check=True)`` finds lists that cannot be right.
+    position; `left` are its lengths, since the list of a decided row may hold the answer and must stay as it is.
+    ``certify(check=True)`` finds lists that cannot be right.
 
     Examples
     --------
@@ -93,19 +92,21 @@ class Candidates:
         best = self._best
         self.width = problem.check_size(width, "width", 1)
         self.share = problem.check_size(share, "share", 1)
-        room = max(2 * best.k, LEAST_CAPACITY) if capacity is None else capacity
+        room = best.usual_capacity if capacity is None else capacity
         self.capacity = problem.check_size(room, "capacity", best.k + 1)
         entries = -(-self.width // running.block_size)
         begins = np.arange(0, entries, self.share)
         drawn = np.random.default_rng(seed).integers(0, np.minimum(self.share, entries - begins))
         self.columns = best.xp.asarray((begins + drawn).astype(np.int32), **best.place)
-        self.scores = best.empty((best.rows, self.capacity), best.dtype)
-        self.positions = best.empty((best.rows, self.capacity), "int32")
+        self.scores, self.positions = best.lists(self.capacity)
         self.counts = best.empty((best.rows,), "int32")
         self.cutoff = best.empty((best.rows,), "float32")
         self.left = best.empty((best.rows,), "int32")
         self._target = (best.k + self.capacity) // 2  # half way between too few candidates and too many
         self._ranks = min(len(begins), 2 * (self._target // self.share + 2))
+        self._slot = best.xp.arange(self._ranks, **best.place)
+        self._ordered = best.empty((best.rows, self._ranks + 1), "float32")  # best samples, and behind them no bound
+        self._ordered[:] = best.everything
 
     def propose(self, samples: Any, lengths: Any = None) -> None:
         """Rewrite `cutoff` and `left`, set `counts` to 0, and let `running` forget everything.
@@ -127,15 +128,19 @@ class Candidates:
         self._length = self._in_entries(self.left)
         self._running.reset()
         self.counts[:] = 0
+        self._entries = xp.clip(self._length, 1, None)
         self._valid = xp.searchsorted(self.columns, self._length)
         select: Any = api.topk
-        _, self._ordered = select(
+        _, values = select(
             samples, xp.asarray(self._valid, dtype=xp.int32), k=self._ranks, sorted="value", return_values=True,
             **best.ranking,
         )  # fmt: skip
-        self._rank = self._ranks_of(self._target)
-        everything = xp.full_like(self.cutoff, best.everything)
-        self.cutoff[:] = xp.where(self._length <= self.capacity, everything, self._sample())
+        ordered = self._ordered[:, :-1]
+        ordered[:] = best.bound(best.widened(values))
+        ordered[self._slot >= self._valid[:, None]] = best.everything
+        self._at = self._ranks_of(self._target) - 1
+        self.cutoff[:] = self._sample()
+        self.cutoff[self._length <= self.capacity] = best.everything
 
     def certify(self, *, check: bool = False) -> None:
         """Take over the answers of rows whose lists prove them; the others get a new cutoff.
@@ -150,48 +155,43 @@ class Candidates:
 
         Raises
         ------
+        ArgumentError
+            If tiles were pushed since `propose`: a score may be in both.
         VerificationError
             With `check`: the lists cannot be right. Nothing has been taken over.
         """
         best, xp = self._best, self._best.xp
+        if self._running._pushed:
+            raise ArgumentError("certify", "tiles pushed since propose", "lists first, and then tiles of rows in left")
         if check:
             self._check()
-        listed = xp.asarray(xp.clip(self.counts, 0, self.capacity), dtype=xp.int32)
-        values, places = best.room(best.k)
-        select: Any = api.topk
-        select(
-            self.scores, listed, positions=self.positions, out=places, values_out=values, **best.slots(best.k),
-            **best.ranking,
-        )  # fmt: skip
         slots = xp.clip(best.own_k, 0, best.k) if best.per_row else best.k
-        open_ = self.left > 0
-        held = open_ & (self.counts <= self.capacity) & (self.counts >= xp.clip(self._length, None, slots))
+        over = self.counts > self.capacity
+        held = (self.left > 0) & ~over & (self.counts >= xp.clip(self._length, None, slots))
+        listed = xp.asarray(xp.clip(self.counts, 0, self.capacity), dtype=xp.int32)
+        worst = best.adopt(self.scores, self.positions, listed, held)
         # The listed scores leave out none that is better than their k-th, also where there were too many for the list.
         # Behind too few, each further sample stands for as many scores as the first ones did.
-        self._rank = self._rank + self._ranks_of(xp.clip(self._target - self.counts, 0, None))
-        cutoff = xp.where(self.counts > self.capacity, best.worst(values), self._sample())
-        self.cutoff[:] = xp.where(open_ & ~held, cutoff, xp.full_like(cutoff, best.nothing))
-        places[~held] = -1
+        self._at = self._at + self._ranks_of(xp.clip(self._target - self.counts, 0, None))
+        self.cutoff[:] = xp.where(over, worst, self._sample())
         self.left[held] = 0
+        self.cutoff[self.left == 0] = best.nothing
         self.counts[:] = 0
-        best.merge(best.k)
 
     def _in_entries(self, lengths: Any) -> Any:
-        return -(-lengths // self._running.block_size)
+        size = self._running.block_size
+        return -(-lengths // size) if size > 1 else lengths + 0
 
     def _ranks_of(self, count: Any) -> Any:
-        """Rank among a row's samples that `count` of all its entries have; at least 1."""
-        xp = self._best.xp
-        return xp.clip(-(-count * self._valid // xp.clip(self._length, 1, None)), 1, None)
+        """Rank among a row's samples that `count` of all its entries have, rounded up; at least 1."""
+        return 1 + self._best.xp.clip((count * self._valid - 1) // self._entries, 0, None)
 
     def _sample(self) -> Any:
-        """Sample of rank `_rank` of each row; `everything` where there is none, or NaN."""
-        best, xp = self._best, self._best.xp
-        take = np.take_along_axis if xp is np else xp.take_along_dim
-        at = xp.asarray(xp.clip(self._rank, 1, self._ranks), dtype=xp.int64)[:, None] - 1
-        found = best.widened(take(self._ordered, at, 1))[:, 0]
-        there = (self._rank <= self._valid) & (self._rank <= self._ranks)
-        return best.bound(xp.where(there, found, xp.full_like(found, best.everything)))
+        """The sample behind `_at` better ones of each row; `everything` where there is none, or NaN."""
+        xp = self._best.xp
+        at = xp.clip(self._at, None, self._ranks)[:, None]
+        found = np.take_along_axis(self._ordered, at, 1) if xp is np else self._ordered.gather(1, at)
+        return found[:, 0]
 
     def _check(self) -> None:
         best = self._best
@@ -199,12 +199,12 @@ class Candidates:
         scores, positions, counts, cutoff, length, left = (
             np.asarray(a.cpu() if best.xp is not np else a) for a in arrays
         )
-        for r in np.flatnonzero(left):
+        for r in np.flatnonzero((left > 0) | (counts != 0)):
             n = min(max(int(counts[r]), 0), self.capacity)
             listed, places = scores[r, :n], positions[r, :n]
             worse = listed < cutoff[r] if best.everything < 0 else listed > cutoff[r]
             wrong = {
-                f"counts {counts[r]}": not 0 <= counts[r] <= length[r],
+                f"counts {counts[r]}": not 0 <= counts[r] <= (length[r] if left[r] else 0),
                 f"has positions outside [0, {length[r]})": bool(((places < 0) | (places >= length[r])).any()),
                 "has a position twice": np.unique(places).size < n,
                 f"has scores worse than the cutoff, {cutoff[r]}": bool(worse.any()),

@@ -50,6 +50,29 @@ class DeviceBest(Best):
         """Take a tile into account; `windows` are from `within`, by their names in `ksieve.topk`."""
         self._launch(tile, first, windows.get("starts"), windows.get("ends", windows.get("lengths")), num_rows)
 
+    @property
+    def usual_capacity(self) -> int:
+        """Default slots of the lists of candidates: of these lists."""
+        return self._capacity
+
+    def lists(self, capacity: int) -> tuple[Any, Any]:
+        """Arrays of scores and positions for lists of candidates: these lists, unless they have too few slots."""
+        if capacity > self._capacity:
+            return super().lists(capacity)
+        return self._values[0][:, :capacity], self._places[0][:, :capacity]
+
+    def adopt(self, scores: Any, positions: Any, counts: Any, held: Any) -> Any:
+        """Take over the lists of the rows in `held`, and return the k-th best score of each other row's list."""
+        if scores.data_ptr() != self._values[0].data_ptr():
+            return super().adopt(scores, positions, counts, held)
+        adopted = self.xp.where(held, counts, self._held)
+        self._held.copy_(counts.masked_fill(held, 0))
+        self._bounds.fill_(-1)
+        self._launch()  # compacts lists of k scores, and writes the worst of these
+        self._held.copy_(adopted)
+        self._bounds.fill_(-2)  # as good as none, but a push compacts no list that is not full
+        return self.cutoff
+
     def finish(self, **outputs: Any) -> Any:
         """Return the best so far as `ksieve.topk` returns them."""
         values, places = self._values[0], self._places[0]

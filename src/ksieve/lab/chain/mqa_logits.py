@@ -52,6 +52,12 @@ def _mqa_logits(  # type: ignore[no-untyped-def]
         q = tl.load(q_ptr + q_at, mask=head_live[None, :], other=0.0)
         weight = tl.load(weight_ptr + first_head + column, mask=head_live, other=0.0)
         row_at = t.to(tl.int64) * score_pitch
+        if LISTED:
+            # One score a thread, where heads were summed in four: a score is kept once, and by its thread alone.
+            flat = tl.arange(0, KEYS * QUERIES)
+            row = group * QUERIES + flat % QUERIES
+            cutoff = tl.load(cutoff_ptr + row, mask=row < queries, other=0.0)
+            stop = tl.minimum(tl.load(length_ptr + row, mask=row < queries, other=0), end)
         for first in tl.range(begin, end, KEYS, num_stages=STAGES):
             s = first + tl.arange(0, KEYS)
             k = tl.load(k_ptr + s.to(tl.int64)[:, None] * DIM + d[None, :], mask=(s < keys)[:, None], other=0.0)
@@ -62,8 +68,10 @@ def _mqa_logits(  # type: ignore[no-untyped-def]
                 score *= tl.load(scale_ptr + s, mask=s < keys, other=0.0)[:, None]
             seen = s[:, None] < length[None, :]
             if LISTED:
+                position = first + flat // QUERIES
                 keep(
-                    score, seen, t, s, cutoff_ptr, counts_ptr, score_ptr, positions_ptr, score_pitch, capacity
+                    tl.reshape(score, (KEYS * QUERIES,)), position < stop, row, position, cutoff,
+                    counts_ptr, score_ptr, positions_ptr, score_pitch, capacity,
                 )  # fmt: skip
             else:
                 if MASKED:
@@ -98,6 +106,9 @@ class Tile:
 TILE = Tile()
 """Default launch shape of the kernel. At 64 heads of 128 dimensions four programs fit a multiprocessor of
 an H100 or H200, so that one's head sums run while another's products do."""
+
+KEPT_TILE = Tile(stretch=16_384)
+"""Shape of a launch that keeps candidates: in a second pass few rows are left, and one program each would be slow."""
 
 
 def mqa_logits(

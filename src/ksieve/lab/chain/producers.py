@@ -109,9 +109,11 @@ def load_keep() -> Callable[[Factors, Any], None]:
     """
     if not PRODUCERS["triton"].installed:
         raise BackendError("the producer that keeps candidates needs the package triton, which is missing")
-    from ksieve.lab.chain.mqa_logits import mqa_candidates
+    from ksieve.lab.chain.mqa_logits import KEPT_TILE, mqa_candidates
 
-    return lambda f, into: mqa_candidates(f.q, f.keys, f.weights, f.lengths, into, key_scale=f.key_scale)
+    return lambda f, into: mqa_candidates(
+        f.q, f.keys, f.weights, f.lengths, into, key_scale=f.key_scale, tile=KEPT_TILE
+    )  # fmt: skip
 
 
 def _deep_gemm() -> Produce:
