@@ -54,8 +54,8 @@ template <int kOwners = kThreads> __device__ __forceinline__ void write_count(co
   if (kCounts && threadIdx.x % kOwners == 0) p.options.counts[id] = used;
 }
 
-// Whether CTAs of a cluster write slots as they are to be: without an order each depends on its entry alone. Written
-// behind the selection, positions would be read back from memory by one CTA.
+// Whether CTAs of a cluster, and those that have a row in registers, write slots as they are to be: without an order
+// each depends on its entry alone. Written behind the selection, positions would be read back from memory by one CTA.
 constexpr bool kWritesShares = kEpilogue && !kSorts && !kTies && !kPositions && !kStats;
 
 // What slots need of a row besides positions. Loaded before these are known, it arrives meanwhile.

@@ -126,9 +126,9 @@ __device__ __forceinline__ bool keys_are_close(int bin) {
   return static_cast<u32>(bin % kSign - kOctave) < kSign - 2 * kOctave;
 }
 
-// Ranks `count` listed scores, four threads for each, and writes the best `remaining_k`. Call by whole warps, behind a
-// barrier.
-template <class Shown> __device__ __forceinline__ void write_listed(int* out, int count, int remaining_k, Shown shown) {
+// Ranks `count` listed scores, four threads for each, and gives the best `remaining_k` to put(rank, position). Call by
+// whole warps, behind a barrier.
+template <class Put> __device__ __forceinline__ void write_listed(int count, int remaining_k, Put put) {
   constexpr int kSharers = 4;
   const RankList& listed = RankList::of_row();
   const int thread = reread_tid(); // read here, not kept since before the row's length arrived
@@ -152,7 +152,7 @@ template <class Shown> __device__ __forceinline__ void write_listed(int* out, in
     } while (from < count);
     rank += __shfl_xor_sync(kFullWarp, rank, 1);
     rank += __shfl_xor_sync(kFullWarp, rank, 2);
-    if (thread % kSharers == 0 && at < count && rank < remaining_k) out[rank] = shown(position);
+    if (thread % kSharers == 0 && at < count && rank < remaining_k) put(rank, position);
   }
 }
 
@@ -214,8 +214,13 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
   return again;
 }
 
-// Selects a row of more than k scores. Call by all threads. The histogram is zero before and after.
-__device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& loaded, int k) {
+// Positions that a CTA collects, in place of its histogram.
+__device__ __forceinline__ int* collected_loaded() { return reinterpret_cast<int*>(shared_storage().ring); }
+
+// Selects a row of more than k scores. Call by all threads. The histogram is zero before and after. With kWritesShares,
+// returns whether positions are collected, for whom a barrier must follow, and loads what their slots need; otherwise
+// they are written.
+__device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& loaded, int k, SlotFacts& facts) {
   SharedStorage& s = shared_storage();
   const Edge& edge = loaded.edge;
   const int valid = min(loaded.body.end, loaded.row.length) - loaded.first();
@@ -250,7 +255,8 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
     }
     if (!equal && overfull()) {
       describe_loaded(p, loaded.row.id);
-      return select_overfull_bucket<BlockScope, CoarseBins>(0, {chosen}, {last}, bin, remaining_k, found.count);
+      select_overfull_bucket<BlockScope, CoarseBins>(0, {chosen}, {last}, bin, remaining_k, found.count);
+      return false;
     }
   }
   const bool whole = found.count == remaining_k;
@@ -263,8 +269,9 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   // One sum gives both offsets: of collected positions in the low half, of listed scores in the high half.
   const u32 mine = __popc(chosen) + edge_chosen + (__popc(last) + edge_last << 16);
   if (!whole && !equal && threadIdx.x < kTogether) RankList::of_row().end(bin, found.count + threadIdx.x);
+  if constexpr (kWritesShares) facts = SlotFacts::of(p, loaded.row.id);
   const u32 before = sum_threads(mine).before;
-  int* positions = reinterpret_cast<int*>(s.ring); // k of them: also where the histogram is, which is not in use now
+  int* positions = collected_loaded(); // k of them: also where the histogram is, which is not in use now
   u32 to = shared_address(positions + (before & 0xffff));
   const int first = loaded.first();
 #pragma unroll
@@ -294,9 +301,17 @@ __device__ __forceinline__ void select_loaded(const Params& p, const LoadedRow& 
   const int ranking = whole || equal ? 0 : (found.count + 7) / 8 * 32;
   const bool apart = ranking <= kThreads / 4 * 3;
   const int writer = static_cast<int>(threadIdx.x) - (apart ? ranking : 0);
-  if (!whole && !equal && (!apart || writer < 0)) write_listed(out + collected, found.count, remaining_k, shown);
+  if constexpr (kWritesShares) {
+    if (!whole && !equal)
+      write_listed(found.count, remaining_k, [&](int rank, int position) { positions[collected + rank] = position; });
+    return true;
+  }
+  if (!whole && !equal && (!apart || writer < 0))
+    write_listed(found.count, remaining_k,
+                 [&, last = out + collected](int rank, int position) { last[rank] = shown(position); });
   if (writer >= 0)
     write_collected<false>(out, positions, collected, collected, shown, apart ? kThreads - ranking : kThreads, writer);
+  return true;
 }
 
 // A row whose length starts loading in the constructor; come() waits for the length, or loads a window.
@@ -334,7 +349,12 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
     if (kEmptyFirst) empty();
     const Row row = asked.come(p);
     if (kWindows && kEpilogue && threadIdx.x == 0) shared_storage().base = row.base;
-    if (!select_short(p, row)) {
+    SlotFacts facts;
+    const bool all = kWritesShares && row.length <= slots_of(p, row);
+    bool collected = all;
+    if (all) {
+      facts = SlotFacts::of(p, row.id);
+    } else if (!select_short(p, row)) {
       const LoadedRow loaded(row, limit_of(p));
       bool more = true;
       if (!kEmptyFirst) {
@@ -343,9 +363,14 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
         KSIEVE_OPAQUE(scores);
         more = scores > 0; // always true; otherwise ptxas waits for the scores in front of the barrier
       }
-      if (more) select_loaded(p, loaded, slots_of(p, row));
+      if (more) collected = select_loaded(p, loaded, slots_of(p, row), facts);
     }
-    run_epilogue(p, row.id, sort_slice(p, blockIdx.x));
+    if (kWritesShares && collected) {
+      __syncthreads(); // every position is collected
+      write_slots_from(p, row, facts, 0, [&](int i) { return all ? i : collected_loaded()[i]; });
+    } else {
+      run_epilogue(p, row.id, sort_slice(p, blockIdx.x));
+    }
     if (kEpilogue) __syncthreads(); // every thread has read s.base, which the next row writes
     number += grid_size();
   } while (number < p.rows);
