@@ -1,7 +1,8 @@
 """Score production and selection in one CUDA graph, over the terminal scheduler step of long requests.
 
 The step's invocations run in order, as a framework issues them, into one score buffer of the framework's budget. A
-chain and its score production alone are timed; the difference is the selection's share. Both are
+chain and its score production alone, which stores the matrix, are timed; the difference is the selection's share, below
+zero where a way without the matrix takes less. Both are
 graphs of the same process, replayed in rotated rounds. Afterwards the scores of every invocation are produced once
 more and its answer is verified against them: production is deterministic.
 """
@@ -268,7 +269,7 @@ def summarise(
                 "chain_ms": timed.median / 1e3,
                 "select_ms": select,
                 "select_share": select / (timed.median / 1e3),
-                "of_floor": least.median / 1e3 / select,
+                "of_floor": least.median / 1e3 / select if select > 0 else None,
             }
         facts["selectors"][selector.name] = entry
     return facts

@@ -161,8 +161,9 @@ def _chain(payload: Payload) -> list[str]:
             if facts.get("exact") is not True or "chain_ms" not in facts:
                 skipped.append(f"{name}: {selector} failed or was not exact")
                 continue
+            of_floor = f"{facts['of_floor']:.2f}" if facts["select_ms"] > 0 else ""
             rows.append([name, selector, f"{facts['chain_ms']:.2f}", f"{facts['select_ms']:.2f}",
-                         f"{facts['select_share']:.1%}", f"{facts['of_floor']:.2f}"])  # fmt: skip
+                         f"{facts['select_share']:.1%}", of_floor])  # fmt: skip
         published = payload["results"]["paper"].get(name.upper())
         for selector, select in (published or {}).get("select_ms", {}).items():
             whole = published["chain_ms"][selector]

@@ -32,7 +32,8 @@ def bench_chain(
     """Time an indexer's fp8 score production and the selection after it, in one CUDA graph.
 
     The last scheduler step of a long request runs call by call in order; every answer is verified. The selection's
-    share is the time of the chain minus the time of its score production alone.
+    share is the time of the chain minus the time of its score production alone, which stores the matrix: ways
+    without the matrix may take less.
     """
     from ksieve.lab.bench import chain
 
@@ -69,7 +70,8 @@ def _print(request: dict[str, Any], paper: dict[str, Any] | None) -> bool | None
             continue
         rows.append((
             name, f"{facts['chain_ms']:.2f}", f"{facts['select_ms']:.2f}", f"{facts['select_share']:.1%}",
-            f"{facts['of_floor']:.2f}", {True: "yes", False: "NO", None: ""}[facts["exact"]],
+            "" if facts["of_floor"] is None else f"{facts['of_floor']:.2f}",
+            {True: "yes", False: "NO", None: ""}[facts["exact"]],
         ))  # fmt: skip
     terminal.table(("selector", "chain ms", "selection ms", "share", "of floor", "exact"), rows)
     if paper:
