@@ -58,6 +58,13 @@ PARTS = {
         "narrow": (16, "decided and (100 or 257) or alignment or live_rows or statistics"),
     },
     "h200 bands": {"bands": (4, "without_a_row")},
+    # slots that are written by the selection, and values from keys
+    "h200 values": {
+        "values": (
+            5,
+            "persistent-64 and float16 or split-2- and float32 or resident and bfloat16 or binned and float32",
+        )
+    },
     # rows of blocks, and what slots hold
     "h200 entries": {
         "blocks": (3, "every_size and (8-resident_block or 7-resident_cluster) or no_slots"),

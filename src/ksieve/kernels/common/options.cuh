@@ -81,8 +81,10 @@ constexpr bool kPositions = KSIEVE_POSITIONS != 0;
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_ORDER);
 constexpr bool kSorts = kOrder != Order::kAny; // slots are sorted, where the next row's copies would lie
-// An epilogue that leaves no registers to the selection before it.
-constexpr bool kHungry = kEpilogue && (kSorts || !kExpand || kPositions);
+// Whether selections write a row's slots as they are to be: without an order each slot depends on its position alone.
+// Written behind the selection, positions would be read back from memory by the CTA that ends the row.
+constexpr bool kWritesSlots =
+    kEpilogue && !kSorts && !kTies && !kExpand && !kPositions && !kForced && !kBlockRows && !KSIEVE_STATS;
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;
 static_assert(kEpilogue || kOrder == Order::kAny, "an order is made by the finishing pass");
 static_assert(kEpilogue || !kExpand, "positions of entries are written by the finishing pass");

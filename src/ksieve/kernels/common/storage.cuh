@@ -180,6 +180,8 @@ __device__ __forceinline__ int moved_on(int offset, int batches) {
   return kSmall ? (offset + batches * kLine) & (kStep - 1) : offset;
 }
 
+// An epilogue, or slots written by the selection, that leave no registers to the selection before.
+constexpr bool kHungry = kWritesSlots ? kOverflowVectors > 0 : kEpilogue && (kSorts || !kExpand || kPositions);
 // kSpareRegisters: registers of a thread besides the bucket numbers of a resident row, where one CTA has the row. Code
 // that needs more would be spilled, and is left out.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;

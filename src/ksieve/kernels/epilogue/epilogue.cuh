@@ -1,6 +1,7 @@
 // The epilogue: what a call's options add to a row's slots beyond the positions that the selection has written.
 //   1. with an order, positions (and keys, for an order by score) are sorted where ring, histogram and candidates were
 //   2. slots are written again: values, raw indices, transformed indices; unused slots last
+// Selections that write slots as they are to be (epilogue/slots.cuh) leave to it rare rows alone.
 // With an order, a row's slots depend on the selected set alone.
 #pragma once
 #include "common/sort.cuh"

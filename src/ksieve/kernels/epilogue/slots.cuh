@@ -3,7 +3,8 @@
 #pragma once
 #include "common/output.cuh"
 
-constexpr int kInFlight = kForced ? 2 : 4; // slots that a thread processes together; more would spill
+// Slots that a thread processes together: more would spill, and k seldom gives so many to a large CTA's threads.
+constexpr int kInFlight = kForced || (kWritesSlots && kThreads == 1024) ? 2 : 4;
 
 // Returns the score of a position, or what an unused slot holds.
 using Value = Choose<kBlockRows, source::Bits, Score>::Type;

@@ -319,11 +319,22 @@ __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k
 }
 
 // Writes the collected positions, clears their memory, which is the histogram, and writes the best `remaining_k` of the
-// listed scores. Call by all threads; no barrier follows.
-__device__ __forceinline__ void write_answer(int slot, int listed, int remaining_k) {
+// listed scores; with kWritesSlots all of the row's slots as they are to be. Call by all threads; no barrier follows.
+__device__ __forceinline__ void write_answer(const Params& p, int slot, int listed, int remaining_k) {
+  SlotFacts facts;
+  if constexpr (kWritesSlots) facts = SlotFacts::of(p, descriptor_at(slot).id);
   __syncthreads(); // every thread's positions are collected, and its undecided scores listed
   const int num_selected = descriptor_at(slot).num_selected;
   const int count = min(num_selected, descriptor_at(slot).slots);
+  if constexpr (kWritesSlots) {
+    const SlotWriter slots = writer_of(p, facts, slot);
+    slots.write(0, count, [&](int at) { return collected()[at]; });
+    for (int i = reread_tid(); i < num_selected; i += kThreads) // those that this thread has read
+      collected()[i] = 0;
+    const int decided = descriptor_at(slot).slots - remaining_k;
+    rank_last(listed, remaining_k, [&](int rank, int position) { slots.put(decided + rank, position); });
+    return slots.finish(descriptor_at(slot).slots);
+  }
   write_collected<true>(descriptor_at(slot).out, collected(), num_selected, count,
                         [&](int position) { return shown_position(position, slot); });
   write_last(slot, listed, remaining_k);

@@ -91,7 +91,8 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
     cluster_sync(); // no thread reads a peer's memory any more
     return cluster_rank() == 0 ? Merged::kWhole : Merged::kOther;
   });
-  if (mine) refine(frontier);
+  static_assert(!kKeepsKeys, "an epilogue follows");
+  if (mine) refine(task, frontier);
 }
 
 // Selects the row of a cluster. Call by all its threads. Returns whether peers may still read this CTA's shared memory.

@@ -32,11 +32,12 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t, bool copied =
   scan<true>(t.row.scores, t.begin, t.end, classify);
   trace_set(kColRoute, kDirect);
   certify(t, ScanPurpose::kClassified, true, frontier, [] { return Merged::kWhole; });
-  refine(frontier);
+  refine(t, frontier);
 }
 
 // Selects the rows of this CTA that are not resident. Call by all threads.
 __device__ KSIEVE_COLD void select_others(const Params& p) {
+  static_assert(!kKeepsKeys, "an epilogue follows");
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));
     find_present(p, t.row);

@@ -157,12 +157,16 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
       if (route == RowRoute::kResident) {
         looked = select_resident<BlockScope>(p, slot, copy_next, look_ahead);
         if (KSIEVE_ROW_K || (kForced && !kEpilogue)) write_behind(p, slot);
+      } else if constexpr (kWritesSlots) {
+        writer_of(p, SlotFacts::of(p, descriptor_at(slot).id), slot).write_whole(descriptor_at(slot).end);
       } else {
         write_short(descriptor_at(slot).out, descriptor_at(slot).end,
                     kCounts ? written_slots(p, descriptor_at(slot).end, p.k) : p.k, descriptor_at(slot).base);
       }
       if (kOverlap && descriptor_at(slot_after(slot)).route == RowRoute::kNone) release_dependents();
-      if (kEpilogue || (kForced && descriptor_at(slot).route != RowRoute::kResident)) {
+      if (kWritesSlots && (looked || descriptor_at(slot).route == RowRoute::kShort)) {
+        // slots are as they are to be
+      } else if (kEpilogue || (kForced && descriptor_at(slot).route != RowRoute::kResident)) {
         if (threadIdx.x == 0) s.base = descriptor_at(slot).base;
         run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));
       } else if (kCounts) {

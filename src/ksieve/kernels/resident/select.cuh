@@ -271,6 +271,6 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
     list_marked<Scope>(divided.within, slot);
   }
   if (!kRoomy) meanwhile();
-  write_answer(slot, whole ? 0 : found.count, remaining_k);
+  write_answer(p, slot, whole ? 0 : found.count, remaining_k);
   return true;
 }

@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (kBlockRows) pool_to_workspace(task.row);
     find_present(p, task.row);
     if constexpr (kPositions) task.end = (task.row = present_part(task.row)).length;
-    select_row(
+    const bool finished = select_row(
         task, number == blockIdx.x, view,
         [&] {
           if (threadIdx.x != 0) return;
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       __syncthreads(); // every thread has read this row's length, and the next row is known
       if (s.next < rows) fetch_row(p, s.next);
     }
-    run_epilogue(p, task.row.id, sort_slice(p, blockIdx.x));
+    if (!finished) run_epilogue(p, task.row.id, sort_slice(p, blockIdx.x));
     trace_write(p, task.row.id);
     wait_all_copies();
     __syncthreads(); // the next row is known, and no thread still works on this one

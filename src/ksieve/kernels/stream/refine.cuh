@@ -5,7 +5,21 @@
 //   2. count the new frontier by the next digit, and repeat until exactly remaining_k are left, or few
 //   3. write every candidate better than the last frontier, then as many of its members as slots are open
 #pragma once
+#include "epilogue/slots.cuh"
+#include "length_bins.cuh"
 #include "stream/certify.cuh"
+
+// Whether candidates keep their keys until slots are written as they are to be: a score that is read again has mostly
+// left L2, and costs 64 bytes of memory. Small CTAs that take listed rows have no registers left for that.
+constexpr bool kKeepsKeys = kWritesSlots && kColumns > 0 && !(kBinned && kSmall);
+
+// Returns the bits of the score of a candidate. Zeros share a key, and so do NaN.
+__device__ __forceinline__ u32 bits_of_candidate(u32 key, int position, const SlotWriter& slots) {
+  const float score = score_of_ranked(score_of_key(key));
+  if (unlikely(!(score < 0.0f || score > 0.0f))) return slots.read_bits(position);
+  if constexpr (kDtype == Dtype::kFloat16) return half_of(score);
+  return __float_as_uint(score) >> (kHalfScores ? 16 : 0);
+}
 
 // Most candidates of a last frontier that one warp ranks: none with statistics, for which every digit is counted.
 constexpr int kFew = kStats ? 0 : kTailMax;
@@ -25,8 +39,9 @@ __device__ __forceinline__ int rank_by_position(u64 entry, int count) {
 }
 
 // Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break, the members of
-// `q` are written whose distance is at most `last_distance`. Call by all threads.
-__device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance) {
+// `q` are written whose distance is at most `last_distance`. Returns whether slots are as they are to be, so that no
+// epilogue is needed. Call by all threads.
+__device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q, int last_distance) {
   SharedStorage& s = shared_storage();
   bool rank_last = q.count > q.remaining_k && q.count <= kFew;
   // Returns whether a member of the last frontier is written at once: if all are, or if all are equal and slots are
@@ -40,10 +55,13 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
   // Where all output slots are still free, codes of indices are collected in the ring, which is idle, for
   // write_collected.
   constexpr int kCollected = sizeof(s.ring) / sizeof(int);
+  constexpr int kKeys = kCollected / 2; // keys lie behind the codes
   int* ring = reinterpret_cast<int*>(s.ring);
+  const bool keeps = kKeepsKeys && t.params.options.values;
+  const u32 room = keeps ? kKeys : kCollected;
   u32 k = s.rule.k;
   int* out = s.rule.row_out;
-  bool collects = kColumns && s.rule.mode != Mode::kClassify && k <= kCollected;
+  bool collects = kColumns && s.rule.mode != Mode::kClassify && k <= room;
   int* to = collects ? ring : out;
   int thread_count = own_height();
   u32 chosen = 0;              // entries of this thread's column that are selected, as bits
@@ -81,6 +99,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
       if (!(wanted >> b & 1)) continue;
       int index = entry_index(entry[b]);
       if (out_slot < k) to[out_slot] = collects ? code_of_index(index) : shown_position(index);
+      if (keeps && collects && out_slot < k) ring[kKeys + out_slot] = static_cast<int>(entry_key(entry[b]));
       ++out_slot;
     }
   }
@@ -93,6 +112,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
     u32 out_slot = reserve(&s.num_selected, wanted);
     int index = entry_index(entry);
     if (wanted && out_slot < k) to[out_slot] = collects ? code_of_index(index) : shown_position(index);
+    if (keeps && collects && wanted && out_slot < k) ring[kKeys + out_slot] = static_cast<int>(key);
   }
   const bool ranks = rank_last && threadIdx.x >= kThreads - 32; // the last warp, when all last candidates are listed
   auto rank = [&] {
@@ -112,7 +132,7 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
     if (ranks) rank();
   }
 
-  if (!kColumns) return;
+  if (!kColumns) return false;
   LaneSums sums = few_before<kColumns>(__popc(chosen));
   u32 out_slot = 0;
   if ((threadIdx.x & 31) == 0 && sums.total) out_slot = atomicAdd(&s.num_selected, sums.total);
@@ -120,9 +140,14 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
   if (unlikely(!collects)) {
     for (; chosen && out_slot < k; chosen &= chosen - 1)
       out[out_slot++] = shown_position(entry_index(column_entry(__ffs(chosen) - 1)));
-    return;
+    return false;
   }
-  if (unlikely(out_slot + __popc(chosen) > kCollected)) chosen = 0;       // only if scores have changed meanwhile
+  if (unlikely(out_slot + __popc(chosen) > room)) chosen = 0; // only if scores have changed meanwhile
+  if (keeps) {
+    u32 slot = out_slot;
+    for (u32 left = chosen; left; left &= left - 1)
+      ring[kKeys + slot++] = static_cast<int>(column_key(__ffs(left) - 1));
+  }
   u32 next = static_cast<u32>(__cvta_generic_to_shared(ring + out_slot)); // a shared address: its stores are cheaper
 #pragma unroll
   for (int from = 0; from < kColumns; from += kTogether) {
@@ -138,22 +163,54 @@ __device__ __forceinline__ void emit_stored(const Frontier& q, int last_distance
       next += (wanted >> (from + b)) * sizeof(int); // shift and sum are one instruction
     }
   }
+  if constexpr (kKeepsKeys) {
+    const SlotWriter slots(t.params, scores_of(t), t.row.id, kWindows ? s.base : 0);
+    __syncthreads(); // every thread's codes are collected, and the last candidates listed
+    const int last = static_cast<int>(k) - (rank_last ? q.remaining_k : 0);
+    if (ranks) {
+      const RankedEntry mine = rank_tail(q.count);
+      const int index = entry_index(mine.entry);
+      const int slot = last + mine.rank;
+      const bool chosen = static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k;
+      slots.write(
+          slot, chosen ? slot + 1 : slot, [&](int) { return index; },
+          [&](int, int position) { return bits_of_candidate(entry_key(mine.entry), position, slots); }, 1, 0);
+    } else {
+      slots.write(
+          0, min(s.num_selected, last), [&](int slot) { return index_of_code(ring[slot]); },
+          [&](int slot, int position) {
+            return bits_of_candidate(static_cast<u32>(ring[kKeys + slot]), position, slots);
+          },
+          rank_last ? kThreads - 32 : kThreads, static_cast<int>(threadIdx.x));
+    }
+    slots.finish(static_cast<int>(k));
+    return true;
+  }
   __syncthreads(); // every thread's codes are collected, and the last candidates listed
-  if (ranks) return rank();
+  if (ranks) {
+    rank();
+    return false;
+  }
   const int count = static_cast<int>(min(static_cast<u32>(s.num_selected), k));
   write_collected<false>(
       out, ring, count, count, [](int code) { return shown_position(index_of_code(code)); },
       rank_last ? kThreads - 32 : kThreads);
+  return false;
 }
 
-// Completes a row from its frontier. Call by all threads, behind a barrier after the last count.
-__device__ __forceinline__ void refine(Frontier q) {
+// Completes a row from its frontier. Returns whether no epilogue is needed. Call by all threads, behind a barrier after
+// the last count.
+__device__ __forceinline__ bool refine(const RowTask& t, Frontier q) {
   SharedStorage& s = shared_storage();
-  if (unlikely(q.remaining_k == 0)) return;
+  if (unlikely(q.remaining_k == 0)) return false;
   trace_set(kColFilled, q.remaining_k);
   if (unlikely(q.count > kCapacity)) { // all candidates have one value: any stored ones will do
-    if (kTies) return leave_ties(q.resolved() ? q.keys.best : s.least, q.remaining_k);
-    return emit_any(q.remaining_k);
+    if (kTies) {
+      leave_ties(q.resolved() ? q.keys.best : s.least, q.remaining_k);
+    } else {
+      emit_any(q.remaining_k);
+    }
+    return false;
   }
   while (!q.resolved() && q.count != q.remaining_k && q.count > kFew) {
     narrow(q);
@@ -165,6 +222,7 @@ __device__ __forceinline__ void refine(Frontier q) {
     });
     __syncthreads(); // every thread's candidates are counted by the next digit
   }
-  emit_stored(q, kTies && q.count > q.remaining_k && q.count > kFew ? last_tie_distance(q.keys, q.remaining_k)
-                                                                    : kMaxTieDistance);
+  return emit_stored(t, q,
+                     kTies && q.count > q.remaining_k && q.count > kFew ? last_tie_distance(q.keys, q.remaining_k)
+                                                                        : kMaxTieDistance);
 }

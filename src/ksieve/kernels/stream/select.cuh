@@ -128,14 +128,16 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
 // Selects a row whose `view` is being loaded. Call by all threads. `first`: the CTA's first row, with counters zero;
 // its view is waited for in front of other loads, since all CTAs begin at once, and memory would serve whole rows of
 // the scan before the view's lines. ahead() runs behind a barrier, before the row is scanned; meanwhile() runs when the
-// row has been read and only on-chip work is left, but not for a short row.
+// row has been read and only on-chip work is left, but not for a short row. Returns whether slots are as they are to
+// be.
 template <class Ahead, class Meanwhile>
-__device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedView& view, Ahead ahead,
+__device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedView& view, Ahead ahead,
                                            Meanwhile meanwhile) {
   if (select_short(t.params, t.row)) {
     wait_all_copies();
     __syncthreads(); // every thread has read the row; slots may be sorted where its copies were
-    return ahead();
+    ahead();
+    return false;
   }
   if (first) {
     view.wait();
@@ -155,5 +157,5 @@ __device__ __forceinline__ void select_row(const RowTask& t, bool first, LoadedV
   Frontier frontier;
   certify(t, purpose, false, frontier, [] { return Merged::kWhole; });
   meanwhile();
-  refine(frontier);
+  return refine(t, frontier);
 }

@@ -25,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   RowState* state = row_state(p, id);
   u64* list = row_list(p, id);
   RowTask task = whole_row(p, row, segment_spill(p, id, segment));
+  bool finished = false;
   if (!select_short(p, row)) {
     if (shared_work) {
       int size = segment_size(row.length, p.splits);
@@ -49,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     });
     if (!mine) return;
     release_dependents();
-    refine(frontier);
+    finished = refine(task, frontier);
   }
-  run_epilogue(p, id, row_sort_slice(p, id));
+  if (!finished) run_epilogue(p, id, row_sort_slice(p, id));
   trace_write(p, id);
 }

@@ -1,0 +1,142 @@
+"""Slots without an order: every option of a slot, and values that are the bits of their scores.
+
+Kernels have the keys of what they select, in which zeros of both signs are equal, and all NaN: values are still those
+of memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from gpu import runner, served
+from gpu.served import Served, right_answer, same_bytes
+from gpu.test_options import ALL_NAMES, possible_plan
+from gpu.variants import Variant, banded
+from ksieve.core.errors import ArgumentError
+
+pytestmark = pytest.mark.gpu
+
+NAMES = (*ALL_NAMES, "resident", "binned")
+ROWS = 6
+DTYPES = ("float32", "float16", "bfloat16")
+CASES = ((20_003, 512), (70_001, 2048)) if not runner.HOST else ((3001, 200),)
+CALLS = (
+    {"return_values": True, "index_dtype": "int64"},
+    {"return_values": True, "return_raw": True, "page_size": 64},
+    {"return_values": True, "return_raw": True, "page_size": 1, "index_dtype": "int64"},
+    {"return_values": True, "offsets": True, "starts": True, "lengths": True},
+    {"return_values": True, "lengths": True},
+    {"return_values": True, "nan": "highest", "ks": True},
+    {"return_values": True, "largest": False},
+    {"page_size": 64, "ks": True},
+)
+
+
+def scores_of(rows, width, k, dtype, call):
+    """Rows with one right set: zeros of both signs and subnormals, then numbers that all differ as far as k goes."""
+    device = runner.DEVICE
+    scores = torch.empty(rows, width, dtype=getattr(torch, dtype), device=device)
+    bits = scores.view(getattr(torch, f"int{8 * scores.dtype.itemsize}"))
+    sign, first = -(1 << 8 * scores.dtype.itemsize - 1), {"float32": 0x3F800000, "float16": 0x400, "bfloat16": 0x3F80}
+    rank = torch.arange(width, device=device).clamp(max=12_000)
+    number = rank * 999 if dtype == "float32" else rank
+    bits[:] = (number + first[dtype]).to(bits.dtype) | (sign if call.get("largest", True) else 0)
+    special = torch.tensor([0, sign, 1, sign | 1, 5, sign | 7], dtype=bits.dtype, device=device)
+    for row in range(rows):
+        count = (0, k // 8, k // 3)[row % 3]
+        bits[row, :count] = special.repeat(count // len(special) + 1)[:count]
+    if call.get("nan") == "highest":
+        infinity = int(torch.full((1,), torch.inf, dtype=scores.dtype).view(bits.dtype))
+        bits[:, : k // 16] = (infinity + 1 + torch.arange(k // 16, device=device) % 77).to(bits.dtype)
+        bits[:, 1 : k // 16 : 3] |= sign
+    generator = torch.Generator(device=device).manual_seed(width)
+    places = torch.rand(rows, width, device=device, generator=generator).argsort(1)
+    return torch.empty_like(bits).scatter_(1, places, bits).view(scores.dtype)
+
+
+def call_of(form, rows, width, k):
+    """The arguments of a form; arrays stand for their marks."""
+    call, row = dict(form), torch.arange(rows, dtype=torch.int32, device=runner.DEVICE)
+    if "page_size" in call:
+        pages = -(-width // call["page_size"]) - 1  # the last positions have none
+        generator = torch.Generator(device=runner.DEVICE).manual_seed(3)
+        shape, device = (3, pages), runner.DEVICE
+        call["page_table"] = torch.randint(0, 1 << 20, shape, dtype=torch.int32, device=device, generator=generator)
+        call["row_to_request"] = row % 4  # one of them is outside the table
+    if "offsets" in call:
+        call["offsets"] = row * 1000
+    if "lengths" in call:
+        lengths = (width, min(width, 8192), k - 5, width // 2, 2900, 0)
+        call["lengths"] = torch.tensor(lengths, dtype=torch.int32, device=runner.DEVICE)
+    if "starts" in call:
+        call["starts"] = row % 3
+    if call.pop("ks", False):
+        call["ks"] = torch.where(row % 2 == 0, k, k - 3).int()
+    return call
+
+
+def plan_of(name, scores, k, call):
+    """A forced plan, or None where there is none: also that of many rows, which are launched by length."""
+    if name in ALL_NAMES:
+        return possible_plan(name, scores, k, call)
+    options = served.options_of(call)
+    if name == "resident":
+        try:
+            return runner.plan_for(Variant(name, "resident_block"), scores, k, options=options)
+        except ArgumentError:
+            return None
+    dtype = str(scores.dtype).removeprefix("torch.")
+    plan = banded(*scores.shape, k, dtype=dtype, device=runner.PLAN_DEVICE, options=options)
+    return plan if plan.bins else None
+
+
+def kernels():
+    """Plans that these tests run, for the compile pool."""
+    for name, (width, k), dtype, form in itertools.product(NAMES, CASES, DTYPES, CALLS):
+        scores = torch.empty(ROWS, width, dtype=getattr(torch, dtype), device=runner.DEVICE)
+        if plan := plan_of(name, scores, k, call_of(form, ROWS, width, k)):
+            yield plan, False
+
+
+def differences(ready, k):
+    """What differs from the right answer, slots of both in the order of their positions."""
+    everything = ready.call | {"return_raw": True}
+    right = right_answer(ready.scores, everything | {"sorted": "index", "tie_break": "low"}, k)
+    outputs, found = {n: g.out for n, g in ready.outputs.items()}, []
+    position = outputs.get("raw_out", outputs["out"])
+    if "raw_out" not in outputs:  # pages and offsets keep slots apart: their order is that of the outputs themselves
+        right = {n: v.gather(1, in_order(right["out"])) for n, v in right.items()}
+    order = in_order(position)
+    for name, got in outputs.items():
+        if differing := torch.nonzero(~same_bytes(got.gather(1, order), right[name]))[:, 0].tolist():
+            found.append(f"{name} of rows {differing}")
+    return found
+
+
+def in_order(index):
+    """An order of slots, unused ones last."""
+    return torch.where(index < 0, 1 << 40, index.long()).sort(dim=1, stable=True).indices
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "k"), CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_slots_without_an_order(name, width, k, dtype, tally):
+    wrong, total = [], 0
+    if name == "binned" and runner.HOST:
+        width = 9001  # narrower rows are all of one length
+    for form in CALLS:
+        scores, call = scores_of(ROWS, width, k, dtype, form), call_of(form, ROWS, width, k)
+        if (plan := plan_of(name, scores, k, call)) is None:
+            continue
+        ready = Served(plan, scores, call)
+        for _ in range(2):
+            ready.poison()
+            ready.run()
+            wrong += [f"{form}: {text}" for text in (*ready.outside(), *differences(ready, k))]
+        total += ROWS
+    tally.add(f"values {name}", total, wrong)
+    assert not wrong, "\n".join(wrong[:9])
