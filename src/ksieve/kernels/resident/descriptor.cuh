@@ -103,8 +103,28 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
   bracket_ranks(length, k, warps, to, length);
 }
 
+// Whether the body of a window is rounded outwards, where the matrix has scores beside it: what lies in front is masked
+// where the ring is read, as is what lies behind. Most windows begin or end inside a vector, and scores outside the
+// body are loaded twice, one behind the other, while no thread counts.
+constexpr bool kRoundsOut = kWindows && !kBlockRows && !kPositions && kMaxResident == kTile && kOverflowVectors == 0 &&
+                            !KSIEVE_REGISTERS; // with overflow vectors ptxas would spill
+
 // Returns the position up to which scores may be copied with a row: behind its length too, but not behind a window.
 __device__ __forceinline__ int limit_of(const Params& p) { return kWindows ? 0 : p.width; }
+
+// Returns the body of a window, rounded outwards where the ring has room for it.
+__device__ __forceinline__ Body rounded_body(const Params& p, const Row& row) {
+  const i64 column = row.scores - (static_cast<const Score*>(p.scores) + row.id * p.pitch);
+  const int misaligned = static_cast<int>(reinterpret_cast<u64>(row.scores) / sizeof(Score) % kVector);
+  Body body = body_of(row.scores, 0, row.length);
+  if (misaligned <= column && row.length + misaligned <= kTile) {
+    body.begin = -misaligned;
+    body.end = body.begin + (row.length + misaligned) / kVector * kVector;
+  }
+  if (body.end < row.length && body.end + kVector <= p.width - column && body.end + kVector - body.begin <= kTile)
+    body.end += kVector;
+  return body;
+}
 
 // Returns the body that is copied of a CTA's tile [begin, end). It includes scores behind the row, up to `limit`, which
 // are masked, if then none of the tile is behind the body.
@@ -120,7 +140,7 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
                                          RowDescriptor& to) {
   const int k = slots_of(p, row);
   const bool resident = fits(row, k);
-  const Body body = copied_body(row, begin, end, limit);
+  const Body body = kRoundsOut ? rounded_body(p, row) : copied_body(row, begin, end, limit);
   to.body = row.scores + body.begin;
   to.bytes = static_cast<u32>(body.end - body.begin) * sizeof(Score);
   to.copy = -1;
@@ -132,7 +152,7 @@ __device__ __forceinline__ void describe(const Params& p, const Row& row, int be
   to.end = end;
   to.body_begin = body.begin;
   to.valid = min(body.end, end) - body.begin;
-  to.edges = body.begin != begin || body.end < end;
+  to.edges = (kRoundsOut ? body.begin > begin : body.begin != begin) || body.end < end;
   to.route = resident ? RowRoute::kResident : row.length <= k ? RowRoute::kShort : RowRoute::kStreamed;
   to.base = row.base;
 }
@@ -155,9 +175,12 @@ __device__ __forceinline__ Bracket bracket_of(int slot) {
   return {raw.word[0], raw.word[1], static_cast<int>(raw.word[2]), raw.word[3]};
 }
 
-// Returns the number of valid scores in the body; by a reduction, so that the compiler knows that all lanes have the
-// same value. Call by whole warps.
+// Returns the number of valid scores in the body, with those in front of the row (front_of); by a reduction, so that
+// the compiler knows that all lanes have the same value. Call by whole warps.
 __device__ __forceinline__ int num_valid(int slot) { return __reduce_max_sync(kFullWarp, descriptor_at(slot).valid); }
+
+// Returns how many scores of the body lie in front of the row: fewer than a vector has.
+__device__ __forceinline__ int front_of(int slot) { return kRoundsOut ? max(-descriptor_at(slot).body_begin, 0) : 0; }
 
 // Returns the position of this thread's first score in the body.
 __device__ __forceinline__ int own_first(int slot) { return descriptor_at(slot).body_begin + own_offset(); }

@@ -53,7 +53,7 @@ __device__ __forceinline__ void emit_equal(const Marks& equal, bool edge_equal, 
   }
 }
 
-// Returns the marks of positions in the row; the others lie past its end.
+// Returns the marks of positions in the row; the others lie past its end, or in front of it.
 __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
   const int left = descriptor_at(slot).valid - own_offset();
   const int vectors = max(left + kStep - 1, 0) / kStep;
@@ -61,6 +61,7 @@ __device__ __forceinline__ Marks in_row(Marks marks, int slot) {
 #pragma unroll
   for (int w = 0; w < kWords; ++w)
     marks.word[w] &= static_cast<u32>((1ull << min(max(count - 32 * w, 0), 32)) - 1);
+  if (kRoundsOut) marks.word[0] &= ~0u << max(front_of(slot) - own_offset(), 0);
   return marks;
 }
 

@@ -106,7 +106,8 @@ __device__ __forceinline__ int sampled_offset(int at) {
 // Joins this thread's sample into the bracket of a described row. Call by whole warps; a barrier of all threads must
 // follow.
 __device__ __forceinline__ void join_sample(float sample, int offset, int slot) {
-  BlockScope::reduce_bracket(bracket_of_samples(rank_sample(sample, offset < descriptor_at(slot).valid), slot), slot);
+  const bool there = offset < descriptor_at(slot).valid && (!kRoundsOut || offset >= front_of(slot));
+  BlockScope::reduce_bracket(bracket_of_samples(rank_sample(sample, there), slot), slot);
 }
 
 // A sample that is loaded from global memory while the row is still being copied. It is widened where it is used:

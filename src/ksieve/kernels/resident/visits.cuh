@@ -84,6 +84,19 @@ template <bool kCounted> __device__ __forceinline__ void clear_behind(int vector
   }
 }
 
+// Replaces scores of the first vector that lie in front of the row, before they are unpacked.
+template <bool kCounted> __device__ __forceinline__ void clear_front(int slot, Raw& raw) {
+  const int front = front_of(slot) - reread_tid() * kVector;
+  if (!unlikely(front > 0)) return;
+  constexpr u32 worst = word_of(kCounted ? kWorstNumberBits : kWorstBits);
+  constexpr int kInWord = kVector / 4;
+#pragma unroll
+  for (int i = 0; i < kVector; i += kInWord) {
+    if (i + kInWord <= front) raw.word[i / kInWord] = worst;
+    if (kInWord == 2 && i + 1 == front) raw.word[i / kInWord] = __byte_perm(raw.word[i / kInWord], worst, 0x3254);
+  }
+}
+
 // Calls visit(vector, scores) for each of this thread's vectors, and ready() in front of the first visit. With kEarly
 // the next vector is read ahead, since its load would queue behind the counts, and an overflow vector is loaded a block
 // ahead. With kLast no thread reads the ring afterwards, so that overflow vectors may be copied to where vectors were
@@ -108,6 +121,7 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
   };
   auto look = [&](int vector, Raw raw) {
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
+    if (kRoundsOut && vector == 0) clear_front<kCounted>(slot, raw);
     float score[kVector];
     if (!kHalfScores) unpack_vector<kCounted>(raw, score);
     if (unlikely(valid < (vector + 1) * kStep)) { // tested first, since it is true for one or two vectors alone
@@ -165,7 +179,7 @@ __device__ __forceinline__ Edge load_edge(int slot) {
   const volatile RowDescriptor& row = descriptor_at(slot);
   const int body = static_cast<int>(row.bytes / sizeof(Score));
   int at = row.begin + static_cast<int>(threadIdx.x);
-  if (at >= row.body_begin) at += body;
+  if (at >= row.body_begin) at += kRoundsOut ? body - front_of(slot) : body;
   bool valid = threadIdx.x < 2 * kVector && at < row.end;
   const Score* scores = static_cast<const Score*>(row.scores);
   return {at, valid ? widen(scores[at]) : __uint_as_float(0x7fffffffu), valid};
