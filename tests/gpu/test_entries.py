@@ -20,6 +20,7 @@ from entry_calls import AXES, built, columns_of
 from gpu import runner, served
 from gpu.served import Served
 from gpu.test_options import ALL_NAMES, device_call, overflowing, possible_plan
+from gpu.variants import Variant
 from harness import to_cuda
 from ksieve.planning.memory import with_workspace
 from oracle import ranks
@@ -135,14 +136,19 @@ def test_positions_decide_ties(forced, tally):
     assert not wrong, wrong
 
 
-PRESENT = ("all", "prefix", "hole", "none", "just enough", "one more", "beyond", "beyond inside", "one", "odd")
-"""Which candidates of a row are there: all in front of an absent one (dense), or others too."""
+PRESENT = ("all", "end", "all", "all", "end", "best", "prefix", "hole", "none", "just enough", "one more", "beyond",
+           "beyond inside", "one", "odd")  # fmt: skip
+"""Which candidates of a row are there: all in front of an absent one (dense), or others too; "best": all but the best.
+
+The first rows of a CTA are selected by their scores alone, until one of them selects an absent candidate.
+"""
 CALLS = (
     {"block_table": 8, "starts": True},
     {"block_table": 8, "largest": False},
     {"positions": 1, "expand": 2, "page_table": True, "page_size": 16, "starts": True},
     {"block_table": 8, "sorted": "value", "ks": True, "starts": True},
     {"positions": 1, "sorted": "index"},
+    {"positions": 1},
 )
 
 
@@ -157,15 +163,18 @@ def candidates(number):
     past = 2**31 - 1 if block > 1 or "expand" in more else -1  # int32 cannot hold all that is to be written
     table = np.stack([rng.permutation(2 * count)[:count] for _ in kinds]).astype(np.int32)
     for row, kind in zip(table, kinds, strict=True):
-        first = {"just enough": k // block, "one more": k // block + 1, "one": 1, "none": 0}.get(kind, count * 3 // 4)
+        few = {"just enough": k // block, "one more": k // block + 1, "one": 1, "none": 0, "end": count - 1}
+        first = few.get(kind, count * 3 // 4)
         if kind in ("hole", "beyond inside"):
             row[count // 3] = -1 if kind == "hole" else past
         elif kind == "odd":
             row[::2] = -5
-        elif kind != "all":
+        elif kind not in ("all", "best"):
             row[first:] = past if kind == "beyond" else -1 - row[first:]
     x = rng.standard_normal((rows, width)).astype(np.float32)
     x[::3] = np.round(x[::3] * 2)  # equal ones
+    best = PRESENT.index("best")
+    table[best, (x[best].argmax() if more.get("largest", True) else x[best].argmin()) // block] = -1
     call = more | {name: table, "return_values": True, "return_raw": True, "counts_out": np.zeros(rows, np.int32)}
     if "starts" in more:
         call["starts"] = np.arange(rows, dtype=np.int32) % 3 * 5
@@ -190,6 +199,36 @@ def test_candidates_that_are_there(name, number, tally):
         plan = with_workspace(replace(plan, ctas=2))
     wrong = wrong_rows(Served(plan, scores, on_device), x, k, call)
     tally.add(f"entries candidates {name}", len(x), wrong)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize(("expand", "tail"), [(4, True), (7, True), (3, False), (64, False)])
+def test_entries_of_rows_on_chip(expand, tail, tally):
+    """Slots at every alignment, four at a time, of expanded entries and of what is behind the last whole one."""
+    width, k, rows = (304, 17, 6) if runner.HOST else (16_384, 509, 64)
+    rng = np.random.default_rng(expand)
+    x = rng.standard_normal((rows, width)).astype(np.float32)
+    x[::2] = np.round(x[::2])  # equal ones
+    offsets = rng.integers(0, 1000, rows).astype(np.int32)
+    call = {"expand": expand, "offsets": offsets, "counts_out": np.zeros(rows, np.int32)}
+    if tail:
+        call["tail"] = (width * expand - np.arange(rows) * 5 % (width * expand // 2)).astype(np.int32)
+        call["tail"][-1] = 3 * expand + 1  # fewer entries than slots
+    on_device = device_call(call)
+    scores = to_cuda(x, 0, runner.DEVICE)
+    plan = served.plan_for(Variant("resident", "resident_block"), scores, k, on_device)
+    ready = Served(with_workspace(replace(plan, ctas=2)), scores, on_device)
+    score, wrong = ranks(x), []
+    for _ in range(2):
+        ready.poison()
+        ready.run()
+        found = ready.answer()
+        for row, out in enumerate(found["indices"]):
+            count = found["counts"][row, 0]
+            raw = np.where(np.arange(len(out)) < count, out - offsets[row], -1)
+            oracle.check_row(score, x, row, k, call, out, raw, None, count)
+        wrong += ready.outside()
+    tally.add("entries on chip", 2 * rows, wrong)
     assert not wrong, wrong
 
 

@@ -70,7 +70,8 @@ PARTS = {
         "blocks": (3, "every_size and (8-resident_block or 7-resident_cluster) or no_slots"),
         "entries": (7, "options and warp or without_slots or decide_ties or not_used and warp"),
     },
-    "h200 windows": {"windows": (9, "beside")},
+    # windows and candidates of rows on chip
+    "h200 windows": {"windows": (9, "beside"), "entries": (10, "candidates_that_are_there and row or rows_on_chip")},
     # architectures that kernels are compiled for and that have never been at hand
     "a100": {
         "exact": (3, "few_candidates and (row or persistent-peaks or split-8-tied)"),

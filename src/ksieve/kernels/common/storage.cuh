@@ -110,7 +110,8 @@ struct alignas(16) SharedStorage {
   int next;                 // stream: the next row of this CTA; resident: the first row without a descriptor
   int next_length;          // length of the row that fetch_row loads
   int origin;               // position of the first score that thread 0 reads
-  int flag;                 // stream_split: this CTA finishes the row; resident_block: some row is not resident
+  int flag;                 // stream_split: this CTA finishes the row; resident_block: some row is not resident,
+                            // or with positions what is supposed of the row (resident/positioned_rows.cuh)
   int trace[kStatsColumns]; // statistics of the current row
   const void* window;       // windows: the row's first score
   int row_slots;            // windows: the row's own k

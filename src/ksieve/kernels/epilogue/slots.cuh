@@ -4,7 +4,7 @@
 #include "common/output.cuh"
 
 // Slots that a thread processes together: more would spill, and k seldom gives so many to a large CTA's threads.
-constexpr int kInFlight = kForced || (kWritesSlots && kThreads == 1024) ? 2 : 4;
+constexpr int kInFlight = kForced || kPositions || (kWritesSlots && kThreads == 1024) ? 2 : 4;
 
 // Returns the score of a position, or what an unused slot holds.
 using Value = Choose<kBlockRows, source::Bits, Score>::Type;
@@ -58,6 +58,10 @@ template <int kOwners = kThreads> __device__ __forceinline__ void write_count(co
 // Whether CTAs of a cluster, and those that have a row in registers, write slots as they are to be: without an order
 // each depends on its entry alone. Written behind the selection, positions would be read back from memory by one CTA.
 constexpr bool kWritesShares = kEpilogue && !kSorts && !kTies && !kPositions && !kStats;
+
+// The same of a CTA that has a row on chip to itself: expanded entries, and scores that have positions of their own.
+constexpr bool kWritesEntries =
+    kEpilogue && !kSorts && !kTies && !kStats && !kForced && !kBlockRows && (kExpand || kPositions);
 
 // What slots need of a row besides positions. Loaded before these are known, it arrives meanwhile.
 struct SlotFacts {
@@ -123,7 +127,8 @@ struct SlotWriter {
     const auto& o = p.options;
     const bool wide = o.flags & kWide;
     // Positions of a tail may lie behind the row.
-    const u32 limit = kTail ? 1u << 31 : static_cast<u32>(p.width) * (kExpand && !kBlockRows ? o.expand : 1);
+    const u32 limit =
+        kTail || kPositions ? 1u << 31 : static_cast<u32>(p.width) * (kExpand && !kBlockRows ? o.expand : 1);
     auto position_at = [&](int slot) {
       const int position = slot < end ? position_of(slot) : -1;
       return static_cast<u32>(position) < limit ? position : -1;

@@ -300,7 +300,7 @@ __device__ __forceinline__ int shown_position(int index, int slot) {
 // Returns the writer of a described row's slots.
 __device__ __forceinline__ SlotWriter writer_of(const Params& p, SlotFacts facts, int slot) {
   const volatile RowDescriptor& row = descriptor_at(slot);
-  const int base = kWindows ? row.base * (kExpand ? p.options.expand : 1) : 0;
+  const int base = kWindows && !kPositions ? row.base * (kExpand ? p.options.expand : 1) : 0;
   return {p, static_cast<const Score*>(row.scores), row.id, base, facts};
 }
 
@@ -316,26 +316,4 @@ __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k
   rank_last(listed, remaining_k, [&](int rank, int position) {
     descriptor_at(slot).out[descriptor_at(slot).slots - remaining_k + rank] = shown_position(position, slot);
   });
-}
-
-// Writes the collected positions, clears their memory, which is the histogram, and writes the best `remaining_k` of the
-// listed scores; with kWritesSlots all of the row's slots as they are to be. Call by all threads; no barrier follows.
-__device__ __forceinline__ void write_answer(const Params& p, int slot, int listed, int remaining_k) {
-  SlotFacts facts;
-  if constexpr (kWritesSlots) facts = SlotFacts::of(p, descriptor_at(slot).id);
-  __syncthreads(); // every thread's positions are collected, and its undecided scores listed
-  const int num_selected = descriptor_at(slot).num_selected;
-  const int count = min(num_selected, descriptor_at(slot).slots);
-  if constexpr (kWritesSlots) {
-    const SlotWriter slots = writer_of(p, facts, slot);
-    slots.write(0, count, [&](int at) { return collected()[at]; });
-    for (int i = reread_tid(); i < num_selected; i += kThreads) // those that this thread has read
-      collected()[i] = 0;
-    const int decided = descriptor_at(slot).slots - remaining_k;
-    rank_last(listed, remaining_k, [&](int rank, int position) { slots.put(decided + rank, position); });
-    return slots.finish(descriptor_at(slot).slots);
-  }
-  write_collected<true>(descriptor_at(slot).out, collected(), num_selected, count,
-                        [&](int position) { return shown_position(position, slot); });
-  write_last(slot, listed, remaining_k);
 }

@@ -7,6 +7,10 @@
 static_assert(!kPositions || !kBinned, "the planner has no length bins for them");
 static_assert(!kPositions || (kSamplers == kWarps && !kBracketKnownEarly), "all warps sample a row, just before it");
 
+// Values of SharedStorage::flag: whether all scores of the row are supposed to have positions.
+constexpr int kSupposed = 1;
+constexpr int kNeverSuppose = 2; // some selected score of a row before had none
+
 // Describes a row, if there is one of this number, before it is known which of its scores have a position. Call by the
 // one thread that keeps s.copies.
 __device__ __forceinline__ void describe_whole(const Params& p, int id, int slot) {
@@ -45,7 +49,50 @@ __device__ KSIEVE_COLD void select_exactly(const Params& p, int id, bool copied)
 // A function of its own, since otherwise ptxas would spill.
 __device__ KSIEVE_COLD void finish_row(const Params& p, int id) { run_epilogue(p, id, sort_slice(p, blockIdx.x)); }
 
-// Selects the rows of this CTA. Call by all threads.
+// Supposes that all scores of a row have a position, if the first one behind as many as there are slots has one. Call
+// by one thread. Returns whether they are supposed to.
+__device__ __forceinline__ bool suppose_present(const Params& p, const Row& row, const RowDescriptor& to) {
+  if (to.route != RowRoute::kResident) return false;
+  describe_positions(p, row);
+  PositionedRow& own = PositionedRow::of_row();
+  if (own.position_of(to.slots) < 0) return false;
+  own.count = own.end = row.length;
+  return true;
+}
+
+// Reads the positions of a row's selected scores where their slots are not written yet: without one of them the row is
+// no longer dense. Call by all threads.
+__device__ KSIEVE_COLD void look_up_staged(const Params& p, int slot) {
+  PositionedRow& own = PositionedRow::of_row();
+  const int k = descriptor_at(slot).slots;
+  __syncthreads(); // every slot has its index
+  for (int i = threadIdx.x; i < k; i += kThreads) {
+    const int index = staged_position(row_output(p, descriptor_at(slot).id), i, k, descriptor_at(slot).end);
+    if (index < 0 || own.position_of(index) < 0) own.count = -1;
+  }
+}
+
+// Selects a row again whose scores were supposed to have positions, and starts the next row's copy again, which is in
+// the ring. Call by all threads, behind a barrier.
+__device__ KSIEVE_COLD void select_again(const Params& p, int slot) {
+  SharedStorage& s = shared_storage();
+  const int id = descriptor_at(slot).id;
+  RowDescriptor& next = s.descriptors[slot ^ 1];
+  if (next.route == RowRoute::kResident) wait_copy(slot ^ 1);
+  __syncthreads(); // it has arrived, and every thread knows that the row is selected again
+  if (threadIdx.x == 0) {
+    s.flag = kNeverSuppose;
+    if (next.copy >= 0) next.copy = s.copies++ & 1;
+  }
+  find_present(p, load_row(p, id));
+  select_exactly(p, id, false);
+  finish_row(p, id);
+  __syncthreads(); // no thread works on the row any more
+  copy_coming(slot ^ 1);
+}
+
+// Selects the rows of this CTA. Call by all threads. A row is selected by its scores alone, and then the positions of
+// those that are selected are read, until one of these has none; from then on all positions of a row are read first.
 __device__ __forceinline__ void select_positioned_rows(const Params& p) {
   constexpr int kDescribes = 32; // the thread that describes rows; warp 0 copies them
   SharedStorage& s = shared_storage();
@@ -53,38 +100,56 @@ __device__ __forceinline__ void select_positioned_rows(const Params& p) {
     s.copies = 0;
     describe_whole(p, blockIdx.x, 0);
   }
-  if (threadIdx.x == 0) prepare_copies();
+  if (threadIdx.x == 0) {
+    prepare_copies();
+    s.flag = kWritesEntries ? 0 : kNeverSuppose;
+  }
   __syncthreads(); // the first row is described, and copies may start
   copy_coming(0);
 #pragma unroll 1
   for (int slot = 0; descriptor_at(slot).route != RowRoute::kNone; slot ^= 1) {
     const Row row = load_row(p, descriptor_at(slot).id);
-    find_present(p, row);
     if (threadIdx.x == 0) {
       if (kWindows) s.base = row.base;
-      cut_row(s.descriptors[slot], present_part(row).length);
+      const bool supposed = s.flag != kNeverSuppose && suppose_present(p, row, s.descriptors[slot]);
+      if (supposed) cut_row(s.descriptors[slot], row.length);
+      if (s.flag != kNeverSuppose) s.flag = supposed ? kSupposed : 0;
     } else if (threadIdx.x == kDescribes) {
       describe_whole(p, row.id + grid_size(), slot ^ 1);
     }
     clear_counts();
-    __syncthreads(); // the row is cut off, the next one is described, and counters are zero, for every thread
+    __syncthreads(); // the next row is described, and counters are zero, for every thread
+    if (!kWritesEntries || s.flag != kSupposed) {
+      find_present(p, row);
+      if (threadIdx.x == 0) cut_row(s.descriptors[slot], present_part(row).length);
+      __syncthreads(); // the row is cut off, for every thread
+    }
     const bool copied = descriptor_at(slot).route == RowRoute::kResident;
     const bool by_buckets =
         copied && PositionedRow::of_row().dense() && descriptor_at(slot).end > descriptor_at(slot).slots;
+    bool written = false; // all slots are as they are to be
     if (by_buckets) {
       sample_resident(slot);
-      select_resident<BlockScope>(
+      written = select_resident<BlockScope>(
           p, slot,
           [&] {
             if (!kSorts) copy_coming(slot ^ 1);
           },
           [] {});
+      if (kWritesEntries && s.flag == kSupposed) {
+        if (!written) look_up_staged(p, slot);
+        __syncthreads(); // the position of every selected score has been read
+        if (!PositionedRow::of_row().dense()) {
+          select_again(p, slot);
+          written = true;
+        }
+      }
     } else {
       if (copied) wait_copy(slot);
       select_exactly(p, descriptor_at(slot).id, copied);
     }
     if (descriptor_at(slot ^ 1).route == RowRoute::kNone) release_dependents();
-    finish_row(p, descriptor_at(slot).id);
+    if (!kWritesEntries || !written) finish_row(p, descriptor_at(slot).id);
     __syncthreads(); // no thread works on the row any more
     if (kSorts || !by_buckets) copy_coming(slot ^ 1);
   }

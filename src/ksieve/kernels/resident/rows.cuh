@@ -164,7 +164,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
                     kCounts ? written_slots(p, descriptor_at(slot).end, p.k) : p.k, descriptor_at(slot).base);
       }
       if (kOverlap && descriptor_at(slot_after(slot)).route == RowRoute::kNone) release_dependents();
-      if (kWritesSlots && (looked || descriptor_at(slot).route == RowRoute::kShort)) {
+      if ((kWritesSlots || kWritesEntries) && looked || kWritesSlots && descriptor_at(slot).route == RowRoute::kShort) {
         // slots are as they are to be
       } else if (kEpilogue || (kForced && descriptor_at(slot).route != RowRoute::kResident)) {
         if (threadIdx.x == 0) s.base = descriptor_at(slot).base;

@@ -7,6 +7,7 @@
 // Bucket numbers are monotone in the score, so the answer is exact whatever the samples were. resident/overfull.cuh
 // selects where a bucket has too many scores.
 #pragma once
+#include "resident/answer.cuh"
 #include "resident/overfull.cuh"
 
 // Equal samples of a warp that make a plateau: kPlateau if the warp's bracket is their value alone, kCrowd if they end

@@ -60,18 +60,21 @@ template <class AnyRow> __device__ __forceinline__ void set_forced_apart(const P
   __syncthreads(); // thread 0 wrote what is forced, for all
 }
 
+// Describes the positions of a row, none of which is counted yet. Call by one thread.
+__device__ __forceinline__ void describe_positions(const Params& p, const Row& row) {
+  const auto& o = p.options;
+  constexpr u32 kLimit = 1u << 31;
+  u32 limit = kLimit / o.expand; // int32 holds all positions of an entry
+  if constexpr (kTail) limit = min(limit, static_cast<u32>(tail_length(p, row.id) / o.expand));
+  PositionedRow::of_row() = {o.positions + row.id * o.positions_pitch, row.base, o.block, limit, 0, 0, 0, 0, 0, limit};
+}
+
 // Finds the scores of a row that have a position, if they have any of their own. Call by all threads, when none works
 // on the row before any more; ends with a barrier.
 __device__ __forceinline__ void find_present(const Params& p, const Row& row) {
   if constexpr (!kPositions) return;
-  const auto& o = p.options;
   PositionedRow& own = PositionedRow::of_row();
-  if (threadIdx.x == 0) {
-    constexpr u32 kLimit = 1u << 31;
-    u32 limit = kLimit / o.expand; // int32 holds all positions of an entry
-    if constexpr (kTail) limit = min(limit, static_cast<u32>(tail_length(p, row.id) / o.expand));
-    own = {o.positions + row.id * o.positions_pitch, row.base, o.block, limit, 0, 0, 0, 0, 0, limit};
-  }
+  if (threadIdx.x == 0) describe_positions(p, row);
   __syncthreads(); // thread 0 wrote where the positions are, for all
   int mine = 0;
   int end = 0;
