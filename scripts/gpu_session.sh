@@ -4,7 +4,7 @@
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
 #                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others], -half, -rankings,
 #                                      -callers, -serving, -adapters, -options, -pairs, -blocks[-options],
-#                                      -entries[-others], -contract, and -ranks, which takes all GPUs
+#                                      -entries[-others], -slots, -contract, and -ranks, which takes all GPUs
 #   scripts/gpu_session.sh compile     the kernels of all parts and of the sanitizers, on all processors; before parts that
 #                                      run side by side
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
@@ -82,8 +82,10 @@ suite-entries() { suite entries $entry_files -k "$streamed"; }
 suite-entries-others() { suite entries-others $entry_files -k "not ($streamed)"; }
 adapter_files='tests/gpu/test_adapters.py tests/gpu/test_frameworks.py'
 suite-adapters() { suite adapters $adapter_files; }
+slot_files='tests/gpu/test_values.py tests/gpu/test_windows.py'
+suite-slots() { suite slots $slot_files; }
 suite-serving() {
-  local elsewhere="tests/gpu/test_ranks.py $block_files $entry_files $adapter_files $row_files $held_files $half_files $ranking_files $caller_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
+  local elsewhere="tests/gpu/test_ranks.py $block_files $entry_files $slot_files $adapter_files $row_files $held_files $half_files $ranking_files $caller_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
   suite serving tests/gpu $(printf -- '--ignore=%s ' $elsewhere)
 }
 
@@ -160,10 +162,10 @@ quick_bench() {
 [ $# -gt 0 ] || { sed -n '2,21s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
   suite-callers suite-serving suite-adapters suite-options suite-pairs suite-blocks suite-blocks-options suite-entries
-  suite-entries-others suite-contract suite-ranks options compile
+  suite-entries-others suite-slots suite-contract suite-ranks options compile
   sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general blocks engines trace worst ablation chain replay"
 everything="suite-pairs suite-entries suite-held-aimed suite-options suite-entries-others sanitize-synccheck
-  suite-rankings suite-blocks-options suite-contract sanitize-racecheck sanitize-memcheck suite-kernels suite-half
+  suite-rankings suite-blocks-options suite-slots suite-contract sanitize-racecheck sanitize-memcheck suite-kernels suite-half
   suite-blocks suite-rows suite-adapters suite-callers suite-held suite-held-others suite-serving"
 if [ "$*" = all ]; then # suite-ranks takes all GPUs, and the last step reads what the others wrote
   rc=0
