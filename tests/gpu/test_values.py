@@ -69,7 +69,8 @@ def call_of(form, rows, width, k):
     if "offsets" in call:
         call["offsets"] = row * 1000
     if "lengths" in call:
-        lengths = (width, min(width, 8192), k - 5, width // 2, 2900, 0)
+        least = k * width // 10_000  # of 12,000 scores that differ in a row, more than k lie in so many columns
+        lengths = (width, max(min(width, 8192), least), k - 5, width // 2, max(2900, least), 0)
         call["lengths"] = torch.tensor(lengths, dtype=torch.int32, device=runner.DEVICE)
     if "starts" in call:
         call["starts"] = row % 3
