@@ -82,7 +82,8 @@ STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
         ("  Frontier frontier;\n", f"  {_stamp(0)}\n  Frontier frontier;\n"),
         ("[] { return Merged::kWhole; }", f"[&] {{ {_stamp(1)} return Merged::kWhole; }}"),
         ("  meanwhile();\n", f"  {_stamp(2)}\n  meanwhile();\n"),
-        ("  refine(frontier);\n", f"  refine(frontier);\n  {_stamp(3)}\n"),
+        ("  return refine(t, frontier);\n",
+         f"  const bool is_final = refine(t, frontier);\n  {_stamp(3)}\n  return is_final;\n"),
     ),
     "stream/certify.cuh": (
         # The exact route's first scan is its proposal: it makes the boundary. In a recovery it is part of the verdict.
