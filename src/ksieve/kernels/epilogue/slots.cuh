@@ -121,8 +121,8 @@ struct SlotWriter {
 
   // Writes slots [begin, end) with position_of(slot), -1 in unused ones, and the score whose bits bits_at(slot,
   // position) returns. Call by `writers` threads, numbered by `writer`.
-  template <class PositionOf, class BitsAt>
-  __device__ __forceinline__ void write(int begin, int end, PositionOf position_of, BitsAt bits_at, int writers,
+  template <class PositionFor, class BitsAt>
+  __device__ __forceinline__ void write(int begin, int end, PositionFor position_of, BitsAt bits_at, int writers,
                                         int writer) const {
     const auto& o = p.options;
     const bool wide = o.flags & kWide;
@@ -167,8 +167,8 @@ struct SlotWriter {
   }
 
   // The same; scores are read again.
-  template <class PositionOf>
-  __device__ __forceinline__ void write(int begin, int end, PositionOf position_of, int writers = kThreads,
+  template <class PositionFor>
+  __device__ __forceinline__ void write(int begin, int end, PositionFor position_of, int writers = kThreads,
                                         int writer = static_cast<int>(threadIdx.x)) const {
     write(begin, end, position_of, [&](int, int position) { return read_bits(position); }, writers, writer);
   }
