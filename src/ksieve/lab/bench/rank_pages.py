@@ -61,7 +61,7 @@ def section(files: Sequence[tuple[str, str, dict[str, Any]]]) -> str:
         )
         parts += pages.images(payload, stem)
         parts.append(
-            pages.table(("rows", "dtype", "local", "gathered", "pairs", "planned", "modelled", "schedule"), lines)
+            pages.table(("rows", "dtype", "local", "all-gather", "pairs", "planned", "modelled", "schedule"), lines)
         )
     commands = dict.fromkeys(pages.command(payload) for *_, payload in listed)
     parts.append(pages.fenced("text", "\n".join(f"torchrun --nproc-per-node N -m {command}" for command in commands)))
@@ -84,5 +84,5 @@ def predicted(link: str, payload: dict[str, Any]) -> str:
         f"{' and '.join(map(str, settings['measured']))} GPUs, schedules are modelled. Microseconds as above, and the "
         "rate of each GPU as a share of what one GPU does alone with whole rows:"
     )
-    heads = ("GPUs", "rows", "dtype", "local", "gathered", "planned", "rate, gathered", "rate, planned", "schedule")
+    heads = ("GPUs", "rows", "dtype", "local", "all-gather", "planned", "rate, all-gather", "rate, planned", "schedule")
     return "\n\n".join((text, pages.table(heads, lines), pages.fenced("sh", pages.command(payload))))

@@ -176,7 +176,7 @@ class Cache:
     def clear(self) -> None:
         """Release all implicit workspaces."""
         with self._lock:
-            for streams in self._held.values():
+            for streams in list(self._held.values()):  # another thread may add one
                 streams.clear()
 
 
