@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
+import torch
+
 from ksieve import distributed
-from ksieve.lab.bench import rank_model, rank_pages, ranks
+from ksieve.lab.bench import rank_model, rank_pages, rank_rows, ranks
 from ksieve.lab.cli.app import app
 
 
@@ -25,11 +29,11 @@ def invoke(*arguments):
 def test_one_rank(tmp_path):
     done = invoke(
         "--shapes", "3x5000,2x900", "--k", 40, "--rounds", 2, "--dtypes", "float32,bfloat16", "--verify-rows", 5000,
-        "--out", tmp_path,
+        "--interleaved", "2x900", "--replays", 7, "--out", tmp_path,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "ranks-cpu-1.json").read_text())["results"]
-    assert len(results["shapes"]) == 4
+    assert [case["layout"] for case in results["shapes"]] == ["contiguous"] * 4 + ["interleaved 64"] * 2
     for case in results["shapes"]:
         assert set(case["selectors"]) == {"local", "gathered", "pairs", "planned"}
         for name in ("gathered", "pairs", "planned"):
@@ -37,7 +41,10 @@ def test_one_rank(tmp_path):
             assert facts["exact"] is True and facts["median_us"] > 0 and len(facts["rounds_us"]) == 2
     found = results["verified"]
     assert found["rows"] == 5000 == sum(found["layouts"].values()) and found["failed"] == 0
-    assert "5,000 rows: 0 failed" in done.output
+    assert "5,000 rows: 0 failed" in done.output and "7 replays, 112 rows: 0 failed" in done.output
+    assert results["replays"]["replays"] == 7 and results["replays"]["failed"] == 0
+    assert set(results["seconds"]) == {"scores", "first calls", "graphs", "times", "verified rows", "replays"}
+    assert "seconds: scores " in done.output
 
 
 def test_the_page_has_every_number_and_refuses_wrong_ones():
@@ -55,7 +62,8 @@ def test_the_page_has_every_number_and_refuses_wrong_ones():
 
 @pytest.mark.slow
 def test_two_ranks_give_the_same_digest(tmp_path):
-    command = ["ksieve", "bench", "ranks", "--shapes", "2x900", "--k", "9", "--rounds", "1", "--verify-rows", "8100"]
+    command = ["ksieve", "bench", "ranks", "--shapes", "2x900", "--k", "9", "--rounds", "1", "--verify-rows", "8100",
+               "--interleaved", "2x900", "--replays", "6"]  # fmt: skip
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *command]
     done = subprocess.run(
         [*launch, "--out", str(tmp_path)], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -63,9 +71,12 @@ def test_two_ranks_give_the_same_digest(tmp_path):
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "ranks-cpu-2.json").read_text())["results"]
     assert results["world"] == 2 and results["verified"]["exact"] and results["verified"]["same_on_every_rank"]
+    assert results["replays"]["exact"] and all(
+        facts["exact"] for case in results["shapes"] for name, facts in case["selectors"].items() if name != "local"
+    )
     assert done.stdout.count("8,100 rows") == 1  # the first rank alone prints
     with ranks.group("cpu"):
-        alone = ranks.verify_rows(8100)
+        alone = rank_rows.verify_rows(8100)
     assert alone["digest"] == results["verified"]["digest"]
 
 
@@ -101,26 +112,137 @@ def test_more_gpus_are_predicted_from_fewer(tmp_path):
     assert "results of two numbers of GPUs" in str(invoke("--predict", "8", "--out", tmp_path).exception)
 
 
-def test_a_wrong_answer_is_refuted(monkeypatch):
-    answer = ranks._answer
+def _moved(indices, counts):
+    """Another position at the end of a row that does not hold all."""
+    indices[1, int(counts[1]) - 1] += 1
 
-    def wrong(*arguments):
-        found = answer(*arguments).copy()
-        found[7, 0] = -1
+
+def _tied(indices, counts):
+    """The last of equal scores in place of the first."""
+    indices[1] = indices[1] + 1
+
+
+def _missing(indices, counts):
+    counts[1] -= 1
+    indices[1, counts[1]] = -1
+
+
+def _duplicate(indices, counts):
+    indices[1, 1] = indices[1, 0]
+
+
+def _miscounted(indices, counts):
+    counts[1] -= 1
+
+
+def _swapped(indices, counts):
+    indices[1, :2] = indices[1, :2].flip(0)
+
+
+def _unfilled(indices, counts):
+    """Something else than -1 behind the positions."""
+    indices[1, counts[1] :] = -7
+
+
+FAULTS = {
+    "normal": (_moved, _missing, _duplicate, _miscounted, _swapped, _unfilled),
+    "few values": (_missing, _duplicate, _miscounted, _swapped, _unfilled),
+    "one value": (_tied, _missing, _duplicate, _miscounted, _swapped, _unfilled),
+}
+
+
+@pytest.mark.parametrize("path", ["host", "device"])
+@pytest.mark.parametrize(("family", "fault"), [(family, fault) for family, them in FAULTS.items() for fault in them])
+def test_every_kind_of_wrong_answer_is_refuted(monkeypatch, family, fault, path):
+    """One row of 40 is wrong: by both paths of `ksieve.verify`, of which CUDA tensors take that of torch."""
+    if path == "device":
+        engine = sys.modules["ksieve.checking.verify"]
+        monkeypatch.setattr(engine, "NumpyOps", lambda: engine.TorchOps(torch.zeros(1)))
+    with ranks.group("cpu"):
+        rows = torch.from_numpy(rank_rows.rows_of(np.random.default_rng(3), family, 40, 300))
+        lengths = np.full(40, 200, np.int32)
+        lengths[1] = 60 if fault is _unfilled else 200
+        made = distributed.plan(rows=40, width=300, k=90)
+        indices, counts = distributed.topk(rows, global_lengths=torch.from_numpy(lengths), plan=made)
+        wrong, answer = rank_rows.judge(made, rows, lengths, (indices, counts))
+        assert wrong == 0 and torch.equal(answer, indices)
+        fault(indices, counts)
+        wrong, answer = rank_rows.judge(made, rows, lengths, (indices, counts))
+        assert wrong == 1
+        # What ranks own may be at fault where the joined answer is right.
+        alone = ranks.verify(rows, lengths, answer, k=90, sorted="index", tie_break="low")
+        assert alone.failed == (fault not in (_miscounted, _swapped, _unfilled))
+
+
+def test_positions_of_other_ranks_are_refuted():
+    """A rank of two that returns positions of the other, each once and in order."""
+    made = SimpleNamespace(
+        rank=1,
+        widths=(20, 20),
+        width=20,
+        layout=distributed.Contiguous(),
+        device="cpu",
+        shape=SimpleNamespace(extent=40),
+    )
+    wrong = rank_rows._misheld(made, torch.tensor([[20, 39], [19, 20], [20, 40], [-1, -1]]), torch.tensor([2, 2, 2, 0]))
+    assert wrong.tolist() == [False, True, True, False]
+
+
+def test_more_positions_than_slots_are_refuted(monkeypatch):
+    both = torch.tensor([[[0, 3], [1, -1]], [[4, -1], [2, -1]]], dtype=torch.int32)
+    monkeypatch.setattr(rank_rows, "gather", lambda *_: both)
+    monkeypatch.setattr(rank_rows, "distributed", lambda: None)
+    answer, excess = rank_rows.collected(both[0], 2)
+    assert answer.tolist() == [[0, 3], [1, 2]] and excess.tolist() == [True, False]
+
+
+def test_kernels_are_compiled_before_they_are_measured(monkeypatch):
+    """All that the ranks of two H100s call for: the four selections of a shape, and the kernels between collectives."""
+    from ksieve.backends.cuda.jit import cache
+    from ksieve.backends.cuda.runtime import driver
+    from ksieve.planning.devices import DEVICES
+
+    h100 = next(device for device in DEVICES.values() if device.capability == (9, 0))
+    monkeypatch.setattr(driver, "get", lambda: SimpleNamespace(device_info=lambda index: h100))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    compiled = []
+    monkeypatch.setattr(cache, "compile_all", lambda specs: compiled.extend(specs) or ())
+    with ranks.group("cpu"):
+        plans = [ranks._plans("contiguous", 512, 1 << 18, 2048, "float32", "cpu")["planned"]]
+        plans = [replace(made, device="cuda", schedule=distributed.Samples(32)) for made in plans]
+        ranks._compile(plans, [])
+        timed = set(compiled)
+        assert {"ranks/best", "ranks/between", "ranks/select"} < {spec.stem for spec in timed}
+        assert len([spec for spec in timed if not spec.stem.startswith("ranks/")]) == 4
+        compiled.clear()
+        ranks._compile([], plans)
+        assert len(compiled) == 4 and set(compiled) < timed
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        compiled.clear()
+        ranks._compile(plans, [])
+        assert not compiled
+
+
+def test_a_wrong_answer_fails_the_command(monkeypatch):
+    def wrong(scores, **options):
+        found = distributed.topk(scores, **options)
+        (found[0] if isinstance(found, tuple) else found)[7, 0] = -1
         return found
 
-    monkeypatch.setattr(ranks, "_answer", wrong)
+    monkeypatch.setattr(rank_rows, "topk", wrong)
     done = invoke("--shapes", "none", "--verify-rows", 4000)
     assert done.exit_code == 1 and "2 failed" in done.output, done.output
+    done = invoke("--shapes", "none", "--replays", 4)
+    assert done.exit_code == 1 and "4 replays, 64 rows: 4 failed" in done.output, done.output
 
 
 def test_rows_do_not_depend_on_the_ranks_and_cover_every_kind():
-    drawn = [ranks._rows(np.random.default_rng(1), family, 50, 40) for family in ranks._FAMILIES]
+    drawn = [rank_rows.rows_of(np.random.default_rng(1), family, 50, 40) for family in rank_rows.FAMILIES]
     assert np.isfinite(drawn[0]).all() and len(np.unique(drawn[1])) == 7 and np.isnan(drawn[2]).any()
     assert all(len(set(row)) == 1 for row in drawn[3].tolist())
-    for name in ranks._LAYOUTS:
+    for name in rank_rows.LAYOUTS:
         for world in (1, 2, 5):
-            layout, widths = ranks._sharded(name, 300, world, np.random.default_rng(0))
+            layout, widths = rank_rows.sharded(name, 300, world, np.random.default_rng(0))
             assert len(widths) == world and layout.extent(widths) == 300
 
 

@@ -121,11 +121,16 @@ def prepare(plan: ShardPlan) -> ShardPlan:
             asked = Problem(shape.rows, plan.width, plan.width, shape.k, plan.dtype, Device("cuda", index), options)
             dispatch.choose(asked).prepare()
     if covers(plan):
-        stems = ranks.STEMS if isinstance(plan.schedule, Samples) else (ranks.STEMS[0], ranks.STEMS[-1])
+        stems, slots = launches(plan)
         for stem in stems:
-            slots = max(shape.k, _room(plan))
             ranks.load(stem, rows=shape.rows, slots=slots, dtype=plan.dtype, ranking=ranking, index=index)
     return plan
+
+
+def launches(plan: ShardPlan) -> tuple[tuple[str, ...], int]:
+    """Return the kernels of a plan that `covers` admits, in the order of a call, and for how many slots they are."""
+    stems = ranks.STEMS if isinstance(plan.schedule, Samples) else (ranks.STEMS[0], ranks.STEMS[-1])
+    return stems, max(plan.shape.k, _room(plan))
 
 
 def _room(plan: ShardPlan) -> int:

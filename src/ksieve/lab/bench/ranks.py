@@ -1,36 +1,36 @@
 """Selection over ranks: times of local selection, pairs and the planner's schedule, and verified rows.
 
-Every rank runs this code, under ``torchrun`` or alone. Rows are drawn from the seed on every rank, so that the first
-can judge whole answers. The rows, and so the digest of all answers, do not depend on the number of ranks.
+Every rank runs this code, under ``torchrun`` or alone. Verified rows and replays: `ksieve.lab.bench.rank_rows`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve.checking.verify import verify
 from ksieve.core.errors import BackendError
-from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, plan, topk
+from ksieve.core.options import PLAIN, Options
+from ksieve.core.problem import Device, Problem
+from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
 from ksieve.distributed.layouts import Layout
 from ksieve.distributed.plans import distributed, gather
-from ksieve.distributed.schedules import Output
-from ksieve.lab.bench import record
+from ksieve.lab.bench import rank_rows, record
 from ksieve.lab.bench.timing import input_sets
 
 SHAPES = ((1, 131_072), (16, 131_072), (64, 131_072))
 """Rows and width of whole rows in the default measurement."""
 
-VERIFIED_AT_A_TIME = 2000
+LAYOUTS: dict[str, Layout] = {"contiguous": Contiguous(), "interleaved 64": Interleaved(64)}
+"""Layouts that are timed."""
+
 MOST_JUDGED = 64
 """Rows of a measurement whose answers are judged."""
 
@@ -40,6 +40,8 @@ MOST_BYTES = 4 << 30
 _WARM_UPS = 2
 
 Progress = Callable[[int, int], None]
+Spent = Callable[[str], None]
+"""Adds the time since its last call to that of a phase."""
 
 
 @contextmanager
@@ -78,8 +80,10 @@ def run(
     *,
     k: int = 2048,
     dtypes: Sequence[str] = ("float32",),
+    interleaved: Sequence[tuple[int, int]] = (),
     rounds: int = 9,
     verified_rows: int = 0,
+    replays: int = 0,
     kind: str = "cpu",
     seed: int = 0,
     progress: Progress | None = None,
@@ -92,10 +96,14 @@ def run(
         Of whole rows, in contiguous shards.
     k : int
     dtypes : sequence of str
+    interleaved : sequence of (rows, width)
+        Of whole rows in interleaved shards, which are timed besides.
     rounds : int
         Timed calls of each selector, in turn; medians are reported.
     verified_rows : int
         Rows to verify besides, of many shapes, layouts, dtypes and outputs.
+    replays : int
+        Replays of CUDA graphs to verify besides, with other scores and lengths each.
     kind : {"cpu", "cuda"}
         On CUDA calls are timed as replays of a CUDA graph.
     seed : int
@@ -105,13 +113,15 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`; verdicts are those of the first rank.
+        For `ksieve.lab.bench.record.write_json`; verdicts are those of the first rank. "seconds" has those of each
+        phase on this rank.
     """
-    dist = distributed()
-    world, rank = dist.get_world_size(), dist.get_rank()
-    batches = -(-verified_rows // VERIFIED_AT_A_TIME)
-    cases = [(shape, dtype) for shape in shapes for dtype in dtypes]
-    steps, done = len(cases) + batches, 0
+    world = distributed().get_world_size()
+    listed = [("contiguous", shape, dtype) for shape in shapes for dtype in dtypes]
+    listed += [("interleaved 64", shape, dtype) for shape in interleaved for dtype in dtypes]
+    steps, done = len(listed) + -(-verified_rows // rank_rows.VERIFIED_AT_A_TIME), 0
+    seconds: dict[str, float] = {}
+    since = time.perf_counter()
 
     def step() -> None:
         nonlocal done
@@ -119,54 +129,115 @@ def run(
         if progress is not None:
             progress(done, steps)
 
-    results: dict[str, Any] = {"world": world, "shapes": [], "verified": None}
-    for (rows, width), dtype in cases:
-        results["shapes"].append(_measure(rank, world, rows, width, k, dtype, rounds, kind, seed))
+    def spent(phase: str) -> None:
+        nonlocal since
+        now = time.perf_counter()
+        seconds[phase] = round(seconds.get(phase, 0) + now - since, 3)
+        since = now
+
+    cases = [(name, shape[1], _plans(name, *shape, k, dtype, kind)) for name, shape, dtype in listed]
+    if kind == "cuda":
+        of_rows = [made for *_, made in rank_rows.drawn(verified_rows, kind, seed)]
+        of_rows += rank_rows.replay_plans(kind) if replays else []
+        spent("plans")
+        _compile([made for *_, plans in cases for made in plans.values()], of_rows)
+        spent("compilation")
+    results: dict[str, Any] = {"world": world, "shapes": [], "verified": None, "replays": None, "seconds": seconds}
+    for name, width, plans in cases:
+        results["shapes"].append({"layout": name} | _measure(plans, width, rounds, seed, spent))
         step()
     if verified_rows:
-        results["verified"] = verify_rows(verified_rows, kind=kind, seed=seed, each=step)
+        results["verified"] = rank_rows.verify_rows(verified_rows, kind=kind, seed=seed, each=step)
+        spent("verified rows")
+    if replays:
+        results["replays"] = rank_rows.replay(replays, kind=kind, seed=seed)
+        spent("replays")
     settings = {
-        "shapes": list(shapes), "k": k, "dtypes": list(dtypes), "rounds": rounds, "verified_rows": verified_rows,
-        "device": kind, "seed": seed,
+        "shapes": list(shapes), "interleaved": list(interleaved), "k": k, "dtypes": list(dtypes), "rounds": rounds,
+        "verified_rows": verified_rows, "replays": replays, "device": kind, "seed": seed,
     }  # fmt: skip
     return record.payload("ranks", settings, results, gpu=kind == "cuda")
+
+
+def _plans(name: str, rows: int, width: int, k: int, dtype: str, kind: str) -> dict[str, ShardPlan]:
+    """Plans of one shape: the schedule of pairs, and the planner's."""
+    dist, layout = distributed(), LAYOUTS[name]
+    own = layout.widths(width, dist.get_world_size())[dist.get_rank()]
+    asked = cast(Any, {"rows": rows, "width": own, "k": k, "dtype": dtype, "device": kind, "layout": layout})
+    return {"pairs": plan(**asked, schedule=Pairs()), "planned": plan(**asked)}
+
+
+def _compile(timed: Iterable[ShardPlan], others: Iterable[ShardPlan]) -> None:
+    """Compile the kernels of plans, and of what is timed beside them, on all processors of the machine.
+
+    Otherwise every rank meets the kernels in the same order, and waits for the one that compiles: some sixty times.
+    """
+    import torch
+
+    from ksieve.backends.cuda import ranks
+    from ksieve.backends.cuda.jit import cache
+    from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, kernel_spec
+    from ksieve.backends.cuda.runtime import driver
+    from ksieve.planning import choose, length_bins
+
+    if not int(os.environ.get("LOCAL_RANK", "0")):
+        device = driver.get().device_info(torch.cuda.current_device())
+        arch = architecture(device.capability)
+        wanted: dict[KernelSpec, None] = {}
+        for made, is_timed in [(made, True) for made in timed] + [(made, False) for made in others]:
+            shape, kernels = made.shape, fused.covers(made)
+            best = Options(values=True, order="any" if kernels else "value", tie_break="low")
+            asked = [(own, best) for own in set(made.widths) if own]
+            if is_timed:
+                asked += [(made.width, PLAIN), (made.width, Options(values=True)), (shape.world * shape.k, PLAIN)]
+            for width, options in asked:
+                problem = Problem(shape.rows, width, width, shape.k, made.dtype, Device("cuda", device.index), options)
+                parts = length_bins.launches(choose.choose(problem, device, kept=False))
+                wanted |= {kernel_spec(part): None for part in parts}
+            if kernels:
+                (stems, slots), few = fused.launches(made), shape.rows <= device.sm_count
+                wanted |= {ranks.rank_kernel(s, arch, slots=slots, dtype=made.dtype, few=few): None for s in stems}
+        for _ in cache.compile_all(wanted):  # what fails is reported by the call that needs it
+            pass
+    distributed().barrier()
 
 
 # ---- times -------------------------------------------------------------------------------------------------
 
 
-def _measure(
-    rank: int, world: int, rows: int, width: int, k: int, dtype: str, rounds: int, kind: str, seed: int
-) -> dict[str, Any]:
+def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, spent: Spent) -> dict[str, Any]:
     """Times of one shape, the slowest rank's: the shard alone, a gather of pairs as engines write it, and plans."""
-    asked = cast(Any, {"rows": rows, "k": k, "dtype": dtype, "device": kind})
-    widths = Contiguous().widths(width, world)
-    begin, own = sum(widths[:rank]), widths[rank]
+    made = plans["pairs"]
+    shape, kind, dtype = made.shape, made.device, made.dtype
+    rows, k, world, own = shape.rows, shape.k, shape.world, made.width
     sets = _sets(rows * own * (4 if dtype == "float32" else 2)) if kind == "cuda" else 1
-    shards = [_shard([seed, rank, number], rows, own, dtype, kind) for number in range(sets)]
-    plans = {"pairs": plan(**asked, width=own, schedule=Pairs()), "planned": plan(**asked, width=own)}
+    shards = [_shard([seed, made.rank, number], rows, own, dtype, kind) for number in range(sets)]
     calls: dict[str, Callable[[int], Any]] = {
         "local": lambda i: api.topk(shards[i], k=k),
-        "gathered": lambda i: _gathered(shards[i], k, begin, world),
+        "gathered": lambda i: _gathered(shards[i], made),
     }
-    calls |= {name: lambda i, made=made: topk(shards[i], plan=made)[0] for name, made in plans.items()}  # type: ignore[misc]
+    calls |= {name: lambda i, of=of: topk(shards[i], plan=of) for name, of in plans.items()}  # type: ignore[misc]
     found: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "sets": sets, "selectors": {}}
     judged = min(rows, MOST_JUDGED)
-    whole = _whole(shards[0][:judged], widths)
+    whole = _whole(shards[0][:judged], made)
+    spent("scores")
     for name, call in calls.items():
         facts: dict[str, Any] = {}
         found["selectors"][name] = facts
+        answer = call(0)
         if name == "local":
             continue
-        answer = _host(call(0)[:judged])
         if name in plans:
-            made = plans[name]
-            facts |= {"schedule": str(made.schedule), "bytes": [message.size for message in made.messages]}
-            facts |= {"modelled_us": made.modelled_us}
-            answer = _collected(call(0)[:judged], world)
-        exact = {"sorted": "index", "tie_break": "low"} if name in plans else {}
-        facts["exact"] = bool(verify(whole, None, answer, k=k, **exact)) if not rank else None  # type: ignore[arg-type]
+            of = plans[name]
+            facts |= {"schedule": str(of.schedule), "bytes": [message.size for message in of.messages]}
+            facts |= {"modelled_us": of.modelled_us}
+            exact = not rank_rows.judge(of, whole, None, [part[:judged] for part in answer])[0]
+        elif made.rank == 0:
+            exact = bool(verify(whole, None, answer[:judged], k=k))
+        facts["exact"] = exact if made.rank == 0 else None
+    spent("first calls")
     runs = {name: _timer(call, sets, kind) for name, call in calls.items()}
+    spent("graphs")
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(_WARM_UPS + rounds):
         for name, timed in runs.items():
@@ -180,15 +251,21 @@ def _measure(
     local_us = found["selectors"]["local"]["median_us"]
     for name in ("gathered", *plans):
         found["selectors"][name]["added_us"] = found["selectors"][name]["median_us"] - local_us
+    spent("times")
     return found
 
 
-def _gathered(shard: Any, k: int, begin: int, world: int) -> Any:
+def _gathered(shard: Any, made: ShardPlan) -> Any:
     """Positions of the k best, as engines merge them: every rank gathers all pairs, and selects again."""
     import torch
 
+    world, k = made.shape.world, made.shape.k
     ids, values = api.topk(shard, k=k, return_values=True)
-    places = torch.where(ids < 0, -1, ids + begin)
+    if isinstance(made.layout, Contiguous):
+        places = ids + sum(made.widths[: made.rank])
+    else:
+        places = made.layout.positions(ids, made.rank, made.widths).int()
+    places = torch.where(ids < 0, -1, places)
 
     def of_all(array: Any) -> Any:
         return gather(distributed(), array, world, None).transpose(0, 1).reshape(array.shape[0], world * k)
@@ -201,19 +278,24 @@ def _shard(seed: list[int], rows: int, width: int, dtype: str, kind: str) -> Any
     import torch
 
     if kind == "cpu":
-        return _tensor(np.random.default_rng(seed).standard_normal((rows, width), np.float32), dtype, kind)
+        return rank_rows.tensor(np.random.default_rng(seed).standard_normal((rows, width), np.float32), dtype, kind)
     generator = torch.Generator(kind).manual_seed(hash(tuple(seed)))
     return torch.randn(rows, width, generator=generator, dtype=getattr(torch, dtype), device=kind)
 
 
-def _whole(shard: Any, widths: Sequence[int]) -> Any:
-    """Whole rows of contiguous shards, on every rank."""
+def _whole(shard: Any, made: ShardPlan) -> Any:
+    """Whole rows of all shards, on every rank."""
     import torch
 
+    widths = made.widths
     padded = torch.nn.functional.pad(shard, (0, max(widths) - shard.shape[1])).contiguous()
     every = gather(distributed(), padded, len(widths), None)
-    joined = torch.cat([every[rank, :, :own] for rank, own in enumerate(widths)], 1)
-    return joined if joined.is_cuda else _host(joined)
+    whole = shard.new_empty(shard.shape[0], sum(widths))
+    for rank, own in enumerate(widths):
+        whole[:, torch.from_numpy(made.layout.positions(np.arange(own), rank, widths)).to(whole.device)] = every[
+            rank, :, :own
+        ]
+    return whole
 
 
 def _sets(bytes_of_a_set: int) -> int:
@@ -263,114 +345,3 @@ def _timer(call: Callable[[int], Any], sets: int, kind: str) -> Callable[[], flo
         return float(first.elapsed_time(last)) * 1e3 / sets
 
     return replayed
-
-
-# ---- verified rows -----------------------------------------------------------------------------------------
-
-_LAYOUTS = ("contiguous", "uneven", "interleaved 1", "interleaved 64")
-_FAMILIES = ("normal", "few values", "not finite", "one value")
-
-
-def verify_rows(
-    count: int, *, kind: str = "cpu", seed: int = 0, each: Callable[[], None] | None = None
-) -> dict[str, Any]:
-    """Select and verify rows of many kinds.
-
-    Returns
-    -------
-    dict
-        "rows", "failed" and "exact" (None on other ranks than the first), "digest", equal for equal answers, and
-        "layouts": rows of each.
-    """
-    dist = distributed()
-    rank, world = dist.get_rank(), dist.get_world_size()
-    rng, cuts = np.random.default_rng(seed), np.random.default_rng([seed, world])
-    digest, failed, done = hashlib.sha256(), 0, 0
-    layouts = dict.fromkeys(_LAYOUTS, 0)
-    while done < count:
-        rows, number = min(VERIFIED_AT_A_TIME, count - done), done // VERIFIED_AT_A_TIME
-        width, k = int(rng.integers(1, 700)), int(rng.integers(1, 120))
-        dtype = ("float32", "float16", "bfloat16")[number % 3]
-        whole = _tensor(_rows(rng, _FAMILIES[number % 4], rows, width), dtype, kind)
-        lengths = rng.integers(-1, width + 2, rows).astype(np.int32)
-        lengths[::3] = width
-        name = _LAYOUTS[number // 4 % 4]
-        layout, widths = _sharded(name, width, world, cuts)
-        output: Output = "global" if number % 5 == 4 else "owned"
-        made = plan(
-            rows=rows, width=widths[rank], k=k, dtype=dtype, device=kind, layout=layout, output=output,
-            schedule=(None, Pairs())[number % 7 == 6],
-        )  # fmt: skip
-        answer = _answer(made, whole, lengths, kind)
-        digest.update(answer.tobytes())
-        if rank == 0:
-            failed += verify(_host(whole), lengths, answer, k=k, sorted="index", tie_break="low").failed
-        layouts[name] += rows
-        done += rows
-        if each is not None:
-            each()
-    same = len(set(_digests(dist, digest.digest(), world, kind))) == 1
-    return {
-        "rows": done, "failed": failed if rank == 0 else None, "exact": not failed if rank == 0 else None,
-        "same_on_every_rank": same, "digest": digest.hexdigest(), "layouts": layouts,
-    }  # fmt: skip
-
-
-def _answer(made: ShardPlan, whole: Any, lengths: NDArray[np.int32], kind: str) -> NDArray[np.int32]:
-    """Answer of all ranks for whole rows, ascending."""
-    import torch
-
-    columns = made.layout.positions(np.arange(made.width), made.rank, made.widths)
-    local = whole[:, torch.from_numpy(columns).to(kind)].contiguous()
-    found = topk(local, global_lengths=torch.from_numpy(lengths).to(kind), plan=made)
-    if made.output == "global":
-        return np.ascontiguousarray(_host(found))
-    return _collected(found[0], made.shape.world)
-
-
-def _rows(rng: np.random.Generator, family: str, rows: int, width: int) -> NDArray[np.float32]:
-    if family == "few values":
-        return rng.integers(-3, 4, (rows, width)).astype(np.float32)
-    x = rng.standard_normal((rows, width), np.float32)
-    if family == "not finite":
-        wild = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45], np.float32)
-        return np.where(rng.random((rows, width)) < 0.4, rng.choice(wild, (rows, width)), x)
-    return np.broadcast_to(x[:, :1], x.shape).copy() if family == "one value" else x
-
-
-def _sharded(name: str, width: int, world: int, cuts: np.random.Generator) -> tuple[Layout, tuple[int, ...]]:
-    if name == "uneven":
-        edges = np.sort(cuts.integers(0, width + 1, world - 1))
-        return Contiguous(), tuple(np.diff(np.concatenate([[0], edges, [width]])).tolist())
-    layout: Layout = Contiguous() if name == "contiguous" else Interleaved(int(name.split()[1]))
-    return layout, layout.widths(width, world)
-
-
-def _collected(indices: Any, world: int) -> NDArray[np.int32]:
-    """Owned positions of all ranks, ascending, then -1, as many as there are slots."""
-    every = _host(gather(distributed(), indices.contiguous(), world, None)).astype(np.int64)
-    joined = np.where(every < 0, 1 << 40, every).transpose(1, 0, 2).reshape(indices.shape[0], -1)
-    kept = np.sort(joined, axis=1)
-    if (kept[:, indices.shape[1] :] != 1 << 40).any():
-        raise AssertionError("ranks own more positions than there are slots")
-    kept = kept[:, : indices.shape[1]]
-    return np.where(kept == 1 << 40, -1, kept).astype(np.int32)
-
-
-def _digests(dist: Any, own: bytes, world: int, kind: str) -> list[bytes]:
-    import torch
-
-    mine = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(kind)
-    return [bytes(row) for row in _host(gather(dist, mine, world, None))]
-
-
-def _tensor(x: NDArray[np.float32], dtype: str, kind: str) -> Any:
-    import torch
-
-    return torch.from_numpy(x).to(kind).to(getattr(torch, dtype))
-
-
-def _host(tensor: Any) -> Any:
-    from ksieve.core.arrays import as_numpy
-
-    return as_numpy(tensor.cpu())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,12 @@ def bench_ranks(
             "--shapes", metavar="LIST", help="rows x width of whole rows, separated by commas; none: no times."
         ),
     ] = "1x131072,16x131072,64x131072",
+    interleaved: Annotated[
+        str,
+        typer.Option(
+            "--interleaved", metavar="LIST", help="rows x width to time in interleaved shards of blocks of 64."
+        ),
+    ] = "none",
     k: K = 2048,
     dtypes: Annotated[
         str, typer.Option("--dtypes", metavar="LIST", help="Score dtypes, separated by commas.")
@@ -32,6 +38,9 @@ def bench_ranks(
     rounds: Rounds = 9,
     verified: Annotated[
         int, count("--verify-rows", "INT", "Rows of many shapes and layouts to select and verify besides.")
+    ] = 0,
+    replays: Annotated[
+        int, count("--replays", "INT", "Replays of CUDA graphs to verify, with other scores and lengths each.")
     ] = 0,
     predicted: Annotated[
         str | None,
@@ -59,29 +68,33 @@ def bench_ranks(
         raise ArgumentError("--dtypes", repr(dtypes), f"some of {', '.join(SCORE_DTYPES)}")
     if device not in ("cpu", "cuda"):
         raise ArgumentError("--device", repr(device), "'cpu' or 'cuda'")
-    listed = [] if shapes == "none" else [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)]
+    listed, striped = _shapes("--shapes", shapes), _shapes("--interleaved", interleaved)
     with ranks.group(device) as (rank, world):
         path = gpu.target(out, f"ranks-{device}-{world}")
-        if rank:
-            ranks.run(
-                listed, k=k, dtypes=asked, rounds=rounds, verified_rows=verified, kind=device, seed=seed
+
+        def measure(update: ranks.Progress | None) -> dict[str, Any]:
+            return ranks.run(
+                listed, interleaved=striped, k=k, dtypes=asked, rounds=rounds, verified_rows=verified,
+                replays=replays, kind=device, seed=seed, progress=update,
             )  # fmt: skip
+
+        if rank:
+            measure(None)
             return
         with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
-            payload = ranks.run(
-                listed, k=k, dtypes=asked, rounds=rounds, verified_rows=verified, kind=device, seed=seed,
-                progress=update,
-            )  # fmt: skip
+            payload = measure(update)
     results = payload["results"]
     rows = []
     for case in results["shapes"]:
         own = case["selectors"]
         rows.append(
-            [f"{case['rows']:,} x {case['width']:,}", case["dtype"], f"{own['local']['median_us']:.0f}",
+            [f"{case['rows']:,} x {case['width']:,}", case["dtype"], case["layout"], f"{own['local']['median_us']:.0f}",
              *(f"{own[name]['added_us']:.0f}" for name in MERGED), own["planned"]["schedule"]]
         )  # fmt: skip
     if rows:
-        terminal.table(["rows", "dtype", "shard", "gather adds", "pairs add", "planned adds", "schedule"], rows)
+        terminal.table(
+            ["rows", "dtype", "layout", "shard", "gather adds", "pairs add", "planned adds", "schedule"], rows
+        )
         terminal.say()
         terminal.say(f"microseconds on {world} rank(s), medians of {rounds} rounds; every answer verified")
     found = results["verified"]
@@ -90,11 +103,20 @@ def bench_ranks(
             f"verified {found['rows']:,} rows: {found['failed']} failed; digest {found['digest'][:16]}, "
             f"{'the same' if found['same_on_every_rank'] else 'NOT the same'} on every rank"
         )
+    again = results["replays"]
+    if again is not None:
+        terminal.say(f"verified {again['replays']:,} replays, {again['rows']:,} rows: {again['failed']} failed")
+    terminal.note("seconds: " + ", ".join(f"{phase} {s:.1f}" for phase, s in results["seconds"].items()))
     gpu.finish(path, payload, None)
     answers = [
         case["selectors"][name]["exact"] for case in results["shapes"] for name in ("gathered", "pairs", "planned")
     ]
-    exits.judge(answers + ([found["exact"] and found["same_on_every_rank"]] if found else []))
+    answers += [found["exact"] and found["same_on_every_rank"]] if found else []
+    exits.judge(answers + ([again["exact"]] if again else []))
+
+
+def _shapes(name: str, text: str) -> list[tuple[int, int]]:
+    return [] if text == "none" else [parse_shape(name, shape) for shape in gpu.listed_of(text)]
 
 
 def _predict(worlds: str, out: str | None) -> None:
