@@ -6,6 +6,7 @@ prose around them stays hand-written.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import typer
 from ksieve.core import atomic
 from ksieve.lab.bench import anchors, block_pages, engine_pages, pages, rank_pages
 from ksieve.lab.report import benches, steps
+from ksieve.lab.report import ranks as rank_figures
 
 ROOT = Path(__file__).parent.parent
 
@@ -142,8 +144,10 @@ def benchmark_page(results: Path) -> str:
     if cpu:
         parts += ["## CPU", *(_cpu_results(_link(path, "../../"), left.pop(path)) for path in cpu)]
     if ranks := take("ranks-*.json"):
-        parts += ["## Rows on several ranks", rank_pages.section(ranks)]
-        parts += [rank_pages.predicted(link, of) for link, _, of in take("predicted-ranks.json")]
+        predicted = take("predicted-ranks.json")
+        of = predicted[0][-1] if predicted else None
+        parts += ["## Rows on several ranks", rank_pages.section(ranks, of)]
+        parts += [rank_pages.predicted(link, of) for link, _, of in predicted]
     if frameworks := take("gpu-frameworks.json"):
         parts += ["## The frameworks' own tests", *(_framework_results(link, of) for link, _, of in frameworks)]
     sanitizers = results / "gpu-sanitizers.json"
@@ -189,21 +193,27 @@ def draw_figures(results: Path, folder: Path, *, check: bool) -> list[str]:
     stale = []
     for path in sorted(path for kind in ("blocks", "gpu", "ranks") for path in results.glob(f"{kind}-*.json")):
         names = benches.names(_payload(path), path.stem)
-        stale += _redraw(path, names, folder, lambda at, p=path: benches.draw(_payload(p), at, p.stem), check)
-    return stale
+        stale += _redraw([path], names, folder, lambda at, p=path: benches.draw(_payload(p), at, p.stem), check)
+    measured = sorted(results.glob("ranks-cuda-*.json"))
+    predicted = [path for path in [results / "predicted-ranks.json"] if path.exists()]
+    payloads, expected = [_payload(path) for path in measured], _payload(predicted[0]) if predicted else None
+    names = rank_figures.world_names(payloads)
+    draw = functools.partial(rank_figures.draw_worlds, payloads, expected)
+    return stale + _redraw([*measured, *predicted], names, folder, draw, check)
 
 
 def draw_guide(folder: Path, *, check: bool) -> list[str]:
     """Draw the pictures of the guide that are missing, or older than the module that draws them; return their names."""
-    return _redraw(Path(steps.__file__), [steps.NAME], folder, lambda at: steps.draw(at / steps.NAME), check)
+    return _redraw([Path(steps.__file__)], [steps.NAME], folder, lambda at: steps.draw(at / steps.NAME), check)
 
 
-def _redraw(source: Path, names: list[str], folder: Path, draw: Callable[[Path], Any], check: bool) -> list[str]:
-    """Draw what a file is the source of, unless it is fresh; return the names of the stale figures.
+def _redraw(sources: list[Path], names: list[str], folder: Path, draw: Callable[[Path], Any], check: bool) -> list[str]:
+    """Draw what files are the source of, unless it is fresh; return the names of the stale figures.
 
-    A figure ends with the hash of the file it was drawn from: how it looks may change with the plotting library.
+    A figure ends with the hash of the files it was drawn from: how it looks may change with the plotting library.
     """
-    mark = f"<!-- drawn from {source.name}, SHA-256 {hashlib.sha256(source.read_bytes()).hexdigest()} -->\n"
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    mark = f"<!-- drawn from {', '.join(source.name for source in sources)}, SHA-256 {digest} -->\n"
     old = [n for n in names if not (at := folder / f"{n}.svg").exists() or not at.read_text("utf-8").endswith(mark)]
     if old and not check:
         with tempfile.TemporaryDirectory() as drawn:

@@ -20,6 +20,7 @@ import torch
 from ksieve import distributed
 from ksieve.lab.bench import rank_model, rank_pages, rank_rows, ranks
 from ksieve.lab.cli.app import app
+from ksieve.lab.report import ranks as rank_report
 
 
 def invoke(*arguments):
@@ -49,15 +50,66 @@ def test_one_rank(tmp_path):
 
 def test_the_page_has_every_number_and_refuses_wrong_ones():
     with ranks.group("cpu"):
-        payload = ranks.run([(2, 900)], k=9, rounds=1, verified_rows=500)
+        payload = ranks.run([(2, 900)], interleaved=[(3, 800)], k=9, rounds=1, verified_rows=500, replays=4)
     payload["environment"] |= {"commit": "0123456789", "command": "ksieve bench ranks --out ranks.json"}
     page = rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
     found = payload["results"]["verified"]
-    assert f"| [a](b) | 1 | cpu | 500 | 0 | `{found['digest'][:16]}` | 0123456 |" in page and "| 2 x 900 |" in page
+    assert f"| [a](b) | 1 | cpu | 500 | 4 | 0 | `{found['digest'][:16]}` | 0123456 |" in page
+    assert "| 2 x 900 | float32 | contiguous |" in page and "| 3 x 800 | float32 | interleaved 64 |" in page
     assert "torchrun --nproc-per-node N -m ksieve bench ranks --out benchmarks/results" in page
-    found["exact"] = False
-    with pytest.raises(ValueError, match="an answer is not exact"):
-        rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
+    for part in ("verified", "replays"):
+        payload["results"][part]["exact"] = False
+        with pytest.raises(ValueError, match="an answer is not exact"):
+            rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
+        payload["results"][part]["exact"] = True
+
+
+def _of_gpus(world, times, commit, card="NVIDIA H200"):
+    """A result of some GPUs for the shape that has targets, by the times of whole calls."""
+    facts = {name: {"median_us": us, "added_us": us - 100, "exact": True, "schedule": "Pairs()", "modelled_us": 1}
+             for name, us in times.items()}  # fmt: skip
+    case = {"rows": 8192, "width": 1 << 20, "dtype": "float32", "selectors": facts}
+    striped = case | {
+        "layout": "interleaved 64",
+        "selectors": {name: of | {"median_us": 1} for name, of in facts.items()},
+    }
+    environment = {"commit": commit, "gpu": {"devices": [{"name": card}]}, "command": "ksieve bench ranks"}
+    results = {"world": world, "shapes": [case, striped], "verified": None}
+    return {"bench": "ranks", "settings": {"device": "cuda", "k": 2048}, "environment": environment, "results": results}
+
+
+def test_the_page_draws_over_the_number_of_gpus(tmp_path):
+    """Beside predictions, with targets, and with commit and card of each file; other layouts are no part of it."""
+    files = [
+        (f"[f{world}](b)", f"ranks-cuda-{world}", _of_gpus(world, {"local": 7600} | times, commit, card))
+        for world, times, commit, card in (
+            (1, {"gathered": 8000, "pairs": 8000, "planned": 8000}, "aaaaaaaaa", "NVIDIA H200"),
+            (2, {"gathered": 5000, "pairs": 5000, "planned": 5000}, "bbbbbbbbb", "NVIDIA H200"),
+            (4, {"gathered": 4500, "pairs": 4000, "planned": 3000}, "ccccccccc", "NVIDIA H100 80GB HBM3"),
+        )
+    ]
+    expected = {"rows": 8192, "width": 1 << 20, "dtype": "float32", "world": 4, "local_us": 100,
+                "added_us": {"gathered": 4000, "planned": 2700}}  # fmt: skip
+    predicted = {"settings": {"measured": [2, 4]}, "results": {"shapes": [expected]}}
+    page = rank_pages.section(files, predicted)
+    assert "| 2 | 5,000 | 5,000 |  |  | 1.00 |  | 0.76 | NVIDIA H200 | bbbbbbb | [f2](b) |" in page
+    line = "| 4 | 4,500 | 3,000 | 4,100 | 2,800 | 1.50 | target 1.4: met | 0.63 | NVIDIA H100 80GB HBM3 | ccccccc |"
+    assert line in page and "with 2 and 4 GPUs is hollow" in page
+    assert "![ranks cuda over float32](../figures/ranks-cuda-over-float32.svg)" in page
+    payloads = [payload for *_, payload in files]
+    found, foreseen = rank_report.curves(payloads, predicted)
+    assert found == {(8192, 1 << 20, "float32"): {
+        1: {"gathered": 8000, "planned": 8000}, 2: {"gathered": 5000, "planned": 5000},
+        4: {"gathered": 4500, "planned": 3000}}}  # fmt: skip
+    assert list(foreseen.values()) == [{4: {"gathered": 4100, "planned": 2800}}]
+    assert rank_report.world_names(payloads[:1]) == []
+    pytest.importorskip("matplotlib")
+    png, svg = rank_report.draw_worlds(payloads, predicted, tmp_path)
+    text = svg.read_text()
+    for word in ("predicted", "8,192 rows", "billion scores a second and GPU", "NVIDIA H100 80GB HBM3", "k = 2,048"):
+        assert word in text, word
+    assert png.exists() and "prefers-color-scheme: dark" in text
+    assert rank_report.draw_worlds(payloads, None, tmp_path)
 
 
 @pytest.mark.slow
@@ -82,10 +134,11 @@ def test_two_ranks_give_the_same_digest(tmp_path):
 
 def test_more_gpus_are_predicted_from_fewer(tmp_path):
     """Two files in which shards take a microsecond for 1,000 scores and a gather 10 for each rank."""
-    for world in (2, 4):
+    for world in (1, 2, 4):  # one rank sends nothing, and is no point of the gathers' line
+        added = 10 * world if world > 1 else 1000
         cases = [
             {"rows": rows, "width": width, "dtype": "float32",
-             "selectors": {"local": {"median_us": rows * width / world / 1000}, "gathered": {"added_us": 10 * world}}}
+             "selectors": {"local": {"median_us": rows * width / world / 1000}, "gathered": {"added_us": added}}}
             for rows in (1, 64, 512, 8192) for width in (131_072, 1_048_576)
         ]  # fmt: skip
         payload = ranks.record.payload("ranks", {"device": "cuda", "k": 2048}, {"world": world, "shapes": cases})

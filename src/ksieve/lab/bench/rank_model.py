@@ -47,7 +47,7 @@ def predict(worlds: Sequence[int], measured: Sequence[Mapping[str, Any]], *, lin
         There are fewer than two measured numbers of ranks.
     """
     found = [p for p in measured if p["settings"]["device"] == "cuda" and p["results"]["shapes"]]
-    known = sorted({payload["results"]["world"] for payload in found})
+    known = sorted({payload["results"]["world"] for payload in found} - {1})
     if len(known) < 2:
         raise ArgumentError("measured", f"{len(known)} number(s) of GPUs", "results of two numbers of GPUs or more")
     k = found[0]["settings"]["k"]
@@ -80,9 +80,12 @@ def _points(found: Sequence[Mapping[str, Any]]) -> tuple[Points, Points]:
     for payload in found:
         world = payload["results"]["world"]
         for case in payload["results"]["shapes"]:
+            if case.get("layout", "contiguous") != "contiguous":
+                continue
             key, selectors = (case["rows"], case["dtype"]), case["selectors"]
             shards.setdefault(key, []).append((case["width"] / world, selectors["local"]["median_us"]))
-            gathers.setdefault(key, []).append((world, selectors["gathered"]["added_us"]))
+            if world > 1:  # one rank sends nothing
+                gathers.setdefault(key, []).append((world, selectors["gathered"]["added_us"]))
     return shards, gathers
 
 

@@ -116,7 +116,7 @@ def run(
         For `ksieve.lab.bench.record.write_json`; verdicts are those of the first rank. "seconds" has those of each
         phase on this rank.
     """
-    world = distributed().get_world_size()
+    world, first = distributed().get_world_size(), distributed().get_rank() == 0
     listed = [("contiguous", shape, dtype) for shape in shapes for dtype in dtypes]
     listed += [("interleaved 64", shape, dtype) for shape in interleaved for dtype in dtypes]
     steps, done = len(listed) + -(-verified_rows // rank_rows.VERIFIED_AT_A_TIME), 0
@@ -156,7 +156,7 @@ def run(
         "shapes": list(shapes), "interleaved": list(interleaved), "k": k, "dtypes": list(dtypes), "rounds": rounds,
         "verified_rows": verified_rows, "replays": replays, "device": kind, "seed": seed,
     }  # fmt: skip
-    return record.payload("ranks", settings, results, gpu=kind == "cuda")
+    return record.payload("ranks", settings, results, gpu=kind == "cuda" and first)
 
 
 def _plans(name: str, rows: int, width: int, k: int, dtype: str, kind: str) -> dict[str, ShardPlan]:
@@ -168,7 +168,7 @@ def _plans(name: str, rows: int, width: int, k: int, dtype: str, kind: str) -> d
 
 
 def _compile(timed: Iterable[ShardPlan], others: Iterable[ShardPlan]) -> None:
-    """Compile the kernels of plans, and of what is timed beside them, on all processors of the machine.
+    """Compile the kernels of plans, and of the calls timed with them, on all processors of the machine.
 
     Otherwise every rank meets the kernels in the same order, and waits for the one that compiles: some sixty times.
     """
