@@ -23,6 +23,34 @@ def section(link: str, stem: str, payload: dict[str, Any]) -> str:
     ValueError
         An answer is not exact, or was not measured.
     """
+    parts = []
+    if (judged := payload["results"].get("verified")) is not None:
+        parts = _verified(link, payload, judged)
+    if payload["results"]["shapes"]:
+        parts += _measured(link, stem, payload)
+    return "\n\n".join(parts)
+
+
+def _verified(link: str, payload: dict[str, Any], judged: dict[str, Any]) -> list[str]:
+    if not judged["exact"]:
+        raise ValueError(f"{link}: an answer is not exact")
+    line = [
+        link, payload["settings"]["device"], f"{judged['rows']:,}", str(judged["failed"]), str(len(judged["kinds"])),
+        str(len(judged["families"])), ", ".join(judged["dtypes"]), f"{judged['by_verify']:,}",
+        payload["environment"]["commit"][:7],
+    ]  # fmt: skip
+    heads = (
+        "file", "device", "rows", "failed", "kinds of calls", "families", "dtypes", "by `ksieve.verify` too", "commit"
+    )  # fmt: skip
+    return [
+        f"Verified rows of every model's options and of others, {pages.machine(payload)}. Each row is judged where it "
+        "is selected from, by PyTorch operations that sort it whole:",
+        pages.fenced("text", pages.command(payload)),
+        pages.table(heads, [line]),
+    ]
+
+
+def _measured(link: str, stem: str, payload: dict[str, Any]) -> list[str]:
     found = [case for case in payload["results"]["shapes"] if "skipped" not in case]
     for case in found:
         if case["selectors"][OWN].get("exact") is not True:
@@ -41,16 +69,14 @@ def section(link: str, stem: str, payload: dict[str, Any]) -> str:
         ]
         for case in found
     ]  # fmt: skip
-    return "\n\n".join(
-        [
-            f"Ragged lengths, medians of {settings['rounds']} rounds, {pages.machine(payload)}; {link}. Every answer "
-            "was judged, all rows on their device and the first ones by `ksieve.verify`:",
-            pages.fenced("text", pages.command(payload)),
-            "\n".join(f"* {line}" for line in _targets(found)) if settings["device"] == "cuda" else "",
-            *pages.images(payload, stem),
-            pages.table(columns, rows),
-        ]
-    )
+    return [
+        f"Ragged lengths, medians of {settings['rounds']} rounds, {pages.machine(payload)}; {link}. Every answer "
+        "was judged, all rows on their device and the first ones by `ksieve.verify`:",
+        pages.fenced("text", pages.command(payload)),
+        "\n".join(f"* {line}" for line in _targets(found)) if settings["device"] == "cuda" else "",
+        *pages.images(payload, stem),
+        pages.table(columns, rows),
+    ]
 
 
 def _us(case: dict[str, Any], name: str) -> str:

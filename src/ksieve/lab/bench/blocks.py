@@ -13,7 +13,7 @@ from ksieve import api
 from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import floor, glue, gpu, record, scores, timing
+from ksieve.lab.bench import block_rows, floor, glue, gpu, record, scores, timing
 from ksieve.lab.bench.glue import Steps
 from ksieve.lab.bench.gpu import Progress, Tell
 from ksieve.lab.bench.peers import POISON, VERIFY_BYTES
@@ -108,6 +108,7 @@ def run(
     *,
     kind: str = "cuda",
     rounds: int = 7,
+    verified_rows: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
     each: Tell | None = None,
@@ -120,15 +121,18 @@ def run(
     kind : {"cuda", "cpu"}
         On CUDA each contender is a CUDA graph, and inputs are not in L2. On the CPU the plain read is ``amax``.
     rounds, seed : int
+    verified_rows : int
+        Rows to select and verify besides, of every kind of `ksieve.lab.bench.block_rows`.
     progress, each : callable, optional
-        As in `ksieve.lab.bench.gpu.run`.
+        As in `ksieve.lab.bench.gpu.run`; calls of verified rows count as steps too.
 
     Returns
     -------
     dict
         For `ksieve.lab.bench.record.write_json`. Of every case: the times of all contenders and whether their answers
         were exact; ``of_floor`` of ours and of the selection, the plain read over it; ``of_parts``, our time over that
-        of selection and write; ``times_faster``, the time of each contender around a selector over ours.
+        of selection and write; ``times_faster``, the time of each contender around a selector over ours. ``verified``
+        is what `ksieve.lab.bench.block_rows.verify_rows` returns, or None.
 
     Raises
     ------
@@ -143,15 +147,27 @@ def run(
             import torch  # noqa: F401
         except ImportError:
             raise BackendError("the bench makes its inputs with PyTorch: pip install 'ksieve[torch]'") from None
-    results = gpu.over(listed, lambda case: _measure(case, kind, device, rounds, seed), progress, each)
+    calls = sum(1 for _ in block_rows.batches(verified_rows)) if verified_rows else 0
+
+    def step(done: int, _: int) -> None:
+        if progress is not None:
+            progress(done, len(listed) + calls)
+
+    results = gpu.over(listed, lambda case: _measure(case, kind, device, rounds, seed), step, each)
     settings = {
         "cases": [[case[0].name, *case[1:]] for case in listed], "lengths": "ragged", "device": kind,
-        "rounds": rounds, "seed": seed,
+        "rounds": rounds, "verified_rows": verified_rows, "seed": seed,
     }  # fmt: skip
-    return record.payload("blocks", settings, {"shapes": results}, gpu=kind == "cuda")
+    verified = None
+    if verified_rows:
+        verified = block_rows.verify_rows(
+            verified_rows, device=device, seed=seed, progress=lambda done, of: step(len(listed) + done, of)
+        )
+    payload = {"shapes": results, "verified": verified}
+    return record.payload("blocks", settings, payload, gpu=kind == "cuda")
 
 
-def prepare(listed: Sequence[Case], progress: Progress) -> None:
+def prepare(listed: Sequence[Case], progress: Progress, verified_rows: int = 0) -> None:
     """Compile the kernels of a `run` on a GPU on all processors."""
     device, plans = gpu.require_device(), []
     for model, rows, positions, dtype in listed:
@@ -160,6 +176,7 @@ def prepare(listed: Sequence[Case], progress: Progress) -> None:
         for asked, scored in ((steps, width), (steps.bare, width), (Steps(inside), pooled)):
             with contextlib.suppress(ArgumentError):  # the run says so
                 plans.append(_plan(asked, rows, scored, dtype, device, dict.fromkeys(asked.arrays, True)))
+    plans += [block_rows.plan_of(batch, device) for batch in block_rows.batches(verified_rows)] if verified_rows else []
     compile_plans(plans, progress)
 
 

@@ -164,6 +164,7 @@ add(
     "ksieve bench blocks --out benchmarks/results",
     "ksieve bench blocks --only 'DeepSeek-V4.1; MiniMax-M3' --shapes 64x131072",
     "ksieve bench blocks --device cpu --shapes 2x32768 --rounds 3",
+    "ksieve bench blocks --shapes none --verify-rows 1M --out benchmarks/results/blocks-rows-cuda.json",
 )
 add(
     bench_app,

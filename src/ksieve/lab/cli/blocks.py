@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ksieve.cli import exits, terminal
+from ksieve.cli.options import count
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.sizes import parse_shape
@@ -18,7 +19,9 @@ def bench_blocks(
     shapes: Annotated[
         str,
         typer.Option(
-            "--shapes", metavar="LIST", help="rows x positions, separated by commas, in place of each model's."
+            "--shapes",
+            metavar="LIST",
+            help="rows x positions, separated by commas, in place of each model's; none: no times.",
         ),
     ] = "",
     only: Annotated[
@@ -29,6 +32,9 @@ def bench_blocks(
     ] = "float32,bfloat16",
     device: Annotated[str, typer.Option("--device", metavar="KIND", help="cuda or cpu.")] = "cuda",
     rounds: Rounds = 7,
+    verified: Annotated[
+        int, count("--verify-rows", "INT", "Rows of every model's options and of others to select and verify besides.")
+    ] = 0,
     seed: Seed = 0,
     out: Out = None,
     figures: Figures = None,
@@ -36,7 +42,8 @@ def bench_blocks(
     """Time calls with blocks, forced entries, expansion and tails, and PyTorch operations around a selector.
 
     In the same rounds as each call: a plain read, the selection alone, a write of its output, and the same result
-    around ksieve.topk and around torch.topk, each as one CUDA graph; every answer is judged.
+    around ksieve.topk and around torch.topk, each as one CUDA graph; every answer is judged. Rows to verify are of many
+    kinds of calls and families, dtypes in turn, and are judged where they are selected from.
     """
     from ksieve.lab.bench import blocks
 
@@ -46,16 +53,17 @@ def bench_blocks(
     if device not in ("cpu", "cuda"):
         raise ArgumentError("--device", repr(device), "'cuda' or 'cpu'")
     names = [name.strip() for name in only.split(";") if name.strip()]
-    listed = blocks.cases(names, [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)], asked)
+    asked_shapes = [] if shapes == "none" else [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)]
+    listed = [] if shapes == "none" else blocks.cases(names, asked_shapes, asked)
     path = gpu.target(out, f"blocks-{device}")
     gpu.ready(figures)
     if device == "cuda":
         with terminal.progress("compiling", unit="kernels", waiting="starting the GPU") as update:
-            blocks.prepare(listed, update)
-    with terminal.progress("measuring", len(listed), unit="cases", waiting="loading the kernels") as update:
+            blocks.prepare(listed, update, verified)
+    with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
         tell = gpu.teller()
         payload = blocks.run(
-            listed, kind=device, rounds=rounds, seed=seed, progress=update,
+            listed, kind=device, rounds=rounds, verified_rows=verified, seed=seed, progress=update,
             each=tell and (lambda case: tell(case | {"family": case["model"]})),
         )  # fmt: skip
     results = payload["results"]
@@ -77,11 +85,23 @@ def bench_blocks(
                 *around,
             ]
         )
-    terminal.table(["model, rows x positions", "dtype", "plain read", blocks.OWN, "of its parts", *blocks.AROUND], rows)
-    terminal.say()
-    terminal.say(
-        f"microseconds, medians of {rounds} rounds; of its parts: over the selection alone plus a write of the output"
-    )
+    if rows:
+        terminal.table(
+            ["model, rows x positions", "dtype", "plain read", blocks.OWN, "of its parts", *blocks.AROUND], rows
+        )
+        terminal.say()
+        terminal.say(
+            f"microseconds, medians of {rounds} rounds; of its parts: over the selection alone plus a write of the "
+            "output"
+        )
+    if (judged := results["verified"]) is not None:
+        terminal.say(
+            f"verified {judged['rows']:,} rows: {judged['failed']:,} failed; of {len(judged['kinds'])} kinds of calls "
+            f"and {len(judged['families'])} families, {judged['by_verify']:,} of them by ksieve.verify too"
+        )
+        for fault in judged["wrong"]:
+            terminal.say(f"{fault['kind']}, {fault['dtype']}, rows {fault['rows']}: {', '.join(fault['judge'])}")
     gpu.remarks([case | {"width": case["positions"]} for case in results["shapes"]])
     gpu.finish(path, payload, figures)
-    exits.judge(case["selectors"][name].get("exact") for case in found for name in (blocks.OWN, *blocks.AROUND))
+    answers = [case["selectors"][name].get("exact") for case in found for name in (blocks.OWN, *blocks.AROUND)]
+    exits.judge(answers + ([judged["exact"]] if judged else []))
