@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -148,78 +148,117 @@ def test_options_are_checked_before_anything_runs(option, value):
 # ---- first calls ------------------------------------------------------------------------------------------------
 
 
-def test_a_process_measures_its_first_call(capsys):
-    first_calls.child(json.dumps({"adapter": "sglang.topk", "rows": 2, "width": 4096, "k": 64, "dtype": "float32"}))
-    found = json.loads(capsys.readouterr().out)
-    assert found["seconds"] > 0 and found["again_seconds"] > 0 and found["compiled"] == 0
+def test_a_process_measures_its_first_call(capsys, monkeypatch):
+    text = json.dumps({"adapter": "sglang.topk", "rows": 2, "width": 4096, "k": 64, "dtype": "float32"})
+    for said, lines in (("go\n", 2), ("", 1)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(said))
+        first_calls.child(text)
+        ready, *found = capsys.readouterr().out.splitlines()
+        assert ready == "ready" and len(found) == lines - 1
+        for each in map(json.loads, found):
+            assert each["seconds"] > 0 and each["again_seconds"] > 0 and each["compiled"] == 0
 
 
-class Process:
-    """Stands in for an interpreter; counts the kernels that a cache holds."""
+class Fresh:
+    """Stands in for an interpreter; knows which caches and bundles hold kernels."""
 
-    def __init__(self):
-        self.built, self.calls = set(), []
+    built, calls, waiting = set(), [], []
 
-    def __call__(self, *arguments, seconds=0, **variables):
-        self.calls.append((arguments, variables))
-        cache, bundle = variables["KSIEVE_CACHE_DIR"], variables["KSIEVE_BUNDLE"]
-        if "build" in arguments:
+    def __init__(self, *arguments, **variables):
+        self.arguments, self.variables = arguments, variables
+        self.calls.append(self)
+        self.waiting.append("started")
+
+    def ready(self):
+        assert self.arguments[:2] == ("-c", first_calls.CHILD)
+        self.waiting.append("ready")
+
+    def said(self, seconds=0):
+        self.waiting.append("said")
+        cache, bundle = self.variables["KSIEVE_CACHE_DIR"], self.variables["KSIEVE_BUNDLE"]
+        if "build" in self.arguments:
             new = cache not in self.built
-            self.built.add(cache)
-            if "--bundle" in arguments:
-                self.built.add(arguments[arguments.index("--bundle") + 1])
-            return json.dumps({"kernels": [{}, {}], "compiled": 2 * new})
+            self.built.update((cache, self.arguments[self.arguments.index("--bundle") + 1]))
+            return {"kernels": [{}, {}], "compiled": 2 * new}
         assert not list(Path(cache).glob("*")) if Path(cache).exists() else cache.endswith("built")
-        assert arguments[:2] == ("-c", first_calls.CHILD)
-        if json.loads(arguments[2])["adapter"] == "sglang.topk" and bundle:
-            raise subprocess.TimeoutExpired("python", 1)
+        if json.loads(self.arguments[2])["adapter"] == "sglang.topk" and bundle:
+            return {"error": "the process took more than 60 s"}
         compiled = int(cache not in self.built and bundle not in self.built)
-        return json.dumps({"seconds": 5.0 if compiled else 0.01, "again_seconds": 1e-5, "compiled": compiled})
+        return {"seconds": 5.0 if compiled else 0.01, "again_seconds": 1e-5, "compiled": compiled}
 
 
-def test_first_calls_and_their_page(host, monkeypatch, tmp_path, generator):
-    process, folder = Process(), tmp_path / "benchmarks" / "results"
+@pytest.fixture
+def interpreters(monkeypatch):
+    for name, empty in (("built", set()), ("calls", []), ("waiting", [])):
+        monkeypatch.setattr(Fresh, name, empty)
+    monkeypatch.setattr(first_calls, "Fresh", Fresh)
+
+
+def test_first_calls_and_their_page(host, interpreters, tmp_path, generator):
+    folder = tmp_path / "benchmarks" / "results"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(first_calls, "fresh", process)
     done = invoke("engines", "--parts", "first", "--out", folder)
     assert done.exit_code == 0, done.output
-    payload = record.read_json(folder / "gpu-engines.json")
+    payload = record.read_json(folder / "gpu-engines-first.json")
+    assert not (folder / "gpu-engines.json").exists(), "where the operators' times are"
     found = payload["results"]["first_calls"]
     assert len(found["calls"]) == len(first_calls.FIRSTS)
     for call in found["calls"]:
         assert call[first_calls.EMPTY]["compiled"] == 1 and call[first_calls.BUILT]["compiled"] == 0
         assert ("error" in call[first_calls.BUNDLE]) == (call["adapter"] == "sglang.topk")
-    assert [(said["state"], said["compiled"]) for said in found["builds"][:3]] == [
-        (first_calls.BUILT, 2), (first_calls.BUNDLE, 0), (first_calls.BUILT, 0),
+    assert [(said["engine"], said["compiled"]) for said in found["builds"]] == [
+        ("vllm", 2), ("sglang", 0), ("flashinfer", 0),
     ]  # fmt: skip
-    assert [said["engine"] for said in found["builds"][::2]] == ["vllm", "sglang", "flashinfer"]
-    build = next(arguments for arguments, _ in process.calls if "build" in arguments)
-    assert build == (
-        "-m", "ksieve", "build", "--for", "vllm", "--k", "2048", "--dtype", "float32", "--max-rows", "2048",
-        "--max-width", "131072", "--json",
-    )  # fmt: skip
-    caches = [variables["KSIEVE_CACHE_DIR"] for _, variables in process.calls]
+    build = next(each.arguments for each in Fresh.calls if "build" in each.arguments)
+    assert build[:12] == (
+        "-m", "ksieve", "build", "--for", "vllm", "--dtype", "float32", "--k", "2048", "--max-rows", "2048",
+        "--max-width",
+    ) and build[12:14] == ("131072", "--bundle")  # fmt: skip
+    caches = [each.variables["KSIEVE_CACHE_DIR"] for each in Fresh.calls]
     assert len({cache for cache in caches if not cache.endswith("built")}) == 2 * len(first_calls.FIRSTS)
     page = engine_pages.first_calls(folder)
-    assert "| `sglang.topk` | 64 x 131,072 | 5.000 (1) | 0.010 (0) | failed | 10 |" in page
-    assert "for vllm: 2 kernels, 2 of them compiled, in 0 s; for vllm, a bundle: 2 kernels, 0 of them compiled" in page
+    assert "| `sglang.topk` | 16 x 131,072 | 5.000 (1) | 0.010 (0) | failed | 10 |" in page
+    assert "`ksieve build --for vllm` up to 2,048 x 131,072: 2 kernels, 2 of them compiled, in 0 s on" in page
     assert "[first calls](../guide/integrations.md#the-first-call)" in generator.benchmark_page(folder)
     assert all(engine_pages.gained(name, Path("a"), payload) == "" for name in engine_pages.TITLES)
 
 
-def test_a_build_that_fails_leaves_its_error(tmp_path):
-    def process(*arguments, **_):
-        raise RuntimeError("a measuring process failed: no compiler")
-
-    found = first_calls.run(first_calls.FIRSTS[:1], process=process)
-    assert found["calls"][0][first_calls.BUILT] == {"error": "a measuring process failed: no compiler"}
-    assert engine_pages.built(found["builds"][1]) == "for vllm, a bundle: a measuring process failed: no compiler"
+def test_processes_get_ready_at_once_and_measure_alone(interpreters):
+    first_calls.run(first_calls.FIRSTS[:2])
+    started = ["started"] * 2 + ["ready"] * 2 + ["said"] * 2
+    assert Fresh.waiting == started + ["started", "said"] + [each for each in started for _ in range(2)]
 
 
-def test_a_process_that_fails_says_why():
-    with pytest.raises(RuntimeError, match="a measuring process failed: no such luck"):
-        first_calls.fresh("-c", "import sys; sys.exit('no such luck')")
-    assert first_calls.fresh("-c", "import os; print(os.environ['A'])", A="b") == "b\n"
+def test_first_calls_that_are_interrupted_keep_what_is_known(host, interpreters, monkeypatch, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first_calls, "_build", interrupted)
+    assert invoke("engines", "--parts", "first", "--out", tmp_path).exit_code
+    found = record.read_json(tmp_path / "gpu-engines-first.json")["results"]["first_calls"]
+    for call in found["calls"]:
+        assert call[first_calls.EMPTY]["seconds"] == 5.0 and call[first_calls.BUILT] == {"error": "not measured"}
+    assert "| 5.000 (1) | failed | failed | - |" in engine_pages.first_calls(tmp_path)
+
+
+def test_a_build_that_fails_leaves_its_error(interpreters, monkeypatch):
+    monkeypatch.setattr(Fresh, "said", lambda self, seconds=0: {"error": "the process failed: no compiler"})
+    found = first_calls.run(first_calls.FIRSTS[:1])
+    assert found["calls"][0][first_calls.BUILT] == {"error": "the process failed: no compiler"}
+    assert engine_pages.built(found["builds"][0]).endswith("up to 16 x 131,072: the process failed: no compiler")
+
+
+def test_a_process_says_what_it_found_or_why_not():
+    good = "import os, sys; print('ready', flush=True); sys.stdin.readline(); print(os.environ['A'])"
+    process = first_calls.Fresh("-c", good, A="[7]")
+    process.ready()
+    assert process.said() == [7]
+    failed = first_calls.Fresh("-c", "import sys; sys.exit('no such luck in /usr/lib/x.so')")
+    failed.ready()
+    assert failed.said() == {"error": "the process failed: no such luck in x.so"}
+    assert first_calls.Fresh("-c", "print('x')").said()["error"].startswith("the process printed no JSON")
+    slow = first_calls.Fresh("-c", "import time; time.sleep(60)")
+    assert slow.said(0.1) == {"error": "the process took more than 0.1 s"}
 
 
 def test_pages_of_engines(bench, tmp_path, generator):

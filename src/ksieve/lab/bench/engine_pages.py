@@ -166,7 +166,8 @@ def first_calls(results: Path) -> str:
         parts += [
             f"From the first call of a process until its answer is there, in seconds, and in brackets the kernels that "
             f"it compiled ({pages.machine(payload)}; [{file}](../../{file}), by `{pages.command(payload)}`). The "
-            f"process has imported PyTorch and the adapter, and its GPU has run something. `ksieve build` {builds}.",
+            f"process has imported PyTorch and the adapter, its GPU has run something, and no other process measures. "
+            f"Into the cache and the bundle, {builds}.",
             pages.table(columns, rows),
         ]
     return "\n\n".join(parts)
@@ -174,10 +175,13 @@ def first_calls(results: Path) -> str:
 
 def built(said: dict[str, Any]) -> str:
     """What a build made."""
-    what = f"for {said['engine']}{', a bundle' if said['state'] == BUNDLE else ''}"
+    what = f"`ksieve build --for {said['engine']}` up to {said['rows']:,} x {said['width']:,}"
     if "error" in said:
         return f"{what}: {said['error']}"
-    return f"{what}: {said['kernels']} kernels, {said['compiled']} of them compiled, in {said['seconds']:.0f} s"
+    return (
+        f"{what}: {said['kernels']} kernels, {said['compiled']} of them compiled, in {said['seconds']:.0f} s on "
+        f"{said['processors']} processors"
+    )
 
 
 def first(facts: dict[str, Any]) -> str:

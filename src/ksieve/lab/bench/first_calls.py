@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -22,10 +21,8 @@ from ksieve.lab.bench.gpu import Progress
 EMPTY, BUILT, BUNDLE = "empty cache", "after build", "bundle"
 
 CHILD = "from ksieve.lab.bench import first_calls; first_calls.child()"
-SECONDS = 300
-"""Limit of a process that measures."""
-
-BUILD_SECONDS = 550
+SECONDS, BUILD_SECONDS = 60, 300
+"""Limits of a process that measures, and of one that builds."""
 
 
 @dataclass(frozen=True)
@@ -52,116 +49,139 @@ class First:
         return self.adapter.partition(".")[0]
 
 
-DECODE, PREFILL = (64, 131_072), (2048, 131_072)
+DECODE, PREFILL = (16, 131_072), (2048, 131_072)
 
 FIRSTS = (
     First("vllm.top_k_per_row_decode", *DECODE),
     First("vllm.top_k_per_row_prefill", *PREFILL),
     First("sglang.topk_transform_paged_v2", *DECODE),
-    First("sglang.topk_transform_ragged_v2", *PREFILL),
     First("sglang.topk", *DECODE),
     First("flashinfer.top_k_page_table_transform", *DECODE),
 )
-"""The adapters' main calls: a decode batch and rows of a prefill."""
+"""Main calls of the adapters. The kernels of an engine are built up to the largest of its calls, and their number
+grows fast with rows: so that the builds take a minute of 16 processors, rows of a prefill are vLLM's alone."""
 
-Process = Callable[..., str]
-"""Runs an interpreter with arguments and variables, and returns what it prints."""
+
+class Fresh:
+    """A fresh interpreter, which prints JSON; it gets ready by itself, and goes on when `said` is called.
+
+    Parameters
+    ----------
+    *arguments : str
+        Of the interpreter.
+    **variables : str
+        Added to the environment.
+    """
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments], env=os.environ | variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def ready(self) -> None:
+        """Wait for the line that it prints when it is ready, or for its end."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def said(self, seconds: float = SECONDS) -> dict[str, Any]:
+        """Let it go on, and return what it prints, or why it printed nothing."""
+        try:
+            out, err = self._process.communicate("go\n", timeout=seconds)
+            if self._process.returncode:
+                last = re.sub(r"\s+", " ", err.strip()[-500:])
+                return {"error": without_folders(f"the process failed: {last}")}
+            found: dict[str, Any] = json.loads(out)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return {"error": f"the process took more than {seconds} s"}
+        except ValueError as error:
+            return {"error": f"the process printed no JSON: {error}"}
+        return found
 
 
 def run(
-    firsts: Sequence[First] = FIRSTS, *, progress: Progress | None = None, process: Process | None = None
+    firsts: Sequence[First] = FIRSTS,
+    *,
+    progress: Progress | None = None,
+    save: Callable[[dict[str, Any]], object] = lambda found: None,
 ) -> dict[str, Any]:
     """Measure calls in fresh processes; the kernels are built in between, into a cache and into a bundle.
+
+    Several processes get ready at once and measure one after another, each alone.
 
     Parameters
     ----------
     firsts : sequence of First
     progress : callable, optional
         Called as ``progress(processes done, processes in all)``.
-    process : callable, optional
-        Runs an interpreter; for tests.
+    save : callable, optional
+        Gets what is returned whenever more of it is known, so that an interruption costs the rest alone.
 
     Returns
     -------
     dict
         ``calls``: of each call, by state of the cache, the seconds of the first and of a second call until the answer
-        is there, and the kernels compiled. ``builds``: seconds and kernels of both builds of each engine. A process
-        that fails leaves its ``error``.
+        is there, and the kernels compiled. ``builds``: seconds and kernels of each engine's build, which fills the
+        cache and the bundle. A process that fails leaves its ``error``.
     """
-    process = process or fresh
     total, done = 3 * len(firsts), 0
-    found: list[dict[str, Any]] = [asdict(first) for first in firsts]
-    builds: list[dict[str, Any]] = []
+    none = {state: {"error": "not measured"} for state in (EMPTY, BUILT, BUNDLE)}
+    calls: dict[First, dict[str, Any]] = {first: asdict(first) | none for first in firsts}
+    found: dict[str, Any] = {"calls": list(calls.values()), "builds": []}
+    save(found)
     with tempfile.TemporaryDirectory(prefix="ksieve-first-") as name:
-        cache, engines = Path(name, "built"), list(dict.fromkeys(first.engine for first in firsts))
+        cache = Path(name, "built")
 
-        def measure(state: str, variables: Callable[[First], dict[str, str]]) -> None:
+        def measure(*several: tuple[First, str, dict[str, str]]) -> None:
             nonlocal done
-            for first, facts in zip(firsts, found, strict=True):
+            processes = []
+            for first, _, variables in several:
+                # Each has an empty folder of its own: otherwise it would find kernels of the call before.
+                own = {"KSIEVE_CACHE_DIR": tempfile.mkdtemp(dir=name), "KSIEVE_BUNDLE": ""} | variables
+                processes.append(Fresh("-c", CHILD, json.dumps(asdict(first)), **own))
+            for process in processes:
+                process.ready()
+            for (first, state, _), process in zip(several, processes, strict=True):
+                calls[first][state] = process.said()
+                done += 1
                 if progress is not None:
                     progress(done, total)
-                # Each has an empty folder of its own: otherwise it would find kernels of the call before.
-                own = {"KSIEVE_CACHE_DIR": tempfile.mkdtemp(dir=name), "KSIEVE_BUNDLE": ""} | variables(first)
-                facts[state] = _said(process, "-c", CHILD, json.dumps(asdict(first)), **own)
-                done += 1
+            save(found)
 
-        measure(EMPTY, lambda first: {})
-        for engine in engines:
-            own = [first for first in firsts if first.engine == engine]
-            # The bundle's build finds its kernels in the cache, as an engine's build does those of the engines before.
-            for state, more in ((BUILT, ()), (BUNDLE, ("--bundle", str(Path(name, f"{engine}.zip"))))):
-                builds.append({"engine": engine, "state": state} | _build(process, own, cache, *more))
-        measure(BUILT, lambda first: {"KSIEVE_CACHE_DIR": str(cache)})
-        measure(BUNDLE, lambda first: {"KSIEVE_BUNDLE": str(Path(name, f"{first.engine}.zip"))})
-    if progress is not None:
-        progress(total, total)
-    return {"calls": found, "builds": builds}
+        measure(*((first, EMPTY, {}) for first in firsts))
+        for engine in dict.fromkeys(first.engine for first in firsts):
+            own, bundle = [first for first in firsts if first.engine == engine], str(Path(name, f"{engine}.zip"))
+            # It finds kernels that are those of an engine before, too.
+            found["builds"].append({"engine": engine} | _build(own, cache, bundle))
+            save(found)
+            measure(
+                *((first, BUILT, {"KSIEVE_CACHE_DIR": str(cache)}) for first in own),
+                *((first, BUNDLE, {"KSIEVE_BUNDLE": bundle}) for first in own),
+            )
+    return found
 
 
-def _build(process: Process, firsts: Sequence[First], cache: Path, *more: str) -> dict[str, Any]:
+def _build(firsts: Sequence[First], cache: Path, bundle: str) -> dict[str, Any]:
     """Build the kernels of an engine up to the largest of its calls."""
-    several = [
-        (f"--{name}", str(value))
-        for name in ("k", "dtype")
-        for value in dict.fromkeys(getattr(first, name) for first in firsts)
-    ]
+    rows, width = max(first.rows for first in firsts), max(first.width for first in firsts)
+    several = {(f"--{name}", str(getattr(first, name))) for name in ("k", "dtype") for first in firsts}
     arguments = [
-        "-m", "ksieve", "build", "--for", firsts[0].engine, *itertools.chain(*several),
-        "--max-rows", str(max(first.rows for first in firsts)), "--max-width",
-        str(max(first.width for first in firsts)), *more, "--json",
+        "-m", "ksieve", "build", "--for", firsts[0].engine, *(text for pair in sorted(several) for text in pair),
+        "--max-rows", str(rows), "--max-width", str(width), "--bundle", bundle, "--json",
     ]  # fmt: skip
     begin = time.perf_counter()
-    said = _said(process, *arguments, KSIEVE_CACHE_DIR=str(cache), KSIEVE_BUNDLE="", seconds=BUILD_SECONDS)
+    said = Fresh(*arguments, KSIEVE_CACHE_DIR=str(cache), KSIEVE_BUNDLE="").said(BUILD_SECONDS)
+    facts = {"rows": rows, "width": width, "processors": len(os.sched_getaffinity(0))}
     if "error" in said:
-        return said
-    return {
-        "seconds": time.perf_counter() - begin, "kernels": len(said["kernels"]), "compiled": said["compiled"],
-    }  # fmt: skip
-
-
-def _said(process: Process, *arguments: str, **options: Any) -> dict[str, Any]:
-    """What a process prints as JSON, or why it did not."""
-    try:
-        said: dict[str, Any] = json.loads(process(*arguments, **options))
-    except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
-        return {"error": without_folders(str(error))}
-    return said
-
-
-def fresh(*arguments: str, seconds: float = SECONDS, **variables: str) -> str:
-    """Return what a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, *arguments], env=os.environ | variables, capture_output=True, text=True, check=False,
-        timeout=seconds,
-    )  # fmt: skip
-    if done.returncode:
-        last = re.sub(r"\s+", " ", done.stderr.strip()[-500:])
-        raise RuntimeError(f"a measuring process failed: {last}")
-    return done.stdout
+        return facts | said
+    seconds = time.perf_counter() - begin
+    return facts | {"seconds": seconds, "kernels": len(said["kernels"]), "compiled": said["compiled"]}
 
 
 def child(text: str | None = None) -> None:
-    """Measure one call in this process, and print it as JSON."""
+    """Get ready, print a line, wait for one, measure one call in this process, and print it as JSON."""
     import importlib
 
     import torch
@@ -178,6 +198,9 @@ def child(text: str | None = None) -> None:
     synchronize()
     # The engine has imported the adapter long before its first request.
     function = getattr(importlib.import_module(f"ksieve.adapters.{first.engine}"), first.adapter.partition(".")[2])
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        return  # the process that asked is gone
     times = []
     for _ in range(2):
         begin = time.perf_counter()

@@ -72,7 +72,8 @@ def bench_engines(
     if not chosen or set(chosen) - set(PARTS):
         raise ArgumentError("--parts", repr(parts), f"some of {', '.join(PARTS)}")
     listed = [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)] or list(bench.SHAPES)
-    path = gpu.target(out, "gpu-engines", scores)
+    # First calls alone have a file beside that of the operators, which they would replace.
+    path = gpu.target(out, "gpu-engines" if "operators" in chosen else "gpu-engines-first", scores)
     shared.require_device()
     payload: dict[str, Any] = record.payload("engines", {"k": k}, {}, gpu=True)
     if "operators" in chosen:
@@ -87,8 +88,6 @@ def bench_engines(
                     operators, every, work, absent=absent, versions=versions, skip=skipped,
                     progress=update, each=_teller(),
                 )  # fmt: skip
-        if path is not None and len(chosen) > 1:
-            record.write_json(path.absolute(), payload)  # what follows may fail
     results = payload["results"]
     if "first" in chosen:
         firsts = [
@@ -96,8 +95,14 @@ def bench_engines(
             for first in first_calls.FIRSTS
             if first.engine in names and only in first.adapter and first.adapter in engine_calls.CALLS
         ]
+
+        def save(found: dict[str, Any]) -> None:
+            results["first_calls"] = found
+            if path is not None:
+                record.write_json(path.absolute(), payload)
+
         with terminal.progress("first calls", 3 * len(firsts), unit="processes") as update:
-            results["first_calls"] = first_calls.run(firsts, progress=update)
+            first_calls.run(firsts, progress=update, save=save)
     _say(results, rounds)
     gpu.finish(path, payload, None)
     shapes_found = [case for case in results.get("shapes", ()) if "skipped" not in case]
@@ -160,7 +165,7 @@ def _say(results: dict[str, Any], rounds: int) -> None:
         terminal.table(["first call", "rows x width", EMPTY, BUILT, BUNDLE], lines)
         terminal.say("seconds until the answer is there, and kernels compiled")
         for said in found["builds"]:
-            terminal.note(f"build {engine_pages.built(said)}")
+            terminal.note(engine_pages.built(said))
 
 
 def _host(host: dict[str, Any], name: str) -> str:
