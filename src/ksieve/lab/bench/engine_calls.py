@@ -118,7 +118,9 @@ def _strided(**more: Callable[[Inputs], Any]) -> Callable[[Inputs], dict[str, An
 
 
 def _flat(i: Inputs) -> dict[str, Any]:
-    workspace = i.lengths.new_zeros(1 << 18)
+    import torch
+
+    workspace = i.lengths.new_zeros(1 << 20, dtype=torch.uint8)  # as vLLM makes it
     longest = int(i.lengths.max()) if i.rows else 0
     return {"lengths": i.lengths, "output": i.out(), "workspace": workspace, "k": i.k, "max_seq_len": longest}
 
