@@ -56,7 +56,10 @@ def install(folder: Path, device: str) -> None:
     module(
         "flashinfer.utils", get_compute_capability=lambda _: _CAPABILITY, _cache_buf={},
         get_device_sm_count=lambda _: 132, get_shared_bytes_per_block_optin=lambda _: 232_448,
+        is_sm12x_supported=lambda _: True,
     )  # fmt: skip
+    msa = redirect("flashinfer.msa_ops.msa_topk_select", flashinfer.msa_topk_select)
+    module("flashinfer.msa_ops", msa_topk_select=msa)
     module("flashinfer.cute_dsl.utils", is_cute_dsl_available=lambda: True)
     module("flashinfer.topk_varlen.kernels.config", GvrTopKLBConfig=None)
     # Tests assert of shapes they have chosen that FlashInfer splits the rows over CTAs.
