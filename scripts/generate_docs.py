@@ -148,7 +148,7 @@ def benchmark_page(results: Path) -> str:
         of = predicted[0][-1] if predicted else None
         parts += ["## Rows on several ranks", rank_pages.section(ranks, of)]
         parts += [rank_pages.predicted(link, of) for link, _, of in predicted]
-    if frameworks := take("gpu-frameworks.json"):
+    if frameworks := take("gpu-frameworks*.json"):
         parts += ["## The frameworks' own tests", *(_framework_results(link, of) for link, _, of in frameworks)]
     sanitizers = results / "gpu-sanitizers.json"
     if measured := [path for path in left if path.match(engine_pages.MEASURED)]:
@@ -286,6 +286,7 @@ def _framework_results(link: str, payload: dict[str, Any]) -> str:
     rows = [
         (file["framework"], file["version"], f"`{file['file']}`", *(f"{file[name]:,}" for name in counts))
         for file in payload["results"]["files"]
+        if any(file[name] for name in counts[:3])  # -k may leave none of a file
     ]
     columns = ("framework", "version", "file", "passed", "failed", "skipped", "not applicable")
     return "\n\n".join(
