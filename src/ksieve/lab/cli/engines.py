@@ -58,7 +58,7 @@ def bench_engines(
     After a call that loses the GPU context the rest is measured in a new process, and the exit code is not 0.
     Then the first call of fresh processes: with an empty cache, after ksieve build, and with a bundle.
     """
-    from ksieve.lab.bench import engine_calls, engine_process, engine_switch, first_calls, record
+    from ksieve.lab.bench import engine_process, engine_switch, first_calls, record
     from ksieve.lab.bench import engines as bench
     from ksieve.lab.bench import gpu as shared
 
@@ -90,11 +90,7 @@ def bench_engines(
                 )  # fmt: skip
     results = payload["results"]
     if "first" in chosen:
-        firsts = [
-            first
-            for first in first_calls.FIRSTS
-            if first.engine in names and only in first.adapter and first.adapter in engine_calls.CALLS
-        ]
+        firsts = [first for first in first_calls.FIRSTS if first.engine in names and only in first.adapter]
 
         def save(found: dict[str, Any]) -> None:
             results["first_calls"] = found
