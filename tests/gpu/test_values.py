@@ -36,16 +36,24 @@ CALLS = (
     {"return_values": True, "nan": "highest", "ks": True},
     {"return_values": True, "largest": False},
     {"page_size": 64, "ks": True},
+    {"return_values": True, "tie_break": "low"},
+    {"return_values": True, "return_raw": True, "page_size": 64, "tie_break": "high", "starts": True, "lengths": True},
 )
 
 
 def scores_of(rows, width, k, dtype, call):
-    """Rows with one right set: zeros of both signs and subnormals, then numbers that all differ as far as k goes."""
+    """Rows with one right set: zeros of both signs and subnormals, then numbers that all differ as far as k goes.
+
+    Where ties have a preference, numbers are equal in groups: few, some and many candidates are in that of the k-th.
+    """
     device = runner.DEVICE
     scores = torch.empty(rows, width, dtype=getattr(torch, dtype), device=device)
     bits = scores.view(getattr(torch, f"int{8 * scores.dtype.itemsize}"))
     sign, first = -(1 << 8 * scores.dtype.itemsize - 1), {"float32": 0x3F800000, "float16": 0x400, "bfloat16": 0x3F80}
     rank = torch.arange(width, device=device).clamp(max=12_000)
+    if "tie_break" in call:
+        groups = torch.tensor([1, 9, 150, 900, 5000, width], device=device)[:rows, None]
+        rank = rank // groups * groups
     number = rank * 999 if dtype == "float32" else rank
     bits[:] = (number + first[dtype]).to(bits.dtype) | (sign if call.get("largest", True) else 0)
     special = torch.tensor([0, sign, 1, sign | 1, 5, sign | 7], dtype=bits.dtype, device=device)
@@ -109,7 +117,7 @@ def kernels():
 def differences(ready, k):
     """What differs from the right answer, slots of both in the order of their positions."""
     everything = ready.call | {"return_raw": True}
-    right = right_answer(ready.scores, everything | {"sorted": "index", "tie_break": "low"}, k)
+    right = right_answer(ready.scores, {"tie_break": "low"} | everything | {"sorted": "index"}, k)
     outputs, found = {n: g.out for n, g in ready.outputs.items()}, []
     position = outputs.get("raw_out", outputs["out"])
     if "raw_out" not in outputs:  # pages and offsets keep slots apart: their order is that of the outputs themselves

@@ -84,7 +84,7 @@ constexpr bool kSorts = kOrder != Order::kAny; // slots are sorted, where the ne
 // Whether selections write a row's slots as they are to be: without an order each slot depends on its position alone.
 // Written behind the selection, positions would be read back from memory by the CTA that ends the row.
 constexpr bool kWritesSlots =
-    kEpilogue && !kSorts && !kTies && !kExpand && !kPositions && !kForced && !kBlockRows && !KSIEVE_STATS;
+    kEpilogue && !kSorts && !kExpand && !kPositions && !kForced && !kBlockRows && !KSIEVE_STATS;
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;
 static_assert(kEpilogue || kOrder == Order::kAny, "an order is made by the finishing pass");
 static_assert(kEpilogue || !kExpand, "positions of entries are written by the finishing pass");

@@ -18,14 +18,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   const int all = p.world * p.num_samples;
   const int surely = max(k - p.world * (p.step - 1), 0) / p.step; // samples up to `low`
   const int enough = (k + p.step - 1) / p.step;                   // samples up to `high`
-  auto samples_of = [&](int rank) { return p.gathered + (static_cast<i64>(rank) * p.rows + row) * p.num_samples; };
+  // They are searched many times: on chip, where there is room for those of all ranks.
+  i64* on_chip = elements_on_chip<i64>();
+  const bool fits = all <= kSortSize;
+  auto samples_of = [&](int rank) -> const i64* {
+    return fits ? on_chip + rank * p.num_samples : p.gathered + (static_cast<i64>(rank) * p.rows + row) * p.num_samples;
+  };
+  for (int i = threadIdx.x; fits && i < all; i += kThreads) {
+    const int rank = i / p.num_samples;
+    on_chip[i] = p.gathered[(static_cast<i64>(rank) * p.rows + row) * p.num_samples + i - rank * p.num_samples];
+  }
   if (threadIdx.x == 0) {
     ends[0] = -1;
     ends[1] = -1;
     start = 0;
     numbers = 0;
   }
-  __syncthreads(); // the ends are set, for the thread that finds a sample, and the sums are zero
+  __syncthreads(); // samples are on chip; the ends are set, for the thread that finds a sample, and the sums are zero
   // A sample's rank among all: samples of one rank are in order.
   for (int i = threadIdx.x; i < all; i += kThreads) {
     const i64 sample = samples_of(i / p.num_samples)[i % p.num_samples];

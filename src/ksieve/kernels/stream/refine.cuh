@@ -169,7 +169,7 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
     const int last = static_cast<int>(k) - (rank_last ? q.remaining_k : 0);
     if (ranks) {
       const RankedEntry mine = rank_tail(q.count);
-      const int index = entry_index(mine.entry);
+      const int index = kTies ? tie_position(entry_index(mine.entry)) : entry_index(mine.entry);
       const int slot = last + mine.rank;
       const bool chosen = static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k;
       slots.write(
