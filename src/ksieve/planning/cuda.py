@@ -51,6 +51,9 @@ from ksieve.planning.thresholds import (
     SHORTEST_CLUSTERED,
     SHORTEST_SAMPLED,
     SPLITS,
+    TIED_BYTES,
+    TIED_RESIDENT,
+    VALUED_BYTES,
     WARP_ROWS,
     WARP_WIDTH,
     WHOLE_QUARTERS,
@@ -158,7 +161,8 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
     width, k = problem.width, problem.k
     if problem.options.positions or (family is not None and family not in SAMPLED):
         return None
-    if family is None and (_resident_without_grid(problem, device) or _fits_grid(problem, device, kept)):
+    on_chip = _resident_without_grid(problem, device) or _fits_grid(problem, device, kept)
+    if family is None and on_chip and not _better_streamed(problem, device):
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
@@ -210,11 +214,27 @@ def _one_cta(problem: Problem, device: DeviceInfo) -> str:
     return "register_block" if found is not None and found.registers else "resident_block"
 
 
+def _better_streamed(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether rows that fit on chip take less time sampled and streamed.
+
+    Streamed candidates keep their keys, which give values, and the places of equal scores. A row on chip reads the
+    scores of values again, and with a tie-break takes the exact route.
+    """
+    options, row = problem.options, problem.width * ITEM_BYTES[problem.dtype]
+    many = problem.rows * row > device.sm_count * device.shared_per_sm
+    if options.tie_break != "any":
+        return row > TIED_RESIDENT or (many and row >= TIED_BYTES)
+    valued = options.values and options.order == "any" and options.expand == 1 and problem.rows < BINNED_ROWS
+    return valued and many and row >= VALUED_BYTES
+
+
 def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
     """Whether rows are few and short enough for clusters to keep on chip, which saves a merge over global memory.
 
-    Not those that one CTA keeps with registers to spare.
+    Not those that one CTA keeps with registers to spare, nor those with a tie-break, which clusters only slow down.
     """
+    if problem.options.tie_break != "any":
+        return False
     if problem.width < SAMPLED_RATIO * problem.k or problem.width <= SHORTEST_CLUSTERED:
         return False
     if "resident_cluster" not in _known(problem, device).usual:

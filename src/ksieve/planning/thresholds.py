@@ -43,6 +43,7 @@ _STORAGE = "docs/decisions/0012-candidate-storage.md"
 _SPLIT_ROWS = "docs/decisions/0009-split-rows.md"
 _NARROW_ROWS = "docs/decisions/0024-narrow-rows.md"
 _HUGE_ROWS = "docs/decisions/0025-huge-rows.md"
+_TIES = "docs/decisions/0045-ties-and-values-are-streamed.md"
 
 SHORTEST_SAMPLED = Threshold(
     4096, "narrower rows, in scores, are never sampled: their view would be too small", _SAMPLE
@@ -59,6 +60,15 @@ CROWDED_RATIO = Threshold(
     _SAMPLE,
 )
 CROWDED = Threshold(2048, "rows from which `CROWDED_RATIO` holds", _SAMPLE)
+TIED_RESIDENT = Threshold(
+    1 << 17, "bytes of a row beyond which it is streamed if ties have a preference, however few rows there are", _TIES
+)
+TIED_BYTES = Threshold(
+    1 << 16, "fewest bytes of such a row that is streamed where the rows do not fit on chip all at once", _TIES
+)
+VALUED_BYTES = Threshold(
+    1 << 17, "fewest bytes of a row that is streamed where values are asked for and rows do not fit on chip", _TIES
+)
 SEGMENT = Threshold(2048, "fewest scores worth a CTA of their own in the split family", _SPLIT_ROWS)
 SPLITS = (64, 32, 16, 8, 4, 2)
 """CTAs per row that are tried, largest first; docs/decisions/0009-split-rows.md."""

@@ -167,6 +167,31 @@ def test_the_choice_follows_the_shape(rows, width, k, family, policy):
     assert (plan.family, plan.policy and plan.policy.name) == (family, policy)
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "k", "options", "family"),
+    [
+        (4096, 32_768, 2048, Options(tie_break="low"), "stream"),
+        (4096, 32_768, 2048, Options(tie_break="high", order="value", values=True), "stream"),
+        (512, 16_384, 512, Options(tie_break="low"), "stream"),
+        (256, 16_384, 512, Options(tie_break="low"), "resident_block"),  # all rows fit at once
+        (4096, 16_383, 512, Options(tie_break="low"), "resident_block"),
+        (4096, 32_768, 10_000, Options(tie_break="low"), "resident_block"),  # too short to sample
+        (32, 16_384, 2048, Options(tie_break="low"), "resident_block"),  # no cluster
+        (64, 32_768, 2048, Options(tie_break="low"), "resident_block"),
+        (64, 32_769, 2048, Options(tie_break="low"), "stream"),
+        (4096, 32_768, 2048, Options(values=True), "stream"),
+        (128, 32_768, 2048, Options(values=True), "resident_block"),
+        (4096, 32_767, 2048, Options(values=True), "resident_block"),
+        (4096, 32_768, 2048, Options(values=True, order="value"), "resident_block"),
+        (4096, 32_768, 2048, Options(values=True, expand=4), "resident_block"),
+        (BINNED_ROWS, 32_768, 2048, Options(values=True), "resident_block"),
+        (4096, 32_768, 2048, Options(transform="pages", page_size=64), "resident_block"),
+    ],
+)
+def test_tie_breaks_and_values_are_streamed(rows, width, k, options, family):
+    assert ksieve.plan(rows=rows, width=width, k=k, device=H200, options=options).family == family
+
+
 @pytest.mark.parametrize("name", CUDA)
 @pytest.mark.parametrize("family", ["stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster"])
 def test_shared_memory_fits_every_device(name, family):
