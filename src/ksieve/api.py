@@ -10,7 +10,7 @@ from ksieve.core import arguments, problem
 from ksieve.core.arguments import Backend, PlanlessKwargs, TopkKwargs
 from ksieve.core.arrays import TransformedTensorError
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.options import PLAIN, Options, dtype_text
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
@@ -400,7 +400,7 @@ def plan(
     if not slots:
         takes = f"an int from 1 to {problem.MAX_K}: ksieve.topk(..., k=0) needs no plan"
         raise ArgumentError("k", 0, takes)
-    info = device if isinstance(device, DeviceInfo) else dispatch.device_info(_parse_device(device))
+    info = device if isinstance(device, DeviceInfo) else dispatch.device_info(problem.parse_device(device))
     problem.check_entries(problem.check_options(options), slots, width)
     asked = Problem(
         rows,
@@ -418,12 +418,3 @@ def _traced_by_jax(*values: Any) -> bool:
     # While another thread imports JAX, the module exists without its contents.
     tracer = getattr(getattr(sys.modules["jax"], "core", None), "Tracer", None)
     return tracer is not None and any(isinstance(value, tracer) for value in values)
-
-
-def _parse_device(device: Any) -> Device:
-    # str() of a torch.device is its name.
-    text = str(device) if kind_of(device) == "torch.device" else device
-    kind, _, index = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and len(index) < 10)):
-        raise ArgumentError("device", shown(device), "'cpu', 'cuda' or 'cuda:<ordinal>'")
-    return Device(kind, int(index or 0))

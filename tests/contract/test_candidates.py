@@ -15,12 +15,13 @@ CAPACITY, SHARE = 96, 64
 RANKINGS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
 
 
-def produce(scores, lengths, candidates, largest=True, numbers=None):
-    """What a producer's epilogue does: every score that is not worse is counted, and listed while there is room."""
+def produce(scores, lengths, candidates, ranking="largest"):
+    """What a producer's epilogue does: a score that reaches the cutoff is counted, and listed while there is room."""
     wide = widen(scores)
     for r, length in enumerate(lengths):
         row = wide[r, :length]
-        kept = np.flatnonzero(~(row < candidates.cutoff[r] if largest else row > candidates.cutoff[r]))
+        reaches = row <= candidates.cutoff[r] if ranking == "smallest" else row >= candidates.cutoff[r]
+        kept = np.flatnonzero(reaches | np.isnan(row) if ranking == "nan_first" else reaches)
         listed = np.random.default_rng(r).permutation(kept)[: candidates.capacity]
         candidates.counts[r] += len(kept)
         candidates.scores[r, : len(listed)] = scores[r, listed]
@@ -67,7 +68,7 @@ def test_the_answer_of_whole_rows(case, dtype, ranking):
         candidates.propose(samples, given)
         resolved = []
         for _ in range(wanted + 1):
-            produce(entries, ends, candidates, ranking != "smallest")
+            produce(entries, ends, candidates, ranking)
             candidates.certify(check=True)
             resolved.append((candidates.left == 0).sum())
         assert 0 < resolved[-1] < ROWS
@@ -92,13 +93,31 @@ def test_random_rows_need_no_tiles():
     assert running.finish().tobytes() == ksieve.topk(scores, k=512, deterministic=True).tobytes()
 
 
+@pytest.mark.parametrize("ranking", RANKINGS)
+def test_nan_stands_for_no_number(ranking):
+    """The cutoff is too high for k numbers of each row, and NaN would fill up what is missing."""
+    rng, how = np.random.default_rng(0), RANKINGS[ranking]
+    scores = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
+    scores[:, rng.permutation(WIDTH)[: K - 2]] = np.nan
+    running = Running(ROWS, K, WIDTH, deterministic=True, **how)
+    candidates = Candidates(running, WIDTH, capacity=CAPACITY)
+    candidates.propose(scores.take(candidates.columns, axis=1))
+    ordered = np.sort(scores if ranking == "smallest" else -scores, axis=1) * (1 if ranking == "smallest" else -1)
+    candidates.cutoff[:] = ordered[:, 4]  # five numbers reach it
+    produce(scores, [WIDTH] * ROWS, candidates, ranking)
+    candidates.certify(check=True)
+    assert (candidates.left == (0 if ranking == "nan_first" else WIDTH)).all()
+    running.push(scores, 0, candidates.left)
+    assert running.finish().tobytes() == ksieve.topk(scores, k=K, deterministic=True, **how).tobytes()
+
+
 def test_tensors():
     torch = pytest.importorskip("torch")
     scores = hostile_rows()
     running = Running(ROWS, K, 4096, dtype=torch.float32, deterministic=True)
     candidates = Candidates(running, WIDTH, capacity=CAPACITY)
     candidates.propose(torch.from_numpy(scores)[:, candidates.columns.long()].contiguous())
-    kept = ~(torch.from_numpy(scores) < candidates.cutoff[:, None])
+    kept = torch.from_numpy(scores) >= candidates.cutoff[:, None]
     candidates.counts += kept.sum(1, dtype=torch.int32)
     for r in range(ROWS):
         places = kept[r].nonzero()[:CAPACITY, 0]
@@ -113,7 +132,8 @@ def test_tensors():
 LIES = {
     "a position past the row": (lambda c: c.positions.__setitem__((15, 0), WIDTH), "positions outside [0, 9000)"),
     "a position twice": (lambda c: c.positions.__setitem__((15, 0), c.positions[15, 1]), "a position twice"),
-    "a worse score": (lambda c: c.scores.__setitem__((15, 0), -9), "worse than the cutoff"),
+    "a worse score": (lambda c: c.scores.__setitem__((15, 0), -9), "do not reach the cutoff"),
+    "a NaN": (lambda c: c.scores.__setitem__((15, 0), np.nan), "do not reach the cutoff"),
     "a count of more than the row": (lambda c: c.counts.__setitem__(15, WIDTH + 1), "counts 9001"),
 }
 
@@ -138,7 +158,12 @@ def test_errors():
         Candidates(3, 100)
     with pytest.raises(ArgumentError, match="capacity: got 8; takes an int of at least 9"):
         Candidates(running, 100, capacity=8)
+    for seed in (-1, "a", True):
+        with pytest.raises(ArgumentError, match=r"seed: got .*; takes an int of at least 0"):
+            Candidates(running, 100, seed=seed)
     candidates = Candidates(running, 100, share=10)
+    with pytest.raises(ArgumentError, match=r"certify: got no cutoffs yet; takes a call of propose"):
+        candidates.certify()
     with pytest.raises(ArgumentError, match=r"samples: got shape \(2, 9\); takes shape \(2, 10\)"):
         candidates.propose(np.zeros((2, 9), np.float32))
     with pytest.raises(ArgumentError, match=r"lengths: got shape \(3,\); takes shape \(2,\)"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve import ArgumentError, Running
+from ksieve import ArgumentError, BackendError, Running
 
 ROWS, WIDTH, K = 12, 331, 24
 RANKINGS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
@@ -206,6 +206,41 @@ def test_errors_leave_everything_as_it_was(wrong):
         act(running)
     assert text in str(caught.value)
     assert running.finish(sorted=True).tolist() == before == [[17, 19]] * 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"device": "mps"}, "device: got 'mps'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
+        ({"device": "cuda:x"}, "device: got 'cuda:x'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
+        ({"device": None}, "device: got None; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
+        ({"deterministic": 1}, "deterministic: got 1; takes True or False"),
+        ({"k": [1, 2]}, "k: got list [1, 2]; takes an int from 1 to 1048576"),
+        ({"max_k": 9}, "max_k: got 9; takes nothing unless k is an array"),
+        ({"block_size": 5}, "max_tile: got 4; takes at least block_size, 5: tiles begin at whole blocks"),
+    ],
+)
+def test_arguments_that_cannot_be_used(wrong, text):
+    with pytest.raises(ArgumentError) as caught:
+        Running(**({"rows": 2, "k": 3, "max_tile": 4} | wrong))
+    assert str(caught.value) == text
+
+
+def test_a_device_that_is_not_there():
+    torch = pytest.importorskip("torch")
+    device = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(BackendError, match=rf"^tiles on {device}: PyTorch sees \d CUDA GPUs; device='cpu' needs none"):
+        Running(2, 3, 4, device=device)
+
+
+def test_the_device_of_the_host_has_two_names():
+    assert isinstance(Running(1, 2, 4, device="cpu:0").cutoff, np.ndarray)
+    torch = pytest.importorskip("torch")
+    running = Running(1, 2, 4, dtype=torch.float32, device=torch.device("cpu", 0))
+    running.push(torch.tensor([[1.0, 3, 2]]), 0)
+    assert running.finish(sorted=True).tolist() == [[1, 2]]
+    with pytest.raises(ArgumentError, match=r"^tile: got an array of torch .* \(tensors: dtype=torch.float32\)$"):
+        Running(1, 2, 4).push(torch.zeros(1, 4), 0)
 
 
 def test_a_k_of_another_library_or_shape():

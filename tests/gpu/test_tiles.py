@@ -33,12 +33,14 @@ def push(running, scores, lengths, tile=4096):
         running.push(scores[:, first : first + tile], first, lengths)
 
 
-def keep(scores, lengths, candidates, largest=True):
+def keep(scores, lengths, candidates, ranking="largest"):
     """What the epilogue of a producer does, by operations of PyTorch that read nothing back."""
     wide, cutoff = scores.float(), candidates.cutoff[:, None]
     column = torch.arange(WIDTH, dtype=torch.int32, device="cuda")
-    worse = wide < cutoff if largest else wide > cutoff
-    kept = ~worse & (column < lengths[:, None])
+    reaches = wide <= cutoff if ranking == "smallest" else wide >= cutoff
+    if ranking == "nan_first":
+        reaches |= wide.isnan()
+    kept = reaches & (column < lengths[:, None])
     candidates.counts += kept.sum(1, dtype=torch.int32)
     slot = kept.cumsum(1).sub_(1).where(kept, candidates.capacity).clamp_(max=candidates.capacity)
     filled = torch.arange(candidates.capacity, device="cuda") < kept.sum(1)[:, None]
@@ -113,7 +115,7 @@ def test_the_answer_of_whole_rows(dtype, ranking, tally):
         answers = [running.finish(return_values=True)]
         candidates.propose(scores[:, candidates.columns.long()].contiguous(), lengths)
         for _ in range(2):
-            keep(scores, candidates.left, candidates, ranking != "smallest")
+            keep(scores, candidates.left, candidates, ranking)
             candidates.certify(check=True)
         push(running, scores, candidates.left)
         answers.append(running.finish(return_values=True))

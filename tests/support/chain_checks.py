@@ -82,7 +82,7 @@ def check_candidates(device, *, queries=7, width=300, k=9, capacity=40, seed=0, 
     found = {name: getattr(candidates, name).cpu().numpy() for name in ("counts", "positions", "scores", "cutoff")}
     for r, row in enumerate(scores.cpu().numpy()):
         length = min(max(int(lengths[r]), 0), width)
-        kept = np.flatnonzero(~(row[:length] < found["cutoff"][r]))
+        kept = np.flatnonzero(row[:length] >= found["cutoff"][r])
         assert found["counts"][r] == len(kept)
         listed = found["positions"][r, : min(len(kept), capacity)]
         assert len(set(listed.tolist())) == len(listed)

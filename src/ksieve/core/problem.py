@@ -98,6 +98,16 @@ def check_size(value: Any, name: str, least: int = 0, most: int = MAX_SIZE, why:
     return int(value)
 
 
+def parse_device(device: Any) -> Device:
+    """Return the device that a name or a torch.device stands for; "cuda" is "cuda:0"."""
+    # str() of a torch.device is its name.
+    text = str(device) if kind_of(device) == "torch.device" else device
+    kind, _, index = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and len(index) < 10)):
+        raise ArgumentError("device", shown(device), "'cpu', 'cuda' or 'cuda:<ordinal>'")
+    return Device(kind, int(index or 0))
+
+
 def check_shape(rows: Any, width: Any, pitch: Any = None) -> tuple[int, int, int]:
     """Return rows, width and pitch (default: the width) of a score matrix as ints within the kernels' range.
 

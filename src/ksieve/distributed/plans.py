@@ -170,7 +170,7 @@ def plan(
     failure: KsieveError | None = None
     name, kind = "", "cpu"
     try:
-        kind = _device_kind(device)
+        kind = problem.parse_device(device).kind
         name = str(dtype_text(dtype))
         if name not in SCORE_DTYPES:
             raise ArgumentError("dtype", shown(name), f"one of {list(SCORE_DTYPES)}")
@@ -185,7 +185,7 @@ def plan(
             raise ArgumentError("index_base", "'shard'", "'row' with output 'global'")
         if schedule is not None and not isinstance(schedule, _SCHEDULES):
             raise ArgumentError("schedule", shown(schedule), "Pairs(), Samples(step) or Digits(bits)")
-        network = check_link(link or ("nvlink" if kind == "cuda" else "gloo"))
+        network = check_link(("nvlink" if kind == "cuda" else "gloo") if link is None else link)
         stated |= {
             "rows": rows,
             "k": problem.check_k(k),
@@ -270,13 +270,6 @@ def distributed() -> Any:
     if not dist.is_available() or not dist.is_initialized():
         raise BackendError("there is no process group: torch.distributed.init_process_group(...) first")
     return dist
-
-
-def _device_kind(device: Any) -> str:
-    kind = str(device).partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise ArgumentError("device", shown(device), "'cpu', 'cuda' or 'cuda:<ordinal>'")
-    return kind
 
 
 def _number_of(schedule: Schedule | None, k: int) -> int:

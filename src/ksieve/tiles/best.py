@@ -10,9 +10,9 @@ import numpy as np
 from ksieve import api
 from ksieve.core import problem
 from ksieve.core.arrays import Device, inspect, is_array
-from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.errors import ArgumentError, BackendError, shown
 from ksieve.core.keys import widen
-from ksieve.core.options import Nan, TieBreak, dtype_text
+from ksieve.core.options import Nan, Options, TieBreak, dtype_text
 
 OUTPUTS = (
     "out", "values_out", "raw_out", "counts_out", "return_values", "return_raw", "sorted", "index_dtype", "page_table",
@@ -21,6 +21,19 @@ OUTPUTS = (
 """Keyword arguments of `ksieve.topk` that say what is written for a selected entry."""
 
 _ALL = slice(None)
+
+
+def _torch_on(device: Device) -> Any:
+    """PyTorch, which sees the device."""
+    try:
+        import torch
+    except ImportError:
+        raise BackendError("tiles on CUDA are tensors of PyTorch: pip install 'ksieve[torch]'") from None
+    if device.kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if device.index >= count:
+            raise BackendError(f"tiles on {device}: PyTorch sees {count} CUDA GPUs; device='cpu' needs none")
+    return torch
 
 
 class Best:
@@ -67,25 +80,26 @@ class Best:
     ) -> None:
         self.rows = problem.check_size(rows, "rows")
         self.per_row = is_array(k)
-        if not self.per_row and max_k is not None:
-            raise ArgumentError("max_k", shown(max_k), "nothing where k is an int")
         self.k = problem.check_k(max_k, "max_k") if self.per_row else problem.check_k(k)
+        if not self.per_row and max_k is not None:
+            raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
         self.own_k = k
         name = dtype_text(dtype)
         name = "bfloat16" if name == "uint16" else name
         if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
             raise ArgumentError("dtype", shown(dtype), f"one of {list(problem.SCORE_DTYPES)}")
         self.dtype: str = name
+        if not isinstance(deterministic, bool):
+            raise ArgumentError("deterministic", shown(deterministic), "True or False")
         self.ranking: dict[str, Any] = {"largest": largest, "nan": nan}
         if tie_break is not None or deterministic:
             self.ranking["tie_break"] = "low" if tie_break is None else tie_break
         self._deterministic = deterministic
         self.xp: ModuleType = np
         self.place: dict[str, Any] = {}
-        if type(dtype).__module__ == "torch" or str(device) != "cpu":
-            import torch
-
-            self.xp, self.place = torch, {"device": str(device)}
+        where = problem.parse_device(device)
+        if type(dtype).__module__ == "torch" or where.kind == "cuda":
+            self.xp, self.place = _torch_on(where), {"device": str(device)}
         self._make_lists()
         self._first = self.empty((self.rows,), "int32")
         self.cutoff = self.empty((self.rows,), "float32")
@@ -105,6 +119,11 @@ class Best:
         slots = (1 + self.ROOM) * self.k
         self._values = [self.empty((self.rows, slots), self.dtype) for _ in range(2)]
         self._places = [self.empty((self.rows, slots), "int32") for _ in range(2)]
+
+    @property
+    def nan_first(self) -> bool:
+        """Whether NaN is the best of all scores; otherwise it is the worst."""
+        return Options(largest=self.ranking["largest"], nan=self.ranking["nan"]).ranking == "nan_first"
 
     @property
     def library(self) -> str:

@@ -16,14 +16,17 @@ template <typename Score> struct Candidates {
   int capacity;
 };
 
-// Appends a score to the list of its row unless it is worse than the row's cutoff. Call it for valid positions alone,
-// each once; any threads of a warp may call it together, for any rows. The score is compared as it is stored, and NaN
-// is kept. One atomic addition serves all threads that keep a score of one row at once.
+// Appends a score to the list of its row if it reaches the row's cutoff. Call it for valid positions alone, each once;
+// any threads of a warp may call it together, for any rows. The score is compared as it is stored. NaN reaches a cutoff
+// only where it is the best of all scores (`nan_first`: the largest are wanted, with nan="highest"): counted among the
+// others it would stand for a number that is missing. One atomic addition serves all threads that keep a score of one
+// row at once.
 template <typename Score>
 __device__ __forceinline__ void keep(const Candidates<Score>& into, int row, Score score, int position,
-                                     bool largest = true) {
+                                     bool largest = true, bool nan_first = false) {
   const float value = static_cast<float>(score), cutoff = into.cutoff[row];
-  if (largest ? value < cutoff : value > cutoff) return;
+  const bool reaches = largest ? value >= cutoff : value <= cutoff;
+  if (!reaches && !(nan_first && value != value)) return;
   const unsigned peers = __match_any_sync(__activemask(), row);
   unsigned lane, before;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));

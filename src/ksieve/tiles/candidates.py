@@ -1,6 +1,6 @@
 """`Candidates`: exact selection from lists of scores that a producer kept, because they reach a proposed cutoff.
 
-All scores of a row that are not worse than a cutoff, and k of them at least, contain the answer. The cutoff is proposed
+All scores of a row that reach a cutoff, and k of them at least, contain the answer. The cutoff is proposed
 from a sample of the columns, produced first. Counts prove for each row whether it held; a row for which it did not gets
 another cutoff, or comes by tiles.
 """
@@ -46,8 +46,9 @@ class Candidates:
         Ascending columns of the sample; with blocks, their numbers. All arrays are those of the library and device of
         `running`.
     cutoff : array of float32, shape (rows,)
-        From `propose` on: a producer keeps every score of a row that is not worse, in the sense of ``not score <
-        cutoff`` (``not score > cutoff`` with ``largest=False``), so that NaN is always kept.
+        From `propose` on: a producer keeps every score of a row that reaches it, ``score >= cutoff`` (``score <=
+        cutoff`` with ``largest=False``). NaN reaches a cutoff only where it is the best of all scores, with `largest`
+        and ``nan="highest"``; then it is always kept.
     counts : array of int32, shape (rows,)
         The producer adds the number of scores that it keeps, also of those for which there is no slot.
     scores, positions : array of the scores' dtype and of int32, shape (rows, capacity)
@@ -60,7 +61,7 @@ class Candidates:
     Calls in order: `propose`; the producer; `certify`; if wanted, the producer and `certify` again, with the new
     cutoffs; ``running.push`` of tiles with ``lengths=left``, unless all of `left` is 0; ``running.finish``. Every call
     has fixed shapes and reads nothing back, so that all of it can be captured in one CUDA graph. The guarantee
-    rests on the producer: each valid score that is not worse than the cutoff is counted, and listed once with its
+    rests on the producer: each valid score that reaches the cutoff, and no other, is counted, and listed once with its
     position; `left` are its lengths, since the list of a decided row may hold the answer and must stay as it is.
     ``certify(check=True)`` finds lists that cannot be right.
 
@@ -72,7 +73,7 @@ class Candidates:
     >>> running = ksieve.Running(rows=1, k=2048, max_tile=4096, deterministic=True)
     >>> candidates = Candidates(running, width=100_000)
     >>> candidates.propose(scores.take(candidates.columns, axis=1))
-    >>> (kept,) = np.nonzero(~(scores[0] < candidates.cutoff[0]))
+    >>> (kept,) = np.nonzero(scores[0] >= candidates.cutoff[0])
     >>> candidates.counts[0] = kept.size
     >>> candidates.scores[0, : kept.size] = scores[0, kept]
     >>> candidates.positions[0, : kept.size] = kept
@@ -89,11 +90,13 @@ class Candidates:
         if not isinstance(running, Running):
             raise ArgumentError("running", type(running).__name__, "a ksieve.Running")
         self._running, self._best = running, running._best
+        self._proposed = False
         best = self._best
         self.width = problem.check_size(width, "width", 1)
         self.share = problem.check_size(share, "share", 1)
         room = best.usual_capacity if capacity is None else capacity
         self.capacity = problem.check_size(room, "capacity", best.k + 1)
+        seed = problem.check_size(seed, "seed")
         entries = -(-self.width // running.block_size)
         begins = np.arange(0, entries, self.share)
         drawn = np.random.default_rng(seed).integers(0, np.minimum(self.share, entries - begins))
@@ -127,6 +130,7 @@ class Candidates:
             self.left[:] = xp.clip(lengths, 0, self.width)
         self._length = self._in_entries(self.left)
         self._running.reset()
+        self._proposed = True
         self.counts[:] = 0
         self._entries = xp.clip(self._length, 1, None)
         self._valid = xp.searchsorted(self.columns, self._length)
@@ -151,16 +155,18 @@ class Candidates:
         Parameters
         ----------
         check : bool
-            Also verify on the host that listed positions are valid and distinct, and scores not worse than the cutoff.
+            Also verify on the host that listed positions are valid and distinct, and that scores reach the cutoff.
 
         Raises
         ------
         ArgumentError
-            If tiles were pushed since `propose`: a score may be in both.
+            Before `propose`, or if tiles were pushed since: a score may be in both.
         VerificationError
             With `check`: the lists cannot be right. Nothing has been taken over.
         """
         best, xp = self._best, self._best.xp
+        if not self._proposed:
+            raise ArgumentError("certify", "no cutoffs yet", "a call of propose and the producer before it")
         if self._running._pushed:
             raise ArgumentError("certify", "tiles pushed since propose", "lists first, and then tiles of rows in left")
         if check:
@@ -202,12 +208,14 @@ class Candidates:
         for r in np.flatnonzero((left > 0) | (counts != 0)):
             n = min(max(int(counts[r]), 0), self.capacity)
             listed, places = scores[r, :n], positions[r, :n]
-            worse = listed < cutoff[r] if best.everything < 0 else listed > cutoff[r]
+            reaches = listed >= cutoff[r] if best.everything < 0 else listed <= cutoff[r]
+            if best.nan_first:
+                reaches |= np.isnan(listed)
             wrong = {
                 f"counts {counts[r]}": not 0 <= counts[r] <= (length[r] if left[r] else 0),
                 f"has positions outside [0, {length[r]})": bool(((places < 0) | (places >= length[r])).any()),
                 "has a position twice": np.unique(places).size < n,
-                f"has scores worse than the cutoff, {cutoff[r]}": bool(worse.any()),
+                f"has scores that do not reach the cutoff, {cutoff[r]}": not reaches.all(),
             }
             if found := [text for text, is_so in wrong.items() if is_so]:
                 raise VerificationError(f"the producer's list of row {r} {' and '.join(found)}")

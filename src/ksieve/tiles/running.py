@@ -96,6 +96,9 @@ class Running:
     ) -> None:
         self.max_tile = problem.check_size(max_tile, "max_tile", 1)
         self.block_size = problem.check_size(block_size, "block_size", 1, MAX_BLOCK, "the largest block")
+        if self.block_size > self.max_tile:
+            takes = f"at least block_size, {self.block_size}: tiles begin at whole blocks"
+            raise ArgumentError("max_tile", self.max_tile, takes)
         self._best = self._lists_of(device, k if max_k is None else max_k)(
             rows, k, max_k, dtype, device, largest=largest, nan=nan, tie_break=tie_break, deterministic=deterministic
         )
@@ -113,7 +116,7 @@ class Running:
         On CUDA a kernel takes scores in rows of up to `MOST_SLOTS`, for which it has shared memory; what it appends are
         scores, and not blocks.
         """
-        if str(device) == "cpu":
+        if problem.parse_device(device).kind == "cpu":
             return HostBest
         from ksieve.tiles.device import MOST_SLOTS, DeviceBest  # loads the CUDA backend
 
@@ -200,6 +203,8 @@ class Running:
             raise ArgumentError(name, f"dtype {dtype}", f"dtype {best.dtype}, as this object was made for")
         if info.device != best.device or info.library != best.library:
             takes = f"an array of {best.library} on {best.device}, as this object was made for"
+            if info.library == "torch" and best.library == "numpy":
+                takes += f" (tensors: dtype=torch.{best.dtype})"
             raise ArgumentError(name, f"an array of {info.library} on {info.device}", takes)
         return info
 

@@ -13,9 +13,9 @@ import triton.language as tl
 def keep(  # type: ignore[no-untyped-def]
     score, valid, row, position, cutoff,
     counts_ptr, scores_ptr, positions_ptr, pitch, capacity,
-    LARGEST: tl.constexpr = True,
+    LARGEST: tl.constexpr = True, NAN_FIRST: tl.constexpr = False,
 ):  # fmt: skip
-    """Append the scores of a block that are not worse than their row's cutoff to the lists of their rows.
+    """Append the scores of a block that reach their row's cutoff to the lists of their rows.
 
     Parameters
     ----------
@@ -32,6 +32,9 @@ def keep(  # type: ignore[no-untyped-def]
         ``candidates.scores.stride(0)`` and ``candidates.capacity``.
     LARGEST : constexpr
         Whether larger scores are better.
+    NAN_FIRST : constexpr
+        Whether NaN is the best of all scores (larger ones are better, with ``nan="highest"``). Otherwise it reaches no
+        cutoff.
 
     Notes
     -----
@@ -40,12 +43,13 @@ def keep(  # type: ignore[no-untyped-def]
     """
     stored = score.to(scores_ptr.dtype.element_ty)
     compared = stored.to(tl.float32)
-    # A comparison with NaN is false, so that NaN is kept.
     if LARGEST:  # noqa: SIM108 (one branch is compiled)
-        worse = compared < cutoff
+        reaches = compared >= cutoff
     else:
-        worse = compared > cutoff
-    kept = valid & (worse == 0)
+        reaches = compared <= cutoff
+    if NAN_FIRST:
+        reaches = reaches | (compared != compared)
+    kept = valid & reaches
     slot = tl.atomic_add(tl.broadcast_to(counts_ptr + row, kept.shape), 1, mask=kept, sem="relaxed")
     fits = kept & (slot < capacity)
     begin = row.to(tl.int64) * pitch
