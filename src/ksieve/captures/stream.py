@@ -100,6 +100,8 @@ def select(
     """
     if backend not in ("auto", "cpu", "cuda", "reference"):
         raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
+    if backend == "reference" and by_tiles(source):
+        raise ArgumentError("backend", "'reference' with tiles of columns", "'auto', 'cpu' or 'cuda'")
     chosen = backend if backend != "auto" else "cpu" if by_tiles(source) else choose_backend()
     to_device, to_host = _movers(chosen)
     if by_tiles(source):

@@ -14,6 +14,7 @@ from ksieve import api
 from ksieve.captures import split
 from ksieve.captures.columns import JoinedColumns
 from ksieve.captures.format import Capture
+from ksieve.captures.stream import BLOCK_BYTES
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
 from ksieve.cli.options import (
@@ -79,9 +80,7 @@ def select(
     with files.open_columns(parts) as source, split.ranks() as (rank, world):
         slots = suggested_k(source, k)
         if isinstance(source, JoinedColumns):
-            for name, value in (("--stats, --stats-out", wanted["return_stats"] or None), ("--policy", policy)):
-                if value is not None:
-                    raise ArgumentError(name, str(value), "nothing for rows that are read by tiles of columns")
+            _refuse_in_tiles(stats=stats, stats_out=stats_out, policy=policy, backend=backend)
         if rank:
             split.select(source, slots, lambda begin, indices: None, rank=rank, world=world, **wanted)
             return
@@ -109,6 +108,7 @@ def select(
     terminal.result(
         lambda: {
             "capture": str(capture),
+            "next": [str(path) for path in parts[1:]],
             **shape,
             "plan": asdict(result.plan),
             "select_seconds": result.select_seconds,
@@ -118,6 +118,20 @@ def select(
             "routes": None if result.stats is None else routes(result.stats, valid),
         }
     )
+
+
+def _refuse_in_tiles(*, stats: bool, stats_out: str | None, policy: str | None, backend: Backend) -> None:
+    """Refuse options that rows which are read by tiles of columns do not take."""
+    given = {"--stats": "rows" if stats else None, "--stats-out": stats_out, "--policy": policy}
+    if backend is Backend.reference:
+        given["--backend"] = backend.value
+    for name, value in given.items():
+        if value is not None:
+            most = BLOCK_BYTES // 4
+            takes = (
+                f"nothing of it with --next or rows of more than {most:,} scores: these are read by tiles of columns"
+            )
+            raise ArgumentError(name, value, takes)
 
 
 def suggested_k(source: Capture | JoinedColumns, k: int | None) -> int:

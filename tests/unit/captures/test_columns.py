@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -93,9 +94,16 @@ def test_select_next(tmp_path, monkeypatch, capsys):
     assert code == 0
     assert f"selected k={K} of {ROWS} rows x {sum(WIDTHS):,} on cpu" in out
     check(np.load(tmp_path / "found.npy"), parts)
-    for words in (("--policy", "direct"), ("--stats",)):
+    code, out, _ = select(*further, "--json")
+    assert (code, json.loads(out)["next"]) == (0, [str(path) for path in others])
+    table = tmp_path / "rows.csv"
+    for words in (("--policy", "direct"), ("--stats",), ("--stats-out", table), ("--backend", "reference")):
         code, _, err = select(*further, *words)
-        assert (code, "nothing for rows that are read by tiles of columns" in err) == (2, True)
+        assert (code, err.startswith(f"error: {words[0]}: got ")) == (2, True)
+        assert "--next or rows of more than" in err
+    assert not table.exists()
+    with pytest.raises(ArgumentError, match=r"^backend: got 'reference' with tiles of columns"):
+        stream.select(JoinedColumns([open_capture(first)]), K, lambda begin, found: None, backend="reference")
     few = tmp_path / "few.safetensors"
     with CaptureWriter(few, 2, 9, k=K) as writer:
         writer.write(np.zeros((2, 9), np.float32), np.full(2, 9, np.int32))
