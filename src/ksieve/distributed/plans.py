@@ -17,6 +17,7 @@ from ksieve.core.options import Nan, Options, TieBreak, dtype_text
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout
 from ksieve.distributed.schedules import (
+    LINKS,
     Digits,
     Link,
     Message,
@@ -196,7 +197,7 @@ def plan(
             "largest": int(largest),
             "nan": int(options.nan == "highest"),
             "schedule": _number_of(schedule, k),
-            "link": zlib.crc32(repr(network).encode()),
+            "link": _checksum(network),
             "width": width,
         }
     except KsieveError as error:
@@ -237,8 +238,8 @@ _WORDS: dict[str, Callable[[int], str]] = {
     "tie_break": lambda n: ("low", "high")[n],
     "largest": lambda n: str(bool(n)),
     "nan": lambda n: ("last", "highest")[n],
-    "schedule": lambda n: f"number {n}" if n else "none",
-    "link": lambda n: f"one of checksum {n:08x}",
+    "schedule": lambda n: _schedule_of(n),
+    "link": lambda n: next((name for name, link in LINKS.items() if _checksum(link) == n), "another Link"),
 }
 """How a stated number is written in a message."""
 
@@ -281,6 +282,18 @@ def _number_of(schedule: Schedule | None, k: int) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= most:
         raise ArgumentError("schedule", shown(schedule), f"a number from 1 to {most} in {type(schedule).__name__}")
     return _SCHEDULES.index(type(schedule)) + 4 * size + 1
+
+
+def _schedule_of(number: int) -> str:
+    """The forced schedule of a number, in words."""
+    if not number:
+        return "None"
+    size, kind = divmod(number - 1, 4)
+    return f"{_SCHEDULES[kind].__name__}({size if kind else ''})"
+
+
+def _checksum(link: Link) -> int:
+    return zlib.crc32(repr(link).encode())
 
 
 def _exchange(dist: Any, group: Any, world: int, kind: str, stated: dict[str, int]) -> list[dict[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -180,12 +181,15 @@ def differences_are_errors(rank, world):
         ("tie_break", "low", "high", ("low", "high")),
         ("largest", True, False, ("True", "False")),
         ("nan", "last", "highest", ("last", "highest")),
-        ("schedule", None, ranks.Pairs(), ("none", "number 5")),
+        ("schedule", None, ranks.Pairs(), ("None", "Pairs()")),
+        ("schedule", ranks.Samples(3), ranks.Digits(11), ("Samples(3)", "Digits(11)")),
+        ("link", "gloo", "nvlink", ("gloo", "nvlink")),
+        ("link", "network", replace(ranks.LINKS["network"], latency_us=9), ("network", "another Link")),
     ):
         said = refusal(ksieve.ArgumentError, ranks.plan, **given | {name: other if odd else value})
         assert said == f"{name}: got {words[0]} on rank 0 and {words[1]} on rank 2; takes the same on every rank"
-    said = refusal(ksieve.ArgumentError, ranks.plan, **given, link="nvlink" if odd else "gloo")
-    assert said.startswith("link: got one of checksum ")
+    said = refusal(ksieve.ArgumentError, ranks.plan, **given, device="cuda:x")
+    assert said == "device: got 'cuda:x'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"
     x = torch.zeros(4, 9)
     said = refusal(ksieve.ArgumentError, ranks.topk, x, k=3 + odd)
     assert said == "k: got 3 on rank 0 and 4 on rank 2; takes the same on every rank"
