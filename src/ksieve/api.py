@@ -233,7 +233,7 @@ def topk(
         Dtype of new index arrays.
     sorted : bool or {"value", "index"}
         True or "value": best score first, NaN last, equal scores by index. "index": by ascending position. Unused
-        slots come last. On CUDA it takes k up to 16384, as do `tie_break`, `deterministic` and `batch_invariant`.
+        slots come last.
     tie_break : {"low", "high"}, optional
         Select the lowest (or highest) positions among scores equal to the worst selected one. With ``sorted=True``
         equal scores are ordered the same way.

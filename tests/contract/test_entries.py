@@ -137,7 +137,7 @@ def scores(rows=3, width=40):
         ({"force_first": 3, "force_last": 3}, "force_last: got 6 forced entries with k=5; takes at most k"),
         ({"force_last": 1 << 20, "force": "beside"}, "force_last: got 1048576 forced entries beside k=5"),
         ({"force_last": 1, "force": "outside"}, "force: got 'outside'; takes one of 'inside', 'beside'"),
-        ({"tail": np.zeros(3, np.int32)}, "tail: got an array without expand; takes nothing without expand"),
+        ({"tail": np.zeros(3, np.int32)}, "tail: got an array without expand; takes expand= with it"),
         ({"tail": np.zeros(2, np.int32), "expand": 4}, "tail: got shape (2,); takes shape (3,)"),
         ({"tail": np.zeros(3), "expand": 4}, "tail: got dtype float64; takes dtype int32"),
         ({"expand": 4, "next_n": 3}, "next_n: got 3 with expand; takes 1, or tail="),

@@ -193,7 +193,7 @@ class Options:
             takes = f"{self.block_size}, the block_size, or another number where each score is an entry"
             raise ArgumentError("expand", self.expand, takes)
         if self.tail and self.expand == 1:
-            raise ArgumentError("tail", "an array without expand", "nothing without expand, the positions of an entry")
+            raise ArgumentError("tail", "an array without expand", "expand= with it, the positions of an entry")
         if self.expand > 1 and self.block_size == 1 and self.next_n > 1 and not self.tail:
             takes = "1, or tail=: rows of a request differ by one position, and not by one entry"
             raise ArgumentError("next_n", f"{self.next_n} with expand", takes)
