@@ -12,7 +12,11 @@ _PAGED = {"lengths": "seq_lens", "page_table": "page_tables", "out": "out_page_i
     "raw_out": "out_raw_indices"
 }
 _SMALL = {"lengths": "seq_lens", "out": "out_page_indices"}
+_BLOCKS = {"scores": "logits", "lengths": "seq_lens", "k": "topk_blocks", "force_last": "topk_blocks"}
 _RAGGED = {"lengths": "seq_lens", "offsets": "out_offsets", "out": "out_indices", "starts": "row_starts"}
+
+CANDIDATE_BLOCK = 8
+"""Positions of a block of DeepSeek-V4.1's candidates."""
 
 
 def plan_topk_v2(seq_lens: Any, static_threshold: int = -1, *, out: Any = None) -> Any:
@@ -124,3 +128,32 @@ def topk_transform_ragged_v2(
     if row_starts is not None:
         options |= {"starts": row_starts, "index_base": "start"}
     select(_RAGGED, scores, seq_lens, out_indices.shape[1], **options)
+
+
+def amax_topk_blocks(logits: Any, seq_lens: Any, nblocks: Any, topk_blocks: int, max_seq_len: int | None = None) -> Any:
+    """Select the blocks of 8 positions with the best scores of every row, the newest block among them.
+
+    In one launch and without the matrix of the blocks' best scores: `block_size` and `force_last` of `ksieve.topk`.
+
+    Parameters
+    ----------
+    logits : Tensor, shape (rows, width)
+        float32, float16 or bfloat16; never written to.
+    seq_lens : Tensor of int32, shape (rows,)
+        Positions of each row.
+    nblocks : Tensor
+        Not used: their blocks follow from `seq_lens`.
+    topk_blocks : int
+    max_seq_len : int, optional
+        A bound of `seq_lens` that the host knows.
+
+    Returns
+    -------
+    Tensor of int32, shape (rows, topk_blocks)
+        Numbers of the blocks, in no particular order, then -1.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    return select(_BLOCKS, logits, seq_lens, topk_blocks, longest=max_seq_len, block_size=CANDIDATE_BLOCK, force_last=1)

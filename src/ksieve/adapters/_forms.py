@@ -71,6 +71,7 @@ def _sglang() -> Iterator[Form]:
         yield "topk_transform_paged_v2", {**paged, "out_raw_indices": raw, "metadata": None}
     small = {"seq_lens": _vector(), "page_table": _table(), "out_page_indices": _out(), "page_size": 1}
     yield "topk_transform_bf16_small", small
+    yield "amax_topk_blocks", {"seq_lens": _vector(), "nblocks": _vector(), "topk_blocks": _K}
     for end, by_index in itertools.product((None, _vector()), (False, True)):
         pages = {"topk": _K, "page_table": _table(), "page_size": 1}
         yield "topk_page_transform", {**pages, "end": end, "sorted_index": by_index}

@@ -191,6 +191,12 @@ SGLANG = (
         "out",
     ),
     Operator(
+        f"{_SGLANG_KERNELS}.dsv4.candidate_blocks:",
+        "amax_topk_blocks",
+        "sglang.amax_topk_blocks",
+        ("logits, seq_lens, nblocks, topk_blocks, max_seq_len=None",),
+    ),
+    Operator(
         f"{_SGLANG_KERNELS}.dsa.kpool_topk_transform:",
         "fast_kpool_topk_transform_fused",
         "sglang.fast_kpool_topk_transform_fused",

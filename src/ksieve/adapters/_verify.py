@@ -21,7 +21,7 @@ from ksieve.core.options import Options
 from ksieve.core.windows import windows
 
 _WINDOW = ("starts", "ends", "index_base", "next_n")
-_ENTRIES = ("force_first", "force_last", "expand", "tail")
+_ENTRIES = ("block_size", "force_first", "force_last", "expand", "tail")
 _JUDGED = (*_WINDOW, *_ENTRIES, "largest", "nan", "sorted", "tie_break")
 _OUTPUTS = ("out", "raw_out", "values_out", "return_values", "return_raw")
 
@@ -155,7 +155,7 @@ def _tied(asked: tuple[Any, Any, int, dict[str, Any]], positions: Any, rows: Any
     """Of the given rows, those with another exact answer: `ksieve.verify` counts them one row at a time."""
     scores, lengths, k, options = asked
     tied = torch.zeros_like(rows)
-    judged = {name: options[name] for name in ("index_base", *_ENTRIES[:3], "largest", "nan") if name in options}
+    judged = {name: options[name] for name in ("index_base", *_ENTRIES[:-1], "largest", "nan") if name in options}
     for row in rows.nonzero()[:, 0].tolist():
         part = slice(row, row + 1)
         vectors = {name: options[name][part] for name in ("starts", "ends", "tail") if name in options}

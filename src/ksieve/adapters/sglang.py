@@ -1,7 +1,8 @@
 """SGLang's indexer functions, and DeepSelect's that ship with it, over `ksieve.topk`.
 
 ``fast_topk_v2`` and the two fused transforms replace those of ``sgl_kernel``, the ``topk_transform_*`` functions those
-of the kernels for paged and ragged caches, and the ``*kpool*`` functions select pools of positions. In addition to
+of the kernels for paged and ragged caches, the ``*kpool*`` functions select pools of positions, and
+``amax_topk_blocks`` blocks of them. In addition to
 SGLang's functions they take any topk, float16 and bfloat16 scores, any row stride and alignment, and negative lengths
 (which count as 0), and never write to the scores. A call runs on PyTorch's current stream without waiting, and can be
 captured in a CUDA graph once the kernel is loaded.
@@ -18,6 +19,7 @@ import torch
 
 from ksieve.adapters._deep_select import topk, topk_page_transform
 from ksieve.adapters._dsv4 import (
+    amax_topk_blocks,
     plan_topk_v2,
     topk_transform_bf16_small,
     topk_transform_paged,
@@ -34,6 +36,7 @@ from ksieve.adapters._select import select
 from ksieve.core.errors import ArgumentError
 
 __all__ = [
+    "amax_topk_blocks",
     "fast_kpool_topk_transform_fused",
     "fast_topk_transform_fused",
     "fast_topk_transform_ragged_fused",

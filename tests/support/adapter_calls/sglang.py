@@ -213,3 +213,24 @@ class sglang_paged:  # noqa: N801
             assert (o["out"][r, : len(found)] == a["table"][r, raw // PAGE] * PAGE + raw % PAGE).all(), "slot for slot"
             assert (o["out"][r, len(found) :] == -1).all()
             same(o["small"][r], o["out"][r, : len(found)].tolist())
+
+
+@case(ragged_inputs, ("float32", "bfloat16"))
+class sglang_candidate_blocks:  # noqa: N801
+    @staticmethod
+    def call(t, k):
+        x, lengths = t["score"], t["lengths"]
+        nblocks = (lengths.clamp(0, x.shape[1]) + 7) // 8
+        return {
+            "out": sglang.amax_topk_blocks(x, lengths, nblocks, k),
+            "bounded": sglang.amax_topk_blocks(x, lengths, nblocks, k, max_seq_len=x.shape[1]),
+        }
+
+    @staticmethod
+    def check(a, k, o):
+        for r in range(ROWS):
+            row = a["score"][r, : max(int(a["lengths"][r]), 0)].astype(np.float64)
+            keys = np.array([row[i : i + 8].max() for i in range(0, len(row), 8)])
+            keys[-1:] = np.inf  # the newest
+            for name in ("out", "bounded"):
+                same(o[name][r], best(keys, 0, len(keys), k))

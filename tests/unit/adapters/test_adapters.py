@@ -74,6 +74,7 @@ SIGNATURES = {
     sglang.fast_topk_transform_ragged_fused: "score, lengths, topk_indices_offset, topk, row_starts=None",
     sglang.plan_topk_v2: "seq_lens, static_threshold=-1, *, out=None",
     sglang.topk_transform_paged: "scores, seq_lens, page_tables, out_page_indices, page_size, out_raw_indices=None",
+    sglang.amax_topk_blocks: "logits, seq_lens, nblocks, topk_blocks, max_seq_len=None",
     sglang.topk_transform_bf16_small: "scores, seq_lens, page_table, out_page_indices, page_size",
     sglang.topk_transform_kpool_v2: "scores, pool_lens, out, pool_size, metadata, *, token_seq_lens=None, "
     "page_table=None, page_size=1, out_offsets=None",
@@ -217,6 +218,8 @@ X, N, OUT = operands()
         (lambda: vllm.deep_select_topk(X, 8, output_idx=OUT.long()), r"output_idx: got dtype torch.int64; takes"),
         (lambda: vllm.deep_select_topk(X, 9, output_idx=OUT), r"output_idx: got 8 columns; takes at least 9"),
         (lambda: sglang.topk_page_transform(X, 8, page_table=OUT, page_size=3), r"page_size: got 3"),
+        (lambda: sglang.amax_topk_blocks(X, N, N, 0), r"topk_blocks: got"),
+        (lambda: sglang.amax_topk_blocks(X, N.long()[:2], N, 4), r"seq_lens: got shape \(2,\)"),
         (lambda: sglang.fast_kpool_topk_transform_fused(X, N, 3, 8), r"topk: got 8; takes a multiple of kpool, 3"),
         (lambda: sglang.fast_kpool_topk_transform_fused(X, N, 2, 8, OUT, N), r"topk_indices_offset: got an array"),
         (lambda: sglang.topk_transform_kpool_ragged_v2(X, N, OUT, 4, token_seq_lens=N), r"out: got 8 columns; takes"),

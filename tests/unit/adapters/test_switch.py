@@ -72,6 +72,7 @@ SGLANG = (
     "sglang.kernels.ops.attention.fast_topk",
     "sglang.kernels.ops.attention.dsv4",
     "sglang.kernels.ops.attention.deep_select",
+    "sglang.kernels.ops.attention.dsv4.candidate_blocks",
     "sglang.kernels.ops.attention.dsa.kpool_topk_transform",
     "flashinfer",
     "flashinfer.msa_ops",
@@ -328,7 +329,7 @@ def all_calls():
     table = torch.randperm(rows * width, generator=torch.Generator().manual_seed(1)).int().reshape(rows, width)
     offsets = torch.arange(rows, dtype=torch.int32) * 1000
     ops, layer = load("vllm._custom_ops", "vllm.model_executor.layers.indexer_topk")
-    kernels, fast, _, deep, kpool, flash, msa = load(*SGLANG)
+    kernels, fast, _, deep, chosen, kpool, flash, msa = load(*SGLANG)
     (v2,) = load("sglang.kernels.ops.attention.dsv4.topk")
     pools = torch.zeros(rows, k * 2 + 1, dtype=torch.int32)
     blocks = scores.view(3, 2, width).permute(1, 2, 0).contiguous()
@@ -361,6 +362,7 @@ def all_calls():
         lambda: v2.topk_transform_kpool_ragged_v2(scores, lengths // 2, pools, 2, row_starts=starts,
                                                   token_seq_lens=lengths, out_offsets=offsets),
         lambda: kpool.fast_kpool_topk_transform_fused(scores, lengths // 2, 2, k * 2, seq_lens=lengths),
+        lambda: chosen.amax_topk_blocks(scores, lengths, (lengths.clamp(max=width) + 7) // 8, k),
         lambda: deep.topk_page_transform(scores, k, page_table=table, page_size=1, end=lengths),
         lambda: trt.indexer_topk_prefill(scores, starts, lengths, out, k),
         lambda: trt.indexer_topk_decode(scores, lengths[:3] * 4, out, 2, k, compress_ratio=4),
@@ -387,7 +389,7 @@ def test_answers_are_compared_with_the_engine_s_own(engines):
     )
 
 
-@pytest.mark.parametrize("number", range(28))
+@pytest.mark.parametrize("number", range(29))
 def test_a_wrong_answer_of_the_engine_is_noticed(engines, number, caplog):
     call = all_calls()[number]
     for adapter in ADAPTERS.values():
