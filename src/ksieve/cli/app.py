@@ -105,6 +105,7 @@ add(
     selection.select,
     "ksieve select scores.safetensors --k 2048 --out indices.npy",
     "ksieve select scores.safetensors --k 512 --stats",
+    "ksieve select first.safetensors --next second.safetensors --k 2048 --out indices.npy",
     "ksieve select scores.safetensors --k 2048 --policy direct --out indices.safetensors --stats-out stats.csv",
     "torchrun --nproc-per-node 2 -m ksieve select scores.safetensors --k 2048 --out indices.npy",
 )
