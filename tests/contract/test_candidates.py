@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import ksieve
+from answers import RANKINGS, reaches
 from ksieve import ArgumentError, Running, VerificationError
 from ksieve.core.keys import widen
 from ksieve.tiles import Candidates
 
 ROWS, WIDTH, K = 24, 9000, 32
 CAPACITY, SHARE = 96, 64
-RANKINGS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
 
 
 def produce(scores, lengths, candidates, ranking="largest"):
@@ -20,8 +20,7 @@ def produce(scores, lengths, candidates, ranking="largest"):
     wide = widen(scores)
     for r, length in enumerate(lengths):
         row = wide[r, :length]
-        reaches = row <= candidates.cutoff[r] if ranking == "smallest" else row >= candidates.cutoff[r]
-        kept = np.flatnonzero(reaches | np.isnan(row) if ranking == "nan_first" else reaches)
+        kept = np.flatnonzero(reaches(row, candidates.cutoff[r], ranking))
         listed = np.random.default_rng(r).permutation(kept)[: candidates.capacity]
         candidates.counts[r] += len(kept)
         candidates.scores[r, : len(listed)] = scores[r, listed]

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import ksieve
+from answers import RANKINGS, reaches
 from gpu import material, runner
 from ksieve.tiles import Candidates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
 ROWS, WIDTH, K = 40, 30_000, 300
-RANKINGS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
 FORCED_TILE = 16_384
 FORCED_K = (1, 300, 2048, 4096)
 
@@ -37,10 +37,7 @@ def keep(scores, lengths, candidates, ranking="largest"):
     """What the epilogue of a producer does, by operations of PyTorch that read nothing back."""
     wide, cutoff = scores.float(), candidates.cutoff[:, None]
     column = torch.arange(WIDTH, dtype=torch.int32, device="cuda")
-    reaches = wide <= cutoff if ranking == "smallest" else wide >= cutoff
-    if ranking == "nan_first":
-        reaches |= wide.isnan()
-    kept = reaches & (column < lengths[:, None])
+    kept = reaches(wide, cutoff, ranking) & (column < lengths[:, None])
     candidates.counts += kept.sum(1, dtype=torch.int32)
     slot = kept.cumsum(1).sub_(1).where(kept, candidates.capacity).clamp_(max=candidates.capacity)
     filled = torch.arange(candidates.capacity, device="cuda") < kept.sum(1)[:, None]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from answers import RANKINGS, reaches
 from emulator import build, driver
 from ksieve.backends.cuda import keep
 from ksieve.tiles import Candidates
@@ -16,7 +17,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
 
 K = 24
-RANKINGS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -215,8 +215,7 @@ def test_candidates(ranking, own_k, capacity):
     candidates.propose(scores[:, candidates.columns.long()].contiguous())
     for _ in range(2):
         for row in range(rows):
-            cutoff = candidates.cutoff[row]
-            kept = ~(scores[row] > cutoff if ranking == "smallest" else scores[row] < cutoff)
+            kept = reaches(scores[row], candidates.cutoff[row], ranking)
             at = torch.nonzero(kept & (torch.arange(width) < candidates.left[row]))[:, 0]
             first = at[: candidates.capacity]
             candidates.counts[row] = len(at)

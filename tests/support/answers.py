@@ -15,6 +15,13 @@ RANKINGS: dict[str, dict[str, Any]] = {
 }
 """Arguments of each ranking."""
 
+
+def reaches(scores: Any, cutoff: Any, ranking: str) -> Any:
+    """Scores, of NumPy or PyTorch, that a producer keeps: those as good as the cutoff, and NaN where it is the best."""
+    found = scores <= cutoff if ranking == "smallest" else scores >= cutoff
+    return found | (scores != scores) if ranking == "nan_first" else found
+
+
 VALUES = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.0, 1e-45], np.float32)
 
 
