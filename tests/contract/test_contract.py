@@ -1195,6 +1195,10 @@ def test_slots_that_are_not_used_need_not_be_written(backend):
     for wrong, reason in (([19, 3, 0], "slot 19 holds the sentinel"), ([20, 4, 0], "slot 3 holds")):
         verdict = ksieve.verify(plain(3), lengths, found, counts=np.array(wrong))
         assert not verdict and reason in str(verdict), str(verdict)
+    found = topk_on(backend, plain(3), lengths, 20)
+    for row, wrong in ((1, [20, 4, 0]), (0, [21, 3, 0]), (2, [20, 3, -1])):
+        first = ksieve.verify(plain(3), lengths, found, counts=np.array(wrong)).first
+        assert first and (first.row, str(first.reason)) == (row, "miscounted")
     for given in ({"fill": False}, {"fill": 1, "counts_out": counts}):
         with pytest.raises(ArgumentError, match=r"^fill: got "):
             topk_on(backend, plain(3), lengths, 20, **given)

@@ -128,8 +128,7 @@ def test_random_faults_are_found_where_verify_finds_them(name):
             elif fault == 3:
                 slots[row, one] = -1
             elif fault == 4 and "counts_out" in changed:
-                # verify takes a count that is too large for one of the slots that hold a position.
-                changed["counts_out"][row] = max(used - int(rng.integers(5)), 0)
+                changed["counts_out"][row] = used + int(rng.integers(-4, 5))
             else:
                 slots[row] = slots[row].flip(0)
         # What lies behind a count, verify does not read; nor what is written in place of the positions.

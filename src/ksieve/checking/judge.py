@@ -132,11 +132,14 @@ class Judge:
     """Checks blocks of rows in order and collects the verdict; `ops` holds the operations of the array library."""
 
     def __init__(self, ops: Any, asked: Asked, indices: Any, block_bytes: int) -> None:
+        self.miscounted = np.zeros(asked.rows, dtype=bool)
         if not asked.slots:  # reductions need a slot: one that must be unused
             indices = ops.matrix(np.full(asked.rows, asked.sentinel), asked.rows, 1)
         if asked.counts is not None:
             used = ops.arange(indices.shape[1]) < ops.vector(_bounded(asked.counts))[:, None]
             indices = ops.xp.where(used, ops.integers(indices), asked.sentinel)
+            self.used = ops.to_numpy((indices != asked.sentinel).sum(1))
+            self.miscounted = self.used != _bounded(asked.counts)
         self.ops, self.asked, self.indices = ops, asked, indices
         self.ranking = asked.options.ranking
         self.elements = ops.elements(block_bytes)
@@ -156,9 +159,11 @@ class Judge:
             vectors = [self.ops.vector(bound) for bound in view.bounds]
             reasons, *counts = self._rows(piece, vectors, self.ops.integers(answer))
             self.reasons[at] = self.ops.to_numpy(reasons)
-            faults = view.selection.faults if view.selection else {}
-            for r, fault in faults.items():
-                self.reasons[begin + low + r] = int(fault.reason)
+            faults = {r: fault.reason for r, fault in view.selection.faults.items()} if view.selection else {}
+            exact = self.reasons[at] == Reason.EXACT
+            faults = {int(r): Reason.MISCOUNTED for r in np.flatnonzero(self.miscounted[at] & exact)} | faults
+            for r, reason in faults.items():
+                self.reasons[begin + low + r] = int(reason)
                 counts[2][r] = False
             self.totals += [int(c.sum()) for c in counts]
             if self.first is None and self.reasons[at].any():
@@ -206,6 +211,9 @@ class Judge:
             )
             if selection is not None:
                 found = selection.placed(found, r, given, int(view.windows[2][r]))
+        if self.reasons[row_id] == Reason.MISCOUNTED and asked.counts is not None:
+            note = f"counts has {asked.counts[row_id]}, but {int(self.used[row_id])} slots are used"
+            found = replace(found, note=note, slots=(), positions=(), scores=())
         if selection is not None:
             return replace(
                 found, start=int(view.windows[0][r]), length=int(view.windows[1][r]), live=row_id < asked.live

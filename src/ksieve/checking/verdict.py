@@ -44,6 +44,8 @@ class Reason(IntEnum):
     """An entry is not selected that `force_first` or `force_last` forces."""
     BROKEN = 10
     """Slots do not hold all positions of an entry side by side, or the tail does not stand behind the entries."""
+    MISCOUNTED = 11
+    """`counts` has another number than that of the slots that the row uses."""
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -65,7 +67,7 @@ class Finding:
     slots : tuple of int
         Columns of the index array at fault: both copies of a duplicate, the misplaced sentinel, the first
         empty slot, the slot of the worst selected score, the first slot from the row's k on, the selected tie, the two
-        neighbours that are not in order.
+        neighbours that are not in order; none of a count.
     positions : tuple of int
         Contents of those slots.
     worst : tuple of (int, float) or None
@@ -125,10 +127,10 @@ class Finding:
         return where + self._fault()
 
     def _fault(self) -> str:
-        slot, holds = self.slots[0], f"slot {self.slots[0]} holds"
-        what = "entry" if self.options.entries else "position"
         if self.note:
             return self.note
+        slot, holds = self.slots[0], f"slot {self.slots[0]} holds"
+        what = "entry" if self.options.entries else "position"
         if self.reason is Reason.NOT_LARGEST and self.worst and self.best_left:
             return (
                 f"{holds} {what} {self.worst[0]} with score {self.worst[1]!r}, but {what} {self.best_left[0]} "

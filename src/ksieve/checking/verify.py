@@ -90,7 +90,7 @@ def verify(
         In place of `positions`, as in `ksieve.topk`.
     counts : array of integers, of the leading shape, optional
         Slots of `indices` that each row uses, as `counts_out` of `ksieve.topk` says. The others are not read, but taken
-        for the sentinel: ``fill=False`` leaves anything there.
+        for the sentinel: ``fill=False`` leaves anything there. Another count than that of the used slots is a fault.
     block_size, force_first, force_last, force, expand, tail
         As in `ksieve.topk`: the slots of `indices` are those of its outputs then. Such rows are checked on the host.
         NaN scores and ties are counted among the entries that are not forced.
