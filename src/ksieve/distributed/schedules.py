@@ -213,7 +213,9 @@ def check_link(link: object) -> Link:
 
 
 def candidates(shape: Shape) -> tuple[Schedule, ...]:
-    """Schedules that a plan chooses from."""
+    """Schedules that a plan chooses from; of one rank, which has nothing to agree on, that of a single collective."""
+    if shape.world == 1:
+        return (Pairs(),)
     steps = (1 << n for n in range(1, shape.k.bit_length()))
     return (Pairs(), *(Samples(step) for step in steps if step <= shape.k), *(Digits(bits) for bits in (8, 11)))
 

@@ -166,6 +166,7 @@ def test_each_schedule_is_the_best_somewhere():
                     assert best in candidates(shape)
     assert chosen == {Pairs, Samples, Digits}
     assert isinstance(choose(Shape(1, 16, 2, 1000), LINKS["nvlink"]), Pairs)
+    assert isinstance(choose(Shape(8192, 2048, 1, 1 << 20), LINKS["nvlink"]), Pairs)  # one rank has nothing to agree on
     assert isinstance(choose(Shape(8192, 2048, 128, 1 << 20), LINKS["network"]), Digits)
 
 
