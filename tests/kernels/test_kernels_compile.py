@@ -477,3 +477,6 @@ def test_several_kernels_are_compiled_in_processes_and_a_failure_is_named(monkey
     assert list(made) == [found, wrong, other] and isinstance(made[wrong], BackendError)
     assert build.shortcomings(plan, found, made[found].resources) == []
     assert cache.obtain(other) == (made[other], False), "it is in the cache"
+    monkeypatch.setattr(cache, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("nothing is left to compile"))
+    kept = dict(cache.compile_all([found, other, found]))
+    assert kept == {spec: (made[spec], False) for spec in (found, other)}, "no process is started for what is kept"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -81,16 +82,28 @@ def compile_all(
 ) -> Iterator[tuple[KernelSpec, tuple[Cubin, bool] | BackendError]]:
     """Yield each specialisation with what `obtain` returns for it, or the error that it raises, in their order.
 
-    Kernels are compiled on all processors that the process may use, in processes of their own: NVRTC holds a lock, so
-    that threads compile one after another.
+    Kernels of the disk cache are read here. The others are compiled on all processors that the process may use, in
+    processes of their own: NVRTC holds a lock, so that threads compile one after another.
     """
     make = functools.partial(_obtained, required=required)
-    workers = min(len(os.sched_getaffinity(0)), -(-len(specs) // 2))
-    if workers < 2:
-        yield from zip(specs, map(make, specs), strict=True)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from zip(specs, pool.map(make, specs), strict=True)
+    kept = [_kept(spec) for spec in specs]
+    missing = [spec for spec, found in zip(specs, kept, strict=True) if found is None]
+    workers = min(len(os.sched_getaffinity(0)), -(-len(missing) // 2))
+    with contextlib.ExitStack() as stack:
+        compiled: Iterator[tuple[Cubin, bool] | BackendError] = map(make, missing)
+        if workers >= 2:
+            pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn")))
+            compiled = pool.map(make, missing)
+        for spec, found in zip(specs, kept, strict=True):
+            yield spec, next(compiled) if found is None else (found, False)
+
+
+def _kept(spec: KernelSpec) -> Cubin | None:
+    """Return a kernel of the disk cache, or None; also where nothing can be compiled, which is reported elsewhere."""
+    with contextlib.suppress(BackendError):
+        found = Store("cuda").load(facts_of(spec, compiler.shipped_sources()))
+        return None if found is None else Cubin(found.code, found.report)
+    return None
 
 
 def _obtained(spec: KernelSpec, *, required: bool) -> tuple[Cubin, bool] | BackendError:
