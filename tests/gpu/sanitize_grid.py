@@ -27,7 +27,7 @@ import entries
 import ksieve
 import oracle
 import rank_cases
-from gpu import material, runner, served, test_blocks, test_tiles
+from gpu import material, runner, served, slots, test_blocks, test_tiles
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.lab.bench import record
@@ -231,11 +231,12 @@ def rows_of_blocks() -> int:
         ((8, "float32"), (7, "float16"), (100, "bfloat16")), test_blocks.FAMILIES
     ):
         width = size * test_blocks.BLOCKS + 2
-        scores = test_blocks.scores_of(test_blocks.hard_rows(size, width), dtype, size % 5)
+        scores = test_blocks.scores_of(size, width, test_blocks.K, dtype, size % 5)
         for call in test_blocks.calls(scores.shape[0], width, size):
             call |= {"block_size": size, "force_first": 1, "force_last": 2, "return_values": size == 7}
-            _, _, wrong = test_blocks.check(test_blocks.FORCED[family], scores, test_blocks.K, call)
-            if wrong:
+            plan = served.plan_for(test_blocks.FORCED[family], scores, test_blocks.K, call)
+            # On the host: PyTorch's kernels would be watched too.
+            if wrong := slots.wrong_rows(served.Served(plan, scores, call), slots.by_lists):
                 raise AssertionError(wrong[0])
             count += 1
     return count

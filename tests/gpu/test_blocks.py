@@ -1,25 +1,25 @@
 """Rows of blocks, and forced entries: every size of a block, family and alignment, and rows that are hard to pool.
 
 Blocks are pooled by shuffles where loads are aligned with them, else by atomics (common/blocks.cuh). Answers are judged
-by the oracle of sorted lists (support/entries.py), and statistics by the NumPy model.
+by `slots.wrong_rows`, and statistics by the NumPy model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-import entries as oracle
 import ksieve
 from gpu import material, runner, served
+from gpu.slots import wrong_rows
 from gpu.variants import ALL, Variant
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import blocks
-from oracle import ranks
 
 pytestmark = pytest.mark.gpu
 
@@ -62,10 +62,13 @@ def hard_rows(size, width, k=K, seed=3):
     }
 
 
-def scores_of(rows, dtype, number=0):
+@cache
+def scores_of(size, width, k, dtype, number=0):
+    """These rows on the device, at an alignment that the number chooses; tests share them."""
     offset, padding = ((0, 0), (1, 3), (4, 4), (6, 2), (7, 5))[number % 5]
+    rows = np.stack(list(hard_rows(size, width, k).values())).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        bits = material.narrow(np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)), dtype)
+        bits = material.narrow(np.ascontiguousarray(rows), dtype)
     return material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
 
 
@@ -82,70 +85,60 @@ def calls(rows, width, size, k=K):
     yield {"starts": starts.roll(2), "lengths": lengths.roll(5), "index_base": "start"}
 
 
-def wrong_rows(ready, dtype):
-    """Rows that the oracle refutes, as text."""
-    call = {n: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for n, v in ready.call.items()}
-    host, k, options = runner.to_numpy(ready.scores), ready.plan.problem.k, ready.plan.problem.options
-    score = ranks(host, largest=options.largest, nan=options.nan)
-    answer, wrong = ready.answer(), []
-    raw = answer["indices"] if answer["raw"] is None else answer["raw"]
-    for row in range(host.shape[0]):
-        values = None if answer["values"] is None else answer["values"][row]
-        try:
-            used = int((raw[row] != -1).sum()) if "counts" not in answer else int(answer["counts"][row, 0])
-            oracle.check_row(score, host, row, k, call, answer["indices"][row], raw[row], values, used)
-        except (AssertionError, KeyError) as error:
-            wrong.append(f"row {row}: {str(error)[:400]}")
+def judged(asked):
+    """What is wrong with calls of a test: each is a variant, scores, k, arguments, changes of its plan, and whether
+    its statistics are compared."""
+    wrong = []
+    for number, (variant, scores, k, call, changes, stats) in enumerate(asked):
+        plan = served.plan_for(variant, scores, k, call, **changes)
+        if variant in FORCED.values():
+            assert plan.family == variant.family
+        ready = served.Served(plan, scores, call)
+        found = wrong_rows(ready) + (served.compare_stats(ready) if stats else [])
+        wrong += [f"{number}: {plan.family} {sorted(call)}: {text}" for text in found[:3]]
     return wrong
 
 
-def check(variant, scores, k, call, **changes):
-    """Run a call twice; what is wrong with it."""
-    plan = served.plan_for(variant, scores, k, call, **changes)
-    ready, dtype = served.Served(plan, scores, call), str(scores.dtype).removeprefix("torch.")
-    wrong = []
-    for _ in range(2):
-        ready.poison()
-        ready.run()
-        wrong += wrong_rows(ready, dtype) + ready.outside()
-    return plan, ready, [f"{plan.family} {call.keys()}: {text}" for text in wrong[:3]]
-
-
 def kernels():
-    for size, variant in itertools.product(SIZES, FORCED.values()):
+    """Plans that these tests run, for the compile pool."""
+    names, ranked = WITHOUT_BLOCKS, itertools.product(DTYPES, RANKED)
+    for variant, scores, k, call, changes, stats in itertools.chain(
+        *itertools.starmap(of_a_size, itertools.product(SIZES, FAMILIES)), *itertools.starmap(in_orders, ranked),
+        *map(expanded, FAMILIES), *map(forced, names), *itertools.starmap(of_pools, itertools.product(names, POOLS)),
+        own_k(),
+    ):  # fmt: skip
         with contextlib.suppress(ArgumentError):  # a family that blocks do not have on this device
-            yield variant.plan(8, size * BLOCKS + 2, K, options=ksieve.Options(block_size=size, windows="ends")), False
+            plan = served.plan_for(variant, scores, k, call, **changes)
+            yield plan, False
+            yield from [(plan, True)] * stats
+
+
+def of_a_size(size, family):
+    width, number = size * BLOCKS + 2, SIZES.index(size)
+    for turn, dtype in enumerate((DTYPES[number % 3], "float32")[: 1 + (number % 3 > 0)]):
+        scores = scores_of(size, width, K, dtype, number + turn)
+        # Few CTAs, so that each meets several rows; clusters have a row each.
+        ctas = 5 if family != "resident_cluster" else 4 * scores.shape[0]
+        for call in calls(scores.shape[0], width, size):
+            yield FORCED[family], scores, K, call | {"block_size": size}, {"ctas": ctas}, False
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size(size, family, tally):
-    width, number = size * BLOCKS + 2, SIZES.index(size)
-    wrong = []
-    for turn, dtype in enumerate((DTYPES[number % 3], "float32")[: 1 + (number % 3 > 0)]):
-        scores = scores_of(hard_rows(size, width), dtype, number + turn)
-        for call in calls(scores.shape[0], width, size):
-            plan, _, more = check(
-                FORCED[family], scores, K, call | {"block_size": size}, ctas=plan_ctas(family, scores)
-            )
-            wrong += more
-            assert plan.family == family
-    tally.add(f"blocks-{family}", 3 * scores.shape[0], wrong)
+    asked = list(of_a_size(size, family))
+    wrong = judged(asked)
+    tally.add(f"blocks-{family}", len(asked) * asked[0][1].shape[0], wrong)
     assert not wrong, wrong[0]
 
 
-def plan_ctas(family, scores):
-    """Few CTAs, so that each meets several rows; clusters have a row each."""
-    return 5 if family != "resident_cluster" else 4 * scores.shape[0]
+RANKED = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
 
 
-@pytest.mark.parametrize("ranking", ["largest", "smallest", "nan_first"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_orders_values_and_statistics(dtype, ranking, tally):
+def in_orders(dtype, ranking):
     size, k = {"float32": (8, 20), "float16": (16, 9), "bfloat16": (5, 33)}[dtype]
     width = size * 150 + 1
-    scores = scores_of(hard_rows(size, width, k), dtype, 2)
-    ranked = {"smallest": {"largest": False}, "nan_first": {"nan": "highest"}}.get(ranking, {})
+    scores = scores_of(size, width, k, dtype, 2)
     bounds = list(calls(scores.shape[0], width, size, k))
     ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 3 % (k + 2) - 1
     more = {"block_size": size, "return_values": True, "return_raw": True}
@@ -157,26 +150,29 @@ def test_orders_values_and_statistics(dtype, ranking, tally):
         ("stream_unsampled", {"sorted": "value", "tie_break": "high", "force_first": 1, "force_last": 1}),
         ("stream_unsampled", {"sorted": "index", "tie_break": "low", "force_last": 3, "force": "beside"}),
     ]
-    wrong = []
     for number, (family, call) in enumerate(asked):
         if family in FORCED:
-            call = bounds[number % 3] | call | more | ranked | ({"ks": ks} if number % 2 else {})
-            _, ready, found = check(FORCED[family], scores, k, call)
-            wrong += found + served.compare_stats(ready)
-    tally.add("blocks-options", len(asked) * scores.shape[0], wrong)
+            call = bounds[number % 3] | call | more | RANKED[ranking] | ({"ks": ks} if number % 2 else {})
+            yield FORCED[family], scores, k, call, {}, True
+
+
+@pytest.mark.parametrize("ranking", RANKED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_orders_values_and_statistics(dtype, ranking, tally):
+    asked = list(in_orders(dtype, ranking))
+    wrong, rows = judged(asked), len(asked) * asked[0][1].shape[0]
+    tally.add("blocks-options", rows, wrong, stats_rows=rows)
     assert not wrong, wrong[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_blocks_are_expanded_behind_their_selection(family, tally):
+def expanded(family):
     size, k = {"resident_block": (8, 20), "resident_cluster": (7, 9), "stream_unsampled": (5, 33)}[family]
     width = size * 150 + 3
-    scores = scores_of(hard_rows(size, width, k), "float32", 3)
+    scores = scores_of(size, width, k, "float32", 3)
     rows = scores.shape[0]
     bounds = list(calls(rows, width, size, k))
     tail = torch.tensor(([width, size * k, 5, width - 1, 0, -3, size] * rows)[:rows], dtype=torch.int32)
     counts = torch.zeros(rows, dtype=torch.int32, device=runner.DEVICE)
-    wrong = []
     tied = {"tie_break": "high", "sorted": "value"} if family == "stream_unsampled" else {"sorted": "index"}
     for number, call in enumerate((
         {"force_last": 1, "counts_out": counts},
@@ -184,19 +180,22 @@ def test_blocks_are_expanded_behind_their_selection(family, tally):
         {"tail": tail.to(runner.DEVICE), "force_last": 1, "return_raw": True, "counts_out": counts},
     )):  # fmt: skip
         call = bounds[(number + 1) % 3] | {"block_size": size, "expand": True} | call
-        _, _, found = check(FORCED[family], scores, k, call)
-        wrong += [f"{number}: {text}" for text in found]
-    tally.add("blocks-expanded", 3 * rows, wrong)
+        yield FORCED[family], scores, k, call, {}, False
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_are_expanded_behind_their_selection(family, tally):
+    asked = list(expanded(family))
+    wrong = judged(asked)
+    tally.add("blocks-expanded", len(asked) * asked[0][1].shape[0], wrong)
     assert not wrong, wrong[0]
 
 
-@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
-def test_forced_entries_without_blocks(name, tally):
+def forced(name):
     width, k = (1000, 30) if name == "warp" else (9001, 64)
-    scores = scores_of(hard_rows(64, width, k), "float32", 1)
+    scores = scores_of(64, width, k, "float32", 1)
     bounds = list(calls(scores.shape[0], width, 64, 1))
     ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 7 % (k + 2) - 1
-    wrong = []
     for number, call in enumerate((
         {"force_last": 1},
         {"force_first": 4, "force_last": 70, "force": "beside", "ks": ks},
@@ -204,26 +203,28 @@ def test_forced_entries_without_blocks(name, tally):
         {"force_first": 2, "force_last": 1, "ks": ks, "sorted": "value", "tie_break": "high", "return_raw": True},
         {"force_first": 1, "force_last": 3, "sorted": "index", "index_dtype": "int64", "return_values": True},
     )):  # fmt: skip
-        if name in ("warp", "cooperative") and "sorted" in call:
-            continue
-        few = {"ctas": 3} if name == "row" else {}  # several rows for each
-        _, ready, found = check(ALL[name], scores, k, bounds[number % 3] | call, **few)
-        wrong += [f"{call}: {text}" for text in found]
-        if number in (0, 3):
-            wrong += served.compare_stats(ready)
-    tally.add(f"forced-{name}", 5 * scores.shape[0], wrong)
+        if name not in ("warp", "cooperative") or "sorted" not in call:
+            few = {"ctas": 3} if name == "row" else {}  # several rows for each
+            yield ALL[name], scores, k, bounds[number % 3] | call, few, number in (0, 3)
+
+
+@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
+def test_forced_entries_without_blocks(name, tally):
+    asked = list(forced(name))
+    wrong = judged(asked)
+    tally.add(f"forced-{name}", len(asked) * asked[0][1].shape[0], wrong)
     assert not wrong, wrong[0]
 
 
-@pytest.mark.parametrize("expand", [3, 4, 8])
-@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
-def test_positions_of_pools_are_written_together(name, expand, tally):
+POOLS = (3, 4, 8)
+
+
+def of_pools(name, expand):
     width, k = (1000, 30) if name == "warp" else (9001, 100)
-    rows = hard_rows(64, width, k)
-    numbers = torch.arange(len(rows), dtype=torch.int32, device=runner.DEVICE)
+    rows = len(hard_rows(64, 64, 1))
+    numbers = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE)
     counts, ends = torch.zeros_like(numbers), torch.full_like(numbers, width)
-    bounds = list(calls(len(rows), width, 64, 1))
-    wrong = []
+    bounds = list(calls(rows, width, 64, 1))
     for number, (dtype, call) in enumerate((
         ("float32", {"tail": ends * expand - numbers % 5}),
         ("bfloat16", {"tail": (ends - 7 * numbers) * expand + numbers % expand, "counts_out": counts}),
@@ -232,22 +233,32 @@ def test_positions_of_pools_are_written_together(name, expand, tally):
         ("bfloat16", bounds[0] | {"tail": ends * expand - 40, "index_dtype": "int64"}),
     )):  # fmt: skip
         few = {"ctas": 3} if name == "row" else {}
-        _, _, found = check(ALL[name], scores_of(rows, dtype, number), k, {"expand": expand} | call, **few)
-        wrong += [f"{number}: {text}" for text in found]
-    tally.add(f"pools-{name}", 5 * len(rows), wrong)
+        yield ALL[name], scores_of(64, width, k, dtype, number), k, {"expand": expand} | call, few, False
+
+
+@pytest.mark.parametrize("expand", POOLS)
+@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
+def test_positions_of_pools_are_written_together(name, expand, tally):
+    asked = list(of_pools(name, expand))
+    wrong = judged(asked)
+    tally.add(f"pools-{name}", len(asked) * asked[0][1].shape[0], wrong)
     assert not wrong, wrong[0]
 
 
-def test_slots_behind_a_rows_own_k_are_written(tally):
-    scores = scores_of(hard_rows(8, 6000, 20), "float32")
+def own_k():
+    scores = scores_of(8, 6000, 20, "float32")
     ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 3 % 22 - 1
-    _, _, wrong = check(Variant("row", "resident_block"), scores, 20, {"ks": ks}, ctas=3)
-    tally.add("own-k", scores.shape[0], wrong)
+    yield Variant("row", "resident_block"), scores, 20, {"ks": ks}, {"ctas": 3}, False
+
+
+def test_slots_behind_a_rows_own_k_are_written(tally):
+    wrong = judged(own_k())
+    tally.add("own-k", len(hard_rows(8, 64, 1)), wrong)
     assert not wrong, wrong[0]
 
 
 def test_rows_of_no_slots_have_forced_entries(tally):
-    scores = scores_of(hard_rows(8, 500, 4), "float32")
+    scores = scores_of(8, 500, 4, "float32")
     rows = scores.shape[0]
     for call in ({"block_size": 8}, {}):
         out = torch.full((rows, 3), 7, dtype=torch.int32, device=runner.DEVICE)

@@ -1,6 +1,6 @@
-"""Counts, expanded and forced entries, tails and positions, on every family: any pair of options, by sorted lists.
+"""Counts, expanded and forced entries, tails and positions, on every family: any pair of options.
 
-`entries.check_row` judges each row of an answer; statistics equal the model's. Everything written lies between guard
+`slots.wrong_rows` judges each row of an answer; statistics equal the model's. Everything written lies between guard
 bytes.
 """
 
@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-import entries as oracle
 import ksieve
 from cases import pairwise
 from entry_calls import AXES, built, columns_of
 from gpu import runner, served
 from gpu.served import Served
+from gpu.slots import wrong_rows
 from gpu.test_options import ALL_NAMES, device_call, overflowing, possible_plan
 from gpu.variants import Variant
 from harness import to_cuda
 from ksieve.planning.memory import with_workspace
-from oracle import ranks
 
 pytestmark = pytest.mark.gpu
 
@@ -83,25 +82,6 @@ def kernels():
                 yield shared_plan(family, x, k, device_call(call), to_cuda(x, number % 2, runner.DEVICE)), False
 
 
-def wrong_rows(ready, x, k, call):
-    """What is wrong with the answer of two runs; the second finds what the first left in the workspace."""
-    score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
-    for _ in range(2):
-        ready.poison()
-        ready.run()
-        found = ready.answer()
-        assert found["indices"].shape[1] == columns_of(k, call)
-        try:
-            for row in range(len(x)):
-                out, raw, values = (found[name][row] for name in ("indices", "raw", "values"))
-                oracle.check_row(score, x, row, k, call, out, raw, values, found["counts"][row, 0])
-        except AssertionError as error:
-            return [str(error)[:500]]
-        if outside := ready.outside():
-            return outside
-    return []
-
-
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_every_pair_of_options(name, tally):
     wrong, stats_rows, total = [], 0, 0
@@ -111,8 +91,9 @@ def test_every_pair_of_options(name, tally):
         if plan is None:
             continue
         for each in (plan, overflowing(plan)) if number % 4 == 0 and plan.family != "register_warp" else (plan,):
-            found = wrong_rows(Served(each, scores, on_device), x, k, call)
-            wrong += [f"{CASES[number]}: {text}" for text in found]
+            ready = Served(each, scores, on_device)
+            assert ready.outputs["out"].out.shape[1] == columns_of(k, call)
+            wrong += [f"{CASES[number]}: {text}" for text in wrong_rows(ready)]
             total += len(x)
         if number % 3 == 0:
             wrong += [f"{CASES[number]}: {text}" for text in served.compare_stats(Served(plan, scores, on_device))]
@@ -130,8 +111,8 @@ def test_positions_decide_ties(forced, tally):
         more = (case["force_first"] or 0) + (case["force_last"] or 0)
         return case["positions"] == "positions" and case["tie_break"] and more == forced
 
-    x, k, call, scores, on_device = made(next(n for n, case in enumerate(CASES) if is_such(case)))
-    wrong = wrong_rows(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device), x, k, call)
+    x, k, _, scores, on_device = made(next(n for n, case in enumerate(CASES) if is_such(case)))
+    wrong = wrong_rows(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device))
     tally.add(f"entries positions {forced}", len(x), wrong)
     assert not wrong, wrong
 
@@ -197,7 +178,7 @@ def test_candidates_that_are_there(name, number, tally):
         pytest.skip("no clusters")
     if plan.family == "resident_block":
         plan = with_workspace(replace(plan, ctas=2))
-    wrong = wrong_rows(Served(plan, scores, on_device), x, k, call)
+    wrong = wrong_rows(Served(plan, scores, on_device))
     tally.add(f"entries candidates {name}", len(x), wrong)
     assert not wrong, wrong
 
@@ -217,17 +198,7 @@ def test_entries_of_rows_on_chip(expand, tail, tally):
     on_device = device_call(call)
     scores = to_cuda(x, 0, runner.DEVICE)
     plan = served.plan_for(Variant("resident", "resident_block"), scores, k, on_device)
-    ready = Served(with_workspace(replace(plan, ctas=2)), scores, on_device)
-    score, wrong = ranks(x), []
-    for _ in range(2):
-        ready.poison()
-        ready.run()
-        found = ready.answer()
-        for row, out in enumerate(found["indices"]):
-            count = found["counts"][row, 0]
-            raw = np.where(np.arange(len(out)) < count, out - offsets[row], -1)
-            oracle.check_row(score, x, row, k, call, out, raw, None, count)
-        wrong += ready.outside()
+    wrong = wrong_rows(Served(with_workspace(replace(plan, ctas=2)), scores, on_device))
     tally.add("entries on chip", 2 * rows, wrong)
     assert not wrong, wrong
 
@@ -335,6 +306,6 @@ def shared_plan(family, x, k, call, scores):
 def test_slots_written_from_shared_memory(family, dtype, number, tally):
     x, k, call = shared(number, dtype)
     scores, on_device = to_cuda(x, number % 2, runner.DEVICE), device_call(call)
-    wrong = wrong_rows(Served(shared_plan(family, x, k, on_device, scores), scores, on_device), x, k, call)
+    wrong = wrong_rows(Served(shared_plan(family, x, k, on_device, scores), scores, on_device))
     tally.add(f"entries shared {family} {dtype}", len(x), wrong)
     assert not wrong, wrong
