@@ -66,16 +66,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(request: pytest.FixtureRequest) -> None:
-    """Compile what the collected modules say they need (`kernels`), on all cores."""
-    from gpu import runner, variants
+    """Compile what the collected modules need, on all cores: plans of `kernels`, and calls of `calls_ahead`."""
+    if HOST:
+        return
+    from gpu import compile_all, variants
 
     collected = [item for item in request.session.items if item.get_closest_marker("skip") is None]
     modules = {item.module for item in collected if HERE in item.path.parents}
-    needed = [pair for module in modules if hasattr(module, "kernels") for pair in module.kernels()]
-    if runner.HOST or not needed:
+    if not modules or compile_all.done():
         return
     begin = time.perf_counter()
-    count = variants.precompile(needed)
+    count = variants.precompile(*compile_all.needed(modules))
     _tally.facts["kernels_compiled"] = count
     _tally.facts["compile_seconds"] = round(time.perf_counter() - begin, 2)
 
@@ -109,9 +110,13 @@ def write_summary(*, finished: bool) -> Path | None:
     folder = os.environ.get("KSIEVE_RESULTS_DIR")
     if folder is None and (HOST or not finished or not _tally.cases):
         return None
+    from ksieve.backends.cuda.jit import stalls
     from ksieve.lab.bench import record
 
     _tally.written = time.perf_counter()
+    late, waited = stalls.read()
+    # Those that no module names: each test that meets one waits for it.
+    _tally.facts |= {"kernels_compiled_in_tests": late, "seconds_for_kernels_in_tests": round(waited, 1)}
     results = {
         "finished": finished,
         "rows_verified": sum(_tally.rows.values()),

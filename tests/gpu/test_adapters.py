@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,16 +29,13 @@ GRID = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels_of_the_cases():
-    """Compile what the cases need side by side: NVRTC holds a lock, so every process compiles one kernel at a time."""
-    workers = min(len(os.sched_getaffinity(0)), 16)
-    if workers < 4:
-        return
-    jobs = [(cases.CASES.index(p.values[0]), *SHAPES[p.values[1]], p.values[2]) for p in GRID]
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(cases.warm, *job) for job in jobs]:
-            done.exception()  # the tests themselves will say what is wrong
+def calls_ahead():
+    """Every case once, for its kernels."""
+    for case, shape, dtype in (p.values for p in GRID):
+        yield partial(cases.warm, case, *SHAPES[shape], dtype)
+    yield test_one_row_of_a_server_s_shape
+    yield test_a_graph_captured_after_short_rows_sees_long_ones
+    yield from in_place_calls().values()
 
 
 @pytest.mark.parametrize(("case", "shape", "dtype"), GRID)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -17,8 +19,23 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the
 ROWS, WIDTH, K = 6, 40_000, 512
 
 
+def calls_ahead():
+    """What the programs call, for its kernels; also on the host, which compiles code of its own."""
+    x, n = (torch.from_numpy(array) for array in made())
+    for scores, lengths in ((x.cuda(), n.cuda()), (x.repeat(2, 1).cuda(), n.repeat(2).cuda()), (x, n)):
+        yield partial(ksieve.topk, scores, lengths, K)
+        yield partial(ksieve.topk, scores, lengths, k=K, deterministic=True, return_values=True)
+        yield partial(ksieve.topk, scores, k=K, return_values=True)
+    split = ksieve.plan(rows=ROWS, width=WIDTH, k=K, device="cuda", family="stream_split")
+    yield partial(ksieve.topk, x.cuda(), n.cuda(), plan=split)
+
+
 @pytest.fixture
 def problem():
+    return made()
+
+
+def made():
     rng = np.random.default_rng(4)
     lengths = np.array([WIDTH, 100, K, K + 1, 0, 30_000], np.int32)
     return rng.standard_normal((ROWS, WIDTH), dtype=np.float32), lengths

@@ -39,6 +39,7 @@ ORDERS = tuple(itertools.product(("value", "index"), ("low", "high")))
 
 WIDE = ((20_003, 512), (70_001, 2048), (262_144, 2048))
 LARGEST_K = 16_384
+DTYPES = ("float32", "float16", "bfloat16")
 PAIRS = cases.OPTION_CASES
 RUNS, TURNS, BATCHES = 1000, 40, (1, 2, 7, 64, 1000, 8192)
 ROW_WIDTH = 16_384
@@ -110,6 +111,20 @@ def possible_plan(name, scores, k, call):
         return None  # such as a k that no cluster can hold
 
 
+def in_orders(**more):
+    """Deterministic calls of whole rows."""
+    return [more | {"sorted": order, "tie_break": tie_break, "return_values": True} for order, tie_break in ORDERS]
+
+
+def wide_asked(name, scores, k, *what):
+    """Deterministic calls with many options, by name, and their plans; only those that the family takes."""
+    for form, call in wide_calls(len(scores), scores.shape[1], k).items():
+        order, tie_break = order_of(form, name, *what)
+        call |= {"sorted": order, "tie_break": tie_break}
+        if plan := possible_plan(name, scores, k, call):
+            yield form, call, plan
+
+
 def overflowing(plan):
     return small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
 
@@ -125,14 +140,27 @@ def kernels():
                     yield plan, True
     for width, k in WIDE:
         scores = wide_scores(width, k)
-        for (what, call), name in itertools.product(wide_calls(len(scores), width, k).items(), NAMES):
-            order, tie_break = order_of(what, name, width)
-            if plan := possible_plan(name, scores, k, call | {"sorted": order, "tie_break": tie_break}):
-                yield plan, False
+        yield from [(plan, False) for name in NAMES for _, _, plan in wide_asked(name, scores, k, width)]
         scores = scores[::3].contiguous()
         scores = scores[: len(scores) // 4 * 4]
         for call in wide_calls(len(scores), width, k).values():
             yield possible_plan("cooperative", scores, k, call | {"overlap": False}), False
+    width, k = WIDE[0]
+    for name, dtype in itertools.product(NAMES, ("float16", "bfloat16")):
+        scores = wide_scores(width, k, dtype, offset=3, padding=1)
+        yield from [(plan, False) for _, _, plan in wide_asked(name, scores, k, dtype)]
+    few, (zeros, most), (large, largest) = wide_scores(*FEW), zeros_of(), largest_of()
+    for name, call in itertools.product(NAMES, in_orders()):
+        overflows = overflowing(served.plan_for(VARIANTS[name], few, FEW[1], call))
+        yield from [(overflows, False), (overflows, True)]
+        plan = served.plan_for(VARIANTS[name], zeros, most, call)
+        yield from [(plan, False)] + [(plan, True)] * (call["sorted"] == "index")
+        if plan := possible_plan(name, large, largest, call | {"index_dtype": "int64"}):
+            yield plan, False
+    for name, dtype in itertools.product(ONE_OF_EACH, DTYPES):
+        yield from [(plan, False) for _, plan in moved(name, dtype)[1]]
+    for _, _, plan, _ in batches():
+        yield plan, False
 
 
 def order_of(*what):
@@ -175,14 +203,10 @@ def test_every_pair_of_options(name, tally):
 def test_wide_rows_have_one_right_answer(name, width, k, tally):
     wrong, total = [], 0
     scores = wide_scores(width, k)
-    for what, call in wide_calls(len(scores), width, k).items():
-        order, tie_break = order_of(what, name, width)
-        call |= {"sorted": order, "tie_break": tie_break}
-        plan = possible_plan(name, scores, k, call)
-        if plan is None:
-            continue
+    for what, call, plan in wide_asked(name, scores, k, width):
         total += len(scores)
-        wrong += [f"{what} {order} {tie_break}: {text}" for text in served.check(Served(plan, scores, call))]
+        found = served.check(Served(plan, scores, call))
+        wrong += [f"{what} {call['sorted']} {call['tie_break']}: {text}" for text in found]
     tally.add(f"options {name}", total, wrong)
     assert not wrong, "\n".join(wrong)
 
@@ -217,34 +241,32 @@ def test_narrow_scores(name, dtype, tally):
     wrong, total = [], 0
     width, k = WIDE[0]
     scores = wide_scores(width, k, dtype, offset=3, padding=1)
-    for what, call in wide_calls(len(scores), width, k).items():
-        order, tie_break = order_of(what, name, dtype)
-        call |= {"sorted": order, "tie_break": tie_break}
-        if (plan := possible_plan(name, scores, k, call)) is not None:
-            total += len(scores)
-            wrong += [f"{what} {order} {tie_break}: {text}" for text in served.check(Served(plan, scores, call))]
+    for what, call, plan in wide_asked(name, scores, k, dtype):
+        total += len(scores)
+        found = served.check(Served(plan, scores, call))
+        wrong += [f"{what} {call['sorted']} {call['tie_break']}: {text}" for text in found]
     tally.add(f"options {name}", total, wrong)
     assert not wrong, "\n".join(wrong)
+
+
+FEW = (5003, 64)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_storage_for_few_candidates(name, tally):
     """Ties that find no room are collected by one more traversal, which the statistics count."""
     wrong, total = [], 0
-    width, k = (5003, 64)
-    scores = wide_scores(width, k)
-    for order, tie_break in ORDERS:
-        call = {"sorted": order, "tie_break": tie_break, "return_values": True}
+    scores, k = wide_scores(*FEW), FEW[1]
+    for call in in_orders():
         ready = Served(overflowing(served.plan_for(VARIANTS[name], scores, k, call)), scores, call)
-        wrong += [f"{order} {tie_break}: {text}" for text in (*served.check(ready), *served.compare_stats(ready))]
+        wrong += [f"{call}: {text}" for text in (*served.check(ready), *served.compare_stats(ready))]
         total += len(scores)
     tally.add(f"options {name}", total, wrong, stats_rows=total)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_hundred_thousand_zeros(name, tally):
-    """Plateaus far larger than any storage, zeros of both signs among them; the model's counts too."""
+def zeros_of():
+    """Plateaus of zeros of both signs with few other scores, and how many to select."""
     rows, width, k = (4, 131_072, 2048) if not runner.HOST else (4, 9000, 200)
     generator = torch.Generator(device=runner.DEVICE).manual_seed(5)
     scores = torch.zeros(rows, width, device=runner.DEVICE)
@@ -253,46 +275,60 @@ def test_a_hundred_thousand_zeros(name, tally):
         chosen = torch.rand(width, device=runner.DEVICE, generator=generator) < share
         scores[row, chosen] = torch.rand(int(chosen.sum()), device=runner.DEVICE, generator=generator)
     scores[3] = torch.nan
-    wrong = []
-    for order, tie_break in ORDERS:
-        call = {"sorted": order, "tie_break": tie_break, "return_values": True}
+    return scores, k
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hundred_thousand_zeros(name, tally):
+    """Plateaus far larger than any storage, zeros of both signs among them; the model's counts too."""
+    scores, k = zeros_of()
+    wrong, rows = [], len(scores)
+    for call in in_orders():
         ready = Served(served.plan_for(VARIANTS[name], scores, k, call), scores, call)
-        wrong += [f"{order} {tie_break}: {text}" for text in served.check(ready)]
-        if order == "index":
-            wrong += [f"{order} {tie_break}: {text}" for text in served.compare_stats(ready)]
+        found = served.check(ready) + (served.compare_stats(ready) if call["sorted"] == "index" else [])
+        wrong += [f"{call}: {text}" for text in found]
     tally.add(f"options {name}", 4 * rows, wrong, stats_rows=2 * rows)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_windows_start_anywhere_and_scores_stay_untouched(name, dtype, tally):
+def moved(name, dtype):
+    """Scores whose windows begin anywhere; calls and plans."""
     width, k = (9001, 300) if not runner.HOST else (2001, 50)
     scores = wide_scores(width, k, dtype, offset=1, padding=5)
-    before, rows = scores.clone(), len(scores)
-    wrong = []
-    for base in ("row", "start"):
-        starts = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE)
-        lengths = width - 20 + torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) % 11
-        for order, tie_break in (("index", "low"), ("value", "high")):
-            call = {"starts": starts, "lengths": lengths, "index_base": base, "sorted": order, "tie_break": tie_break}
-            wrong += served.check(Served(served.plan_for(VARIANTS[name], scores, k, call), scores, call), runs=1)
+    row = torch.arange(len(scores), dtype=torch.int32, device=runner.DEVICE)
+    asked = []
+    for base, (order, tie_break) in itertools.product(("row", "start"), (("index", "low"), ("value", "high"))):
+        call = {"starts": row, "lengths": width - 20 + row % 11, "index_base": base}
+        call |= {"sorted": order, "tie_break": tie_break}
+        asked.append((call, served.plan_for(VARIANTS[name], scores, k, call)))
+    return scores, asked
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_windows_start_anywhere_and_scores_stay_untouched(name, dtype, tally):
+    scores, asked = moved(name, dtype)
+    before, rows, wrong = scores.clone(), len(scores), []
+    for call, plan in asked:
+        wrong += served.check(Served(plan, scores, call), runs=1)
     wrong += ["scores were written"] * (not bool(same_bytes(scores, before).all()))
     tally.add(f"options {name}", 4 * rows, wrong)
     assert not wrong, "\n".join(wrong)
 
 
+def largest_of():
+    width, k = (70_001, LARGEST_K) if not runner.HOST else (3001, 1000)
+    return wide_scores(width, 512 if not runner.HOST else 100)[:8], k
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_largest_k_of_an_order(name, tally):
     """Slots that fill shared memory when they are sorted."""
-    width, k = (70_001, LARGEST_K) if not runner.HOST else (3001, 1000)
-    scores = wide_scores(width, 512 if not runner.HOST else 100)[:8]
-    wrong, total = [], 0
-    for order, tie_break in ORDERS:
-        call = {"sorted": order, "tie_break": tie_break, "index_dtype": "int64", "return_values": True}
+    wrong, total, (scores, k) = [], 0, largest_of()
+    for call in in_orders(index_dtype="int64"):
         if (plan := possible_plan(name, scores, k, call)) is not None:
             total += len(scores)
-            wrong += [f"{order} {tie_break}: {text}" for text in served.check(Served(plan, scores, call))]
+            wrong += [f"{call}: {text}" for text in served.check(Served(plan, scores, call))]
     tally.add(f"options {name}", total, wrong)
     assert not wrong, "\n".join(wrong)
 
@@ -422,37 +458,43 @@ def test_a_thousand_runs_under_load_give_the_same_bytes(name, tally):
     assert not found
 
 
+def batches():
+    """Calls of one k in every batch: the planner's choice, and every forced family; (batch, arguments, plan, name)."""
+    k = 1024 if not runner.HOST else 100
+    for batch in BATCHES:
+        scores = torch.empty(batch, ROW_WIDTH, device=runner.DEVICE)
+        for name, tie_break in itertools.product((None, *(NAMES if batch <= 64 else ())), ("low", "high")):
+            call = {"batch_invariant": True, "tie_break": tie_break, "return_values": True}
+            call |= {"sorted": "value"} if tie_break == "high" else {}
+            if name is None:
+                options = served.options_of(call)
+                plan = ksieve.plan(rows=batch, width=ROW_WIDTH, k=k, device=runner.PLAN_DEVICE, options=options)
+            else:
+                plan = served.plan_for(VARIANTS[name], scores, k, call)
+            yield batch, call, plan, name or plan.family
+
+
 def test_one_row_in_every_batch_and_family_gives_the_same_bytes(tally):
     """Ties and plateaus among the row's scores; batches of 1 to 8192, the planner's choice and every forced family."""
-    k = 1024 if not runner.HOST else 100
     generator = torch.Generator(device=runner.DEVICE).manual_seed(7)
     row = torch.randint(-300, 300, (ROW_WIDTH,), device=runner.DEVICE, generator=generator) / 64
     row[::97] = torch.nan
     row[::5] = 0.0
     seen: dict[str, torch.Tensor] = {}
     wrong, total = [], 0
-    for batch in BATCHES:
+    for batch, asked in itertools.groupby(batches(), key=lambda each: each[0]):
         scores = torch.randn(batch, ROW_WIDTH, device=runner.DEVICE, generator=generator)
         at = (batch * 5) // 7
         scores[at] = row
-        for name in (None, *(NAMES if batch <= 64 else ())):
-            for tie_break in ("low", "high"):
-                call = {"batch_invariant": True, "tie_break": tie_break, "return_values": True}
-                call |= {"sorted": "value"} if tie_break == "high" else {}
-                if name is None:
-                    plan = ksieve.plan(
-                        rows=batch, width=ROW_WIDTH, k=k, device=runner.PLAN_DEVICE, options=served.options_of(call)
-                    )
-                else:
-                    plan = served.plan_for(VARIANTS[name], scores, k, call)
-                ready = Served(plan, scores, call)
-                ready.run()
-                total += 1
-                for output, guarded in ready.outputs.items():
-                    mine = guarded.out[at].clone()
-                    first = seen.setdefault(f"{tie_break} {output}", mine)
-                    if not bool(same_bytes(mine[None], first[None]).all()):
-                        wrong.append(f"batch {batch}, {name or plan.family}, {tie_break}: {output} differs")
+        for _, call, plan, name in asked:
+            ready, k = Served(plan, scores, call), plan.problem.k
+            ready.run()
+            total += 1
+            for output, guarded in ready.outputs.items():
+                mine = guarded.out[at].clone()
+                first = seen.setdefault(f"{call['tie_break']} {output}", mine)
+                if not bool(same_bytes(mine[None], first[None]).all()):
+                    wrong.append(f"batch {batch}, {name}, {call['tie_break']}: {output} differs")
     for tie_break, order in (("low", "index"), ("high", "value")):
         expected = right_answer(row[None], {"tie_break": tie_break, "sorted": order}, k)["out"]
         wrong += [] if torch.equal(expected[0], seen[f"{tie_break} out"]) else [f"{tie_break}: not the right answer"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import cache, partial
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +19,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the
 ROWS, WIDTH, K = 40, 30_000, 300
 FORCED_TILE = 16_384
 FORCED_K = (1, 300, 2048, 4096)
+FULL_K = (1, 2048, 4096, 4097)  # a kernel takes up to 4,096 slots
+DTYPES, TIES = ("float32", "float16", "bfloat16"), (None, "low", "high")
+CAPACITIES = (0, 1000, 3000)
 
 
 def rows_of(dtype, seed=0):
@@ -48,6 +54,7 @@ def keep(scores, lengths, candidates, ranking="largest"):
         target.copy_(torch.where(filled, wider.scatter_(1, slot, source)[:, :-1], target))
 
 
+@cache
 def forced_rows(k, dtype):
     """Rows on the host that take each path of kernels/tiles/keep.cu in a first tile, and in those that follow.
 
@@ -74,49 +81,72 @@ def forced_rows(k, dtype):
     return torch.from_numpy(np.stack(rows).astype(np.float32)).to(getattr(torch, dtype))
 
 
-def check_forced(k, dtype, ties):
-    """Push forced rows in two orders, and judge the answers on the host; returns how many there were."""
-    host = forced_rows(k, dtype)
-    scores, width = host.cuda(), host.shape[1]
-    running = ksieve.Running(len(host), k, FORCED_TILE, dtype=host.dtype, device="cuda", tie_break=ties)
+def forced_answers(k, dtype, ties):
+    """Push forced rows in two orders; yield positions and bounds of each answer."""
+    scores = forced_rows(k, dtype).cuda()
+    running = ksieve.Running(len(scores), k, FORCED_TILE, dtype=scores.dtype, device="cuda", tie_break=ties)
     for backwards in (False, True):
         running.reset()
-        for first in sorted(range(0, width, FORCED_TILE), reverse=backwards):
+        for first in sorted(range(0, scores.shape[1], FORCED_TILE), reverse=backwards):
             running.push(scores[:, first : first + FORCED_TILE], first)
-        found = running.finish().cpu()
-        ksieve.verify(host, None, found, k=k, tie_break=ties or "any").raise_if_failed()
-        worst = running.cutoff.cpu()[:, None]
-        numbers = (~host.isnan()).sum(1) >= k
-        assert ((host.float() >= worst).sum(1)[numbers] >= k).all()
-    return 2 * len(host)
+        yield running.finish(), running.cutoff
 
 
-@pytest.mark.parametrize("ties", [None, "low", "high"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def check_forced(k, dtype, ties):
+    """Judge the answers of forced rows; returns how many there were."""
+    host, count = forced_rows(k, dtype), 0
+    numbers = (~host.isnan()).sum(1) >= k
+    for found, cutoff in forced_answers(k, dtype, ties):
+        ksieve.verify(host, None, found.cpu(), k=k, tie_break=ties or "any").raise_if_failed()
+        assert ((host.float() >= cutoff.cpu()[:, None]).sum(1)[numbers] >= k).all()
+        count += len(host)
+    return count
+
+
+def calls_ahead():
+    """What the tests call, for its kernels."""
+    for case in itertools.product(FORCED_K, DTYPES, TIES):
+        yield lambda case=case: list(forced_answers(*case))
+    for case in itertools.product(DTYPES, RANKINGS):
+        yield lambda case=case: next(in_every_way(*case))
+    for case in itertools.product(FULL_K, DTYPES):
+        yield partial(test_full_lists_and_tiles_at_any_alignment, *case)
+    yield from [partial(test_windows_and_own_k, long) for long in (False, True)]
+    yield from [partial(test_a_graph_replays_with_other_rows, capacity) for capacity in CAPACITIES]
+    yield test_a_producer_may_obey_the_cutoff
+
+
+@pytest.mark.parametrize("ties", TIES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", FORCED_K)
 def test_every_path_of_the_kernel(k, dtype, ties, tally):
     tally.add("tiles, forced", check_forced(k, dtype, ties), [])
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_answer_of_whole_rows(dtype, ranking, tally):
+def in_every_way(dtype, ranking):
+    """Yield answers to whole rows, to their tiles, and to their candidates: positions and values of each."""
     how = RANKINGS[ranking] | {"deterministic": True}
     running = ksieve.Running(ROWS, K, 4096, dtype=getattr(torch, dtype), device="cuda", **how)
     candidates = Candidates(running, WIDTH, capacity=1000)
     for seed in range(3):
         scores, lengths = rows_of(dtype, seed)
-        expected = ksieve.topk(scores, lengths, k=K, return_values=True, **how)
+        answers = [ksieve.topk(scores, lengths, k=K, return_values=True, **how)]
         running.reset()
         push(running, scores, lengths)
-        answers = [running.finish(return_values=True)]
+        answers.append(running.finish(return_values=True))
         candidates.propose(scores[:, candidates.columns.long()].contiguous(), lengths)
         for _ in range(2):
             keep(scores, candidates.left, candidates, ranking)
             candidates.certify(check=True)
         push(running, scores, candidates.left)
-        answers.append(running.finish(return_values=True))
-        bits = torch.int32 if dtype == "float32" else torch.int16
+        yield [*answers, running.finish(return_values=True)]
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_answer_of_whole_rows(dtype, ranking, tally):
+    bits = torch.int32 if dtype == "float32" else torch.int16
+    for seed, (expected, *answers) in enumerate(in_every_way(dtype, ranking)):
         wrong = [
             f"{way}, seed {seed}"
             for way, (indices, values) in zip(("tiles", "candidates"), answers, strict=True)
@@ -142,8 +172,8 @@ def test_windows_and_own_k(long):
     assert torch.equal(running.finish(), ksieve.topk(scores, **expected, k=ks, **how))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("k", [1, 2048, 4096, 4097])  # a kernel takes up to 4,096 slots
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", FULL_K)
 def test_full_lists_and_tiles_at_any_alignment(k, dtype):
     """Rows whose best scores come last fill lists in each tile, so do equal ones; tiles begin at odd columns."""
     wide = torch.randn(8, WIDTH + 3, device="cuda", generator=torch.Generator(device="cuda").manual_seed(k))
@@ -167,7 +197,7 @@ def test_full_lists_and_tiles_at_any_alignment(k, dtype):
     ksieve.verify(scores, None, running.finish(), k=k).raise_if_failed()
 
 
-@pytest.mark.parametrize("capacity", [0, 1000, 3000], ids=["tiles", "lists of the running", "other lists"])
+@pytest.mark.parametrize("capacity", CAPACITIES, ids=["tiles", "lists of the running", "other lists"])
 def test_a_graph_replays_with_other_rows(capacity):
     scores, lengths = rows_of("float32")
     running = ksieve.Running(ROWS, K, 8192, dtype=torch.float32, device="cuda", deterministic=True)

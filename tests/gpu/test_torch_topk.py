@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -17,21 +20,40 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
 
 
+SHAPES = (
+    ((300,), 0, 20), ((7, 3000), -1, 64), ((3000, 7), 0, 64), ((4, 5, 600), 2, 600), ((2, 900, 3), 1, 17),
+    ((2, 3, 4, 5), -3, 2), ((3, 40_000), 1, 2048),
+)  # fmt: skip
+LARGE_K = (16_384, 16_385)
+
+
+def calls_ahead():
+    """What the tests call, for its kernels."""
+    for dtype, largest in itertools.product(DTYPES, (True, False)):
+        rng = np.random.default_rng(11)
+        for shape, dim, k in SHAPES:
+            x = strided(rng, numbers(rng, shape, dtype, "ties").to(runner.DEVICE))
+            yield partial(ksieve.torch.topk, x, k, dim, largest)
+    for k, largest in itertools.product(LARGE_K, (True, False)):
+        yield partial(ksieve.torch.topk, torch.zeros(2, 70_000, device=runner.DEVICE), k, largest=largest)
+    yield from [partial(test_gradients_equal_those_of_torch, dtype) for dtype in DTYPES]
+    yield from [partial(test_transforms_equal_those_of_torch, name, None) for name in TRANSFORMED]
+    yield test_a_plan_and_a_workspace_beside_a_gradient
+    yield partial(ksieve.torch.topk, torch.zeros(8, 5000, device=runner.DEVICE), 50)
+
+
 @LARGEST
 @pytest.mark.parametrize("kind", ["distinct", "ties", "special"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shapes_dimensions_and_strides(dtype, kind, largest):
     rng = np.random.default_rng(11)
-    for shape, dim, k in (
-        ((300,), 0, 20), ((7, 3000), -1, 64), ((3000, 7), 0, 64), ((4, 5, 600), 2, 600), ((2, 900, 3), 1, 17),
-        ((2, 3, 4, 5), -3, 2), ((3, 40_000), 1, 2048),
-    ):  # fmt: skip
+    for shape, dim, k in SHAPES:
         x = strided(rng, numbers(rng, shape, dtype, kind).to(runner.DEVICE))
         assert_alike(ksieve.torch.topk(x, k, dim, largest), x, k, dim, largest, True)
 
 
 @LARGEST
-@pytest.mark.parametrize("k", [16_384, 16_385])
+@pytest.mark.parametrize("k", LARGE_K)
 def test_orders_of_a_large_k(k, largest):
     x = numbers(np.random.default_rng(5), (2, 70_000), torch.float32, "special").to(runner.DEVICE)
     assert_alike(ksieve.torch.topk(x, k, largest=largest), x, k, -1, largest, True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import ksieve
+from ksieve.backends.cuda.jit import bundle, cache
+from ksieve.backends.cuda.jit.compile import Cubin, Sources
+from ksieve.backends.cuda.jit.spec import KernelSpec, kernel_spec
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
@@ -135,13 +140,41 @@ def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options:
         return []
 
 
-def precompile(plans: Iterable[tuple[Plan, bool]]) -> int:
-    """Compile what (plan, with statistics) pairs need into the disk cache, on all cores; the number of kernels."""
-    from ksieve.backends.cuda.jit.cache import obtain_all
-    from ksieve.backends.cuda.jit.spec import kernel_spec
+def precompile(plans: Iterable[tuple[Plan, bool]], calls: Iterable[Callable[[], object]] = ()) -> int:
+    """Compile what (plan, with statistics) pairs and calls need into the disk cache, on all cores; how many kernels."""
+    wanted = {kernel_spec(part, stats=stats) for plan, stats in plans for part in launches(plan)}
+    compiled(wanted)
+    left = list(calls)
+    while left:  # a call stops at the first kernel that is not there, and is made again when it is
+        lacking: set[KernelSpec] = set()
+        left = [call for call in left if _lacks(call, lacking)]
+        if lacking <= wanted:  # nothing is new, or nothing can be kept
+            break
+        compiled(lacking)
+        wanted |= lacking
+    return len(wanted)
 
-    made = dict(obtain_all({kernel_spec(part, stats=stats) for plan, stats in plans for part in launches(plan)}))
-    for found in made.values():
+
+def compiled(specs: Collection[KernelSpec]) -> None:
+    """Compile these on all cores."""
+    for _, found in cache.obtain_all(specs):
         if isinstance(found, BackendError):
             raise found
-    return len(made)
+
+
+def _lacks(call: Callable[[], object], lacking: set[KernelSpec]) -> bool:
+    """Make a call; whether it met a kernel that is not there. Any other failure is its test's to report."""
+    met: set[KernelSpec] = set()
+
+    def kept(spec: KernelSpec, sources: Sources | None = None) -> tuple[Cubin, bool]:
+        if sources is not None:
+            return cache.obtain(spec, sources)
+        if (found := cache.kept(spec)) is None:
+            met.add(spec)
+            raise BackendError("compiled later")
+        return found, False
+
+    with mock.patch.object(bundle, "obtain", kept), contextlib.suppress(Exception):
+        call()
+    lacking |= met
+    return bool(met)

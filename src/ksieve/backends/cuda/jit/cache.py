@@ -19,7 +19,7 @@ from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, describe
 from ksieve.core.errors import BackendError
 
-__all__ = ["cache_dir", "compile_all", "facts_of", "obtain", "obtain_all"]
+__all__ = ["cache_dir", "compile_all", "facts_of", "kept", "obtain", "obtain_all"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,19 +86,19 @@ def compile_all(
     processes of their own: NVRTC holds a lock, so that threads compile one after another.
     """
     make = functools.partial(_obtained, required=required)
-    kept = [_kept(spec) for spec in specs]
-    missing = [spec for spec, found in zip(specs, kept, strict=True) if found is None]
+    there = [kept(spec) for spec in specs]
+    missing = [spec for spec, found in zip(specs, there, strict=True) if found is None]
     workers = min(len(os.sched_getaffinity(0)), -(-len(missing) // 2))
     with contextlib.ExitStack() as stack:
         compiled: Iterator[tuple[Cubin, bool] | BackendError] = map(make, missing)
         if workers >= 2:
             pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn")))
             compiled = pool.map(make, missing)
-        for spec, found in zip(specs, kept, strict=True):
+        for spec, found in zip(specs, there, strict=True):
             yield spec, next(compiled) if found is None else (found, False)
 
 
-def _kept(spec: KernelSpec) -> Cubin | None:
+def kept(spec: KernelSpec) -> Cubin | None:
     """Return a kernel of the disk cache, or None; also where nothing can be compiled, which is reported elsewhere."""
     with contextlib.suppress(BackendError):
         found = Store("cuda").load(facts_of(spec, compiler.shipped_sources()))
