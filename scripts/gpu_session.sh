@@ -3,8 +3,9 @@
 #   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
 #                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others], -half, -rankings,
-#                                      -callers, -serving, -adapters, -options, -pairs, -blocks[-options],
+#                                      -callers, -serving, -tiles, -adapters, -options, -pairs, -blocks[-options],
 #                                      -entries[-others], -slots, -contract, and -ranks, which takes all GPUs
+#   scripts/gpu_session.sh suite-host  what a call costs the host, which other processes would slow down: to be run alone
 #   scripts/gpu_session.sh compile     the kernels of all parts and of the sanitizers, on all processors; before parts that
 #                                      run side by side
 #   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
@@ -14,7 +15,8 @@
 #   scripts/gpu_session.sh operator|decode|short|general|blocks|engines|trace|worst|ablation|chain|replay
 #                                      the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
-#   scripts/gpu_session.sh all         compile, every part of the suite and the sanitizers; the longest first
+#   scripts/gpu_session.sh all         compile, every part of the suite and the sanitizers, the longest first; then the
+#                                      parts that take the whole machine
 # Several steps run one after another; a failing one does not stop the next. Uses $PYTHON (python3) as it is.
 # GPUS=4 runs them side by side, each on a GPU of its own, as soon as one is free; SIDE=15 so many at a time, on GPUs that
 # they share: parts of the suite keep processors busy, not GPUs.
@@ -69,7 +71,9 @@ suite-rankings() { suite rankings $ranking_files; }
 suite-callers() { suite callers $caller_files; }
 suite-ranks() { suite ranks tests/gpu/test_ranks.py; }
 suite-kernels() { suite kernels $kernel_files; }
-suite-contract() { suite contract tests/gpu/test_host_cost.py tests/contract/test_contract.py tests/contract/test_options.py; }
+suite-contract() { suite contract tests/contract/test_contract.py tests/contract/test_options.py; }
+host_files='tests/gpu/test_host_cost.py'
+suite-host() { suite host $host_files; }
 pairs='every_pair or narrow_scores'
 suite-pairs() { suite pairs tests/gpu/test_options.py -k "$pairs"; }
 suite-options() { suite options tests/gpu/test_options.py -k "not ($pairs)"; }
@@ -84,8 +88,10 @@ adapter_files='tests/gpu/test_adapters.py tests/gpu/test_frameworks.py'
 suite-adapters() { suite adapters $adapter_files; }
 slot_files='tests/gpu/test_values.py tests/gpu/test_windows.py'
 suite-slots() { suite slots $slot_files; }
+tile_files='tests/gpu/test_tiles.py tests/gpu/test_torch_topk.py'
+suite-tiles() { suite tiles $tile_files; }
 suite-serving() {
-  local elsewhere="tests/gpu/test_ranks.py $block_files $entry_files $slot_files $adapter_files $row_files $held_files $half_files $ranking_files $caller_files $kernel_files tests/gpu/test_host_cost.py tests/gpu/test_options.py"
+  local elsewhere="tests/gpu/test_ranks.py $block_files $entry_files $slot_files $tile_files $adapter_files $row_files $held_files $half_files $ranking_files $caller_files $kernel_files $host_files tests/gpu/test_options.py"
   suite serving tests/gpu $(printf -- '--ignore=%s ' $elsewhere)
 }
 
@@ -159,17 +165,17 @@ quick_bench() {
   return "${PIPESTATUS[0]}"
 }
 
-[ $# -gt 0 ] || { sed -n '2,21s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2; }
 steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
-  suite-callers suite-serving suite-adapters suite-options suite-pairs suite-blocks suite-blocks-options suite-entries
-  suite-entries-others suite-slots suite-contract suite-ranks options compile
+  suite-callers suite-serving suite-tiles suite-adapters suite-options suite-pairs suite-blocks suite-blocks-options
+  suite-entries suite-entries-others suite-slots suite-contract suite-host suite-ranks options compile
   sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general blocks engines trace worst ablation chain replay"
-everything="suite-pairs suite-entries suite-held-aimed suite-options suite-entries-others sanitize-synccheck
-  suite-rankings suite-blocks-options suite-slots suite-contract sanitize-racecheck sanitize-memcheck suite-kernels suite-half
-  suite-blocks suite-rows suite-adapters suite-callers suite-held suite-held-others suite-serving"
-if [ "$*" = all ]; then # suite-ranks takes all GPUs, and the last step reads what the others wrote
+everything="sanitize-racecheck sanitize-memcheck sanitize-synccheck suite-serving suite-kernels suite-held-aimed
+  suite-adapters suite-options suite-half suite-entries suite-tiles suite-pairs suite-contract suite-callers suite-rankings
+  suite-entries-others suite-slots suite-rows suite-held suite-held-others suite-blocks-options suite-blocks"
+if [ "$*" = all ]; then # suite-host is alone, suite-ranks takes all GPUs, and the last step reads what the others wrote
   rc=0
-  for some in compile "$everything" "suite-ranks sanitize-record"; do bash "scripts/$(basename "$0")" $some || rc=1; done
+  for some in compile "$everything" suite-host "suite-ranks sanitize-record"; do bash "scripts/$(basename "$0")" $some || rc=1; done
   exit $rc
 fi
 for step in "$@"; do

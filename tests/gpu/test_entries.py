@@ -75,6 +75,7 @@ def kernels():
         for name in ("row", "cluster", "persistent-exact"):
             if plan := possible_plan(name, to_cuda(x, number % 2, runner.DEVICE), k, device_call(call)):
                 yield plan, False
+    yield from [(on_chip(*case)[-1], False) for case in ON_CHIP]
     if runner.PLANNED_FOR.capability >= (9, 0):
         for number, dtype in itertools.product(range(len(SHARED)), ("float32", "bfloat16")):
             x, k, call = shared(number, dtype)
@@ -183,9 +184,11 @@ def test_candidates_that_are_there(name, number, tally):
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize(("expand", "tail"), [(4, True), (7, True), (3, False), (64, False)])
-def test_entries_of_rows_on_chip(expand, tail, tally):
-    """Slots at every alignment, four at a time, of expanded entries and of what is behind the last whole one."""
+ON_CHIP = ((4, True), (7, True), (3, False), (64, False))
+
+
+def on_chip(expand, tail):
+    """Scores, their call and its plan: few CTAs with many rows each."""
     width, k, rows = (304, 17, 6) if runner.HOST else (16_384, 509, 64)
     rng = np.random.default_rng(expand)
     x = rng.standard_normal((rows, width)).astype(np.float32)
@@ -195,10 +198,16 @@ def test_entries_of_rows_on_chip(expand, tail, tally):
     if tail:
         call["tail"] = (width * expand - np.arange(rows) * 5 % (width * expand // 2)).astype(np.int32)
         call["tail"][-1] = 3 * expand + 1  # fewer entries than slots
-    on_device = device_call(call)
-    scores = to_cuda(x, 0, runner.DEVICE)
+    on_device, scores = device_call(call), to_cuda(x, 0, runner.DEVICE)
     plan = served.plan_for(Variant("resident", "resident_block"), scores, k, on_device)
-    wrong = wrong_rows(Served(with_workspace(replace(plan, ctas=2)), scores, on_device))
+    return scores, on_device, with_workspace(replace(plan, ctas=2))
+
+
+@pytest.mark.parametrize(("expand", "tail"), ON_CHIP)
+def test_entries_of_rows_on_chip(expand, tail, tally):
+    """Slots at every alignment, four at a time, of expanded entries and of what is behind the last whole one."""
+    scores, call, plan = on_chip(expand, tail)
+    wrong, rows = wrong_rows(Served(plan, scores, call)), len(scores)
     tally.add("entries on chip", 2 * rows, wrong)
     assert not wrong, wrong
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -41,12 +42,18 @@ if runner.HOST:
     SHAPES = SHAPES[:2]
 
 
+NARROW = ("float16", "bfloat16")
+
+
 def kernels():
     for variant in TRACED.values():
         for width, k in SHAPES:
             yield from ((p, True) for p in possible(variant, 64, width, k, device=runner.PLAN_DEVICE))
         for width, k in OVERFLOW:
             yield from ((overflowing(p), True) for p in possible(variant, 64, width, k, device=runner.PLAN_DEVICE))
+    shape, asked = (len(material.NAMES), 9000, 300), {"pitch": 9001, "device": runner.PLAN_DEVICE}
+    for variant, dtype in itertools.product(VARIANTS.values(), NARROW):
+        yield from ((p, True) for p in possible(variant, *shape, dtype=dtype, **asked))
 
 
 def overflowing(plan):
@@ -115,7 +122,7 @@ def expected_routes(variant):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_narrow_scores_too(name, tally):
     wrong = []
-    for dtype in ("float16", "bfloat16"):
+    for dtype in NARROW:
         bits = material.narrow(material.stack(9000, 300), dtype)
         scores = material.place(bits, dtype, runner.DEVICE, offset=3, padding=1)
         lengths = torch.from_numpy(material.lengths_for(len(bits), 9000, 300)).to(runner.DEVICE)
