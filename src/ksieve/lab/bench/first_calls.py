@@ -89,7 +89,7 @@ class Fresh:
         try:
             out, err = self._process.communicate("go\n", timeout=seconds)
             if self._process.returncode:
-                last = re.sub(r"\s+", " ", err.strip()[-500:])
+                last = re.sub(r"\s+", " ", err.strip()[-3000:])  # a compiler's log follows its error
                 return {"error": without_folders(f"the process failed: {last}")}
             found: dict[str, Any] = json.loads(out)
         except subprocess.TimeoutExpired:
