@@ -186,17 +186,17 @@ LINKS = {
         250,
         750,
         "two H100 over NVLink, NCCL in a graph: counts of 64 rows 6.4 us, pairs of 8,192 rows 550 us; "
-        "fixed_us and slot_ns: benchmarks/results/ranks-cuda-2.json",
-        fixed_us=50,
-        slot_ns=0.071,
+        "fixed_us and slot_ns: benchmarks/results/ranks-cuda-2.json and -4.json",
+        fixed_us=25,
+        slot_ns=0.043,
     ),
     "network": Link(
         20,
         45,
         750,
         "an assumption, not measured: one 400 Gb/s adapter for each GPU; fixed_us and slot_ns as over NVLink",
-        fixed_us=50,
-        slot_ns=0.071,
+        fixed_us=25,
+        slot_ns=0.043,
     ),
     "gloo": Link(1600, 0.8, 2.0, "two processes over gloo, which share two cores: 16 counts 1.6 ms, 8 MiB 11.6 ms"),
 }

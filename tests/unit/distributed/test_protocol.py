@@ -148,7 +148,7 @@ def test_two_ranks_take_two_messages_of_a_kilobyte_a_row():
     link = replace(LINKS["nvlink"], fixed_us=0, slot_ns=0)
     assert link.total_us(chosen, shape) < 0.5 * link.total_us(Pairs(), shape)
     assert LINKS["nvlink"].total_us(chosen, shape) - link.total_us(chosen, shape) == pytest.approx(
-        50 + 0.071 * 512 * 2.048
+        25 + 0.043 * 512 * 2.048
     )
 
 
