@@ -470,6 +470,14 @@ def test_spills_and_static_shared_memory_are_seen():
         compiler.parse_resources("")
 
 
+def test_a_log_without_an_error_keeps_its_begin_and_its_end():
+    warnings = [f"k.cu({n}): warning #177-D: unused" for n in range(50)]
+    fatal = "ptxas fatal   : Memory allocation failure"
+    assert compiler._first_errors("\n".join([*warnings, fatal])) == fatal
+    told = compiler._first_errors("\n".join(["7: NVRTC_ERROR_INTERNAL_ERROR", *warnings, "the end"])).splitlines()
+    assert told[0] == "7: NVRTC_ERROR_INTERNAL_ERROR" and told[-1] == "the end" and len(told) == 9
+
+
 def test_compile_errors_name_the_file_and_the_line(nvrtc, sources):
     (sources.directory / "dummy.cu").write_text(DUMMY.replace("KSIEVE_K;", "no_such_name;"))
     with pytest.raises(

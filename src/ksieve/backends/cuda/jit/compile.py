@@ -228,6 +228,9 @@ def _check_architecture(arch: str, version: str) -> None:
 
 
 def _first_errors(text: str, limit: int = 8) -> str:
-    """Return the first lines that contain an error; without any, the start of the text."""
-    lines = [line for line in text.splitlines() if re.search(r"\berror\b", line)] or text.splitlines()
-    return "\n".join(lines[:limit])
+    """Return the first lines that contain an error, of ptxas too; without any, the start of the text and its end."""
+    lines = text.splitlines()
+    if found := [line for line in lines if re.search(r"\b(error|fatal)\b", line)]:
+        return "\n".join(found[:limit])
+    # A log of warnings: the code of the error is in front of it.
+    return "\n".join(lines if len(lines) <= limit else [*lines[: limit // 2], "...", *lines[-limit // 2 :]])
