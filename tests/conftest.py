@@ -70,3 +70,13 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is absent")
     return folder
+
+
+@pytest.fixture
+def one_thread():
+    """Threads of PyTorch that wait for processors others use take seconds in place of milliseconds."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

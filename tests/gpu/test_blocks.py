@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import ksieve
+from answers import RANKINGS
 from gpu import material, runner, served
 from gpu.slots import wrong_rows
 from gpu.variants import ALL, Variant
@@ -99,9 +100,18 @@ def judged(asked):
     return wrong
 
 
+def check(tally, name, asked):
+    """Judge the calls of a test, and count their rows."""
+    asked = list(asked)
+    wrong = judged(asked)
+    rows = [(scores.shape[0], stats) for _, scores, *_, stats in asked]
+    tally.add(name, sum(count for count, _ in rows), wrong, stats_rows=sum(count for count, stats in rows if stats))
+    assert not wrong, wrong[0]
+
+
 def kernels():
     """Plans that these tests run, for the compile pool."""
-    names, ranked = WITHOUT_BLOCKS, itertools.product(DTYPES, RANKED)
+    names, ranked = WITHOUT_BLOCKS, itertools.product(DTYPES, RANKINGS)
     for variant, scores, k, call, changes, stats in itertools.chain(
         *itertools.starmap(of_a_size, itertools.product(SIZES, FAMILIES)), *itertools.starmap(in_orders, ranked),
         *map(expanded, FAMILIES), *map(forced, names), *itertools.starmap(of_pools, itertools.product(names, POOLS)),
@@ -126,13 +136,7 @@ def of_a_size(size, family):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size(size, family, tally):
-    asked = list(of_a_size(size, family))
-    wrong = judged(asked)
-    tally.add(f"blocks-{family}", len(asked) * asked[0][1].shape[0], wrong)
-    assert not wrong, wrong[0]
-
-
-RANKED = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
+    check(tally, f"blocks-{family}", of_a_size(size, family))
 
 
 def in_orders(dtype, ranking):
@@ -152,17 +156,14 @@ def in_orders(dtype, ranking):
     ]
     for number, (family, call) in enumerate(asked):
         if family in FORCED:
-            call = bounds[number % 3] | call | more | RANKED[ranking] | ({"ks": ks} if number % 2 else {})
+            call = bounds[number % 3] | call | more | RANKINGS[ranking] | ({"ks": ks} if number % 2 else {})
             yield FORCED[family], scores, k, call, {}, True
 
 
-@pytest.mark.parametrize("ranking", RANKED)
+@pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_orders_values_and_statistics(dtype, ranking, tally):
-    asked = list(in_orders(dtype, ranking))
-    wrong, rows = judged(asked), len(asked) * asked[0][1].shape[0]
-    tally.add("blocks-options", rows, wrong, stats_rows=rows)
-    assert not wrong, wrong[0]
+    check(tally, "blocks-options", in_orders(dtype, ranking))
 
 
 def expanded(family):
@@ -185,10 +186,7 @@ def expanded(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_are_expanded_behind_their_selection(family, tally):
-    asked = list(expanded(family))
-    wrong = judged(asked)
-    tally.add("blocks-expanded", len(asked) * asked[0][1].shape[0], wrong)
-    assert not wrong, wrong[0]
+    check(tally, "blocks-expanded", expanded(family))
 
 
 def forced(name):
@@ -210,10 +208,7 @@ def forced(name):
 
 @pytest.mark.parametrize("name", WITHOUT_BLOCKS)
 def test_forced_entries_without_blocks(name, tally):
-    asked = list(forced(name))
-    wrong = judged(asked)
-    tally.add(f"forced-{name}", len(asked) * asked[0][1].shape[0], wrong)
-    assert not wrong, wrong[0]
+    check(tally, f"forced-{name}", forced(name))
 
 
 POOLS = (3, 4, 8)
@@ -239,10 +234,7 @@ def of_pools(name, expand):
 @pytest.mark.parametrize("expand", POOLS)
 @pytest.mark.parametrize("name", WITHOUT_BLOCKS)
 def test_positions_of_pools_are_written_together(name, expand, tally):
-    asked = list(of_pools(name, expand))
-    wrong = judged(asked)
-    tally.add(f"pools-{name}", len(asked) * asked[0][1].shape[0], wrong)
-    assert not wrong, wrong[0]
+    check(tally, f"pools-{name}", of_pools(name, expand))
 
 
 def own_k():
@@ -252,9 +244,7 @@ def own_k():
 
 
 def test_slots_behind_a_rows_own_k_are_written(tally):
-    wrong = judged(own_k())
-    tally.add("own-k", len(hard_rows(8, 64, 1)), wrong)
-    assert not wrong, wrong[0]
+    check(tally, "own-k", own_k())
 
 
 def test_rows_of_no_slots_have_forced_entries(tally):

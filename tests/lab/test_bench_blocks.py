@@ -16,17 +16,10 @@ from ksieve.planning.plan import Plan
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPE, EVERY = "2x20480", (blocks.OWN, *blocks.AROUND)
 NAMES = [model.name for model in blocks.MODELS]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads of PyTorch that wait for processors others use take seconds in place of milliseconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_every_model_on_the_cpu(tmp_path):

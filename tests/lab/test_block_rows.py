@@ -17,19 +17,12 @@ from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KINDS = {kind.name: kind for kind in block_rows.KINDS}
 ROWS = 24
 OF_WRITING = ("written", "value")
 """Reasons that concern what `ksieve.verify` does not judge."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads of PyTorch that wait for processors others use take seconds in place of milliseconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def made(kind, rows=ROWS, seed=1):
