@@ -161,8 +161,8 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
     width, k = problem.width, problem.k
     if problem.options.positions or (family is not None and family not in SAMPLED):
         return None
-    on_chip = _resident_without_grid(problem, device) or _fits_grid(problem, device, kept)
-    if family is None and on_chip and not _better_streamed(problem, device):
+    kept_on_chip = family is None and not _better_streamed(problem, device)
+    if kept_on_chip and (_resident_without_grid(problem, device) or _fits_grid(problem, device, kept)):
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):

@@ -109,7 +109,7 @@ def _bounds(width: int, call: Mapping[str, Any], row: Any, live: int) -> tuple[A
         None if call.get(name) is None else call[name].long().clamp(-FAR, FAR) for name in names
     )
     # Rows of a request differ by one position, which scores that stand for several cannot express.
-    fewer = 0 if (call.get("expand") or 1) is not True and (call.get("expand") or 1) > 1 and not _size(call) else later
+    fewer = 0 if not _size(call) and _expand(call) > 1 else later
     begin = torch.zeros_like(row) if starts is None else starts.clamp(0, width)
     if lengths is not None:
         end = begin + (lengths[request] - fewer).clamp(min=0)
@@ -126,6 +126,11 @@ def _size(call: Mapping[str, Any]) -> int:
     """Scores of a block, or 0."""
     size = call.get("block_size") or 1
     return size if size > 1 else 0
+
+
+def _expand(call: Mapping[str, Any]) -> int:
+    """Positions that are written of an entry; True stands for those of a block."""
+    return _size(call) if call.get("expand") is True else int(call.get("expand") or 1)
 
 
 def _positions(call: Mapping[str, Any], width: int) -> Any:
@@ -145,7 +150,7 @@ def entries_of(scores: Any, call: Mapping[str, Any], row: Any, live: int) -> Ent
     import torch
 
     width, size = scores.shape[1], _size(call)
-    expand = size if call.get("expand") is True else (call.get("expand") or 1)
+    expand = _expand(call)
     begin, end, length = _bounds(width, call, row, live)
     begin, end, length = begin[:, None], end[:, None], None if length is None else length[:, None]
     base = torch.zeros_like(begin) if call.get("index_base") == "start" else begin
@@ -201,8 +206,7 @@ def _wrong(scores: Any, call: Mapping[str, Any], outputs: Mapping[str, Any], fir
     device, rows = scores.device, len(scores)
     row = first + torch.arange(rows, device=device)
     found = entries_of(scores, call, row, live)
-    size = _size(call)
-    expand = size if call.get("expand") is True else (call.get("expand") or 1)
+    expand = _expand(call)
     entries = found.key.shape[1]
     # What is to be selected.
     high_first, order_asked = call.get("tie_break") == "high", call.get("sorted")
@@ -264,9 +268,7 @@ def _wrong(scores: Any, call: Mapping[str, Any], outputs: Mapping[str, Any], fir
         along = place.gather(1, entry) if order_asked in (True, "value") else raw
         wrong["order"] = (in_body[:, 1:] & (along[:, 1:] < along[:, :-1])).any(1)
     # What is written for them.
-    written = _written(raw, call, row, first)
-    if written.dtype != outputs["out"].dtype:
-        written = written.to(outputs["out"].dtype)
+    written = _written(raw, call, row, first).to(outputs["out"].dtype)
     wrong["written"] = (in_use & (outputs["out"] != written)).any(1)
     if "values_out" in outputs:
         bits = getattr(torch, f"int{8 * scores.dtype.itemsize}")
