@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import ksieve
+from ksieve.backends.cuda.jit.compile import compile_kernel, shipped_sources
+from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.captures.format import open_capture
 from ksieve.core.errors import BackendError
 
@@ -91,3 +93,10 @@ def test_the_ablations_run_and_every_answer_is_exact():
     wave = step["wave"]
     assert wave is not None
     assert wave["recovery_us"] > wave["rescue_us"] > 0
+
+
+def test_a_kernel_that_is_compiled_again_is_reported_again():
+    """Beside a driver, NVRTC may find the machine code in its cache, of which it has no report."""
+    spec = kernel_spec(ksieve.plan(rows=4, width=1024, k=16, device="cuda"))
+    first, second = (compile_kernel(spec, shipped_sources()).resources for _ in range(2))
+    assert first == second and first.registers

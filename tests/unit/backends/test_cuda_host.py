@@ -459,6 +459,21 @@ def test_a_kernel_compiles_without_a_gpu(nvrtc, sources, arch):
     assert 4 <= used.registers <= 64 and (used.spill_stores, used.spill_loads, used.static_shared) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("version", "asked"), [("nvrtc 12.8", False), ("nvrtc 12.9", True), ("nvrtc 13.0", True)])
+def test_every_compilation_is_reported(nvrtc, sources, monkeypatch, version, asked):
+    program, options = compiler._cuda_core()
+    asks = []
+
+    def recorded(**given):
+        asks.append(options(**given).as_bytes("nvrtc"))
+        return options(**given)
+
+    monkeypatch.setattr(compiler, "_cuda_core", lambda: (program, recorded))
+    monkeypatch.setattr(compiler, "compiler_version", lambda: version)
+    compiler.compile_kernel(SPEC, sources)
+    assert (b"--no-cache" in asks[0]) == asked
+
+
 def test_spills_and_static_shared_memory_are_seen():
     log = (
         "ptxas info    : Function properties for f\n"

@@ -120,6 +120,11 @@ def compiler_version() -> str:
     return f"nvrtc {major}.{minor}"
 
 
+def _release(version: str) -> tuple[int, ...]:
+    """Numbers of a `compiler_version`."""
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
 def compile_kernel(spec: KernelSpec, sources: Sources) -> Cubin:
     """Compile one specialisation.
 
@@ -163,6 +168,8 @@ def _compiled(spec: KernelSpec, sources: Sources) -> tuple[Any, Cubin]:
         include_path=str(sources.directory),
         define_macro=[(name, str(value)) for name, value in spec.defines],
         ptxas_options="-v",
+        # From 12.9 on NVRTC finds machine code in the driver's cache, and then ptxas reports no registers and spills.
+        no_cache=_release(version) >= (12, 9),
     )
     log = io.StringIO()
     try:
