@@ -21,6 +21,7 @@ from ksieve.distributed.simulator import run_together
 KINDS = {
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "few values": lambda rng, shape: rng.integers(-2, 3, shape),
+    "in wide shards": lambda rng, shape: rng.standard_normal(shape) + 8 * (shape[1] > 256),
     "one value": lambda rng, shape: np.zeros(shape),
     "outliers": lambda rng, shape: np.broadcast_to(_outliers(shape[1]), shape),
     "a run and the end": lambda rng, shape: np.broadcast_to(_run_and_end(shape[1]), shape),
@@ -32,6 +33,7 @@ LAYOUTS = {
     "uneven": (ranks.Contiguous(), (700, 0, 301)),
     "by one": (ranks.Interleaved(1), (500, 500)),
     "by 64": (ranks.Interleaved(64), (320, 320, 256, 256)),
+    "eight": (ranks.Contiguous(), (40, 500, 0, 300, 7, 64, 90, 200)),
     "alone": (ranks.Contiguous(), (9000,)),
 }
 ROWS = 5

@@ -35,33 +35,36 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     numbers = 0;
   }
   __syncthreads(); // samples are on chip; the ends are set, for the thread that finds a sample, and the sums are zero
-  // A sample's rank among all: samples of one rank are in order.
+  // A sample's rank among all: samples of one rank are in order. Neighbours in a warp are of several ranks and as far
+  // behind in them, so that they are done at the same time: the farther behind, the sooner more than enough are better.
   for (int i = threadIdx.x; i < all; i += kThreads) {
-    const i64 sample = samples_of(i / p.num_samples)[i % p.num_samples];
+    const int own = i % p.world;
+    int better = i / p.world;
+    const i64 sample = samples_of(own)[better];
     if (sample == kNothing) continue;
-    int better = 0;
-    for (int rank = 0; rank < p.world; ++rank)
-      better += count_up_to(samples_of(rank), p.num_samples, sample - 1);
+    for (int rank = 0; rank < p.world && better < enough; ++rank)
+      if (rank != own) better += count_up_to(samples_of(rank), p.num_samples, sample);
     if (better == surely - 1) ends[0] = sample;
     if (better == enough - 1) ends[1] = sample;
   }
   for (int rank = threadIdx.x; rank < p.world; rank += kThreads)
     atomicAdd(&numbers, count_up_to(samples_of(rank), p.num_samples, kNothing));
   __syncthreads(); // the ends are known, for all threads
-  if (threadIdx.x == 0) {
-    if (surely > numbers) ends[0] = kNothing;
-    if (enough > numbers) ends[1] = kNothing;
-  }
-  __syncthreads(); // the ends of a row with few samples are known, for all threads
-  const i64 low = ends[0];
-  const i64 high = ends[1];
+  const i64 low = surely > numbers ? kNothing : ends[0];
+  const i64 high = enough > numbers ? kNothing : ends[1];
   for (int rank = threadIdx.x; rank < p.rank; rank += kThreads) {
     const int inside =
         count_up_to(samples_of(rank), p.num_samples, high) - count_up_to(samples_of(rank), p.num_samples, low);
     atomicAdd(&start, inside * p.step + p.step - 1);
   }
   const i64* best = p.best + row * p.k;
-  if (threadIdx.x < 2) below[threadIdx.x] = count_up_to(best, p.k, ends[threadIdx.x]);
+  if (threadIdx.x < 64) { // a warp for each end: behind the last sample up to it there may be less than a step more
+    const int side = static_cast<int>(threadIdx.x) / 32;
+    const i64 end = side ? high : low;
+    const int first = count_up_to_by_warp(samples_of(p.rank), p.num_samples, end) * p.step;
+    const int count = first + count_up_to_by_warp(best + first, min(p.step - 1, p.k - first), end);
+    if (threadIdx.x % 32 == 0) below[side] = count;
+  }
   __syncthreads(); // this rank's first slot and its composites are known, for all threads
   i64* merged = p.merged + row * (1 + p.room);
   if (threadIdx.x == 0) {

@@ -52,7 +52,7 @@ __device__ __forceinline__ int count_among_gathered(const Shard& p, i64 row, int
 
 // Returns the same from the added slots. Call by all threads.
 __device__ __forceinline__ int count_by_samples(const Shard& p, i64 row, int k, const i64* best) {
-  __shared__ int found;
+  __shared__ i64 last;
   const i64* merged = p.merged + row * (1 + p.room);
   const int left = k - static_cast<int>(merged[0]);
   if (left <= 0) return p.below[row];
@@ -60,13 +60,12 @@ __device__ __forceinline__ int count_by_samples(const Shard& p, i64 row, int k, 
 #pragma unroll
   for (int e = 0; e < kEach; ++e)
     between[e] = slot_of(e) < p.room ? kNothing - merged[1 + slot_of(e)] : kNothing;
-  // The thread that takes the last of the k best searches it here. A row of fewer scores has kNothing there, of which
-  // all composites are in front.
   order_by_buckets(between, kNothing, [&](int rank, i64 element) {
-    if (rank == left - 1) found = count_up_to(best, p.k, element);
+    if (rank == left - 1) last = element;
   });
-  __syncthreads(); // the count is known, for all threads
-  return found;
+  // In a row of fewer scores the last is kNothing, which all composites are in front of.
+  __syncthreads(); // the last of the k best is known, for all threads
+  return count_up_to_by_warp(best, p.k, last);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
