@@ -554,7 +554,7 @@ def test_clear_removes_entries_and_leftovers_alone(nvrtc, sources, tmp_path):
     assert nowhere.clear() == 0 and list(nowhere.entries()) == []
 
 
-def test_two_processes_build_the_same_kernels_at_once(nvrtc, sources, tmp_path):
+def test_eight_processes_compile_each_kernel_once(nvrtc, sources, tmp_path):
     program = """
 import logging, sys
 from dataclasses import replace
@@ -574,7 +574,7 @@ print(compiled)
 """
     folder = tmp_path / "cache"
     command = [sys.executable, "-W", "error", "-c", program, str(sources.directory), str(folder)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
     made = 0
     for process in running:
         stdout, stderr = process.communicate(timeout=120)
