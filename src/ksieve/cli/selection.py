@@ -222,7 +222,7 @@ def plan(
     policy: PolicyName = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Also list the other kernel families of a GPU, and why not those."),
+        flag("--explain", "Also list the other kernel families of a GPU, and why not those."),
     ] = False,
 ) -> None:
     """Print the plan for a shape: kernel family, launch geometry, workspace size, and the reason."""
@@ -241,12 +241,10 @@ def plan(
     terminal.say(str(chosen))
     if explain:
         terminal.say()
-        timed = any(option.us is not None for option in options)
         terminal.table(
-            ["family", "threads x CTAs", "waves", "reads", *(["us"] if timed else []), "verdict"],
+            ["family", "threads x CTAs", "waves", "reads", "verdict"],
             [
                 [o.family, o.launch, f"{o.waves:.2f}" if o.launch else "", f"{o.reads:.3f}" if o.launch else "",
-                 *(["" if o.us is None else f"{o.us:.1f}"] if timed else []),
                  "chosen" if o is options[0] else o.verdict]
                 for o in options
             ],

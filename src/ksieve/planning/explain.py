@@ -32,8 +32,6 @@ class Considered:
         CTAs launched over those that run at once.
     reads : float
         Times that a row is read from memory; 0 if the family is refused.
-    us : float or None
-        Microseconds of the entry that decided the launch shape, if that was measured by ``ksieve tune``.
     verdict : str
         Why it is chosen, or why it is not.
     """
@@ -42,7 +40,6 @@ class Considered:
     launch: str
     waves: float
     reads: float
-    us: float | None
     verdict: str
 
 
@@ -66,9 +63,7 @@ def considered(problem: Problem, device: DeviceInfo) -> list[Considered]:
         try:
             plan = planner.choose(problem, device, family=family)
         except ArgumentError as error:
-            found.append(
-                Considered(family, "", 0.0, 0.0, None, f"refused: {error.takes.removeprefix('another family: ')}")
-            )
+            found.append(Considered(family, "", 0.0, 0.0, f"refused: {error.takes.removeprefix('another family: ')}"))
             continue
         found.append(_of(plan, _against(plan, chosen)))
     return found
@@ -78,8 +73,7 @@ def _of(plan: Plan, verdict: str) -> Considered:
     per_row = f", {plan.splits} a row" if plan.splits > 1 else ""
     launch = f"{plan.threads} x {plan.ctas_per_sm}{per_row}"
     waves = plan.ctas / (plan.device.sm_count * plan.ctas_per_sm)
-    entry = entry_of(plan)
-    return Considered(plan.family, launch, waves, reads(plan), entry.us or None if entry else None, verdict)
+    return Considered(plan.family, launch, waves, reads(plan), verdict)
 
 
 def reads(plan: Plan) -> float:

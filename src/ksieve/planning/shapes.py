@@ -76,8 +76,6 @@ class Geometry:
         Widest rows, in scores, that the shape is for; 0 for any.
     fewest_rows, most_rows : int
         How many rows the shape is for; 0 for any.
-    us : float
-        Microseconds of a call of the most rows that the shape is for, where ``ksieve tune`` measured it; else 0.
     source : str
         Where the shape comes from.
     """
@@ -93,7 +91,6 @@ class Geometry:
     widest: int = 0
     fewest_rows: int = 0
     most_rows: int = 0
-    us: float = 0.0
     source: str = NOT_MEASURED + "given by a caller"
 
     def for_half(self) -> Geometry | None:
@@ -105,7 +102,7 @@ class Geometry:
         each, rest = divmod(self.resident_width, self.threads * self.ctas_per_row)
         if rest or each % 8 or (each > 80 and self.threads * self.ctas_per_sm > 512 and self.ctas_per_row == 1):
             return None
-        return replace(self, overflow_vectors=0, us=0.0, source=DERIVED_DTYPE)
+        return replace(self, overflow_vectors=0, source=DERIVED_DTYPE)
 
     def suits(self, rows: int, width: int) -> bool:
         """Whether the shape is for so many rows of such a width."""
@@ -291,7 +288,6 @@ def _scaled(known: Shapes, part: str, family: str, device: DeviceInfo) -> tuple[
             plain=shape.plain or shape.resident_width in known.spilled_with_options.get(family, ()),
             most_rows=shape.most_rows * count // measured,
             fewest_rows=(shape.fewest_rows - 1) * count // measured + 1 if shape.fewest_rows else 0,
-            us=0.0,
             source=f"{DERIVED}those of {origin.devices}, for {count} in place of {measured} multiprocessors",
         )
         for shape in found
@@ -328,10 +324,7 @@ def parts_of(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in {"resident", "streamed"} & facts.keys():
         found[part] = {
-            family: tuple(
-                Geometry(**fields_of(entry), registers=family == "register_block", us=entry.get("us", 0.0))
-                for entry in entries
-            )
+            family: tuple(Geometry(**fields_of(entry), registers=family == "register_block") for entry in entries)
             for family, entries in facts[part].items()
         }
     if "splits" in facts:
@@ -344,7 +337,7 @@ def parts_of(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
 def advantage(entry: Mapping[str, Any]) -> str:
     """Say what an entry of a file was measured to gain."""
     beat = f", {entry['by']:.2f} times as fast as {entry['beat']}" if entry.get("beat") else ""
-    return f"{entry['us']:.1f} us{beat}" if "us" in entry else "as shipped"
+    return f"{entry['us']:.1f} us where it was measured{beat}" if "us" in entry else "as shipped"
 
 
 @lru_cache
@@ -395,7 +388,7 @@ def _for_half(found: Shapes, dtype: str) -> Shapes:
         family: tuple(shape for shape in map(Geometry.for_half, listed) if shape is not None)
         for family, listed in found.resident.items()
     }
-    streamed = {f: tuple(replace(s, us=0.0, source=DERIVED_DTYPE) for s in of) for f, of in found.streamed.items()}
+    streamed = {f: tuple(replace(s, source=DERIVED_DTYPE) for s in of) for f, of in found.streamed.items()}
     return replace(found, resident=resident, streamed=streamed, dtype=dtype)
 
 
