@@ -72,7 +72,7 @@ def import_(
         str | None,
         typer.Option(
             "--lengths",
-            metavar="FILE|causal",
+            metavar="FILE | causal",
             help="File of integers, a valid length per row; or causal: row r of M has width - M + 1 + r valid scores. "
             'Default: the array "lengths" of SOURCE, or full rows.',
         ),

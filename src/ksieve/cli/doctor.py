@@ -67,7 +67,7 @@ def _engines(engines: list[Engine]) -> None:
 
     present = [engine for engine in engines if _signatures.installed(engine)]
     if not present:
-        raise BackendError(f"{' or '.join(engines)} is not installed")
+        raise BackendError(f"not installed in this Python environment: {', '.join(engines)}")
     with terminal.status("importing the engine"):
         found = [_signatures.examine(engine) for engine in present]
     terminal.result(lambda: {"engines": [report.as_dict() for report in found]})

@@ -168,7 +168,8 @@ def _show_usage(error: Any) -> None:
             error.show()
         return
     hint = f"\nSee {context.command_path} --help" if context is not None else ""
-    _say(terminal.complain, f"{error.format_message()}{hint}")
+    message = error.format_message().replace(": Value error, ", ": ")  # words of pydantic, through which typer reads
+    _say(terminal.complain, f"{message}{hint}")
 
 
 def _wants_trace() -> bool:

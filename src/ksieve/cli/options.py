@@ -48,7 +48,7 @@ def flag(name: str, text: str, **settings: Any) -> Any:
 
 def choice(name: str, choices: type[StrEnum], text: str) -> Any:
     """Option that takes one of an enumeration's values."""
-    return typer.Option(name, metavar="|".join(choices), help=text)
+    return typer.Option(name, metavar=" | ".join(choices), help=text)
 
 
 def words(*choices: str) -> Callable[[str], list[str]]:

@@ -149,6 +149,11 @@ def test_arguments_that_are_no_numbers(folder: Path) -> None:
         assert "\x1b" not in err
 
 
+def test_a_choice_that_is_none_is_reported_in_plain_words(folder: Path) -> None:
+    code, _, err = ran(folder, "select", "s.safetensors", "--backend", "gpu")
+    assert code == 2 and "'--backend': 'gpu' is not one of 'auto', 'cpu', 'reference', 'cuda'" in err
+
+
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero")
 def test_files_without_an_end_are_not_read(folder: Path) -> None:
     for words in (("bench", "plot", "/dev/zero"), ("bench", "gpu", "--variants", "/dev/zero"), ("replay", "/dev/zero"),

@@ -25,7 +25,7 @@ def bench_ablation(
     ] = "245K,430K",
     k: K = 2048,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="auto|cpu|cuda", help="auto: a GPU if there is one, else the CPU.")
+        str, typer.Option("--backend", metavar="auto | cpu | cuda", help="auto: a GPU if there is one, else the CPU.")
     ] = "auto",
     scores: Annotated[
         str, typer.Option("--scores", metavar="NAME", help="endpoint, normal, or on a GPU factors:PATH.")

@@ -129,7 +129,7 @@ def calibrate(
     k: StudyK = None,
     cost: Annotated[
         str,
-        typer.Option("--cost", metavar="|".join(DEVICE_COSTS), help="Device whose cost model ranks the policies."),
+        typer.Option("--cost", metavar=" | ".join(DEVICE_COSTS), help="Device whose cost model ranks the policies."),
     ] = "h200",
     rows: Rows = 4096,
     out: Annotated[str, output("Policy file to write (.json).")] = "policy.json",

@@ -35,7 +35,7 @@ def synth(
         str,
         typer.Option(
             "--lengths",
-            metavar="|".join(LENGTHS),
+            metavar=" | ".join(LENGTHS),
             autocompletion=words(*LENGTHS),
             help="Valid lengths; --list describes the kinds.",
         ),

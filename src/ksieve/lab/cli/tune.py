@@ -12,7 +12,7 @@ import typer
 
 from ksieve._version import __version__
 from ksieve.cli import terminal
-from ksieve.cli.options import Dtype, choice, count
+from ksieve.cli.options import Dtype, choice, count, flag
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.cli.gpu import shapes_of
 
@@ -33,9 +33,7 @@ def tune(
             help="File to write. Default: the one in the user's configuration directory that the planner reads.",
         ),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Two minutes: say what tuning would gain, and write nothing.")
-    ] = False,
+    quick: Annotated[bool, flag("--quick", "Two minutes: say what tuning would gain, and write nothing.")] = False,
     shapes: Annotated[
         str, typer.Option("--shapes", metavar="LIST", help="rows x width, separated by commas. Default: some 400.")
     ] = "",
@@ -52,7 +50,7 @@ def tune(
     ] = None,
     rounds: Annotated[int, count("--rounds", "N", "Timed rounds.")] = 5,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Measure everything again, instead of going on where a run stopped.")
+        bool, flag("--restart", "Measure everything again, instead of going on where a run stopped.")
     ] = False,
 ) -> None:
     """Time launch shapes, splits and sampling strides on this GPU, and let the planner use the winners.
