@@ -13,7 +13,7 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        remedy = "reinstall it with its dependencies: pip install --force-reinstall ksieve"
+        remedy = "reinstall it with its dependencies: pip install --force-reinstall . in a clone"
         sys.stderr.write(f"error: ksieve cannot start ({what}); {remedy}\n")
         sys.exit(2)
     run()
