@@ -51,7 +51,7 @@ class JoinedColumns:
         self.width = problem.check_size(sum(capture.width for capture in captures), "width")
         valid = [np.clip(capture.lengths, 0, capture.width) for capture in captures]
         self.lengths: NDArray[np.int32] = np.sum(valid, axis=0, dtype=np.int32)
-        self._captures = captures
+        self._captures, self._valid = captures, valid
 
     def tiles(self, begin: int, end: int, most: int) -> Iterator[tuple[int, Any, NDArray[np.int32]]]:
         """Tiles of at most `most` columns: first column, scores, and where valid ones end, of rows `begin` to `end`."""
@@ -62,6 +62,29 @@ class JoinedColumns:
                 last = min(first + most, capture.width)
                 yield before + first, capture.tile(begin, end, first, last), valid
             before += capture.width
+
+    def rows_block(self, begin: int, end: int) -> Any:
+        """Rows `begin` to `end` for `ksieve.verify`: valid scores of all captures come first. See `packed`."""
+        blocks = [capture.rows_block(begin, end) for capture in self._captures]
+        found = np.concatenate(blocks, axis=1)
+        for row in range(end - begin):
+            parts = [block[row, : valid[begin + row]] for block, valid in zip(blocks, self._valid, strict=True)]
+            found[row, : self.lengths[begin + row]] = np.concatenate(parts)
+        return found
+
+    def packed(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Turn positions in all captures into those in rows of `rows_block`; what is no position stays.
+
+        Both are the same in a row that is full in all captures before the last one that has scores of it.
+        """
+        given, total = indices.astype(np.int64), self.lengths[:, None].astype(np.int64)
+        found, before, used = given, 0, np.zeros_like(total)
+        for capture, lengths in zip(self._captures, self._valid, strict=True):
+            valid, offset = lengths[:, None].astype(np.int64), given - before
+            there = np.where(offset < valid, used + offset, total + before - used + offset - valid)
+            found = np.where((offset >= 0) & (offset < capture.width), there, found)
+            before, used = before + capture.width, used + valid
+        return found
 
 
 def select(

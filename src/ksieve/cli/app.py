@@ -114,6 +114,7 @@ add(
     "verify",
     selection.verify,
     "ksieve verify scores.safetensors indices.npy",
+    "ksieve verify first.safetensors indices.npy --next second.safetensors",
     "ksieve verify scores.safetensors other_library.npy --sentinel 2147483647",
     "ksieve verify scores.safetensors indices.npy && echo exact",
 )

@@ -36,18 +36,18 @@ from ksieve.core.stats import Stats
 from ksieve.planning.devices import DEVICES, resolve_device
 from ksieve.planning.explain import considered
 
+Further = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--next", metavar="CAPTURE", help="Another capture, with the next columns of the same rows; again for more."
+    ),
+]
+
 
 def select(
     capture: CapturePath,
     k: CaptureK = None,
-    further: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--next",
-            metavar="CAPTURE",
-            help="Another capture, with the next columns of the same rows; again for more.",
-        ),
-    ] = None,
+    further: Further = None,
     out: Annotated[str | None, output("File for the indices, .npy or .safetensors. Default: none is written.")] = None,
     stats: Annotated[bool, flag("--stats", "Print the routes of the rows, and the scores read.")] = False,
     stats_out: Annotated[
@@ -177,6 +177,7 @@ def verify(
         ),
     ],
     k: Annotated[int | None, count("--k", "K", "Expected slots per row.")] = None,
+    further: Further = None,
     sentinel: Annotated[int, typer.Option("--sentinel", metavar="INT", help="Value of unused slots.")] = -1,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Array to read if INDICES holds several.")
@@ -185,11 +186,17 @@ def verify(
     """Check that an index array, from any library, is an exact Top-K answer for a capture.
 
     Every row is checked. Exit code 0: exact. 1: not exact, and the first wrong row is explained.
+
+    For an answer of ksieve select --next pass the same captures in the same order. Where a row ends inside of one and
+    goes on in the next, a wrong row is explained with positions among its valid scores alone.
     """
     from ksieve.checking.verify import verify as check
 
     answer = files.load_array(indices, name, prefer="indices")
-    with files.open_capture(capture) as source, terminal.progress("verifying", source.rows) as update:
+    opened = files.open_columns([capture, *further]) if further else files.open_capture(capture)
+    with opened as source, terminal.progress("verifying", source.rows) as update:
+        if isinstance(source, JoinedColumns) and answer.ndim == 2 and len(answer) == source.rows:
+            answer = source.packed(answer)
         verdict = check(source, None, answer, k=k, sentinel=sentinel, progress=update)
     terminal.result(verdict.as_dict)
     terminal.say(str(verdict))

@@ -83,17 +83,32 @@ def test_select_next(tmp_path, monkeypatch, capsys):
     parts = matrices()
     first, *others = write(tmp_path, parts)
 
-    def select(*words):
-        monkeypatch.setattr(sys, "argv", ["ksieve", "select", str(first), *map(str, words)])
+    def run(command, *words):
+        monkeypatch.setattr(sys, "argv", ["ksieve", command, str(first), *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
         return ended.value.code or 0, *capsys.readouterr()
+
+    def select(*words):
+        return run("select", *words)
 
     further = [word for path in others for word in ("--next", path)]
     code, out, _ = select(*further, "--out", tmp_path / "found.npy")
     assert code == 0
     assert f"selected k={K} of {ROWS} rows x {sum(WIDTHS):,} on cpu" in out
-    check(np.load(tmp_path / "found.npy"), parts)
+    found = np.load(tmp_path / "found.npy")
+    check(found, parts)
+    code, out, err = run("verify", tmp_path / "found.npy", *further)
+    assert (code, f"exact: all {ROWS} rows checked" in out) == (0, True), out + err
+    # A position behind the valid scores of the first capture, in front of those of the second.
+    row = next(r for r, valid in enumerate(parts[0][1]) if 5 < valid < WIDTHS[0])
+    found[row, 0] = parts[0][1][row]
+    np.save(tmp_path / "wrong.npy", found)
+    code, out, _ = run("verify", tmp_path / "wrong.npy", *further)
+    assert (code, f"NOT exact: 1 of {ROWS} rows failed" in out) == (1, True), out
+    assert run("verify", tmp_path / "found.npy", *further[:2])[0] == 1, "in another order, or not all of them"
+    code, _, err = run("verify", tmp_path / "found.npy", "--next", tmp_path / "none.safetensors")
+    assert (code, "none.safetensors: no such file" in err) == (2, True)
     code, out, _ = select(*further, "--json")
     assert (code, json.loads(out)["next"]) == (0, [str(path) for path in others])
     table = tmp_path / "rows.csv"
