@@ -19,9 +19,9 @@ from typing import Any
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import engine_process, gpu, record, scores, timing
+from ksieve.lab.bench import gpu, record, scores, timing
 from ksieve.lab.bench.engine_calls import Inputs, indices
-from ksieve.lab.bench.engine_process import LOST_BY, Case, Facts, Task, Work, left_out
+from ksieve.lab.bench.engine_cases import LAST, LOST_BY, Case, Facts, Task, facts_of, in_order, label
 from ksieve.lab.bench.engine_switch import Replaced, line, without_folders
 from ksieve.lab.bench.gpu import Progress, Tell
 from ksieve.lab.bench.peers import POISON, VERIFY_BYTES
@@ -43,8 +43,6 @@ DTYPES = ("float32", "bfloat16")
 HOST_ROWS, HOST_WIDTH = 4, 4096
 HOST_CALLS, HOST_BLOCKS = 100, 20
 """Calls between two waits for the device, fewer than its queue holds; and how often each side has its turn."""
-
-LEFT_OUT = "left out by --skip"
 
 
 def cases(
@@ -127,11 +125,14 @@ def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
 def run(
     operators: Sequence[Replaced],
     listed: Sequence[Case],
-    work: Work,
     *,
     absent: Mapping[str, str],
     versions: Mapping[str, str],
-    skip: Sequence[str] = (),
+    k: int = 2048,
+    source: str = "endpoint",
+    rounds: int = 7,
+    seed: int = 0,
+    last: Sequence[str] = LAST,
     progress: Progress | None = None,
     each: Tell | None = None,
 ) -> dict[str, Any]:
@@ -142,12 +143,14 @@ def run(
     operators : sequence of Replaced
         From `ksieve.lab.bench.engine_switch.installed`, which lasts.
     listed : sequence of Case
-    work : Work
-        How to measure, here and in new processes.
     absent, versions : mapping
         From the same.
-    skip : sequence of str
-        Cases whose `ksieve.lab.bench.engine_process.label` contains one of these are left out.
+    k : int
+    source : str
+        Of the scores, as in `ksieve.lab.bench.gpu.run`.
+    rounds, seed : int
+    last : sequence of str
+        Cases whose `ksieve.lab.bench.engine_cases.label` contains one of these come behind the others.
     progress, each : callable, optional
         As in `ksieve.lab.bench.gpu.run`.
 
@@ -156,58 +159,59 @@ def run(
     dict
         For `ksieve.lab.bench.record.write_json`. ``shapes``: every case with the times of both, whether their answers
         were exact, and the engine's time over that of ksieve. ``host``: microseconds of a call by operator. ``lost``:
-        the calls that lost the GPU context, whose they were, and their errors; what remained ran in a new process.
+        the call that lost the GPU context, whose it was, and its error; nothing was measured behind it.
 
     Raises
     ------
     BackendError
-        Without PyTorch or a GPU.
+        Without PyTorch or a GPU, or when a first call has lost the GPU context.
     """
     gpu.require_device()
+    if timing.context_lost():  # in `prepare`, where calls run side by side
+        raise BackendError("a first call of an engine's operator lost the GPU context: choose others with --only")
     every: list[Task] = [("shapes", case) for case in listed]
     every += [("host", (each, HOST_ROWS, HOST_WIDTH, each.call.dtypes[0])) for each in operators]
-    asked = [task for task in every if not left_out(task, skip)]
+    asked = in_order(every, last)
     results: dict[str, list[Facts]] = {"shapes": [], "host": []}
-    for kind, case in every:
-        if left_out((kind, case), skip):
-            results[kind].append(engine_process.facts_of(case, _k(case[0], work.k)) | {"skipped": LEFT_OUT})
-    gone = timing.context_lost()  # in `prepare`, where calls run side by side: the new process finds which it was
-    lost = [{"call": "a first call", "by": BEFORE, "error": "while the engines compiled"}] if gone else []
-    here = measured([] if gone else asked, work)
-    found = engine_process.run_on(
-        asked, here, lambda rest: engine_process.elsewhere(rest, work, measured), work.k, lost
-    )
-    for done, (kind, facts) in enumerate(found):
-        results[kind].append(facts)
+    lost: list[dict[str, Any]] = []
+    for done, (task, facts) in enumerate(measured(asked, k, source, rounds, seed)):
+        results[task[0]].append(facts)
+        if by := facts.get(LOST_BY):
+            error = facts.get("skipped") or facts["selectors"][by]["error"]
+            lost.append({"call": label(task), "by": by, "error": error})
         if progress is not None:
             progress(done + 1, len(asked))
-        if each is not None and kind == "shapes":
+        if each is not None and task[0] == "shapes":
             each(facts)
+    for kind, case in asked[sum(map(len, results.values())) :]:
+        why = f"not measured: the GPU context was lost by {lost[0]['call']}"
+        results[kind].append(facts_of(case, _k(case[0], k)) | {"skipped": why})
     algorithm = os.environ.get("FLASHINFER_TOPK_ALGO")
     variables = {} if algorithm is None else {"FLASHINFER_TOPK_ALGO": algorithm}
     settings = {
-        "k": work.k, "lengths": "ragged", "scores": gpu.source_name(work.source), "rounds": work.rounds,
-        "seed": work.seed, "skip": list(skip), "variables": variables,
+        "k": k, "lengths": "ragged", "scores": gpu.source_name(source), "rounds": rounds, "seed": seed,
+        "last": list(last), "variables": variables,
     }  # fmt: skip
     told = {**results, "lost": lost, "absent": dict(absent), "versions": dict(versions)}
     return record.payload("engines", settings, told, gpu=True)
 
 
-def measured(tasks: Sequence[Task], work: Work) -> Generator[Facts]:
+def measured(tasks: Sequence[Task], k: int, source: str, rounds: int, seed: int) -> Generator[tuple[Task, Facts]]:
     """Measure tasks in this process, in order, up to one that loses the GPU context."""
-    device, fill = gpu.require_device(), scores.source_of(work.source)
+    device, fill = gpu.require_device(), scores.source_of(source)
     made: dict[tuple[int, int, str], Any] = {}
-    for kind, case in tasks:
+    for task in tasks:
+        kind, case = task
         if kind == "host":
             made.clear()
-            facts = _host(case[0], work.k)
+            facts = _host(case[0], k)
         else:
             key = case[1:]
             if key not in made:
                 made.clear()  # before the next matrices are made
-                made[key] = _matrices(*key, fill, work.seed)
-            facts = _measure(case, work.k, made[key], device, work.rounds)
-        yield facts
+                made[key] = _matrices(*key, fill, seed)
+            facts = _measure(case, k, made[key], device, rounds)
+        yield task, facts
         if LOST_BY in facts:
             return
 
@@ -227,7 +231,7 @@ def _matrices(rows: int, width: int, dtype: str, fill: scores.Fill, seed: int) -
 def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: DeviceInfo, rounds: int) -> dict[str, Any]:
     operator, rows, width, dtype = case
     columns = _k(operator, k)
-    facts = engine_process.facts_of(case, columns)
+    facts = facts_of(case, columns)
     if isinstance(made, str):
         return facts | {"skipped": made}
     if (reason := operator.call.refusal(rows, width, columns, dtype)) is not None:
@@ -316,7 +320,7 @@ def _host(operator: Replaced, k: int) -> dict[str, Any]:
 
     dtype = operator.call.dtypes[0]
     made = _small(operator, dtype, k)
-    facts = engine_process.facts_of((operator, HOST_ROWS, HOST_WIDTH, dtype), made.k)
+    facts = facts_of((operator, HOST_ROWS, HOST_WIDTH, dtype), made.k)
     if (reason := operator.call.refusal(HOST_ROWS, HOST_WIDTH, made.k, dtype)) is not None:
         return facts | {"skipped": reason}
     try:

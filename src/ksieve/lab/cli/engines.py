@@ -23,13 +23,14 @@ def bench_engines(
     only: Annotated[
         str, typer.Option("--only", metavar="TEXT", help="Only the operators whose full name contains TEXT.")
     ] = "",
-    skip: Annotated[
+    last: Annotated[
         str,
         typer.Option(
-            "--skip",
+            "--last",
             metavar="LIST",
-            help="Leave out cases whose name contains one of these: an operator, or more such as "
-            "'flashinfer.topk.top_k 256 x 131072 bfloat16'.",
+            help="Measure cases whose name contains one of these behind the others: an operator, or more such as "
+            "'flashinfer.topk.top_k 256 x 131072 bfloat16'. Calls of FlashInfer that are known to lose the GPU context "
+            "are among them.",
         ),
     ] = "",
     shapes: Annotated[
@@ -55,10 +56,10 @@ def bench_engines(
     """Time the operators of installed engines before and after ksieve replaces them, in one process.
 
     The same call on the same scores, as CUDA graphs in rotated rounds, and its host cost; every answer is verified.
-    After a call that loses the GPU context the rest is measured in a new process, and the exit code is not 0.
+    A call that loses the GPU context ends the measurement, and the exit code is not 0: see --last.
     Then the first call of fresh processes: with an empty cache, after ksieve build, and with a bundle.
     """
-    from ksieve.lab.bench import engine_process, engine_switch, first_calls, record
+    from ksieve.lab.bench import engine_cases, engine_switch, first_calls, record
     from ksieve.lab.bench import engines as bench
     from ksieve.lab.bench import gpu as shared
 
@@ -78,15 +79,13 @@ def bench_engines(
     payload: dict[str, Any] = record.payload("engines", {"k": k}, {}, gpu=True)
     if "operators" in chosen:
         with engine_switch.installed(names, only) as (operators, absent, versions):
-            every, skipped = bench.cases(operators, listed, asked), gpu.listed_of(skip)
-            kept = [case for case in every if not engine_process.left_out(("shapes", case), skipped)]
-            work = engine_process.Work(tuple(names), only, k, scores, rounds, seed)
+            every = bench.cases(operators, listed, asked)
             with terminal.progress("compiling", unit="kernels", waiting="starting the GPU") as update:
-                bench.prepare(kept, k, update)
+                bench.prepare(every, k, update)
             with terminal.progress("measuring", len(every), unit="cases", waiting="loading the kernels") as update:
                 payload = bench.run(
-                    operators, every, work, absent=absent, versions=versions, skip=skipped,
-                    progress=update, each=_teller(),
+                    operators, every, absent=absent, versions=versions, k=k, source=scores, rounds=rounds, seed=seed,
+                    last=(*engine_cases.LAST, *gpu.listed_of(last)), progress=update, each=_teller(),
                 )  # fmt: skip
     results = payload["results"]
     if "first" in chosen:
@@ -142,10 +141,10 @@ def _say(results: dict[str, Any], rounds: int) -> None:
         if why:
             terminal.note(f"{case['operator']} {gpu.shape_name(case)} {case['dtype']}: {why}")
     for lost in results.get("lost", ()):
-        side = {BEFORE: "the engine's own operator", AFTER: "ksieve"}.get(lost["by"], "one of both sides")
+        side = {BEFORE: "the engine's own operator", AFTER: "ksieve"}[lost["by"]]
         terminal.note(
-            f"the GPU context was lost by {side} in {lost['call']} ({lost['error']}); other cases of this operator and "
-            "dtype are left out, and a new process measures the rest"
+            f"the GPU context was lost by {side} in {lost['call']} ({lost['error']}), and nothing was measured behind "
+            f"it: --last '{lost['call']}' measures the others first"
         )
     for name, why in results.get("absent", {}).items():
         terminal.note(f"not measured: {name} ({why})")
