@@ -245,7 +245,9 @@ def plan(
     )
     options = considered(chosen.problem, chosen.device) if explain else []
     terminal.result(lambda: asdict(chosen) | ({"considered": list(map(asdict, options))} if explain else {}))
-    terminal.say(str(chosen))
+    title, facts = chosen._facts()
+    terminal.say(title)
+    terminal.facts(facts, indent=2)
     if explain:
         terminal.say()
         terminal.table(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from rich.text import Text
 
 from ksieve.core.text import plain
 from ksieve.core.text import printable as safe
+
+_BETWEEN_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 UNBOUNDED = 1_000_000
 """Columns that any table fits in: a width to measure it with."""
@@ -95,8 +98,13 @@ def complain(text: object) -> None:
 
 def note(text: object) -> None:
     """Print a remark that is no result."""
-    if not mode.quiet:
-        stderr().print(Text("\n  ".join(safe(text, lines=True).splitlines()), style="dim"))
+    if mode.quiet:
+        return
+    console = stderr()
+    lines = "\n  ".join(safe(text, lines=True).splitlines()).split("\n")
+    if console.is_terminal:  # broken between words, so that a path stays whole
+        lines = [part for line in lines for part in textwrap.wrap(line, console.width, **_BETWEEN_WORDS) or [line]]
+    console.print(Text("\n".join(lines), style="dim"))
 
 
 class _Notes(logging.Handler):

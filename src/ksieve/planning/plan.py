@@ -153,11 +153,12 @@ class Plan:
         p = self.problem
         title = f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}"
         shared = "a warp per row" if self.family == "register_warp" else f"{self.splits} per row"
+        blocks = f"{self.ctas} blocks x " if self.ctas else ""
         return title, {
             "policy": self.policy.name if self.policy else "direct",
             **({} if p.options.plain else {"options": str(p.options)}),
             "capacity": f"{self.capacity} candidates per worker",
-            "geometry": f"{self.ctas or '-'} blocks x {self.threads} threads, {shared}",
+            "geometry": f"{blocks}{self.threads} threads, {shared}",
             **{f"up to {b.resident_width}": f"{b.family}, {b.ctas} blocks x {b.threads} threads" for b in self.bins},
             "workspace": f"{self.workspace_bytes} bytes",
             "reason": self.reason,

@@ -107,3 +107,19 @@ def test_facts_are_readable_where_their_names_fill_the_terminal(monkeypatch):
         assert max(map(cell_len, text.splitlines())) <= width
         assert "layer_12.safetensors" in text
         assert "1,234,567" in text
+
+
+def test_a_note_breaks_between_words_and_nowhere_in_a_path(monkeypatch):
+    path = "/tmp/" + "long-name/" * 12
+    said = f"compiling the CPU kernels, once per machine and version, into {path}\nand more"
+    for width, expected in (
+        (30, ["compiling the CPU kernels,", "once per machine and version,", "into", path, "  and more"]),
+        (None, [said.splitlines()[0], "  and more"]),
+    ):
+        printed(monkeypatch, width, ("a",), [])
+        if width is None:
+            monkeypatch.delenv("FORCE_COLOR", raising=False)
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", out)
+        terminal.note(said)
+        assert plain(out).splitlines() == expected

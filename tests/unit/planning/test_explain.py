@@ -57,5 +57,6 @@ def test_the_command_prints_and_gives_json():
 
 def test_the_cpu_has_nothing_to_explain():
     plan = ksieve.plan(rows=4, width=4096, k=16)
+    assert f"  geometry   {plan.threads} threads, 1 per row" in str(plan)
     with pytest.raises(ArgumentError, match="--explain: got a plan for the CPU; takes --device with a GPU"):
         considered(plan.problem, plan.device)
