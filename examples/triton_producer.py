@@ -1,6 +1,6 @@
 """A score producer in Triton that keeps candidates in place of a matrix, and the calls around it.
 
-    python examples/triton_producer.py
+    python examples/triton_producer.py        # needs PyTorch and Triton
 
 The scores are dot products of queries and keys. The answer is compared with the selection from the whole matrix.
 Without a CUDA GPU, the example runs small in Triton's interpreter: set TRITON_INTERPRET=1.
@@ -97,4 +97,4 @@ if __name__ == "__main__":
     elif os.environ.get("TRITON_INTERPRET") == "1":
         check("cpu", 20, 10_000, 60, 3000)
     else:
-        print("skipped: PyTorch sees no CUDA GPU here")
+        print("skipped: PyTorch sees no CUDA GPU here; TRITON_INTERPRET=1 runs it small on the CPU")
