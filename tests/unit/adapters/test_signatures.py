@@ -83,7 +83,7 @@ def test_an_extension_that_is_not_loaded_is_no_version_without_operators(tmp_pat
 def test_an_engine_that_is_not_there(tmp_path):
     code, out, err = doctor("--for", "flashinfer", engines=str(tmp_path))
     assert (code, out) == (2, "")
-    assert "flashinfer is not installed" in err
+    assert "not installed in this Python environment: flashinfer" in err
 
 
 def test_entry_points_are_those_that_the_engines_load():
