@@ -1,8 +1,7 @@
-// Rows whose entries are selected, in place of their scores (core/entries.py): blocks of scores, or with forced entries
-// the others, which are a window of the row. Included by common/load.cuh alone.
+// Rows with windows, among them those whose entries are selected in place of their scores (core/entries.py): blocks of
+// scores, or with forced entries the others, which are a window of the row. Included by common/load.cuh alone.
 #pragma once
 
-constexpr bool kEntries = kBlockRows || kForced > 0;
 constexpr bool kForcedEnds = kForced > 0 && !kPositions; // forced entries are the ends of a row
 
 // All entries of a row.
@@ -34,9 +33,9 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
   const int hidden = kTail && !kBlockRows ? 0 : hidden_of(p, id); // with a tail it is positions that differ by one
   const int valid = max(p.lengths ? length_entry(p, id / o.next_n) : p.width, hidden) - hidden;
   const bool ends = p.lengths == nullptr || o.flags & kEnds;
-  int length = max(ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start), 0);
+  int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
   const int most = p.k + kForcedInside;
-  const int own = id < live ? (o.row_k ? min(max(o.row_k[id], 0), most) : most) + (kForced - kForcedInside) : 0;
+  const int own = (o.row_k ? min(max(o.row_k[id], 0), most) : most) + (kForced - kForcedInside);
   const int base = o.flags & kAbsolute ? start : 0;
   Entries<AnyRow> all = {};
   all.row.id = id;
@@ -44,19 +43,19 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
   if constexpr (kBlockRows) {
     constexpr i64 kBytes = KSIEVE_SOURCE_DTYPE ? 2 : 4;
     const int cut = base % kBlockSize; // scores of the first block in front of the window
-    if (kTail) length = id < live ? min(length, max(tail_length(p, id) - base, 0)) : 0;
+    if (kTail) length = min(length, max(tail_length(p, id) - base, 0));
     all.row.base = base / kBlockSize;
     all.row.length = !length ? 0 : kTail ? (cut + length) / kBlockSize : (cut + length - 1) / kBlockSize + 1;
     all.row.from = static_cast<const unsigned char*>(p.scores) + (id * p.pitch + start - cut) * kBytes;
     all.row.low = cut;
     all.row.high = cut + length;
   } else {
-    if (kTail && !kPositions) length = min(length, max((id < live ? tail_length(p, id) : 0) / o.expand - base, 0));
+    if (kTail && !kPositions) length = min(length, max(tail_length(p, id) / o.expand - base, 0));
     all.row.base = base;
     all.row.length = length;
     all.row.scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
   }
-  if (own == 0) all.row.length = 0;
+  if (id >= live || own == 0) all.row.length = 0;
   all.before = min(kForceFirst, all.row.length);
   all.behind = min(kForceLast, all.row.length - all.before);
   return all;
@@ -64,6 +63,7 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
 
 // Returns the entries that are not forced, as a row; with positions, which may be in any order, all of them.
 template <class AnyRow> __device__ __forceinline__ AnyRow others_of(const Entries<AnyRow>& all) {
+  if constexpr (kForced == 0) return all.row;
   const int slots = max(all.row.slots - kForced, 0);
   AnyRow row =
       kPositions ? all.row : part_of(all.row, all.before, slots ? all.row.length - all.before - all.behind : 0);

@@ -87,22 +87,8 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
 
 // Returns a row; loads its length, or its window.
 __device__ __forceinline__ Row load_row(const Params& p, int id) {
-  if constexpr (kEntries) {
+  if constexpr (kWindows) {
     return others_of(load_entries<Row>(p, id));
-  } else if constexpr (kWindows) {
-    const auto& o = p.options;
-    int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
-    int start = window_start(p, id);
-    // Scores at its request's end that this row does not see yet; with a tail it is positions that differ by one.
-    int hidden = kTail ? 0 : o.next_n - 1 - id % o.next_n;
-    int valid = max(p.lengths ? length_entry(p, id / o.next_n) : p.width, hidden) - hidden;
-    bool ends = p.lengths == nullptr || o.flags & kEnds;
-    int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
-    int slots = o.row_k ? min(max(o.row_k[id], 0), p.k) : p.k;
-    const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
-    if constexpr (kTail && !kPositions) // entries that are whole
-      length = min(length, max(tail_length(p, id) / o.expand - (o.flags & kAbsolute ? start : 0), 0));
-    return {scores, id, id < live && slots > 0 ? length : 0, slots, o.flags & kAbsolute ? start : 0};
   } else {
     return row_of(p, id, length_of(p, id));
   }
