@@ -222,11 +222,11 @@ template <class Scope, class Bins>
 __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int remaining_k,
                                                 Divided& divided) {
   if constexpr (Scope::kAlone && kEach <= (1 << 16) / kSmThreads) {
-    BucketIds bins;
+    BucketIds bins = {};
     each_undecided<Bins, true>(left, slot, keys, [&](u32 bin, int w, int bit) {
       const int at = w * 32 + bit;
       count_key(bin);
-      if (at < kEach) bins.pair[at / 2] = at % 2 ? bins.pair[at / 2] | bin << 16 : bin;
+      if (at < kEach) bins.pair[at / 2] |= bin << at % 2 * 16;
     });
     const Boundary found = Scope::find_again(remaining_k);
     divided = divide(bins, found.bin);

@@ -77,10 +77,9 @@ struct LoadedView {
 
   // Waits for the loads.
   __device__ __forceinline__ void wait() {
-    if (!kSampled) return;
 #pragma unroll
     for (Raw& some : raw)
-      KSIEVE_AWAIT_WORDS(some);
+      if (kSampled) KSIEVE_AWAIT_WORDS(some);
   }
 
   __device__ __forceinline__ static Raw load_pool(const Score* scores) {
