@@ -129,7 +129,6 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   constexpr bool kCta = kOwners == kThreads;
   const auto& o = p.options;
   bool wide = o.flags & kWide;
-  const int* staged = row_output(p, row.id);
   int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
   i64 offset = o.offsets ? o.offsets[row.id] : 0;
   const Slots<Row> slots(p, row);
@@ -141,14 +140,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
       int slot = first + b * kOwners;
-      if constexpr (kForcedEnds) {
-        index[b] = slots.entry_of(p, slot, [&](int at) { return position_at(p, row, at, selected, area); });
-      } else if constexpr (kOrder == Order::kAny) {
-        index[b] = staged_position(staged, slot, selected, row.length);
-      } else {
-        index[b] = slot < selected ? position_of(area[slot]) : -1;
-        if (static_cast<u32>(index[b]) >= static_cast<u32>(row.length)) index[b] = -1;
-      }
+      index[b] = slots.entry_of(p, slot, [&](int at) { return position_at(p, row, at, selected, area); });
     }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) {
