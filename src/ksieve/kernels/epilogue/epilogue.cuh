@@ -155,7 +155,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
         int slot = first + b * kOwners;
-        if (slot < end()) values[slot] = value_of(slots.row, index[b]);
+        if (slot < end()) write_bits(values, slot, bits_of_position(slots.row, index[b]));
       }
     }
 #pragma unroll
@@ -222,7 +222,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
 #pragma unroll 1
       for (int i = owner; i < listed; i += kOwners) {
         const int index = slots.entry_of(p, begin + i, other);
-        score_at(i) = index < 0 ? kUnusedBits : bits_of_position(slots.row, index);
+        score_at(i) = bits_of_position(slots.row, index);
       }
     }
     // Entries are listed, and cut ones among them are found; the slots written below may overwrite those that the

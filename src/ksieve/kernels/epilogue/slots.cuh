@@ -6,29 +6,18 @@
 // Slots that a thread processes together: more would spill, and k seldom gives so many to a large CTA's threads.
 constexpr int kInFlight = kForced || kPositions || (kWritesSlots && kThreads == 1024) ? 2 : 4;
 
-// Returns the score of a position, or what an unused slot holds.
-using Value = Choose<kBlockRows, source::Bits, Score>::Type;
-template <class AnyRow> __device__ __forceinline__ Value value_of(const AnyRow& row, int index) {
-  if constexpr (kBlockRows) {
-    constexpr source::Bits kNone = source::kUnused;
-    return index < 0 ? kNone : best_of_block(row, index).score;
-  } else {
-    return index < 0 ? score_of_bits(kWorstNumberBits) : row.scores[index];
-  }
-}
-
-// The same in two steps: the bits of a position's score, or kUnusedBits, are written later.
+// Returns the bits of the score of a position, or what an unused slot holds.
 constexpr u32 kUnusedBits = kBlockRows ? source::kUnused : kWorstNumberBits;
 template <class AnyRow> __device__ __forceinline__ u32 bits_of_position(const AnyRow& row, int index) {
   if constexpr (kBlockRows) {
-    return best_of_block(row, index).score;
+    return index < 0 ? kUnusedBits : best_of_block(row, index).score;
   } else {
-    return bits_of(row.scores[index]);
+    return index < 0 ? kUnusedBits : bits_of(row.scores[index]);
   }
 }
+using Value = Choose<kBlockRows, source::Bits, Choose<kHalfScores, unsigned short, u32>::Type>::Type;
 __device__ __forceinline__ void write_bits(void* values, i64 at, u32 bits) {
-  using Bits = Choose<sizeof(Value) == 2, unsigned short, u32>::Type;
-  static_cast<Bits*>(values)[at] = static_cast<Bits>(bits);
+  static_cast<Value*>(values)[at] = static_cast<Value>(bits);
 }
 
 __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 index) {
