@@ -82,8 +82,6 @@ template <class Element> __device__ __forceinline__ int position_of(const Elemen
 template <class AnyRow, bool kSome = kBlockRows> struct Cuts {
   const AnyRow& row;
   __device__ __forceinline__ Cuts(const Params&, const AnyRow& row) : row(row) {}
-  __device__ __forceinline__ int begin() const { return row.base * kBlockSize + row.low; }
-  __device__ __forceinline__ int end() const { return row.base * kBlockSize + row.high; }
   // Neither is found yet. Call by all threads of the CTA, when none uses counters of candidates any more.
   __device__ __forceinline__ void forget(int owner) const {
     if (owner == 0) shared_storage().least = shared_storage().greatest = ~0u;
@@ -95,19 +93,17 @@ template <class AnyRow, bool kSome = kBlockRows> struct Cuts {
     if (index == row.length - 1) shared_storage().greatest = own;
   }
   __device__ __forceinline__ bool has(int position) const {
-    return position < 0 || (position >= begin() && position < end());
+    const int at = position - row.base * kBlockSize;
+    return position < 0 || (at >= row.low && at < row.high);
   }
   // Returns a slot of the entry in slot `entry` of a row of whole entries, as it moves up.
   __device__ __forceinline__ int slot(int slot, int entry) const {
     const SharedStorage& s = shared_storage();
     const u32 own = static_cast<u32>(entry);
-    const int missing = max(row.length * kBlockSize - row.high, 0); // slots of the last entry
-    return slot - (own >= s.least ? row.low : 0) - (own > s.greatest ? missing : 0);
+    return slot - (own >= s.least ? row.low : 0) - (own > s.greatest ? cut_slots(row) : 0);
   }
 };
 template <class AnyRow> struct Cuts<AnyRow, false> {
-  __device__ __forceinline__ int begin() const { return 0; }
-  __device__ __forceinline__ int end() const { return 0; }
   __device__ __forceinline__ Cuts(const Params&, const AnyRow&) {}
   __device__ __forceinline__ void forget(int) const {}
   __device__ __forceinline__ void find(int, int) const {}
@@ -248,14 +244,11 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
     }
   }
   const int used = cuts.slot(entries * o.expand, entries);
-  const bool live = row.id < min(live_rows(p), p.rows);
-  const int end = !kTail || !live ? 0 : kBlockRows ? cuts.end() : tail_length(p, row.id);
-  const int whole = kTail && (kPositions || end > slots.row.base * o.expand) ? end % o.expand : 0;
-  const int tail = kBlockRows ? max(min(whole, end - cuts.begin()), 0) : whole;
-  const int written = written_slots(p, used + tail, columns_of(p));
+  const TailPositions tail = TailPositions::of(p, slots.row);
+  const int written = written_slots(p, used + tail.count, columns_of(p));
   for (int slot = used + owner; slot < written; slot += kOwners)
-    write(slot, slot < used + tail ? end - tail + slot - used : -1, kUnusedBits);
-  write_count<kOwners>(p, row.id, used + tail);
+    write(slot, slot < used + tail.count ? tail.end - tail.count + slot - used : -1, kUnusedBits);
+  write_count<kOwners>(p, row.id, used + tail.count);
   barrier(); // every listed entry has been read
   for (int i = owner; i < (o.values ? kRoom : min(entries, kRoom)); i += kOwners)
     number_at(i) = 0; // counts are zero between rows
