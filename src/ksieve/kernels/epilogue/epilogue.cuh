@@ -118,8 +118,20 @@ __device__ __forceinline__ int position_at(const Params& p, const Row& row, int 
   return static_cast<u32>(position) < static_cast<u32>(row.length) ? position : -1;
 }
 
+// A row's owners are the kOwners threads that complete it: all of the CTA, or a warp. Returns this one's number.
+template <int kOwners> __device__ __forceinline__ int owner_number() {
+  return static_cast<int>(kOwners == kThreads ? threadIdx.x : threadIdx.x % kOwners);
+}
+template <int kOwners> __device__ __forceinline__ void sync_owners() {
+  if (kOwners == kThreads) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
+}
+
 // Writes the slots of a row: `selected` positions from `area`, or without an order from the output, then -1. Call by
-// the row's kOwners threads: all of the CTA, or a warp.
+// its owners.
 template <int kOwners>
 __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int selected, const Sorted* area) {
   constexpr bool kCta = kOwners == kThreads;
@@ -131,7 +143,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   int base = !kWindows ? 0 : kForcedEnds ? slots.row.base : kCta ? shared_storage().base : row.base;
   auto end = [&] { return kCounts ? written_slots(p, slots.used(selected), columns_of(p)) : columns_of(p); };
   for (int begin = 0; begin < end(); begin += kInFlight * kOwners) {
-    int first = begin + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
+    int first = begin + owner_number<kOwners>();
     int index[kInFlight];
 #pragma unroll
     for (int b = 0; b < kInFlight; ++b) {
@@ -139,13 +151,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
       index[b] = slots.entry_of(p, slot, [&](int at) { return position_at(p, row, at, selected, area); });
     }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
-    if (kOrder == Order::kAny && wide) {
-      if (kCta) {
-        __syncthreads();
-      } else {
-        __syncwarp();
-      }
-    }
+    if (kOrder == Order::kAny && wide) sync_owners<kOwners>();
     if (o.values) {
       Value* values = static_cast<Value*>(o.values) + row.id * o.values_pitch;
 #pragma unroll
@@ -173,20 +179,13 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   constexpr bool kCta = kOwners == kThreads;
   constexpr int kRoom = kBins / (kThreads / kOwners);      // entries that are listed at a time
   constexpr int kListedTogether = kRegisters > 64 ? 4 : 1; // entries that a thread loads together; more would spill
-  auto barrier = [] {
-    if (kCta) {
-      __syncthreads();
-    } else {
-      __syncwarp();
-    }
-  };
   const auto& o = p.options;
   const bool wide = o.flags & kWide;
   const int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
   const int offset = o.offsets ? o.offsets[row.id] : 0;
   const Slots<Row> slots(p, row);
   const int entries = slots.used(selected);
-  const int owner = static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
+  const int owner = owner_number<kOwners>();
   auto number_at = [](int i) -> u32& {
     return shared_storage().histogram[kCta ? i : threadIdx.x / kOwners * kRoom + i];
   };
@@ -207,7 +206,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
 #pragma unroll 1
   for (int begin = 0; begin < entries; begin += room) {
     const int listed = min(entries - begin, room);
-    if (begin) barrier(); // every slot of the entries before is written
+    if (begin) sync_owners<kOwners>(); // every slot of the entries before is written
 #pragma unroll kListedTogether
     for (int i = owner; i < listed; i += kOwners) {
       const int index = slots.entry_of(p, begin + i, other);
@@ -223,7 +222,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
     }
     // Entries are listed, and cut ones among them are found; the slots written below may overwrite those that the
     // selection wrote, but no entries behind (row_output).
-    barrier();
+    sync_owners<kOwners>();
 #pragma unroll 1
     for (int at = owner * together; at < listed * o.expand; at += kOwners * together) {
       const int own = static_cast<int>(static_cast<u32>(at) / static_cast<u32>(o.expand));
@@ -249,10 +248,10 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   for (int slot = used + owner; slot < written; slot += kOwners)
     write(slot, slot < used + tail.count ? tail.end - tail.count + slot - used : -1, kUnusedBits);
   write_count<kOwners>(p, row.id, used + tail.count);
-  barrier(); // every listed entry has been read
+  sync_owners<kOwners>(); // every listed entry has been read
   for (int i = owner; i < (o.values ? kRoom : min(entries, kRoom)); i += kOwners)
-    number_at(i) = 0; // counts are zero between rows
-  barrier();          // of the next row's too
+    number_at(i) = 0;     // counts are zero between rows
+  sync_owners<kOwners>(); // of the next row's too
 }
 
 // Writes the index of each forced score that has a position of its own behind those of the selection, from `out` on.
@@ -310,14 +309,9 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
     if constexpr (kExpand) return write_expanded<kOwners>(p, row, selected, area);
     write_slots<kOwners>(p, row, selected, area);
   } else if constexpr (kForcedEnds) {
-    constexpr bool kCta = kOwners == kThreads;
-    if (kCta) {
-      __syncthreads(); // the selection wrote its slots, and unused ones
-    } else {
-      __syncwarp();
-    }
+    sync_owners<kOwners>(); // the selection wrote its slots, and unused ones
     const Slots<Row> all(p, row);
-    for (int slot = min(row.length, slots) + static_cast<int>(kCta ? threadIdx.x : threadIdx.x % kOwners);
+    for (int slot = min(row.length, slots) + owner_number<kOwners>();
          slot < written_slots(p, all.used(selected), columns_of(p)); slot += kOwners) {
       const int index = all.entry_of(p, slot, [](int) { return -1; });
       row_output(p, id)[slot] = index < 0 ? -1 : index + all.row.base;
@@ -325,8 +319,7 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
   } else if constexpr (kWindows) {
     if (row.length <= slots) return;
     int* out = row_output(p, id);
-    for (int i = slots + static_cast<int>(kOwners == kThreads ? threadIdx.x : threadIdx.x % kOwners); i < p.k;
-         i += kOwners)
+    for (int i = slots + owner_number<kOwners>(); i < p.k; i += kOwners)
       out[i] = -1;
   }
 }
