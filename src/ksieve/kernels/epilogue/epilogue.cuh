@@ -137,8 +137,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
   constexpr bool kCta = kOwners == kThreads;
   const auto& o = p.options;
   bool wide = o.flags & kWide;
-  int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
-  i64 offset = o.offsets ? o.offsets[row.id] : 0;
+  const SlotFacts facts = SlotFacts::of(p, row.id);
   const Slots<Row> slots(p, row);
   int base = !kWindows ? 0 : kForcedEnds ? slots.row.base : kCta ? shared_storage().base : row.base;
   auto end = [&] { return kCounts ? written_slots(p, slots.used(selected), columns_of(p)) : columns_of(p); };
@@ -166,7 +165,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
       if (slot >= end()) continue;
       int shown = index[b] < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index[b]) : index[b] + base;
       if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
-      write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, shown));
+      write_index(p.indices, row.id * p.out_pitch + slot, wide, facts.transformed(p, shown));
     }
   }
 }
@@ -181,8 +180,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   constexpr int kListedTogether = kRegisters > 64 ? 4 : 1; // entries that a thread loads together; more would spill
   const auto& o = p.options;
   const bool wide = o.flags & kWide;
-  const int request = !(o.flags & kPaged) ? 0 : o.request_of ? o.request_of[row.id] : row.id / o.next_n;
-  const int offset = o.offsets ? o.offsets[row.id] : 0;
+  const SlotFacts facts = SlotFacts::of(p, row.id);
   const Slots<Row> slots(p, row);
   const int entries = slots.used(selected);
   const int owner = owner_number<kOwners>();
@@ -194,7 +192,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   auto write = [&](int slot, int position, u32 score) {
     if (o.values) write_bits(o.values, row.id * o.values_pitch + slot, score);
     if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, position);
-    write_index(p.indices, row.id * p.out_pitch + slot, wide, transformed(p, request, offset, position));
+    write_index(p.indices, row.id * p.out_pitch + slot, wide, facts.transformed(p, position));
   };
   auto other = [&](int at) { return position_at(p, row, at, selected, area); };
   const Cuts<Row> cuts(p, slots.row);
@@ -230,7 +228,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
       const int first = number < 0 ? -1 : (number - own) * o.expand + at;
       const int slot = cuts.slot(begin * o.expand + at, begin + own);
       if (plain && slot % 4 == 0 && cuts.has(first) && (first < 0 || cuts.has(first + 3))) {
-        const int shown = first < 0 ? -1 : first + offset;
+        const int shown = first < 0 ? -1 : first + facts.offset;
         const int next = first < 0 ? 0 : 1;
         *reinterpret_cast<Four*>(out + slot) = {shown, shown + next, shown + 2 * next, shown + 3 * next};
         continue;

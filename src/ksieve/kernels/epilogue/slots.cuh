@@ -28,17 +28,6 @@ __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 i
   }
 }
 
-// Returns the index that is written for a position, with its offset, or through the page table; -1 without an entry.
-__device__ __forceinline__ i64 transformed(const Params& p, int request, i64 offset, int index) {
-  const auto& o = p.options;
-  if (index < 0) return -1;
-  if (!(o.flags & kPaged)) return index + offset;
-  int page = index >> o.page_shift;
-  if (page >= o.max_pages || static_cast<u32>(request) >= static_cast<u32>(o.requests)) return -1;
-  i64 first = o.page_table[request * o.page_pitch + page] * (1ll << o.page_shift);
-  return first + (index & ((1 << o.page_shift) - 1));
-}
-
 // Writes the number of used slots of a row. Call by all of its threads.
 template <int kOwners = kThreads> __device__ __forceinline__ void write_count(const Params& p, int id, int used) {
   if (kCounts && threadIdx.x % kOwners == 0) p.options.counts[id] = used;
@@ -63,6 +52,23 @@ struct SlotFacts {
     if (o.offsets) facts.offset = o.offsets[id];
     return facts;
   }
+
+  // Returns whether the page table has an entry of an index.
+  __device__ __forceinline__ bool has_entry(const Params& p, int index) const {
+    const u32 page = static_cast<u32>(index >> p.options.page_shift); // of an unused slot beyond every table
+    return (page < static_cast<u32>(p.options.max_pages)) &
+           (static_cast<u32>(request) < static_cast<u32>(p.options.requests));
+  }
+
+  // Returns the index that is written, with its offset, or through the page table; -1 without an entry.
+  __device__ __forceinline__ i64 transformed(const Params& p, int index) const {
+    const auto& o = p.options;
+    if (index < 0) return -1;
+    if (!(o.flags & kPaged)) return static_cast<i64>(index) + offset;
+    if (!has_entry(p, index)) return -1;
+    i64 first = o.page_table[request * o.page_pitch + (index >> o.page_shift)] * (1ll << o.page_shift);
+    return first + (index & ((1 << o.page_shift) - 1));
+  }
 };
 
 // Writes slots of a row whose scores begin at `scores`, the first of which has the index `base`.
@@ -80,20 +86,15 @@ struct SlotWriter {
 
   // The transform in two steps, so that the pages of several slots are loaded together: entry_at returns the entry in
   // the page table of an index, or the offset, and moved_by the index that is written.
-  __device__ __forceinline__ bool has_entry(int shown) const {
-    const u32 page = static_cast<u32>(shown >> p.options.page_shift); // of an unused slot beyond every table
-    return page < static_cast<u32>(p.options.max_pages) &&
-           static_cast<u32>(facts.request) < static_cast<u32>(p.options.requests);
-  }
   __device__ __forceinline__ int entry_at(int shown) const {
     const auto& o = p.options;
     if (!(o.flags & kPaged)) return facts.offset;
-    return has_entry(shown) ? o.page_table[facts.request * o.page_pitch + (shown >> o.page_shift)] : 0;
+    return facts.has_entry(p, shown) ? o.page_table[facts.request * o.page_pitch + (shown >> o.page_shift)] : 0;
   }
   __device__ __forceinline__ i64 moved_by(int entry, int shown) const {
     const auto& o = p.options;
     if (!(o.flags & kPaged)) return shown < 0 ? -1 : static_cast<i64>(shown) + entry;
-    return has_entry(shown) ? entry * (1ll << o.page_shift) + (shown & ((1 << o.page_shift) - 1)) : -1;
+    return facts.has_entry(p, shown) ? entry * (1ll << o.page_shift) + (shown & ((1 << o.page_shift) - 1)) : -1;
   }
 
   // Returns the bits of the score of a position. Scores that change under a running kernel may leave any position, and
