@@ -78,9 +78,8 @@ def source() -> str:
     sieve = (spec.SOURCES / "stream/filter.cuh").read_text(encoding="utf-8")
     before = re.search(r"u32 before = .*?;", sieve)
     assert before, "where a hit's local index is made"
-    names = ("moved_on", "own_offset", "index_of_local", "code_of_local", "code_of_index", "index_of_code")
-    functions = [function(storage, name) for name in names]
-    functions.append(function(sieve, "index_of_bit"))
+    names = "moved_on own_offset index_of_bit index_of_local code_of_local code_of_index index_of_code"
+    functions = [function(storage, name) for name in names.split()]
     return HOST % {"functions": "\n".join(functions), "before": before.group()}
 
 

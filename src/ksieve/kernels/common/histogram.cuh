@@ -3,6 +3,18 @@
 #include "common/keys.cuh"
 #include "common/storage.cuh"
 
+// Returns the sum of `mine` over the lanes before this one. Call by whole warps.
+__device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
+
+// Takes `mine` slots from `counter` for each lane, with one atomic per warp; returns the lane's first. Call by whole
+// warps.
+__device__ __forceinline__ int reserve_many(int* counter, int mine) {
+  int before = lanes_before(mine);
+  int base = 0;
+  if ((threadIdx.x & 31) == 31) base = atomicAdd(counter, before + mine);
+  return __shfl_sync(kFullWarp, base, 31) + before;
+}
+
 // Returns the sums of `mine` over the threads before this one, and over all threads. Call by all threads; the only
 // barrier comes before warp_totals is read.
 struct Sums {

@@ -203,6 +203,11 @@ __device__ __forceinline__ int reread_tid() {
 // Returns the offset of this thread's first score from the beginning of the body.
 __device__ __forceinline__ int own_offset() { return static_cast<int>(threadIdx.x) * kVector; }
 
+// A vector's scores are neighbours, and vectors are kStep apart: returns the index of a bit's score.
+__device__ __forceinline__ int index_of_bit(u32 bit, int first) {
+  return first + static_cast<int>(bit) + static_cast<int>(bit / kVector) * (kStep - kVector);
+}
+
 // Returns the position of an entry of a column; `own` is own_offset() of the column's thread.
 __device__ __forceinline__ int index_of_local(u32 local, int own = own_offset()) {
   if (!kLocalIndex16) return static_cast<int>(local);
@@ -284,7 +289,7 @@ template <class Visit> __device__ __forceinline__ void each_own(Visit visit) {
 
 // Joins the least and greatest keys of the lanes of a warp into those of the CTA. Call by whole warps; a barrier must
 // follow.
-__device__ __forceinline__ void fold_extremes(SharedStorage& s, u32 least, u32 greatest) {
+template <class Shared> __device__ __forceinline__ void fold_extremes(Shared& s, u32 least, u32 greatest) {
   least = __reduce_min_sync(kFullWarp, least);
   greatest = __reduce_max_sync(kFullWarp, greatest);
   if ((threadIdx.x & 31) == 0) {

@@ -8,9 +8,6 @@
 #include "common/output.cuh"
 #include "stream/compare.cuh"
 
-// Returns the sum of `mine` over the lanes before this one. Call by whole warps.
-__device__ __forceinline__ int lanes_before(int mine) { return static_cast<int>(lanes_up_to(mine)) - mine; }
-
 // Takes one slot from `counter` for each lane that wants one, with one atomic per warp; returns the lane's slot. Call
 // by whole warps.
 __device__ __forceinline__ int reserve(int* counter, bool wanted) {
@@ -41,15 +38,6 @@ template <int kMost> __device__ __forceinline__ LaneSums few_before(int mine) {
   return found;
 }
 
-// Takes `mine` slots from `counter` for each lane, with one atomic per warp; returns the lane's first. Call by whole
-// warps.
-__device__ __forceinline__ int reserve_many(int* counter, int mine) {
-  int before = lanes_before(mine);
-  int base = 0;
-  if ((threadIdx.x & 31) == 31) base = atomicAdd(counter, before + mine);
-  return __shfl_sync(kFullWarp, base, 31) + before;
-}
-
 // Joins the key of a candidate that is not stored into `least` and `greatest`, which show whether all candidates have
 // one value.
 __device__ __forceinline__ void track_overflow(u32 key) {
@@ -73,11 +61,6 @@ __device__ __forceinline__ void list_at(int slot, u32 key, int index) {
 __device__ __forceinline__ void list_candidate(u32 key, int index) {
   list_at(atomicAdd(&shared_storage().listed, 1), key, index);
   atomicAdd(&shared_storage().count, 1);
-}
-
-// A vector's scores are neighbours, and vectors are kStep apart: returns the index of a bit's score.
-__device__ __forceinline__ int index_of_bit(u32 bit, int first) {
-  return first + static_cast<int>(bit) + static_cast<int>(bit / kVector) * (kStep - kVector);
 }
 
 // Removes the lowest set bit and returns its number; the remaining bits are computed without waiting for the number.

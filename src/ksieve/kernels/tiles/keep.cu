@@ -62,7 +62,7 @@ __device__ __forceinline__ u32 append(const List& list, const Raw (&raw)[kVector
     const u32 word = s.ring[b / kVector][threadIdx.x].word[b % kVector / kInWord];
     return score_of_bits(kHalfScores ? word >> b % 2 * 16 & 0xffff : word);
   };
-  const auto place_of = [&](int b) { return position + b / kVector * kStep + b % kVector; };
+  const auto place_of = [&](int b) { return index_of_bit(b, position); };
   if (static_cast<u32>(bound) + 1 > 1) { // of scores that equal the bound's, positions decide
     for (u32 rest = pending; rest; rest &= rest - 1) {
       const int b = __ffs(static_cast<int>(rest)) - 1;
@@ -71,11 +71,7 @@ __device__ __forceinline__ u32 append(const List& list, const Raw (&raw)[kVector
     }
     if (!__any_sync(kFullWarp, pending != 0)) return 0;
   }
-  const u32 own = __popc(pending);
-  const u32 up_to = lanes_up_to(own);
-  int slot = 0;
-  if ((threadIdx.x & 31) == 31) slot = atomicAdd(&shared.held, static_cast<int>(up_to));
-  slot = __shfl_sync(kFullWarp, slot, 31) + static_cast<int>(up_to - own);
+  int slot = reserve_many(&shared.held, __popc(pending));
   for (; pending && slot < list.p.capacity; pending &= pending - 1) {
     const int b = __ffs(static_cast<int>(pending)) - 1;
     list.values[slot] = score_at(b);

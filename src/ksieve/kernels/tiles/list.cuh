@@ -39,7 +39,7 @@ struct Shared {
   u32 least; // extreme keys
   u32 greatest;
   u32 worst; // key of those that stay
-  u32 moves; // slots that a compaction empties, and 2^16 times those whose entries fill them
+  int moves; // slots that a compaction empties, and 2^16 times those whose entries fill them
   int held;
   int full; // some score found no slot
 };
@@ -118,12 +118,7 @@ template <class Keys> __device__ __forceinline__ Last last_of_best(int wanted, i
     least = min(least, counts ? key : ~0u);
     greatest = max(greatest, counts ? key : 0);
   });
-  least = __reduce_min_sync(kFullWarp, least);
-  greatest = __reduce_max_sync(kFullWarp, greatest);
-  if ((threadIdx.x & 31) == 0) {
-    atomicMin(&shared.least, least);
-    atomicMax(&shared.greatest, greatest);
-  }
+  fold_extremes(shared, least, greatest);
   __syncthreads(); // the extremes of all threads are joined
   u32 base = shared.least;
   int shift = max(0, 32 - __clz(static_cast<int>(shared.greatest - base)) - kBinBits);
@@ -192,15 +187,11 @@ __device__ __forceinline__ u64 compact(const Tile& p, int row, int k) {
       moved |= stays && slot >= kept ? bit : 0;
       empty |= filled && !stays && slot < kept ? bit : 0;
     });
-    const u32 own = __popc(empty) | __popc(moved) << 16;
-    const u32 up_to = lanes_up_to(own);
-    u32 at = 0;
-    if ((threadIdx.x & 31) == 31) at = atomicAdd(&shared.moves, up_to);
-    at = __shfl_sync(kFullWarp, at, 31) + up_to - own;
+    const u32 at = reserve_many(&shared.moves, __popc(empty) | __popc(moved) << 16);
     const auto list_slots = [&](Slot* to, int next, u32 bits) {
       for (; bits && next < kMostSlots; bits &= bits - 1) { // a position that came twice can make more
         const int b = __ffs(static_cast<int>(bits)) - 1;
-        to[next++] = static_cast<Slot>(first + own_offset() + b / kVector * kStep + b % kVector);
+        to[next++] = static_cast<Slot>(index_of_bit(b, first + own_offset()));
       }
     };
     list_slots(holes(), at & 0xffff, empty);
@@ -210,7 +201,7 @@ __device__ __forceinline__ u64 compact(const Tile& p, int row, int k) {
   if ((threadIdx.x & 31) == 0) atomicMax(&shared.worst, worst);
   __syncthreads(); // every hole and mover is listed, and the worst entry that stays is known, for all threads
   worst = shared.worst;
-  const int moves = min(shared.moves & 0xffff, shared.moves >> 16);
+  const int moves = min(shared.moves & 0xffff, static_cast<u32>(shared.moves) >> 16);
   constexpr int kMoved = 4; // entries of a thread in flight
   for (int first = threadIdx.x; first < moves; first += kMoved * kThreads) {
     Score value[kMoved];
