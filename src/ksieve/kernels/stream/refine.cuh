@@ -38,6 +38,16 @@ __device__ __forceinline__ int rank_by_position(u64 entry, int count) {
   return rank;
 }
 
+// Ranks the listed candidates of the last frontier, and calls put(rank, index, key) for each that is in the answer.
+// Call by a warp.
+template <class Put> __device__ __forceinline__ void rank_frontier(const Frontier& q, Put put) {
+  RankedEntry mine = rank_tail(q.count);
+  if constexpr (kTies && kPositions) mine.rank = rank_by_position(mine.entry, q.count);
+  const int index = entry_index(mine.entry);
+  if (static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k)
+    put(mine.rank, kTies && !kPositions ? tie_position(index) : index, entry_key(mine.entry));
+}
+
 // Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break, the members of
 // `q` are written whose distance is at most `last_distance`. Returns whether slots are as they are to be, so that no
 // epilogue is needed. Call by all threads.
@@ -115,21 +125,10 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
     if (keeps && collects && wanted && out_slot < k) ring[kKeys + out_slot] = static_cast<int>(key);
   }
   const bool ranks = rank_last && threadIdx.x >= kThreads - 32; // the last warp, when all last candidates are listed
-  auto rank = [&] {
-    RankedEntry mine = rank_tail(q.count);
-    int index = entry_index(mine.entry);
-    if constexpr (kTies && kPositions) {
-      mine.rank = rank_by_position(mine.entry, q.count);
-      if (static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k)
-        write_front(s.rule.k - q.remaining_k + mine.rank, index);
-      return;
-    }
-    if (static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k)
-      write_front(s.rule.k - q.remaining_k + mine.rank, kTies ? tie_position(index) : index);
-  };
+  auto write_last = [&](int rank, int index, u32) { write_front(s.rule.k - q.remaining_k + rank, index); };
   if (rank_last && !collects) {
     __syncthreads(); // every thread's last candidates are listed, for the last warp
-    if (ranks) rank();
+    if (ranks) rank_frontier(q, write_last);
   }
 
   if (!kColumns) return false;
@@ -168,13 +167,11 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
     __syncthreads(); // every thread's codes are collected, and the last candidates listed
     const int last = static_cast<int>(k) - (rank_last ? q.remaining_k : 0);
     if (ranks) {
-      const RankedEntry mine = rank_tail(q.count);
-      const int index = kTies ? tie_position(entry_index(mine.entry)) : entry_index(mine.entry);
-      const int slot = last + mine.rank;
-      const bool chosen = static_cast<int>(threadIdx.x & 31) < q.count && mine.rank < q.remaining_k;
-      slots.write(
-          slot, chosen ? slot + 1 : slot, [&](int) { return index; },
-          [&](int, int position) { return bits_of_candidate(entry_key(mine.entry), position, slots); }, 1, 0);
+      rank_frontier(q, [&](int rank, int index, u32 key) {
+        slots.write(
+            last + rank, last + rank + 1, [&](int) { return index; },
+            [&](int, int position) { return bits_of_candidate(key, position, slots); }, 1, 0);
+      });
     } else {
       slots.write(
           0, min(s.num_selected, last), [&](int slot) { return index_of_code(ring[slot]); },
@@ -188,7 +185,7 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
   }
   __syncthreads(); // every thread's codes are collected, and the last candidates listed
   if (ranks) {
-    rank();
+    rank_frontier(q, write_last);
     return false;
   }
   const int count = static_cast<int>(min(static_cast<u32>(s.num_selected), k));
