@@ -3,8 +3,13 @@
 #pragma once
 #include "common/output.cuh"
 
+// Whether slots are moved without branches, two of a thread at once: with branches, and four at once where k seldom
+// gives a thread of a cluster so many, they took a tenth of a call's time. Elsewhere registers do not suffice.
+constexpr bool kNoBranches = kWritesSlots && kMaxResident > 0;
+
 // Slots that a thread processes together: more would spill, and k seldom gives so many to a large CTA's threads.
-constexpr int kInFlight = kForced || kPositions || (kWritesSlots && kThreads == 1024) ? 2 : 4;
+constexpr int kInFlight =
+    kForced || kPositions || (kWritesSlots && kThreads == 1024) || (kNoBranches && !KSIEVE_REGISTERS) ? 2 : 4;
 
 // Returns the bits of the score of a position, or what an unused slot holds.
 constexpr u32 kUnusedBits = kBlockRows ? source::kUnused : kWorstNumberBits;
@@ -78,23 +83,46 @@ struct SlotWriter {
   int id;
   int base;
   SlotFacts facts;
+  const int* table; // with kNoBranches: page numbers of the row's request
+  u32 pages;        // of the table, none for a request without one; without a table one page has all positions
 
   __device__ __forceinline__ SlotWriter(const Params& p, const Score* scores, int id, int base, SlotFacts facts)
-      : p(p), scores(scores), id(id), base(base), facts(facts) {}
+      : p(p), scores(scores), id(id), base(base), facts(facts), table(nullptr), pages(1) {
+    const auto& o = p.options;
+    if constexpr (kNoBranches) {
+      table = o.page_table + facts.request * o.page_pitch;
+      KSIEVE_OPAQUE_64(table); // otherwise computed for each slot again
+      if (paged()) pages = static_cast<u32>(facts.request) < static_cast<u32>(o.requests) ? o.max_pages : 0;
+    }
+  }
   __device__ __forceinline__ SlotWriter(const Params& p, const Score* scores, int id, int base)
       : SlotWriter(p, scores, id, base, SlotFacts::of(p, id)) {}
+
+  __device__ __forceinline__ bool paged() const { return p.options.flags & kPaged; }
+  __device__ __forceinline__ int page_of(int shown) const { return shown >> (paged() ? p.options.page_shift : 31); }
+  __device__ __forceinline__ bool has_entry(int shown) const { return static_cast<u32>(page_of(shown)) < pages; }
 
   // The transform in two steps, so that the pages of several slots are loaded together: entry_at returns the entry in
   // the page table of an index, or the offset, and moved_by the index that is written.
   __device__ __forceinline__ int entry_at(int shown) const {
     const auto& o = p.options;
-    if (!(o.flags & kPaged)) return facts.offset;
+    if constexpr (kNoBranches) {
+      int entry = facts.offset;
+      if (paged() && has_entry(shown)) entry = __ldg(table + page_of(shown));
+      return entry;
+    }
+    if (!paged()) return facts.offset;
     return facts.has_entry(p, shown) ? o.page_table[facts.request * o.page_pitch + (shown >> o.page_shift)] : 0;
   }
-  __device__ __forceinline__ i64 moved_by(int entry, int shown) const {
+  // The low half suffices where int32 is written.
+  template <class Index> __device__ __forceinline__ Index moved_by(int entry, int shown) const {
     const auto& o = p.options;
-    if (!(o.flags & kPaged)) return shown < 0 ? -1 : static_cast<i64>(shown) + entry;
-    return facts.has_entry(p, shown) ? entry * (1ll << o.page_shift) + (shown & ((1 << o.page_shift) - 1)) : -1;
+    if constexpr (kNoBranches) {
+      const Index pages_on = static_cast<Index>(entry) - page_of(shown);
+      return has_entry(shown) ? pages_on * (Index{1} << (paged() ? o.page_shift : 0)) + shown : -1;
+    }
+    if (!paged()) return shown < 0 ? -1 : static_cast<Index>(shown) + entry;
+    return facts.has_entry(p, shown) ? entry * (Index{1} << o.page_shift) + (shown & ((1 << o.page_shift) - 1)) : -1;
   }
 
   // Returns the bits of the score of a position. Scores that change under a running kernel may leave any position, and
@@ -109,20 +137,11 @@ struct SlotWriter {
     return static_cast<u32>(found) < static_cast<u32>(p.width) ? found : -1;
   }
 
-  // Writes slots [begin, end) with position_of(slot), -1 in unused ones, and the score whose bits bits_at(slot,
-  // position) returns. Call by `writers` threads, numbered by `writer`.
-  template <class PositionFor, class BitsAt>
-  __device__ __forceinline__ void write(int begin, int end, PositionFor position_of, BitsAt bits_at, int writers,
-                                        int writer) const {
+  // Writes the indices of slots [begin, end), as of `write`; kAlone: int32, and no raw ones beside them.
+  template <bool kAlone, class PositionAt>
+  __device__ __forceinline__ void write_indices(int begin, int end, PositionAt position_at, int writers,
+                                                int writer) const {
     const auto& o = p.options;
-    const bool wide = o.flags & kWide;
-    // Positions of a tail may lie behind the row.
-    const u32 limit =
-        kTail || kPositions ? 1u << 31 : static_cast<u32>(p.width) * (kExpand && !kBlockRows ? o.expand : 1);
-    auto position_at = [&](int slot) {
-      const int position = slot < end ? position_of(slot) : -1;
-      return static_cast<u32>(position) < limit ? position : -1;
-    };
 #pragma unroll 1
     for (int first = begin + writer; first < end; first += kInFlight * writers) {
       int shown[kInFlight];
@@ -137,9 +156,34 @@ struct SlotWriter {
       for (int b = 0; b < kInFlight; ++b) {
         const int slot = first + b * writers;
         if (slot >= end) continue;
-        if (o.raw) write_index(o.raw, id * o.raw_pitch + slot, wide, shown[b]);
-        write_index(p.indices, id * p.out_pitch + slot, wide, moved_by(entry[b], shown[b]));
+        if constexpr (kAlone) {
+          p.indices[id * p.out_pitch + slot] = static_cast<int>(moved_by<u32>(entry[b], shown[b]));
+        } else {
+          const bool wide = o.flags & kWide;
+          if (o.raw) write_index(o.raw, id * o.raw_pitch + slot, wide, shown[b]);
+          write_index(p.indices, id * p.out_pitch + slot, wide, moved_by<i64>(entry[b], shown[b]));
+        }
       }
+    }
+  }
+
+  // Writes slots [begin, end) with position_of(slot), -1 in unused ones, and the score whose bits bits_at(slot,
+  // position) returns. Call by `writers` threads, numbered by `writer`.
+  template <class PositionFor, class BitsAt>
+  __device__ __forceinline__ void write(int begin, int end, PositionFor position_of, BitsAt bits_at, int writers,
+                                        int writer) const {
+    const auto& o = p.options;
+    // Positions of a tail may lie behind the row.
+    const u32 limit =
+        kTail || kPositions ? 1u << 31 : static_cast<u32>(p.width) * (kExpand && !kBlockRows ? o.expand : 1);
+    auto position_at = [&](int slot) {
+      const int position = slot < end ? position_of(slot) : -1;
+      return static_cast<u32>(position) < limit ? position : -1;
+    };
+    if (!kNoBranches || o.raw || o.flags & kWide) {
+      write_indices<false>(begin, end, position_at, writers, writer);
+    } else {
+      write_indices<true>(begin, end, position_at, writers, writer);
     }
     if (!o.values) return;
 #pragma unroll 1
