@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 K = 700
 RESIDENT = shapes.of(runner.PLANNED_FOR).resident
-ANY_ROWS = {"fewest_rows": 0, "most_rows": 0, "us": 0.0, "source": "for any rows"}
+ANY_ROWS = {"fewest_rows": 0, "most_rows": 0, "source": "for any rows"}
 SHAPES = list(
     dict.fromkeys((family, dataclasses.replace(s, **ANY_ROWS)) for family, listed in RESIDENT.items() for s in listed)
 )
