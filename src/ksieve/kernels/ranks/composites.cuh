@@ -74,7 +74,12 @@ __device__ __forceinline__ int count_up_to(const i64* ascending, int n, i64 last
 }
 
 // The same, by all threads of a warp: each reads once where one thread waits for five reads, one behind another.
-__device__ __forceinline__ int count_up_to_by_warp(const i64* ascending, int n, i64 last) {
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200) // inlined there, `select` would spill
+__device__ __noinline__ int
+#else
+__device__ __forceinline__ int
+#endif
+count_up_to_by_warp(const i64* ascending, int n, i64 last) {
   last = min(last, kNothing - 1);
   int begin = 0;
   while (n > 0) {
