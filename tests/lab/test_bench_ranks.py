@@ -102,6 +102,8 @@ def test_the_page_draws_over_the_number_of_gpus(tmp_path):
         1: {"gathered": 8000, "planned": 8000}, 2: {"gathered": 5000, "planned": 5000},
         4: {"gathered": 4500, "planned": 3000}}}  # fmt: skip
     assert list(foreseen.values()) == [{4: {"gathered": 4100, "planned": 2800}}]
+    other = payloads[0] | {"environment": payloads[2]["environment"]}
+    assert rank_report.one_of_each_world([other, *payloads[:2]]) == payloads[:2]
     assert rank_report.world_names(payloads[:1]) == []
     pytest.importorskip("matplotlib")
     png, svg = rank_report.draw_worlds(payloads, predicted, tmp_path)

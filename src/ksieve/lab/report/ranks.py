@@ -6,6 +6,7 @@ One over the rows for each result, and one over the number of GPUs for several, 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ Curves = dict[tuple[int, int, str], dict[int, dict[str, float]]]
 def curves(measured: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any] | None) -> tuple[Curves, Curves]:
     """Times of whole calls on some numbers of GPUs, measured and predicted, of shapes measured on two or more."""
     found: Curves = {}
-    for payload in measured:
+    for payload in one_of_each_world(measured):
         for case in contiguous(payload) if payload["settings"]["device"] == "cuda" else ():
             times = {name: case["selectors"][name]["median_us"] for name in ("gathered", "planned")}
             key = (case["rows"], case["width"], case["dtype"])
@@ -101,7 +102,7 @@ def draw_worlds(
                 text: line for axes in grid[0] for line, text in zip(*axes.get_legend_handles_labels(), strict=True)
             }
             fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
-            cards = dict.fromkeys(card_of(payload) for payload in measured)
+            cards = dict.fromkeys(map(card_of, one_of_each_world(measured)))
             k = measured[0]["settings"]["k"]
             text = f"rows of {figures.size_text(width)} {dtype} scores, k = {k:,}, on {' and '.join(cards)}"
             fig.suptitle(text, fontsize=10, x=0.01, ha="left")
@@ -113,6 +114,14 @@ def card_of(payload: Mapping[str, Any]) -> str:
     """Name of the GPUs of a result."""
     devices = (payload["environment"].get("gpu") or {}).get("devices") or [{}]
     return str(devices[0].get("name", "GPU"))
+
+
+def one_of_each_world(measured: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A result of each number of GPUs: of several, that of the card which has the most results."""
+    cards = Counter(map(card_of, measured))
+    ordered = sorted(measured, key=lambda payload: cards[card_of(payload)])
+    kept = {payload["results"]["world"]: payload for payload in ordered}
+    return [payload for payload in measured if kept[payload["results"]["world"]] is payload]
 
 
 def _over_worlds(
