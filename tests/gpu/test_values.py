@@ -14,7 +14,7 @@ import torch
 from gpu import runner, served
 from gpu.served import Served, right_answer, same_bytes
 from gpu.test_options import ALL_NAMES, possible_plan
-from gpu.variants import Variant, banded
+from gpu.variants import Variant, banded, crowded
 from ksieve.core.errors import ArgumentError
 
 pytestmark = pytest.mark.gpu
@@ -95,14 +95,15 @@ def plan_of(name, scores, k, call):
     """A forced plan, or None where there is none: also that of many rows, which are launched by length."""
     if name in ALL_NAMES:
         return possible_plan(name, scores, k, call)
-    options = served.options_of(call)
-    if name == "resident":
+    asked = {"options": served.options_of(call), "dtype": str(scores.dtype).removeprefix("torch.")}
+    if name == "resident":  # of many rows: each CTA meets several, and may keep one until its values are written
         try:
-            return runner.plan_for(Variant(name, "resident_block"), scores, k, options=options)
+            return crowded(
+                Variant(name, "resident_block"), 4096, *scores.shape, k, ctas=2, device=runner.PLAN_DEVICE, **asked
+            )
         except ArgumentError:
             return None
-    dtype = str(scores.dtype).removeprefix("torch.")
-    plan = banded(*scores.shape, k, dtype=dtype, device=runner.PLAN_DEVICE, options=options)
+    plan = banded(*scores.shape, k, device=runner.PLAN_DEVICE, **asked)
     return plan if plan.bins else None
 
 

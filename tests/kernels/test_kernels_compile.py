@@ -52,8 +52,8 @@ MEASURED = ("h100", "h200")
 TIGHT = 1024
 """Threads of a multiprocessor from which each has at most 64 registers: there any option may make a kernel spill."""
 
-HUNGRY = ("windows", "pages")
-"""Options whose kernels need as many registers as plain ones; those of the others need fewer."""
+HUNGRY = ("windows", "values")
+"""Options whose kernels need as many registers as plain ones; those of the others need fewer. Values include pages."""
 
 ALONE = (128, 131_072)
 """No more rows than a device has multiprocessors, but too many to share them."""
@@ -66,6 +66,7 @@ OPTIONS = {
     "windows": Options(windows="ends"),
     "ties": Options(tie_break="high"),
     "pages": Options(transform="pages", page_size=64, raw=True),
+    "values": Options(transform="pages", page_size=64, raw=True, values=True),
     "by index": Options(order="index", tie_break="low"),
     "by value": Options(order="value", values=True),
     "everything": Options(

@@ -8,6 +8,9 @@
 #ifndef KSIEVE_EPILOGUE
 #define KSIEVE_EPILOGUE 0 // slots are sorted, transformed or given values: epilogue/epilogue.cuh
 #endif
+#ifndef KSIEVE_VALUES
+#define KSIEVE_VALUES 0 // the scores of slots are written too
+#endif
 #ifndef KSIEVE_ORDER
 #define KSIEVE_ORDER 0 // 1: slots by score, 2: by index
 #endif
@@ -78,6 +81,7 @@ constexpr bool kCounts = KSIEVE_COUNTS != 0;
 constexpr bool kExpand = KSIEVE_EXPAND != 0;
 constexpr bool kTail = KSIEVE_TAIL != 0;
 constexpr bool kPositions = KSIEVE_POSITIONS != 0;
+constexpr bool kWritesValues = KSIEVE_VALUES != 0;
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_ORDER);
 constexpr bool kSorts = kOrder != Order::kAny; // slots are sorted, where the next row's copies would lie
@@ -87,6 +91,7 @@ constexpr bool kWritesSlots =
     kEpilogue && !kSorts && !kExpand && !kPositions && !kForced && !kBlockRows && !KSIEVE_STATS;
 constexpr int kSortSlots = KSIEVE_SORT_SLOTS;
 static_assert(kEpilogue || kOrder == Order::kAny, "an order is made by the finishing pass");
+static_assert(kEpilogue || !kWritesValues, "values are written by what writes slots");
 static_assert(kEpilogue || !kExpand, "positions of entries are written by the finishing pass");
 static_assert(!kTail || (kWindows && kExpand), "a length in positions bounds the entries of a row");
 
@@ -96,7 +101,7 @@ struct Options {
   const int* page_table; // (requests, max_pages) page numbers, page_pitch apart; with kPaged
   const int* request_of; // (rows,) each row's request in the page table; null: row / next_n
   const int* offsets;    // (rows,) added to each index; null: 0
-  void* values;          // (rows, k) the selected scores, values_pitch apart; null: none
+  void* values;          // (rows, k) the selected scores, values_pitch apart; with kWritesValues
   void* raw;             // (rows, k) the indices before their transform, raw_pitch apart; null: none
   i64 page_pitch;        // all pitches are in elements
   i64 values_pitch;

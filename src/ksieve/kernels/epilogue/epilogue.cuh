@@ -151,7 +151,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) sync_owners<kOwners>();
-    if (o.values) {
+    if constexpr (kWritesValues) {
       Value* values = static_cast<Value*>(o.values) + row.id * o.values_pitch;
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
@@ -188,9 +188,9 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
     return shared_storage().histogram[kCta ? i : threadIdx.x / kOwners * kRoom + i];
   };
   auto score_at = [&](int i) -> u32& { return number_at(kRoom / 2 + i); }; // with values
-  const int room = o.values ? kRoom / 2 : kRoom;
+  constexpr int kChunk = kWritesValues ? kRoom / 2 : kRoom;
   auto write = [&](int slot, int position, u32 score) {
-    if (o.values) write_bits(o.values, row.id * o.values_pitch + slot, score);
+    if (kWritesValues) write_bits(o.values, row.id * o.values_pitch + slot, score);
     if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, position);
     write_index(p.indices, row.id * p.out_pitch + slot, wide, facts.transformed(p, position));
   };
@@ -199,11 +199,11 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   cuts.forget(owner);
   int* out = p.indices + row.id * p.out_pitch;
   // Slots that are written together are those of one entry.
-  const bool plain = o.expand % 4 == 0 && !(wide || o.values || o.raw || o.flags & kPaged) && whole_fours(out, 4);
+  const bool plain = o.expand % 4 == 0 && !(kWritesValues || wide || o.raw || o.flags & kPaged) && whole_fours(out, 4);
   const int together = plain ? 4 : 1;
 #pragma unroll 1
-  for (int begin = 0; begin < entries; begin += room) {
-    const int listed = min(entries - begin, room);
+  for (int begin = 0; begin < entries; begin += kChunk) {
+    const int listed = min(entries - begin, kChunk);
     if (begin) sync_owners<kOwners>(); // every slot of the entries before is written
 #pragma unroll kListedTogether
     for (int i = owner; i < listed; i += kOwners) {
@@ -211,7 +211,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
       cuts.find(index, begin + i);
       number_at(i) = index < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index) : index + slots.row.base;
     }
-    if (o.values) { // in a loop of its own: registers do not suffice for both
+    if constexpr (kWritesValues) { // in a loop of its own: registers do not suffice for both
 #pragma unroll 1
       for (int i = owner; i < listed; i += kOwners) {
         const int index = slots.entry_of(p, begin + i, other);
@@ -236,7 +236,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
 #pragma unroll 1
       for (int i = 0; i < together; ++i) {
         const int position = first < 0 ? -1 : first + i;
-        if (cuts.has(position)) write(slot + i, position, o.values ? score_at(own) : kUnusedBits);
+        if (cuts.has(position)) write(slot + i, position, kWritesValues ? score_at(own) : kUnusedBits);
       }
     }
   }
@@ -247,7 +247,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
     write(slot, slot < used + tail.count ? tail.end - tail.count + slot - used : -1, kUnusedBits);
   write_count<kOwners>(p, row.id, used + tail.count);
   sync_owners<kOwners>(); // every listed entry has been read
-  for (int i = owner; i < (o.values ? kRoom : min(entries, kRoom)); i += kOwners)
+  for (int i = owner; i < (kWritesValues ? kRoom : min(entries, kRoom)); i += kOwners)
     number_at(i) = 0;     // counts are zero between rows
   sync_owners<kOwners>(); // of the next row's too
 }

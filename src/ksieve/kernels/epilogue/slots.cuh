@@ -76,6 +76,13 @@ struct SlotFacts {
   }
 };
 
+// Scores of a row that are still on chip when its slots are written: scores[i] is that of position begin + i.
+struct KeptScores {
+  const Score* scores = nullptr;
+  int begin = 0;
+  u32 count = 0;
+};
+
 // Writes slots of a row whose scores begin at `scores`, the first of which has the index `base`.
 struct SlotWriter {
   const Params& p;
@@ -85,9 +92,11 @@ struct SlotWriter {
   SlotFacts facts;
   const int* table; // with kNoBranches: page numbers of the row's request
   u32 pages;        // of the table, none for a request without one; without a table one page has all positions
+  KeptScores kept;
 
-  __device__ __forceinline__ SlotWriter(const Params& p, const Score* scores, int id, int base, SlotFacts facts)
-      : p(p), scores(scores), id(id), base(base), facts(facts), table(nullptr), pages(1) {
+  __device__ __forceinline__ SlotWriter(const Params& p, const Score* scores, int id, int base, SlotFacts facts,
+                                        KeptScores kept = {})
+      : p(p), scores(scores), id(id), base(base), facts(facts), table(nullptr), pages(1), kept(kept) {
     const auto& o = p.options;
     if constexpr (kNoBranches) {
       table = o.page_table + facts.request * o.page_pitch;
@@ -128,6 +137,8 @@ struct SlotWriter {
   // Returns the bits of the score of a position. Scores that change under a running kernel may leave any position, and
   // nothing behind the row may be read.
   __device__ __forceinline__ u32 read_bits(int position) const {
+    const u32 at = static_cast<u32>(position - kept.begin);
+    if (at < kept.count) return bits_of(kept.scores[at]);
     const Score* end = static_cast<const Score*>(p.scores) + id * p.pitch + p.width;
     return scores + position < end ? bits_of(scores[position]) : kUnusedBits;
   }
@@ -185,7 +196,7 @@ struct SlotWriter {
     } else {
       write_indices<true>(begin, end, position_at, writers, writer);
     }
-    if (!o.values) return;
+    if constexpr (!kWritesValues) return;
 #pragma unroll 1
     for (int first = begin + writer; first < end; first += kInFlight * writers) {
       u32 bits[kInFlight];
@@ -267,7 +278,7 @@ template <class AnyRow> __device__ __forceinline__ int cut_slots(const AnyRow& a
 // than others moves the slots behind it. Values of blocks are left to the epilogue.
 template <class AnyRow> __device__ __forceinline__ bool slots_stay(const Params& p, const AnyRow& others) {
   if constexpr (!kBlockRows) return true;
-  if (p.options.values) return false;
+  if constexpr (kWritesValues) return false;
   if constexpr (!kExpand) return true;
   if constexpr (kBlockRows && kExpand) {
     const Slots<AnyRow> slots(p, others);

@@ -91,7 +91,7 @@ write_entries_of(const Params& p, int slot, int listed, int remaining_k) {
   const int last = listed && !ranks ? decided * expand : written_slots(p, used + tail, columns);
   const int writers = ranks ? 32 : listed ? kThreads - 32 : kThreads;
   const int writer = ranks ? thread % 32 : thread;
-  if (kExpand && !(o.values || o.raw || o.flags & (kWide | kPaged))) {
+  if (kExpand && !(kWritesValues || o.raw || o.flags & (kWide | kPaged))) {
     write_fours(slots, static_cast<u32>(expand), first, last, used, number_of, rest, writers, writer);
   } else {
     slots.write(first, last, position_of, bits_at, writers, writer);

@@ -297,11 +297,22 @@ __device__ __forceinline__ int shown_position(int index, int slot) {
   return kWindows && !kEpilogue ? index + descriptor_at(slot).base : index;
 }
 
-// Returns the writer of a described row's slots.
-__device__ __forceinline__ SlotWriter writer_of(const Params& p, SlotFacts facts, int slot) {
+// Whether the ring keeps a row until its slots are written, where they have values: L2 returns 32 bytes for each score
+// that is read again, which is most of a short row. A CTA that has a multiprocessor to itself would wait for each copy.
+constexpr bool kKeepsScores = kWritesValues && kFits && !kBlockRows && !KSIEVE_REGISTERS && kOverflowVectors == 0 &&
+                              (kMaxResident > kTile ? kWritesShares : kWritesSlots && KSIEVE_CTAS_PER_SM > 1);
+
+// Returns the writer of a described row's slots. The ring has the scores of a tile from `from` on.
+__device__ __forceinline__ SlotWriter writer_of(const Params& p, SlotFacts facts, int slot, int from = 0) {
   const volatile RowDescriptor& row = descriptor_at(slot);
   const int base = kWindows && !kPositions ? row.base * (kExpand ? p.options.expand : 1) : 0;
-  return {p, static_cast<const Score*>(row.scores), row.id, base, facts};
+  KeptScores kept;
+  if (kKeepsScores && row.route == RowRoute::kResident) {
+    kept.scores = reinterpret_cast<const Score*>(shared_storage().ring) + from;
+    kept.begin = row.body_begin + from;
+    kept.count = static_cast<u32>(max(row.valid - from, 0));
+  }
+  return {p, static_cast<const Score*>(row.scores), row.id, base, facts, kept};
 }
 
 // Ranks the listed scores, and calls put(rank, position) for each of the best `remaining_k`. Call by all threads,

@@ -187,28 +187,24 @@ struct ClusterScope : OnChip<ClusterScope> {
       if (equal) add_equal(share, slot, static_cast<int>(in_front >> 16), remaining_k, begin, count);
     if (kWritesShares && descriptor_at(slot).bracket.plateau == 0 &&
         slots_stay(p, load_row(p, descriptor_at(slot).id))) {
-      const SlotWriter slots = writer_of(p, facts, slot);
+      constexpr int kOverwritten = kCountsHaveOwnBuffer ? 0 : sizeof(Counts) / sizeof(Score); // of the ring
+      const SlotWriter slots = writer_of(p, facts, slot, kOverwritten);
       int* positions = collected();
-      int first = begin; // slot of the first collected position
-      int end = begin + count;
-      int writers = kThreads;
-      int writer = static_cast<int>(threadIdx.x);
-#pragma unroll 1 // the last positions run the same instructions again: others would have to be fetched first
-      for (int from = begin;; from = first + count) {
-        slots.write_entries(from, end, [&](int i) { return positions[i - first]; }, writers, writer);
-        if (writers < kThreads) break;
-        if (cluster_rank() == kCtasPerRow - 1) // what follows
+      slots.write_entries(begin, begin + count, [&](int i) { return positions[i - begin]; });
+      if (cluster_rank() == kCtasPerRow - 1) { // what follows
+        if constexpr (kWritesSlots) {
+          slots.finish(descriptor_at(slot).slots);
+        } else {
           write_slots_from(p, load_row(p, descriptor_at(slot).id), facts, descriptor_at(slot).slots,
                            [](int) { return -1; });
-        if (!owns() || !tail || threadIdx.x < kThreads - 32) break;
-        wait_mbarrier(&m.listed, 0);
-        rank_last(tail, remaining_k, [&](int rank, int position) { positions[count + rank] = position; });
-        __syncwarp(); // the last positions are collected, for the whole warp
-        end = descriptor_at(slot).slots;
-        first = end - remaining_k - count;
-        writers = 32;
-        writer = static_cast<int>(lane);
+        }
       }
+      if (!owns() || !tail || threadIdx.x < kThreads - 32) return;
+      wait_mbarrier(&m.listed, 0);
+      rank_last(tail, remaining_k, [&](int rank, int position) { positions[count + rank] = position; });
+      __syncwarp(); // the last positions are collected, for the whole warp
+      const int last = descriptor_at(slot).slots - remaining_k;
+      slots.write_entries(last, last + remaining_k, [&](int i) { return positions[count + i - last]; }, 32, lane);
       return;
     } // else an epilogue follows (select_resident)
     write_collected<false>(descriptor_at(slot).out + begin, collected(), count, count,

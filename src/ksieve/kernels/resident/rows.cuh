@@ -139,6 +139,8 @@ __device__ __forceinline__ void write_behind(const Params& p, int slot) {
 // Selects the resident rows. Returns whether rows of another route are left.
 __device__ __forceinline__ bool select_resident_rows(const Params& p) {
   SharedStorage& s = shared_storage();
+  // Whether a row's successor is copied behind its slots: they are sorted in the ring, or their values are read there.
+  constexpr bool kCopiesAfter = kSorts || kKeepsScores;
   start_rows(p);
   if (kBracketKnownEarly) __syncthreads(); // every warp's samples are in the first row's bracket
   for (int slot = 0;; slot = slot_after(slot)) {
@@ -146,13 +148,13 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
     if (route == RowRoute::kNone) break;
     auto look_ahead = [&] {
       if (slot % kAhead == 1 && reread_tid() / 32 == kScouts) describe_more(p, (slot + kAhead - 1) & kAhead);
-      if (!kSorts) sample_coming(slot_after(slot));
+      if (!kCopiesAfter) sample_coming(slot_after(slot));
     };
     bool looked = false;
     if (route != RowRoute::kResident) __syncwarp(); // otherwise ptxas spills
     if (route != RowRoute::kStreamed) {
       auto copy_next = [&] {
-        if (!kSorts) copy_coming(slot_after(slot));
+        if (!kCopiesAfter) copy_coming(slot_after(slot));
       };
       if (route == RowRoute::kResident) {
         looked = select_resident<BlockScope>(p, slot, copy_next, look_ahead);
@@ -175,15 +177,15 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
     } else {
       atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately
     }
-    if (kSorts || !looked) {
-      if (kSorts || descriptor_at(slot).route != RowRoute::kResident) {
+    if (kCopiesAfter || !looked) {
+      if (kCopiesAfter || descriptor_at(slot).route != RowRoute::kResident) {
         __syncthreads(); // no thread reads the ring or the histogram of this row any more
         if (kSorts) clear_counts(reread_tid());
         copy_coming(slot_after(slot));
         __syncthreads(); // counters are zero and the next row's copy has started, for every thread
       }
       if (!looked) look_ahead();
-      if (kSorts) sample_coming(slot_after(slot));
+      if (kCopiesAfter) sample_coming(slot_after(slot));
       if (kBracketKnownEarly) __syncthreads(); // every warp's samples are in the next row's bracket
     }
     __syncwarp(); // every lane begins the next row together with its warp

@@ -67,11 +67,11 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
   constexpr int kCollected = sizeof(s.ring) / sizeof(int);
   constexpr int kKeys = kCollected / 2; // keys lie behind the codes
   int* ring = reinterpret_cast<int*>(s.ring);
-  const bool keeps = kKeepsKeys && t.params.options.values;
-  const u32 room = keeps ? kKeys : kCollected;
+  constexpr bool kKeeps = kKeepsKeys && kWritesValues;
+  constexpr u32 kMost = kKeeps ? kKeys : kCollected;
   u32 k = s.rule.k;
   int* out = s.rule.row_out;
-  bool collects = kColumns && s.rule.mode != Mode::kClassify && k <= room;
+  bool collects = kColumns && s.rule.mode != Mode::kClassify && k <= kMost;
   int* to = collects ? ring : out;
   int thread_count = own_height();
   u32 chosen = 0;              // entries of this thread's column that are selected, as bits
@@ -109,7 +109,7 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
       if (!(wanted >> b & 1)) continue;
       int index = entry_index(entry[b]);
       if (out_slot < k) to[out_slot] = collects ? code_of_index(index) : shown_position(index);
-      if (keeps && collects && out_slot < k) ring[kKeys + out_slot] = static_cast<int>(entry_key(entry[b]));
+      if (kKeeps && collects && out_slot < k) ring[kKeys + out_slot] = static_cast<int>(entry_key(entry[b]));
       ++out_slot;
     }
   }
@@ -122,7 +122,7 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
     u32 out_slot = reserve(&s.num_selected, wanted);
     int index = entry_index(entry);
     if (wanted && out_slot < k) to[out_slot] = collects ? code_of_index(index) : shown_position(index);
-    if (keeps && collects && wanted && out_slot < k) ring[kKeys + out_slot] = static_cast<int>(key);
+    if (kKeeps && collects && wanted && out_slot < k) ring[kKeys + out_slot] = static_cast<int>(key);
   }
   const bool ranks = rank_last && threadIdx.x >= kThreads - 32; // the last warp, when all last candidates are listed
   auto write_last = [&](int rank, int index, u32) { write_front(s.rule.k - q.remaining_k + rank, index); };
@@ -141,8 +141,8 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
       out[out_slot++] = shown_position(entry_index(column_entry(__ffs(chosen) - 1)));
     return false;
   }
-  if (unlikely(out_slot + __popc(chosen) > room)) chosen = 0; // only if scores have changed meanwhile
-  if (keeps) {
+  if (unlikely(out_slot + __popc(chosen) > kMost)) chosen = 0; // only if scores have changed meanwhile
+  if constexpr (kKeeps) {
     u32 slot = out_slot;
     for (u32 left = chosen; left; left &= left - 1)
       ring[kKeys + slot++] = static_cast<int>(column_key(__ffs(left) - 1));

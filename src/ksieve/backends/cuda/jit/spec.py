@@ -131,6 +131,7 @@ def compiled_options(options: Options) -> dict[str, int]:
             or options.tail
         ),
         "KSIEVE_EPILOGUE": int(options.rewritten),
+        "KSIEVE_VALUES": int(options.values),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),
         "KSIEVE_TIES": int(options.tie_break != "any"),
         "KSIEVE_RANKING": 0 if blocks else ranking,
