@@ -217,15 +217,15 @@ def _one_cta(problem: Problem, device: DeviceInfo) -> str:
 def _better_streamed(problem: Problem, device: DeviceInfo) -> bool:
     """Whether rows that fit on chip take less time sampled and streamed.
 
-    Streamed candidates keep their keys, which give values, and the places of equal scores. A row that one CTA has on
-    chip reads the scores of values again where it fills a multiprocessor, and with a tie-break takes the exact route.
+    Streamed candidates keep their keys, which give values, and the places of equal scores. A row that fills a
+    multiprocessor reads the scores of values again, which delays the next one, and with a tie-break takes the exact route.
     """
     options, row = problem.options, problem.width * ITEM_BYTES[problem.dtype]
     many = problem.rows * row > device.sm_count * device.shared_per_sm
     if options.tie_break != "any":
         return row > TIED_RESIDENT or (many and row >= TIED_BYTES)
     valued = options.values and options.order == "any" and options.expand == 1 and problem.rows < BINNED_ROWS
-    return valued and many and row >= VALUED_BYTES and not _fits_cluster(problem, device)
+    return valued and many and row >= VALUED_BYTES and problem.rows > device.sm_count
 
 
 def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:

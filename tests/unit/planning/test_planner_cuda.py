@@ -182,7 +182,9 @@ def test_the_choice_follows_the_shape(rows, width, k, family, policy):
         (4096, 32_768, 2048, Options(values=True), "stream"),
         (128, 32_768, 2048, Options(values=True), "resident_block"),
         (4096, 32_767, 2048, Options(values=True), "resident_block"),
-        (64, 131_072, 2048, Options(values=True), "resident_cluster"),
+        (64, 131_072, 2048, Options(values=True), "resident_cluster"),  # no more rows than multiprocessors
+        (128, 65_536, 2048, Options(values=True), "resident_block"),
+        (256, 65_536, 2048, Options(values=True), "stream"),
         (4096, 32_768, 2048, Options(values=True, order="value"), "resident_block"),
         (4096, 32_768, 2048, Options(values=True, expand=4), "resident_block"),
         (BINNED_ROWS, 32_768, 2048, Options(values=True), "resident_block"),
