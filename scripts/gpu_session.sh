@@ -71,7 +71,8 @@ suite-rankings() { suite rankings $ranking_files; }
 suite-callers() { suite callers $caller_files; }
 suite-ranks() { suite ranks tests/gpu/test_ranks.py; }
 suite-kernels() { suite kernels $kernel_files; }
-suite-contract() { suite contract tests/contract/test_contract.py tests/contract/test_options.py; }
+# A file of tests/gpu goes with it: what they have in common writes the result.
+suite-contract() { suite contract tests/gpu/test_imports.py tests/contract/test_contract.py tests/contract/test_options.py; }
 host_files='tests/gpu/test_host_cost.py'
 suite-host() { suite host $host_files; }
 pairs='every_pair or narrow_scores'
