@@ -35,6 +35,7 @@ from ksieve.core.problem import MAX_K, check_k
 from ksieve.core.stats import Stats
 from ksieve.planning.devices import DEVICES, resolve_device
 from ksieve.planning.explain import considered
+from ksieve.planning.plan import facts_of
 
 Further = Annotated[
     list[Path] | None,
@@ -245,7 +246,7 @@ def plan(
     )
     options = considered(chosen.problem, chosen.device) if explain else []
     terminal.result(lambda: asdict(chosen) | ({"considered": list(map(asdict, options))} if explain else {}))
-    title, facts = chosen._facts()
+    title, facts = facts_of(chosen)
     terminal.say(title)
     terminal.facts(facts, indent=2)
     if explain:

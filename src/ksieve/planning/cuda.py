@@ -218,7 +218,8 @@ def _better_streamed(problem: Problem, device: DeviceInfo) -> bool:
     """Whether rows that fit on chip take less time sampled and streamed.
 
     Streamed candidates keep their keys, which give values, and the places of equal scores. A row that fills a
-    multiprocessor reads the scores of values again, which delays the next one, and with a tie-break takes the exact route.
+    multiprocessor reads the scores of values again, which delays the next one; with a tie-break it takes the exact
+    route.
     """
     options, row = problem.options, problem.width * ITEM_BYTES[problem.dtype]
     many = problem.rows * row > device.sm_count * device.shared_per_sm

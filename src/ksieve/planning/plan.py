@@ -148,27 +148,28 @@ class Plan:
         registry.backend(self.problem.device.kind).prepare(self)
         return self
 
-    def _facts(self) -> tuple[str, dict[str, str]]:
-        """Title, and the facts listed below it."""
-        p = self.problem
-        title = f"{self.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {self.device.name}"
-        shared = "a warp per row" if self.family == "register_warp" else f"{self.splits} per row"
-        blocks = f"{self.ctas} blocks x " if self.ctas else ""
-        return title, {
-            "policy": self.policy.name if self.policy else "direct",
-            **({} if p.options.plain else {"options": str(p.options)}),
-            "capacity": f"{self.capacity} candidates per worker",
-            "geometry": f"{blocks}{self.threads} threads, {shared}",
-            **{f"up to {b.resident_width}": f"{b.family}, {b.ctas} blocks x {b.threads} threads" for b in self.bins},
-            "workspace": f"{self.workspace_bytes} bytes",
-            "reason": self.reason,
-        }
-
     def __str__(self) -> str:
-        title, facts = self._facts()
+        title, facts = facts_of(self)
         room = max(10, *map(len, facts))
         return "\n".join([title, *(f"  {name:<{room}} {fact}" for name, fact in facts.items())])
 
     def _repr_html_(self) -> str:
-        title, facts = self._facts()
+        title, facts = facts_of(self)
         return html_table(title, ["", ""], facts.items())
+
+
+def facts_of(plan: Plan) -> tuple[str, dict[str, str]]:
+    """Title of a plan, and the facts that are listed below it, by name."""
+    p = plan.problem
+    title = f"{plan.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {plan.device.name}"
+    shared = "a warp per row" if plan.family == "register_warp" else f"{plan.splits} per row"
+    blocks = f"{plan.ctas} blocks x " if plan.ctas else ""
+    return title, {
+        "policy": plan.policy.name if plan.policy else "direct",
+        **({} if p.options.plain else {"options": str(p.options)}),
+        "capacity": f"{plan.capacity} candidates per worker",
+        "geometry": f"{blocks}{plan.threads} threads, {shared}",
+        **{f"up to {b.resident_width}": f"{b.family}, {b.ctas} blocks x {b.threads} threads" for b in plan.bins},
+        "workspace": f"{plan.workspace_bytes} bytes",
+        "reason": plan.reason,
+    }
