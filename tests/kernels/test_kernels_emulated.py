@@ -58,11 +58,12 @@ PARTS = {
         "narrow": (16, "decided and (100 or 257) or alignment or live_rows or statistics"),
     },
     "h200 bands": {"bands": (4, "without_a_row")},
-    # slots that are written by the selection, and values from keys
+    # slots that are written by the selection, and values from keys or from the ring
     "h200 values": {
         "values": (
             5,
-            "persistent-64 and float16 or split-2- and float32 or resident and bfloat16 or binned and float32",
+            "persistent-64 and 200-float16 or split-2- and float32 or resident and bfloat16 or cluster and float32"
+            " or binned and float32",
         )
     },
     # rows of blocks, and what slots hold
