@@ -62,7 +62,7 @@ PARTS = {
     "h200 values": {
         "values": (
             5,
-            "persistent-64 and 200-float16 or split-2- and float32 or resident and bfloat16 or cluster and float32"
+            "persistent-64 and 200-float16 or split-2- and float32 or resident and bfloat16 or crowded-cluster and float32"
             " or binned and float32",
         )
     },
