@@ -19,7 +19,7 @@ from ksieve.core.errors import ArgumentError
 
 pytestmark = pytest.mark.gpu
 
-NAMES = (*ALL_NAMES, "crowded-cluster", "resident", "binned")
+NAMES = (*ALL_NAMES, "small-cluster", "resident", "binned")
 ROWS = 6
 # Both widths with 4 bytes a score, one with each dtype of 2: every case has eight kernels of each family.
 CASES = (
@@ -95,7 +95,7 @@ def plan_of(name, scores, k, call):
     """A forced plan, or None where there is none: also that of many rows, which are launched by length."""
     if name in ALL_NAMES:
         return possible_plan(name, scores, k, call)
-    if name == "crowded-cluster":  # counts of buckets lie in the ring, where candidates have no room for them
+    if name == "small-cluster":  # counts of buckets lie in the ring, where candidates have no room for them
         plan = possible_plan("cluster", scores, k, call) if scores.dtype.itemsize == 4 else None
         return plan and small_storage(plan, 32)
     asked = {"options": served.options_of(call), "dtype": str(scores.dtype).removeprefix("torch.")}

@@ -52,8 +52,8 @@ MEASURED = ("h100", "h200")
 TIGHT = 1024
 """Threads of a multiprocessor from which each has at most 64 registers: there any option may make a kernel spill."""
 
-HUNGRY = ("windows", "values")
-"""Options whose kernels need as many registers as plain ones; those of the others need fewer. Values include pages."""
+HUNGRY = ("windows", "pages", "values")
+"""Options whose kernels need as many registers as plain ones; those of the others need fewer."""
 
 ALONE = (128, 131_072)
 """No more rows than a device has multiprocessors, but too many to share them."""

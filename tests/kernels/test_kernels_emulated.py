@@ -62,8 +62,8 @@ PARTS = {
     "h200 values": {
         "values": (
             5,
-            "persistent-64 and 200-float16 or split-2- and float32 or resident and bfloat16 or crowded-cluster and float32"
-            " or binned and float32",
+            "persistent-64 and 200-float16 or split-2- and float32 or resident and bfloat16"
+            " or small-cluster and float32 or binned and float32",
         )
     },
     # rows of blocks, and what slots hold
