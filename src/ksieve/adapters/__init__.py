@@ -6,6 +6,19 @@ operators by them. ``KSIEVE_VLLM=1`` and ``KSIEVE_SGLANG=1`` do that in every pr
 They take PyTorch tensors, on CUDA or on the CPU. docs/guide/integrations.md says what changes in which framework.
 """
 
-from ksieve.adapters._tally import Calls, Report, Verified, report
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ksieve.adapters._tally import Calls, Report, Verified, report
 
 __all__ = ["Calls", "Report", "Verified", "report"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: every process of an engine loads the plugins beside it, most of them without ksieve.
+    if name in __all__:
+        return getattr(importlib.import_module("ksieve.adapters._tally"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -88,6 +88,12 @@ class Replacement:
                     _said.add(name)
                     _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", name, str(error))
                 return self._by_engine(args, kwargs)
+            except Exception:  # a fault of ksieve, or no memory for a workspace: a request does not fail for it
+                TALLY.fallbacks[name] += 1
+                if name not in _said:
+                    _said.add(name)
+                    _log.exception("%s: ksieve failed, and the engine's own serves the call", name)
+                return self._by_engine(args, kwargs)
             finally:
                 asked = running.asked
                 running.operator = running.asked = None  # a reference would keep the scores in memory
@@ -100,6 +106,7 @@ class Replacement:
             # An operator of torch.ops, and its one overload.
             call.__name__ = call.__qualname__ = self.operator.attribute
             call.default = call  # type: ignore[attr-defined]
+            call._schema = self.own.default._schema  # type: ignore[attr-defined]
             return call
         return functools.wraps(self.own)(call)
 

@@ -80,6 +80,7 @@ VLLM = (
 )
 
 _ORDER = "deterministic=False, tie_break=0, dsa_graph_safe=False"
+_PAGES_OF = f"input, src_page_table, lengths, k, row_to_batch=None, {_ORDER}, row_starts=None"
 _VARLEN = (
     "logits, seq_lens, top_k, pre_idx=None, compress_ratio=1, next_n=1, return_values=False, out_indices=None, "
     "out_values=None, backend='auto', load_balance=True, workspace=None"
@@ -93,10 +94,7 @@ FLASHINFER = (
         "flashinfer.topk:",
         "top_k_page_table_transform",
         "flashinfer.top_k_page_table_transform",
-        (
-            f"input, src_page_table, lengths, k, row_to_batch=None, {_ORDER}, row_starts=None, "
-            "page_table_row_starts=None, *, page_size=1, out=None, out_raw_indices=None",
-        ),
+        (f"{_PAGES_OF}, page_table_row_starts=None, *, page_size=1, out=None, out_raw_indices=None", _PAGES_OF),
         ("out", "out_raw_indices"),
     ),
     Operator(
@@ -209,9 +207,10 @@ SGLANG = (
         f"{_SGLANG_KERNELS}.deep_select:",
         "topk_page_transform",
         "sglang.topk_page_transform",
-        (
+        tuple(
             "input, topk, *, page_table, page_size, end=None, sorted_index=False, output_idx=None, "
-            "idx_oob_fill_value=-1, abort_when_nan_found=False",
+            f"idx_oob_fill_value=-1, abort_when_nan_found={default}"
+            for default in (False, True)
         ),
         ("output_idx",),
         fill=("idx_oob_fill_value", -1),
@@ -292,7 +291,8 @@ DISTRIBUTIONS = {
 """Distributions whose versions are named where the signatures of an engine are."""
 
 SWITCHES = {
-    "vllm": ("KSIEVE_VLLM", "vllm.general_plugins"),
-    "sglang": ("KSIEVE_SGLANG", "sglang.srt.plugins"),
+    "vllm": ("KSIEVE_VLLM", "vllm.general_plugins", "VLLM_PLUGINS"),
+    "sglang": ("KSIEVE_SGLANG", "sglang.srt.plugins", "SGLANG_PLUGINS"),
 }
-"""The variable that switches ksieve on in an engine, and the group of entry points that the engine loads."""
+"""The variable that switches ksieve on in an engine, the group of entry points that the engine loads, and the variable
+of the engine that names those of them that it loads, separated by commas; without it, all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,7 +79,7 @@ def columns_of(scores: Any, longest: int) -> int:
     The number is rounded up, to eight in an octave, so that few plans arise. A length above it counts as that many, as
     one above the width always does. Captured and traced calls keep all columns: rows of a replay may be longer.
     """
-    if torch.compiler.is_compiling() or not 0 < longest < (width := scores.shape[1]):
+    if torch.compiler.is_compiling() or not 0 < (longest := operator.index(longest)) < (width := scores.shape[1]):
         return 0
     step = max(_FEWEST_COLUMNS, 1 << (longest.bit_length() - 1)) >> 3
     columns = max(-(-longest // step) * step, _FEWEST_COLUMNS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -13,8 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
+import torch
+
 from ksieve.adapters._operators import DISTRIBUTIONS, HOMES, OPERATORS, SWITCHES, Operator
-from ksieve.adapters.plugins import switched_on
+from ksieve.adapters.plugins import loaded, switched_on
+from ksieve.backends import cuda
+from ksieve.core.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +57,28 @@ class EngineReport:
         Its distributions.
     registered : bool
         Whether its plugin loader finds ksieve; True where an engine has none.
+    loaded : bool
+        Whether the engine's own variable lets it load ksieve.
     on : bool
-        Whether its variable is set.
+        Whether the variable of ksieve is set.
     operators : tuple of Finding
+    problem : str or None
+        Why no operator would be replaced, although this machine has a driver.
     """
 
     engine: str
     versions: dict[str, str]
     registered: bool
+    loaded: bool
     on: bool
     operators: tuple[Finding, ...]
+    problem: str | None
 
     @property
     def fits(self) -> bool:
-        """Whether `install` would replace the operators: one is there, and none has another signature."""
-        return any(f.found for f in self.operators) and all(f.fits for f in self.operators)
+        """Whether `install` would replace all operators that are there: at least one is."""
+        found = any(f.found for f in self.operators) and all(f.fits for f in self.operators)
+        return found and self.problem is None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields of ``ksieve doctor --for ENGINE --json``."""
@@ -97,9 +107,12 @@ def names_of(signature: str) -> list[str]:
 
 
 def owner_of(operator: Operator) -> Any:
-    """Return the object that has the operator as an attribute; its module is imported."""
+    """Return the object that has the operator as an attribute, None if there is none; its module is imported."""
     module, _, path = operator.owner.partition(":")
-    return functools.reduce(getattr, path.split(".") if path else (), importlib.import_module(module))
+    owner: Any = importlib.import_module(module)
+    for name in path.split(".") if path else ():
+        owner = getattr(owner, name, None)
+    return owner
 
 
 def own(operator: Operator) -> Any:
@@ -127,15 +140,29 @@ def versions(engine: str) -> dict[str, str]:
 def examine(engine: str) -> EngineReport:
     """Compare all operators of an engine, whose modules are imported."""
     group = SWITCHES[engine][1] if engine in SWITCHES else ""
+    problem = cuda_problem()
     findings = [_examined(operator) for operator in OPERATORS[engine]]
     plugins = [entry.value.partition(":")[0] for entry in metadata.entry_points(group=group)] if group else []
     return EngineReport(
         engine,
         versions(engine),
         not group or "ksieve.adapters.plugins" in plugins,
+        loaded(engine),
         switched_on(engine),
         tuple(_unregistered(OPERATORS[engine], findings)),
+        None if problem is None else str(problem),
     )
+
+
+def cuda_problem() -> BackendError | None:
+    """Return why PyTorch's CUDA tensors could not be selected from, None if they could or no GPU is there."""
+    if torch.version.cuda is None:
+        return None
+    try:
+        cuda.check_packages()
+    except BackendError as error:
+        return error
+    return None
 
 
 def _unregistered(operators: tuple[Operator, ...], findings: list[Finding]) -> Iterator[Finding]:
@@ -175,7 +202,7 @@ def refused(engine: str, findings: list[Finding]) -> str | None:
         return None
     installed = " ".join(f"{name} {version}" for name, version in versions(engine).items()) or engine
     listed = "; ".join(f"{f.operator}({f.found}), for which it takes ({' or '.join(f.takes)})" for f in wrong)
-    return f"ksieve does not know {installed} and leaves its operators alone: {listed}"
+    return f"ksieve leaves operators of {installed} alone, whose signatures it does not know: {listed}"
 
 
 def exists(package: str) -> bool:

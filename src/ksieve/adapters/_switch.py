@@ -62,8 +62,8 @@ def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
     Raises
     ------
     BackendError
-        The engine is not installed, PyTorch is built for ROCm, or an operator has another signature: nothing is
-        replaced.
+        The engine is not installed, PyTorch is built for ROCm, the CUDA backend cannot run, or every operator that is
+        there has a signature that is not known: nothing is replaced.
     ArgumentError
     """
     with _lock:
@@ -76,16 +76,22 @@ def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
                 raise BackendError(
                     f"PyTorch is built for ROCm, for which ksieve has no kernels: {engine} stays as it is"
                 )
-            _replace(engine, [operator for operator in operators if _signatures.imported(operator)])
-            _installed[engine] = operators
-            _FINDER.watch()
+            if (problem := _signatures.cuda_problem()) is not None:
+                raise problem
             waiting = {operator.source for operator in operators if not _signatures.imported(operator)}
             later = sorted(name for name in waiting if _signatures.exists(name.partition(".")[0]))
+            refused = _replace(engine, [operator for operator in operators if _signatures.imported(operator)])
+            if refused is not None and not later and not _names(engine):
+                raise BackendError(refused)
+            _installed[engine] = operators
+            _FINDER.watch()
             announce(
                 "ksieve %s replaces in %s: %s%s%s", __version__, engine, ", ".join(_names(engine)) or "nothing yet",
                 f"; when they are imported, those of {', '.join(later)}" if later else "",
                 f"; {share:g} of the calls are compared with the engine's own" if share else "",
             )  # fmt: skip
+            if refused is not None:
+                _log.warning("%s", refused)
         _calls.share = share
         return _names(engine)
 
@@ -109,15 +115,15 @@ def _names(engine: str) -> tuple[str, ...]:
     return tuple(operator.name for operator in OPERATORS[engine] if operator.name in _replaced)
 
 
-def _replace(engine: str, operators: Sequence[Operator]) -> None:
+def _replace(engine: str, operators: Sequence[Operator]) -> str | None:
+    """Replace the operators whose signatures are known; return words for the others, None if there are none."""
     fresh = [operator for operator in operators if operator.name not in _replaced]
     findings = [_signatures.finding(operator) for operator in fresh]
-    if (refused := _signatures.refused(engine, findings)) is not None:
-        raise BackendError(refused)
-    places = [_Place(o) for o, found in zip(fresh, findings, strict=True) if found.found is not None]
+    places = [_Place(o) for o, found in zip(fresh, findings, strict=True) if found.found is not None and found.fits]
     _select.observer = TALLY.see if places or _replaced else None
     _replaced.update({place.operator.name: place for place in places})
     _rename({id(place.replacement.own): place.replacement.call for place in places})
+    return _signatures.refused(engine, findings)
 
 
 def _rename(objects: dict[int, Any]) -> None:
@@ -189,12 +195,18 @@ def _loaded(name: str) -> None:
     with _lock:
         for engine, operators in list(_installed.items()):
             before = set(_replaced)
+            brought = [operator for operator in operators if operator.source == name]
             try:
-                _replace(engine, [operator for operator in operators if operator.source == name])
+                refused = _replace(engine, brought)
                 if fresh := [each for each in _replaced if each not in before]:
                     announce("ksieve replaces in %s: %s", engine, ", ".join(fresh))
+                if refused is not None:
+                    _log.warning("%s", refused)
+                elif brought and not any(operator.name in _replaced for operator in brought):
+                    names = ", ".join(operator.name for operator in brought)
+                    _log.warning("ksieve finds no operator that it knows in %s of %s: %s", name, engine, names)
             except Exception as error:  # the import of an engine's module never fails for this
-                _log.error("%s", error)
+                _log.error("ksieve replaces nothing of %s in %s: %s: %s", name, engine, type(error).__name__, error)
         _FINDER.watch()
 
 

@@ -24,9 +24,16 @@ def sglang() -> None:
 
 
 def switched_on(engine: str) -> bool:
-    """Whether the engine's variable is set, to anything but 0."""
+    """Whether ksieve's variable of an engine is set, to anything but a word for off."""
     asked = {"vllm": os.environ.get("KSIEVE_VLLM", ""), "sglang": os.environ.get("KSIEVE_SGLANG", "")}
-    return asked.get(engine, "") not in ("", "0")
+    return asked.get(engine, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def loaded(engine: str) -> bool:
+    """Whether an engine loads ksieve's plugin, given its own variable that names plugins."""
+    named = {"vllm": os.environ.get("VLLM_PLUGINS"), "sglang": os.environ.get("SGLANG_PLUGINS") or None}
+    listed = named.get(engine)
+    return listed is None or "ksieve" in [name.strip() for name in listed.split(",")]
 
 
 def _switch_on(engine: str) -> None:

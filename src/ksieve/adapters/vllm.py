@@ -7,11 +7,13 @@ value, which are clamped on the device. NaN is better than every number, as in v
 ranks it below -inf.
 
 vLLM's own option ``--sparse-indexer-topk-backend`` still chooses after `install`: ``auto``, its default, is ksieve, and
-a backend that is named stays vLLM's own.
+a backend that is named stays vLLM's own. With ``VLLM_BATCH_INVARIANT=1``, vLLM's own switch, the answer of a row does
+not depend on the batch, its order included (`batch_invariant` of `ksieve.topk`).
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -37,6 +39,11 @@ _DECODE = {"scores": "logits", "lengths": "seq_lens", "out": "indices", "k": "to
 _FLAT = {"scores": "logits", "out": "output"}
 _DEEP_SELECT = {"scores": "input", "lengths": "end", "k": "topk", "out": "output_idx", "index_dtype": "indices_dtype"}
 
+
+_INVARIANT: dict[str, Any] = (
+    {"batch_invariant": True} if os.environ.get("VLLM_BATCH_INVARIANT", "0").strip() not in ("", "0") else {}
+)
+"""Options of every selection. vLLM, too, reads its variable once."""
 
 _ENGINE = Engine("vllm")
 install, uninstall, warm_up = _ENGINE.install, _ENGINE.uninstall, _ENGINE.warm_up
@@ -66,7 +73,9 @@ def top_k_per_row_prefill(
     """
     scores, out = operands(logits, indices, numRows, stride0, stride1, topK)
     starts, ends = first(rowStarts, numRows), first(rowEnds, numRows)
-    select(_PREFILL, scores, None, topK, starts=starts, ends=ends, index_base="start", nan="highest", out=out)
+    select(
+        _PREFILL, scores, None, topK, starts=starts, ends=ends, index_base="start", nan="highest", out=out, **_INVARIANT
+    )
 
 
 def top_k_per_row_decode(
@@ -120,9 +129,9 @@ def _decode(
         lengths = seq_lens.reshape(-1) if seq_lens.dim() == 2 else seq_lens
     lengths = first(lengths, numRows // next_n)
     if next_n == 1:
-        select(_DECODE, scores, lengths, topK, longest=longest, nan="highest", out=out)
+        select(_DECODE, scores, lengths, topK, longest=longest, nan="highest", out=out, **_INVARIANT)
     else:
-        select(_DECODE, scores, lengths, topK, longest=longest, next_n=next_n, nan="highest", out=out)
+        select(_DECODE, scores, lengths, topK, longest=longest, next_n=next_n, nan="highest", out=out, **_INVARIANT)
 
 
 def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
@@ -151,7 +160,8 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
     if lengths.numel() != rows:
         raise ArgumentError("lengths", f"{lengths.numel()} entries", f"one per row of logits, {rows}")
     flat = lengths if lengths.dim() == 1 else lengths.reshape(-1)
-    select(_FLAT, logits, flat, k, longest=max_seq_len, nan="highest", out=part(output, "output", rows, k))
+    output = part(output, "output", rows, k)
+    select(_FLAT, logits, flat, k, longest=max_seq_len, nan="highest", out=output, **_INVARIANT)
 
 
 def cooperative_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
@@ -189,7 +199,7 @@ def deep_select_topk(
     ArgumentError
     """
     require(indices_dtype in (torch.int32, torch.int64), "indices_dtype", indices_dtype, "torch.int32 or torch.int64")
-    options: dict[str, Any] = {} if indices_dtype is torch.int32 else {"index_dtype": "int64"}
+    options = _INVARIANT if indices_dtype is torch.int32 else {"index_dtype": "int64", **_INVARIANT}
     if output_idx is None:
         return select(_DEEP_SELECT, input, end, topk, **options)
     if output_idx.dtype is not indices_dtype:
@@ -205,4 +215,7 @@ def _sparse_indexer_topk(
     if getattr(self, "_backend", None) != "auto":
         raise Declined
     rows, (stride0, stride1) = logits.shape[0], logits.stride()
+    if next_n > 1 and seq_lens.numel() == rows:
+        # Each row's own length, as vLLM's other kernels of this step read them.
+        seq_lens, next_n = seq_lens.reshape(-1), 1
     _decode(logits, next_n, seq_lens, topk_indices, rows, stride0, stride1, topk_tokens, max_seq_len)

@@ -74,11 +74,15 @@ def _engines(engines: list[Engine]) -> None:
     for report in found:
         versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
         terminal.say(f"{report.engine}: {versions or 'version unknown'}", style="bold")
-        variable = SWITCHES[report.engine][0] if report.engine in SWITCHES else ""
+        variable, _, plugins = SWITCHES.get(report.engine, ("", "", ""))
         if not report.registered:
             terminal.say("  its plugin loader does not find ksieve: install the package with pip")
+        if not report.loaded:
+            terminal.say(f"  {plugins} does not name ksieve: the engine does not load it")
         if variable:
             terminal.say(f"  {variable} is {'set' if report.on else 'not set: ksieve is off'}")
+        if report.problem is not None:
+            terminal.say(f"  nothing would be replaced: {report.problem}")
         terminal.facts(((finding.operator, _fit(finding)) for finding in report.operators), indent=2)
     if not all(report.fits for report in found):
         raise typer.Exit(exits.Exit.ERROR)

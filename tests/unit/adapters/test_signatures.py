@@ -63,6 +63,27 @@ def test_an_engine_that_does_not():
     )
 
 
+@pytest.mark.parametrize(
+    ("engine", "variable", "plugins", "said"),
+    [
+        ("vllm", "VLLM_PLUGINS", "other", True),
+        ("vllm", "VLLM_PLUGINS", "", True),  # vLLM then loads none
+        ("vllm", "VLLM_PLUGINS", "other,ksieve", False),
+        ("sglang", "SGLANG_PLUGINS", "other", True),
+        ("sglang", "SGLANG_PLUGINS", "", False),
+        ("sglang", "SGLANG_PLUGINS", "other, ksieve", False),
+    ],
+)
+def test_the_engine_s_own_list_of_plugins(engine, variable, plugins, said):
+    _, out, _ = doctor("--for", engine, **{variable: plugins})
+    assert (f"{variable} does not name ksieve: the engine does not load it" in out) is said
+
+
+def test_a_word_for_off():
+    _, out, _ = doctor("--for", "vllm", KSIEVE_VLLM="False")
+    assert "KSIEVE_VLLM is not set: ksieve is off" in out
+
+
 def test_an_engine_whose_import_fails(tmp_path):
     (tmp_path / "sgl_kernel.py").write_text("raise OSError('no driver')", encoding="utf-8")
     code, out, _ = doctor("--for", "sglang", engines=str(tmp_path))
@@ -88,7 +109,7 @@ def test_an_engine_that_is_not_there(tmp_path):
 
 def test_entry_points_are_those_that_the_engines_load():
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    assert groups == {group: {"ksieve": f"ksieve.adapters.plugins:{name}"} for name, (_, group) in SWITCHES.items()}
+    assert groups == {group: {"ksieve": f"ksieve.adapters.plugins:{name}"} for name, (_, group, _) in SWITCHES.items()}
 
 
 # ---- signatures as text ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,9 +17,20 @@ torch = pytest.importorskip("torch")
 import adapter_calls as cases  # noqa: E402
 import ksieve  # noqa: E402
 from ksieve import adapters  # noqa: E402
-from ksieve.adapters import _calls, _select, _verify, aiter, flashinfer, sglang, tensorrt_llm, vllm  # noqa: A004, E402
+from ksieve.adapters import (  # noqa: E402
+    _calls,
+    _select,
+    _signatures,
+    _verify,
+    aiter,  # noqa: A004
+    flashinfer,
+    sglang,
+    tensorrt_llm,
+    vllm,
+)
 from ksieve.adapters._operators import HOMES, OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
+from ksieve.backends.cuda.runtime import driver  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 
 ENGINES = Path(cases.__file__).parent.parent / "fake_engines"
@@ -164,35 +176,68 @@ def test_an_engine_that_is_not_installed(engines, monkeypatch):
         sglang.install()
 
 
-def test_another_signature_is_refused_by_name(engines):
-    layer, _ = load("vllm.model_executor.layers.indexer_topk", "flashinfer")
-    layer.SparseIndexerTopk.forward = lambda self, logits, more: None
-    torch.ops._C.top_k_per_row_decode, torch.ops._C.top_k_per_row_prefill, torch.ops._C.persistent_topk  # noqa: B018
+def test_without_a_known_signature_nothing_is_replaced(engines, monkeypatch):
+    (kernels,) = load("aiter")
+    for name in ("top_k_per_row_prefill", "top_k_per_row_decode"):
+        monkeypatch.setattr(kernels.ops.topk, name, lambda logits, more: None)
     before, path = contents(), list(sys.meta_path)
-    refused = r"does not know vllm.*: vllm.*SparseIndexerTopk.forward\(self, logits, more\), for which it takes"
+    refused = r"leaves operators of aiter alone.*: aiter.ops.topk.top_k_per_row_prefill\(logits, more\), for which it"
     with pytest.raises(BackendError, match=refused):
-        vllm.install()
+        aiter.install()
     assert contents() == before
     assert (sys.meta_path, _select.observer) == (path, None)
 
 
-def test_a_late_module_with_another_signature_is_left_alone(engines, monkeypatch, caplog):
-    load("sgl_kernel")
-    sglang.install()
+@pytest.mark.parametrize("first", ["engine", "ksieve"])
+def test_an_operator_with_another_signature_is_left_alone(engines, monkeypatch, caplog, first):
+    """And no other one, whether the engine is imported before the switch or behind it."""
     module = ENGINES / "flashinfer" / "topk.py"
-    changed = module.read_text(encoding="utf-8").replace("deterministic=False", "deterministic=True")
+    own = "def top_k(input, k, sorted=False"
+    changed = module.read_text(encoding="utf-8").replace(own, f"{own}, more=None")
     monkeypatch.setattr("importlib.machinery.SourceFileLoader.get_code", _code_of(module, changed))
-    (flash,) = load("flashinfer")
-    assert "flashinfer.topk.top_k(input, k, sorted=False, deterministic=True" in caplog.text
+    modules = ("sgl_kernel", "flashinfer", "flashinfer.msa_ops")
+    if first == "engine":
+        load(*modules)
+    sglang.install()
+    flash = load(*modules)[1]
     assert flash.top_k.__module__ == "flashinfer.topk"
-    assert not any(name.startswith("flashinfer.topk.") for name in sglang.install())
+    replaced = set(sglang.install())
+    known = {o.name for o in OPERATORS["sglang"] if o.source in (*modules, "flashinfer.topk")}
+    known |= {o.name for o in OPERATORS["sglang"] if o.source.startswith("flashinfer.")}
+    assert replaced == known - {"flashinfer.topk.top_k"}
+    warned = [record.message for record in caplog.records if "leaves" in record.message]
+    assert len(warned) == 1
+    assert "flashinfer.topk.top_k(input, k, sorted=False, more=None, deterministic=False" in warned[0]
+
+
+@pytest.mark.parametrize("first", ["engine", "ksieve"])
+def test_a_class_that_this_version_lacks(engines, monkeypatch, caplog, first):
+    module = ENGINES / "vllm" / "model_executor" / "layers" / "indexer_topk.py"
+    changed = module.read_text(encoding="utf-8").replace("SparseIndexerTopk", "Another")
+    monkeypatch.setattr("importlib.machinery.SourceFileLoader.get_code", _code_of(module, changed))
+    name = "vllm.model_executor.layers.indexer_topk"
+    if first == "engine":
+        load(name)
+    vllm.install()
+    load(name)
+    assert f"{name}.deep_select_topk" in vllm.install()
+    assert f"{name}.SparseIndexerTopk.forward" not in vllm.install()
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]
+
+
+def test_a_module_without_its_operators_is_named(engines, monkeypatch, caplog):
+    vllm.install()
+    module = ENGINES / "vllm" / "model_executor" / "layers" / "indexer_topk.py"
+    monkeypatch.setattr("importlib.machinery.SourceFileLoader.get_code", _code_of(module, "import selection"))
+    load(name := "vllm.model_executor.layers.indexer_topk")
+    assert f"ksieve finds no operator that it knows in {name} of vllm: {name}.SparseIndexerTopk.for" in caplog.text
 
 
 def _code_of(path, text):
     own = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(self, fullname):
-        return compile(text, str(path), "exec") if fullname == "flashinfer.topk" else own(self, fullname)
+        return compile(text, str(path), "exec") if self.get_filename(fullname) == str(path) else own(self, fullname)
 
     return get_code
 
@@ -284,6 +329,84 @@ def test_calls_that_ksieve_refuses_reach_the_engine(engines, caplog):
     assert adapters.report().fallbacks == {"torch.ops._C.top_k_per_row_decode": 3}
     assert caplog.text.count("got dtype float64") == 1
     assert "3 fallbacks (torch.ops._C.top_k_per_row_decode 3)" in str(adapters.report())
+
+
+def test_a_fault_of_ksieve_reaches_no_request(engines, monkeypatch, caplog):
+    (ops,) = load("vllm._custom_ops")
+    vllm.install()
+    scores, lengths, out = operands()
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("no memory for a workspace")
+
+    monkeypatch.setattr(vllm, "select", fail)
+    for _ in range(2):
+        ops.top_k_per_row_decode(scores, 1, lengths, out, 6, 400, 1, 32)
+    assert ksieve.verify(scores, lengths, out)
+    assert adapters.report().fallbacks == {"torch.ops._C.top_k_per_row_decode": 2}
+    assert caplog.text.count("ksieve failed, and the engine's own serves the call") == 1
+    assert "Traceback" in caplog.text and "no memory for a workspace" in caplog.text
+
+
+@pytest.mark.parametrize("bound", [np.int64(16), np.int32(400), 16])
+def test_a_bound_may_be_any_integer(engines, bound):
+    load("vllm._custom_ops")
+    vllm.install()
+    scores, lengths, out = operands(width=4000)
+    lengths[:] = int(bound)
+    torch.ops._C.persistent_topk(scores, lengths, out, torch.empty(4), 32, bound)
+    assert ksieve.verify(scores, lengths, out)
+    assert adapters.report().fallbacks == {}
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (6,), (6, 1), (3, 2)])
+def test_lengths_of_vllm_s_layer(engines, shape):
+    """One of each request, of which each row sees a part, or one of each row."""
+    (layer,) = load("vllm.model_executor.layers.indexer_topk")
+    vllm.install()
+    scores, _, out = operands()
+    lengths = torch.arange(40, 40 + torch.Size(shape).numel(), dtype=torch.int32)
+    layer.SparseIndexerTopk("auto")(scores, lengths.reshape(shape), 2, out, 32, 400)
+    seen = lengths if len(lengths) == 6 else (lengths[:, None] - torch.tensor([1, 0])).reshape(-1).int()
+    assert ksieve.verify(scores, seen, out)
+    assert engines.CALLS == []
+
+
+def test_signatures_are_those_of_the_engine_while_ksieve_is_on(engines):
+    load(*VLLM)
+    before = _signatures.examine("vllm")
+    vllm.install()
+    assert _signatures.examine("vllm") == before
+    assert before.fits
+
+
+def test_packages_that_cuda_needs(engines, monkeypatch):
+    load("sgl_kernel")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    sglang.install()  # without a driver there are CPU tensors alone
+    sglang.uninstall()
+    monkeypatch.setattr(driver, "cuda_version", lambda: 13_000)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    with pytest.raises(BackendError, match=r"the CUDA backend needs cuda-core.*pip install 'ksieve\[cuda\]'"):
+        sglang.install()
+    report = _signatures.examine("sglang")
+    assert not report.fits and "pip install 'ksieve[cuda]'" in report.problem
+    monkeypatch.setattr(driver, "cuda_version", lambda: 12_000)
+    with pytest.raises(BackendError, match=r"supports CUDA 12.0 and is too old"):
+        sglang.install()
+
+
+def test_vllm_s_batch_invariant_mode(engines, monkeypatch):
+    (ops,) = load("vllm._custom_ops")
+    vllm.install()
+    monkeypatch.setattr(vllm, "_INVARIANT", {"batch_invariant": True})
+    scores, lengths, out = operands()
+    scores = scores.round()
+    few = torch.full((1, 32), -7, dtype=torch.int32)
+    ops.top_k_per_row_decode(scores, 1, lengths, out, 6, 400, 1, 32)
+    ops.top_k_per_row_decode(scores[3:4], 1, lengths[:1], few, 1, 400, 1, 32)
+    assert torch.equal(few[0], out[3])
+    assert torch.equal(out, ksieve.topk(scores, lengths, 32, batch_invariant=True, nan="highest"))
 
 
 def test_the_report(engines):

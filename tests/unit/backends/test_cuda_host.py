@@ -501,6 +501,24 @@ def test_compile_errors_name_the_file_and_the_line(nvrtc, sources):
         compiler.compile_kernel(SPEC, Sources.read(sources.directory))
 
 
+def test_a_kernel_that_cannot_be_compiled_is_not_tried_again(nvrtc, sources, monkeypatch):
+    (sources.directory / "dummy.cu").write_text(DUMMY.replace("KSIEVE_K;", "no_other_name;"))
+    wrong, (program, options), tried = Sources.read(sources.directory), compiler._cuda_core(), []
+
+    def counted(*args, **kwargs):
+        tried.append(args)
+        return program(*args, **kwargs)
+
+    monkeypatch.setattr(compiler, "_cuda_core", lambda: (counted, options))
+    told = set()
+    for _ in range(3):
+        with pytest.raises(BackendError, match="no_other_name") as refused:
+            compiler.compile_kernel(SPEC, wrong)
+        told.add(str(refused.value))
+    assert (len(tried), len(told)) == (1, 1)
+    compiler.compile_kernel(SPEC, sources)  # of other sources
+
+
 @pytest.mark.parametrize("arch", ["sm_10", "h200", "sm_90x"])
 def test_unknown_architectures_are_refused(nvrtc, sources, arch):
     with pytest.raises(BackendError, match=f"cannot compile for {arch}, only for sm_"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import lru_cache
 from typing import Any
 
 from ksieve.backends.cuda import arrays
 from ksieve.backends.cuda.call import run
 from ksieve.backends.cuda.fast_path import make_fast_path
+from ksieve.backends.cuda.jit import bundle
+from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.runtime import driver as _driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime import workspace as _workspace
@@ -15,7 +18,30 @@ from ksieve.backends.cuda.runtime.workspace import Workspace
 from ksieve.core.device import DeviceInfo
 from ksieve.planning.plan import Plan
 
-__all__ = ["Workspace", "device_info", "make_fast_path", "make_workspace", "prepare", "run"]
+__all__ = ["Workspace", "check_packages", "device_info", "make_fast_path", "make_workspace", "prepare", "run"]
+
+
+def check_packages() -> None:
+    """Check the driver's version, the bindings and the compiler, without starting CUDA: the process may fork later.
+
+    Without an NVIDIA driver there is nothing to check; without a GPU `device_info` says so.
+
+    Raises
+    ------
+    BackendError
+        In the words of the first call that would fail.
+    """
+    version = _driver.cuda_version()
+    if version is None:
+        return
+    if (refusal := _driver.too_old(version)) is not None:
+        raise refusal
+    try:
+        importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise _driver.missing_package(error) from None
+    if bundle.named() is None:
+        compiler.check_packages()
 
 
 @lru_cache

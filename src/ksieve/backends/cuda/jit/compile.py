@@ -125,6 +125,12 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
+def check_packages() -> None:
+    """Raise the `BackendError` of a compilation if packages that it needs are missing."""
+    compiler_version()
+    _cuda_core()
+
+
 def compile_kernel(spec: KernelSpec, sources: Sources) -> Cubin:
     """Compile one specialisation.
 
@@ -159,6 +165,8 @@ def compile_with_ptx(spec: KernelSpec, sources: Sources) -> tuple[Cubin, str]:
 
 def _compiled(spec: KernelSpec, sources: Sources) -> tuple[Any, Cubin]:
     version = compiler_version()
+    if (failed := _failed.get((spec, sources.digest))) is not None:
+        raise BackendError(failed)
     _check_architecture(spec.arch, version)
     program_type, options_type = _cuda_core()
     options = options_type(
@@ -178,8 +186,14 @@ def _compiled(spec: KernelSpec, sources: Sources) -> tuple[Any, Cubin]:
     except BackendError:
         raise
     except Exception as error:  # cuda-core has no specific exception for a failed compilation
-        raise BackendError(f"{version} could not compile {describe(spec)}:\n{_first_errors(str(error))}") from error
+        text = f"{version} could not compile {describe(spec)}:\n{_first_errors(str(error))}"
+        _failed[spec, sources.digest] = text
+        raise BackendError(text) from error
     return program, Cubin(bytes(code), log.getvalue().replace("\0", ""))
+
+
+_failed: dict[tuple[KernelSpec, str], str] = {}
+"""Errors of kernels that could not be compiled: a caller that goes on without them does not wait for each again."""
 
 
 def parse_resources(log: str) -> Resources:

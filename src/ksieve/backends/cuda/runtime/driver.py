@@ -39,6 +39,16 @@ def install(version: int | None) -> str:
     return f"pip install 'ksieve[{'cuda12' if version is not None and version < 13_000 else 'cuda'}]'"
 
 
+def too_old(version: int) -> BackendError | None:
+    """Return an error if a driver of that CUDA version lacks functions that are called here."""
+    if version >= LEAST_CUDA:
+        return None
+    return BackendError(
+        f"the NVIDIA driver supports CUDA {_text(version)} and is too old: update it to 580 or newer, or to 550 or "
+        f"newer with {install(version)}"
+    )
+
+
 def missing_package(error: ImportError) -> BackendError:
     """Return an error that names the missing Python package and how to install it."""
     return BackendError(
@@ -71,12 +81,8 @@ class Driver:
         if int(code) == _NO_DEVICE:
             raise BackendError("the NVIDIA driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES")
         self.check(code, "starting the CUDA driver")
-        version = self._call("cuDriverGetVersion")
-        if version < LEAST_CUDA:
-            raise BackendError(
-                f"the NVIDIA driver supports CUDA {_text(version)} and is too old: update it to 580 or newer, or to "
-                f"550 or newer with {install(version)}"
-            )
+        if (refusal := too_old(self._call("cuDriverGetVersion"))) is not None:
+            raise refusal
         library = ctypes.CDLL(_LIBRARY)
         self.launch = library.cuLaunchKernelEx
         self.get_current = library.cuCtxGetCurrent
