@@ -22,7 +22,7 @@ from gpu.slots import wrong_rows
 from gpu.test_options import ALL_NAMES, device_call, overflowing, possible_plan
 from gpu.variants import Variant
 from harness import to_cuda
-from ksieve.planning.memory import with_workspace
+from ksieve.planning.memory import sort_slots, with_workspace
 
 pytestmark = pytest.mark.gpu
 
@@ -76,6 +76,7 @@ def kernels():
             if plan := possible_plan(name, to_cuda(x, number % 2, runner.DEVICE), k, device_call(call)):
                 yield plan, False
     yield from [(on_chip(*case)[-1], False) for case in ON_CHIP]
+    yield from [(plan, False) for case in MANY if (plan := many(*case)[-1])]
     if runner.PLANNED_FOR.capability >= (9, 0):
         for number, dtype in itertools.product(range(len(SHARED)), ("float32", "bfloat16")):
             x, k, call = shared(number, dtype)
@@ -209,6 +210,36 @@ def test_entries_of_rows_on_chip(expand, tail, tally):
     scores, call, plan = on_chip(expand, tail)
     wrong, rows = wrong_rows(Served(plan, scores, call)), len(scores)
     tally.add("entries on chip", 2 * rows, wrong)
+    assert not wrong, wrong
+
+
+MANY = [
+    (name, call)
+    for name in ("row", "cluster", "persistent-exact", "persistent-64", "split-4")
+    for call in (
+        {"sorted": "value", "tie_break": "low", "expand": 4, "k": 2500 if name != "row" else 4500},
+        {"sorted": "index", "expand": 3, "k": 4500},
+    )
+]
+"""With entries that no CTA sorts in its ring (planning/memory.py, sort_slots)."""
+
+
+def many(name, call):
+    """Scores of a call whose entries are sorted before they are expanded, and its plan."""
+    x = np.random.default_rng(3).standard_normal((3, 5003)).astype(np.float32)
+    scores = to_cuda(np.round(x * 64) / 64, 1, runner.DEVICE)
+    given = {**call, "counts_out": np.zeros(3, np.int32)}
+    return scores, given, possible_plan(name, scores, given.pop("k"), given)
+
+
+@pytest.mark.parametrize(("name", "call"), MANY, ids=lambda each: each if isinstance(each, str) else each["sorted"])
+def test_many_entries_in_order(name, call, tally):
+    """Entries are listed on chip while they are read where they were sorted: the two must not meet."""
+    scores, given, plan = many(name, call)
+    if plan is None or not sort_slots(plan):
+        pytest.skip("another family sorts them, or its ring has room")
+    wrong = wrong_rows(Served(plan, scores, device_call(given)))
+    tally.add(f"entries in order {name}", len(scores), wrong)
     assert not wrong, wrong
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import ksieve
 from gpu import material, runner, served
 from gpu.test_bands import lengths_of
 from gpu.test_held import K, hard_rows
@@ -64,6 +65,8 @@ def kernels():
     for family, shape, dtype, asked in ASKED_IN_TURN:
         for plan in asked_plans(family, shape, dtype, OPTIONS[asked]):
             yield plan, False
+    if runner.PLANNED_FOR.capability >= (9, 0):
+        yield from [(plan, False) for dtype in DTYPES for plan in fullest_plans(dtype)]
 
 
 def rounded_rows(width):
@@ -249,6 +252,30 @@ def test_bins_of_registers_with_more_than_are_ranked(dtype, shape, tally):
         plan = plan_of("register_block", shape, dtype, len(rows), k=k)
         wrong += [f"offset={offset}: {text}" for text in runner.check(plan, scores, None)]
     tally.add("register_block", len(rows), wrong)
+    assert not wrong, "\n".join(wrong)
+
+
+def fullest_plans(dtype):
+    """Clusters whose rows have as many slots as are collected on chip, and one more: then candidates are stored."""
+    asked = {"rows": 1, "width": FULLEST, "dtype": dtype, "device": runner.PLAN_DEVICE}
+    most = max(k for k in range(512, FULLEST) if ksieve.plan(**asked, k=k).capacity < k)
+    plans = [ksieve.plan(**asked, k=k) for k in (most - 8, most, most + 1)]
+    return [plan for plan in plans if plan.family == "resident_cluster"]
+
+
+FULLEST = 24_576
+
+
+@pytest.mark.skipif(runner.PLANNED_FOR.capability < (9, 0), reason="no such families")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_as_many_slots_as_are_collected_on_chip(dtype, tally):
+    """All scores are equal, so that no candidate of an exact route could be left out."""
+    scores = material.place(matrix({"equal": np.full(FULLEST, 3)}, dtype), dtype, runner.DEVICE)
+    plans, wrong = fullest_plans(dtype), []
+    assert len(plans) >= 2
+    for plan in plans:
+        wrong += [f"k={plan.problem.k}: {text}" for text in runner.check(plan, scores, None, runs=1)]
+    tally.add("resident_cluster", len(plans), wrong)
     assert not wrong, "\n".join(wrong)
 
 

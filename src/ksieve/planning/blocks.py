@@ -111,7 +111,7 @@ def _resident(asked: Problem, device: DeviceInfo, ctas_per_row: int) -> Iterator
                 # A cluster adds up counts where candidates would be, since its ring keeps the entries.
                 least = HISTOGRAM_BYTES if ctas_per_row > 1 else 0
                 ring = HISTOGRAM_BYTES + 4 * tile
-                if room >= max(least, sort_bytes(asked) - ring) and resident_slots(room) >= asked.k:
+                if room >= max(least, sort_bytes(asked) - ring) and resident_slots(room, asked.dtype) >= asked.k:
                     yield shape
                     break
 

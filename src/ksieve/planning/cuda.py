@@ -14,11 +14,12 @@ from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
 from ksieve.planning import blocks, huge_rows, shapes, tuned
-from ksieve.planning.families import BY_POSITION, FORMER, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
+from ksieve.planning.families import BY_POSITION, FORMER, IN_REGISTERS, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
     ITEM_BYTES,
     LANES,
+    MOST_SORTED,
     OPTION_REGISTERS,
     REGISTERS_PER_SM,
     RESERVED_SHARED,
@@ -85,6 +86,8 @@ def choose(
         raise ArgumentError("family", f"{family!r} with positions", f"one of {list(BY_POSITION)}, or None")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
+    if problem.options.order != "any" and problem.k + problem.options.forced > MOST_SORTED:
+        raise ArgumentError("k", problem.k, f"at most {MOST_SORTED:,} on a CUDA device, with an order of the slots")
     if problem.options.block_size > 1:
         return blocks.choose(problem, device, _known(problem, device), family, policy, splits)
     if problem.options.forced:
@@ -362,6 +365,8 @@ def _binned(plan: Plan) -> Plan:
     problem, device = plan.problem, plan.device
     if problem.rows < BINNED_ROWS or problem.width > WIDEST_BINNED or tied(problem):
         return plan
+    if plan.family in IN_REGISTERS:
+        return plan  # it takes every row, and would select again those of the other launches
     bins: list[Plan] = []
     for limit in (BIN_WIDTH * (i + 1) for i in range(MOST_BINS)):
         asked = replace(problem, width=limit)

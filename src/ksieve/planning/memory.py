@@ -1,7 +1,7 @@
 """Memory of CUDA plans: what a CTA has on chip, how many candidates that leaves room for, and the workspace.
 
 Pure arithmetic. Each number names the source whose structs it mirrors, and the kernels check the sums when they are
-compiled. `planner_cuda` decides what is planned.
+compiled. `ksieve.planning.cuda` decides what is planned.
 """
 
 from __future__ import annotations
@@ -81,10 +81,14 @@ SAMPLE_BYTES = 2
 """And for each of their threads, what it samples."""
 
 SORT_CHUNK = 128
-"""Smallest number of elements of a sort (kernels/epilogue/epilogue.cuh)."""
+"""Smallest number of elements of a sort (kernels/common/sort.cuh, kSortChunk)."""
 
-EXTRA_POSITIONS = 8
-"""Output positions of a resident row that have room of their own besides its slots (resident/descriptor.cuh, fits)."""
+MOST_SORTED = 1 << 30
+"""Largest number of elements of a sort: the kernels count them in 32 bits."""
+
+EXTRA_VECTORS = 2
+"""Output positions of a resident row that have room of their own besides its slots, as many as a vector has scores
+each (resident/descriptor.cuh, fits)."""
 
 SPILLED_STEP = 7168
 """Candidates that room for them is a multiple of where some may spill: plans for several k then share a kernel."""
@@ -112,9 +116,10 @@ def candidate_bytes_of(geometry: Geometry, device: DeviceInfo, dtype: str) -> in
     return room - HISTOGRAM_BYTES - ring - fixed_bytes(geometry.resident_width, geometry.threads, 0)
 
 
-def resident_slots(room: int) -> int:
+def resident_slots(room: int, dtype: str) -> int:
     """Most slots of a resident row whose positions the histogram and `room` bytes for candidates can take."""
-    return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - EXTRA_POSITIONS
+    more = EXTRA_VECTORS * VECTOR_BYTES // ITEM_BYTES[dtype]
+    return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - more
 
 
 def register_slots(geometry: Geometry, dtype: str) -> int:
@@ -136,15 +141,17 @@ def sort_bytes(problem: Problem, more: int = 0) -> int:
 def sort_slots(plan: Plan) -> int:
     """8-byte elements of the workspace in which each CTA sorts; 0 if its shared memory is large enough.
 
-    Forced entries of which positions decide are sorted with the others (epilogue/epilogue.cuh, stage_forced).
+    Forced entries of which positions decide are sorted with the others (epilogue/epilogue.cuh, stage_forced). Entries
+    that stand for several positions are listed in the histogram while they are read from the sort (write_expanded):
+    those are sorted in front of it, in the ring.
     """
     options = plan.problem.options
     needed = sort_bytes(plan.problem.selection, options.forced if options.positions else 0)
-    return (
-        0
-        if needed <= shared_bytes(plan) - fixed_bytes(plan.resident_width, plan.threads, plan.columns)
-        else needed // 8
-    )
+    if options.expand > 1:
+        room = VECTOR_BYTES * plan.stages * plan.threads
+    else:
+        room = shared_bytes(plan) - fixed_bytes(plan.resident_width, plan.threads, plan.columns)
+    return 0 if needed <= room else needed // 8
 
 
 def fixed_bytes(resident_width: int, threads: int, columns: int) -> int:
@@ -221,7 +228,7 @@ def storage_of(
     step = STORED_STEP if geometry.resident_width else 256 * CANDIDATE_BYTES  # resident rows leave no more room
     shared = min(wanted, room // step * step // CANDIDATE_BYTES)
     resident = family in SHARED_ROWS and geometry.resident_width > 0 and not tied(problem)
-    if resident and resident_slots(room) >= problem.k:
+    if resident and resident_slots(room, problem.dtype) >= problem.k:
         wanted = shared  # all of its rows are resident, and no candidate is stored
     if policy is not None and wanted > shared:
         wanted = _round_up(wanted, SPILLED_STEP)

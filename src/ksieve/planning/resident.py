@@ -67,14 +67,14 @@ def resident_geometry(problem: Problem, device: DeviceInfo, families: tuple[str,
 
     if geometry.overflow_vectors and tied(problem):
         return _alone(resident(1))
-    if resident_slots(room) >= problem.k:
+    if resident_slots(room, problem.dtype) >= problem.k:
         return geometry
     fewer = [resident(ctas) for ctas in range(geometry.ctas_per_sm - 1, 1, -1)]
     return next(
         (
             shape
             for shape in (*fewer, _alone(resident(1)))
-            if resident_slots(candidate_bytes_of(shape, device, problem.dtype)) >= problem.k
+            if resident_slots(candidate_bytes_of(shape, device, problem.dtype), problem.dtype) >= problem.k
         ),
         None,
     )

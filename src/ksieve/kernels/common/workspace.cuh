@@ -52,15 +52,15 @@ __device__ __forceinline__ u64* row_list(const Params& p, int row) {
 }
 
 __device__ __forceinline__ u64* segment_spill(const Params& p, int row, int segment) {
-  return row_list(p, row) + kListed + segment * kSpillCapacity;
+  return row_list(p, row) + kListed + static_cast<i64>(segment) * kSpillCapacity;
 }
 
 // Returns the spill slice of a CTA in kernels other than stream/split.cu; null if there is none. kSortSlots elements to
 // sort slots in follow it.
 __device__ __forceinline__ u64* spill_slice(const Params& p, int worker) {
-  constexpr int kSlice = kSpillCapacity + kSortSlots;
+  constexpr i64 kSlice = static_cast<i64>(kSpillCapacity) + kSortSlots;
   if (kSlice == 0) return nullptr;
-  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + static_cast<i64>(worker) * kSlice;
+  return reinterpret_cast<u64*>(p.workspace + kHeaderBytes) + worker * kSlice;
 }
 
 __device__ __forceinline__ u64* sort_slice(const Params& p, int worker) {

@@ -217,9 +217,9 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
 // Positions that a CTA collects, in place of its histogram.
 __device__ __forceinline__ int* collected_loaded() { return reinterpret_cast<int*>(shared_storage().ring); }
 
-// Selects a row of more than k scores. Call by all threads. The histogram is zero before and after. With kWritesShares,
-// returns whether positions are collected, for whom a barrier must follow, and loads what their slots need; otherwise
-// they are written.
+// Selects a row of more than k scores. Call by all threads. The histogram is zero before; afterwards it may hold
+// positions, where the ring has no room for all. With kWritesShares, returns whether positions are collected, for whom a
+// barrier must follow, and loads what their slots need; otherwise they are written.
 __device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& loaded, int k, SlotFacts& facts) {
   SharedStorage& s = shared_storage();
   const Edge& edge = loaded.edge;
@@ -338,6 +338,7 @@ struct AskedRow {
 // is fetched early: most narrow rows may be such rows. Scores are loaded as soon as the length is known. CTAs of wide
 // rows clear counters while the length arrives, and each of their many warps counts as soon as it has its scores.
 __device__ __forceinline__ void select_in_registers(const Params& p) {
+  static_assert(!kBinned, "it takes all rows of the matrix");
   constexpr bool kEmptyFirst = kThreads >= 512;
   auto empty = [] {
     clear_counts(reread_tid());

@@ -218,8 +218,8 @@ __device__ __forceinline__ constexpr int chunk_begin(int chunk) { return chunk *
 __device__ __forceinline__ constexpr int chunk_of(int stretch) { return ((stretch + 1) * kChunks - 1) / kStretches; }
 
 // Starts bulk copies of chunks [begin, end) of a body. Call by one warp: a lane for each stretch. A barrier must order
-// the copies behind other threads' reads of the ring; behind writes of the ring, which only the epilogue's sort does,
-// they also need a fence.
+// the copies behind other threads' reads of the ring. Behind writes of the ring they also need a fence: the epilogue's
+// sort writes it, and where scores have positions of their own, for which there is an epilogue too, the exact route.
 __device__ __forceinline__ void copy_in_bulk(const void* body, u32 size, int begin = 0, int end = kChunks) {
   SharedStorage& s = shared_storage();
   const int stretch = reread_tid() % 32;

@@ -22,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       if (!result.written) GridScope::leave();
     } else if (GridScope::owns()) {
       // A row that is not resident is short here: the planner gives this kernel neither rows wider than kMaxResident
-      // nor a k beyond the positions that a CTA collects (planning/cuda.py, _resident_geometry), and no options for
-      // which rows are not resident (_grid_may_hold).
+      // nor a k beyond the positions that a CTA collects (planning/resident.py, resident_geometry), and no options
+      // for which rows are not resident (_grid_may_hold).
       select_short(p, load_row(p, id));
     }
     if (GridScope::owns()) run_epilogue(p, id, nullptr);

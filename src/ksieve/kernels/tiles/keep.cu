@@ -1,6 +1,7 @@
 // Takes a tile of columns into account: one CTA for each row appends the scores that can be among the row's k best to
 // the row's list (ksieve.Running, docs/decisions/0041-keep.md). Where the list is full it is compacted to the k best of
-// it, whose worst is the bound of those that follow. Every input is exact, in one launch, and a tile is read once.
+// it, whose worst is the bound of those that follow. Every input is exact, in one launch. A tile is read once, or twice
+// where fewer than k scores reach the first bound, which is guessed (decision 41).
 #include "tiles/list.cuh"
 
 constexpr int kDrawn = 8 / kVector; // 16-byte loads of a thread in a sample
