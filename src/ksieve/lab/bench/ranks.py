@@ -241,9 +241,10 @@ def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, sp
     spent("graphs")
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(_WARM_UPS + rounds):
-        for name, timed in runs.items():
+        first = number % len(runs)
+        for name in [*runs][first:] + [*runs][:first]:
             distributed().barrier()
-            us = timed()
+            us = runs[name]()
             if number >= _WARM_UPS:
                 times[name].append(us)
     for name, each in times.items():

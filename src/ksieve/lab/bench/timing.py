@@ -86,7 +86,7 @@ def input_sets(bytes_per_set: int, l2_bytes: int, budget: int, read: int | None 
 def measure(
     contenders: Sequence[Contender],
     sets: int,
-    set_bytes: int,
+    read_bytes: int,
     *,
     rounds: int = 7,
     least_seconds: float = 0.002,
@@ -101,8 +101,8 @@ def measure(
         GPU context is lost: then none has a time, and `Timing.lost` marks the one whose call it was.
     sets : int
         Input sets, numbered from 0.
-    set_bytes : int
-        Bytes that one call reads.
+    read_bytes : int
+        Bytes that one call reads, of the contender that reads least: if those of all sets fit L2, it is flushed.
     rounds : int
         Timed rounds after an untimed one.
     least_seconds : float
@@ -118,7 +118,7 @@ def measure(
     import torch
 
     l2 = torch.cuda.get_device_properties().L2_cache_size
-    warm = sets * set_bytes < COLD_FACTOR * l2
+    warm = sets * read_bytes < COLD_FACTOR * l2
     flush = torch.empty(int(COLD_FACTOR * l2) // 4, dtype=torch.int32, device="cuda").random_() if warm else None
     timings = [Timing(c.name) for c in contenders]
     graphs: list[Any] = []
