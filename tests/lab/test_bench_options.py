@@ -11,7 +11,7 @@ from bench_host import OTHER_US, host, invoke
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN
-from ksieve.lab.bench import options
+from ksieve.lab.bench import options, timing
 
 torch = pytest.importorskip("torch")
 
@@ -54,6 +54,23 @@ def test_options_are_told_apart(served):
         ("none", "any", "int32", False), ("ends", "any", "int32", False), ("none", "value", "int32", False),
         ("none", "any", "int64", False), ("none", "any", "int32", True),
     }  # fmt: skip
+
+
+def test_short_rows_are_read_from_memory_as_others_are(served, monkeypatch):
+    """What they read fits L2 although the matrices do not: a call counts by the bytes that it reads."""
+    asked, own = [], timing.measure
+
+    def measure(contenders, sets, read_bytes, **settings):
+        asked.append(read_bytes)
+        return own(contenders, sets, read_bytes, **settings)
+
+    monkeypatch.setattr(timing, "measure", measure)
+    options.run([(8, 4096)], 64, lengths="full", names=["windows"])
+    options.run([(8, 4096)], 64, lengths="full", names=["short rows"])
+    short = next(option for option in options.OPTIONS if option.name == "short rows")
+    lengths = short.keywords(8, 4096, 64, torch.full((8,), 4096, dtype=torch.int32))["lengths"]
+    assert asked == [8 * 4096 * 4, int(lengths.sum()) * 4]
+    assert asked[1] < asked[0] / 2
 
 
 @pytest.mark.parametrize("broken", ["out", "values_out", "raw_out"])

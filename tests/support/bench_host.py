@@ -30,7 +30,7 @@ def clock(name):
     return {"read a": FLOOR_US, "read b": 11.0, "ksieve": OWN_US}.get(name, OTHER_US)
 
 
-def measure(contenders, sets, set_bytes, *, rounds=7, **_):
+def measure(contenders, sets, read_bytes, *, rounds=7, **_):
     found = []
     for contender in contenders:
         result = timing.Timing(contender.name)
