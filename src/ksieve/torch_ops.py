@@ -141,8 +141,8 @@ def traced(
     """
     if plan is not None and not isinstance(plan, Plan):
         refuse("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
-    if isinstance(num_rows, int) and not isinstance(num_rows, bool):
-        live = min(max(num_rows, 0), problem.MAX_SIZE)
+    live = problem.live_rows(num_rows, problem.MAX_SIZE)
+    if live is not None:
         num_rows = torch.full((1,), live, dtype=torch.int32, device=scores.device)
     for name, array in {"lengths": lengths, "out": out, "workspace": workspace, "num_rows": num_rows}.items():
         _check_tensor(array, name)

@@ -29,6 +29,7 @@ from ksieve.core.problem import (
     check_scores,
     check_table,
     check_vector,
+    live_rows,
     request_shapes,
     row_pitch,
 )
@@ -155,11 +156,10 @@ def parse(
         take("lengths", bounds, check_vector(bounds_info, its_name, valid, scores_device, INTEGERS))
     if (tail := keywords.get("tail")) is not None:
         vector("tail", tail, *request_shapes(leading, rows, options.next_n))
-    live = rows
-    if isinstance(num_rows, (int, np.integer)) and not isinstance(num_rows, bool):
-        live = min(max(int(num_rows), 0), rows)
-    else:
+    live = live_rows(num_rows, rows)
+    if live is None:
         vector("num_rows", num_rows, (1,), ())
+        live = rows
     table = keywords.get("page_table")
     if table is not None:
         take("page_table", table, check_table(inspect(table, "page_table"), scores_device))

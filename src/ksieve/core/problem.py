@@ -89,6 +89,13 @@ def check_k(k: Any, name: str = "k", least: int = 1) -> int:
     return int(k)
 
 
+def live_rows(num_rows: Any, most: int) -> int | None:
+    """Return `num_rows`, an int of any size, clamped to [0, most]; None if it is anything else, such as an array."""
+    if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
+        return None
+    return min(max(int(num_rows), 0), most)
+
+
 def check_size(value: Any, name: str, least: int = 0, most: int = MAX_SIZE, why: str = "counted in int32") -> int:
     """Return a count of rows, scores or slots as an int in [least, most]."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:

@@ -178,7 +178,8 @@ def _window(
         last = _window_end(row, first, extent, bounds["global_lengths"], bounds["ends"], next_n)
         begin, end = (plan.layout.below(bound, plan.rank, plan.widths) for bound in (first, last))
     if num_rows is not None:
-        live = num_rows if isinstance(num_rows, int) else num_rows.reshape(1)
+        counted = problem.live_rows(num_rows, plan.shape.rows)
+        live = num_rows.reshape(1) if counted is None else counted
         end = torch.where(row < live, end, begin)
     if bounds["starts"] is not None:
         return {"starts": begin.int(), "ends": end.int()}
@@ -267,7 +268,7 @@ def _check_arrays(
         check(array, name, ((rows if name == "starts" else rows // next_n,),), INTEGERS)
     check(local_lengths, "local_lengths", ((rows,),), INTEGERS)
     check(ks, "k", ((rows,),))
-    if isinstance(num_rows, bool) or not isinstance(num_rows, int):
+    if problem.live_rows(num_rows, rows) is None:
         check(num_rows, "num_rows", ((1,), ()))
     wholes = [name for name, array in bounds.items() if array is not None]
     if local_lengths is not None and (wholes or next_n > 1):

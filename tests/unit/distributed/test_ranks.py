@@ -123,8 +123,11 @@ def options_of_a_call(rank, world):
         requests = torch.tensor([150, 4, 0], dtype=torch.int32)
         want = expected(scores, k, end=np.repeat(requests.numpy(), 2) - np.array([1, 0] * 3))
         check_owned(ranks.topk(local, k=k, layout=layout, global_lengths=requests, next_n=2), want, columns)
-        for live in (2, torch.tensor([2], dtype=torch.int32)):
+        for live in (2, np.int64(2), torch.tensor([2], dtype=torch.int32)):
             want = expected(scores, k, end=np.array([width, width, 0, 0, 0, 0]))
+            check_owned(ranks.topk(local, k=k, layout=layout, num_rows=live), want, columns)
+        for live in (2**63, 2**64, -(2**64), np.int64(2**40)):
+            want = expected(scores, k) if live > 0 else [[]] * rows
             check_owned(ranks.topk(local, k=k, layout=layout, num_rows=live), want, columns)
         table = torch.arange(40, dtype=torch.int32).reshape(2, 20).flip(1)
         requests = torch.tensor([0, 1, 2, -1, 1, 0], dtype=torch.int32)
