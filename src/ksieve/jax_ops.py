@@ -154,6 +154,9 @@ def traced(
         if given is not None:
             raise ArgumentError(name, kind_of(given), _NEW)
     dispatch.check_plan_kind(plan)
+    live = problem.live_rows(num_rows, problem.MAX_SIZE)
+    if live is not None:
+        num_rows = np.array([live], np.int32)
     inputs = {"scores": scores, "lengths": lengths, "k": k if _per_row(k) else None, "num_rows": num_rows}
     inputs |= {name: keywords.get(name) for name in _INPUTS}
     stand_ins = {name: _stand_in(array, name) for name, array in inputs.items()}

@@ -54,6 +54,10 @@ CALLS = {
     "order": {"sorted": True, "tie_break": "high", "return_values": True, "return_raw": True},
     "live rows": {"num_rows": np.array([4], np.int32), "lengths": LENGTHS},
     "live rows, scalar": {"num_rows": np.array(2, np.int32)},
+    "live rows, int": {"num_rows": 1},
+    "live rows, NumPy int": {"num_rows": np.int64(2)},
+    "live rows, large int": {"num_rows": 2**64, "lengths": LENGTHS},
+    "live rows, negative int": {"num_rows": -(2**64)},
 }
 
 
@@ -211,7 +215,8 @@ def test_indices_carry_no_gradient():
         ({"lengths": LENGTHS[:3]}, r"lengths: got shape \(3,\); takes shape \(6,\)"),
         ({"lengths": LENGTHS.astype(np.float32)}, "lengths: got dtype float32; takes dtype int32"),
         ({"lengths": [1, 2]}, r"lengths: got list; .*jax\.numpy\.asarray\(lengths\) first"),
-        ({"num_rows": 3}, "num_rows: got int"),
+        ({"num_rows": True}, "num_rows: got bool"),
+        ({"num_rows": 3.0}, "num_rows: got float"),
         ({"next_n": 4}, "next_n: got 4; takes a divisor"),
         ({"sorted": "up"}, "sorted: got 'up'"),
         ({"page_size": 16}, "page_size: got a value without page_table"),
