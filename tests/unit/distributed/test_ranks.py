@@ -193,6 +193,8 @@ def differences_are_errors(rank, world):
         assert said == f"{name}: got {words[0]} on rank 0 and {words[1]} on rank 2; takes the same on every rank"
     said = refusal(ksieve.ArgumentError, ranks.plan, **given, device="cuda:x")
     assert said == "device: got 'cuda:x'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"
+    said = refusal(ksieve.ArgumentError, ranks.plan, rows=4, width=2**29, k=3)
+    assert said == f"width: got {2**31} positions on all ranks; takes at most {2**31 - 1}, as int32 counts"
     x = torch.zeros(4, 9)
     said = refusal(ksieve.ArgumentError, ranks.topk, x, k=3 + odd)
     assert said == "k: got 3 on rank 0 and 4 on rank 2; takes the same on every rank"
