@@ -61,6 +61,12 @@ def dtype_text(dtype: Any) -> Any:
         return dtype
 
 
+def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
+    """Check that an argument is one of several strings."""
+    if not isinstance(value, str) or value not in choices:
+        raise ArgumentError(name, shown(value), f"one of {', '.join(map(repr, choices))}")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a selection.
@@ -157,9 +163,7 @@ class Options:
         for name in ("index_dtype", "length_dtype"):
             object.__setattr__(self, name, dtype_text(getattr(self, name)))
         for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in choices:
-                raise ArgumentError(name, shown(value), f"one of {', '.join(map(repr, choices))}")
+            check_choice(getattr(self, name), name, choices)
         for name, least, most in _NUMBERS:
             value = getattr(self, name)
             if isinstance(value, np.integer):

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, kind_of, shown
-from ksieve.core.options import INTEGERS
+from ksieve.core.options import INTEGERS, check_choice
 from ksieve.distributed import plans
-from ksieve.distributed.layouts import Contiguous, Layout, check_layout
+from ksieve.distributed.layouts import Contiguous, Layout, check_layout, check_widths
 from ksieve.distributed.plans import IndexBase
 
 _LAST = (1 << 31) - 1
@@ -68,14 +68,10 @@ def owned(
     info = problem.inspect(indices, "indices")
     if len(info.shape) != 2 or info.dtype not in INTEGERS:
         raise ArgumentError("indices", f"{info.dtype} of shape {info.shape}", "int32 or int64 of shape (rows, k)")
-    shares = tuple(widths) if isinstance(widths, Sequence) else ()
-    if not shares or any(isinstance(w, bool) or not isinstance(w, int) or w < 0 for w in shares):
-        raise ArgumentError("widths", shown(widths), "an int of at least 0 for every rank")
+    shares = check_widths(widths, check_layout(layout))
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < len(shares):
         raise ArgumentError("rank", shown(rank), f"an int from 0 to {len(shares) - 1}, by widths")
-    if index_base not in get_args(IndexBase):
-        raise ArgumentError("index_base", shown(index_base), "'row' or 'shard'")
-    check_layout(layout)
+    check_choice(index_base, "index_base", get_args(IndexBase))
     plans.check_rows_of_requests(next_n, info.shape[0])
     check_pages(info, page_table, page_size, row_to_request)
     positions = indices.long()

@@ -7,12 +7,14 @@ n(g) counts the positions below g that the shard holds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.problem import MAX_SIZE, check_size
 
 Widths = tuple[int, ...]
 """Scores in a row of each rank's shard, in the order of the ranks."""
@@ -113,6 +115,28 @@ def check_layout(layout: object) -> Layout:
     if not isinstance(layout, (Contiguous, Interleaved)):
         raise ArgumentError("layout", shown(layout), "Contiguous() or Interleaved(size)")
     return layout
+
+
+def check_widths(widths: Any, layout: Layout) -> Widths:
+    """Return the widths of all shards as a tuple of int: one for each rank, of positions that int32 counts."""
+    takes = "an int of at least 0 for every rank"
+    listed = isinstance(widths, Sequence) or (isinstance(widths, np.ndarray) and widths.ndim == 1)
+    if not listed or not len(widths):
+        raise ArgumentError("widths", shown(widths), takes)
+    try:
+        shares = tuple(check_size(width, "widths") for width in widths)
+    except ArgumentError:
+        raise ArgumentError("widths", shown(widths), takes) from None
+    extent_of(shares, layout, "widths")
+    return shares
+
+
+def extent_of(widths: Widths, layout: Layout, name: str) -> int:
+    """Return the extent of all shards; `name` is the argument at fault where int32 does not count it."""
+    extent = layout.extent(widths)
+    if extent > MAX_SIZE:
+        raise ArgumentError(name, f"{extent} positions on all ranks", f"at most {MAX_SIZE}, as int32 counts")
+    return extent
 
 
 def _wide(number: Any) -> Any:

@@ -13,27 +13,26 @@ from typing import Any, Literal, get_args
 
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, BackendError, KsieveError, shown
-from ksieve.core.options import Nan, Options, TieBreak, dtype_text
+from ksieve.core.options import Nan, Options, TieBreak, check_choice, dtype_text
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout
+from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, extent_of
 from ksieve.distributed.schedules import (
     LINKS,
-    Digits,
     Link,
     Message,
     Output,
-    Pairs,
-    Samples,
     Schedule,
     Shape,
     check_link,
+    check_output,
+    check_schedule,
     choose,
     messages,
 )
 
 IndexBase = Literal["row", "shard"]
 
-_SCHEDULES = (Pairs, Samples, Digits)
+_SCHEDULES = get_args(Schedule)
 
 
 @dataclass(frozen=True)
@@ -179,24 +178,22 @@ def plan(
         options = Options(tie_break=tie_break, largest=largest, nan=nan)
         if tie_break == "any":
             raise ArgumentError("tie_break", "'any'", "'low' or 'high'")
-        for argument, value, values in (("output", output, Output), ("index_base", index_base, IndexBase)):
-            if value not in get_args(values):
-                raise ArgumentError(argument, shown(value), f"one of {', '.join(map(repr, get_args(values)))}")
+        check_output(output)
+        check_choice(index_base, "index_base", get_args(IndexBase))
         if output == "global" and index_base == "shard":
             raise ArgumentError("index_base", "'shard'", "'row' with output 'global'")
-        if schedule is not None and not isinstance(schedule, _SCHEDULES):
-            raise ArgumentError("schedule", shown(schedule), "Pairs(), Samples(step) or Digits(bits)")
+        slots = problem.check_k(k)
         network = check_link(("nvlink" if kind == "cuda" else "gloo") if link is None else link)
         stated |= {
             "rows": rows,
-            "k": problem.check_k(k),
+            "k": slots,
             "dtype": SCORE_DTYPES.index(name),
             "layout": 0 if isinstance(check_layout(layout), Contiguous) else layout.size,  # type: ignore[union-attr]
             "output": get_args(Output).index(output),
             "tie_break": int(tie_break == "high"),
             "largest": int(largest),
             "nan": int(options.nan == "highest"),
-            "schedule": _number_of(schedule, k),
+            "schedule": 0 if schedule is None else _number_of(check_schedule(schedule, slots)),
             "link": _checksum(network),
             "width": width,
         }
@@ -208,9 +205,7 @@ def plan(
         raise failure
     _compare(every)
     widths = tuple(row["width"] for row in every)
-    extent = layout.extent(widths)
-    if extent > problem.MAX_SIZE:
-        raise ArgumentError("width", f"{extent} positions on all ranks", f"at most {problem.MAX_SIZE}, as int32 counts")
+    extent = extent_of(widths, layout, "width")
     shape = Shape(
         rows,
         int(k),
@@ -273,14 +268,9 @@ def distributed() -> Any:
     return dist
 
 
-def _number_of(schedule: Schedule | None, k: int) -> int:
-    """A forced schedule as one number; 0 without one."""
-    if schedule is None:
-        return 0
-    size = getattr(schedule, "step", getattr(schedule, "bits", 1))
-    most = 20 if isinstance(schedule, Digits) else k
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= most:
-        raise ArgumentError("schedule", shown(schedule), f"a number from 1 to {most} in {type(schedule).__name__}")
+def _number_of(schedule: Schedule) -> int:
+    """A forced schedule as one positive number."""
+    size: int = getattr(schedule, "step", getattr(schedule, "bits", 1))
     return _SCHEDULES.index(type(schedule)) + 4 * size + 1
 
 

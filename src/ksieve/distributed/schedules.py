@@ -7,9 +7,11 @@ chooses the schedule that takes the least modelled time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.options import check_choice
+from ksieve.core.problem import check_k, check_size
 
 Kind = Literal["all-gather", "all-reduce"]
 Output = Literal["owned", "global"]
@@ -35,6 +37,11 @@ class Shape:
         Whether all positions of a rank lie before those of the next.
     high_first : bool
         Whether the tie-break prefers the highest positions.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range.
     """
 
     rows: int
@@ -45,6 +52,13 @@ class Shape:
     contiguous: bool = True
     high_first: bool = False
 
+    def __post_init__(self) -> None:
+        numbers = {name: check_size(getattr(self, name), name, least) for name, least in _LEAST.items()}
+        for name, value in {**numbers, "k": check_k(self.k)}.items():
+            object.__setattr__(self, name, value)
+        if self.key_bits not in (16, 32):
+            raise ArgumentError("key_bits", shown(self.key_bits), "16 or 32")
+
     @property
     def position_bits(self) -> int:
         """Bits of a global position in a composite."""
@@ -54,6 +68,10 @@ class Shape:
     def composite_bits(self) -> int:
         """Bits of a composite."""
         return self.key_bits + self.position_bits
+
+
+_LEAST = {"rows": 0, "world": 1, "extent": 1}
+"""Least of the numbers of a `Shape`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +147,25 @@ class Digits:
 
 
 Schedule = Pairs | Samples | Digits
+
+_MOST_BITS = 20
+"""Most bits of a digit: a histogram has a counter for each of its values."""
+
+
+def check_schedule(schedule: object, k: int) -> Schedule:
+    """Check that an argument is a schedule for rows of k slots."""
+    if not isinstance(schedule, Schedule):
+        raise ArgumentError("schedule", shown(schedule), "Pairs(), Samples(step) or Digits(bits)")
+    size = getattr(schedule, "step", getattr(schedule, "bits", 1))
+    most = _MOST_BITS if isinstance(schedule, Digits) else k
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= most:
+        raise ArgumentError("schedule", shown(schedule), f"a number from 1 to {most} in {type(schedule).__name__}")
+    return schedule
+
+
+def check_output(output: object) -> None:
+    """Check that an argument says what is returned."""
+    check_choice(output, "output", get_args(Output))
 
 
 def messages(schedule: Schedule, shape: Shape, output: Output) -> tuple[Message, ...]:
@@ -220,6 +257,36 @@ def candidates(shape: Shape) -> tuple[Schedule, ...]:
     return (Pairs(), *(Samples(step) for step in steps if step <= shape.k), *(Digits(bits) for bits in (8, 11)))
 
 
-def choose(shape: Shape, link: Link, output: Output = "owned") -> Schedule:
-    """Return the schedule of the least modelled time; the first of equal ones."""
-    return min(candidates(shape), key=lambda schedule: link.total_us(schedule, shape, output))
+def choose(shape: Shape, link: Link | str, output: Output = "owned") -> Schedule:
+    """Choose the schedule of the least modelled time, as a plan does.
+
+    Parameters
+    ----------
+    shape : Shape
+        Rows, k, number of ranks, and further facts on which the messages depend.
+    link : Link or str
+        Latency and bandwidth: "nvlink", "network" or "gloo", or a `Link`.
+    output : {"owned", "global"}
+        What the calls return: the positions that a rank holds, or all of them, which takes further messages.
+
+    Returns
+    -------
+    Schedule
+        `Pairs`, `Samples` or `Digits`; the first of those that take the same time.
+
+    Raises
+    ------
+    ArgumentError
+        An argument cannot be used.
+
+    Examples
+    --------
+    >>> from ksieve.distributed import Shape, choose
+    >>> choose(Shape(rows=512, k=2048, world=8, extent=1 << 20), "nvlink")
+    Samples(step=32)
+    """
+    if not isinstance(shape, Shape):
+        raise ArgumentError("shape", shown(shape), "a ksieve.distributed.Shape")
+    network = check_link(link)
+    check_output(output)
+    return min(candidates(shape), key=lambda schedule: network.total_us(schedule, shape, output))

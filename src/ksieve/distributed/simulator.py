@@ -9,14 +9,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.core.arrays import as_numpy, inspect
+from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.keys import half_key, order_key, widen
 from ksieve.core.options import PLAIN, Options
+from ksieve.core.problem import check_k, check_options, check_scores, check_size
 from ksieve.core.ranking import ranked
 from ksieve.core.windows import windows
 from ksieve.distributed.collectives import NOTHING, AllGather, NumpyOps
-from ksieve.distributed.layouts import Contiguous, Layout, Widths
+from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, check_widths
+from ksieve.distributed.plans import check_rows_of_requests
 from ksieve.distributed.protocol import agree, everywhere
-from ksieve.distributed.schedules import LINKS, Message, Output, Schedule, Shape, choose
+from ksieve.distributed.schedules import (
+    LINKS,
+    Message,
+    Output,
+    Schedule,
+    Shape,
+    check_output,
+    check_schedule,
+    choose,
+)
 
 I64 = NDArray[np.int64]
 
@@ -60,15 +73,16 @@ def simulate(
     Parameters
     ----------
     scores : ndarray, shape (rows, width)
-        Whole rows, which the layout divides: float32, float16, or uint16 as bfloat16 bits.
+        Whole rows, which the layout divides: float32, float16, or bfloat16, also as uint16 bits.
     lengths : array_like of int, shape (rows // next_n,), optional
     k : int
+        Slots per row, 1 to 2**20.
     world : int
         Number of ranks.
     layout : Contiguous or Interleaved
     widths : sequence of int, optional
-        Widths of contiguous shards. Default: equal ones.
-    schedule : Schedule, optional
+        Widths of contiguous shards, which together hold the row. Default: those that differ by at most one score.
+    schedule : Pairs, Samples or Digits, optional
         Default: that of the least modelled time on NVLink.
     output : {"owned", "global"}
     options : Options
@@ -78,16 +92,28 @@ def simulate(
     Returns
     -------
     Simulated
+
+    Raises
+    ------
+    ArgumentError
+        An argument cannot be used.
     """
-    matrix = np.asarray(scores)
+    matrix = _matrix(scores)
     rows, width = matrix.shape
-    shares = tuple(int(w) for w in widths) if widths is not None else layout.widths(width, world)
+    k, world = check_k(k), check_size(world, "world", 1)
+    shares = _widths(widths, check_layout(layout), width, world)
+    if schedule is not None:
+        check_schedule(schedule, k)
+    check_output(output)
+    check_rows_of_requests(check_options(options).next_n, rows)
+    lengths = _integers(lengths, "lengths", rows // options.next_n)
+    starts, ks = _integers(starts, "starts", rows), _integers(ks, "ks", rows)
     whole = matrix.itemsize == 4
     shape = Shape(
         rows, k, world, max(layout.extent(shares), 1), 32 if whole else 16, isinstance(layout, Contiguous),
         options.tie_break == "high",
     )  # fmt: skip
-    wanted = np.full(rows, k, np.int64) if ks is None else np.clip(np.asarray(ks, np.int64), 0, k)
+    wanted = np.full(rows, k, np.int64) if ks is None else np.clip(ks, 0, k)
     begin, length = windows(options, rows, width, lengths=lengths, starts=starts)
     numbers = widen(ranked(matrix, options.ranking))
     keys = (half_key if matrix.dtype == np.float16 else order_key)(numbers).astype(np.int64)
@@ -108,6 +134,43 @@ def simulate(
         found.sort(axis=1)
         found = np.where(found == NOTHING, -1, found)
     return Simulated(owned, found, tuple(sent), plan)
+
+
+def _matrix(scores: Any) -> NDArray[Any]:
+    """Check scores, and return them as a matrix of NumPy with contiguous rows."""
+    info = inspect(scores, "scores")
+    if info.device.kind != "cpu":
+        raise ArgumentError("scores", f"device {info.device}", "scores on the CPU")
+    matrix: NDArray[Any] = np.asarray(as_numpy(scores), order="C")
+    check_scores(inspect(matrix, "scores"))
+    return matrix
+
+
+def _widths(widths: Any, layout: Layout, width: int, world: int) -> Widths:
+    """Widths of all shards, which hold each position of a row once."""
+    if widths is None:
+        return layout.widths(width, world)
+    shares = check_widths(widths, layout)
+    if len(shares) != world or not sum(shares) == layout.extent(shares) == width:
+        takes = f"those of {world} shards that hold the {width} positions of a row, such as layout.widths(...)"
+        raise ArgumentError("widths", shown(widths), takes)
+    return shares
+
+
+def _integers(value: Any, name: str, count: int) -> I64 | None:
+    """Check array_like integers, and return them as int64, the largest unsigned ones clamped."""
+    if value is None:
+        return None
+    takes = f"integers of shape {(count,)}"
+    try:
+        found = np.asarray(value)
+    except Exception:  # a ragged list, or any error of a foreign class
+        raise ArgumentError(name, kind_of(value), takes) from None
+    if found.shape != (count,) or (count and found.dtype.kind not in "iu"):
+        raise ArgumentError(name, f"{found.dtype} of shape {found.shape}", takes)
+    if found.dtype == np.uint64:
+        found = np.minimum(found, np.uint64(np.iinfo(np.int64).max))
+    return found.astype(np.int64)
 
 
 def _rank(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cases import FAMILIES, scores_of
-from ksieve import Options
+from ksieve import ArgumentError, Options
 from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose, simulate
 from ksieve.distributed.collectives import AllGather, AllReduce
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
@@ -130,6 +130,85 @@ def iter_none():
     yield from ()
 
 
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+X = np.zeros((2, 6), np.float32)
+RAGGED = [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"scores": X.astype(np.float64)}, r"scores: got dtype float64; .*scores\.astype\(np\.float32\) rounds to one"),
+        ({"scores": X.astype(np.int32)}, "scores: got dtype int32; takes dtype float32"),
+        ({"scores": X[0]}, r"scores: got shape \(6,\); takes a matrix"),
+        ({"scores": [[1.0, 2.0]]}, "scores: got list; takes"),
+        ({"k": 0}, "k: got 0; takes an int from 1 to"),
+        ({"k": 1.5}, "k: got float 1.5; takes an int from 1 to"),
+        ({"world": 0}, "world: got 0; takes an int of at least 1"),
+        ({"world": True}, "world: got True; takes an int of at least 1"),
+        ({"layout": "x"}, "layout: got 'x'; takes Contiguous"),
+        ({"widths": (1, 2)}, r"widths: got \(1, 2\); takes those of 2 shards that hold the 6 positions of a row"),
+        ({"widths": (2, 2, 2)}, r"widths: got \(2, 2, 2\); takes those of 2 shards"),
+        ({"widths": (7, -1)}, r"widths: got \(7, -1\); takes an int of at least 0 for every rank"),
+        ({"widths": (6, "0")}, "widths: got .*; takes an int of at least 0 for every rank"),
+        ({"widths": 6}, "widths: got 6; takes an int of at least 0 for every rank"),
+        ({"widths": np.array(6)}, r"widths: got array\(6\); takes an int of at least 0 for every rank"),
+        ({"widths": (2**30, 2**30)}, f"widths: got {2**31} positions on all ranks; takes at most"),
+        ({"widths": (4, 2), "layout": Interleaved(3)}, r"widths: got \(4, 2\); takes those of 2 shards"),
+        ({"schedule": "x"}, r"schedule: got 'x'; takes Pairs\(\), Samples"),
+        ({"schedule": Samples(0)}, r"schedule: got Samples\(step=0\); takes a number from 1 to 3 in Samples"),
+        ({"schedule": Samples(4)}, r"schedule: got Samples\(step=4\); takes a number from 1 to 3 in Samples"),
+        ({"schedule": Digits(64)}, r"schedule: got Digits\(bits=64\); takes a number from 1 to 20 in Digits"),
+        ({"output": "x"}, "output: got 'x'; takes one of 'owned', 'global'"),
+        ({"options": {}}, r"options: got {}; takes ksieve\.Options"),
+        ({"options": Options(next_n=4)}, "next_n: got 4; takes a divisor of the 2 rows"),
+        ({"lengths": [1]}, r"lengths: got int64 of shape \(1,\); takes integers of shape \(2,\)"),
+        ({"lengths": [1, 2, 3]}, r"lengths: got int64 of shape \(3,\)"),
+        ({"lengths": [1.0, 2.0]}, r"lengths: got float64 of shape \(2,\)"),
+        ({"lengths": [1, 2], "options": Options(next_n=2)}, r"lengths: .* takes integers of shape \(1,\)"),
+        ({"starts": RAGGED}, r"starts: got list; takes integers of shape \(2,\)"),
+        ({"ks": 3}, r"ks: got int64 of shape \(\); takes integers of shape \(2,\)"),
+    ],
+    ids=lambda case: None if isinstance(case, str) else "-".join(case),
+)
+def test_the_simulator_refuses_what_a_plan_does(call, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        simulate(**{"scores": X, "k": 3, "world": 2} | call)
+
+
+def test_forms_of_the_arguments_of_the_simulator():
+    """NumPy's numbers are ints, rows need not be contiguous, and lengths of any integer dtype are clamped."""
+    scores = np.arange(24, dtype=np.float32).reshape(2, 12)[:, ::2]
+    want = [[0, 1, 2], [3, 4, 5]]
+    for widths in (np.array([4, 2]), [np.int64(4), 2]):
+        found = simulate(scores, np.array([3, 2**63], np.uint64), np.int64(3), world=np.int64(2), widths=widths)
+        check_simulated(found, want, lambda p: int(p >= 4))
+    assert simulate(X[:0], [], 3, world=2, ks=()).owned == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("x", "nvlink"), r"shape: got 'x'; takes a ksieve\.distributed\.Shape"),
+        ((Shape(1, 2, 3, 4), "y"), "link: got 'y'; takes one of 'nvlink'"),
+        ((Shape(1, 2, 3, 4), "gloo", "z"), "output: got 'z'; takes one of 'owned', 'global'"),
+    ],
+)
+def test_a_choice_is_made_of_facts(call, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        choose(*call)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rows", -1), ("k", 0), ("k", 1.5), ("world", 0), ("extent", 0), ("extent", 1 << 31), ("key_bits", 8)],
+)
+def test_a_shape_has_numbers_in_range(name, value):
+    with pytest.raises(ArgumentError, match=f"^{name}: got "):
+        Shape(**{"rows": 1, "k": 2, "world": 3, "extent": 4} | {name: value})
+
+
 # ---- the choice --------------------------------------------------------------------------------------------
 
 
@@ -165,7 +244,7 @@ def test_each_schedule_is_the_best_somewhere():
                     assert link.total_us(best, shape) <= link.total_us(Pairs(), shape)
                     assert best in candidates(shape)
     assert chosen == {Pairs, Samples, Digits}
-    assert isinstance(choose(Shape(1, 16, 2, 1000), LINKS["nvlink"]), Pairs)
+    assert isinstance(choose(Shape(1, 16, 2, 1000), "nvlink"), Pairs)
     assert isinstance(choose(Shape(8192, 2048, 1, 1 << 20), LINKS["nvlink"]), Pairs)  # one rank has nothing to agree on
     assert isinstance(choose(Shape(8192, 2048, 128, 1 << 20), LINKS["network"]), Digits)
 
