@@ -15,7 +15,7 @@ from ksieve.backends.cuda import ranks
 from ksieve.core.problem import Device, Problem
 from ksieve.distributed.collectives import AllGather, AllReduce
 from ksieve.distributed.layouts import Interleaved
-from ksieve.distributed.plans import ShardPlan
+from ksieve.distributed.plans import ShardPlan, check_plan
 from ksieve.distributed.schedules import Pairs, Samples
 
 
@@ -108,10 +108,12 @@ def prepare(plan: ShardPlan) -> ShardPlan:
 
     Raises
     ------
+    ArgumentError
+        If it is no plan of `ksieve.distributed.plan`.
     BackendError
         If the kernels cannot be compiled or loaded here.
     """
-    if plan.device != "cuda":
+    if check_plan(plan).device != "cuda":
         return plan
     torch: Any = sys.modules["torch"]
     index = torch.cuda.current_device() if torch.cuda.is_available() else 0

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from ksieve import dispatch
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, BackendError, KsieveError, shown
+from ksieve.core.errors import ArgumentError, BackendError, KsieveError, kind_of, shown
 from ksieve.core.options import Nan, Options, TieBreak, check_choice, dtype_text
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, extent_of
@@ -156,7 +157,7 @@ def plan(
     ArgumentError
         An argument cannot be used, or differs between ranks: then on every rank, with the argument and the ranks.
     BackendError
-        There is no PyTorch or no process group, or the arguments of another rank cannot be used.
+        There is no PyTorch, no process group or no such device, or the arguments of another rank cannot be used.
 
     Notes
     -----
@@ -170,7 +171,7 @@ def plan(
     failure: KsieveError | None = None
     name, kind = "", "cpu"
     try:
-        kind = problem.parse_device(device).kind
+        kind = _kind_of_present(problem.parse_device(device))
         name = str(dtype_text(dtype))
         if name not in SCORE_DTYPES:
             raise ArgumentError("dtype", shown(name), f"one of {list(SCORE_DTYPES)}")
@@ -266,6 +267,29 @@ def distributed() -> Any:
     if not dist.is_available() or not dist.is_initialized():
         raise BackendError("there is no process group: torch.distributed.init_process_group(...) first")
     return dist
+
+
+def check_plan(plan: object) -> ShardPlan:
+    """Check that an argument is a plan over ranks."""
+    if not isinstance(plan, ShardPlan):
+        raise ArgumentError("plan", kind_of(plan), "a plan from ksieve.distributed.plan")
+    return plan
+
+
+def _kind_of_present(device: problem.Device) -> str:
+    """Kind of a device on which PyTorch has tensors here: asked before one is made, which would fail in its own words.
+
+    Raises
+    ------
+    BackendError
+    """
+    import torch
+
+    if device.kind == "cuda":
+        dispatch.device_info(device)
+        if not torch.cuda.is_available():
+            raise BackendError(f"PyTorch {torch.__version__} has no CUDA here: install a build of it with CUDA")
+    return device.kind
 
 
 def _number_of(schedule: Schedule) -> int:

@@ -279,8 +279,7 @@ def _check_arrays(
 
 
 def _check_planned(plan: Any, scores: Any, k: Any, others: dict[str, Any]) -> None:
-    if not isinstance(plan, ShardPlan):
-        raise ArgumentError("plan", kind_of(plan), "a plan from ksieve.distributed.plan")
+    plans.check_plan(plan)
     for name, value in others.items():
         raise ArgumentError(name, shown(value), "nothing when plan is given: the plan fixes it")
     if k is not None and k != plan.shape.k:

@@ -13,6 +13,8 @@ import pytest
 
 import ksieve
 from cases import scores_of
+from ksieve import dispatch
+from ksieve.planning.devices import DEVICES
 from sharded import expected
 
 torch = pytest.importorskip("torch")
@@ -235,8 +237,11 @@ def faults_of_one_rank(rank, world):
     if rank == 1:
         with pytest.raises(ksieve.ArgumentError, match=r"^schedule: got .*; takes a number from 1 to 3 in Samples"):
             ranks.plan(rows=4, width=9, k=3, schedule=ranks.Samples(4))
+        absent = {"rows": 4, "width": 9, "k": 3, "device": "cuda:99"}
+        assert refusal(ksieve.BackendError, ranks.plan, **absent) == refusal(ksieve.BackendError, ksieve.plan, **absent)
     else:
-        refusal(ksieve.BackendError, ranks.plan, rows=4, width=9, k=3)
+        for _ in range(2):
+            refusal(ksieve.BackendError, ranks.plan, rows=4, width=9, k=3)
     assert ranks.topk(x, k=3)[1].tolist() == [3 * (rank == 0)] * 4
 
 
@@ -291,6 +296,24 @@ def test_without_a_process_group():
     for call in (lambda: ranks.topk(torch.zeros(2, 2), k=1), lambda: ranks.plan(rows=2, width=2, k=1)):
         with pytest.raises(ksieve.BackendError, match="there is no process group: torch"):
             call()
+
+
+def test_a_device_without_tensors_of_pytorch(monkeypatch):
+    """A GPU that is present is of no use to a PyTorch without CUDA."""
+    monkeypatch.setattr(dispatch, "device_info", lambda device: DEVICES["h200"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ksieve.BackendError, match=r"^PyTorch .* has no CUDA here: install a build of it with CUDA"):
+            ranks.plan(rows=4, width=100, k=3, device="cuda")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("plan", ["x", None, 3])
+def test_only_a_plan_is_prepared(plan):
+    with pytest.raises(ksieve.ArgumentError, match=r"^plan: got .*; takes a plan from ksieve\.distributed\.plan"):
+        ranks.prepare(plan)
 
 
 def test_keys_are_those_of_the_package():
