@@ -265,6 +265,14 @@ def test_some_engines_select_nan_first():
         assert (x.gather(1, out.long()).isnan().sum(1) == 10).all()
 
 
+def test_a_length_below_all_others_does_not_wrap():
+    """The rows of a request end one after another, and the first of them before the smallest int32."""
+    out = torch.zeros(2, 8, dtype=torch.int32)
+    lengths = torch.tensor([-(2**31)], dtype=torch.int32)
+    tensorrt_llm.indexer_topk_decode(X[:2], lengths, out, 2, 8, compress_ratio=4)
+    assert (out == -1).all()
+
+
 def test_nan_is_selected_only_when_nothing_else_is_left():
     x, n, _ = operands()
     x[:, ::3] = float("nan")
