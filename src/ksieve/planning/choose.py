@@ -6,7 +6,7 @@ No device is accessed. The same facts always give the same plan.
 from __future__ import annotations
 
 from ksieve.core import arguments
-from ksieve.core.device import DeviceInfo
+from ksieve.core.device import DeviceInfo, check_device
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
@@ -61,12 +61,12 @@ def choose(
     Raises
     ------
     ArgumentError
-        If the forced family does not exist on the device or cannot run the shape.
+        If the forced family does not exist on the device or cannot run the shape, or a fact of the device is out of
+        range.
     """
+    device = check_device(device)
     if device.kind == "cpu":
         if splits is not None:
             raise ArgumentError("splits", shown(splits), "nothing on a CPU device")
         return cpu.choose(problem, device, family, policy)
-    if device.kind == "cuda":
-        return cuda.choose(problem, device, family, policy, splits, kept)
-    raise ArgumentError("device", device.kind, "'cpu' or 'cuda'")
+    return cuda.choose(problem, device, family, policy, splits, kept)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import ksieve
 from frozen import frozen_shapes
 from ksieve import dispatch
+from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
@@ -599,6 +601,36 @@ def test_ctas_that_wait_for_each_other_all_run_at_once(count):
 def test_a_device_that_no_file_covers_is_refused():
     with pytest.raises(ArgumentError, match=r"^device: got compute capability 7\.5; takes a CUDA device of .* 8\.0"):
         ksieve.plan(rows=4, width=4096, k=64, device=replace(H200, capability=(7, 5)))
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        (DeviceInfo("cuda", name="x", capability=(9, 0), sm_count=132), "shared_per_sm: got 0; takes an int of"),
+        (replace(H200, shared_per_block=1024), "shared_per_block: got 1024; takes an int of at least 101376"),
+        (replace(H200, sm_count=-1), "sm_count: got -1; takes an int of at least 1"),
+        (replace(H200, sm_count=1 << 20), "sm_count: got 1048576; takes at most 65536: no device has more"),
+        (replace(H200, sm_count=1.5), "sm_count: got 1.5; takes an int"),
+        (replace(H200, capability=9), r"capability: got 9; takes a tuple of two ints, such as \(9, 0\)"),
+        (replace(H200, capability=(9, -1)), "capability: got -1; takes an int of at least 0"),
+        (replace(H200, name=None), "name: got NoneType; takes a name"),
+        (replace(H200, index="0"), "index: got '0'; takes an int"),
+        (DeviceInfo("cpu", threads=-5), "threads: got -5; takes an int of at least 1"),
+        (DeviceInfo("tpu"), "kind: got 'tpu'; takes 'cpu' or 'cuda'"),
+    ],
+    ids=str,
+)
+def test_facts_that_no_device_has_are_refused(device, message):
+    with pytest.raises(ArgumentError, match=rf"^device\.{message}"):
+        ksieve.plan(rows=64, width=1000, k=2048, device=device)
+
+
+def test_numbers_of_numpy_in_the_facts_are_ints():
+    """As int32 a product of two of them would wrap."""
+    device = replace(H200, sm_count=np.int32(132), shared_per_sm=np.int32(H200.shared_per_sm))
+    asked = {"rows": 4096, "width": 131_072, "k": 512}
+    plan = ksieve.plan(**asked, device=device)
+    assert plan == ksieve.plan(**asked, device=H200) and type(plan.device.sm_count) is int
 
 
 def test_the_papers_own_card_has_plans_of_its_own():
