@@ -339,7 +339,14 @@ def _cpu_results(link: str, payload: dict[str, Any], *, brief: bool = False) -> 
         "of max rate",
     )
     parts.append(pages.table(columns, rows))
-    parts.append('"Of max rate" is the rate of reading scores relative to `numpy.max(axis=1)` over the same rows.')
+    threads, torch_threads = settings["threads"], facts.get("torch_threads")
+    users = f"ksieve and torch use {threads} threads"
+    if torch_threads != threads:
+        users = f"ksieve uses {threads} threads" + (f", torch {torch_threads}" if torch_threads else "")
+    parts.append(
+        f"{users}, `{ARGPARTITION}` and `numpy.max` one. "
+        '"Of max rate" is the rate of reading scores relative to `numpy.max(axis=1)` over the same rows.'
+    )
     if brief:
         return "\n\n".join(parts)
     if short := results.get("short"):
