@@ -165,7 +165,7 @@ def topk(
         one per device and stream.
     num_rows : int, or array of int32 of shape (1,) or (), optional
         Number of live rows, clamped to [0, rows]. The slots of later rows are filled with -1. An array is on the
-        scores' device. Of an int a CUDA call makes one.
+        scores' device. If an int is passed, a CUDA call copies it to a new array.
     return_stats : bool
         Also return `Stats` (on CUDA this reads the statistics back, which synchronises).
 
@@ -219,7 +219,7 @@ def topk(
         positions that each score stands for, 2 to 256. The outputs then have ``k * expand`` columns.
     tail : array of int32, of the shape of `lengths`, optional
         With `expand`, the rows' lengths in positions: entries that are not whole within them are not selected, and the
-        positions behind the last whole entry are written behind the selection, in up to ``expand - 1`` more columns.
+        positions after the last whole entry are written after the selection, in up to ``expand - 1`` more columns.
     return_values : bool
         Also return the selected scores, bit for bit; -inf in unused slots, or inf with ``largest=False``. With PyTorch
         they carry the gradient of the selected scores, to any order and in forward mode; `workspace` is then not used.
@@ -243,8 +243,8 @@ def topk(
     largest : bool
         Whether larger scores are better, or smaller ones.
     nan : {"last", "highest"}
-        Place of NaN. "last": behind every number, with either `largest`. "highest": NaN is the greatest of all scores,
-        as in ``torch.topk``: first with `largest`, last without.
+        Place of NaN. "last": worse than every number, with either `largest`. "highest": NaN is the greatest of all
+        scores, as in ``torch.topk``: first with `largest`, last without.
     overlap : bool
         CUDA, compute capability 9.0 and later: the kernel may start while the previous kernel of the stream drains
         (programmatic dependent launch). Ignored elsewhere.
@@ -272,7 +272,7 @@ def topk(
 
     Notes
     -----
-    By default NaN ranks behind every number; ``-0.0`` equals ``+0.0``. Without `tie_break` it is
+    By default NaN ranks last; ``-0.0`` equals ``+0.0``. Without `tie_break` it is
     unspecified which of the scores tied at rank k are selected. See docs/reference/contract.md.
 
     With PyTorch the call works under ``torch.compile`` and inside ``torch.func`` (``grad``, ``vmap``, ``jvp``,

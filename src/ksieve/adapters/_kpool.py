@@ -49,7 +49,7 @@ def fast_kpool_topk_transform_fused(
     row_starts : Tensor of int32, shape (rows,), optional
         First score of each row; pools count from it. Default: 0.
     seq_lens : Tensor of int32, shape (rows,), optional
-        Lengths in positions. With it the ``seq_lens % kpool`` positions behind the last pool are written too.
+        Lengths in positions. With it the ``seq_lens % kpool`` positions after the last pool are written too.
     page_table_row_index : Tensor of int32, shape (rows,), optional
         Row of the page table; default: r.
 
@@ -131,7 +131,7 @@ def topk_transform_kpool_ragged_v2(
     row_starts : Tensor of int32, shape (rows,), optional
         First score of each row; pools count from it.
     token_seq_lens : Tensor of int32, shape (rows,), optional
-        Lengths in positions: ``token_seq_lens % pool_size`` positions behind the last pool are the tail.
+        Lengths in positions: ``token_seq_lens % pool_size`` positions after the last pool are the tail.
     page_table : Tensor of int32, shape (requests, pages), optional
         Positions are looked up, in pages of page_size. Not together with `out_offsets`.
     page_table_row_index : Tensor of int32, shape (rows,), optional
@@ -169,7 +169,7 @@ def _pools(
         options["expand"] = size
         if seq_lens is not None:
             refuse_early(names, scores, k, expand=size)
-            # The tail begins behind the last pool, also where a caller has fewer pools than its positions would fill.
+            # The tail begins after the last pool, also where a caller has fewer pools than its positions would fill.
             whole = lengths.clamp(0, scores.shape[1])
             options["tail"] = seq_lens.clamp(min=0).remainder_(size).add_(whole, alpha=size)
     return select(names, scores, lengths, k, **options)

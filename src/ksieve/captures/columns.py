@@ -24,7 +24,7 @@ MOST_ROWS = 32
 
 
 class JoinedColumns:
-    """Captures that hold the columns of the same rows, one behind another.
+    """Captures that hold the columns of the same rows, one after another.
 
     Attributes
     ----------

@@ -43,7 +43,7 @@ class Reason(IntEnum):
     NOT_FORCED = 9
     """An entry is not selected that `force_first` or `force_last` forces."""
     BROKEN = 10
-    """Slots do not hold all positions of an entry side by side, or the tail does not stand behind the entries."""
+    """Slots do not hold all positions of an entry side by side, or the tail does not follow the entries."""
     MISCOUNTED = 11
     """`counts` has another number than that of the slots that the row uses."""
 

@@ -97,7 +97,7 @@ def verify(
     largest : bool
         Whether larger scores are better, or smaller ones.
     nan : {"last", "highest"}, optional
-        Place of NaN: behind every number, which is the default, or as the greatest of all scores.
+        Place of NaN: worse than every number, which is the default, or as the greatest of all scores.
     sorted : bool or {"value", "index"}
         Also check the order of the slots: True or "value" for the best score first and equal scores by position, or
         "index" for ascending positions.

@@ -62,7 +62,7 @@ def select(
     The capture is read in blocks of rows, and wide rows in tiles of columns, so it may be larger than memory. Indices
     are int32 of shape (rows, K), in no particular order within a row; unused slots of a row shorter than K hold -1.
 
-    Rows may lie in several captures: with --next, positions count through all of them, one behind another.
+    Rows may lie in several captures: with --next, positions count through all of them, one after another.
 
     Under torchrun the processes share the blocks, on one machine or several that see the capture. The first one prints,
     and writes the file that one process writes.

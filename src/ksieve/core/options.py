@@ -108,8 +108,8 @@ class Options:
     largest : bool
         Whether larger scores are better, or smaller ones.
     nan : {"last", "highest"}
-        Place of NaN. "last": behind every number. "highest": NaN is the greatest of all scores: first with `largest`,
-        last without it, where "last" is then stored, which is the same.
+        Place of NaN. "last": worse than every number. "highest": NaN is the greatest of all scores: first with
+        `largest`, last without it, where "last" is then stored, which is the same.
     overlap : bool
         Launch while the previous kernel of the stream drains (programmatic dependent launch, compute capability 9.0
         and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
@@ -130,7 +130,7 @@ class Options:
     expand : int
         Positions of an entry. Above 1 all of them are written in place of the entry's index.
     tail : bool
-        An array holds the lengths of the rows in positions; those behind the last whole entry are written too.
+        An array holds the lengths of the rows in positions; those after the last whole entry are written too.
     """
 
     windows: Windows = "none"

@@ -1,7 +1,7 @@
 """Cases of the bench of the engines' operators, and which of them are measured last.
 
 After some CUDA errors, such as one of an address, every further call of a process fails. A call that has such an error
-ends the run, so those that are known for it come behind all others.
+ends the run, so those that are known for it come after all others.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Facts = dict[str, Any]
 
 
 def label(task: Task) -> str:
-    """Name of a task, by a part of which it can be put behind the others."""
+    """Name of a task, by a part of which it can be put after the others."""
     kind, (operator, rows, width, dtype) = task
     return f"{operator.name} {rows} x {width} {dtype}" + (" host" if kind == "host" else "")
 
 
 def in_order(tasks: Sequence[Task], last: Sequence[str]) -> list[Task]:
-    """Tasks with those behind the others whose `label` contains one of some texts."""
+    """Tasks with those after the others whose `label` contains one of some texts."""
     return sorted(tasks, key=lambda task: any(text in label(task) for text in last))
 
 

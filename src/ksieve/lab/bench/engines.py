@@ -150,7 +150,7 @@ def run(
         Of the scores, as in `ksieve.lab.bench.gpu.run`.
     rounds, seed : int
     last : sequence of str
-        Cases whose `ksieve.lab.bench.engine_cases.label` contains one of these come behind the others.
+        Cases whose `ksieve.lab.bench.engine_cases.label` contains one of these come after the others.
     progress, each : callable, optional
         As in `ksieve.lab.bench.gpu.run`.
 
@@ -159,7 +159,7 @@ def run(
     dict
         For `ksieve.lab.bench.record.write_json`. ``shapes``: every case with the times of both, whether their answers
         were exact, and the engine's time over that of ksieve. ``host``: microseconds of a call by operator. ``lost``:
-        the call that lost the GPU context, whose it was, and its error; nothing was measured behind it.
+        the call that lost the GPU context, whose it was, and its error; nothing was measured after it.
 
     Raises
     ------

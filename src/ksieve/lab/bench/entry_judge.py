@@ -14,7 +14,7 @@ from typing import Any
 from ksieve.lab.bench.scores import blocks
 
 NONE, LAST, HIGHEST, FORCED = -(1 << 31), 1 - (1 << 31), (1 << 31) - 2, (1 << 31) - 1
-"""Keys of what is no entry, of NaN behind every number and above every number, and of forced entries."""
+"""Keys of what is no entry, of NaN below every number and above every number, and of forced entries."""
 
 FAR = 1 << 40
 CHUNK = 1 << 25

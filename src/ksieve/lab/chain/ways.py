@@ -53,7 +53,7 @@ class Beside:
 
     @contextmanager
     def reading(self, buffer: int = -1) -> Iterator[None]:
-        """Enqueue there, behind what the current stream has now; `reuse` waits for those that read a buffer."""
+        """Enqueue there, after what the current stream has now; `reuse` waits for those that read a buffer."""
         if self.stream is None:
             yield
             return

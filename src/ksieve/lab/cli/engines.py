@@ -28,7 +28,7 @@ def bench_engines(
         typer.Option(
             "--last",
             metavar="LIST",
-            help="Measure cases whose name contains one of these behind the others: an operator, or more such as "
+            help="Measure cases whose name contains one of these after the others: an operator, or more such as "
             "'flashinfer.topk.top_k 256 x 131072 bfloat16'. Calls of FlashInfer that are known to lose the GPU context "
             "are among them.",
         ),
@@ -143,7 +143,7 @@ def _say(results: dict[str, Any], rounds: int) -> None:
     for lost in results.get("lost", ()):
         side = {BEFORE: "the engine's own operator", AFTER: "ksieve"}[lost["by"]]
         terminal.note(
-            f"the GPU context was lost by {side} in {lost['call']} ({lost['error']}), and nothing was measured behind "
+            f"the GPU context was lost by {side} in {lost['call']} ({lost['error']}), and nothing was measured after "
             f"it: --last '{lost['call']}' measures the others first"
         )
     for name, why in results.get("absent", {}).items():
