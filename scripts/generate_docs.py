@@ -372,9 +372,9 @@ def _cpu_results(link: str, payload: dict[str, Any], *, brief: bool = False) -> 
         work = max(case["times_random"] for case in results["aimed"])
         longest = max(results["aimed"], key=lambda case: case["times_plain"])
         parts.append(
-            f"Of the rows that a search aims at the CPU backend, the dearest stores and compares {work:.2f} times as "
-            f"many scores as a random row (the contract allows 6), and the slowest takes {longest['times_plain']:.2f} "
-            f"times as long ({longest['width']:,} scores, k = {longest['k']:,})."
+            "Of the rows that a search constructs against the CPU backend, the most expensive one stores and compares "
+            f"{work:.2f} times as many scores as a random row (the contract allows 6), and the slowest "
+            f"takes {longest['times_plain']:.2f} times as long ({longest['width']:,} scores, k = {longest['k']:,})."
         )
     if "start" in results:
         start, scratch = results["start"], results["memory"]["scratch_bytes_per_thread"]
