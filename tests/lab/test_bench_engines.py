@@ -109,8 +109,8 @@ def test_a_refused_call_is_not_measured_as_ours(bench, tmp_path, monkeypatch):
         next(found for found in payload["results"][kind] if found["operator"].endswith(".topk"))
         for kind in ("shapes", "host")
     )
-    assert "ksieve refuses the call" in case["selectors"][engines.AFTER]["error"]
-    assert "ksieve refuses the call" in cost[engines.AFTER]["error"] and cost[engines.BEFORE]["median_us"] > 0
+    assert "ksieve does not serve the call" in case["selectors"][engines.AFTER]["error"]
+    assert "ksieve does not serve the call" in cost[engines.AFTER]["error"] and cost[engines.BEFORE]["median_us"] > 0
     with pytest.raises(pages.InexactError, match="no exact answer"):
         engine_pages.gained("sglang", Path("a"), payload)
     with engine_switch.installed(["sglang"], "deep_select.topk") as (operators, _, _):

@@ -82,17 +82,14 @@ class Replacement:
                 result = function(*args, **kwargs)
             except Declined:
                 return self._by_engine(args, kwargs)
-            except KsieveError as error:
-                TALLY.fallbacks[name] += 1
+            except Exception as error:  # also a fault of ksieve, or no memory: a request does not fail for it
+                TALLY.fell_back(name, error)
                 if name not in _said:
                     _said.add(name)
-                    _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", name, str(error))
-                return self._by_engine(args, kwargs)
-            except Exception:  # a fault of ksieve, or no memory for a workspace: a request does not fail for it
-                TALLY.fallbacks[name] += 1
-                if name not in _said:
-                    _said.add(name)
-                    _log.exception("%s: ksieve failed, and the engine's own serves the call", name)
+                    if isinstance(error, KsieveError):
+                        _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", name, str(error))
+                    else:
+                        _log.exception("%s: ksieve failed, and the engine's own serves the call", name)
                 return self._by_engine(args, kwargs)
             finally:
                 asked = running.asked

@@ -136,6 +136,7 @@ class Tally:
         self._counts: dict[tuple[str, str, str, str], list[int]] = {}
         self._shapes: dict[Any, list[int]] = {}
         self.fallbacks: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
         self.verified = Verified()
         self._before = stalls.read()
 
@@ -166,6 +167,11 @@ class Tally:
                 self._shapes.clear()
             kind = (key[0], plan.family, policy, asked.dtype)
             return self._shapes.setdefault(key, self._counts.setdefault(kind, [0]))
+
+    def fell_back(self, operator: str, error: Exception) -> None:
+        """Count a call that the engine's own operator serves, and keep the last reason."""
+        self.fallbacks[operator] += 1
+        self.reasons[operator] = f"{type(error).__name__}: {error}"
 
     def verify(self, **more: int) -> None:
         """Add to the counts of `Verified`."""

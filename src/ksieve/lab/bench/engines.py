@@ -308,7 +308,8 @@ def _call(name: str, operator: Replaced, matrix: Any, arguments: dict[str, Any])
         return operator.served(matrix, **arguments)
     finally:
         if TALLY.fallbacks[operator.name] != before:  # in place of an error of the engine's own too
-            raise BackendError("ksieve refuses the call, and the engine's own operator serves it")
+            reason = TALLY.reasons[operator.name]
+            raise BackendError(f"ksieve does not serve the call, and the engine's own operator does: {reason}")
 
 
 # ---- the host's share ---------------------------------------------------------------------------------------
