@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import ksieve
-from cuda_fakes import take_tensors
-from emulator import build, driver
-from ksieve import dispatch
-from ksieve.adapters import sglang
-from ksieve.core import call as calls
-
 torch = pytest.importorskip("torch")
+
+import ksieve  # noqa: E402
+from cuda_fakes import take_tensors  # noqa: E402
+from emulator import build, driver  # noqa: E402
+from ksieve import dispatch  # noqa: E402
+from ksieve.adapters import sglang  # noqa: E402
+from ksieve.core import call as calls  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
 
