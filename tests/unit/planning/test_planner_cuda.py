@@ -387,7 +387,7 @@ def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
     plan = ksieve.plan(rows=8192, width=width, k=k, device=H200, family="resident_block", options=options)
     assert (plan.threads, plan.ctas_per_sm, plan.overflow_vectors) == shape
     in_histogram = memory.HISTOGRAM_BYTES // 4
-    assert in_histogram + 2 * plan.shared_capacity >= k + memory.EXTRA_POSITIONS
+    assert in_histogram + 2 * plan.shared_capacity >= k + 4 * memory.EXTRA_VECTORS
 
 
 @pytest.mark.parametrize(("rows", "width"), [(48, 65_536), (28, 131_072), (10, 262_144), (6, 524_288)])
@@ -396,7 +396,7 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     overlap = Options(overlap=True)  # or some would be held together without being a cluster
     plan = ksieve.plan(rows=rows, width=width, k=2048, device=H200, options=overlap)
     assert (plan.family, plan.resident_width) == ("resident_cluster", width)
-    assert memory.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + memory.EXTRA_POSITIONS
+    assert memory.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + 4 * memory.EXTRA_VECTORS
     assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
     more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200, options=overlap)
     assert (more.family, more.splits) != (plan.family, plan.splits), "they would not all run at once"
