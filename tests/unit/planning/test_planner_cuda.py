@@ -19,7 +19,7 @@ from ksieve.planning import choose as planner
 from ksieve.planning import cuda as planner_cuda
 from ksieve.planning import length_bins, memory, resident, shapes, thresholds, tuned
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.families import SHARED_ROWS
+from ksieve.planning.families import ONE_CTA, SHARED_ROWS
 from ksieve.planning.thresholds import (
     BIN_WIDTH,
     BINNED_ROWS,
@@ -641,6 +641,7 @@ def test_the_papers_own_card_has_plans_of_its_own():
 RESIDENT_DEVICES = [name for name, device in DEVICES.items() if device.capability >= (9, 0)]
 GRID = [(rows, 2**power + 1) for rows in (1, 8, 30, 79, 300, 2500) for power in range(11, 21, 2)]
 GRID += [(rows, 2**power) for rows in (2, 64, 133, 600) for power in range(12, 21, 2)]
+GRID += [(rows, width) for rows in (9, 600, 100_000) for width in (1, 100, 128, 200, 1000, WARP_WIDTH)]
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -659,14 +660,15 @@ def test_plans_of_every_known_device_fit_it(name, options):
             assert plan.threads * plan.ctas_per_sm <= threads, plan
             if plan.family == "resident_cluster":
                 assert plan.splits <= shapes.of(device).cluster_limit(device), plan
-            if plan.family == "resident_grid":
-                assert plan.ctas <= device.sm_count * plan.ctas_per_sm, plan
-            derived = plan.family.startswith(("resident", "register")) and plan.resident_width and name not in MEASURED
+            if plan.family in ("resident_grid", "register_warp"):
+                assert 0 < plan.ctas <= device.sm_count * plan.ctas_per_sm, plan
+            derived = plan.family in (*ONE_CTA, *SHARED_ROWS) and plan.resident_width and name not in MEASURED
             if derived and plan.resident_width != shapes.of(device).usual["resident_block"].resident_width:
                 assert "derived from" in plan.reason and f"for {device.sm_count} in place of 132" in plan.reason, plan
     if name in RESIDENT_DEVICES and options.plain:
         assert {"register_block", "resident_block", "resident_grid"} <= families
         assert "resident_cluster" in families
+    assert ("register_warp" in families) == (options.order == "any")
 
 
 MEASURED = ("h100", "h200")
