@@ -1,0 +1,100 @@
+"""What no CUDA plan may be: CTAs that wait for one another and do not all run, bins that select rows twice, and sorts
+of more slots than the kernels count. With the shapes that are shipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+import ksieve
+from ksieve.core.errors import ArgumentError
+from ksieve.core.options import Options
+from ksieve.core.problem import Device, Problem
+from ksieve.planning import choose as planner
+from ksieve.planning import memory, tuned
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.families import IN_REGISTERS
+from ksieve.planning.shapes import Geometry
+from ksieve.planning.thresholds import BINNED_ROWS
+
+H200 = DEVICES["h200"]
+CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
+
+
+# ---- CTAs that wait for one another -----------------------------------------------------------------------------
+
+WIDE = 1_048_576
+SHARED_BY_64 = Geometry(512, 1, resident_width=WIDE, ctas_per_row=64, most_rows=8)
+"""A shape of `resident_grid` as a file of ``ksieve tune`` may have it."""
+
+
+def with_grid(device):
+    """Plan with `SHARED_BY_64` as the only shape of CTAs that share a row and are no cluster."""
+    assert not tuned.impossible("resident_grid", SHARED_BY_64, device, "float32"), "a file may have it"
+    known = tuned.shapes_of(device)
+    return tuned.replaced(known, replace(known, resident={**known.resident, "resident_grid": (SHARED_BY_64,)}))
+
+
+@pytest.mark.parametrize("count", [64, 65, 127, 128])
+def test_rows_are_not_given_to_a_grid_that_has_not_all_of_them_at_once(count):
+    """The planner then chooses another family; a caller who forces this one gets rows in turn."""
+    device = replace(H200, sm_count=count)
+    with with_grid(device):
+        for rows in (1, 2):
+            asked = {"rows": rows, "width": WIDE, "k": 512, "device": device}
+            together = 64 * rows <= count
+            assert (ksieve.plan(**asked).family == "resident_grid") == together
+            forced = ksieve.plan(**asked, family="resident_grid")
+            assert forced.ctas == (64 * rows if together else 64)
+
+
+@pytest.mark.parametrize("count", [16, 63])
+def test_a_row_is_not_shared_by_more_ctas_than_a_gpu_runs(count):
+    device = replace(H200, sm_count=count)
+    with with_grid(device):
+        asked = {"rows": 1, "width": WIDE, "k": 512, "device": device}
+        assert ksieve.plan(**asked).family != "resident_grid"
+        with pytest.raises(
+            ArgumentError, match=r"family: got 'resident_grid'; takes another family: these rows cannot"
+        ):
+            ksieve.plan(**asked, family="resident_grid")
+
+
+# ---- bins of rows by length -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CUDA)
+@pytest.mark.parametrize("dtype", sorted(memory.ITEM_BYTES))
+@pytest.mark.parametrize("options", [Options(), Options(values=True), Options(expand=2)], ids=str)
+def test_families_that_keep_rows_in_registers_have_no_bins(name, dtype, options):
+    """They take all rows, and would select again those of the launches for shorter ones."""
+    widths = (100, 2048, 4096, 8192, 12_288, 16_384, 24_576)
+    for rows, width, k in itertools.product((BINNED_ROWS, 2 * BINNED_ROWS), widths, (64, 2048, 6000)):
+        plan = ksieve.plan(rows=rows, width=width, k=k, dtype=dtype, device=DEVICES[name], options=options)
+        assert plan.family not in IN_REGISTERS or (plan.bins, plan.bin) == ((), None), plan
+
+
+# ---- slots with an order ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["value", "index"])
+@pytest.mark.parametrize("name", ["a100", "h200"])
+def test_more_slots_than_the_kernels_sort_have_no_order(name, order):
+    """Kernels count the elements of a sort in 32 bits; a problem may have more slots than `ksieve.plan` takes."""
+
+    def choose(k, **options):
+        width = (1 << 30) + 100
+        problem = Problem(1, width, width, k, "float32", Device("cuda", 0), Options(**options))
+        return planner.choose(problem, DEVICES[name])
+
+    most = memory.MOST_SORTED
+    assert memory.sort_slots(choose(most, order=order)) <= 1 << 30
+    for options in ({}, {"force_first": 2, "force_last": 1, "force": "beside"}):
+        forced = 3 if options else 0
+        assert choose(most - forced, order=order, **options).problem.k == most - forced
+        with pytest.raises(ArgumentError, match=rf"^k: got {most - forced + 1}; takes at most 1,073,741,824 on a CUDA"):
+            choose(most - forced + 1, order=order, **options)
+        assert choose(most + 1, **options).problem.k == most + 1, "without an order nothing is sorted"
