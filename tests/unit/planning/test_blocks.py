@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 import ksieve
 from ksieve import ArgumentError, Options
 from ksieve.backends.cuda.jit.spec import kernel_spec
-from ksieve.planning import explain, length_bins
+from ksieve.planning import blocks, explain, length_bins
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.memory import fixed_bytes, shared_bytes, sort_slots
+from ksieve.planning.memory import EXTRA_VECTORS, HISTOGRAM_BYTES, fixed_bytes, shared_bytes, sort_slots
 
 H200 = DEVICES["h200"]
 
@@ -52,6 +54,18 @@ def test_every_device_takes_them():
             defines = dict(kernel_spec(found).defines)
             assert (defines["KSIEVE_BLOCK_SIZE"], defines["KSIEVE_DTYPE"]) == (size, 0)
             assert defines.get("KSIEVE_SOURCE_DTYPE", 0) == ("float32", "float16", "bfloat16").index(dtype)
+
+
+@pytest.mark.parametrize("tile", sorted({tile for _, _, tiles in blocks.TILES for tile in tiles}))
+@pytest.mark.parametrize("name", [name for name, device in DEVICES.items() if device.kind == "cuda"])
+def test_there_is_room_for_the_positions_of_all_slots(name, tile):
+    """Also where nearly all entries of a row are selected: positions lie in the histogram and behind the ring."""
+    for rows, entries, options in itertools.product((1, 64, 4096), (tile, tile - 1), ({}, {"values": True})):
+        for k in (entries // 8, entries // 2, entries * 3 // 4, entries - 9, entries - 1):
+            found = plan(rows, 8 * entries, k, 8, DEVICES[name], **options)
+            slots = HISTOGRAM_BYTES // 4 + 2 * found.shared_capacity - 4 * EXTRA_VECTORS
+            assert slots >= k if found.resident_width else found.capacity >= k, str(found)
+            assert found.ctas_per_sm * (shared_bytes(found) + 1024) <= DEVICES[name].shared_per_sm, str(found)
 
 
 def test_statistics_are_made_in_little_memory():
