@@ -521,7 +521,7 @@ def test_a_wrong_answer_of_the_engine_is_noticed(engines, number, caplog):
     call()
     verified = adapters.report().verified
     assert (verified.calls, verified.rows, verified.ksieve_wrong, verified.failed) == (1, 6, 0, 0)
-    assert verified.engine_wrong == 6 - verified.equal > 0
+    assert verified.engine_wrong == 6 - verified.equal > 0 == verified.tied
     assert "the answer of the engine is not exact in" in caplog.text
 
 
@@ -549,6 +549,78 @@ def test_a_wrong_answer_of_ksieve_is_noticed_and_its_row_is_kept(engines, monkey
     with open_capture(caplog.text.rpartition(" are in ")[2].strip()) as capture:
         assert (capture.rows, capture.k, capture.lengths.tolist()) == (1, 8, [395])
         assert torch.equal(torch.from_numpy(capture.rows_block(0, 1))[0], scores[3, 5:])
+
+
+@pytest.mark.parametrize("name", ["fast_topk_transform_fused", "fast_topk_transform_ragged_fused"])
+def test_a_wrong_slot_of_ksieve_behind_a_mapping_is_noticed(engines, monkeypatch, caplog, name):
+    """What is served cannot be mapped back to positions: it is compared with the same selection, made again."""
+    (kernels,) = load("sgl_kernel")
+    right = getattr(sglang, name)
+
+    def wrong(*args, **kwargs):
+        found = right(*args, **kwargs)
+        found[3, 5] = (set(range(1200, 2000)) - set(found[3].tolist())).pop()
+        return found
+
+    monkeypatch.setattr(sglang, name, wrong)
+    sglang.install(verify=1)
+    scores, lengths, _ = operands()
+    table, offsets = torch.arange(2400, dtype=torch.int32).reshape(6, 400), torch.arange(6, dtype=torch.int32) * 400
+    more = (table, torch.arange(7, dtype=torch.int32)) if name == "fast_topk_transform_fused" else (offsets,)
+    getattr(kernels, name)(scores, lengths, *more, 8)
+    verified = adapters.report().verified
+    assert verified == adapters.Verified(calls=1, rows=6, equal=5, ksieve_wrong=1)
+    assert "the answer of ksieve is not exact in 1 of 6 rows, first in row 3 (only ksieve: [" in caplog.text
+
+
+def test_a_wrong_answer_of_the_engine_in_rows_with_ties(engines):
+    """It lacks the best score, and so is no other exact answer. Behind a table that cannot be seen."""
+    kernels, _ = load("sgl_kernel", "flashinfer")
+    sglang.install(verify=1)
+    _, lengths, _ = operands()
+    scores = torch.zeros(6, 400)
+    scores[:, 100:110] = torch.arange(1, 11)
+    engines.WRONG[0] = True
+    kernels.fast_topk_v2(scores, lengths, 32)
+    assert adapters.report().verified == adapters.Verified(calls=1, rows=6, engine_wrong=6)
+    table, rows = torch.arange(2400, dtype=torch.int32).reshape(6, 400), torch.arange(7, dtype=torch.int32)
+    kernels.fast_topk_transform_fused(scores, lengths, table, rows, 32)
+    assert adapters.report().verified == adapters.Verified(calls=2, rows=12, tied=6, engine_wrong=6)
+
+
+def test_other_ties_of_ksieve_behind_a_mapping_are_no_fault(engines, monkeypatch):
+    """A kernel may select others of equal scores each time, also where the selection is made again to compare."""
+    (kernels,) = load("sgl_kernel")
+    right = sglang.fast_topk_transform_ragged_fused
+
+    def other(*args, **kwargs):
+        found = right(*args, **kwargs)
+        found[:] = found.flip(1) + torch.arange(6, dtype=torch.int32)[:, None]
+        return found
+
+    monkeypatch.setattr(sglang, "fast_topk_transform_ragged_fused", other)
+    sglang.install(verify=1)
+    _, lengths, _ = operands()
+    kernels.fast_topk_transform_ragged_fused(torch.zeros(6, 400), lengths, lengths * 0, 8)
+    assert adapters.report().verified == adapters.Verified(calls=1, rows=6, equal=1, tied=5)
+
+
+@pytest.mark.parametrize("beyond", [0, 1], ids=["the same", "different"])
+def test_a_fault_of_both_is_ksieve_s(engines, monkeypatch, beyond):
+    (kernels,) = load("sgl_kernel")
+    right = sglang.fast_topk_v2
+
+    def wrong(score, lengths, topk, row_starts=None):
+        found = right(score, lengths, topk, row_starts)
+        ranked = score.argsort(1, descending=True).int()
+        return torch.where(found == ranked[:, :1], ranked[:, topk + beyond, None], found)
+
+    monkeypatch.setattr(sglang, "fast_topk_v2", wrong)
+    sglang.install(verify=1)
+    scores, lengths, _ = operands()
+    engines.WRONG[0] = True
+    kernels.fast_topk_v2(scores, lengths, 8)
+    assert adapters.report().verified == adapters.Verified(calls=1, rows=6, ksieve_wrong=6)
 
 
 def test_ties_are_no_difference(engines):
