@@ -115,6 +115,8 @@ def test_page_tables(bad, message):
         ({"deterministic": True, "tie_break": "any"}, "tie_break: got 'any'; takes 'low' or 'high' with deterministic"),
         ({"batch_invariant": 1}, "batch_invariant: got 1; takes True or False"),
         ({"overlap": "yes"}, "overlap: got 'yes'; takes True or False"),
+        ({"fill": 0}, "fill: got 0; takes True or False"),
+        ({"fill": "none", "out": ints(ROWS, K)}, "fill: got 'none'; takes True or False"),
         ({"return_values": None, "values_out": ints(ROWS, K)}, "values_out: got dtype int32; takes dtype float32"),
         (
             {"return_values": False, "values_out": ints(ROWS, K)},
