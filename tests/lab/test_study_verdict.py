@@ -179,6 +179,7 @@ def test_no_policy_holds_where_rows_are_scanned_twice():
 
 
 def test_rows_on_chip_need_no_sampling(tmp_path):
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     path = capture_of(tmp_path / "a.safetensors", NORMAL)
     arguments = ["study", str(path), "--out", str(tmp_path / "out"), "--plan-for", "h200"]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
@@ -204,6 +205,7 @@ def test_the_report_has_contents_the_policies_and_its_command(studied):
 def test_narrow_terminals_show_every_number(undrawn, monkeypatch, tmp_path, width):
     from ksieve.lab.study import words
 
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     path = capture_of(tmp_path / "normal.safetensors", NORMAL)
     other = capture_of(tmp_path / "a_capture_of_another_layer.safetensors", SCORES["plateau"])
     monkeypatch.setenv("COLUMNS", str(width))
