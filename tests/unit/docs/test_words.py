@@ -52,8 +52,7 @@ KERNELS = sorted(path for path in (ROOT / "src").rglob("*.cu*") if path.suffix i
 """Of their comments, the words of pages are checked, and those for persons."""
 
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "RELEASING", "SECURITY")),
     ROOT / "examples" / "ladder" / "README.md",
     *sorted(
         path
