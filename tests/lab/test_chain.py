@@ -13,7 +13,7 @@ import pytest
 
 from conftest import ROOT
 from ksieve.captures import factors
-from ksieve.core.device import CPU
+from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.lab.bench import chain, floor, timing
 from ksieve.lab.bench.timing import Timing
@@ -101,7 +101,7 @@ def fake_measure(log, wrong=()):
 @pytest.fixture
 def on_the_host(monkeypatch):
     monkeypatch.setattr(chain, "DEVICE", "cpu")
-    monkeypatch.setattr(chain, "require_device", lambda: CPU)
+    monkeypatch.setattr(chain, "require_device", lambda: DeviceInfo("cpu"))
     monkeypatch.setattr(floor, "available", lambda device: [])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
     monkeypatch.setattr(producers, "load", lambda name: statement)

@@ -163,7 +163,7 @@ add(
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with a code of `ksieve.cli.exits.EXIT_CODES`."""
+    """Run the command line and exit with a code of `ksieve.cli.exits.Exit`."""
     exits.run(_invoke)
 
 

@@ -21,7 +21,7 @@ from ksieve.core.errors import KsieveError
 
 
 class Exit(IntEnum):
-    """Exit codes; `EXIT_CODES` says what each means."""
+    """Exit codes, as docs/reference/cli.md describes them. Those above 128 are 128 plus the signal's number."""
 
     DONE = 0
     REFUTED = 1
@@ -32,22 +32,6 @@ class Exit(IntEnum):
     BROKEN_PIPE = 141
     TERMINATED = 143
 
-
-EXIT_CODES: dict[Exit, str] = {
-    Exit.DONE: "done; where answers were checked, every one is exact",
-    Exit.REFUTED: "an answer was checked and is not exact (`verify`, and what `doctor`, `demo`, `replay` and `bench` "
-    "check of their own); nothing else exits with 1",
-    Exit.ERROR: "the command could not run, or not to its end: one message on stderr names the argument, file or "
-    "package, and the remedy",
-    Exit.INTERNAL: "a fault of ksieve itself: please report it; `KSIEVE_DEBUG=1` or `ksieve --debug` shows the "
-    "traceback",
-    Exit.HANGUP: "the terminal was closed (SIGHUP)",
-    Exit.INTERRUPTED: "interrupted with Ctrl-C (SIGINT)",
-    Exit.BROKEN_PIPE: "the reader of the output closed it before everything was written (SIGPIPE), as in "
-    "`ksieve ... | head -1`; this says nothing about an answer",
-    Exit.TERMINATED: "terminated (SIGTERM)",
-}
-"""What each exit code means. Codes above 128 are 128 plus the signal's number, as shells count."""
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -61,7 +45,7 @@ def set_debug(wanted: bool) -> None:
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
-    """Run a command and exit with a code of `EXIT_CODES`; an exception becomes one message on stderr."""
+    """Run a command and exit with a code of `Exit`; an exception becomes one message on stderr."""
     _tolerate_streams()
     with _signals(), terminal.logged(), warnings.catch_warnings():
         warnings.showwarning = _show_warning

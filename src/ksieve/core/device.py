@@ -24,8 +24,6 @@ class DeviceInfo:
     threads: int = 1
 
 
-CPU = DeviceInfo("cpu")
-
 _RANGES: dict[str, tuple[int, int]] = {
     "index": (-1, 1 << 16),
     "sm_count": (0, 1 << 16),

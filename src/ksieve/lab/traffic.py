@@ -47,21 +47,6 @@ _SCANS, _KEPT = (np.array([of[route] for route in Route], dtype=np.int64) for of
 _SAMPLED_ROUTES = (Route.CERTIFIED, Route.RESCUED, Route.RECOVERED, Route.RECOVERED_AFTER_BAND)
 
 
-def route_traffic(route: Route, stride: int, *, splits: int = 1) -> float:
-    """Return a route's row of the paper's table: score reads over the valid length.
-
-    Parameters
-    ----------
-    route : Route
-    stride : int
-        One score in `stride` is sampled.
-    splits : int
-        Segments per row, each of which reads the view.
-    """
-    view = splits / stride if route in _SAMPLED_ROUTES else 0.0
-    return ROUTE_SCANS[route] + view
-
-
 def expected_traffic(stride: int, p_band: float, p_exact: float, *, splits: int = 1, family: str = "") -> float:
     """Return E[R_eq] of the sampled route from the probabilities of a band scan and of exact recovery."""
     return 1 + splits / stride + p_band + (1 if family == "cpu" else 2) * p_exact

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -309,11 +310,8 @@ def test_metadata_never_replaces_a_fact(folder: Path) -> None:
     assert any(line.split()[:3] == ["metadata", "file", "forged"] for line in out.splitlines())
 
 
-def test_the_table_of_exit_codes_is_documented() -> None:
+def test_every_exit_code_is_documented() -> None:
     from ksieve.cli import exits
 
     page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    for code, meaning in exits.EXIT_CODES.items():
-        cell = meaning.replace("|", "\\|")  # else it would end the table's cell
-        assert f"| {int(code)} | {cell} |" in page
-    assert set(exits.EXIT_CODES) == set(exits.Exit)
+    assert [int(code) for code in re.findall(r"^\| (\d+) \| \w.+ \|$", page, re.MULTILINE)] == sorted(exits.Exit)

@@ -176,12 +176,3 @@ def in_blocks(block: int) -> Fill:
             matrix[part] += height.repeat_interleave(block, 1)[:, :width]
 
     return fill
-
-
-def end_share(scores: Any, lengths: Any, indices: Any) -> float:
-    """Mean share of the selected positions that lie in the first or last decile of their rows."""
-    valid = lengths[:, None].float()
-    place = (indices.float() + 0.5) / valid
-    chosen = indices >= 0
-    ends = ((place < 0.1) | (place >= 0.9)) & chosen
-    return float(ends.sum() / chosen.sum().clamp(min=1))
