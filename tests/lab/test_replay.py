@@ -48,7 +48,7 @@ def test_traces_are_written_and_read(tmp_path):
         ("{", "not JSON"),
         ("[]", 'takes an object with "ksieve_trace": 1'),
         ('{"ksieve_trace": 2}', 'takes an object with "ksieve_trace": 1'),
-        ('{"ksieve_trace": 1}', "calls"),
+        ('{"ksieve_trace": 1}', 'neither "requests" nor "calls"; takes an object with one of them'),
         ('{"ksieve_trace": 1, "k": 0, "calls": []}', "k: got 0"),
         ('{"ksieve_trace": 1, "calls": [{"rows": -1, "width": 5}]}', "calls.rows: got -1"),
         ('{"ksieve_trace": 1, "calls": [{"rows": 1, "wide": 5}]}', "rows and width are required"),

@@ -129,6 +129,8 @@ def load(source: str | os.PathLike[str]) -> Trace:
         k = None if k is None else problem.check_k(k)
         if "requests" in facts:
             return Trace.of_requests(str(facts.get("name", path.stem)), facts["requests"], k)
+        if "calls" not in facts:
+            raise CaptureFormatError(f'{path}: neither "requests" nor "calls"; takes an object with one of them')
         calls = tuple(_call(item) for item in facts["calls"])
     except (ArgumentError, KeyError, TypeError, AttributeError) as error:
         raise CaptureFormatError(f"{path}: {error}") from None
