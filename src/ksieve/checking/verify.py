@@ -284,11 +284,8 @@ def _positions(positions: Any, table: Any, shape: Shape) -> Any:
 
 def _number(value: Any, name: str) -> int:
     """Value of an int, or of an array of one."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return int(value)
-    if isinstance(value, (bool, float, str)) or value is None:
-        raise ArgumentError(name, shown(value), "an int, or an array of one integer")
-    return int(_vector(name, value, ((1,), ()))[0])
+    number = problem.check_number(value, name)
+    return int(_vector(name, value, ((1,), ()))[0]) if number is None else number
 
 
 def _source_blocks(source: Any, rows: int, width: int, block_bytes: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:

@@ -89,13 +89,6 @@ def check_k(k: Any, name: str = "k", least: int = 1) -> int:
     return int(k)
 
 
-def live_rows(num_rows: Any, most: int) -> int | None:
-    """Return `num_rows`, an int of any size, clamped to [0, most]; None if it is anything else, such as an array."""
-    if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
-        return None
-    return min(max(int(num_rows), 0), most)
-
-
 def check_size(value: Any, name: str, least: int = 0, most: int = MAX_SIZE, why: str = "counted in int32") -> int:
     """Return a count of rows, scores or slots as an int in [least, most]."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
@@ -103,6 +96,21 @@ def check_size(value: Any, name: str, least: int = 0, most: int = MAX_SIZE, why:
     if value > most:
         raise ArgumentError(name, int(value), f"at most {most}: {why}")
     return int(value)
+
+
+def check_number(value: Any, name: str) -> int | None:
+    """Return an int; None for what may be an array of one, which the caller inspects."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (bool, float, str, np.generic)):
+        raise ArgumentError(name, shown(value), "an int, or an array of one integer")
+    return None
+
+
+def live_rows(num_rows: Any, most: int) -> int | None:
+    """Return `num_rows`, an int of any size, clamped to [0, most]; None for what may be an array of one."""
+    number = check_number(num_rows, "num_rows")
+    return None if number is None else min(max(number, 0), most)
 
 
 def parse_device(device: Any) -> Device:

@@ -20,7 +20,11 @@ from ksieve.planning.memory import (
     tied,
 )
 from ksieve.planning.shapes import Geometry, Shapes
-from ksieve.planning.thresholds import RESIDENT_RANK
+from ksieve.planning.thresholds import NOT_MEASURED, RESIDENT_RANK
+
+
+ONE_FEWER = f"{NOT_MEASURED}one CTA fewer than was tuned for plain calls"
+"""Source of a shape with more registers for options."""
 
 
 def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometry:
@@ -88,10 +92,14 @@ def _fitted(
 
     They have fewer resident CTAs where a multiprocessor has less shared memory than the one they were measured on; also
     for options (not `lean`) on another architecture, and for `positions`: in 64 registers, which suffice for what was
-    measured, ptxas would spill.
+    measured, ptxas would spill. A shape of many small CTAs that is for plain calls alone, of any number of rows, has
+    one CTA fewer for options: without it, no shape may be left for these rows.
     """
 
     def fitted(shape: Geometry) -> tuple[Geometry, int]:
+        many = shape.ctas_per_sm > 2 and not shape.most_rows and not shape.overflow_vectors
+        if shape.plain and many and not lean:
+            shape = replace(shape, ctas_per_sm=shape.ctas_per_sm - 1, plain=False, source=ONE_FEWER)
         derived = "resident" in known.derived and not lean
         tight = (positions or derived) and shape.threads * shape.ctas_per_sm >= 1024
         for ctas in range(shape.ctas_per_sm - bool(tight), 0, -1):

@@ -327,8 +327,10 @@ def test_one_row_still_needs_a_vector_of_lengths():
     [
         (np.zeros(1, np.int64), "num_rows: got dtype int64; takes dtype int32: num_rows.astype(np.int32)"),
         (np.zeros(2, np.int32), "num_rows: got shape (2,); takes shape (1,) or ()"),
-        (True, "num_rows: got bool; takes a NumPy, PyTorch, CuPy or JAX array"),
-        (3.0, "num_rows: got float; takes a NumPy, PyTorch, CuPy or JAX array"),
+        (True, "num_rows: got True; takes an int, or an array of one integer"),
+        (3.0, "num_rows: got 3.0; takes an int, or an array of one integer"),
+        ("3", "num_rows: got '3'; takes an int, or an array of one integer"),
+        (np.float32(3), "num_rows: got np.float32(3.0); takes an int, or an array of one integer"),
         (FakeCuda((1,), "<i4"), "num_rows: got device cuda:0; takes the scores' device, cpu"),
     ],
 )
