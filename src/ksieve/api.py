@@ -16,6 +16,7 @@ from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
 from ksieve.core.stats import Stats
 from ksieve.planning import choose as planner
+from ksieve.planning.devices import resolve_device
 from ksieve.planning.plan import Plan
 
 
@@ -363,7 +364,8 @@ def plan(
     dtype : str or dtype
         "float32", "float16" or "bfloat16", or such a dtype of NumPy, PyTorch or JAX.
     device : str, torch.device or DeviceInfo
-        "cpu", "cuda", "cuda:1", or the description of a device, which need not be present.
+        "cpu", "cuda" or "cuda:1" of this machine; or a device that need not be present: the name of a GPU, "a100",
+        "l40s", "rtx4090", "h20", "h100", "h200", "b200" or "rtx5090", or a description.
     family : str, optional
         Force a kernel family in place of the planner's choice.
     policy : SamplingPolicy or str, optional
@@ -400,7 +402,9 @@ def plan(
     if not slots:
         takes = f"an int from 1 to {problem.MAX_K}: ksieve.topk(..., k=0) needs no plan"
         raise ArgumentError("k", 0, takes)
-    info = device if isinstance(device, DeviceInfo) else dispatch.device_info(problem.parse_device(device))
+    info = resolve_device(device) if isinstance(device, str) else device
+    if not isinstance(info, DeviceInfo):
+        info = dispatch.device_info(problem.parse_device(info))
     problem.check_entries(problem.check_options(options), slots, width)
     asked = Problem(
         rows,

@@ -33,7 +33,7 @@ from ksieve.cli.options import (
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import MAX_K, check_k
 from ksieve.core.stats import Stats
-from ksieve.planning.devices import DEVICES, resolve_device
+from ksieve.planning.devices import DEVICES
 from ksieve.planning.explain import considered
 from ksieve.planning.plan import facts_of
 
@@ -240,7 +240,7 @@ def plan(
         k=k,
         pitch=pitch,
         dtype=dtype.value,
-        device=resolve_device(device),
+        device=device,
         family=family,
         policy=policy,
     )

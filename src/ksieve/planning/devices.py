@@ -8,7 +8,7 @@ present reports its own (`ksieve.plan(device="cuda")`), which may differ by a fe
 from __future__ import annotations
 
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, shown
 
 _KIB = 1024
 _SHARED_KIB = {(8, 0): (164, 163), (8, 9): (100, 99), (9, 0): (228, 227), (10, 0): (228, 227), (12, 0): (100, 99)}
@@ -54,4 +54,4 @@ def resolve_device(name: str) -> str | DeviceInfo:
         return DEVICES[key]
     if key.partition(":")[0] in ("cpu", "cuda"):
         return key
-    raise ArgumentError("device", repr(name), f"cpu, cuda, cuda:<ordinal> or one of {', '.join(DEVICES)}")
+    raise ArgumentError("device", shown(name), f"cpu, cuda, cuda:<ordinal> or one of {', '.join(DEVICES)}")

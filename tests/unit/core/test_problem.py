@@ -10,6 +10,7 @@ from ksieve.core import problem
 from ksieve.core.call import parse
 from ksieve.core.errors import ArgumentError, KsieveError
 from ksieve.core.problem import ArrayInfo, Device, inspect
+from ksieve.planning.devices import DEVICES
 
 ROWS, WIDTH, K = 4, 50, 5
 
@@ -475,7 +476,8 @@ def test_a_plan_refuses_what_it_does_not_cover(made, options, message):
         ({"pitch": 63}, "pitch: got 63; takes an int of at least 64"),
         ({"k": 0}, "k: got 0; takes an int from 1 to 1048576: ksieve.topk(..., k=0) needs no plan"),
         ({"dtype": "float64"}, "dtype: got 'float64'; takes one of ['float32', 'float16', 'bfloat16']"),
-        ({"device": "tpu"}, "device: got 'tpu'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
+        ({"device": "tpu"}, "device: got 'tpu'; takes cpu, cuda, cuda:<ordinal> or one of " + ", ".join(DEVICES)),
+        ({"device": 3}, "device: got 3; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
         ({"device": "cuda:x"}, "device: got 'cuda:x'; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
         ({"family": "resident_block"}, "family: got 'resident_block'; takes 'cpu' on a CPU device"),
     ],
@@ -484,6 +486,14 @@ def test_plan_arguments(options, message):
     with pytest.raises(ArgumentError) as error:
         ksieve.plan(**{"rows": 8, "width": 64, "k": K, **options})
     assert str(error.value) == message
+
+
+def test_a_plan_is_made_for_a_gpu_by_name():
+    shape = {"rows": 64, "width": 131_072, "k": 2048}
+    for name, device in DEVICES.items():
+        assert ksieve.plan(**shape, device=name) == ksieve.plan(**shape, device=device)
+        assert f'"{name}"' in ksieve.plan.__doc__
+    assert ksieve.plan(**shape, device="H200").device.name == "NVIDIA H200"
 
 
 def test_plans_are_values_that_print_themselves():
