@@ -65,7 +65,7 @@ def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) ->
     Raises
     ------
     ArgumentError
-        If the suffix names no known format, or the file's folder is missing.
+        If the suffix names no known format, the file's folder is missing, or one of them cannot be written.
     """
     chosen = Path(path)
     if os.fspath(path).endswith(("/", os.sep)):
@@ -82,15 +82,31 @@ def optional_target(option: str, path: str | Path | None, name: str, suffixes: S
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str]) -> None:
-    """Refuse an output file whose suffix names no known format or whose folder is missing; None and devices pass."""
-    if path is not None and (
-        path.is_relative_to("/dev") or (path.exists() and not path.is_file() and not path.is_dir())
-    ):
+    """Refuse an output file of no known format, or one that cannot be written afterwards; None and devices pass."""
+    if path is None or path.is_relative_to("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
         return
-    if path is not None and path.suffix not in suffixes:
+    if path.suffix not in suffixes:
         raise ArgumentError(option, str(path), f"a file name ending in {' or '.join(suffixes)}")
-    if path is not None and not path.absolute().parent.is_dir():
+    place = Path(os.path.realpath(path))  # as `ksieve.core.atomic`, which makes its draft beside the file itself
+    if not place.parent.is_dir():
         raise ArgumentError(option, str(path), "a file in a folder that exists")
+    check_folder(option, place.parent)
+    if place.is_file() and not os.access(place, os.W_OK):
+        raise ArgumentError(option, f"{path}, which may not be written", "a file that can be written")
+
+
+def check_folder(option: str, folder: Path | None) -> None:
+    """Refuse a folder for output that cannot be written, or cannot be made; None passes."""
+    if folder is None:
+        return
+    found = folder.absolute()
+    while not found.exists() and found != found.parent:
+        found = found.parent
+    if not found.is_dir():
+        raise ArgumentError(option, str(folder), f"a folder: {found} is none")
+    if not os.access(found, os.W_OK | os.X_OK):
+        what = "which" if found == folder.absolute() else f"and {found}"
+        raise ArgumentError(option, f"{folder}, {what} may not be written", "a folder that can be written")
 
 
 def keep_apart(outputs: Mapping[str, Path | str | None], inputs: Mapping[str, Path | str | None]) -> None:

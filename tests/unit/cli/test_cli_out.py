@@ -49,6 +49,64 @@ def test_the_rule(there: Path) -> None:
         files.target("--out", "file/", "name.json", (".json",))
 
 
+def unwritable(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    """Let some paths look read-only, as they do to any user but root."""
+    closed, real = {os.path.realpath(path) for path in paths}, os.access
+
+    def access(path: str | os.PathLike[str], mode: int) -> bool:
+        return not (mode & os.W_OK and os.path.realpath(path) in closed) and real(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
+
+
+def test_an_output_that_cannot_be_written_is_refused(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("ro", "rw"):
+        (there / folder).mkdir()
+    (there / "rw" / "kept.json").write_text("{}")
+    (there / "link.json").symlink_to(there / "ro" / "x.json")
+    unwritable(monkeypatch, there / "ro", there / "rw" / "kept.json")
+    for path in ("ro", "ro/x.json", "link.json"):
+        with pytest.raises(ArgumentError, match=r"^--out: got .*ro, which may not be written; takes a folder that can"):
+            files.target("--out", path, "name.json", (".json",))
+    with pytest.raises(ArgumentError, match=r"got rw/kept\.json, which may not be written; takes a file that can be"):
+        files.target("--out", "rw/kept.json", "name.json", (".json",))
+    assert files.target("--out", "rw/new.json", "name.json", (".json",)) == Path("rw/new.json")
+    assert files.target("--out", "/dev/stdout", "name.json", (".json",)) == Path("/dev/stdout")
+    files.check_folder("--figures", None)
+    files.check_folder("--figures", Path("rw/a/b"))
+    with pytest.raises(ArgumentError, match=rf"got ro/a/b, and {there}/ro may not be written"):
+        files.check_folder("--figures", Path("ro/a/b"))
+    with pytest.raises(ArgumentError, match=r"takes a folder: .*kept\.json is none"):
+        files.check_folder("--figures", Path("rw/kept.json"))
+
+
+def test_commands_refuse_such_an_output_before_any_work(
+    there: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with CaptureWriter("s.safetensors", 4, 4000, k=8) as writer:
+        writer.write(np.zeros((4, 4000), np.float32), np.full(4, 4000, np.int32))
+    (there / "ro").mkdir()
+    unwritable(monkeypatch, there / "ro")
+    for module in ("ksieve.captures.format", "ksieve.lab.traces.replay", "ksieve.lab.bench.cpu"):
+        for name in ("Capture", "run"):
+            monkeypatch.setattr(f"{module}.{name}", lambda *_, **__: pytest.fail("worked"), raising=False)
+    for words in (
+        ("study", "s.safetensors", "--out", "ro"),
+        ("study", "s.safetensors", "--json", "ro/s.json"),
+        ("study", "s.safetensors", "--figures", "ro/deep"),
+        ("calibrate", "s.safetensors", "--out", "ro"),
+        ("select", "s.safetensors", "--stats-out", "ro"),
+        ("replay", "--example", "--out", "ro"),
+        ("replay", "--example", "--figures", "ro"),
+        ("bench", "cpu", "--out", "ro"),
+        ("tune", "--out", "ro/t.json"),
+    ):
+        assert run(monkeypatch, *words) == 2, words
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {words[-2]}: got ") and "may not be written" in said, (words, said)
+    assert list((there / "ro").iterdir()) == []
+
+
 def test_every_command_follows_the_rule(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.random.default_rng(5).standard_normal((40, 4000), dtype=np.float32)
     with CaptureWriter("s.safetensors", 40, 4000, k=8) as writer:

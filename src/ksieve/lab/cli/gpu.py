@@ -317,8 +317,9 @@ def target(out: str | Path | None, stem: str, scores: str | None = None) -> Path
 
 
 def ready(figures: Path | None) -> None:
-    """Refuse to measure for a figure that cannot be drawn afterwards."""
+    """Refuse to measure for a figure that cannot be drawn or written afterwards."""
     if figures is not None:
+        files.check_folder("--figures", figures)
         from ksieve.lab.report.figures import require_matplotlib
 
         require_matplotlib()

@@ -90,6 +90,8 @@ def study(
     from ksieve.lab.study import run, words
 
     drawing.require_matplotlib()
+    files.check_folder("--out", out)
+    files.check_folder("--figures", figures)
     result_target = _result_target(result, "study.json")
     planned = {str(path): path for path in run.targets(out, result=result_target, figures=figures)}
     files.keep_apart(planned, {f"CAPTURE {path}": path for path in captures})

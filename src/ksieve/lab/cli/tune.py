@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ksieve._version import __version__
-from ksieve.cli import terminal
+from ksieve.cli import files, terminal
 from ksieve.cli.options import Dtype, choice, count, flag
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.cli.gpu import shapes_of
@@ -67,6 +67,7 @@ def tune(
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
     if minutes is not None and not 0 < minutes <= 600:
         raise ArgumentError("--minutes", minutes, "a number of minutes up to 600")
+    files.check_folder("--out", None if out is None else out.parent)
     if of is not None and shapes:
         raise ArgumentError("--of", "--shapes too", "one of the two")
     listed, of_trace = _shapes_of_trace(of) if of else (shapes_of(shapes, None)[0] if shapes else [], None)
