@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from ksieve.cli import exits, files, terminal
 from ksieve.cli.options import Backend, BackendName, PolicyName, count, flag, output
 from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import check_k
 from ksieve.lab.cli import gpu
 from ksieve.lab.cli.gpu import Figures, Out, Peers, Seed
 
@@ -81,8 +83,12 @@ def replay(
             "batch": batch,
         }  # fmt: skip
         chosen = traces.Trace.of_requests(f"{batch} x {prompt}", [request], 2048)
+        if not chosen.calls:
+            raise ArgumentError("--prompt", prompt, "an int of at least 1, or 0 with --decode-steps")
     else:
         chosen = traces.EXAMPLE
+    if k is not None:  # so that --save writes the trace that is replayed
+        chosen = replace(chosen, k=check_k(k))
     if scores is None:
         recorded = trace is not None and trace.endswith(".safetensors")
         scores = str(trace) if recorded else "endpoint"
@@ -94,7 +100,7 @@ def replay(
         chosen.save(saved)
     with terminal.progress("replaying", len(chosen.calls), unit="calls", waiting="loading the kernels") as update:
         payload = traces.run(
-            chosen, k=k, scores=scores, backend=backend.value, policy=policy, rounds=rounds,
+            chosen, scores=scores, backend=backend.value, policy=policy, rounds=rounds,
             peers=gpu.peers_of(peers), seed=seed, progress=update,
         )  # fmt: skip
     _print(payload)
