@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import tracemalloc
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -291,14 +292,28 @@ def test_ranks_past_the_resolved_ones_are_drawn_to_the_edge_and_told_in_words(wr
     assert rank_text(1.234) == "1.23"
 
 
-def test_drawing_without_matplotlib_names_the_extra(written, monkeypatch, tmp_path):
-    import sys
-
-    payload = json.loads((written[1] / "study.json").read_text())
+def test_figures_that_were_asked_for_need_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BackendError, match=r"ksieve\[plot\]"):
-        run.write(payload, tmp_path / "none")
+        run.write({}, tmp_path / "none", figures=tmp_path / "pictures")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_study_without_matplotlib_is_written_without_figures(tmp_path, monkeypatch):
+    from ksieve.lab.cli.app import app
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    source, out = tmp_path / "s.safetensors", tmp_path / "out"
+    write_synthetic(source, "random_normal", 4, 4096, k=64)
+    done = CliRunner().invoke(app, ["study", str(source), "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.stderr == "without figures: matplotlib is not installed (pip install 'ksieve[plot]')\n"
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "study.json"]
+    assert json.loads((out / "study.json").read_text())["bench"] == "study"
+    page = (out / "report.html").read_text()
+    assert "without figures" in page and "C(100) / K, median" in page and "<figure>" not in page
+    links = re.findall(r'href="#([^"]+)"', page)
+    assert links and set(links) == set(re.findall(r' id="([^"]+)"', page))
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real score factors are not on this machine")

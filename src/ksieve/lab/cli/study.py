@@ -81,15 +81,17 @@ def study(
 
     Measures the cost of a wrong boundary, the complete-row ranks of sampled scores, and the positions of the top K,
     over every phase of every sampling policy, and compares them with order statistics. Captures may be larger than
-    memory. Writes an HTML report, figures and a result file; see docs/guide/study.md.
+    memory. Writes an HTML report, figures (with matplotlib) and a result file; see docs/guide/study.md.
 
     Under torchrun the processes share the rows, on one machine or several that see the captures. The first one prints
     and writes, the results of one process.
     """
     from ksieve.lab.report import figures as drawing
     from ksieve.lab.study import run, words
+    from ksieve.lab.study.report import NO_FIGURES
 
-    drawing.require_matplotlib()
+    if figures is not None:
+        drawing.require_matplotlib()
     files.check_folder("--out", out)
     files.check_folder("--figures", figures)
     result_target = _result_target(result, "study.json")
@@ -100,6 +102,8 @@ def study(
         if rank:
             run.study(sources, k, **asked, rank=rank, world=world)
             return
+        if not drawing.can_draw():
+            terminal.note(NO_FIGURES)
         with terminal.progress("ranking", waiting="opening the captures") as update:
             payload = run.study(sources, k, **asked, progress=update, rank=rank, world=world)
     assert payload is not None  # on the first rank
@@ -123,7 +127,8 @@ def study(
     terminal.say()
     terminal.say(f"report: {written[0]}")
     terminal.say(f"result: {_short(written[1])}")
-    terminal.say(f"figures: {len(written) - 2} files in {written[2].parent}")
+    if drawn := written[2:]:
+        terminal.say(f"figures: {len(drawn)} files in {drawn[0].parent}")
 
 
 def calibrate(

@@ -112,6 +112,15 @@ def require_matplotlib() -> None:
         raise BackendError("figures need matplotlib: install it with: pip install 'ksieve[plot]'") from error
 
 
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        require_matplotlib()
+    except BackendError:
+        return False
+    return True
+
+
 @contextmanager
 def canvas(
     rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (6.4, 3.8), **subplots: Any

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from ksieve.lab.report import figures
-from ksieve.lab.report.study import FIGURES
+from ksieve.lab.report.study import FIGURES, Drawing
 from ksieve.lab.study import words
 from ksieve.lab.study.compare import PAPER_K
 from ksieve.lab.study.verdict import HOLDS
@@ -66,6 +66,9 @@ EVERY_POLICY = (
     "and row scans. Any of them is exact; ksieve calibrate weighs them by a device's costs."
 )
 
+NO_FIGURES = "without figures: matplotlib is not installed (pip install 'ksieve[plot]')"
+"""Said where a study is written without its figures."""
+
 _PAPER = (
     " The paper's figures come from its own captures (Hy4-Preview, K = 2048); they are printed for comparison, not as "
     "a target."
@@ -97,10 +100,13 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
     payload : mapping
         From `run.study`, or a result file.
     drawn : mapping
-        Figures as SVG (`figures.svg_of`), by the stems of `draw.FIGURES`.
+        Figures as SVG (`figures.svg_of`), by the stems of `FIGURES`. Of a figure that is missing the report has the
+        numbers alone.
     """
     results = payload["results"]
     captures: Sequence[Mapping[str, Any]] = results["captures"]
+    numbers = {entry.stem: words.comparison_table(results, entry.stem) for entry in FIGURES}
+    sections = [(entry, numbers[entry.stem]) for entry in FIGURES if entry.stem in drawn or numbers[entry.stem][1]]
     answer, _, sentence = words.verdict_sentence(results).partition(": ")
     parts = [
         "<!doctype html>",
@@ -114,7 +120,7 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
         f"<p>{escape(VERDICT)}</p>",
         f"<pre>{escape(payload['environment']['command'])}</pre>",
         f'<p class="quiet">{escape(_provenance(payload))}</p>',
-        _contents(),
+        _contents([entry for entry, _ in sections]),
         '<h2 id="captures">Captures</h2>',
         _table(
             ("capture", "rows studied", "valid scores per row", "dtype"),
@@ -126,21 +132,23 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
         f"<p>{escape(EVERY_POLICY)}</p>",
         _table(*words.policy_table(results)),
     ]
-    for entry in FIGURES:
+    if not drawn:
+        parts.append(f'<p class="quiet">{escape(NO_FIGURES)}</p>')
+    for entry, (columns, rows) in sections:
         parts.append(f'<h2 id="figure-{entry.stem}">{escape(entry.heading)}</h2>')
-        parts += [f"<p>{escape(text)}</p>" for text in EXPLANATIONS[entry.stem]]
-        parts.append(f"<figure>{figures.inline_svg(drawn[entry.stem], label=entry.heading)}</figure>")
-        columns, rows = words.comparison_table(results, entry.stem)
+        if entry.stem in drawn:
+            parts += [f"<p>{escape(text)}</p>" for text in EXPLANATIONS[entry.stem]]
+            parts.append(f"<figure>{figures.inline_svg(drawn[entry.stem], label=entry.heading)}</figure>")
         if rows:
             parts.append(_table(columns, rows))
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 
 
-def _contents() -> str:
+def _contents(shown: Sequence[Drawing]) -> str:
     """Links to the sections, in their order."""
     sections = [("captures", "Captures"), ("every-policy", "Every named policy")]
-    sections += [(f"figure-{entry.stem}", entry.heading) for entry in FIGURES]
+    sections += [(f"figure-{entry.stem}", entry.heading) for entry in shown]
     items = "".join(f'<li><a href="#{name}">{escape(heading)}</a></li>' for name, heading in sections)
     return f"<nav><h2>Contents</h2><ol>{items}</ol></nav>"
 

@@ -129,10 +129,12 @@ def study(
 
 
 def targets(folder: Path, *, result: Path | None = None, figures: Path | None = None) -> list[Path]:
-    """List the files that `write` writes: the report, the result file, then the figures."""
+    """List the files that `write` writes: the report, the result file, then the figures where they can be drawn."""
+    from ksieve.lab.report import figures as drawing
     from ksieve.lab.report.study import FIGURES
 
-    stems = [(figures or folder / "figures") / f"study-{entry.stem}" for entry in FIGURES]
+    entries = FIGURES if drawing.can_draw() else ()
+    stems = [(figures or folder / "figures") / f"study-{entry.stem}" for entry in entries]
     drawn = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg")]
     return [folder / "report.html", result or folder / "study.json", *drawn]
 
@@ -141,6 +143,8 @@ def write(
     payload: dict[str, Any], folder: Path, *, result: Path | None = None, figures: Path | None = None
 ) -> list[Path]:
     """Write the results of a study: ``study.json``, ``report.html`` and figures as PNG and SVG.
+
+    Without matplotlib there are no figures, and the report is without them.
 
     Parameters
     ----------
@@ -157,12 +161,18 @@ def write(
     -------
     list of Path
         Files written, the report first.
+
+    Raises
+    ------
+    BackendError
+        If `figures` is given and matplotlib is not installed.
     """
     from ksieve.lab.report import figures as drawing
     from ksieve.lab.report.study import FIGURES
     from ksieve.lab.study.report import report
 
-    drawing.require_matplotlib()
+    if figures is not None:
+        drawing.require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     page, facts, *_ = targets(folder, result=result, figures=figures)
     written = [record.write_json(facts.absolute(), payload)]
@@ -171,7 +181,7 @@ def write(
         "captures": [c | {"name": drawing.plain_text(c["name"])} for c in results["captures"]],
     }
     drawn = {}
-    for entry in FIGURES:
+    for entry in FIGURES if drawing.can_draw() else ():
         figure = entry.draw(shown)
         drawn[entry.stem] = text = drawing.svg_of(figure)
         written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}", svg_text=text)
