@@ -3,16 +3,23 @@
     python examples/triton_producer.py        # needs PyTorch and Triton
 
 The scores are dot products of queries and keys. The answer is compared with the selection from the whole matrix.
-Without a CUDA GPU, the example runs small in Triton's interpreter: set TRITON_INTERPRET=1.
+Without a CUDA GPU, the example runs small in Triton's interpreter: set TRITON_INTERPRET=1. Without PyTorch or Triton,
+it says so and ends.
 """
 
 from __future__ import annotations
 
 import os
 
-import torch
-import triton
-import triton.language as tl
+try:
+    import torch
+    import triton
+    import triton.language as tl
+except ModuleNotFoundError as error:
+    if __name__ != "__main__" or error.name not in ("torch", "triton"):
+        raise
+    print(f"skipped: {error.name} is not installed (pip install {error.name})")
+    raise SystemExit(0) from None
 
 import ksieve
 from ksieve.tiles import Candidates

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,16 @@ def test_every_public_name_is_in_the_reference() -> None:
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^   ([\w.]+)$", page, flags=re.MULTILINE))
     assert set(ksieve.__all__) - {"__version__"} <= listed
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("triton_producer", "torch"), ("triton_producer", "triton"), ("serving_graph", "torch")]
+)
+def test_an_example_without_its_packages_says_so(name: str, module: str) -> None:
+    code = f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    words = [sys.executable, "-c", code, str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("skipped: ") and "is not installed" in done.stdout
