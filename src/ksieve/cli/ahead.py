@@ -103,15 +103,17 @@ def cpu() -> None:
     store = Store("cpu")
     if not store.writable():
         raise BackendError(f"{cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
-    start, lines = time.perf_counter(), []
-    calls = _cpu_calls()
+    start, calls = time.perf_counter(), _cpu_calls()
+    # Read before the first call: one may compile the functions of others too.
+    before = {name: len(function.stats.cache_misses) for name, (function, _) in calls.items()}
     with terminal.progress("compiling", len(calls), unit="kernels") as update:
-        for done, (name, (function, call)) in enumerate(calls.items(), 1):
-            before = len(function.stats.cache_misses)
+        for done, (_, call) in enumerate(calls.values(), 1):
             call()
-            new = len(function.stats.cache_misses) > before
-            lines.append([name, "compiled" if new else "cached"])
             update(done)
+    lines = [
+        [name, "compiled" if len(function.stats.cache_misses) > before[name] else "cached"]
+        for name, (function, _) in calls.items()
+    ]
     kept = {entry.facts["kernel"] for entry in store.entries() if entry.facts is not None}
     if missing := calls.keys() - kept:
         raise BackendError(f"compiled CPU kernels were not kept in {cache_dir()}: {', '.join(sorted(missing))}")

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -58,6 +59,27 @@ def test_afterwards_calls_of_every_kind_compile_nothing():
     assert "6 CPU kernels in" in run("-m", "ksieve", "build", "--cpu")
     assert "0 of them compiled now" in run("-m", "ksieve", "build", "--cpu")
     assert run("-c", CALLS) == ""
+
+
+def test_a_function_that_another_call_compiled_counts_as_compiled(monkeypatch, capsys):
+    names = ("first", "second", "third")
+    functions = {name: SimpleNamespace(stats=SimpleNamespace(cache_misses={})) for name in names}
+
+    def first():
+        for name in ("first", "second"):
+            functions[name].stats.cache_misses["signature"] = 1
+
+    calls = {name: (functions[name], first if name == "first" else lambda: None) for name in names}
+    entries = [SimpleNamespace(facts={"kernel": name}) for name in names]
+    store = SimpleNamespace(writable=lambda: True, entries=lambda: entries)
+    monkeypatch.setattr(ahead, "_cpu_calls", lambda: calls)
+    monkeypatch.setattr("ksieve.backends.code_cache.Store", lambda kind: store)
+    ahead.cpu()
+    said = capsys.readouterr().out
+    assert re.findall(r"(\w+) +(compiled|cached)\n", said) == [
+        ("first", "compiled"), ("second", "compiled"), ("third", "cached"),
+    ]  # fmt: skip
+    assert "3 CPU kernels in" in said and "2 of them compiled now" in said
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
