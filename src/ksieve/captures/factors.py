@@ -27,6 +27,9 @@ from numpy.typing import NDArray
 Array = np.ndarray[Any, Any]
 F64 = NDArray[np.float64]
 
+FACTORS = frozenset({"q", "k", "w"})
+"""Tensors that make a capture one of factors: queries, keys, and weights of the heads."""
+
 KEY_TILE = 4096
 """Keys evaluated at a time."""
 

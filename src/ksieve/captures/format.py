@@ -219,7 +219,7 @@ class Capture:
         found: Kind
         if "scores" in names:
             found = "scores"
-        elif {"q", "k", "w"} <= names:
+        elif names >= factors.FACTORS:
             found = "factors"
         else:
             raise self._file.error(

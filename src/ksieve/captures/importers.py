@@ -159,8 +159,8 @@ def _rows_of(path: Path, matrix: Source, index: Sequence[int] | None, flatten: b
     if index is None:
         if lead:
             raise CaptureFormatError(
-                f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width), or of a stack: an "
-                f"index ({ranges}) for one matrix, or flatten for all"
+                f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width), or of a stack one "
+                f"matrix, such as index={(0,) * len(lead)} ({ranges}), or all with flatten=True"
             )
         return 0, rows
     wanted = tuple(index)

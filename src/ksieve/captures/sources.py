@@ -18,6 +18,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.lib import format as npy
 
+from ksieve.captures.factors import FACTORS
 from ksieve.captures.tensorfile import NUMPY_OF, OTHERS, TensorFile, TensorInfo
 from ksieve.captures.torchfile import check_storages
 from ksieve.core import problem
@@ -34,7 +35,7 @@ FOREIGN_SUFFIXES = NUMPY_SUFFIXES + TORCH_SUFFIXES
 SUFFIXES = (*FOREIGN_SUFFIXES, SAFETENSORS)
 """File types that can be imported."""
 
-TAKES = "float32, float16, bfloat16 (uint16 bits in NumPy), or float64 rounded on request (dtype float32)"
+TAKES = 'float32, float16, bfloat16 (uint16 bits in NumPy), or float64 rounded on request: dtype="float32"'
 
 _RAW16 = np.dtype("V2")
 _PIECE_BYTES = 16 << 20
@@ -227,6 +228,8 @@ def _open_safetensors(path: Path, name: str | None, prefer: str, resources: Exit
     file = TensorFile(path)
     resources.callback(file.close)
     names = tuple(sorted(file.tensors))
+    if name is None and prefer == "scores" and prefer not in names and FACTORS.issubset(names):
+        raise CaptureFormatError(f"{path}: a capture already, of factors: it needs no import")
     chosen = _choose(
         path, names, name, prefer, lambda: {n: _facts(file.tensors[n].shape, file.tensors[n].dtype) for n in names}
     )

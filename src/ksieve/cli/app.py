@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from ksieve._version import __version__
 from ksieve.cli import captures, doctor, exits, kernels, selection, terminal
-from ksieve.cli.options import flag
+from ksieve.cli.options import as_written, flag, written_names
+from ksieve.core.errors import ArgumentError, CaptureFormatError
 
 SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
@@ -69,8 +70,12 @@ def add(
 
 
 def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Callable[..., None]:
-    """Add the options ``--json`` and ``--quiet`` to a command; they apply while it runs."""
+    """Add the options ``--json`` and ``--quiet`` to a command; they apply while it runs.
+
+    An error of the library then names the command's option in place of the library's argument.
+    """
     signature = inspect.signature(command, eval_str=True)
+    names = written_names(signature)
     added = {"_json": _JSON} if json else {}
     if quiet:
         added["_quiet"] = _QUIET
@@ -83,6 +88,8 @@ def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Call
         terminal.mode.json, terminal.mode.quiet = _json, _quiet
         try:
             command(**given)
+        except (ArgumentError, CaptureFormatError) as error:
+            raise as_written(error, names) from error
         finally:
             terminal.reset()
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import ArgumentInfo
 
+from ksieve.core.errors import ArgumentError, CaptureFormatError
 from ksieve.core.policy import POLICIES
 from ksieve.core.sizes import parse_count
 
@@ -74,6 +78,41 @@ def count(name: str, metavar: str, text: str, *, minimum: int | None = None) -> 
             raise typer.BadParameter(str(error)) from None
 
     return typer.Option(name, metavar=metavar, help=text, parser=parse)
+
+
+def written_names(signature: inspect.Signature) -> dict[str, str]:
+    """Name of each parameter of a command as the user writes it: its long option, or the name of the argument."""
+    names = {}
+    for parameter in signature.parameters.values():
+        for info in get_args(parameter.annotation)[1:]:
+            # Typer keeps the first name of an option in `Annotated` as its default.
+            given = (getattr(info, "default", None), *(getattr(info, "param_decls", None) or ()))
+            options = [name for name in given if isinstance(name, str) and name.startswith("--")]
+            if options:
+                names[parameter.name] = options[0]
+            elif isinstance(info, ArgumentInfo) and info.metavar:
+                names[parameter.name] = info.metavar.strip("[].")
+    return names
+
+
+_CALLED = re.compile(r"""\b(\w+)=(True\b|"[^"]*"|'[^']*'|\([\d, ]+\))""")
+"""An argument and its value as Python code, in a message."""
+QUOTES = "()\"'"
+
+
+def as_written(error: ArgumentError | CaptureFormatError, names: Mapping[str, str]) -> Exception:
+    """Return an error of the library with the names of `written_names` in place of those of its arguments."""
+
+    def option(found: re.Match[str]) -> str:
+        name, value = names.get(found[1], ""), found[2]
+        if not name.startswith("--"):
+            return found[0]
+        return name if value == "True" else f"{name} {value.strip(QUOTES).rstrip(',').replace(', ', ',')}"
+
+    if isinstance(error, CaptureFormatError):
+        return CaptureFormatError(_CALLED.sub(option, str(error)))
+    got = "nothing" if error.got is None else error.got
+    return type(error)(names.get(error.argument, error.argument), got, _CALLED.sub(option, error.takes))
 
 
 CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]

@@ -91,7 +91,9 @@ def test_causal_lengths_need_as_many_scores_as_rows(tmp_path):
 @SAVERS
 def test_a_choice_that_is_missing_or_wrong_lists_what_there_is(tmp_path, save):
     source, out = save(tmp_path / "stack", scores=STACK), tmp_path / "out.safetensors"
-    with pytest.raises(CaptureFormatError, match=r"shape \(2, 3, 5, 8\).*index \(0 to 1, 0 to 2\).*flatten"):
+    with pytest.raises(
+        CaptureFormatError, match=r"shape \(2, 3, 5, 8\).*index=\(0, 0\) \(0 to 1, 0 to 2\).*flatten=True"
+    ):
         import_scores(source, out)
     for index in ((), (1,), (1, 3), (-1, 0), (0, 0, 0), (True, 0), ("0", "0")):
         with pytest.raises(ArgumentError, match=r"^index: got .*2 of them, 0 to 1, 0 to 2"):
@@ -128,8 +130,11 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert run("--name", "a", "--flatten")[0] == 0
     assert read(out)[0].shape == (30, 8)
     for words, said in (
+        ((), "error: --name: got nothing; takes one of ['a', 'b'], "),
         ((), "'a' (2 x 3 x 5 x 8, F32), 'b' (3, F32)"),
         (("--name", "a"), "(2, 3, 5, 8)"),
+        (("--name", "a"), "one matrix, such as --index 0,0 (0 to 1, 0 to 2), or all with --flatten"),
+        (("--name", "a", "--index", "7"), "error: --index: got (7,); takes 2 of them"),
         (("--name", "a", "--index", "x"), "--index: got 'x'; takes ints with commas"),
         (("--name", "b"), "shape (3,); takes a matrix"),
     ):

@@ -12,6 +12,7 @@ import pytest
 from ksieve.captures.format import open_capture
 from ksieve.captures.importers import import_scores, load_array
 from ksieve.captures.numbers import narrow
+from ksieve.captures.writer import write_factors
 from ksieve.core.errors import ArgumentError, BackendError, CaptureFormatError
 
 SCORES = np.random.default_rng(0).standard_normal((7, 30)).astype(np.float32)
@@ -118,7 +119,8 @@ def test_rounding_on_request(tmp_path, dtype):
     wide = np.array([[1 / 3, 1e30, -1e300, np.nan, 65520.0, 1 + 2**-9]])
     np.save(tmp_path / "a.npy", wide)
     with pytest.raises(
-        CaptureFormatError, match=r"a\.npy: scores of dtype float64; takes float32.*float64 rounded on request"
+        CaptureFormatError,
+        match=r'a\.npy: scores of dtype float64; takes float32.*float64 rounded on request: dtype="float32"',
     ):
         import_scores(tmp_path / "a.npy", tmp_path / "a.safetensors")
     import_scores(tmp_path / "a.npy", tmp_path / "a.safetensors", dtype=dtype)
@@ -254,6 +256,13 @@ def test_names(tmp_path):
         == f"name: got 'x'; takes nothing: {tmp_path / 'a.npy'} holds a single array"
     )
     assert refused(tmp_path / "a.npy", tmp_path, ArgumentError, dtype="int8").startswith("dtype: got 'int8'; takes one")
+
+
+def test_a_capture_of_factors_needs_no_import(tmp_path):
+    path = tmp_path / "f.safetensors"
+    write_factors(path, q=np.ones((8, 2, 4), "f4"), keys=np.ones((9, 4), "f4"), weights=np.ones((8, 2), "f4"))
+    assert refused(path, tmp_path) == f"{path}: a capture already, of factors: it needs no import"
+    assert "takes one of ['k', 'q', 'w']" in refused(path, tmp_path, ArgumentError, name="z")
 
 
 def test_an_error_in_the_progress_callback_is_the_callers(tmp_path):

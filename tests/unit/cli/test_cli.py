@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
+import typer
 from safetensors.numpy import load_file, save_file
 
 import ksieve
 from ksieve.captures import stream
 from ksieve.captures.format import open_capture
 from ksieve.captures.writer import CaptureWriter
+from ksieve.cli.options import as_written, written_names
+from ksieve.core.errors import ArgumentError, WorkspaceError
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.lab import demo
 from ksieve.lab.bench.record import read_json
@@ -240,7 +245,7 @@ def test_verify_asks_which_array_is_meant(run: Run, capture: Path, tmp_path: Pat
 def test_verify_compares_k(run: Run, capture: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", np.zeros((8, 3), np.int32))
     ran = run("verify", capture, tmp_path / "i.npy", "--k", 4)
-    assert (ran.code, ran.err.strip()) == (2, "error: k: got 4; takes 3, the width of indices")
+    assert (ran.code, ran.err.strip()) == (2, "error: --k: got 4; takes 3, the width of indices")
 
 
 # ---- synth, import, info ---------------------------------------------------------------------------------
@@ -320,7 +325,7 @@ def test_plans_for_a_gpu_that_is_not_here(run: Run, name: str) -> None:
 def test_plan_refuses_an_unknown_device(run: Run) -> None:
     ran = run("plan", "--rows", 9, "--width", 70_000, "--k", 33, "--device", "tpu")
     assert ran.code == 2
-    assert ran.err.startswith("error: device: got 'tpu'; takes cpu, cuda, cuda:<ordinal> or one of a100")
+    assert ran.err.startswith("error: --device: got 'tpu'; takes cpu, cuda, cuda:<ordinal> or one of a100")
     assert all(name in ran.err for name in DEVICES)
 
 
@@ -393,7 +398,7 @@ def test_bench_cpu_prints_a_table_and_writes_its_json(run: Run, tmp_path: Path) 
     ("option", "value", "message"),
     [
         ("--shape", "64", "--shape: got '64'; takes rows x width, such as 64x131072"),
-        ("--source", "nothing", "sources: got 'nothing'; takes"),
+        ("--source", "nothing", "--source: got 'nothing'; takes"),
         ("--out", "x.txt", "--out: got x.txt; takes a file name ending in .json"),
     ],
 )
@@ -401,6 +406,40 @@ def test_bench_cpu_refuses(run: Run, option: str, value: str, message: str) -> N
     ran = run("bench", "cpu", option, value)
     assert ran.code == 2
     assert ran.err.startswith(f"error: {message}")
+
+
+# ---- names in messages -----------------------------------------------------------------------------------
+
+
+def test_messages_name_options_in_place_of_arguments(run: Run, tmp_path: Path, capture: Path) -> None:
+    source, out = tmp_path / "x.npy", tmp_path / "x.safetensors"
+    np.save(source, np.zeros((3, 4)))
+    assert run("import", source, out).err.strip().endswith("or float64 rounded on request: --dtype float32")
+    np.savez(tmp_path / "two.npz", a=np.zeros((3, 4), np.int32), b=np.zeros((3, 4), np.int32))
+    answer = tmp_path / "two.npz"
+    assert run("verify", capture, answer).err.startswith("error: --name: got nothing; takes one of ['a', 'b'], the")
+    assert run("study", capture, "--plan-for", "z").err.startswith("error: --plan-for: got 'z'; takes cpu, cuda")
+    assert run("replay", "--prompt", "0").err == "error: --prompt: got 0; takes an int of at least 1, or 0 with " + (
+        "--decode-steps\n"
+    )
+
+
+def test_names_of_other_errors_stay() -> None:
+    def command(
+        one: Annotated[int, typer.Option("-o", "--one-thing")] = 0,
+        file: Annotated[str, typer.Argument(metavar="[FILE...]")] = "",
+        bare: int = 0,
+    ) -> None: ...
+
+    names = written_names(inspect.signature(command, eval_str=True))
+    assert names == {"one": "--one-thing", "file": "FILE"}
+    error = WorkspaceError("one", None, "one='a b', file='x', k=0 or other='y', one=(1, 2) or one=True")
+    told = as_written(error, names)
+    assert type(told) is WorkspaceError
+    assert str(told) == (
+        "--one-thing: got nothing; takes --one-thing a b, file='x', k=0 or other='y', --one-thing 1,2 or --one-thing"
+    )
+    assert str(as_written(ArgumentError("lengths", 3, "an array"), names)) == "lengths: got 3; takes an array"
 
 
 # ---- the program as a whole ------------------------------------------------------------------------------
@@ -411,14 +450,20 @@ def test_bench_cpu_refuses(run: Run, option: str, value: str, message: str) -> N
     [
         (("info", "absent.safetensors"), "absent.safetensors: no such file"),
         (("select", "absent.safetensors", "--k", "0"), "absent.safetensors: no such file"),
-        (("synth", "nothing", "x.safetensors", "--rows", "1", "--width", "1"), "producer: got 'nothing'; takes one of"),
+        (("synth", "nothing", "x.safetensors", "--rows", "1", "--width", "1"), "PRODUCER: got 'nothing'; takes one of"),
         (("synth", "all_equal", "x.npy", "--rows", "1", "--width", "1"), "OUT: got x.npy; takes a file name ending in"),
         (("synth", "all_equal", "no/x.safetensors", "--rows", "1", "--width", "1"), "takes a file in a folder that"),
-        (("synth", "all_equal", "x.safetensors", "--rows", "1", "--width", "1", "--lengths", "z"), "lengths: got 'z'"),
+        (
+            ("synth", "all_equal", "x.safetensors", "--rows", "1", "--width", "1", "--lengths", "z"),
+            "--lengths: got 'z'",
+        ),
         (("import", "absent.npy", "x.safetensors"), "absent.npy: no such file"),
-        (("plan", "--rows", "1", "--width", "1", "--k", "0"), "k: got 0; takes an int from 1 to 1048576"),
-        (("plan", "--rows", "1", "--width", "9", "--k", "1", "--pitch", "8"), "pitch: got 8; takes an int of at least"),
-        (("plan", "--rows", "1", "--width", "9", "--k", "1", "--policy", "z"), "policy: got 'z'; takes"),
+        (("plan", "--rows", "1", "--width", "1", "--k", "0"), "--k: got 0; takes an int from 1 to 1048576"),
+        (
+            ("plan", "--rows", "1", "--width", "9", "--k", "1", "--pitch", "8"),
+            "--pitch: got 8; takes an int of",
+        ),
+        (("plan", "--rows", "1", "--width", "9", "--k", "1", "--policy", "z"), "--policy: got 'z'; takes"),
     ],
 )
 def test_a_refused_command_is_one_line_and_exit_code_2(
@@ -436,11 +481,11 @@ def test_a_refused_command_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--k", 0, "k: got 0; takes an int from 1 to 1048576"),
-        ("--k", 2**20 + 1, "k: got 1048577; takes an int from 1 to 1048576"),
+        ("--k", 0, "--k: got 0; takes an int from 1 to 1048576"),
+        ("--k", 2**20 + 1, "--k: got 1048577; takes an int from 1 to 1048576"),
         ("--out", "x.txt", "--out: got x.txt; takes a file name ending in .npy or .safetensors"),
         ("--stats-out", "x.txt", "--stats-out: got x.txt; takes a file name ending in .csv or .npy"),
-        ("--policy", "z", "policy: got 'z'; takes"),
+        ("--policy", "z", "--policy: got 'z'; takes"),
     ],
 )
 def test_select_refuses(run: Run, capture: Path, option: str, value: object, message: str) -> None:

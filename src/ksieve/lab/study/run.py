@@ -91,7 +91,7 @@ def study(
         raise ArgumentError("captures", "none", "at least one capture")
     slots = suggested_k(captures, k)
     check_device(device)
-    target = resolve_device(plan_for or device)
+    target = resolve_device(plan_for or device, "plan_for")
     numbers = [eligible_rows(capture, slots, rows).size for capture in captures]
     total, done = sum(numbers), 0
     studies = []
