@@ -249,7 +249,7 @@ def advise(report: Report) -> Advice | None:
     arrays = report.packages["torch"] is not None or report.packages["cupy"] is not None or report.packages["jax"]
     if cuda.ran and not arrays:
         return Advice(
-            "the GPU works, but no array library that can hold scores on it is installed", "pip install torch"
+            "the GPU works, but no array library that can hold scores on it is installed", "pip install 'ksieve[torch]'"
         )
     if cuda.ran and report.packages["torch"] is not None and report.torch_cuda is None:
         return Advice(

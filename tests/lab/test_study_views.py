@@ -154,6 +154,6 @@ def test_cuda_without_a_gpu_names_the_remedy(monkeypatch):
     with pytest.raises(BackendError, match="--device cpu"):
         next(ranked.rank_rows(np.zeros((1, 4), np.float32), np.array([4]), 2, "cuda"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(BackendError, match="pip install torch"):
+    with pytest.raises(BackendError, match=r"pip install 'ksieve\[torch\]'"):
         ranked.require_cuda()
     assert isinstance(torch, types.ModuleType)

@@ -391,7 +391,9 @@ def _host(array: Any) -> np.ndarray[Any, Any]:
         try:
             import torch
         except ImportError:
-            raise BackendError("ksieve.record copies CUDA arrays of this library with PyTorch: install torch") from None
+            raise BackendError(
+                "ksieve.record copies CUDA arrays of this library with PyTorch: pip install 'ksieve[torch]'"
+            ) from None
         library, array = "torch", torch.from_dlpack(array)
     if library == "torch":
         array = array.detach().cpu()

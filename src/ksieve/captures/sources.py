@@ -243,7 +243,7 @@ def _open_torch(path: Path, name: str | None, prefer: str) -> Source:
     try:
         import torch
     except ImportError as e:
-        raise BackendError(f"{path}: reading a torch file needs PyTorch: pip install torch") from e
+        raise BackendError(f"{path}: reading a torch file needs PyTorch: pip install 'ksieve[torch]'") from e
     try:
         check_storages(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -170,7 +170,9 @@ def _movers(backend: str) -> tuple[Callable[[Any], Any], Callable[[Any], NDArray
     try:
         import torch
     except ImportError:
-        raise BackendError("the cuda backend moves captures to the GPU with PyTorch: pip install torch") from None
+        raise BackendError(
+            "the cuda backend moves captures to the GPU with PyTorch: pip install 'ksieve[torch]'"
+        ) from None
     if not torch.cuda.is_available():
         raise BackendError("the cuda backend needs a CUDA GPU, and PyTorch sees none; use the cpu backend")
 

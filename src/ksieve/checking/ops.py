@@ -182,5 +182,7 @@ def as_torch(array: Any) -> Any:
     try:
         import torch
     except ImportError:
-        raise BackendError("verify on CUDA arrays runs on PyTorch: install torch, or pass host arrays") from None
+        raise BackendError(
+            "verify on CUDA arrays runs on PyTorch: pip install 'ksieve[torch]', or pass host arrays"
+        ) from None
     return torch.from_numpy(np.array(array)) if isinstance(array, np.ndarray) else torch.from_dlpack(array)

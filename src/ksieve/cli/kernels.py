@@ -199,7 +199,9 @@ def _of_engine(
     try:
         from ksieve.adapters import _warm_up
     except ModuleNotFoundError as error:
-        raise BackendError(f"--for calls the adapters, which need PyTorch ({error}): pip install torch") from None
+        raise BackendError(
+            f"--for calls the adapters, which need PyTorch ({error}): pip install 'ksieve[torch]'"
+        ) from None
     wanted: dict[KernelSpec, Plan] = {}
     for device in devices:
         with terminal.progress(f"planning for {device.name}", unit="kinds of calls") as update:

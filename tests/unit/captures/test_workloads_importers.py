@@ -226,7 +226,7 @@ def test_without_torch_the_remedy_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.pt").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "torch", None)
     message = refused(tmp_path / "a.pt", tmp_path, error=BackendError)
-    assert message == f"{tmp_path / 'a.pt'}: reading a torch file needs PyTorch: pip install torch"
+    assert message == f"{tmp_path / 'a.pt'}: reading a torch file needs PyTorch: pip install 'ksieve[torch]'"
 
 
 def test_arrays_that_are_no_score_matrix(tmp_path):

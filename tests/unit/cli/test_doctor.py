@@ -95,7 +95,8 @@ def test_all_is_well(found):
         (report(cache=replace(CACHE, writable=False)), "cannot be kept in /cache",
          "export KSIEVE_CACHE_DIR=<a directory that you alone can write>", True),
         (report(cache=replace(CACHE, damaged=2)), "2 of 4 compiled kernels are damaged", "ksieve cache --clear", True),
-        (report(packages={"torch": None, "cupy": None, "jax": None}), "no array library", "pip install torch", True),
+        (report(packages={"torch": None, "cupy": None, "jax": None}), "no array library",
+         "pip install 'ksieve[torch]'", True),
         (report(torch_cuda=None), "built without CUDA", "pip install --force-reinstall torch", True),
     ],
 )  # fmt: skip

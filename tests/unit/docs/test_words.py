@@ -42,6 +42,7 @@ BANNED_IN_PYTHON = BANNED | {
     "counted apart": "counted separately",
     "told apart": "distinguished",
     "timed beside": "timed as well",
+    "install torch": "pip install 'ksieve[torch]', as all messages do",
     "what was asked for": "the arguments, or the options",
 }
 """The same for Python texts, where two words may form a phrase."""

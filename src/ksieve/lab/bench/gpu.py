@@ -189,7 +189,7 @@ def require_device() -> DeviceInfo:
     try:
         import torch
     except ImportError:
-        raise BackendError("the GPU benches make their inputs with PyTorch: install torch") from None
+        raise BackendError("the GPU benches make their inputs with PyTorch: pip install 'ksieve[torch]'") from None
     from ksieve.backends import cuda
 
     if not torch.cuda.is_available():

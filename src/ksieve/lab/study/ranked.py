@@ -137,7 +137,9 @@ def require_cuda() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise BackendError("--device cuda ranks rows with PyTorch: pip install torch, or use --device cpu") from error
+        raise BackendError(
+            "--device cuda ranks rows with PyTorch: pip install 'ksieve[torch]', or use --device cpu"
+        ) from error
     if not torch.cuda.is_available():
         raise BackendError("--device cuda needs a CUDA GPU, and PyTorch sees none; use --device cpu")
     return torch
