@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ksieve.captures import factors
 from ksieve.captures.tensorfile import DTYPE_OF_NAME, FLOATS, FREE_ROWS, NUMPY_OF, TensorFile, TensorInfo
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.keys import widen
 
 Array = np.ndarray[Any, Any]
@@ -107,12 +107,11 @@ class Capture:
         Raises
         ------
         ArgumentError
-            If ``0 <= begin <= end <= rows`` does not hold.
+            If ``0 <= begin <= end <= rows`` does not hold, or the capture is closed.
         CaptureFormatError
             If the file was cut short after it was opened.
         """
-        if not 0 <= begin <= end <= self.rows:
-            raise ArgumentError("begin, end", f"{begin}, {end}", f"0 <= begin <= end <= {self.rows}")
+        _check_span("begin, end", begin, end, self.rows)
         if self.kind == "scores":
             return self._file.read(self._scores, begin, end)
         return self._evaluate(self._read_factor(self._q, begin, end), self._read_factor(self._w, begin, end))
@@ -127,9 +126,8 @@ class Capture:
         first, last : int
             ``0 <= first <= last <= width``.
         """
-        for name, low, high, most in (("begin, end", begin, end, self.rows), ("first, last", first, last, self.width)):
-            if not 0 <= low <= high <= most:
-                raise ArgumentError(name, f"{low}, {high}", f"0 <= {name.replace(', ', ' <= ')} <= {most}")
+        _check_span("begin, end", begin, end, self.rows)
+        _check_span("first, last", first, last, self.width)
         if self.kind == "scores":
             return self._file.read_columns(self._scores, begin, end, first, last)
         q, weights = self._read_factor(self._q, begin, end), self._read_factor(self._w, begin, end)
@@ -144,8 +142,8 @@ class Capture:
             Each from 0 to ``self.rows - 1``.
         """
         for row in rows:
-            if not 0 <= row < self.rows:
-                raise ArgumentError("rows", row, f"row numbers from 0 to {self.rows - 1}")
+            if not _is_int(row) or not 0 <= row < self.rows:
+                raise ArgumentError("rows", shown(row), f"row numbers from 0 to {self.rows - 1}")
         if not len(rows):
             return self.rows_block(0, 0)
         if self.kind == "scores":
@@ -279,18 +277,44 @@ class Capture:
 def open_capture(path: str | os.PathLike[str]) -> Capture:
     """Open a score capture without reading its scores.
 
+    Parameters
+    ----------
+    path : path
+        A ``.safetensors`` file of scores or of factors.
+
+    Returns
+    -------
+    Capture
+        Close it, or use it in a ``with`` block.
+
     Raises
     ------
+    ArgumentError
+        If `path` is no path.
     CaptureFormatError
         The message names the file and the fault: absent, no complete safetensors file, not a capture, or a tensor of a
         dtype or shape that the format does not take.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError("path", shown(path), "the path of a capture (.safetensors)")
     return Capture(path)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _check_span(names: str, begin: Any, end: Any, most: int) -> None:
+    """Check the ends of a range of rows or columns; `names` are those of both arguments."""
+    whole = _is_int(begin) and _is_int(end)
+    if not whole or not 0 <= begin <= end <= most:
+        takes = f"{'' if whole else 'ints with '}0 <= {names.replace(', ', ' <= ')} <= {most}"
+        raise ArgumentError(names, f"{shown(begin)}, {shown(end)}", takes)
 
 
 def rows_per_block(width: int, dtype: str, max_bytes: int) -> int:
     """Rows of a block of at most `max_bytes` of scores; at least one."""
-    if isinstance(max_bytes, bool) or not isinstance(max_bytes, (int, np.integer)) or max_bytes < 1:
+    if not _is_int(max_bytes) or max_bytes < 1:
         raise ArgumentError("max_bytes", repr(max_bytes), "an int of at least 1")
     return max(1, int(max_bytes) // max(1, width * NUMPY_OF[DTYPE_OF_NAME[dtype]].itemsize))
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ksieve.core.errors import CaptureFormatError, KsieveError
+from ksieve.core.errors import ArgumentError, CaptureFormatError, KsieveError
 
 Array = np.ndarray[Any, Any]
 
@@ -173,13 +173,15 @@ class TensorFile:
         return out
 
     def _read_into(self, out: Array, tensor: TensorInfo, offset: int) -> None:
+        if self._file.closed:
+            raise ArgumentError("capture", f"{self.path}, which is closed", "one that is still open")
         if out.size:
             self._file.seek(offset)
             if self._file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:  # type: ignore[attr-defined]
                 raise self.error(f"ended inside tensor {tensor.name!r}; it was cut after it was opened")
 
     def close(self) -> None:
-        """Close the file; reading afterwards raises ValueError."""
+        """Close the file; reading afterwards raises ArgumentError."""
         self._file.close()
 
 

@@ -262,6 +262,8 @@ class SamplingPolicy:
             range.
         """
         takes = "a policy file, as SamplingPolicy.save and `ksieve calibrate` write it"
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError("policy", shown(path), f"the path of {takes}")
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -322,6 +322,35 @@ def test_a_range_that_is_none(tmp_path, begin, end):
         assert str(error.value) == f"begin, end: got {begin}, {end}; takes 0 <= begin <= end <= 3"
 
 
+@pytest.mark.parametrize("bad", [("a", 1), (0, 1.0), (False, 1), (None, None)])
+def test_a_range_of_what_is_no_int(tmp_path, bad):
+    with open_capture(write(tmp_path / "a.safetensors", matrix(3, 2))) as capture:
+        for read, names in (
+            (capture.rows_block, "begin, end"),
+            (lambda *ends: capture.tile(*ends, 0, 1), "begin, end"),
+            (lambda *ends: capture.tile(0, 1, *ends), "first, last"),
+        ):
+            with pytest.raises(ArgumentError, match=rf"^{names}: got .*; takes ints with 0 <= {names[:5]}"):
+                read(*bad)
+        with pytest.raises(ArgumentError, match=r"^rows: got '?(a|1\.0|False|None)"):
+            capture.rows_at([next(row for row in bad if type(row) is not int)])
+
+
+def test_a_closed_capture_says_so(tmp_path):
+    path = tmp_path / "a.safetensors"
+    capture = open_capture(write(path, matrix(3, 2)))
+    capture.close()
+    for read in (lambda: capture.rows_block(0, 1), lambda: capture.tile(0, 1, 0, 1), lambda: capture.rows_at([0])):
+        with pytest.raises(ArgumentError, match=rf"^capture: got {path}, which is closed; takes one that"):
+            read()
+
+
+def test_what_is_no_path_is_refused():
+    for bad in (None, 3, b"a.safetensors"):
+        with pytest.raises(ArgumentError, match=r"^path: got .*; takes the path of a capture"):
+            open_capture(bad)
+
+
 def test_a_bad_block_size_is_refused(tmp_path):
     with (
         open_capture(write(tmp_path / "a.safetensors", matrix(3, 2))) as capture,

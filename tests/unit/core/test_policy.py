@@ -324,3 +324,9 @@ def test_standard_deviations_mean_the_same_at_every_expectation(expected):
     rank = LINES_128.primary_rank(expected * LINES_128.stride)
     below = sum(math.exp(i * math.log(expected) - expected - math.lgamma(i + 1)) for i in range(rank))
     assert 0.5e-6 < 1 - below < 6e-6  # the normal tail beyond 4.5 standard deviations has 3.4e-6
+
+
+@pytest.mark.parametrize("bad", [None, 3, SamplingPolicy])
+def test_a_policy_file_is_a_path(bad):
+    with pytest.raises(ArgumentError, match=r"^policy: got .*; takes the path of a policy file"):
+        SamplingPolicy.load(bad)
