@@ -398,10 +398,10 @@ def plan(
     name = dtype_text(dtype)
     if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
         raise ArgumentError("dtype", shown(name), f"one of {list(problem.SCORE_DTYPES)}")
-    slots = problem.check_k(k, least=0)
-    if not slots:
+    if isinstance(k, int) and not isinstance(k, bool) and k == 0:
         takes = f"an int from 1 to {problem.MAX_K}: ksieve.topk(..., k=0) needs no plan"
         raise ArgumentError("k", 0, takes)
+    slots = problem.check_k(k)
     info = resolve_device(device) if isinstance(device, str) else device
     if not isinstance(info, DeviceInfo):
         info = dispatch.device_info(problem.parse_device(info))

@@ -263,7 +263,7 @@ def _vector(name: str, array: Any, shapes: tuple[Shape, ...]) -> Any:
         return None
     info = problem.inspect(array, name)
     if not info.dtype.startswith(("int", "uint")):
-        raise ArgumentError(name, f"dtype {info.dtype}", "an integer dtype")
+        raise ArgumentError(name, f"dtype {info.dtype}", f"an integer dtype{problem.integer_remedy(info, name)}")
     if info.shape not in shapes:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
     return on_host(array).reshape(-1)

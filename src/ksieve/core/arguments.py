@@ -243,6 +243,8 @@ def resolve(
         if isinstance(asked_dtype, str) and asked_dtype in INTEGERS and asked_dtype != out_dtype:
             raise ArgumentError("out", f"dtype {out_dtype}", f"dtype {asked_dtype}, the index_dtype")
         index_dtype = out_dtype if "index_dtype" not in given else index_dtype
+    elif out_dtype is not None and planned is None and "index_dtype" not in given:
+        raise ArgumentError("out", f"dtype {out_dtype}", f"dtype {' or '.join(INTEGERS)}")
     return Options(
         windows=windows,
         index_base=given.get("index_base", base.index_base),

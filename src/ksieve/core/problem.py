@@ -185,6 +185,8 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
         takes = f"dtype {', '.join(SCORE_DTYPES)}"
         if info.dtype == "float64":
             takes += f": {converted(info, name, 'float32')} rounds to one"
+        elif native := {">f4": "float32", ">f2": "float16"}.get(info.dtype.partition(" (")[0]):
+            takes += f": {converted(info, name, native)}"
         raise ArgumentError(name, f"dtype {info.dtype}", takes)
     if len(info.shape) != 2:
         raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (rows, width)")
@@ -275,9 +277,13 @@ def _check_device(info: ArrayInfo, name: str, device: Device) -> None:
 
 def _check_integers(info: ArrayInfo, name: str, dtypes: tuple[str, ...] = ("int32",)) -> None:
     if info.dtype not in dtypes:
-        whole = info.dtype.startswith(("int", "uint")) or "byte order" in info.dtype
-        remedy = f": {converted(info, name, 'int32')}" if whole else ""
-        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {' or '.join(dtypes)}{remedy}")
+        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {' or '.join(dtypes)}{integer_remedy(info, name)}")
+
+
+def integer_remedy(info: ArrayInfo, name: str) -> str:
+    """How to convert integers of another dtype to int32, for error messages; empty for what is no integer."""
+    whole = info.dtype.startswith(("int", "uint", ">i", ">u", "<i", "<u"))
+    return f": {converted(info, name, 'int32')}" if whole else ""
 
 
 def check_vector(

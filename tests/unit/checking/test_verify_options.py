@@ -349,6 +349,10 @@ def test_the_lengths_of_a_source():
         ({"scores": TENS[None]}, "indices: got shape (4, 2); takes shape (1, 4, k), one row for each row of scores"),
         ({"starts": int32(1, 2)}, "starts: got shape (2,); takes shape (4,)"),
         ({"starts": TENS[:, 0]}, "starts: got dtype float32; takes an integer dtype"),
+        (
+            {"starts": np.zeros(len(TENS), ">i4")},
+            "starts: got dtype >i4 (foreign byte order); takes an integer dtype: starts.astype(np.int32)",
+        ),
         ({"starts": [0] * 4}, "starts: got list; takes a NumPy, PyTorch, CuPy or JAX array: np.array(starts) first"),
         ({"ends": int32(1)}, "ends: got shape (1,); takes shape (4,)"),
         (

@@ -211,7 +211,9 @@ COPY = ": np.ascontiguousarray(scores)"
     [
         (lambda: scores(np.float64), "dtype float64", ": scores.astype(np.float32) rounds to one"),
         (lambda: scores(np.int32), "dtype int32", ""),
-        (lambda: scores(">f4"), "dtype >f4 (foreign byte order)", ""),
+        (lambda: scores(">f4"), "dtype >f4 (foreign byte order)", ": scores.astype(np.float32)"),
+        (lambda: scores(">f2"), "dtype >f2 (foreign byte order)", ": scores.astype(np.float16)"),
+        (lambda: scores(">i4"), "dtype >i4 (foreign byte order)", ""),
     ],
 )
 def test_scores_of_a_wrong_dtype(bad, got, remedy):
@@ -348,7 +350,8 @@ def read_only():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (np.zeros((ROWS, K), np.uint32), "out: got dtype uint32; takes dtype int32"),
+        (np.zeros((ROWS, K), np.uint32), "out: got dtype uint32; takes dtype int32 or int64"),
+        (np.zeros((ROWS, K), np.float32), "out: got dtype float32; takes dtype int32 or int64"),
         (np.zeros((ROWS, K + 1), np.int32), "out: got shape (4, 6); takes shape (4, 5)"),
         (
             np.zeros((ROWS, 2 * K), np.int32)[:, ::2],
@@ -475,6 +478,8 @@ def test_a_plan_refuses_what_it_does_not_cover(made, options, message):
         ({"width": True}, "width: got True; takes an int of at least 0"),
         ({"pitch": 63}, "pitch: got 63; takes an int of at least 64"),
         ({"k": 0}, "k: got 0; takes an int from 1 to 1048576: ksieve.topk(..., k=0) needs no plan"),
+        ({"k": -1}, "k: got -1; takes an int from 1 to 1048576"),
+        ({"k": 1.5}, "k: got float 1.5; takes an int from 1 to 1048576"),
         ({"dtype": "float64"}, "dtype: got 'float64'; takes one of ['float32', 'float16', 'bfloat16']"),
         ({"device": "tpu"}, "device: got 'tpu'; takes cpu, cuda, cuda:<ordinal> or one of " + ", ".join(DEVICES)),
         ({"device": 3}, "device: got 3; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
