@@ -539,6 +539,19 @@ def test_a_reader_that_leaves_is_no_error(capture: Path) -> None:
     assert ran.stderr == ""
 
 
+def test_no_help_page_is_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = [str(command.name) for command in cli.app.registered_commands]
+    benches = [("bench", str(command.name)) for command in cli.bench_app.registered_commands]
+    for columns in ("80", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for words in ((), ("bench",), *((name,) for name in commands), *benches):
+            page = run(*words, "--help").out
+            assert "Usage: ksieve" in page
+            for part in ("…", "<bool>", "[["):
+                assert part not in page, (columns, words)
+    assert "[TRACE]" in run("replay", "--help").out
+
+
 def test_version_and_help(run: Run) -> None:
     assert run("--version").out == f"ksieve {ksieve.__version__}\n"
     for command in ("select", "verify", "plan", "synth", "info", "import", "demo"):

@@ -23,7 +23,7 @@ def demo(
     capture: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CAPTURE]",
+            metavar="CAPTURE",
             help="Score capture. Default: the bundled one in the repository's folder, synthetic scores elsewhere.",
         ),
     ] = None,

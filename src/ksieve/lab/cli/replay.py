@@ -22,7 +22,7 @@ def replay(
     trace: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TRACE]",
+            metavar="TRACE",
             help="A trace (JSON), a recording of ksieve.record, or 245K or 430K, the paper's requests.",
         ),
     ] = None,
