@@ -19,7 +19,6 @@ from ksieve.planning.memory import (
     CANDIDATE_BYTES,
     ITEM_BYTES,
     LANES,
-    MOST_SORTED,
     OPTION_REGISTERS,
     REGISTERS_PER_SM,
     RESERVED_SHARED,
@@ -86,8 +85,6 @@ def choose(
         raise ArgumentError("family", f"{family!r} with positions", f"one of {list(BY_POSITION)}, or None")
     if problem.width > MAX_WIDTH:
         raise ArgumentError("scores", f"width {problem.width}", f"width of at most {MAX_WIDTH} on a CUDA device")
-    if problem.options.order != "any" and problem.k + problem.options.forced > MOST_SORTED:
-        raise ArgumentError("k", problem.k, f"at most {MOST_SORTED:,} on a CUDA device, with an order of the slots")
     if problem.options.block_size > 1:
         return blocks.choose(problem, device, _known(problem, device), family, policy, splits)
     if problem.options.forced:

@@ -83,9 +83,6 @@ SAMPLE_BYTES = 2
 SORT_CHUNK = 128
 """Smallest number of elements of a sort (kernels/common/sort.cuh, kSortChunk)."""
 
-MOST_SORTED = 1 << 30
-"""Largest number of elements of a sort: the kernels count them in 32 bits."""
-
 EXTRA_VECTORS = 2
 """Output positions of a resident row that have room of their own besides its slots, as many as a vector has scores
 each (resident/descriptor.cuh, fits)."""

@@ -22,6 +22,8 @@ from ksieve.planning.memory import (
 from ksieve.planning.shapes import Geometry, Shapes
 from ksieve.planning.thresholds import NOT_MEASURED, RESIDENT_RANK
 
+MOST_EACH = 64
+"""Scores of a thread in a shape that is taken with a CTA fewer."""
 
 ONE_FEWER = f"{NOT_MEASURED}one CTA fewer than was tuned for plain calls"
 """Source of a shape with more registers for options."""
@@ -93,12 +95,13 @@ def _fitted(
     They have fewer resident CTAs where a multiprocessor has less shared memory than the one they were measured on; also
     for options (not `lean`) on another architecture, and for `positions`: in 64 registers, which suffice for what was
     measured, ptxas would spill. A shape of many small CTAs that is for plain calls alone, of any number of rows, has
-    one CTA fewer for options: without it, no shape may be left for these rows.
+    one CTA fewer for options, in whose registers threads of up to `MOST_EACH` scores do not spill: without it, no shape
+    may be left for these rows.
     """
 
     def fitted(shape: Geometry) -> tuple[Geometry, int]:
-        many = shape.ctas_per_sm > 2 and not shape.most_rows and not shape.overflow_vectors
-        if shape.plain and many and not lean:
+        many = shape.ctas_per_sm > 2 and shape.resident_width <= MOST_EACH * shape.threads
+        if shape.plain and not lean and many and not shape.most_rows and not shape.overflow_vectors:
             shape = replace(shape, ctas_per_sm=shape.ctas_per_sm - 1, plain=False, source=ONE_FEWER)
         derived = "resident" in known.derived and not lean
         tight = (positions or derived) and shape.threads * shape.ctas_per_sm >= 1024

@@ -1,5 +1,5 @@
-"""What no CUDA plan may be: CTAs that wait for one another and do not all run, bins that select rows twice, and sorts
-of more slots than the kernels count. With the shapes that are shipped.
+"""What no CUDA plan may be: CTAs that wait for one another and do not all run, bins that select rows twice, and options
+in a launch shape of devices without a table. With the shapes that are shipped.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import pytest
 import ksieve
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
-from ksieve.core.problem import Device, Problem
-from ksieve.planning import choose as planner
-from ksieve.planning import memory, tuned
+from ksieve.planning import memory, shapes, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import IN_REGISTERS
 from ksieve.planning.shapes import Geometry
@@ -77,24 +75,19 @@ def test_families_that_keep_rows_in_registers_have_no_bins(name, dtype, options)
         assert plan.family not in IN_REGISTERS or (plan.bins, plan.bin) == ((), None), plan
 
 
-# ---- slots with an order ----------------------------------------------------------------------------------------
+# ---- options of rows on chip --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["value", "index"])
-@pytest.mark.parametrize("name", ["a100", "h200"])
-def test_more_slots_than_the_kernels_sort_have_no_order(name, order):
-    """Kernels count the elements of a sort in 32 bits; a problem may have more slots than `ksieve.plan` takes."""
-
-    def choose(k, **options):
-        width = (1 << 30) + 100
-        problem = Problem(1, width, width, k, "float32", Device("cuda", 0), Options(**options))
-        return planner.choose(problem, DEVICES[name])
-
-    most = memory.MOST_SORTED
-    assert memory.sort_slots(choose(most, order=order)) <= 1 << 30
-    for options in ({}, {"force_first": 2, "force_last": 1, "force": "beside"}):
-        forced = 3 if options else 0
-        assert choose(most - forced, order=order, **options).problem.k == most - forced
-        with pytest.raises(ArgumentError, match=rf"^k: got {most - forced + 1}; takes at most 1,073,741,824 on a CUDA"):
-            choose(most - forced + 1, order=order, **options)
-        assert choose(most + 1, **options).problem.k == most + 1, "without an order nothing is sorted"
+@pytest.mark.parametrize("name", [name for name, device in DEVICES.items() if device.capability >= (9, 0)])
+@pytest.mark.parametrize("dtype", sorted(memory.ITEM_BYTES))
+def test_rows_with_options_take_a_shape_of_their_device(name, dtype):
+    """No row that is kept on chip for a plain call falls back to the shape of devices without a table."""
+    usual = shapes.of(DEVICES[name], dtype).usual["resident_block"]
+    options = (Options(positions=True), Options(order="value"), Options(per_row_k=True), Options(windows="ends"))
+    for rows, width, asked in itertools.product((132, 600, 4096), (8192, 10_000, 12_288, 13_000, 16_384), options):
+        plans = [
+            ksieve.plan(rows=rows, width=width, k=512, dtype=dtype, device=DEVICES[name], options=each)
+            for each in (Options(), asked)
+        ]
+        if plans[0].family == plans[1].family == "resident_block":
+            assert usual.source not in plans[1].reason, (rows, width, asked, plans[1].reason)
