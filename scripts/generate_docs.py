@@ -70,7 +70,8 @@ def _describe(path: tuple[str, ...], command: Any) -> str:
     inner = getattr(command, "commands", {})
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    usage = [*path, "[OPTIONS]", *(p.metavar if p.required else f"[{p.metavar}]" for p in arguments), *(["COMMAND ..."] if inner else [])]
+    its = (p.metavar if p.required else f"[{p.metavar}]" for p in arguments)
+    usage = [*path, "[OPTIONS]", *its, *(["COMMAND ..."] if inner else [])]
     parts = [f"{'#' * (len(path) + 1)} `{' '.join(path)}`", _help(command), pages.fenced("text", " ".join(usage))]
     if inner:
         parts.append("\n".join(f"* `{name}`: {_first_paragraph(child)}" for name, child in inner.items()))

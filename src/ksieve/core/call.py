@@ -24,6 +24,7 @@ from ksieve.core.problem import (
     check_counts,
     check_entries,
     check_k,
+    check_number,
     check_output,
     check_positions,
     check_scores,
@@ -158,6 +159,7 @@ def parse(
         vector("tail", tail, *request_shapes(leading, rows, options.next_n))
     live = live_rows(num_rows, rows)
     if live is None:
+        check_number(num_rows, "num_rows")
         vector("num_rows", num_rows, (1,), ())
         live = rows
     table = keywords.get("page_table")

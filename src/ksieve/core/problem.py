@@ -108,9 +108,10 @@ def check_number(value: Any, name: str) -> int | None:
 
 
 def live_rows(num_rows: Any, most: int) -> int | None:
-    """Return `num_rows`, an int of any size, clamped to [0, most]; None for what may be an array of one."""
-    number = check_number(num_rows, "num_rows")
-    return None if number is None else min(max(number, 0), most)
+    """Return `num_rows`, an int of any size, clamped to [0, most]; None if it is anything else, such as an array."""
+    if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
+        return None
+    return min(max(int(num_rows), 0), most)
 
 
 def parse_device(device: Any) -> Device:

@@ -26,7 +26,7 @@ MOST_EACH = 64
 """Scores of a thread in a shape that is taken with a CTA fewer."""
 
 ONE_FEWER = f"{NOT_MEASURED}one CTA fewer than was tuned for plain calls"
-"""Source of a shape with more registers for options."""
+"""Source of a shape with more registers for options (docs/decisions/0048-one-cta-fewer-for-options.md)."""
 
 
 def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometry:
