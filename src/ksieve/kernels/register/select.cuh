@@ -218,8 +218,8 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
 __device__ __forceinline__ int* collected_loaded() { return reinterpret_cast<int*>(shared_storage().ring); }
 
 // Selects a row of more than k scores. Call by all threads. The histogram is zero before; afterwards it may hold
-// positions, where the ring has no room for all. With kWritesShares, returns whether positions are collected, for whom a
-// barrier must follow, and loads what their slots need; otherwise they are written.
+// positions, where the ring has no room for all. With kWritesShares, returns whether positions are collected, for whom
+// a barrier must follow, and loads what their slots need; otherwise they are written.
 __device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& loaded, int k, SlotFacts& facts) {
   SharedStorage& s = shared_storage();
   const Edge& edge = loaded.edge;
