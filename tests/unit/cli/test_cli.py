@@ -549,7 +549,6 @@ def test_no_help_page_is_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
             assert "Usage: ksieve" in page
             for part in ("…", "<bool>", "[["):
                 assert part not in page, (columns, words)
-    assert "[TRACE]" in run("replay", "--help").out
 
 
 def test_version_and_help(run: Run) -> None:

@@ -333,7 +333,7 @@ def test_one_row_still_needs_a_vector_of_lengths():
         (True, "num_rows: got True; takes an int, or an array of one integer"),
         (3.0, "num_rows: got 3.0; takes an int, or an array of one integer"),
         ("3", "num_rows: got '3'; takes an int, or an array of one integer"),
-        (np.float32(3), "num_rows: got np.float32(3.0); takes an int, or an array of one integer"),
+        (np.float32(3), f"num_rows: got {np.float32(3)!r}; takes an int, or an array of one integer"),
         (FakeCuda((1,), "<i4"), "num_rows: got device cuda:0; takes the scores' device, cpu"),
     ],
 )
