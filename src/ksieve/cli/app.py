@@ -12,12 +12,11 @@ import typer
 from rich.markup import escape
 
 from ksieve._version import __version__
-from ksieve.cli import captures, doctor, exits, kernels, pages, selection, terminal
+from ksieve.cli import captures, doctor, exits, kernels, selection, terminal
 from ksieve.cli.options import as_written, flag, written_names
 from ksieve.core.errors import ArgumentError, CaptureFormatError
 
 SETTINGS: dict[str, Any] = {
-    "cls": pages.Group,
     "no_args_is_help": True,
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
@@ -67,7 +66,7 @@ def add(
     # One line per paragraph: the terminal decides where to break it.
     help_text = escape("\n\n".join(" ".join(p.split()) for p in paragraphs))
     epilog = "\n\n".join(["[bold]Examples[/]", *(f"$ {line}" for line in examples)])
-    group.command(name, cls=pages.Command, help=help_text, epilog=epilog)(_with_mode(command, json=json, quiet=quiet))
+    group.command(name, help=help_text, epilog=epilog)(_with_mode(command, json=json, quiet=quiet))
 
 
 def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Callable[..., None]:

@@ -63,7 +63,7 @@ def build(
         int | None, count("--max-width", "N", "With --for: widest row. Default: 262144.", minimum=1)
     ] = None,
     ranks: Annotated[
-        bool, flag("--ranks", "Also the kernels of ksieve.distributed for these shapes, on any number of ranks.")
+        bool, flag("--ranks", "Also the kernels of calls over ranks for these shapes, on any number of ranks.")
     ] = False,
     tiles: Annotated[
         bool, flag("--tiles", "Also the kernels of ksieve.Running for these k and dtypes, up to 4096 slots.")

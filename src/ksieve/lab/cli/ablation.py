@@ -16,7 +16,10 @@ def bench_ablation(
     parts: Annotated[
         str,
         typer.Option(
-            "--parts", metavar="LIST", help="margin, stride, rescue, proposal, activation, separated by commas."
+            "--parts",
+            metavar="LIST",
+            help="margin, stride, rescue, proposal, activation, separated by commas.",
+            show_default="all",
         ),
     ] = "margin,stride,rescue,proposal,activation",
     requests: Annotated[

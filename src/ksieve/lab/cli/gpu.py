@@ -60,7 +60,7 @@ Peers = Annotated[
     str,
     typer.Option(
         "--peers", metavar="LIST", help="Other libraries to time: all that are installed, none, or names such as "
-        "sglang,flashinfer."
+        "sglang, flashinfer."
     ),
 ]  # fmt: skip
 Rounds = Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds; medians are reported.")]
