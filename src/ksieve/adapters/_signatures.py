@@ -140,7 +140,6 @@ def versions(engine: str) -> dict[str, str]:
 def examine(engine: str) -> EngineReport:
     """Compare all operators of an engine, whose modules are imported."""
     group = SWITCHES[engine][1] if engine in SWITCHES else ""
-    problem = cuda_problem()
     findings = [_examined(operator) for operator in OPERATORS[engine]]
     plugins = [entry.value.partition(":")[0] for entry in metadata.entry_points(group=group)] if group else []
     return EngineReport(
@@ -150,18 +149,18 @@ def examine(engine: str) -> EngineReport:
         loaded(engine),
         switched_on(engine),
         tuple(_unregistered(OPERATORS[engine], findings)),
-        None if problem is None else str(problem),
+        cuda_problem(),
     )
 
 
-def cuda_problem() -> BackendError | None:
+def cuda_problem() -> str | None:
     """Return why PyTorch's CUDA tensors could not be selected from, None if they could or no GPU is there."""
     if torch.version.cuda is None:
         return None
     try:
         cuda.check_packages()
     except BackendError as error:
-        return error
+        return str(error)
     return None
 
 

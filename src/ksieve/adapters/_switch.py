@@ -77,7 +77,7 @@ def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
                     f"PyTorch is built for ROCm, for which ksieve has no kernels: {engine} stays as it is"
                 )
             if (problem := _signatures.cuda_problem()) is not None:
-                raise problem
+                raise BackendError(problem)
             waiting = {operator.source for operator in operators if not _signatures.imported(operator)}
             later = sorted(name for name in waiting if _signatures.exists(name.partition(".")[0]))
             refused = _replace(engine, [operator for operator in operators if _signatures.imported(operator)])

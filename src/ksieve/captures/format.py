@@ -142,7 +142,7 @@ class Capture:
             Each from 0 to ``self.rows - 1``.
         """
         for row in rows:
-            if not _is_int(row) or not 0 <= row < self.rows:
+            if not problem.is_int(row) or not 0 <= row < self.rows:
                 raise ArgumentError("rows", shown(row), f"row numbers from 0 to {self.rows - 1}")
         if not len(rows):
             return self.rows_block(0, 0)
@@ -300,13 +300,9 @@ def open_capture(path: str | os.PathLike[str]) -> Capture:
     return Capture(path)
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def _check_span(names: str, begin: Any, end: Any, most: int) -> None:
     """Check the ends of a range of rows or columns; `names` are those of both arguments."""
-    whole = _is_int(begin) and _is_int(end)
+    whole = problem.is_int(begin) and problem.is_int(end)
     if not whole or not 0 <= begin <= end <= most:
         takes = f"{'' if whole else 'ints with '}0 <= {names.replace(', ', ' <= ')} <= {most}"
         raise ArgumentError(names, f"{shown(begin)}, {shown(end)}", takes)
@@ -314,7 +310,7 @@ def _check_span(names: str, begin: Any, end: Any, most: int) -> None:
 
 def rows_per_block(width: int, dtype: str, max_bytes: int) -> int:
     """Rows of a block of at most `max_bytes` of scores; at least one."""
-    if not _is_int(max_bytes) or max_bytes < 1:
+    if not problem.is_int(max_bytes) or max_bytes < 1:
         raise ArgumentError("max_bytes", repr(max_bytes), "an int of at least 1")
     return max(1, int(max_bytes) // max(1, width * NUMPY_OF[DTYPE_OF_NAME[dtype]].itemsize))
 

@@ -165,8 +165,7 @@ def _rows_of(path: Path, matrix: Source, index: Sequence[int] | None, flatten: b
         return 0, rows
     wanted = tuple(index)
     fits = len(wanted) == len(lead) and all(
-        isinstance(i, (int, np.integer)) and not isinstance(i, bool) and 0 <= i < size
-        for i, size in zip(wanted, lead, strict=False)
+        problem.is_int(i) and 0 <= i < size for i, size in zip(wanted, lead, strict=False)
     )
     if not fits or not lead:
         takes = f"{len(lead)} of them, {ranges}" if lead else "none"

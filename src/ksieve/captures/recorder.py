@@ -88,7 +88,7 @@ class Recorder:
             optional = name in ("calls", "rows_per_call")
             if optional and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            if not problem.is_int(value) or value < 1:
                 raise ArgumentError(name, shown(value), f"an int of at least 1{' or None' if optional else ''}")
         # Creating and discarding a draft reports every fault of the path now.
         Draft(self.path, seekable=True).discard()

@@ -67,7 +67,7 @@ class CaptureWriter:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         for name, value in (("rows", rows), ("width", width)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+            if not problem.is_int(value) or value < 0:
                 raise ArgumentError(name, repr(value), "an int of at least 0")
         if width >= 1 << 31:
             raise ArgumentError("width", width, "width below 2**31, so that indices fit int32")

@@ -210,9 +210,9 @@ def verify(
 
 
 def _check_scalars(width: int, sentinel: Any, block_bytes: Any, progress: Any) -> None:
-    if isinstance(block_bytes, bool) or not isinstance(block_bytes, (int, np.integer)) or block_bytes < 1:
+    if not problem.is_int(block_bytes) or block_bytes < 1:
         raise ArgumentError("block_bytes", shown(block_bytes), "an int of at least 1")
-    if isinstance(sentinel, bool) or not isinstance(sentinel, (int, np.integer)) or not -_INT64 <= sentinel < _INT64:
+    if not problem.is_int(sentinel) or not -_INT64 <= sentinel < _INT64:
         raise ArgumentError("sentinel", shown(sentinel), "an int of 64 bits, such as -1")
     if progress is not None and not callable(progress):
         raise ArgumentError("progress", kind_of(progress), "a function of the number of rows done, or None")

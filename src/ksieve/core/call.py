@@ -30,6 +30,7 @@ from ksieve.core.problem import (
     check_scores,
     check_table,
     check_vector,
+    is_int,
     live_rows,
     request_shapes,
     row_pitch,
@@ -118,7 +119,7 @@ def parse(
         The message names the argument, the value that it got and the values that it takes.
     """
     whole = inspect(scores, "scores")
-    if k is None and isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool):
+    if k is None and is_int(lengths):
         takes = f"an int32 array (did you mean k={shown(lengths)}? k is the third argument, or a keyword)"
         raise ArgumentError("lengths", kind_of(lengths), takes)
     keywords = keywords or {}

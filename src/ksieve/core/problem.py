@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -80,9 +80,14 @@ class Problem:
         return replace(self, width=width, k=k, dtype=dtype, options=inner)
 
 
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether a value is an int of Python or NumPy, and no bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def check_k(k: Any, name: str = "k", least: int = 1) -> int:
     """Return k as an int in [least, 2**20]."""
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+    if not is_int(k):
         raise ArgumentError(name, f"{kind_of(k)} {shown(k)}", f"an int from {least} to {MAX_K}")
     if not least <= k <= MAX_K:
         raise ArgumentError(name, int(k), f"an int from {least} to {MAX_K}")
@@ -91,7 +96,7 @@ def check_k(k: Any, name: str = "k", least: int = 1) -> int:
 
 def check_size(value: Any, name: str, least: int = 0, most: int = MAX_SIZE, why: str = "counted in int32") -> int:
     """Return a count of rows, scores or slots as an int in [least, most]."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+    if not is_int(value) or value < least:
         raise ArgumentError(name, shown(value), f"an int of at least {least}")
     if value > most:
         raise ArgumentError(name, int(value), f"at most {most}: {why}")
@@ -100,7 +105,7 @@ def check_size(value: Any, name: str, least: int = 0, most: int = MAX_SIZE, why:
 
 def check_number(value: Any, name: str) -> int | None:
     """Return an int; None for what may be an array of one, which the caller inspects."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+    if is_int(value):
         return int(value)
     if isinstance(value, (bool, float, str, np.generic)):
         raise ArgumentError(name, shown(value), "an int, or an array of one integer")
@@ -109,9 +114,7 @@ def check_number(value: Any, name: str) -> int | None:
 
 def live_rows(num_rows: Any, most: int) -> int | None:
     """Return `num_rows`, an int of any size, clamped to [0, most]; None if it is anything else, such as an array."""
-    if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
-        return None
-    return min(max(int(num_rows), 0), most)
+    return min(max(int(num_rows), 0), most) if is_int(num_rows) else None
 
 
 def parse_device(device: Any) -> Device:

@@ -168,7 +168,7 @@ class Running:
         windows = {name: array for name, array in given.items() if array is not None}
         for name, array in windows.items():
             problem.check_vector(inspect(array, name), name, ((best.rows,),), best.device, INTEGERS)
-        if num_rows is not None and (isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer))):
+        if num_rows is not None and not problem.is_int(num_rows):
             problem.check_vector(inspect(num_rows, "num_rows"), "num_rows", ((1,), ()), best.device)
         best.take(tile, first, best.within(windows, first, width), self.block_size, num_rows)
         self._pushed.insert(bisect_left(self._pushed, (first, first)), (first, first + width))

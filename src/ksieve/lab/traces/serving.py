@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.core import problem
 from ksieve.core.errors import ArgumentError
 
 STEP_TOKENS = 65_536
@@ -111,7 +112,7 @@ def invocations(
         ("prompt", prompt, 0), ("step_tokens", step_tokens, 1), ("budget_bytes", budget_bytes, 1),
         ("decode_steps", decode_steps, 0), ("batch", batch, 1),
     ):  # fmt: skip
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value < 1 << 62:
+        if not problem.is_int(value) or not least <= value < 1 << 62:
             raise ArgumentError(name, repr(value), f"an int of at least {least}")
     if prompt + decode_steps >= 1 << 31:
         raise ArgumentError("prompt", prompt, "fewer than 2**31 tokens with those decoded")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.core import problem
 from ksieve.core.errors import ArgumentError
 
 F32 = NDArray[np.float32]
@@ -33,7 +34,7 @@ def by_rows(make_row: Callable[..., Any]) -> Callable[..., F32]:
 
     def produce(rows: int, width: int, *, seed: int = 0, first_row: int = 0, k: int = 2048, **options: Any) -> F32:
         for name, value in (("rows", rows), ("width", width), ("seed", seed), ("first_row", first_row), ("k", k)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 1 << 63:
+            if not problem.is_int(value) or not 0 <= value < 1 << 63:
                 raise ArgumentError(name, repr(value), "an int from 0 to 2**63 - 1")
         for name in options.keys() - set(own):
             raise ArgumentError("options", name, " or ".join(own) if own else "nothing for this producer")
