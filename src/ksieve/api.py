@@ -10,7 +10,7 @@ from ksieve.core import arguments, problem
 from ksieve.core.arguments import Backend, PlanlessKwargs, TopkKwargs
 from ksieve.core.arrays import TransformedTensorError
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.errors import ArgumentError, refuse_at_exit, shown
 from ksieve.core.options import PLAIN, Options, dtype_text
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
@@ -172,7 +172,7 @@ def topk(
 
     Other Parameters
     ----------------
-    starts : array of int32, of the leading shape, optional
+    starts : array of int32 or int64, of the leading shape, optional
         Where each row's window begins, clamped to [0, width]. Its scores are ``[start, start + length)``.
     ends : array of int32 or int64, of the leading shape, optional
         In place of `lengths`: where each window ends, exclusive, clamped to [start, width].
@@ -186,7 +186,7 @@ def topk(
         Slots per row where k is an array.
     page_table : array of int32, shape (requests, max_pages), optional
         Write ``table[request, i // page_size] * page_size + i % page_size`` in place of index i, or -1 where that
-        entry lies outside the table.
+        entry lies outside the table or is negative.
     page_size : int
         A power of two, by default 1.
     row_to_request : array of int32, of the leading shape, optional
@@ -302,8 +302,11 @@ def topk(
     if type(scores).__module__.partition(".")[0] == "torch":
         # Dynamo may trace this function, and walks through a table that it reads. Another thread may import meanwhile,
         # and change sys.modules: PyTorch 2.11 then fails.
-        import torch as loaded
-
+        try:
+            import torch as loaded
+        except ImportError:
+            refuse_at_exit()
+            raise
         torch = loaded
     else:
         torch = sys.modules.get("torch")
@@ -394,6 +397,7 @@ def plan(
     >>> plan.family, plan.workspace_bytes
     ('cpu', 0)
     """
+    refuse_at_exit()
     rows, width, pitch = problem.check_shape(rows, width, pitch)
     name = dtype_text(dtype)
     if not isinstance(name, str) or name not in problem.SCORE_DTYPES:

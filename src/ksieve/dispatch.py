@@ -15,7 +15,7 @@ from ksieve.core import call as calls
 from ksieve.core.arguments import Backend
 from ksieve.core.call import Call
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
 from ksieve.core.policy import SamplingPolicy, check_policy_kind
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
@@ -74,6 +74,7 @@ def topk_eager(
             result = short((scores, lengths, k, out, workspace, num_rows, *keywords.values()))
             if result is not None:
                 return result
+    refuse_at_exit()
     check_plan_kind(plan)
     if not isinstance(return_stats, bool):
         raise ArgumentError("return_stats", shown(return_stats), "True or False")

@@ -151,7 +151,7 @@ def traced(
     ks = k if isinstance(k, torch.Tensor) else None
     slots = _slots(k, ks is not None, keywords.get("max_k"), plan)
     arrays = {name: keywords.get(name) for name in _ARRAYS}
-    lengths, arrays["ends"] = _narrowed(lengths), _narrowed(arrays["ends"])
+    lengths, arrays["ends"], arrays["starts"] = map(_narrowed, (lengths, arrays["ends"], arrays["starts"]))
     given = tuple(name for name in _ARRAYS if arrays[name] is not None)
     scalars = tuple((name, keywords[name]) for name in keywords if name not in _ARRAYS)
     dtype = None if out is None else str(out.dtype).removeprefix("torch.")
@@ -180,7 +180,7 @@ def traced(
 
 
 def _narrowed(lengths: Any) -> Any:
-    """Lengths, or ends, of 64 bits as int32 of the same effect: the operators take no others."""
+    """Lengths, ends or starts of 64 bits as int32 of the same effect: the operators take no others."""
     if lengths is None or lengths.dtype != torch.int64:
         return lengths
     return lengths.clamp(-problem.MAX_SIZE, problem.MAX_SIZE).to(torch.int32)

@@ -52,7 +52,7 @@ VECTORS = {
 def test_vectors(name):
     rows, more = VECTORS[name]
     strided = ints(2 * rows)[::2]
-    dtypes = "int32 or int64" if name == "ends" else "int32"
+    dtypes = "int32 or int64" if name in ("ends", "starts") else "int32"
     for bad, message in (
         (ints(rows, dtype=np.int16), f"got dtype int16; takes dtype {dtypes}: {name}.astype(np.int32)"),
         (ints(rows + 1), f"got shape ({rows + 1},); takes shape ({rows},)"),

@@ -20,11 +20,11 @@ def in_torch(array):
 
 
 @pytest.mark.parametrize(
-    ("library", "remedy"), [(np.asarray, r"starts\.astype\(np\.int32\)"), (in_torch, r"starts\.to\(torch\.int32\)")]
+    ("library", "remedy"), [(np.asarray, r"offsets\.astype\(np\.int32\)"), (in_torch, r"offsets\.to\(torch\.int32\)")]
 )
-def test_int64_starts_say_how_to_convert_them(library, remedy):
-    with pytest.raises(ArgumentError, match=rf"^starts: got dtype int64; takes dtype int32: {remedy}$"):
-        ksieve.topk(library(SCORES), k=3, starts=library(np.full(4, 9, np.int64)))
+def test_int64_offsets_say_how_to_convert_them(library, remedy):
+    with pytest.raises(ArgumentError, match=rf"^offsets: got dtype int64; takes dtype int32: {remedy}$"):
+        ksieve.topk(library(SCORES), k=3, offsets=library(np.full(4, 9, np.int64)))
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def right_answer(scores: torch.Tensor, call: dict[str, Any], k: int) -> dict[str
         page = torch.where(used, index, 0) // size
         known = (page < table.shape[1]) & ((request >= 0) & (request < table.shape[0]))[:, None]
         entry = table[request.clamp(0, table.shape[0] - 1)[:, None], page.clamp(max=table.shape[1] - 1)]
-        written = torch.where(known, entry.long() * size + index % size, -1)
+        written = torch.where(known & (entry >= 0), entry.long() * size + index % size, -1)
     dtype = getattr(torch, options.index_dtype)
     found = {"out": torch.where(used, written, -1).to(dtype)}
     if options.values:

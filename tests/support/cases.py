@@ -347,7 +347,7 @@ def build_call(case: dict, seed: int = 0) -> tuple[Inputs, dict]:
     if windows in ("lengths", "starts and lengths"):
         call["lengths"] = vector(rows // next_n, 0, width, case["length_dtype"])
     if windows.startswith("starts"):
-        call["starts"] = vector(rows, 0, width // 2)
+        call["starts"] = vector(rows, 0, width // 2, case["length_dtype"])
     if "ends" in windows:
         call["ends"] = vector(rows // next_n, width // 2, width, case["length_dtype"])
     if case["per_row_k"]:
@@ -362,6 +362,8 @@ def build_call(case: dict, seed: int = 0) -> tuple[Inputs, dict]:
             pages, requests = max(pages // 2, 1), max(requests - 1, 0)
         held = rng.permuted(np.arange(pages + 3, dtype=np.int32)[None].repeat(requests, axis=0), axis=1) + 5
         call["page_table"] = held[:, :pages]
+        if transform == "missing":  # and some entries are negative
+            call["page_table"][rng.random(call["page_table"].shape) < 0.3] = rng.choice([-1, -64, -(2**31)])
         if transform == "mapped":
             call["row_to_request"] = rng.permutation(rows).astype(np.int32)
             call["row_to_request"][::3] = rng.choice([-1, requests, 2**31 - 1], len(call["row_to_request"][::3]))

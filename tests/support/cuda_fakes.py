@@ -31,6 +31,9 @@ WORKSPACE, ZEROED = 4096, 512
 _ALIVE = []
 
 
+WIDE_STARTS = 64
+
+
 def aligned_bytes(size, offset=0):
     """Host bytes that start `offset` past a multiple of 256, filled with dirt; never freed."""
     memory = np.full(size + 512, 0xAB, np.uint8)
@@ -208,14 +211,15 @@ def run_options(p, asked, live):
     dtype = np.dtype(asked.index_dtype)
     flags = [asked.windows == "ends", asked.index_base == "row", dtype.itemsize == 8, asked.tie_break == "high"]
     flags.append(asked.transform == "pages")
-    assert o["flags"] == sum(1 << bit for bit, flag in enumerate(flags) if flag) and o["reserved"] == 0
+    assert o["flags"] & ~WIDE_STARTS == sum(1 << bit for bit, flag in enumerate(flags) if flag) and o["reserved"] == 0
     scores = matrix(p["scores"], rows, width, p["pitch"], np.float32)
 
     def vector(name, count=rows):
         return view(o[name], count, np.int32) if o[name] else None
 
     lengths = view(p["lengths"], rows // o["next_n"], asked.length_dtype) if p["lengths"] else None
-    begin, _ = windows(asked, rows, width, lengths=lengths, starts=vector("starts"))
+    starts = view(o["starts"], rows, np.int64 if o["flags"] & WIDE_STARTS else np.int32) if o["starts"] else None
+    begin, _ = windows(asked, rows, width, lengths=lengths, starts=starts)
     finish = Finish(
         asked,
         scores,
@@ -227,9 +231,7 @@ def run_options(p, asked, live):
         vector("request_of"),
         vector("offsets"),
     )
-    local, stats = reference.select(
-        scores, lengths, k, policy=None, options=asked, starts=vector("starts"), ks=vector("row_k")
-    )
+    local, stats = reference.select(scores, lengths, k, policy=None, options=asked, starts=starts, ks=vector("row_k"))
     finish.write(0, live, local[:live])
     finish.clear(live, rows)
     if p["stats"]:

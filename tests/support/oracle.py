@@ -114,7 +114,9 @@ def written(index, row, call):
         request = row // call.get("next_n", 1) if named is None else int(named[row])
         if not (0 <= request < table.shape[0] and index // size < table.shape[1]):
             return -1
-        value = int(table[request, index // size]) * size + index % size
+        if (entry := int(table[request, index // size])) < 0:
+            return -1
+        value = entry * size + index % size
     if call.get("index_dtype", "int32") == "int32":
         value = (value + (1 << 31)) % (1 << 32) - (1 << 31)
     return value

@@ -16,7 +16,7 @@ from ksieve.checking.ops import NumpyOps, TorchOps, on_host
 from ksieve.checking.verdict import Verdict
 from ksieve.core import arguments, problem
 from ksieve.core.arrays import is_array
-from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
 from ksieve.core.gathering import positions_of
 from ksieve.core.options import INTEGERS, Force, IndexBase, Nan, Options, TieBreak
 from ksieve.core.problem import Shape
@@ -143,6 +143,7 @@ def verify(
     >>> bool(ksieve.verify(scores, None, np.array([[1, 3]]), largest=False, sorted=True))
     True
     """
+    refuse_at_exit()
     if indices is None:
         got = None if lengths is None else "only a second argument, which is lengths"
         raise ArgumentError("indices", got, "the answer to check: verify(scores, lengths, indices), lengths or None")
@@ -164,7 +165,7 @@ def verify(
         problem.check_scores(flat)
         rows, width = flat.shape
         on_cuda = info.device.kind == "cuda"
-    ks = k if is_array(k) else None
+    ks = k if is_array(k, least=min(len(leading), 1)) else None
     keywords = {
         "starts": starts, "ends": ends, "index_base": index_base, "next_n": next_n, "largest": largest, "nan": nan,
         "sorted": sorted, "tie_break": tie_break, "positions": positions, "block_table": block_table,

@@ -118,19 +118,19 @@ def _described(array: Any, name: str) -> ArrayInfo:
     raise ArgumentError(name, kind_of(array), takes)
 
 
-def is_array(value: Any) -> bool:
-    """Whether a value is an array, of any library, with at least one dimension."""
-    if value is None or isinstance(value, (int, np.integer)):
+def is_array(value: Any, least: int = 1) -> bool:
+    """Whether a value is an array, of any library, with at least so many dimensions."""
+    if value is None or isinstance(value, (int, np.generic)):
         return False
     try:
         library = library_of(value)
         if library == "torch":
             # The shape of a nested or wrapped tensor may raise; `inspect` then reports the fault.
             tensor = sys.modules["torch"].Tensor
-            return isinstance(value, tensor) and (type(value) is not tensor or value.is_nested or value.dim() > 0)
+            return isinstance(value, tensor) and (type(value) is not tensor or value.is_nested or value.dim() >= least)
         shape = np.ndarray.view(value, np.ndarray).shape if isinstance(value, np.ndarray) else value.shape
         foreign = hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
-        return bool(shape) and not isinstance(value, type) and (library != "other" or foreign)
+        return len(shape) >= least and not isinstance(value, type) and (library != "other" or foreign)
     except Exception:
         return False
 

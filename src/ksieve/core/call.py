@@ -123,7 +123,7 @@ def parse(
         takes = f"an int32 array (did you mean k={shown(lengths)}? k is the third argument, or a keyword)"
         raise ArgumentError("lengths", kind_of(lengths), takes)
     keywords = keywords or {}
-    ks = k if is_array(k) else None
+    ks = k if is_array(k, least=0 if len(whole.shape) == 1 else 1) else None  # of one row its shape is ()
     slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
     info, leading = as_matrix(whole, "scores"), whole.shape[:-1]
     dtype = check_scores(info)
@@ -150,7 +150,8 @@ def parse(
 
     def vector(name: str, array: Any, *shapes: Shape) -> None:
         if array is not None:
-            take(name, array, check_vector(inspect(array, name), name, shapes, scores_device))
+            dtypes = INTEGERS if name == "starts" else ("int32",)
+            take(name, array, check_vector(inspect(array, name), name, shapes, scores_device, dtypes))
 
     scores_device = info.device
     if bounds_info is not None:

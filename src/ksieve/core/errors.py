@@ -6,6 +6,7 @@ All of them derive from `KsieveError`, so that one ``except`` clause catches the
 from __future__ import annotations
 
 import reprlib
+import sys
 
 _SHOWN = 80
 """Largest number of characters of a value in a message."""
@@ -45,6 +46,18 @@ class WorkspaceError(ArgumentError):
 
 class BackendError(KsieveError, RuntimeError):
     """A backend cannot run here: missing package, driver or hardware. The message names the remedy."""
+
+
+def refuse_at_exit() -> None:
+    """Refuse a call that comes while the interpreter shuts down, such as from ``__del__``.
+
+    Raises
+    ------
+    BackendError
+        Modules that the call needs can no longer be imported.
+    """
+    if sys.meta_path is None:
+        raise BackendError("Python is shutting down and imports no module any more: call ksieve before that")
 
 
 class CaptureFormatError(KsieveError, ValueError):

@@ -110,7 +110,7 @@ class Finish:
         return np.where(ordered == _UNUSED, np.int64(-1), index)
 
     def _transformed(self, rows: slice, index: I64) -> I64:
-        """Indices of used slots after the transform; -1 where the page table has no entry."""
+        """Indices of used slots after the transform; -1 where the page table has no entry, or a negative one."""
         if self.offsets is not None:
             return index + self.offsets[rows, None].astype(np.int64)
         if self.page_table is None:
@@ -125,7 +125,7 @@ class Finish:
         if not known.any():
             return np.full(index.shape, -1, np.int64)
         entry = self.page_table[np.clip(request, 0, requests - 1)[:, None], np.clip(page, 0, pages - 1)]
-        return np.where(known, entry.astype(np.int64) * self.options.page_size + within, -1)
+        return np.where(known & (entry >= 0), entry.astype(np.int64) * self.options.page_size + within, -1)
 
 
 def filled(dtype: np.dtype[Any], fill: float) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ksieve.core import problem
 from ksieve.core.arrays import ArrayInfo, inspect
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, refuse_at_exit
 from ksieve.core.options import INTEGERS, MAX_BLOCK, Nan, TieBreak
 from ksieve.tiles.best import Best
 from ksieve.tiles.host import HostBest
@@ -94,6 +94,7 @@ class Running:
         deterministic: bool = False,
         block_size: int = 1,
     ) -> None:
+        refuse_at_exit()
         self.max_tile = problem.check_size(max_tile, "max_tile", 1)
         self.block_size = problem.check_size(block_size, "block_size", 1, MAX_BLOCK, "the largest block")
         if self.block_size > self.max_tile:
@@ -158,6 +159,7 @@ class Running:
         ArgumentError
             Before anything is enqueued or written.
         """
+        refuse_at_exit()
         best, info = self._best, self.check_tile(tile, "tile", 1, self.max_tile)
         first, width = self._check_columns(first_column, info.shape[1])
         if lengths is not None and (starts is not None or ends is not None):
@@ -190,6 +192,7 @@ class Running:
         indices, or tuple
             As `ksieve.topk` returns them for the whole rows. Values of blocks are their best scores.
         """
+        refuse_at_exit()
         return self._best.finish(**outputs)
 
     def check_tile(self, tile: Any, name: str, least: int, most: int | None = None) -> ArrayInfo:

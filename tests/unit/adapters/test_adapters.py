@@ -181,7 +181,7 @@ X, N, OUT = operands()
         (lambda: decode(seq_lens=N.short()), r"seq_lens: got dtype int16; takes dtype int32 or int64"),
         (lambda: decode(logits=X.double()), r"logits: got dtype float64"),
         (lambda: decode(indices=OUT.float()), r"indices: got dtype float32"),
-        (lambda: vllm.top_k_per_row_prefill(X, N.long(), N, OUT, 4, 100, 1, 8), r"rowStarts: got dtype int64"),
+        (lambda: vllm.top_k_per_row_prefill(X, N.short(), N, OUT, 4, 100, 1, 8), r"rowStarts: got dtype int16"),
         (lambda: vllm.top_k_per_row_prefill(X, N, N[:2], OUT, 4, 100, 1, 8), r"rowEnds: got shape \(2,\)"),
         (lambda: vllm.persistent_topk(X, N[:3], OUT, None, 8, 100), r"lengths: got 3 entries; takes one per row .* 4"),
         (lambda: sglang.fast_topk_v2(X, N[:3], 8), r"lengths: got shape \(3,\)"),

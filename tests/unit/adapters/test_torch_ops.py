@@ -296,7 +296,7 @@ def test_the_operator_with_options_passes_opcheck(rows):
         (lambda x, n: ksieve.topk(x, n, k=K, sorted="best"), "sorted: got 'best'"),
         (lambda x, n: ksieve.topk(x, n, k=K, ends=n), "ends: got an array together with lengths"),
         (lambda x, n: ksieve.topk(x, n, k=n), "max_k: got None"),
-        (lambda x, n: ksieve.topk(x, n, k=K, starts=n.long()), "starts: got torch.int64"),
+        (lambda x, n: ksieve.topk(x, n, k=K, offsets=n.long()), "offsets: got torch.int64"),
         (lambda x, n: ksieve.topk(x, n, k=K, values_out=x[:, :K].double()), "values_out: got torch.float64"),
         (lambda x, n: ksieve.topk(x, n, k=K, smallest=True), "unexpected keyword argument"),
         (lambda x, n: ksieve.topk(x, n, k=K, block_size=8, expand=4), "expand: got 4; takes 8"),

@@ -229,12 +229,10 @@ def _entry(source: str) -> Any:
                 if position < 0:
                     index = np.int64(-1)
                 elif transform == BY_PAGES:
-                    page = index // page_size
+                    page, entry = index // page_size, np.int64(-1)
                     if known and page < pages:
                         entry = np.int64(np.int32(load_u32(table + request * table_pitch + 4 * page)))
-                        index = entry * page_size + index % page_size
-                    else:
-                        index = np.int64(-1)
+                    index = entry * page_size + index % page_size if entry >= 0 else np.int64(-1)
                 else:
                     index += offset
                 _store_index(target, i, wide, index)

@@ -10,7 +10,7 @@ from ksieve.core.call import Call
 from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
-_ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED, _UNFILLED = 1, 2, 4, 8, 16, 32
+_ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED, _UNFILLED, _WIDE_STARTS = 1, 2, 4, 8, 16, 32, 64
 """`OptionFlags` of kernels/common/options.cuh."""
 
 
@@ -47,6 +47,8 @@ def packed(plan: Plan, call: Call, filled: dict[str, Any], with_slots: bool) -> 
     if table := call.described.get("page_table"):
         (requests, pages), (table_pitch, _) = table.shape, table.strides
     next_n, shift, flags = constants(options)
+    if (starts := call.described.get("starts")) and starts.dtype == "int64":
+        flags |= _WIDE_STARTS
     slots = _slots(call) if with_slots else ()
     return (*addresses, table_pitch, *pitches, next_n, requests, pages, shift, flags, 0, *slots)
 

@@ -49,7 +49,10 @@ __device__ __forceinline__ Row present_part(Row row) {
 }
 
 __device__ __forceinline__ int window_start(const Params& p, int id) {
-  return p.options.starts ? min(max(p.options.starts[id], 0), p.width) : 0;
+  const auto& o = p.options;
+  if (!o.starts) return 0;
+  const i64 start = o.flags & kWideStarts ? reinterpret_cast<const i64*>(o.starts)[id] : o.starts[id];
+  return static_cast<int>(min(max(start, i64{0}), static_cast<i64>(p.width)));
 }
 
 // Returns the live row count as the caller gives it; row_of clamps it.

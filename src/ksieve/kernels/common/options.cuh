@@ -96,7 +96,7 @@ static_assert(kEpilogue || !kExpand, "positions of entries are written by the fi
 static_assert(!kTail || (kWindows && kExpand), "a length in positions bounds the entries of a row");
 
 struct Options {
-  const int* starts;     // (rows,) first score of each row's window, clamped to [0, width]; null: 0
+  const int* starts;     // (rows,) first score of each row's window, clamped to [0, width]; 64-bit with kWideStarts
   const int* row_k;      // (rows,) slots of each row, clamped to [0, k]; null: k
   const int* page_table; // (requests, max_pages) page numbers, page_pitch apart; with kPaged
   const int* request_of; // (rows,) each row's request in the page table; null: row / next_n
@@ -151,12 +151,13 @@ struct NoOptions {
 constexpr int kOptionBytes = KSIEVE_OPTIONS ? sizeof(Options) : 0;
 
 enum OptionFlags {
-  kEnds = 1,     // lengths are the exclusive ends of windows
-  kAbsolute = 2, // indices count from the start of the row, not of the window
-  kWide = 4,     // indices are 64-bit
-  kHighest = 8,  // the highest indices of a tie are selected, not the lowest
-  kPaged = 16,   // indices go through the page table, which may have no entry at all
-  kUnfilled = 32 // unused slots may be left unwritten; with kCounts
+  kEnds = 1,       // lengths are the exclusive ends of windows
+  kAbsolute = 2,   // indices count from the start of the row, not of the window
+  kWide = 4,       // indices are 64-bit
+  kHighest = 8,    // the highest indices of a tie are selected, not the lowest
+  kPaged = 16,     // indices go through the page table, which may have no entry at all
+  kUnfilled = 32,  // unused slots may be left unwritten; with kCounts
+  kWideStarts = 64 // starts are 64-bit
 };
 
 // Programmatic dependent launch: waits for the kernels before. Call in every CTA, before any global memory access.

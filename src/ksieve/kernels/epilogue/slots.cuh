@@ -65,14 +65,15 @@ struct SlotFacts {
            (static_cast<u32>(request) < static_cast<u32>(p.options.requests));
   }
 
-  // Returns the index that is written, with its offset, or through the page table; -1 without an entry.
+  // Returns the index that is written, with its offset, or through the page table; -1 without an entry, or where the
+  // entry is negative.
   __device__ __forceinline__ i64 transformed(const Params& p, int index) const {
     const auto& o = p.options;
     if (index < 0) return -1;
     if (!(o.flags & kPaged)) return static_cast<i64>(index) + offset;
     if (!has_entry(p, index)) return -1;
-    i64 first = o.page_table[request * o.page_pitch + (index >> o.page_shift)] * (1ll << o.page_shift);
-    return first + (index & ((1 << o.page_shift) - 1));
+    const int entry = o.page_table[request * o.page_pitch + (index >> o.page_shift)];
+    return entry < 0 ? -1 : entry * (1ll << o.page_shift) + (index & ((1 << o.page_shift) - 1));
   }
 };
 
@@ -91,12 +92,12 @@ struct SlotWriter {
   int base;
   SlotFacts facts;
   const int* table; // with kNoBranches: page numbers of the row's request
-  u32 pages;        // of the table, none for a request without one; without a table one page has all positions
+  u32 pages;        // of the table, none for a request without one
   KeptScores kept;
 
   __device__ __forceinline__ SlotWriter(const Params& p, const Score* scores, int id, int base, SlotFacts facts,
                                         KeptScores kept = {})
-      : p(p), scores(scores), id(id), base(base), facts(facts), table(nullptr), pages(1), kept(kept) {
+      : p(p), scores(scores), id(id), base(base), facts(facts), table(nullptr), pages(0), kept(kept) {
     const auto& o = p.options;
     if constexpr (kNoBranches) {
       table = o.page_table + facts.request * o.page_pitch;
@@ -112,26 +113,27 @@ struct SlotWriter {
   __device__ __forceinline__ bool has_entry(int shown) const { return static_cast<u32>(page_of(shown)) < pages; }
 
   // The transform in two steps, so that the pages of several slots are loaded together: entry_at returns the entry in
-  // the page table of an index, or the offset, and moved_by the index that is written.
+  // the page table of an index, -1 without one, or the offset; and moved_by the index that is written.
   __device__ __forceinline__ int entry_at(int shown) const {
     const auto& o = p.options;
     if constexpr (kNoBranches) {
-      int entry = facts.offset;
+      int entry = paged() ? -1 : facts.offset;
       if (paged() && has_entry(shown)) entry = __ldg(table + page_of(shown));
       return entry;
     }
     if (!paged()) return facts.offset;
-    return facts.has_entry(p, shown) ? o.page_table[facts.request * o.page_pitch + (shown >> o.page_shift)] : 0;
+    return facts.has_entry(p, shown) ? o.page_table[facts.request * o.page_pitch + (shown >> o.page_shift)] : -1;
   }
   // The low half suffices where int32 is written.
   template <class Index> __device__ __forceinline__ Index moved_by(int entry, int shown) const {
     const auto& o = p.options;
     if constexpr (kNoBranches) {
       const Index pages_on = static_cast<Index>(entry) - page_of(shown);
-      return has_entry(shown) ? pages_on * (Index{1} << (paged() ? o.page_shift : 0)) + shown : -1;
+      const bool none = (paged() ? entry : shown) < 0;
+      return none ? -1 : pages_on * (Index{1} << (paged() ? o.page_shift : 0)) + shown;
     }
     if (!paged()) return shown < 0 ? -1 : static_cast<Index>(shown) + entry;
-    return facts.has_entry(p, shown) ? entry * (Index{1} << o.page_shift) + (shown & ((1 << o.page_shift) - 1)) : -1;
+    return entry < 0 ? -1 : entry * (Index{1} << o.page_shift) + (shown & ((1 << o.page_shift) - 1));
   }
 
   // Returns the bits of the score of a position. Scores that change under a running kernel may leave any position, and
