@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 
 import pytest
@@ -153,3 +154,68 @@ def a_thousand_replays_of_a_graph(rank, world):
             wanted, many = held(ksieve.topk(x, lengths, k, sorted="index", tie_break="low"), places)
             assert torch.equal(found, wanted) and torch.equal(counts, many), replay
         del graph
+
+
+@several
+def test_ranks_that_disagree():
+    spawn("ranks_that_disagree")
+
+
+def ranks_that_disagree(rank, world):
+    """With plans whose messages are alike, eager and in graphs; a rank that fails; and without a plan."""
+    rows, width, k = 12, 20_000, 512
+    x = whole_rows(5, rows, width, torch.float32, "few values")
+    whole = ksieve.topk(x, k=k, sorted="index", tie_break="low")
+    other = {"num_rows": 6 + 2 * (rank == 1)}
+    given = {"rows": rows, "width": ranks.Contiguous().widths(width, world)[rank], "k": k, "device": "cuda"}
+    for schedule, output in itertools.product((ranks.Pairs(), ranks.Samples(16), ranks.Digits(8)), ("owned", "global")):
+        plan = ranks.plan(**given, schedule=schedule, output=output)
+        shard, places = shard_of(x, plan)
+        disagree(plan, shard, held(whole, places) if output == "owned" else (whole,), other, rank == 1)
+    for odd, error, message in (
+        (other, ksieve.ArgumentError, "^num_rows: got 6 on rank 0 and 8 on rank 1; takes the same on every rank$"),
+        ({"max_k": 4} if rank == 1 else {}, ksieve.ArgumentError if rank == 1 else ksieve.BackendError, "max_k: got 4"),
+    ):
+        with pytest.raises(error, match=message):
+            ranks.topk(shard, k=k, **odd)
+    assert all(map(torch.equal, ranks.topk(shard, k=k), held(whole, places)))
+
+
+def disagree(plan, shard, right, other, is_odd):
+    def call(scores=shard, **changes):
+        answer = ranks.topk(scores, plan=plan, **changes)
+        return answer if isinstance(answer, tuple) else (answer,)
+
+    def check(answer, agreed):
+        torch.cuda.synchronize()
+        assert plan.disagreed == (not agreed), plan
+        plan.flag(shard.device).zero_()
+        empty = [torch.full_like(part, fill) for part, fill in zip(right, (-1, 0), strict=False)]
+        assert all(map(torch.equal, answer, right if agreed else empty)), plan
+
+    check(call(), True)
+    check(call(**other), False)
+    check(call(next_n=1 + is_odd), False)
+    check(call(), True)
+    if is_odd:
+        with pytest.raises(ksieve.ArgumentError, match=r"^local_scores: got float32 of shape"):
+            call(shard[:, 1:].contiguous())
+        torch.cuda.synchronize()
+        assert plan.disagreed
+        plan.flag(shard.device).zero_()
+    else:
+        check(call(), False)
+    stream, graphs = torch.cuda.Stream(), (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
+    with torch.cuda.stream(stream):
+        call(**other)
+    stream.synchronize()
+    with torch.cuda.graph(graphs[0], stream=stream):
+        none = call(**other)
+    with torch.cuda.graph(graphs[1], stream=stream):
+        same = call()
+    plan.flag(shard.device).zero_()
+    for graph, answer in zip(graphs * 3, (none, same) * 3, strict=True):
+        for part in answer:
+            part.fill_(77)
+        graph.replay()
+        check(answer, answer is same)

@@ -25,3 +25,10 @@ def test_kernels_equal_the_operations(layout, schedule, kind, monkeypatch):
         gpu.device = replace(gpu.device, sm_count=rank_cases.ROWS - 1)
     monkeypatch.setattr(fused, "place_of", lambda device: (0, 0))
     assert rank_cases.check_kernels(layout, schedule, kind)
+
+
+@pytest.mark.parametrize("schedule", rank_cases.SCHEDULES, ids=str)
+def test_other_tags_are_no_answer(schedule, monkeypatch):
+    driver.install(monkeypatch)
+    monkeypatch.setattr(fused, "place_of", lambda device: (0, 0))
+    rank_cases.check_tags(schedule, kernels=True)

@@ -11,10 +11,10 @@ import torch
 import ksieve.distributed as ranks
 from ksieve.core.options import Options
 from ksieve.distributed import fused
-from ksieve.distributed.collectives import NOTHING, TorchOps
+from ksieve.distributed.collectives import NOTHING, TorchOps, marked
 from ksieve.distributed.plans import ShardPlan
 from ksieve.distributed.protocol import agree
-from ksieve.distributed.ranks import ordered_keys
+from ksieve.distributed.ranks import _merged, ordered_keys
 from ksieve.distributed.schedules import LINKS, Pairs, Samples, Shape
 from ksieve.distributed.simulator import run_together
 
@@ -37,6 +37,7 @@ LAYOUTS = {
     "alone": (ranks.Contiguous(), (9000,)),
 }
 ROWS = 5
+TAG = (1 << 62) - 5
 
 
 def _outliers(width: int) -> Any:
@@ -75,13 +76,44 @@ def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu
             values = torch.from_numpy(KINDS[kind](rng, (rows, width)).astype(np.float32)).to(dtype)
             ids, scores, mixed, of_mixed = _local_best(plan, values, np.arange(width), rng)
             given = (None if x is None else x.to(device) for x in (mixed, of_mixed, ks))
-            ours.append(_through_the_host(fused.select(plan, *given, base == "shard"), device))
+            ours.append(_through_the_host(fused.select(plan, *given, base == "shard", TAG), device))
             theirs.append(_by_operations(plan, ids, scores, wanted))
         for found, right in zip(*(run_together(each, stack=torch.stack) for each in (ours, theirs)), strict=True):
             assert torch.equal(found[1].cpu(), right[1])
             assert torch.equal(found[0].cpu(), right[0])
             cases += 1
     return cases
+
+
+def check_tags(schedule: Any, kernels: bool, device: str = "cpu", world: int = 3) -> None:
+    """Let one rank have another tag: every position is -1, and all flags say so; not in the calls around it."""
+    shape, output = Shape(ROWS, 64, world, 100 * world), "owned" if kernels else "global"
+    ids = torch.arange(64, dtype=torch.int32, device=device).expand(ROWS, 64).contiguous()
+    wanted = torch.full((ROWS,), 64, device=device)
+    for odd in (TAG, TAG - 1, 0, TAG ^ 1 << 40, TAG):
+        plans, calls = [], []
+        for rank in range(world):
+            plan = ShardPlan(
+                rank, (100,) * world, ranks.Contiguous(), shape, "float32", "cuda", Options(tie_break="low"), output,
+                "row", schedule, LINKS["nvlink"],
+            )  # fmt: skip
+            tag = odd if rank == 1 else TAG
+            if kernels:
+                assert fused.covers(plan)
+                steps = fused.select(plan, ids, 64.0 - ids, None, False, tag)
+            else:
+                steps = marked(
+                    _merged(torch, plan, ids.long(), 64.0 - ids, wanted, False), tag, world, plan.flag(device)
+                )
+            plans.append(plan)
+            calls.append(_through_the_host(steps, device))
+        answers = run_together(calls, stack=torch.stack)
+        assert [plan.disagreed for plan in plans] == [odd != TAG] * world
+        found = torch.stack([answer[0] if kernels else answer for answer in answers])
+        assert (found >= 0).sum() == (0 if odd != TAG else 64 * ROWS * (1 if kernels else world))
+        assert found[found < 0].unique().tolist() in ([-1], [])
+        for counts in [answer[1] for answer in answers if kernels and odd != TAG]:
+            assert not counts.any()
 
 
 def _through_the_host(steps: Generator[Any, Any, Any], device: str) -> Generator[Any, Any, Any]:

@@ -21,7 +21,7 @@ from ksieve.captures import stream
 from ksieve.captures.stream import BLOCK_BYTES, Sink, StreamResult
 from ksieve.core.errors import BackendError
 from ksieve.core.stats import Stats
-from ksieve.distributed.plans import distributed, gather
+from ksieve.distributed.agreement import distributed, gather
 
 
 def launched() -> int:

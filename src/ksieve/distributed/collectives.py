@@ -8,6 +8,7 @@ shapes depend on the plan alone, and no value is read back.
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,6 +73,32 @@ class Ops(Protocol):
 
     def narrow(self, x: Any) -> Any:
         """The same numbers as int32."""
+
+
+def marked(steps: Generator[Any, Any, Any], tag: int, world: int, flag: Any) -> Generator[Any, Any, Any]:
+    """Send a tag of 62 bits behind the data of a protocol's first message, and compare those of all ranks there.
+
+    Where they differ, `flag` becomes 1, indices are -1 and counts 0. For protocols with operations of PyTorch.
+    """
+    torch = sys.modules["torch"]
+    ask = next(steps)
+    sent, halves = ask.array, [tag >> 31, tag & ((1 << 31) - 1)]
+    answer = yield type(ask)(torch.cat([sent.reshape(-1), *(sent.new_full((1,), half) for half in halves)]))
+    tags = answer[..., -2:]
+    answer = answer[..., :-2].reshape(*answer.shape[:-1], *sent.shape)
+    if isinstance(ask, AllReduce):
+        most = 1 << (8 * sent.element_size())
+        halves = [(world * half + most // 2) % most - most // 2 for half in halves]  # as sums of the dtype wrap
+    other = ((tags[..., 0] != halves[0]) | (tags[..., 1] != halves[1])).any()
+    flag |= other
+    try:
+        while True:
+            ask = steps.send(answer)
+            answer = yield ask
+    except StopIteration as stop:
+        found = stop.value if isinstance(stop.value, tuple) else (stop.value,)
+    filled = tuple(torch.where(other, empty, array) for empty, array in zip((-1, 0), found, strict=False))
+    return filled if len(filled) > 1 else filled[0]
 
 
 class NumpyOps:

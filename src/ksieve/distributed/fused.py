@@ -29,7 +29,7 @@ def covers(plan: ShardPlan) -> bool:
     return isinstance(schedule, Samples) and max(shape.k, schedule.slots(shape)) <= ranks.MOST_SLOTS
 
 
-def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool) -> Generator[Any, Any, Any]:
+def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool, tag: int) -> Generator[Any, Any, Any]:
     """Run the plan's schedule.
 
     Parameters
@@ -43,6 +43,8 @@ def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool) -> G
         The k of each row; None: the plan's.
     of_shard : bool
         Whether positions of the shard are returned, and not of the whole row.
+    tag : int
+        Goes behind what is gathered. Where those of the ranks differ, positions are -1, counts 0 and the plan's flag 1.
 
     Returns
     -------
@@ -61,7 +63,8 @@ def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool) -> G
     room = _room(plan)
     samples = k // step if sampled else 0
     stripe = plan.layout.size if isinstance(plan.layout, Interleaved) else 0
-    best, sent = new(torch.int64, rows, k), new(torch.int64, rows, samples)
+    sent = new(torch.int64, rows * (samples if sampled else k) + ranks.TAG_WORDS)
+    best = new(torch.int64, rows, k) if sampled else sent
     merged, below = new(torch.int64, rows, (1 + room) * sampled), new(torch.int32, rows)
     indices, counts = new(torch.int32, rows, k), new(torch.int32, rows)
     flags = ranks.HIGH_FIRST * shape.high_first + ranks.OF_SHARD * of_shard + ranks.GATHERED * (not sampled)
@@ -70,24 +73,23 @@ def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool) -> G
         0 if stripe else sum(plan.widths[: plan.rank]), stripe, flags,
     )  # fmt: skip
 
+    sent_tag, flag = sent[-1:], plan.flag(device)
     index, stream = place_of(device)
 
     def launch(stem: str, gathered: Any = None) -> None:
-        arrays = (ids, values, best, sent, gathered, merged, below, ks, indices, counts)
+        arrays = (ids, values, best, sent, gathered, merged, below, ks, indices, counts, sent_tag, flag)
+        addresses = (0 if array is None else array.data_ptr() for array in arrays)
         ranks.launch(
-            f"ranks/{stem}", (*(0 if array is None else array.data_ptr() for array in arrays), *numbers),
+            f"ranks/{stem}", (*addresses, tag, len(sent), *numbers),
             slots=max(k, room), dtype=plan.dtype, ranking=plan.options.ranking, index=index, stream=stream,
         )  # fmt: skip
 
     launch("best")
-    if not sampled:
-        gathered = yield AllGather(best)
-        launch("select", gathered)
-        return indices, counts
     gathered = yield AllGather(sent)
-    launch("between", gathered)
-    merged = yield AllReduce(merged)
-    launch("select")
+    if sampled:
+        launch("between", gathered)
+        merged = yield AllReduce(merged)
+    launch("select", gathered)
     return indices, counts
 
 

@@ -1,24 +1,24 @@
 """Plans over ranks: what all ranks agree on, once, so that no call has to.
 
-Making a plan is one small all-gather, in which every rank states its arguments and the width of its shard. A rank that
+Making a plan is one small message, in which every rank states its arguments and the width of its shard. A rank that
 has other arguments, or none that can be used, is an error on every rank, and no rank is left waiting.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from ksieve import dispatch
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, BackendError, KsieveError, kind_of, shown
+from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.options import Nan, Options, TieBreak, check_choice, dtype_text
 from ksieve.core.problem import SCORE_DTYPES
+from ksieve.distributed.agreement import Channel, short, stated, tag_of
 from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, extent_of
 from ksieve.distributed.schedules import (
-    LINKS,
     Link,
     Message,
     Output,
@@ -32,8 +32,6 @@ from ksieve.distributed.schedules import (
 )
 
 IndexBase = Literal["row", "shard"]
-
-_SCHEDULES = get_args(Schedule)
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,12 @@ class ShardPlan:
     schedule : Schedule
         Chosen by `link`, or forced.
     link : Link
-    group : process group of torch.distributed, or None
+    channel : Channel or None
+        The process group.
+    stated : dict
+        What all ranks have stated in the making of the plan.
+    flags : dict
+        For each CUDA device that calls ran on, int32 of one element: 1 from the first call on that ranks disagreed in.
     """
 
     rank: int
@@ -71,7 +74,30 @@ class ShardPlan:
     index_base: IndexBase
     schedule: Schedule
     link: Link
-    group: Any = field(default=None, repr=False, compare=False)
+    channel: Channel | None = field(default=None, repr=False, compare=False)
+    stated: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    flags: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def tag(self) -> int:
+        """Digest of what was stated."""
+        return tag_of(*self.stated.values())
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host compares tags in every call, and not the device."""
+        return self.channel is None or self.channel.waits(self.device)
+
+    @property
+    def disagreed(self) -> bool:
+        """Whether ranks have disagreed in a call over NCCL, which fills its answer with -1. Waits for the devices."""
+        return any(bool(flag) for flag in self.flags.values())
+
+    def flag(self, device: Any) -> Any:
+        """Return what a call on a device sets to 1 where ranks disagree."""
+        if device not in self.flags:
+            self.flags[device] = sys.modules["torch"].zeros(1, dtype=sys.modules["torch"].int32, device=device)
+        return self.flags[device]
 
     @property
     def width(self) -> int:
@@ -80,7 +106,7 @@ class ShardPlan:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Collectives of every call, in order, with the bytes that a rank contributes."""
+        """Collectives of every call, in order, with the bytes that a rank contributes beside the tag."""
         return messages(self.schedule, self.shape, self.output)
 
     @property
@@ -157,116 +183,73 @@ def plan(
     ArgumentError
         An argument cannot be used, or differs between ranks: then on every rank, with the argument and the ranks.
     BackendError
-        There is no PyTorch, no process group or no such device, or the arguments of another rank cannot be used.
+        There is no PyTorch, no process group or no such device; or another rank has failed, with its error.
 
     Notes
     -----
-    One all-gather of 96 bytes, whose result is read on the host: not while a CUDA graph is captured.
+    One message of 16 bytes, which the host reads: not while a CUDA graph is captured.
     """
-    dist = distributed()
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ArgumentError("group", "a process group without this rank", "a group that this process belongs to")
-    stated: dict[str, int] = dict.fromkeys(_STATED, 0)
-    failure: KsieveError | None = None
-    name, kind = "", "cpu"
+    given = dict(locals())
+    channel = Channel(given.pop("group"))
     try:
-        kind = _kind_of_present(problem.parse_device(device))
-        name = str(dtype_text(dtype))
-        if name not in SCORE_DTYPES:
-            raise ArgumentError("dtype", shown(name), f"one of {list(SCORE_DTYPES)}")
-        rows, width, _ = problem.check_shape(rows, width)
-        options = Options(tie_break=tie_break, largest=largest, nan=nan)
-        if tie_break == "any":
-            raise ArgumentError("tie_break", "'any'", "'low' or 'high'")
-        check_output(output)
-        check_choice(index_base, "index_base", get_args(IndexBase))
-        if output == "global" and index_base == "shard":
-            raise ArgumentError("index_base", "'shard'", "'row' with output 'global'")
-        slots = problem.check_k(k)
-        network = check_link(("nvlink" if kind == "cuda" else "gloo") if link is None else link)
-        stated |= {
-            "rows": rows,
-            "k": slots,
-            "dtype": SCORE_DTYPES.index(name),
-            "layout": 0 if isinstance(check_layout(layout), Contiguous) else layout.size,  # type: ignore[union-attr]
-            "output": get_args(Output).index(output),
-            "tie_break": int(tie_break == "high"),
-            "largest": int(largest),
-            "nan": int(options.nan == "highest"),
-            "schedule": 0 if schedule is None else _number_of(check_schedule(schedule, slots)),
-            "link": _checksum(network),
-            "width": width,
-        }
-    except KsieveError as error:
-        failure = error
-        stated["fails"] = 1
-    every = _exchange(dist, group, world, kind, stated)
-    if failure is not None:
-        raise failure
-    _compare(every)
-    widths = tuple(row["width"] for row in every)
+        asked = checked(**given)
+    except Exception as error:
+        channel.fail(error)
+        raise
+    return make(channel, asked, {"plan": "being made", **stated(asked)})
+
+
+def checked(
+    *, rows: Any, width: Any, k: Any, dtype: Any, device: Any, layout: Any, output: Any, index_base: Any,
+    tie_break: Any, largest: Any, nan: Any, link: Any, schedule: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Check the arguments of `plan` but the group, and return them in one form for each meaning."""
+    kind = _kind_of_present(problem.parse_device(device))
+    name = str(dtype_text(dtype))
+    if name not in SCORE_DTYPES:
+        raise ArgumentError("dtype", shown(name), f"one of {list(SCORE_DTYPES)}")
+    rows, width, _ = problem.check_shape(rows, width)
+    options = Options(tie_break=tie_break, largest=largest, nan=nan)
+    if tie_break == "any":
+        raise ArgumentError("tie_break", "'any'", "'low' or 'high'")
+    check_output(output)
+    check_choice(index_base, "index_base", get_args(IndexBase))
+    if output == "global" and index_base == "shard":
+        raise ArgumentError("index_base", "'shard'", "'row' with output 'global'")
+    slots = problem.check_k(k)
+    network = check_link(("nvlink" if kind == "cuda" else "gloo") if link is None else link)
+    return {
+        "rows": rows, "width": width, "k": slots, "dtype": name, "device": kind, "layout": check_layout(layout),
+        "output": output, "index_base": index_base, "tie_break": tie_break, "largest": largest, "nan": options.nan,
+        "link": network, "schedule": None if schedule is None else check_schedule(schedule, slots),
+    }  # fmt: skip
+
+
+def make(channel: Channel, asked: dict[str, Any], statement: dict[str, str]) -> ShardPlan:
+    """Make a plan of what `checked` returned, by an exchange in which all ranks make the same statement."""
+    rows, k, layout, name, kind = (asked[of] for of in ("rows", "k", "layout", "dtype", "device"))
+    widths, _ = channel.meet(tag_of(*statement.values()), lambda: statement, asked["width"])
     extent = extent_of(widths, layout, "width")
+    options = Options(**{of: asked[of] for of in ("tie_break", "largest", "nan")})
     shape = Shape(
-        rows,
-        int(k),
-        world,
-        max(extent, 1),
-        32 if name == "float32" else 16,
-        isinstance(layout, Contiguous),
-        tie_break == "high",
-    )
-    chosen = schedule or choose(shape, network, output)
-    return ShardPlan(
-        rank, widths, layout, shape, name, kind, options, output, index_base, chosen, network, group,
+        rows, k, channel.world, max(extent, 1), 32 if name == "float32" else 16, isinstance(layout, Contiguous),
+        options.tie_break == "high",
     )  # fmt: skip
-
-
-_STATED = (
-    "fails", "rows", "k", "dtype", "layout", "output", "tie_break", "largest", "nan", "schedule", "link", "width",
-)  # fmt: skip
-"""Numbers that every rank states, in this order."""
-
-_WORDS: dict[str, Callable[[int], str]] = {
-    "dtype": lambda n: SCORE_DTYPES[n],
-    "layout": lambda n: f"Interleaved({n})" if n else "Contiguous()",
-    "output": lambda n: get_args(Output)[n],
-    "tie_break": lambda n: ("low", "high")[n],
-    "largest": lambda n: str(bool(n)),
-    "nan": lambda n: ("last", "highest")[n],
-    "schedule": lambda n: _schedule_of(n),
-    "link": lambda n: next((name for name, link in LINKS.items() if _checksum(link) == n), "another Link"),
-}
-"""How a stated number is written in a message."""
-
-
-def refuse(group: Any, kind: str) -> None:
-    """Take part in the exchange of a plan as a rank whose arguments cannot be used."""
-    dist = distributed()
-    stated = dict.fromkeys(_STATED, 0) | {"fails": 1}
-    _exchange(dist, group, dist.get_world_size(group), kind, stated)
+    chosen = asked["schedule"] or choose(shape, asked["link"], asked["output"])
+    made = ShardPlan(
+        channel.rank, widths, layout, shape, name, kind, options, asked["output"], asked["index_base"], chosen,
+        asked["link"], channel, statement | {"width": short(str(widths))},
+    )  # fmt: skip
+    if kind == "cuda":
+        torch = sys.modules["torch"]
+        made.flag(torch.device("cuda", torch.cuda.current_device()))
+    return made
 
 
 def check_rows_of_requests(next_n: Any, rows: int) -> None:
     """Check the number of consecutive rows that belong to a request."""
     if isinstance(next_n, bool) or not isinstance(next_n, int) or next_n < 1 or rows % next_n:
         raise ArgumentError("next_n", shown(next_n), f"a divisor of the {rows} rows")
-
-
-def distributed() -> Any:
-    """Import ``torch.distributed``, with a process group.
-
-    Raises
-    ------
-    BackendError
-    """
-    try:
-        import torch.distributed as dist
-    except ImportError:
-        raise BackendError("ksieve.distributed runs on PyTorch: pip install 'ksieve[torch]'") from None
-    if not dist.is_available() or not dist.is_initialized():
-        raise BackendError("there is no process group: torch.distributed.init_process_group(...) first")
-    return dist
 
 
 def check_plan(plan: object) -> ShardPlan:
@@ -290,56 +273,3 @@ def _kind_of_present(device: problem.Device) -> str:
         if not torch.cuda.is_available():
             raise BackendError(f"PyTorch {torch.__version__} has no CUDA here: install a build of it with CUDA")
     return device.kind
-
-
-def _number_of(schedule: Schedule) -> int:
-    """A forced schedule as one positive number."""
-    size: int = getattr(schedule, "step", getattr(schedule, "bits", 1))
-    return _SCHEDULES.index(type(schedule)) + 4 * size + 1
-
-
-def _schedule_of(number: int) -> str:
-    """The forced schedule of a number, in words."""
-    if not number:
-        return "None"
-    size, kind = divmod(number - 1, 4)
-    return f"{_SCHEDULES[kind].__name__}({size if kind else ''})"
-
-
-def _checksum(link: Link) -> int:
-    return zlib.crc32(repr(link).encode())
-
-
-def _exchange(dist: Any, group: Any, world: int, kind: str, stated: dict[str, int]) -> list[dict[str, int]]:
-    """What every rank states, in the order of the ranks."""
-    import torch
-
-    kind = "cuda" if dist.get_backend(group) == "nccl" else kind
-    mine = torch.tensor(list(stated.values()), dtype=torch.int64, device=kind)
-    every = gather(dist, mine, world, group)
-    return [dict(zip(_STATED, row, strict=True)) for row in every.tolist()]
-
-
-def gather(dist: Any, array: Any, world: int, group: Any) -> Any:
-    """Arrays of all ranks, stacked in the order of the ranks; `array` is contiguous."""
-    every = array.new_empty((world, *array.shape))
-    if array.numel():  # otherwise there is nothing to send, on any rank
-        # The second name is that of PyTorch before 2.12.
-        collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        collective(every.view(-1), array.view(-1), group=group)
-    return every
-
-
-def _compare(every: list[dict[str, int]]) -> None:
-    """Raise the same error on every rank if arguments differ, or if those of a rank cannot be used."""
-    failed = [str(rank) for rank, row in enumerate(every) if row["fails"]]
-    if failed:
-        raise BackendError(f"no plan: the arguments of rank {', '.join(failed)} cannot be used, and its error says why")
-    for name in _STATED:
-        values = [row[name] for row in every]
-        if name == "width" or len(set(values)) == 1:
-            continue
-        word = _WORDS.get(name, str)
-        other = next(rank for rank, value in enumerate(values) if value != values[0])
-        got = f"{word(values[0])} on rank 0 and {word(values[other])} on rank {other}"
-        raise ArgumentError(name, got, "the same on every rank")

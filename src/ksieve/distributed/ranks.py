@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 from ksieve.api import topk as select
 from ksieve.core import problem
 from ksieve.core.arrays import is_array
-from ksieve.core.errors import ArgumentError, KsieveError, kind_of, shown
+from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.options import INTEGERS, Nan, TieBreak
 from ksieve.core.ranking import Ranking
 from ksieve.distributed import fused, plans
-from ksieve.distributed.collectives import NOTHING, AllGather, TorchOps
+from ksieve.distributed.agreement import FAILED, Channel, distributed, stated, tag_of
+from ksieve.distributed.collectives import NOTHING, AllGather, TorchOps, marked
 from ksieve.distributed.holding import ascending, check_pages, paged, request_of
 from ksieve.distributed.layouts import Layout
 from ksieve.distributed.plans import IndexBase, ShardPlan
 from ksieve.distributed.protocol import agree, everywhere
 from ksieve.distributed.schedules import Output
+
+Steps = Generator[Any, Any, Any]
+
+_BOUNDS = ("global_lengths", "starts", "ends")
+_PAGES = ("page_table", "page_size", "row_to_request")
+_FIXED = ("group", "layout", "output", "index_base", "tie_break", "largest", "nan")
+"""Arguments of `topk` that a plan fixes."""
+_DEFAULTS = {name: of.default for name, of in signature(plans.plan).parameters.items() if name != "group"}
 
 
 def topk(
@@ -69,7 +80,7 @@ def topk(
         Default: "owned".
     plan : ShardPlan, optional
         From `ksieve.distributed.plan`. It fixes `group`, `layout`, `output` and all below from `index_base` on, which
-        must then be omitted. Without a plan every call makes one, which takes an exchange of its own.
+        must then be omitted. Without a plan every call makes one, which takes a message of its own.
     starts : Tensor of int32 or int64, shape (rows,), optional
         Global position where each row's window begins; `global_lengths` then count from there.
     ends : Tensor of int32 or int64, shape (rows // next_n,), optional
@@ -102,9 +113,10 @@ def topk(
     Raises
     ------
     ArgumentError
-        An argument cannot be used. Raised before any collective of a call with a plan.
+        An argument cannot be used; or it differs between ranks, then on every rank, with both values and the ranks.
+        Where arrays are given must agree, and all other arguments but `group` and the widths.
     BackendError
-        See `ksieve.distributed.plan`.
+        See `ksieve.distributed.plan`; or another rank has failed before it sent data, with that rank's error.
 
     Notes
     -----
@@ -112,53 +124,59 @@ def topk(
 
     A call with a plan sends ``plan.messages``, for every input, and reads nothing back to the host: on CUDA it enqueues
     work on the current stream and returns. After a call with the same plan outside of the capture it can be captured
-    in a CUDA graph with NCCL. If a rank fails, the others end by the process group's own timeout.
+    in a CUDA graph with NCCL. If a rank dies, the others end by the process group's own error or timeout.
+
+    Over NCCL a call with a plan does not compare arguments on the host. Where ranks disagree, and their plans send
+    messages of the same sizes, all indices are -1, counts are 0, and ``plan.disagreed`` is true.
     """
+    given = dict(locals())
     torch = _torch()
-    ks = k if is_array(k) else None
-    bounds = {"global_lengths": global_lengths, "starts": starts, "ends": ends}
-    given: dict[str, Any] = {
-        "group": group, "layout": layout, "output": output, "index_base": index_base, "tie_break": tie_break,
-        "largest": largest, "nan": nan,
-    }  # fmt: skip
-    asked = {name: value for name, value in given.items() if value is not None}
+    made = plan if isinstance(plan, ShardPlan) else None
+    channel = Channel(group) if made is None else made.channel
     try:
-        _check_arrays(torch, local_scores, local_lengths, ks, bounds, next_n, num_rows)
-        if max_k is not None and ks is None:
-            raise ArgumentError("max_k", shown(max_k), "nothing unless k is a tensor")
-        if plan is not None:
-            _check_planned(plan, local_scores, max_k if ks is not None else k, asked)
-            output = plan.output
-        check_pages(problem.inspect(local_scores, "local_scores"), page_table, page_size, row_to_request)
-        if page_table is not None and output == "global":
-            raise ArgumentError("page_table", "a table with output 'global'", "nothing: a rank has no others' pages")
-    except KsieveError:
-        if plan is None:
-            plans.refuse(group, "cpu")  # so that the other ranks need not wait
+        asked, statement = _checked(torch, given)
+    except Exception as error:
+        _fail(channel, made, error, plan is None or _waits(channel, local_scores))
         raise
-    scores = local_scores.detach()
-    rows, width = scores.shape
-    if plan is None:
-        slots: Any = max_k if ks is not None else k
-        plan = plans.plan(rows=rows, width=width, k=slots, dtype=scores.dtype, device=scores.device.type, **asked)
-    bound: dict[str, Any] = {} if local_lengths is None else {"lengths": local_lengths}
+    if made is None:
+        assert channel is not None
+        made = plans.make(channel, asked, statement)
+    tag = tag_of(made.tag, *statement.values())
+    return _run(made, _steps(torch, made, given, tag), tag, statement)
+
+
+_OF_CALL = [name for name in signature(topk).parameters if name not in {"local_scores", "k", "max_k", *_FIXED}]
+"""Arguments of `topk` that a plan leaves open; a k without an array is the plan's."""
+
+
+def _steps(torch: Any, plan: ShardPlan, given: dict[str, Any], tag: int) -> Steps:
+    """Select from the shard, agree with all ranks, and write positions in the form of the call."""
+    scores, k, next_n, table = given["local_scores"].detach(), given["k"], given["next_n"], given["page_table"]
+    ks = k.long() if is_array(k) else None
+    lengths, num_rows = given["local_lengths"], given["num_rows"]
+    bounds = {name: given[name] for name in _BOUNDS}
+    bound: dict[str, Any] = {} if lengths is None else {"lengths": lengths}
     if num_rows is not None or any(array is not None for array in bounds.values()) or next_n > 1:
-        bound = _window(torch, plan, _row_numbers(scores), local_lengths, bounds, next_n, num_rows)
-    kernels = fused.covers(plan)
+        bound = _window(torch, plan, _row_numbers(scores), lengths, bounds, next_n, num_rows)
     ids, values = select(
-        scores, k=plan.shape.k, sorted=not kernels, tie_break=plan.options.tie_break, largest=plan.options.largest,
-        nan=plan.options.nan, return_values=True, **bound,
+        scores, k=plan.shape.k, sorted=not fused.covers(plan), tie_break=plan.options.tie_break,
+        largest=plan.options.largest, nan=plan.options.nan, return_values=True, **bound,
     )  # fmt: skip
-    of_shard = page_table is not None or plan.index_base == "shard"
-    if kernels:
-        answer = _run(plan, fused.select(plan, ids, values, None if ks is None else ks.long(), of_shard))
-    else:
-        wanted = _row_numbers(scores) * 0 + plan.shape.k if ks is None else ks.long().clamp(0, plan.shape.k)
-        answer = _merged(torch, plan, ids.long(), values, wanted, of_shard)
-    if page_table is None:
+    answer = yield from _agreed(torch, plan, tag, ids, values, ks, table is not None or plan.index_base == "shard")
+    if table is None:
         return answer
-    requests = request_of(_row_numbers(scores), row_to_request, next_n)
-    return paged(torch, answer[0].long(), page_table, page_size, requests), answer[1]
+    requests = request_of(_row_numbers(scores), given["row_to_request"], next_n)
+    return paged(torch, answer[0].long(), table, given["page_size"], requests), answer[1]
+
+
+def _agreed(torch: Any, plan: ShardPlan, tag: int, ids: Any, values: Any, ks: Any, of_shard: bool) -> Steps:
+    """Agree on positions, from this rank's best."""
+    if fused.covers(plan):
+        return fused.select(plan, ids, values, ks, of_shard, tag)
+    of_plan = {"dtype": torch.int64, "device": ids.device}
+    wanted = torch.full(ids.shape[:1], plan.shape.k, **of_plan) if ks is None else ks.clamp(0, plan.shape.k)
+    steps = _merged(torch, plan, ids.long(), values, wanted, of_shard)
+    return steps if plan.waits else marked(steps, tag, plan.shape.world, plan.flag(values.device))
 
 
 def _row_numbers(scores: Any) -> Any:
@@ -186,16 +204,16 @@ def _window(
     return {"lengths": end.int()}
 
 
-def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_shard: bool) -> Any:
+def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_shard: bool) -> Steps:
     """Answer of all ranks from this rank's best, which are sorted; positions of the shard where asked for."""
     shape, ops = plan.shape, TorchOps(values.device)
     positions = plan.layout.positions(ids.clamp(min=0), plan.rank, plan.widths)
     order = shape.extent - 1 - positions if shape.high_first else positions
     keys = ordered_keys(values, plan.options.ranking)
     best = torch.where(ids < 0, NOTHING, (keys << shape.position_bits) | order)
-    agreed = _run(plan, agree(plan.schedule, ops, shape, plan.rank, best, wanted))
+    agreed = yield from agree(plan.schedule, ops, shape, plan.rank, best, wanted)
     if plan.output == "global":
-        found = _run(plan, everywhere(ops, shape, plan.rank, positions, agreed, wanted))
+        found = yield from everywhere(ops, shape, plan.rank, positions, agreed, wanted)
         return ascending(torch, found, found >= 0)
     held = ops.columns(shape.k) < agreed.count[:, None]
     return ascending(torch, ids if of_shard else positions, held), agreed.count.int()
@@ -214,24 +232,53 @@ def ordered_keys(values: Any, ranking: Ranking) -> Any:
     return torch.where(size > infinity, 0 if ranking == "nan_first" else 2 * sign - 1, keys)
 
 
-def _run(plan: ShardPlan, steps: Generator[Any, Any, Any]) -> Any:
-    """Run a protocol on the plan's process group."""
-    dist, answer = plans.distributed(), None
+def _run(plan: ShardPlan, steps: Steps, tag: int, statement: dict[str, str]) -> Any:
+    """Run a call on the plan's process group; where the host takes part, the first message holds the tag."""
+    channel, answer, first = plan.channel, None, True
     while True:
         try:
             ask = steps.send(answer)
         except StopIteration as stop:
             return stop.value
+        except Exception as error:
+            if first and tag != FAILED:
+                _fail(channel, plan, error)
+            raise
         array = ask.array.contiguous()
         gathers = isinstance(ask, AllGather)
-        if plan.shape.world == 1:
+        if channel is None or channel.world == 1:
             answer = array[None] if gathers else array
-        elif gathers:
-            answer = plans.gather(dist, array, plan.shape.world, plan.group)
-        else:
-            answer = array
-            if array.numel():
-                dist.all_reduce(answer, group=plan.group)
+            continue
+        answer = None
+        if first and plan.waits:
+            data = array if channel.fits(array) else None
+            _, answer = channel.meet(tag, lambda: plan.stated | statement, data=data)
+            answer = answer if gathers or answer is None else answer.sum(0, dtype=array.dtype)
+        if answer is None:
+            answer = channel.collective(array, gathers)
+        first = False
+
+
+def _fail(channel: Channel | None, made: ShardPlan | None, error: Exception, known: bool = True) -> None:
+    """Send what the other ranks wait for, if that is known: they raise too, or over NCCL fill their answers with -1."""
+    if channel is None or channel.world == 1:
+        return
+    if made is None or made.waits:
+        if known:
+            channel.fail(error)
+        return
+    torch = sys.modules["torch"]
+    with suppress(Exception):  # the error itself is what the caller raises
+        shape, device = (made.shape.rows, made.shape.k), next(iter(made.flags))
+        ids = torch.full(shape, -1, dtype=torch.int32, device=device)
+        values = torch.zeros(shape, dtype=getattr(torch, made.dtype), device=device)
+        _run(made, _agreed(torch, made, FAILED, ids, values, None, False), FAILED, {})
+
+
+def _waits(channel: Channel | None, scores: Any) -> bool:
+    """Whether ranks with a plan for such scores wait for a tag: those over NCCL wait for data of sizes of the plan."""
+    kind = getattr(getattr(scores, "device", None), "type", "cpu")
+    return channel is not None and "cpu" in channel.backends and channel.waits(kind)
 
 
 def _window_end(row: Any, first: Any, extent: int, lengths: Any, ends: Any, next_n: int) -> Any:
@@ -245,14 +292,44 @@ def _window_end(row: Any, first: Any, extent: int, lengths: Any, ends: Any, next
 
 
 def _torch() -> Any:
-    plans.distributed()
+    distributed()
     return sys.modules["torch"]
+
+
+def _checked(torch: Any, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Check the arguments of a call; returns those of the plan to make, if any, and this rank's statement."""
+    scores, plan, k, max_k = (given[name] for name in ("local_scores", "plan", "k", "max_k"))
+    ks = k if is_array(k) else None
+    bounds, fixed = ({name: given[name] for name in names if given[name] is not None} for names in (_BOUNDS, _FIXED))
+    info = _check_arrays(torch, scores, given["local_lengths"], ks, bounds, given["next_n"], given["num_rows"])
+    if max_k is not None and ks is None:
+        raise ArgumentError("max_k", shown(max_k), "nothing unless k is a tensor")
+    if ks is not None and (plan is None or max_k is not None):
+        problem.check_k(max_k, "max_k")
+    slots, asked = k if ks is None else max_k, {}
+    if plan is not None:
+        _check_planned(plan, scores, "k" if ks is None else "max_k", slots, fixed)
+    check_pages(info, *(given[name] for name in _PAGES))
+    if given["page_table"] is not None and (given["output"] if plan is None else plan.output) == "global":
+        raise ArgumentError("page_table", "a table with output 'global'", "nothing: a rank has no others' pages")
+    if plan is None:
+        rows, width = scores.shape
+        facts = {"rows": rows, "width": width, "k": slots, "dtype": scores.dtype, "device": scores.device.type}
+        asked = plans.checked(**{name: (fixed | facts).get(name, default) for name, default in _DEFAULTS.items()})
+        said = given | {name: asked[name] for name in _FIXED if name in asked}
+    else:
+        said = {name: given[name] for name in _OF_CALL}
+        if ks is not None:
+            said["k"] = k
+    if problem.is_int(given["num_rows"]):
+        said["num_rows"] = problem.live_rows(given["num_rows"], scores.shape[0])
+    return asked, stated(said)
 
 
 def _check_arrays(
     torch: Any, scores: Any, local_lengths: Any, ks: Any, bounds: dict[str, Any], next_n: Any, num_rows: Any
-) -> None:
-    """Check what one rank can check of its own arrays."""
+) -> problem.ArrayInfo:
+    """Check what one rank can check of its own arrays; returns the facts of its scores."""
     if not isinstance(scores, torch.Tensor):
         raise ArgumentError("local_scores", kind_of(scores), "a PyTorch tensor")
     info = problem.inspect(scores, "local_scores")
@@ -270,20 +347,20 @@ def _check_arrays(
     check(ks, "k", ((rows,),))
     if problem.live_rows(num_rows, rows) is None:
         check(num_rows, "num_rows", ((1,), ()))
-    wholes = [name for name, array in bounds.items() if array is not None]
-    if local_lengths is not None and (wholes or next_n > 1):
-        got = f"an array together with {', '.join(wholes or ['next_n'])}"
+    if local_lengths is not None and (bounds or next_n > 1):
+        got = f"an array together with {', '.join(bounds or ['next_n'])}"
         raise ArgumentError("local_lengths", got, "either lengths of the shard, or of the whole row")
-    if bounds["ends"] is not None and bounds["global_lengths"] is not None:
+    if "ends" in bounds and "global_lengths" in bounds:
         raise ArgumentError("ends", "an array together with global_lengths", "either global_lengths or ends")
+    return info
 
 
-def _check_planned(plan: Any, scores: Any, k: Any, others: dict[str, Any]) -> None:
+def _check_planned(plan: Any, scores: Any, name: str, k: Any, others: dict[str, Any]) -> None:
     plans.check_plan(plan)
-    for name, value in others.items():
-        raise ArgumentError(name, shown(value), "nothing when plan is given: the plan fixes it")
+    for other, value in others.items():
+        raise ArgumentError(other, shown(value), "nothing when plan is given: the plan fixes it")
     if k is not None and k != plan.shape.k:
-        raise ArgumentError("k", shown(k), f"{plan.shape.k}, the plan's k, or nothing")
+        raise ArgumentError(name, shown(k), f"{plan.shape.k}, the plan's k, or nothing")
     dtype = str(scores.dtype).removeprefix("torch.")
     if tuple(scores.shape) != (plan.shape.rows, plan.width) or dtype != plan.dtype:
         got = f"{dtype} of shape {tuple(scores.shape)}"

@@ -43,7 +43,7 @@ def asked_by(monkeypatch, plan, **bounds):
         seen.append(calls.parse(scores, lengths, k, keywords=keywords).problem.options)
         raise _SeenError
 
-    monkeypatch.setattr(plans, "distributed", lambda: torch.distributed)
+    monkeypatch.setattr(ranks, "distributed", lambda: torch.distributed)
     monkeypatch.setattr(ranks, "select", select)
     with pytest.raises(_SeenError):
         ranks.topk(torch.zeros(ROWS, WIDTH), plan=plan, **bounds)

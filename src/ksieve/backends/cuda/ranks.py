@@ -18,12 +18,16 @@ from ksieve.backends.cuda.runtime.launch import Kernel, kernel_of
 from ksieve.core.options import Options, Order, Windows
 from ksieve.core.ranking import RANKINGS, Ranking
 
-SHARD = struct.Struct("=10Q12i")
-"""`Shard` of kernels/ranks/composites.cuh: ids, values, best, samples, gathered, merged, below, ks, indices, counts
-(addresses); rows, k, step, num_samples, room, world, rank, position_bits, extent, first, stripe, flags."""
+SHARD = struct.Struct("=14Q12i")
+"""`Shard` of kernels/ranks/composites.cuh: ids, values, best, samples, gathered, merged, below, ks, indices, counts,
+sent_tag, flag (addresses); tag, block; rows, k, step, num_samples, room, world, rank, position_bits, extent, first,
+stripe, flags."""
 
 HIGH_FIRST, OF_SHARD, GATHERED = 1, 2, 4
 """Flags of `SHARD`."""
+
+TAG_WORDS = 2
+"""Words of 8 bytes behind the data that a rank sends: one that keeps those of the next at 16 bytes, and its tag."""
 
 STEMS = ("ranks/best", "ranks/between", "ranks/select")
 """Their source files, in the order of a call."""
@@ -115,7 +119,7 @@ def launch(
     BackendError
         If the kernel has to be compiled or loaded while the stream is captured, or the driver refuses the launch.
     """
-    rows = shard[10]
+    rows = shard[14]
     if not rows:
         return
     _kernel(stem, rows, slots, dtype, ranking, index, stream).run(SHARD, shard, rows, stream)

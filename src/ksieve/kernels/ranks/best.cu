@@ -1,10 +1,11 @@
-// Puts each row's k best of this rank in order, as composites, and takes the samples that are sent to all ranks: one
-// CTA for each row.
+// Puts each row's k best of this rank in order, as composites, and takes the samples that are sent to all ranks with
+// the tag: one CTA for each row.
 #include "ranks/composites.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_ranks_best(const __grid_constant__ Shard p) {
   const i64 row = blockIdx.x;
+  if (row == 0 && threadIdx.x == 0) *p.sent_tag = p.tag;
   i64 own[kEach];
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {

@@ -22,11 +22,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   i64* on_chip = elements_on_chip<i64>();
   const bool fits = all <= kSortSize;
   auto samples_of = [&](int rank) -> const i64* {
-    return fits ? on_chip + rank * p.num_samples : p.gathered + (static_cast<i64>(rank) * p.rows + row) * p.num_samples;
+    return fits ? on_chip + rank * p.num_samples : p.gathered + rank * p.block + row * p.num_samples;
   };
   for (int i = threadIdx.x; fits && i < all; i += kThreads) {
     const int rank = i / p.num_samples;
-    on_chip[i] = p.gathered[(static_cast<i64>(rank) * p.rows + row) * p.num_samples + i - rank * p.num_samples];
+    on_chip[i] = p.gathered[rank * p.block + row * p.num_samples + i - rank * p.num_samples];
   }
   if (threadIdx.x == 0) {
     ends[0] = -1;

@@ -6,6 +6,12 @@
 #include "common/ranking.cuh"
 #include "ranks/order.cuh"
 
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200) // inlined there, `select` would spill
+#define KSIEVE_RANKS_INLINE __device__ __noinline__
+#else
+#define KSIEVE_RANKS_INLINE __device__ __forceinline__
+#endif
+
 constexpr i64 kNothing = 0x7fffffffffffffffll; // the composite of a slot without a score
 
 // Arguments of the three kernels; the host packs them (backends/cuda/ranks.py). Arrays are contiguous.
@@ -14,12 +20,16 @@ struct Shard {
   const Score* values; // (rows, k) their scores
   i64* best;           // (rows, k) composites, ascending
   i64* samples;        // (rows, num_samples) every step-th composite
-  const i64* gathered; // (world, rows, num_samples) samples of all ranks; of `select`: (world, rows, k) composites
+  const i64* gathered; // (world, block) of each rank: composites (rows, k) with kGathered, else samples; then its tag
   i64* merged;         // (rows, 1 + room): composites up to the low sample; those between it and the high one
   int* below;          // (rows,) composites of this rank up to the low sample
   const i64* ks;       // (rows,) k of each row; null: k
   int* indices;        // (rows, k) result
   int* counts;         // (rows,) result
+  i64* sent_tag;       // (1,) behind what this rank sends
+  int* flag;           // (1,) set to 1 where tags differ
+  i64 tag;             // of the call as this rank takes it
+  i64 block;           // words that a rank sends
   int rows;
   int k;
   int step;
@@ -33,10 +43,18 @@ struct Shard {
   int stripe; // interleaved shards: positions that lie together on a rank; 0: shards are contiguous
   int flags;
 };
-static_assert(sizeof(Shard) == 10 * 8 + 12 * 4, "the host packs 128 bytes");
+static_assert(sizeof(Shard) == 14 * 8 + 12 * 4, "the host packs 160 bytes");
 constexpr int kHighFirst = 1; // the tie-break prefers the highest positions
 constexpr int kOfShard = 2;   // results are positions in the shard
-constexpr int kGathered = 4;  // `select`: all composites of all ranks are gathered, and no samples
+constexpr int kGathered = 4;  // all composites of all ranks are gathered, and no samples
+
+// Whether a rank takes the call for another one than this rank does: every warp finds out. Call by all threads.
+KSIEVE_RANKS_INLINE bool ranks_differ(const Shard& p) {
+  bool differ = false;
+  for (int rank = threadIdx.x % 32; rank < p.world; rank += 32)
+    differ |= p.gathered[(rank + 1) * p.block - 1] != p.tag;
+  return __any_sync(kFullWarp, differ);
+}
 
 __device__ __forceinline__ int k_of_row(const Shard& p, int row) {
   return p.ks ? static_cast<int>(min(max(p.ks[row], 0ll), static_cast<i64>(p.k))) : p.k;
@@ -74,12 +92,7 @@ __device__ __forceinline__ int count_up_to(const i64* ascending, int n, i64 last
 }
 
 // The same, by all threads of a warp: each reads once where one thread waits for five reads, one behind another.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200) // inlined there, `select` would spill
-__device__ __noinline__ int
-#else
-__device__ __forceinline__ int
-#endif
-count_up_to_by_warp(const i64* ascending, int n, i64 last) {
+KSIEVE_RANKS_INLINE int count_up_to_by_warp(const i64* ascending, int n, i64 last) {
   last = min(last, kNothing - 1);
   int begin = 0;
   while (n > 0) {

@@ -3,9 +3,11 @@
 //   with samples: the slots that all ranks have added up hold the composites behind the low sample; the last of the k
 //   best is found by its rank among them
 //   without: all composites of all ranks were gathered, and each of this rank's is ranked among them
+// Where the ranks' tags differ, none is among them.
 #include "ranks/composites.cuh"
 
-// Returns how many composites of this rank are among the k best, where all ranks' are gathered. Call by all threads.
+// Returns how many composites of this rank are among the k best, where all ranks' are gathered; -1 where tags differ.
+// Call by all threads.
 __device__ __forceinline__ int count_among_gathered(const Shard& p, i64 row, int k, const i64* best) {
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
@@ -17,9 +19,9 @@ __device__ __forceinline__ int count_among_gathered(const Shard& p, i64 row, int
     own[e] = slot_of(e) < p.k ? best[slot_of(e)] : kNothing;
     rank_of[e] = slot_of(e);
   }
-  for (int rank = 0; rank < p.world; ++rank) {
+  const i64* theirs = p.gathered + row * p.k;
+  for (int rank = 0; rank < p.world; ++rank, theirs += p.block) {
     if (rank == p.rank) continue;
-    const i64* theirs = p.gathered + (static_cast<i64>(rank) * p.rows + row) * p.k;
 #pragma unroll
     for (int e = 0; e < kEach; ++e)
       if (slot_of(e) < kSortSize) others[slot_of(e)] = slot_of(e) < p.k ? theirs[slot_of(e)] : kNothing;
@@ -73,7 +75,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   const i64 row = blockIdx.x;
   const int k = k_of_row(p, static_cast<int>(row));
   const i64* best = p.best + row * p.k;
-  const int count = p.flags & kGathered ? count_among_gathered(p, row, k, best) : count_by_samples(p, row, k, best);
+  int count = 0;
+  if (ranks_differ(p)) {
+    if (threadIdx.x == 0) *p.flag = 1;
+  } else {
+    count = p.flags & kGathered ? count_among_gathered(p, row, k, best) : count_by_samples(p, row, k, best);
+  }
   if (threadIdx.x == 0) p.counts[row] = count;
   if (!p.indices) return;
   constexpr u32 kUnused = ~0u;

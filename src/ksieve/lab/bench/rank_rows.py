@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ksieve.checking.verify import verify
 from ksieve.core.arrays import as_numpy
 from ksieve.distributed import Contiguous, Interleaved, Pairs, Samples, ShardPlan, plan, topk
+from ksieve.distributed.agreement import distributed, gather
 from ksieve.distributed.layouts import Layout
-from ksieve.distributed.plans import distributed, gather
 from ksieve.distributed.schedules import Output
 
 VERIFIED_AT_A_TIME = 2000

@@ -20,8 +20,8 @@ from ksieve.core.errors import BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Device, Problem
 from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
+from ksieve.distributed.agreement import distributed, gather
 from ksieve.distributed.layouts import Layout
-from ksieve.distributed.plans import distributed, gather
 from ksieve.lab.bench import rank_rows, record
 from ksieve.lab.bench.timing import input_sets
 
