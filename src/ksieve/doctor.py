@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -26,7 +25,8 @@ from ksieve.backends.cpu import thread_count
 from ksieve.backends.cuda.runtime.driver import LEAST_CUDA, install
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.core.text import printable
+from ksieve.core.paths import is_folder, read_utf8
+from ksieve.core.text import parse_json, printable
 from ksieve.self_test import SelfTest
 
 PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -198,7 +198,7 @@ def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[LaunchShapes, ...
     if asked == "off":
         return ()
     place = Path(asked).expanduser() if asked else tuned.folder()
-    found = sorted(place.glob("*.json")) if place.is_dir() or not asked else [place]
+    found = sorted(place.glob("*.json")) if is_folder(place) or not asked else [place]
     return tuple(_launch_shapes(path, devices) for path in found)
 
 
@@ -206,7 +206,7 @@ def _launch_shapes(path: Path, devices: Sequence[DeviceInfo]) -> LaunchShapes:
     from ksieve.planning import tuned
 
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = parse_json(read_utf8(path))
         names = ("dtype", "date", "driver", "ksieve")
         texts = [str(facts["device"]["name"]), *(str(facts.get(name) or "") for name in names)]
         device = next((device for device in devices if device.name == texts[0]), None)
@@ -216,8 +216,8 @@ def _launch_shapes(path: Path, devices: Sequence[DeviceInfo]) -> LaunchShapes:
     except ArgumentError as error:
         fault = str(error.got).removeprefix(f"{printable(str(path))}: ")
         return LaunchShapes(str(path), problem=f"NOT used: {fault}; takes {error.takes}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return LaunchShapes(str(path), problem=f"it cannot be read ({type(error).__name__})")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return LaunchShapes(str(path), problem=f"it cannot be read ({type(error).__name__}: {error})")
 
 
 def advise(report: Report) -> Advice | None:
@@ -401,6 +401,6 @@ def _cache(kind: str) -> Cache:
     path, problem, found = store.root, store.problem(), list(store.entries())
     damaged = 0 if problem is not None else sum(e.facts is None for e in found)
     return Cache(
-        str(path), path.is_dir(), problem is None and store.writable(), len(found), sum(e.size for e in found),
+        str(path), is_folder(path), problem is None and store.writable(), len(found), sum(e.size for e in found),
         damaged, problem,
     )  # fmt: skip

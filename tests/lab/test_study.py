@@ -202,8 +202,28 @@ def test_a_capture_of_plateaus_says_so_everywhere(tmp_path):
     assert "<td>tied</td>" in run.write(payload, tmp_path / "out")[0].read_text()
 
 
+def test_rows_that_no_policy_samples_are_refused_before_one_is_read(tmp_path, monkeypatch):
+    from ksieve.lab.study.calibrate import calibrate
+
+    scores = np.random.default_rng(0).standard_normal((40, 400))
+    with (
+        open_capture(capture_of(tmp_path / "a.safetensors", scores[:, :214])) as short,
+        open_capture(capture_of(tmp_path / "b.safetensors", scores)) as enough,
+    ):
+        for name in ("rows_block", "rows_at"):
+            monkeypatch.setattr(type(short), name, lambda *_: pytest.fail("read"))
+        takes = r"whose longest row has 214 scores; takes rows of at least 324 scores: no sampling policy"
+        with pytest.raises(ArgumentError, match=rf"^k: got 50 for a.safetensors, {takes}"):
+            run.study([enough, short], 50)
+    with (
+        open_capture(capture_of(tmp_path / "c.safetensors", scores[:, :60])) as shorter,
+        pytest.raises(ArgumentError, match=r"^k: got 15 for a row of 60 scores; takes a smaller k or longer rows"),
+    ):
+        calibrate([shorter], 15)
+
+
 def test_rows_of_few_scores_are_studied_without_a_word(tmp_path):
-    scores = np.random.default_rng(0).standard_normal((3, 16))
+    scores = np.random.default_rng(0).standard_normal((3, 400))
     with open_capture(capture_of(tmp_path / "a.safetensors", scores)) as capture:
         payload = run.study([capture], 4)
     sparse = next(r for r in payload["results"]["captures"][0]["ranks"] if r["stride"] == 256)

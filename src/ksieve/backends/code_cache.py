@@ -124,11 +124,11 @@ class Store:
     def writable(self) -> bool:
         """Whether a file can be created in the directory, or the directory itself can be created."""
         place = self.folder
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        if not place.is_dir():
-            return False
         try:
+            while not place.exists() and place != place.parent:
+                place = place.parent
+            if not place.is_dir():
+                return False
             # Permission bits do not show a read-only mount or a full disk: only writing a file does.
             with tempfile.TemporaryFile(dir=place):
                 return True

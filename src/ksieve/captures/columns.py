@@ -49,15 +49,16 @@ class JoinedColumns:
                 got = f"{other.path}: {other.rows} rows of {other.dtype}"
                 raise ArgumentError("--next", got, f"captures of {self.rows} rows of {self.dtype}, as {first.path} is")
         self.width = problem.check_size(sum(capture.width for capture in captures), "width")
-        valid = [np.clip(capture.lengths, 0, capture.width) for capture in captures]
-        self.lengths: NDArray[np.int32] = np.sum(valid, axis=0, dtype=np.int32)
-        self._captures, self._valid = captures, valid
+        self._captures, self._valid = captures, [capture.clamped() for capture in captures]
+        self.lengths: NDArray[np.int32] = np.broadcast_to(np.int32(self.width), self.rows)
+        if any(valid.strides != (0,) for valid in self._valid):
+            self.lengths = np.sum(self._valid, axis=0, dtype=np.int32)
 
     def tiles(self, begin: int, end: int, most: int) -> Iterator[tuple[int, Any, NDArray[np.int32]]]:
         """Tiles of at most `most` columns: first column, scores, and where valid ones end, of rows `begin` to `end`."""
         before = 0
         for capture in self._captures:
-            valid = np.clip(capture.lengths[begin:end], 0, capture.width) + np.int32(before)
+            valid = capture.clamped(begin, end) + np.int32(before)
             for first in range(0, capture.width, most):
                 last = min(first + most, capture.width)
                 yield before + first, capture.tile(begin, end, first, last), valid

@@ -19,6 +19,7 @@ from ksieve.captures.tensorfile import DTYPE_OF_NAME, FLOATS, FREE_ROWS, NUMPY_O
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.keys import widen
+from ksieve.core.text import bytes_text
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["scores", "factors"]
@@ -31,6 +32,9 @@ VERSION_KEY, KIND_KEY, K_KEY = "ksieve_capture", "kind", "topk"
 
 BLOCK_BYTES = 64 << 20
 """Default bound on the bytes of one block of scores."""
+
+_PART = 1 << 20
+"""Rows whose lengths are clamped at a time."""
 
 _SHOWN = 40
 """Largest number of characters of a file's text in an error."""
@@ -58,7 +62,8 @@ class Capture:
     dtype : {"float32", "float16", "bfloat16"}
         Dtype of the blocks. bfloat16 is represented as uint16 bits; captures of factors give float32.
     lengths : ndarray of int32, shape (rows,)
-        As stored, not clamped: values may be below 0 or above `width`; `ksieve.topk` clamps them.
+        As stored, not clamped: values may be below 0 or above `width`; `ksieve.topk` clamps them. Read-only, and one
+        number in memory, for full rows of which the file holds no lengths.
     k : int or None
         The K that the capture is meant for; None if its metadata names none.
     metadata : dict of str to str
@@ -174,15 +179,35 @@ class Capture:
             if progress is not None:
                 progress(end, self.rows)
 
+    def valid_scores(self) -> tuple[int, int, int]:
+        """Return the least, the largest and the sum of the lengths, clamped to [0, width]; zeros without a row."""
+        if not self.rows:
+            return 0, 0, 0
+        if self.lengths.strides == (0,):
+            return self.width, self.width, self.rows * self.width
+        found = [(part.min(), part.max(), part.sum(dtype=np.int64)) for _, part in self.iter_clamped()]
+        least, most, sums = zip(*found, strict=True)
+        return int(min(least)), int(max(most)), int(sum(sums))
+
+    def clamped(self, begin: int = 0, end: int | None = None) -> NDArray[np.int32]:
+        """Return the lengths of rows `begin` to `end`, clamped to [0, width]; full rows take no memory."""
+        lengths = self.lengths[begin:end]
+        return lengths if lengths.strides == (0,) else np.clip(lengths, 0, self.width)
+
+    def iter_clamped(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
+        """Iterate over the first row and `clamped` lengths of parts of the rows, which take little memory."""
+        for begin in range(0, self.rows, _PART):
+            yield begin, self.clamped(begin, begin + _PART)
+
     def describe(self) -> dict[str, str]:
         """Return the facts for display, in order: shape, lengths, size, then metadata."""
-        valid = np.clip(self.lengths.astype(np.int64), 0, self.width)
+        least, most, total = self.valid_scores()
         matrix = self.rows * self.width * NUMPY_OF[DTYPE_OF_NAME[self.dtype]].itemsize
         facts = {
-            "file": f"{self.path} ({_bytes_text(self.path.stat().st_size)})",
+            "file": f"{self.path} ({bytes_text(self.path.stat().st_size)})",
             "kind": self.kind,
-            "scores": f"{self.rows:,} rows x {self.width:,} {self.dtype} ({_bytes_text(matrix)})",
-            "lengths": f"{valid.min():,} to {valid.max():,}, {valid.sum():,} valid scores" if self.rows else "none",
+            "scores": f"{self.rows:,} rows x {self.width:,} {self.dtype} ({bytes_text(matrix)})",
+            "lengths": f"{least:,} to {most:,}, {total:,} valid scores" if self.rows else "none",
         }
         if self.kind == "factors":
             _, heads, dim = self._q.shape
@@ -265,7 +290,7 @@ class Capture:
         if "lengths" in self._file.tensors:
             return self._file.read(self._file.require("lengths", ("I32",), (self.rows,)), 0, self.rows)
         if self.kind == "scores":
-            return np.full(self.rows, self.width, np.int32)
+            return np.broadcast_to(np.int32(self.width), self.rows)  # one number in memory
         if self.rows > self.width:
             raise self._file.error(
                 f"{self.rows} queries for {self.width} keys: a file without 'lengths' is a causal window, "
@@ -313,11 +338,3 @@ def rows_per_block(width: int, dtype: str, max_bytes: int) -> int:
     if not problem.is_int(max_bytes) or max_bytes < 1:
         raise ArgumentError("max_bytes", repr(max_bytes), "an int of at least 1")
     return max(1, int(max_bytes) // max(1, width * NUMPY_OF[DTYPE_OF_NAME[dtype]].itemsize))
-
-
-def _bytes_text(size: int) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-        size /= 1000  # type: ignore[assignment]
-    return f"{size:,.1f} GB"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from ksieve.captures.sources import TAKES, Source, open_source
 from ksieve.captures.tensorfile import FREE_ROWS, MAX_SIZE
 from ksieve.captures.writer import CaptureWriter
 from ksieve.core import problem
-from ksieve.core.atomic import same_file
 from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.paths import as_path, same_file
 
 CAUSAL = "causal"
 """Value of `lengths` that means the lengths of a causal window."""
@@ -81,7 +81,7 @@ def import_scores(
     BackendError
         The source is a torch file, and PyTorch is not installed.
     """
-    path = Path(source)
+    path, target = as_path(source, "source"), as_path(target, "target")
     if same_file(path, target):
         raise ArgumentError("target", repr(str(target)), "another file than the source")
     if isinstance(lengths, (str, os.PathLike)) and lengths != CAUSAL and same_file(lengths, target):
@@ -104,7 +104,7 @@ def import_scores(
                 block = matrix.next_rows(end - begin)
                 if dtype is not None:
                     block = narrow(block, dtype)
-                writer.write(block, None if valid is None else valid[begin:end])
+                writer.write(block, None if valid is None else valid(begin, end))
                 if progress is not None:
                     progress(end, rows)
 
@@ -123,14 +123,14 @@ def load_array(source: str | os.PathLike[str], name: str | None = None, *, prefe
     Returns
     -------
     ndarray
-        Contiguous; for a ``.npy`` or torch file, where possible, a read-only or copy-on-write map of the file.
+        For a ``.npy`` or torch file, where possible, a read-only or copy-on-write map of the file.
 
     Raises
     ------
     CaptureFormatError, ArgumentError, BackendError
         As `import_scores`.
     """
-    with open_source(Path(source), name, prefer=prefer) as found:
+    with open_source(as_path(source, "source"), name, prefer=prefer) as found:
         if not found.shape:
             raise CaptureFormatError(f"{source}: holds a single number; takes an array")
         return found.whole()
@@ -173,38 +173,49 @@ def _rows_of(path: Path, matrix: Source, index: Sequence[int] | None, flatten: b
     return int(np.ravel_multi_index(wanted, lead)) * rows, rows
 
 
+Lengths = Callable[[int, int], Array]
+"""Called as ``lengths(begin, end)``: int32 lengths of some of the rows taken."""
+
+
 def _find_lengths(
     path: Path, matrix: Source, lengths: Any, lengths_name: str | None, index: Sequence[int] | None, rows: int
-) -> Array | None:
-    """Turn the `lengths` argument into int32 lengths of the rows taken; None when there are none."""
+) -> Lengths | None:
+    """Turn the `lengths` argument into the lengths of the rows taken; None when there are none."""
     stack = matrix.shape[:-1]
-    where = "lengths"
     if isinstance(lengths, str) and lengths == CAUSAL:
         if lengths_name is not None:
             raise ArgumentError("lengths_name", repr(lengths_name), "nothing: the lengths are causal")
-        return _causal(path, matrix.shape, rows)
-    if isinstance(lengths, (str, os.PathLike)):
-        where = f"lengths in {lengths}"
-        lengths = load_array(lengths, lengths_name, prefer="lengths")
-    elif lengths is None:
-        if lengths_name is None and "lengths" not in matrix.names:
-            return None
-        where = f"lengths in {path}"
-        lengths = load_array(path, lengths_name, prefer="lengths")
-    found = np.asarray(problem.as_numpy(lengths))
+        return _causal(path, matrix.shape)
+    if lengths is None and lengths_name is None and "lengths" not in matrix.names:
+        return None
+    if lengths is None or isinstance(lengths, (str, os.PathLike)):
+        file = path if lengths is None else as_path(lengths, "lengths")
+        where = f"lengths in {file}"
+        with open_source(file, lengths_name, prefer="lengths") as source:
+            if source.shape not in ((rows,), stack):  # before an array that may be of any size is read
+                raise _no_lengths(where, source.dtype, source.shape, rows)
+            found = source.whole()
+    else:
+        where = "lengths"
+        problem.inspect(lengths, where)
+        found = problem.as_numpy(lengths)
     if found.dtype.kind in "iu" and len(stack) > 1 and found.shape == stack:
         found = found.reshape(-1) if index is None else found[tuple(index)]
     if found.dtype.kind not in "iu" or found.shape != (rows,):
-        raise ArgumentError(where, f"dtype {found.dtype}, shape {found.shape}", f"integers of shape ({rows},)")
+        raise _no_lengths(where, found.dtype, found.shape, rows)
     # A length beyond int32 equals the largest int32 in effect: both exceed any row.
-    valid: Array = np.clip(found, -(1 << 31), (1 << 31) - 1).astype(np.int32)
-    return valid
+    return lambda begin, end: np.clip(found[begin:end], -(1 << 31), (1 << 31) - 1).astype(np.int32)
 
 
-def _causal(path: Path, shape: tuple[int, ...], rows: int) -> Array:
+def _no_lengths(where: str, dtype: object, shape: tuple[int, ...], rows: int) -> ArgumentError:
+    return ArgumentError(where, f"dtype {dtype}, shape {shape}", f"integers of shape ({rows},)")
+
+
+def _causal(path: Path, shape: tuple[int, ...]) -> Lengths:
     queries, width = shape[-2:]
     if queries > width:
         raise ArgumentError(
             "lengths", "'causal'", f"lengths: {path} has {queries} rows of {width} scores, which is no causal window"
         )
-    return (np.arange(rows, dtype=np.int64) % max(queries, 1) + 1 + width - queries).astype(np.int32)
+    first = 1 + width - queries
+    return lambda begin, end: (np.arange(begin, end) % max(queries, 1) + first).astype(np.int32)

@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 
 from ksieve import dispatch
 from ksieve.core import problem
-from ksieve.core.atomic import Draft, same_file
+from ksieve.core.atomic import Draft
 from ksieve.core.call import Call
 from ksieve.core.entries import bounds
-from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
+from ksieve.core.errors import ArgumentError, BackendError, KsieveError, kind_of, shown
 from ksieve.core.keys import widen
+from ksieve.core.paths import as_path, same_file
 from ksieve.core.problem import Problem
 
 MAX_BYTES = 1 << 30
@@ -78,11 +79,9 @@ class Recorder:
         max_bytes: int,
         metadata: Mapping[str, str] | None,
     ) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError("path", kind_of(path), "the path of a file")
+        self.path = as_path(path)
         if metadata is not None and not isinstance(metadata, Mapping):
             raise ArgumentError("metadata", kind_of(metadata), "a mapping of str to str, or None")
-        self.path = Path(path)
         numbers = {"every": every, "calls": calls, "rows_per_call": rows_per_call, "max_bytes": max_bytes}
         for name, value in numbers.items():
             optional = name in ("calls", "rows_per_call")
@@ -148,7 +147,7 @@ class Recorder:
             try:
                 if self.rows:
                     self._finish()
-            except (OSError, MemoryError) as failure:
+            except (OSError, MemoryError, KsieveError) as failure:
                 # A warning, not an error: the results of the block must not be lost.
                 warnings.warn(f"the recording is lost: {_words(failure, self.path)}", RuntimeWarning, stacklevel=2)
                 return
@@ -308,9 +307,8 @@ def record(
     Raises
     ------
     ArgumentError
-        If an argument cannot be used; on entering, if another recording writes to the same file.
-    OSError
-        If the folder, or an existing file at `path`, may not be written.
+        If an argument cannot be used or `path` cannot be written; on entering, if another recording writes to the same
+        file.
     BackendError
         From a call whose stream is being captured into a CUDA graph; on entering under ``torch.compile``.
 

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ksieve.captures.factors import FACTORS
-from ksieve.captures.tensorfile import NUMPY_OF, OTHERS, TensorFile, TensorInfo
+from ksieve.captures.tensorfile import NUMPY_OF, OTHERS, SIZES, TensorFile, TensorInfo, too_large
 from ksieve.captures.torchfile import check_storages
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, BackendError, CaptureFormatError, KsieveError
+from ksieve.core.paths import unreadable
 
 Array = np.ndarray[Any, Any]
 
@@ -81,10 +82,10 @@ class _ArraySource:
             matrix, row = divmod(self._at, self.shape[-2])
             lead = np.unravel_index(matrix, self.shape[:-2]) if self.shape[:-2] else ()
             piece = self._array[tuple(map(int, lead))][row : row + end - self._at]
-            pieces.append(_native(piece))
+            pieces.append(np.ascontiguousarray(_native(piece)))
             self._at += piece.shape[0]
         if not pieces:
-            return _native(self._array.reshape(0, self.shape[-1]) if not self._array.size else self._array[:0])
+            return np.empty((0, self.shape[-1]), _native(self._array[:0]).dtype)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def whole(self) -> Array:
@@ -160,8 +161,8 @@ def open_source(path: Path, name: str | None, prefer: str) -> Iterator[Source]:
     """Open an array of a file by the file's suffix; exceptions of the libraries become `CaptureFormatError`."""
     if path.suffix not in SUFFIXES:
         raise CaptureFormatError(f"{path}: unknown file type {path.suffix!r}; takes {', '.join(SUFFIXES)}")
-    if not path.is_file():
-        raise CaptureFormatError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    if fault := unreadable(path):
+        raise CaptureFormatError(f"{path}: {fault}")
     with ExitStack() as resources:
         source: Source
         try:
@@ -181,6 +182,8 @@ def open_source(path: Path, name: str | None, prefer: str) -> Iterator[Source]:
             Exception
         ) as e:  # depends on the content: ValueError, BadZipFile, struct.error, UnicodeDecodeError, RecursionError ...
             raise CaptureFormatError(f"{path}: not a readable {path.suffix} file ({_words(e)})") from e
+        if too_large(source.shape):
+            raise CaptureFormatError(f"{path}: holds an array of shape {source.shape}; takes {SIZES}")
         yield source
 
 
@@ -311,6 +314,9 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def _native(array: Array) -> Array:
-    """Contiguous array in native byte order, without a copy where possible; raw 2-byte items become uint16."""
+    """Array in native byte order, a view where possible: an expanded tensor may be larger than memory.
+
+    Raw 2-byte items become uint16.
+    """
     bits = array.view(np.uint16) if array.dtype == _RAW16 else array
-    return np.ascontiguousarray(bits, dtype=bits.dtype.newbyteorder("="))
+    return np.asarray(bits, dtype=bits.dtype.newbyteorder("="))

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class _Share:
         rows, turn = int(self.source.rows), self.step * self.world
         return [(begin, min(begin + self.step, rows)) for begin in range(self.rank * self.step, rows, turn)]
 
-    @property
+    @cached_property
     def lengths(self) -> NDArray[np.int32]:
         """Lengths of this rank's rows."""
         parts = [self.source.lengths[begin:end] for begin, end in self.blocks]

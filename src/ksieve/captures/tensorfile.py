@@ -13,12 +13,12 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ksieve.core.errors import ArgumentError, CaptureFormatError, KsieveError
+from ksieve.core.paths import as_path, unreadable
 
 Array = np.ndarray[Any, Any]
 
@@ -45,6 +45,11 @@ OTHERS: dict[str, np.dtype[Any]] = {
 
 MAX_SIZE = (1 << 31) - 1
 """Largest size of a dimension that is read: indices and lengths are int32."""
+
+MAX_ENTRIES = 1 << 59
+"""Largest product of the sizes that are not 0: NumPy addresses an array, also an empty one, by 63 bits."""
+
+SIZES = f"sizes up to {MAX_SIZE}, and at most 2**59 entries"
 
 FREE_ROWS = 1 << 20
 """Largest number of rows or keys without data in the file; each further one takes a byte, which bounds the memory."""
@@ -83,7 +88,7 @@ class TensorInfo:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
-        return self.shape[0] * self.row_bytes
+        return math.prod(self.shape) * self.storage.itemsize
 
 
 class TensorFile:
@@ -98,9 +103,9 @@ class TensorFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         from safetensors import SafetensorError, safe_open
 
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise self.error("no such file" if not self.path.exists() else "not a file")
+        self.path = as_path(path)
+        if fault := unreadable(self.path):
+            raise self.error(fault)
         try:
             with safe_open(self.path, framework="np"):
                 pass
@@ -155,8 +160,8 @@ class TensorFile:
         ):
             wanted = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
             raise self.error(f"tensor {name!r} has shape {t.shape}; takes ({wanted})")
-        if any(n > MAX_SIZE for n in t.shape):
-            raise self.error(f"tensor {name!r} has shape {t.shape}; takes sizes up to {MAX_SIZE}")
+        if too_large(t.shape):
+            raise self.error(f"tensor {name!r} has shape {t.shape}; takes {SIZES}")
         return t
 
     def read(self, tensor: TensorInfo, begin: int, end: int) -> Array:
@@ -183,6 +188,11 @@ class TensorFile:
     def close(self) -> None:
         """Close the file; reading afterwards raises ArgumentError."""
         self._file.close()
+
+
+def too_large(shape: Sequence[int]) -> bool:
+    """Whether the sizes of an array exceed `SIZES`."""
+    return max(shape, default=0) > MAX_SIZE or math.prod(size or 1 for size in shape) > MAX_ENTRIES
 
 
 def write_header(

@@ -21,10 +21,18 @@ from ksieve.captures.format import (
     Kind,
     rows_per_block,
 )
-from ksieve.captures.tensorfile import DTYPE_OF_NAME, FLOATS, METADATA_BYTES, NUMPY_OF, TensorInfo, write_header
+from ksieve.captures.tensorfile import (
+    DTYPE_OF_NAME,
+    FLOATS,
+    MAX_SIZE,
+    METADATA_BYTES,
+    NUMPY_OF,
+    TensorInfo,
+    write_header,
+)
 from ksieve.core import problem
 from ksieve.core.atomic import Draft, replacing
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, CaptureFormatError, shown
 
 
 class CaptureWriter:
@@ -45,9 +53,7 @@ class CaptureWriter:
     Raises
     ------
     ArgumentError
-        If an argument cannot be used.
-    OSError
-        If the folder, or an existing file at `path`, may not be written.
+        If an argument cannot be used, `path` cannot be written, or its disk has no room for the capture.
 
     Examples
     --------
@@ -67,23 +73,25 @@ class CaptureWriter:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         for name, value in (("rows", rows), ("width", width)):
-            if not problem.is_int(value) or value < 0:
-                raise ArgumentError(name, repr(value), "an int of at least 0")
-        if width >= 1 << 31:
-            raise ArgumentError("width", width, "width below 2**31, so that indices fit int32")
+            if not problem.is_int(value) or not 0 <= value <= MAX_SIZE:
+                raise ArgumentError(name, shown(value), "an int from 0 to 2**31 - 1, so that indices fit int32")
         if dtype not in DTYPE_OF_NAME:
             raise ArgumentError("dtype", repr(dtype), f"one of {list(DTYPE_OF_NAME)}")
         header = capture_metadata("scores", k, metadata)
         self.rows, self.width, self.dtype, self.written = int(rows), int(width), dtype, 0
-        self._lengths = np.full(self.rows, self.width, dtype="<i4")
-        self._draft = Draft(path, seekable=True)
         # lengths come first so that scores, the last tensor, can start at a multiple of 64 bytes.
         tensors = [
             TensorInfo("lengths", "I32", (self.rows,)),
             TensorInfo("scores", DTYPE_OF_NAME[dtype], (self.rows, self.width)),
         ]
-        self._lengths_at = write_header(self._draft.file, tensors, header, align="scores")[0].offset
-        self._draft.file.write(self._lengths.tobytes())
+        self._draft = Draft(path, seekable=True, size=sum(tensor.nbytes for tensor in tensors))
+        try:
+            self._lengths_at, self._scores_at = (
+                tensor.offset for tensor in write_header(self._draft.file, tensors, header, align="scores")
+            )
+        except BaseException:
+            self._draft.discard()
+            raise
         self._open = True
 
     def write(self, scores: Any, lengths: Any = None) -> None:
@@ -113,14 +121,18 @@ class CaptureWriter:
         begin, end = self.written, self.written + block.shape[0]
         if end > self.rows:
             raise ArgumentError("scores", f"rows up to {end}", f"at most the announced {self.rows} rows")
+        valid: Any = np.broadcast_to(np.int32(self.width), block.shape[0])
         if lengths is not None:
             valid = check_lengths(lengths, block.shape[0])
-            self._lengths[begin:end] = valid
+        file, storage = self._draft.file, NUMPY_OF[DTYPE_OF_NAME[self.dtype]]
+        file.seek(self._lengths_at + 4 * begin)
+        file.write(np.ascontiguousarray(valid, dtype="<i4").data)
+        file.seek(self._scores_at + begin * self.width * storage.itemsize)
         # Converted in pieces, so that a strided or byte-swapped block is never copied as a whole.
         step = rows_per_block(self.width, self.dtype, BLOCK_BYTES)
         for r in range(0, block.shape[0], step):
-            piece = np.ascontiguousarray(block[r : r + step], dtype=NUMPY_OF[DTYPE_OF_NAME[self.dtype]])
-            self._draft.file.write(piece.reshape(-1).view(np.uint8).data)
+            piece = np.ascontiguousarray(block[r : r + step], dtype=storage)
+            file.write(piece.reshape(-1).view(np.uint8).data)
         self.written = end
 
     def close(self) -> None:
@@ -139,8 +151,6 @@ class CaptureWriter:
                 f"{self._draft.path}: {self.written} of {self.rows} announced rows were written; nothing is kept"
             )
         self._open = False
-        self._draft.file.seek(self._lengths_at)
-        self._draft.file.write(self._lengths.tobytes())
         self._draft.publish()
 
     def discard(self) -> None:
@@ -215,8 +225,9 @@ def write_factors(
         parts["lengths"] = ("I32", check_lengths(lengths, rows))
     # Widest items first keeps every tensor aligned to its dtype.
     ordered = sorted(parts, key=lambda name: -NUMPY_OF[parts[name][0]].itemsize)
-    with replacing(path) as file:
-        write_header(file, [TensorInfo(n, parts[n][0], parts[n][1].shape) for n in ordered], header, align=ordered[0])
+    tensors = [TensorInfo(n, parts[n][0], parts[n][1].shape) for n in ordered]
+    with replacing(path, size=sum(tensor.nbytes for tensor in tensors)) as file:
+        write_header(file, tensors, header, align=ordered[0])
         for name in ordered:
             dtype, array = parts[name]
             file.write(np.ascontiguousarray(array, dtype=NUMPY_OF[dtype]).tobytes())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from ksieve.captures.format import Capture
@@ -31,7 +30,7 @@ def describe(path: Path) -> None:
 
 def facts_of(source: Capture) -> dict[str, Any]:
     """Facts of a capture as ``--json`` prints them; lengths are those of the contract, from 0 to the width."""
-    valid = np.clip(source.lengths.astype(np.int64), 0, source.width)
+    least, most, total = source.valid_scores()
     return {
         "file": str(source.path),
         "bytes": source.path.stat().st_size,
@@ -39,7 +38,7 @@ def facts_of(source: Capture) -> dict[str, Any]:
         "rows": source.rows,
         "width": source.width,
         "dtype": source.dtype,
-        "lengths": {"least": valid.min(), "most": valid.max(), "sum": valid.sum()} if source.rows else None,
+        "lengths": {"least": least, "most": most, "sum": total} if source.rows else None,
         "k": source.k,
         "metadata": source.metadata,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,8 +20,9 @@ from ksieve.captures.importers import load_array as load_imported
 from ksieve.captures.sources import FOREIGN_SUFFIXES
 from ksieve.captures.stream import BLOCK_BYTES
 from ksieve.captures.tensorfile import TensorInfo, write_header
-from ksieve.core.atomic import replacing, same_file
+from ksieve.core.atomic import replacing
 from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.paths import look, reason, same_file, unreadable
 from ksieve.core.problem import check_k
 from ksieve.core.stats import STATS_COLUMNS, Stats
 
@@ -31,7 +33,7 @@ Write = Callable[[int, NDArray[np.int32]], None]
 
 def open_capture(path: Path) -> Capture:
     """Open a capture; the error for a file that must be imported first names the command."""
-    if path.suffix in FOREIGN_SUFFIXES and path.is_file():
+    if path.suffix in FOREIGN_SUFFIXES and unreadable(path) is None:
         remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
         raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
     return capture.open_capture(path)
@@ -69,8 +71,12 @@ def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) ->
     """
     chosen = Path(path)
     if os.fspath(path).endswith(("/", os.sep)):
-        chosen.mkdir(parents=True, exist_ok=True)
-    if chosen.is_dir():
+        try:
+            chosen.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(option, f"{path} ({reason(error)})", "a folder that can be made") from None
+    found = look(chosen, option)
+    if found is not None and stat.S_ISDIR(found.st_mode):
         chosen /= re.sub(r"[^\w.,+=-]+", "-", name)
     check_output(option, chosen, suffixes)
     return chosen
@@ -83,7 +89,10 @@ def optional_target(option: str, path: str | Path | None, name: str, suffixes: S
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str]) -> None:
     """Refuse an output file of no known format, or one that cannot be written afterwards; None and devices pass."""
-    if path is None or path.is_relative_to("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
+    if path is None or path.is_relative_to("/dev"):
+        return
+    found = look(path, option)
+    if found is not None and stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         return
     if path.suffix not in suffixes:
         raise ArgumentError(option, str(path), f"a file name ending in {' or '.join(suffixes)}")
@@ -100,7 +109,7 @@ def check_folder(option: str, folder: Path | None) -> None:
     if folder is None:
         return
     found = folder.absolute()
-    while not found.exists() and found != found.parent:
+    while look(found, option) is None and found != found.parent:
         found = found.parent
     if not found.is_dir():
         raise ArgumentError(option, str(folder), f"a folder: {found} is none")
@@ -120,7 +129,8 @@ def keep_apart(outputs: Mapping[str, Path | str | None], inputs: Mapping[str, Pa
     written = [(name, Path(path)) for name, path in outputs.items() if path is not None]
     read = [(name, Path(path)) for name, path in inputs.items() if path is not None]
     for number, (name, path) in enumerate(written):
-        if path.exists() and not path.is_file():
+        found = look(path, name)
+        if found is not None and not stat.S_ISREG(found.st_mode):
             continue
         for other, taken in (*read, *written[:number]):
             if same_file(path, taken):
@@ -138,7 +148,7 @@ def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
     if path is None:
         yield lambda begin, indices: None
         return
-    with replacing(path) as file:
+    with replacing(path, size=4 * rows * k) as file:
         (_npy_header if path.suffix == ".npy" else _safetensors_header)(file, rows, k)
 
         def write(begin: int, indices: NDArray[np.int32]) -> None:
@@ -174,7 +184,7 @@ def _holds_scores(path: Path) -> bool:
     try:
         with capture.open_capture(path):
             return True
-    except (CaptureFormatError, OSError):
+    except CaptureFormatError:
         return False
 
 

@@ -99,10 +99,6 @@ def build(
         for value in values or ():
             if value < 1:
                 raise ArgumentError(f"--{name}", value, "an int of at least 1")
-    if bundle is None and not Store("cuda").writable():
-        raise BackendError(f"{cache.cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
-    file = None if bundle is None else ahead.bundle_target(bundle)
-    devices = [device for a in arch for device in planning.devices_of_arch(a)] if arch else [_present_device()]
     dtypes = [d.value for d in dtype or [Dtype.float32]]
     fixed: dict[str, object] = {"family": family, "policy": policy, "stats": stats}
     if engine is not None:
@@ -112,6 +108,11 @@ def build(
         _refuse(sizes, "a number with --for; --rows and --width list shapes")
     if ranks:
         _refuse(fixed, "nothing with --ranks")
+    named = [device for a in arch or () for device in planning.devices_of_arch(a)]
+    file = None if bundle is None else ahead.bundle_target(bundle)
+    if bundle is None and not Store("cuda").writable():
+        raise BackendError(f"{cache.cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
+    devices = named or [_present_device()]
     ks: Sequence[int] = k or ([2048] if engine else planning.SERVING_RANKS)
     most = {"max_rows": max_rows or planning.MAX_ROWS, "max_width": max_width or planning.MAX_WIDTH}
     shapes: dict[str, Any] = {

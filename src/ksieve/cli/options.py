@@ -13,7 +13,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from ksieve.core.errors import ArgumentError, CaptureFormatError
-from ksieve.core.policy import POLICIES
+from ksieve.core.policy import POLICIES, resolve_policy
 from ksieve.core.sizes import parse_count
 
 
@@ -68,7 +68,21 @@ def output(text: str, *names: str, metavar: str = "FILE") -> Any:
     return typer.Option(*(names or ("--out", "-o")), metavar=metavar, help=f"{text} {OUT_RULE}")
 
 
-def count(name: str, metavar: str, text: str, *, minimum: int | None = None) -> Any:
+def checked(name: str, check: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Callback of an option that lets the library check its value before the command begins; None passes."""
+
+    def callback(value: Any) -> Any:
+        try:
+            if value is not None:
+                check(value)
+        except ArgumentError as error:
+            raise ArgumentError(name, error.got, error.takes) from None
+        return value
+
+    return callback
+
+
+def count(name: str, metavar: str, text: str, *, minimum: int | None = None, **settings: Any) -> Any:
     """Option that takes a count, also as 64k or 1M: see `ksieve.core.sizes`."""
 
     def parse(value: str) -> int:
@@ -77,7 +91,7 @@ def count(name: str, metavar: str, text: str, *, minimum: int | None = None) -> 
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    return typer.Option(name, metavar=metavar, help=text, parser=parse)
+    return typer.Option(name, metavar=metavar, help=text, parser=parse, **settings)
 
 
 def written_names(signature: inspect.Signature) -> dict[str, str]:
@@ -125,6 +139,7 @@ PolicyName = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
+        callback=checked("--policy", resolve_policy),
         autocompletion=words("direct", *POLICIES),
         help=f"Sampling policy: direct (never samples), {', '.join(POLICIES)}, or a policy file (.json) of "
         "ksieve calibrate. Default: chosen by the row width.",

@@ -91,7 +91,8 @@ def select(
         ):
             result = split.select(source, slots, write, rank=rank, world=world, progress=update, **wanted)
         assert result is not None  # on the first rank
-        valid = valid_lengths(source)
+        if result.stats is not None:
+            valid = np.clip(source.lengths.astype(np.int64), 0, source.width)
         shape = {"rows": source.rows, "width": source.width, "dtype": source.dtype, "k": slots}
     terminal.say(
         f"selected k={slots} of {source.rows:,} rows x {source.width:,} on {result.plan.device.name}: selection "
@@ -142,11 +143,6 @@ def suggested_k(source: Capture | JoinedColumns, k: int | None) -> int:
     return check_k(source.k if k is None else k)
 
 
-def valid_lengths(source: Capture | JoinedColumns) -> NDArray[np.int64]:
-    """Lengths of a capture, clamped to [0, width]."""
-    return np.clip(source.lengths.astype(np.int64), 0, source.width)
-
-
 def routes(stats: Stats, valid: NDArray[np.int64]) -> dict[str, dict[str, float]]:
     """Return rows and row scans (scores read over valid scores) per route, and for all rows as "all"."""
     reads = stats.score_reads(valid)
@@ -177,7 +173,7 @@ def verify(
             help="Index array of shape (rows, k), int32 or int64: .npy, .npz, .safetensors or a torch file.",
         ),
     ],
-    k: Annotated[int | None, count("--k", "K", "Expected slots per row.")] = None,
+    k: Annotated[int | None, count("--k", "K", "Required columns of INDICES. Default: as many as it has.")] = None,
     further: Further = None,
     sentinel: Annotated[int, typer.Option("--sentinel", metavar="INT", help="Value of unused slots.")] = -1,
     name: Annotated[
@@ -186,7 +182,8 @@ def verify(
 ) -> None:
     """Check that an index array, from any library, is an exact Top-K answer for a capture.
 
-    Every row is checked. Exit code 0: exact. 1: not exact, and the first wrong row is explained.
+    Every row is checked, for the k of --k, else for as many slots as INDICES has columns. Exit code 0: exact. 1: not
+    exact, and the first wrong row is explained.
 
     For an answer of ksieve select --next pass the same captures in the same order. Where a row ends inside of one and
     goes on in the next, a wrong row is explained with positions among its valid scores alone.
@@ -194,13 +191,18 @@ def verify(
     from ksieve.checking.verify import verify as check
 
     answer = files.load_array(indices, name, prefer="indices")
+    if answer.ndim == 2 and not answer.shape[1]:
+        raise ArgumentError("INDICES", f"{indices}: shape {answer.shape}", "an array with a column for each slot")
     opened = files.open_columns([capture, *further]) if further else files.open_capture(capture)
     with opened as source, terminal.progress("verifying", source.rows) as update:
         if isinstance(source, JoinedColumns) and answer.ndim == 2 and len(answer) == source.rows:
             answer = source.packed(answer)
         verdict = check(source, None, answer, k=k, sentinel=sentinel, progress=update)
-    terminal.result(verdict.as_dict)
+    terminal.result(lambda: verdict.as_dict() | {"k_from": "columns" if k is None else "--k", "capture_k": source.k})
     terminal.say(str(verdict))
+    origin = f"from the columns of {indices}" if k is None else "as --k requires"
+    meant = "" if source.k in (None, verdict.k) else f"; {source.path} is meant for k={source.k}"
+    terminal.say(f"k={verdict.k}: {origin}{meant}")
     if not verdict.ok:
         raise typer.Exit(Exit.REFUTED)
 

@@ -19,6 +19,7 @@ import io
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
 import weakref
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ksieve.core.errors import ArgumentError
+from ksieve.core.paths import as_path, look, reason
+from ksieve.core.text import bytes_text
 
 _LINKS = 40
 """Symbolic links that are followed, as Linux does."""
@@ -45,6 +48,10 @@ class Draft:
         The target. Its folder must exist.
     seekable : bool
         Refuse pipes and other targets that can only be appended to.
+    size : int
+        Bytes that will be written, where they are known: the disk must have room for them.
+    folders : bool
+        Make the folder, and those above it, where they are missing.
 
     Attributes
     ----------
@@ -56,46 +63,60 @@ class Draft:
     Raises
     ------
     ArgumentError
-        If `path` is a folder, or its folder does not exist.
-    OSError
-        If the folder or an existing target may not be written.
+        If `path` is no path of a file that can be written, or the disk has less room than `size`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, seekable: bool = False) -> None:
-        self.path = Path(path)
-        found = _look(self.path)
-        self._place: Path | None = None
-        if (found is not None and not stat.S_ISREG(found.st_mode)) or _descriptor(self.path) is not None:
-            ordered = found is not None and stat.S_ISFIFO(found.st_mode)  # opening one would wait for a reader
-            handle = -1 if seekable and ordered else _open_in_place(self.path)
-            if seekable and (ordered or not _can_seek(handle)):
-                if handle >= 0:
-                    os.close(handle)
-                raise ArgumentError(
-                    "path", f"{str(path)!r}, a pipe or device", "a regular file: it is not written in order"
-                )
-        else:
-            handle = self._open_draft(found)
-        self.file = cast(BinaryIO, io.BufferedWriter(_Raw(handle, str(self.path))))
+    def __init__(
+        self, path: str | os.PathLike[str], *, seekable: bool = False, size: int = 0, folders: bool = False
+    ) -> None:
+        self.path = as_path(path)
+        found = look(self.path)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            raise ArgumentError("path", f"{str(path)!r}, a folder", "the name of a file")
+        self._draft: Path | None = None
+        self._process = os.getpid()
+        try:
+            if (found is not None and not stat.S_ISREG(found.st_mode)) or _descriptor(self.path) is not None:
+                ordered = found is not None and stat.S_ISFIFO(found.st_mode)  # opening one would wait for a reader
+                handle = -1 if seekable and ordered else _open_in_place(self.path)
+                if seekable and (ordered or not _can_seek(handle)):
+                    if handle >= 0:
+                        os.close(handle)
+                    raise ArgumentError(
+                        "path", f"{str(path)!r}, a pipe or device", "a regular file: it is not written in order"
+                    )
+            else:
+                handle = self._open_draft(found, size, folders)
+            self.file = cast(BinaryIO, io.BufferedWriter(_Raw(handle, str(self.path))))
+        except BaseException as error:
+            self._unlink()
+            if not isinstance(error, OSError):
+                raise
+            takes = "the path of a file that can be written"
+            raise ArgumentError("path", f"{str(path)!r} ({reason(error)})", takes) from error
 
-    def _open_draft(self, found: os.stat_result | None) -> int:
+    def _open_draft(self, found: os.stat_result | None, size: int, folders: bool) -> int:
         place = Path(os.path.realpath(self.path))
         if place.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self.path))
+        if folders:
+            place.parent.mkdir(parents=True, exist_ok=True)
         if not place.parent.is_dir():
             raise ArgumentError("path", repr(str(self.path)), "a path in a folder that exists")
+        disk = shutil.disk_usage(place.parent)
+        if size > disk.free and disk.total:  # some network file systems know neither
+            free = f"a disk with as much room: this one has {bytes_text(disk.free)}"
+            raise ArgumentError("path", f"{str(self.path)!r} for {bytes_text(size)}", free)
         if found is not None:
             # Raises if the file is write-protected, as writing in place would.
             os.close(os.open(self.path, os.O_WRONLY))
         # Not derived from the target's name, which may already have the greatest length of a file name.
-        self._place, self._draft = place, place.with_name(f".ksieve-{secrets.token_hex(12)}.part")
+        draft = place.with_name(f".ksieve-{secrets.token_hex(12)}.part")
         # Registered before the file exists, so that an interrupt in between leaves no file.
-        self._remove = weakref.finalize(self, _remove, self._draft, os.getpid())
+        self._remove = weakref.finalize(self, _remove, draft, self._process)
+        self._place, self._draft = place, draft
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        try:
-            handle = os.open(self._draft, flags, 0o666 if found is None else 0o600)
-        except OSError as error:
-            raise _about(error, self.path) from error
+        handle = os.open(draft, flags, 0o666 if found is None else 0o600)
         if found is not None and hasattr(os, "fchown"):
             try:
                 with contextlib.suppress(PermissionError):
@@ -103,7 +124,6 @@ class Draft:
                 os.fchmod(handle, stat.S_IMODE(found.st_mode) & 0o777)
             except BaseException:
                 os.close(handle)
-                self._remove()
                 raise
         return handle
 
@@ -111,7 +131,7 @@ class Draft:
         """Flush the file to disk and rename it onto the target. On an error the draft is removed."""
         try:
             self.file.flush()
-            if self._place is None:
+            if self._draft is None:
                 self.file.close()
                 return
             try:
@@ -119,8 +139,9 @@ class Draft:
                 self.file.close()
                 self._draft.replace(self._place)
             except OSError as error:
-                raise _about(error, self.path) from error
+                raise OSError(error.errno, error.strerror or str(error), str(self.path)) from error
             self._remove.detach()
+            self._draft = None
             _sync_folder(self._place.parent)
         except BaseException:
             self.discard()
@@ -133,20 +154,22 @@ class Draft:
             with contextlib.suppress(OSError, ValueError):
                 self.file.close()
         finally:
-            if self._place is not None:
-                self._remove()
+            self._unlink()
+
+    def _unlink(self) -> None:
+        if self._draft is not None:
+            _remove(self._draft, self._process)
+            self._remove.detach()  # not before: after an interrupt in between it removes the file
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, seekable: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], **how: Any) -> Iterator[BinaryIO]:
     """Write a file in a ``with`` block: the target is replaced when the block ends without an error, else left alone.
 
     Parameters
     ----------
-    path : path
-        Replaced, if it exists; its folder must exist.
-    seekable : bool
-        Refuse pipes and other targets that can only be appended to.
+    path, **how
+        As `Draft` takes them.
 
     Yields
     ------
@@ -154,10 +177,12 @@ def replacing(path: str | os.PathLike[str], *, seekable: bool = False) -> Iterat
 
     Raises
     ------
-    ArgumentError, OSError
-        As `Draft`; OSError also if the disk is full. Errors name `path`.
+    ArgumentError
+        As `Draft`.
+    OSError
+        If the disk fills up. It names `path`.
     """
-    draft = Draft(path, seekable=seekable)
+    draft = Draft(path, **how)
     try:
         yield draft.file
     except BaseException:
@@ -166,26 +191,19 @@ def replacing(path: str | os.PathLike[str], *, seekable: bool = False) -> Iterat
     draft.publish()
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, folders: bool = False) -> None:
     """Write a whole file atomically, as `replacing`."""
-    with replacing(path) as file:
+    with replacing(path, size=len(data), folders=folders) as file:
         file.write(data)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: str | os.PathLike[str], text: str, *, folders: bool = False) -> None:
     """Write a whole UTF-8 text file atomically, as `replacing`.
 
     Surrogates that stand for undecodable bytes of file names are decoded as UTF-8 where possible, else escaped.
     """
-    write_bytes(path, text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").encode("utf-8"))
-
-
-def same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Whether two paths name one file, links resolved; the files need not exist."""
-    try:
-        return Path(one).samefile(other)
-    except (OSError, ValueError):
-        return os.path.realpath(one) == os.path.realpath(other)
+    data = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").encode("utf-8")
+    write_bytes(path, data, folders=folders)
 
 
 class _Raw(io.FileIO):
@@ -201,19 +219,6 @@ class _Raw(io.FileIO):
         except OSError as error:
             error.filename = self._target
             raise
-
-
-def _look(path: Path) -> os.stat_result | None:
-    """Return the status of an existing target, or None if it is absent; raise if it cannot become a file."""
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError as error:
-        raise ArgumentError("path", repr(str(path)), f"a path that the system accepts ({error})") from None
-    if stat.S_ISDIR(found.st_mode):
-        raise ArgumentError("path", f"{str(path)!r}, a folder", "the name of a file")
-    return found
 
 
 def _descriptor(path: Path) -> int | None:
@@ -247,11 +252,6 @@ def _can_seek(handle: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _about(error: OSError, path: Path) -> OSError:
-    """Return the same error with the target's name in place of the draft's."""
-    return OSError(error.errno, error.strerror or str(error), str(path))
 
 
 def _remove(draft: Path, process: int) -> None:

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -21,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.paths import as_path, read_utf8
+from ksieve.core.text import parse_json
 
 Boundary = Literal["coarse", "exact"]
 
@@ -245,7 +246,7 @@ class SamplingPolicy:
         ArgumentError
             If `path` does not end in ``.json``.
         """
-        target = Path(path)
+        target = as_path(path)
         if target.suffix != ".json":
             raise ArgumentError("path", str(target), "a file name ending in .json")
         content = {"ksieve_policy": POLICY_VERSION, "policy": asdict(self), **(extra or {})}
@@ -265,10 +266,8 @@ class SamplingPolicy:
         if not isinstance(path, (str, os.PathLike)):
             raise ArgumentError("policy", shown(path), f"the path of {takes}")
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ArgumentError("policy", f"{str(path)!r}, which does not exist", takes) from None
-        except (ValueError, OSError, RecursionError) as error:
+            content = parse_json(read_utf8(path))
+        except ValueError as error:
             raise ArgumentError("policy", f"{str(path)!r} ({error})", takes) from error
         if not isinstance(content, dict) or not isinstance(content.get("policy"), dict):
             raise ArgumentError("policy", f"{str(path)!r}, JSON of another kind", takes)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import unicodedata
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +29,6 @@ def printable(text: object, *, lines: bool = False) -> str:
     return "".join(
         c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
     )
-
-
-def read_utf8(path: str | os.PathLike[str], *, errors: str = "strict") -> str:
-    """Read a text file; ValueError if it is not UTF-8, or a device, which may be endless."""
-    if Path(path).is_char_device() or Path(path).is_block_device():
-        raise ValueError("a device, not a file")
-    return Path(path).read_text(encoding="utf-8", errors=errors)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -69,3 +60,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def bytes_text(size: float) -> str:
+    """Write a number of bytes with one decimal: ``12 bytes``, ``3.4 kB``, ``5.6 GB``."""
+    if size < 1000:
+        return f"{size} bytes"
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:,.1f} {unit}"
+    return f"{size / 1000:,.1f} PB"

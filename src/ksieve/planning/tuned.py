@@ -23,8 +23,9 @@ from ksieve._version import __version__
 from ksieve.core import atomic
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
+from ksieve.core.paths import is_folder, read_utf8, unreadable
 from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16
-from ksieve.core.text import printable
+from ksieve.core.text import parse_json, printable
 from ksieve.planning import shapes
 from ksieve.planning.families import ONE_CTA, SAMPLED, SHARED_ROWS
 from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, SHARED_LIST, candidate_bytes_of
@@ -100,8 +101,7 @@ def write(path: Path, found: Tuned) -> None:
         else:
             lines.append(f' "{part}": {listed(entries, " ")}')
     head = json.dumps({"format": FORMAT, "ksieve": __version__, **found.about}, indent=1)[:-2]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(path, ",\n".join([head, *lines]) + "\n}\n")
+    atomic.write_text(path, ",\n".join([head, *lines]) + "\n}\n", folders=True)
 
 
 def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
@@ -117,10 +117,10 @@ def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
         return ArgumentError(VARIABLE, f"{printable(str(path))}: {got}", takes)
 
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = parse_json(read_utf8(path))
         found = facts["format"], facts["ksieve"], facts["device"], facts["dtype"]
         about = {key: value for key, value in facts.items() if key not in ("format", "ksieve", *shapes.MEASURED)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise refuse(f"no such file of shapes ({type(error).__name__}: {error})", "a file of `ksieve tune`") from None
     again = "make it again with `ksieve tune`"
     for got, takes, what in (
@@ -278,7 +278,7 @@ def _shapes_of(device: DeviceInfo, dtype: str, asked: str) -> Shapes:
     if path is not None and named and (other := dtype_of(path)) not in (dtype, None):
         _log.warning("launch shapes of %s scores are as shipped: %s is of %s", dtype, path, other)
         return shipped
-    if path is None or (not named and not path.is_file()):
+    if path is None or (not named and unreadable(path)):
         return shipped
     try:
         found = read(path, device, dtype)
@@ -297,7 +297,7 @@ def path_of(device: DeviceInfo, dtype: str, asked: str) -> tuple[Path | None, bo
     if asked in ("", "off"):
         return (None if asked else own), bool(asked)
     path = Path(asked).expanduser()
-    if path.is_dir():  # the file of the device, if there is one, as for a host with several models
+    if is_folder(path):  # the file of the device, if there is one, as for a host with several models
         return path / own.name, False
     return path, True
 
@@ -305,7 +305,7 @@ def path_of(device: DeviceInfo, dtype: str, asked: str) -> tuple[Path | None, bo
 def dtype_of(path: Path) -> str | None:
     """Return the dtype that a file says it is for; None if it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["dtype"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = parse_json(read_utf8(path))["dtype"]
+    except (ValueError, KeyError, TypeError):
         return None
     return found if found in ITEM_BYTES else None

@@ -51,8 +51,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_output_that_is_an_input_is_refused(folder, command, capsys, monkeypatch):
     from ksieve.lab.cli.app import main
 
-    if command.startswith("study"):
-        pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     before = (folder / "s.safetensors").read_bytes()
     listed = sorted(folder.rglob("*"))
     monkeypatch.setattr("sys.argv", ["ksieve", *command.split()])

@@ -195,9 +195,9 @@ def test_a_block_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, call,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": -1}, "rows: got -1; takes an int of at least 0"),
-        ({"width": 2.5}, "width: got 2.5; takes an int of at least 0"),
-        ({"width": 1 << 31}, "width: got 2147483648; takes width below 2**31"),
+        ({"rows": -1}, "rows: got -1; takes an int from 0 to 2**31 - 1"),
+        ({"width": 2.5}, "width: got 2.5; takes an int from 0 to 2**31 - 1"),
+        ({"width": 1 << 31}, "width: got 2147483648; takes an int from 0 to 2**31 - 1"),
         ({"dtype": "float64"}, "dtype: got 'float64'; takes one of ['float32', 'float16', 'bfloat16']"),
         ({"k": 0}, "k: got 0; takes an int from 1 to 1048576"),
         ({"metadata": {"topk": "5"}}, "metadata: got the key 'topk'; takes any key but the format's own"),

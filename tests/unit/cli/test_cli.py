@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -246,6 +247,31 @@ def test_verify_compares_k(run: Run, capture: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", np.zeros((8, 3), np.int32))
     ran = run("verify", capture, tmp_path / "i.npy", "--k", 4)
     assert (ran.code, ran.err.strip()) == (2, "error: --k: got 4; takes 3, the width of indices")
+
+
+def test_verify_says_which_k_it_judged_and_where_it_comes_from(
+    run: Run, capture: Path, matrix: np.ndarray, tmp_path: Path
+) -> None:
+    answer = tmp_path / "i.npy"
+    np.save(answer, ksieve.topk(matrix, LENGTHS, k=16))
+    ran = run("verify", capture, answer)
+    last = f"k=16: from the columns of {answer}; {capture} is meant for k={K}"
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, last)
+    assert json.loads(run("verify", capture, answer, "--json").out)["k_from"] == "columns"
+    ran = run("verify", capture, answer, "--k", 16)
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, f"k=16: as --k requires; {capture} is meant for k={K}")
+    found = json.loads(run("verify", capture, answer, "--k", 16, "--json").out)
+    assert (found["k"], found["k_from"], found["capture_k"]) == (16, "--k", K)
+    np.save(answer, ksieve.topk(matrix, LENGTHS, k=K))
+    assert run("verify", capture, answer).out.splitlines()[-1] == f"k={K}: from the columns of {answer}"
+
+
+@pytest.mark.parametrize("options", [(), ("--k", "0"), ("--k", "3")])
+def test_an_answer_without_columns_is_none(run: Run, capture: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    np.save(tmp_path / "i.npy", np.zeros((8, 0), np.int32))
+    ran = run("verify", capture, tmp_path / "i.npy", *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: INDICES: got ") and "shape (8, 0); takes an array with a column" in ran.err
 
 
 # ---- synth, import, info ---------------------------------------------------------------------------------

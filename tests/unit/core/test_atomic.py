@@ -64,7 +64,7 @@ def test_drafts_are_private_and_their_names_cannot_be_planted(tmp_path, monkeypa
     # Even a name that is guessed is not written through.
     monkeypatch.setattr(atomic.secrets, "token_hex", lambda size: draft.split("-")[1].split(".")[0])
     (tmp_path / draft).symlink_to("other")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ArgumentError, match="File exists"):
         atomic.write_text(tmp_path / "x", "new")
     assert (tmp_path / "other").read_text() == "another's"
 
@@ -106,12 +106,8 @@ def test_pipes_and_descriptors_are_written_in_place(tmp_path):
 
 def test_names_that_cannot_be_written(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
-    for bad in (tmp_path / "loop", tmp_path / ("x" * 300)):
-        with pytest.raises(OSError) as caught:
-            atomic.write_text(bad, "")
-        assert caught.value.filename == str(bad)
-    for bad in (tmp_path / "none" / "x", tmp_path / "loop" / "x", "a\0b", ""):
-        with pytest.raises((ArgumentError, OSError)):
+    for bad in (*(tmp_path / name for name in ("loop", "x" * 300, "none/x", "loop/x")), "a\0b", ""):
+        with pytest.raises(ArgumentError, match=r"^path: got '"):
             atomic.write_text(bad, "")
     longest = tmp_path / ("x" * 255)
     atomic.write_text(longest, "y")

@@ -196,7 +196,7 @@ def test_a_policy_survives_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "does not exist"),
+        (None, "no such file"),
         ("{", "mine.json"),
         ("[1]", "JSON of another kind"),
         ('{"ksieve_policy": 1, "policy": {"name": "a"}}', "some of"),

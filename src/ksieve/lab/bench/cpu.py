@@ -22,6 +22,7 @@ from ksieve.backends import cpu
 from ksieve.captures.format import open_capture
 from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
+from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.lab.bench import aimed, contenders, record, startup
@@ -159,7 +160,7 @@ Load = Callable[[int, int, int, int], tuple[str, F32]]
 def _check_source(source: str | os.PathLike[str]) -> Load:
     """Turn a source into a function that makes its rows; errors are raised before the measurement."""
     name = os.fspath(source)
-    if not Path(name).exists():
+    if unreadable(Path(name)):
         try:
             producer = find_producer("endpoint_structured" if name == ENDPOINT else name)
         except ArgumentError:
@@ -174,7 +175,7 @@ def _check_source(source: str | os.PathLike[str]) -> Load:
 def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
     """Rows spread evenly over a capture, their valid scores alone; neighbours joined where one is too short."""
     with open_capture(path) as capture:
-        valid = np.clip(capture.lengths.astype(np.int64), 0, capture.width)
+        valid = capture.clamped()
         pieces = -(-width // max(int(valid.min()), 1)) if capture.rows else 1
         if capture.rows < rows * pieces:
             raise ArgumentError(

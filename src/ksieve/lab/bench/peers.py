@@ -182,9 +182,7 @@ def available(names: Iterable[str] | None = None) -> tuple[list[tuple[Peer, Any]
         If no library has a name of the list.
     """
     asked = list(names) if names is not None else None
-    for name in asked or ():
-        if not any(_asked(peer, [name]) for peer in PEERS):
-            raise ArgumentError("peers", repr(name), f"names of {', '.join(peer.name for peer in PEERS)}")
+    check_names(asked)
     loaded, skipped = [], {}
     for peer in PEERS:
         if asked is not None and not _asked(peer, asked):
@@ -194,6 +192,13 @@ def available(names: Iterable[str] | None = None) -> tuple[list[tuple[Peer, Any]
         except UnsupportedError as error:
             skipped[peer.name] = str(error)
     return loaded, skipped
+
+
+def check_names(names: Sequence[str] | None) -> None:
+    """Refuse names that no library has; None passes."""
+    for name in names or ():
+        if not any(_asked(peer, [name]) for peer in PEERS):
+            raise ArgumentError("peers", repr(name), f"names of {', '.join(peer.name for peer in PEERS)}")
 
 
 def _asked(peer: Peer, names: Sequence[str]) -> bool:

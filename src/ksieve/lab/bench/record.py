@@ -21,7 +21,9 @@ from typing import Any
 
 from ksieve._version import __version__
 from ksieve.core import atomic
-from ksieve.core.text import parse_json, plain, printable, read_utf8
+from ksieve.core.errors import CaptureFormatError
+from ksieve.core.paths import as_path, read_utf8
+from ksieve.core.text import parse_json, plain, printable
 
 SCHEMA = 1
 
@@ -81,20 +83,23 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Path
     """
     if payload.get("schema") != SCHEMA or "bench" not in payload:
         raise ValueError(f"payload has schema {payload.get('schema')!r}, expected {SCHEMA} as record.payload gives it")
-    target = Path(path)
+    target = as_path(path)
     if target.parent == Path():
         target = RESULTS / target
     text = json.dumps(plain(payload), indent=1, allow_nan=False) + "\n"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(target, text)
+    atomic.write_text(target, text, folders=True)
     return target
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a result file; ValueError if it is of another schema."""
-    found = parse_json(read_utf8(path))
+    """Read a result file; CaptureFormatError, a ValueError, if it cannot be read or is of another schema."""
+    file = as_path(path)
+    try:
+        found = parse_json(read_utf8(file))
+    except ValueError as error:
+        raise CaptureFormatError(f"{file}: no result file ({error})") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: no result file of schema {SCHEMA}")
+        raise CaptureFormatError(f"{file}: no result file of schema {SCHEMA}")
     return found
 
 

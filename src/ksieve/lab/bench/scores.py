@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.core.errors import ArgumentError
+from ksieve.core.paths import unreadable
 
 Fill = Callable[[Any, Any, int], None]
 """``fill(matrix, lengths, seed)`` writes scores into a matrix on its device, past the lengths too."""
@@ -28,9 +29,16 @@ def lengths_of(kind: str, rows: int, width: int, seed: int = 0, device: Any = "c
 
     if kind.isdecimal():
         return torch.full((rows,), min(int(kind), width), dtype=torch.int32, device=device)
-    if kind not in LENGTHS:
-        raise ArgumentError("lengths", repr(kind), f"one of {', '.join(LENGTHS)}, or a number")
+    check_lengths(kind)
     return torch.from_numpy(LENGTHS[kind](rows, width, seed=seed)).to(device)
+
+
+def check_lengths(kind: str) -> None:
+    """Refuse lengths that `lengths_of` does not make."""
+    from ksieve.lab.workloads.lengths import LENGTHS
+
+    if not kind.isdecimal() and kind not in LENGTHS:
+        raise ArgumentError("lengths", repr(kind), f"one of {', '.join(LENGTHS)}, or a number")
 
 
 def lengths_text(kind: str) -> str:
@@ -53,14 +61,19 @@ def source_of(text: str) -> Fill:
     CaptureFormatError
         If the file holds no factors.
     """
+    check_source(text)
     if text == "endpoint":
         return endpoint_structured
-    if text == "normal":
-        return normal
+    return normal if text == "normal" else Factors(text.partition(":")[2]).fill
+
+
+def check_source(text: str) -> None:
+    """Refuse scores that `source_of` does not make, before a file is opened."""
     kind, _, path = text.partition(":")
-    if kind == "factors" and path:
-        return Factors(path).fill
-    raise ArgumentError("scores", repr(text), "endpoint, normal or factors:PATH")
+    if text not in ("endpoint", "normal") and not (kind == "factors" and path):
+        raise ArgumentError("scores", repr(text), "endpoint, normal or factors:PATH")
+    if path and (fault := unreadable(Path(path))):
+        raise ArgumentError("scores", f"{text!r} ({fault})", "factors:PATH of a capture")
 
 
 def blocks(rows: int, width: int, chunk: int = CHUNK) -> Iterator[slice]:

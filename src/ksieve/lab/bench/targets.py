@@ -254,6 +254,12 @@ def stem_of(backend: str, *words: str) -> str:
     return "-".join(["gpu", *named] if chosen == "cuda" else [*named, chosen])
 
 
+def check_backend(backend: str) -> None:
+    """Refuse a name that no machine has."""
+    if backend not in ("auto", "cpu", "cuda", "reference"):
+        raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
+
+
 def machine_of(backend: str) -> Machine:
     """Return the machine of a backend: "cpu", "reference", "cuda", or "auto" for a GPU where there is one.
 
@@ -263,7 +269,6 @@ def machine_of(backend: str) -> Machine:
     """
     from ksieve.captures.stream import choose_backend
 
-    if backend not in ("auto", "cpu", "cuda", "reference"):
-        raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
+    check_backend(backend)
     chosen = choose_backend() if backend == "auto" else backend
     return Gpu() if chosen == "cuda" else Reference() if chosen == "reference" else Cpu()

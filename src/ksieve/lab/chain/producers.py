@@ -139,6 +139,12 @@ PRODUCERS: dict[str, ScoreProducer] = {
 """Score producers by name; ours first."""
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no producer has."""
+    if name not in PRODUCERS:
+        raise ArgumentError("producer", repr(name), f"one of {', '.join(PRODUCERS)}")
+
+
 def load(name: str) -> Produce:
     """Load a producer.
 
@@ -149,8 +155,7 @@ def load(name: str) -> Produce:
     BackendError
         If its package is not installed.
     """
-    if name not in PRODUCERS:
-        raise ArgumentError("producer", repr(name), f"one of {', '.join(PRODUCERS)}")
+    check_name(name)
     if not PRODUCERS[name].installed:
         raise BackendError(f"score producer {name!r} needs the package {PRODUCERS[name].package}, which is missing")
     return PRODUCERS[name].load()

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, terminal
-from ksieve.cli.options import count
-from ksieve.lab.cli import gpu
-from ksieve.lab.cli.gpu import Figures, K, Out, Peers, Rounds, Seed
+from ksieve.cli.options import checked
+from ksieve.lab.cli import checks, gpu
+from ksieve.lab.cli.gpu import BudgetBytes, Figures, K, Out, Peers, Requests, Rounds, Seed, StepTokens
 
 
 def bench_ablation(
@@ -18,27 +18,34 @@ def bench_ablation(
         typer.Option(
             "--parts",
             metavar="LIST",
+            callback=checked("--parts", checks.parts),
             help="margin, stride, rescue, proposal, activation, separated by commas.",
             show_default="all",
         ),
     ] = "margin,stride,rescue,proposal,activation",
-    requests: Annotated[
-        str,
-        typer.Option("--requests", metavar="LIST", help="245K, 430K or prompt tokens, separated by commas."),
-    ] = "245K,430K",
+    requests: Requests = "245K,430K",
     k: K = 2048,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="auto | cpu | cuda", help="auto: a GPU if there is one, else the CPU.")
+        str,
+        typer.Option(
+            "--backend",
+            metavar="auto | cpu | cuda",
+            callback=checked("--backend", checks.backend),
+            help="auto: a GPU if there is one, else the CPU.",
+        ),
     ] = "auto",
     scores: Annotated[
-        str, typer.Option("--scores", metavar="NAME", help="endpoint, normal, or on a GPU factors:PATH.")
+        str,
+        typer.Option(
+            "--scores",
+            metavar="NAME",
+            callback=checked("--scores", checks.scores_anywhere),
+            help="endpoint, normal, or on a GPU factors:PATH.",
+        ),
     ] = "endpoint",
     peers: Peers = "none",
-    step_tokens: Annotated[int, count("--step-tokens", "INT", "Query tokens of a scheduler step.")] = 65_536,
-    budget_bytes: Annotated[
-        int,
-        count("--budget-bytes", "INT", "Largest score matrix of one call, in bytes."),
-    ] = 6_300_000_000,
+    step_tokens: StepTokens = 65_536,
+    budget_bytes: BudgetBytes = 6_300_000_000,
     rounds: Rounds = 5,
     seed: Seed = 0,
     out: Out = None,
@@ -53,13 +60,13 @@ def bench_ablation(
     from ksieve.lab.bench import ablation
     from ksieve.lab.bench.targets import stem_of
 
-    wanted = gpu.listed_of(parts)
+    wanted = checks.listed(parts)
     stem = stem_of(backend, "ablation", *(wanted if set(wanted) != set(ablation.PARTS) else ()))
     path = gpu.target(out, stem, scores)
     gpu.ready(figures)
     with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
         payload = ablation.run(
-            wanted, gpu.listed_of(requests), k, backend=backend, source=scores, peers=gpu.peers_of(peers),
+            wanted, checks.listed(requests), k, backend=backend, source=scores, peers=gpu.peers_of(peers),
             step_tokens=step_tokens, budget_bytes=budget_bytes, rounds=rounds, seed=seed, progress=update,
         )  # fmt: skip
     for name, step in payload["results"].get("steps", {}).items():

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, terminal
-from ksieve.cli.options import count
+from ksieve.cli.options import checked, count
 from ksieve.core.errors import ArgumentError
-from ksieve.core.sizes import parse_count
-from ksieve.lab.cli import gpu
-from ksieve.lab.cli.gpu import Figures, K, Out, Peers, Rounds, Scores, Seed, TorchRounds
+from ksieve.lab.cli import checks, gpu
+from ksieve.lab.cli.gpu import BudgetBytes, Figures, K, Out, Peers, Rounds, Scores, Seed, StepTokens, TorchRounds
 
 
 def bench_trace(
@@ -21,17 +20,15 @@ def bench_trace(
         typer.Option(
             "--prompts",
             metavar="LIST",
+            callback=checked("--prompts", checks.requests),
             help="Prompt tokens, separated by commas; 245K and 430K are the paper's requests.",
         ),
     ] = "245K,430K",
     k: K = 2048,
-    step_tokens: Annotated[int, count("--step-tokens", "INT", "Query tokens of a scheduler step.")] = 65_536,
-    budget_bytes: Annotated[
-        int,
-        count("--budget-bytes", "INT", "Largest score matrix of one call, in bytes."),
-    ] = 6_300_000_000,
-    decode_steps: Annotated[int, count("--decode-steps", "INT", "Tokens decoded after the prompt.")] = 0,
-    batch: Annotated[int, count("--batch", "INT", "Requests of this length.")] = 1,
+    step_tokens: StepTokens = 65_536,
+    budget_bytes: BudgetBytes = 6_300_000_000,
+    decode_steps: Annotated[int, count("--decode-steps", "INT", "Tokens decoded after the prompt.", minimum=0)] = 0,
+    batch: Annotated[int, count("--batch", "INT", "Requests of this length.", minimum=1)] = 1,
     scores: Scores = "endpoint",
     peers: Peers = "all",
     rounds: Rounds = 5,
@@ -46,10 +43,9 @@ def bench_trace(
     lengths, as vLLM does. The sum is compared with that of plain reads of the same rows.
     """
     from ksieve.lab.bench import trace
+    from ksieve.lab.bench.chain import prompt_of
 
-    asked = {text: _tokens(text) for text in gpu.listed_of(prompts)}
-    if not asked:
-        raise ArgumentError("--prompts", repr(prompts), "at least one number of tokens")
+    asked = {text: prompt_of(text) for text in checks.listed(prompts)}
     tail = f"-{scores.partition(':')[0]}" if scores != "endpoint" else ""
     path = gpu.target(out, f"gpu-trace{tail}-k{k}", scores)
     gpu.ready(figures)
@@ -79,18 +75,6 @@ def bench_trace(
     gpu.skipped(results)
     gpu.finish(path, payload, figures)
     _judge(cases)
-
-
-def _tokens(text: str) -> int:
-    from ksieve.lab.traces.serving import PAPER_REQUESTS
-
-    if text in PAPER_REQUESTS:
-        return PAPER_REQUESTS[text]
-    try:
-        return parse_count(text, minimum=1)
-    except ValueError:
-        takes = f"{', '.join(PAPER_REQUESTS)} or a number of tokens"
-        raise ArgumentError("--prompts", repr(text), takes) from None
 
 
 def _sum(facts: dict[str, Any]) -> list[str]:
@@ -123,7 +107,7 @@ def bench_worst(
     from ksieve.lab.bench import adversarial_gpu as hard
     from ksieve.lab.bench import worst
 
-    for name in gpu.listed_of(inputs):
+    for name in checks.listed(inputs):
         if name not in hard.FAMILIES:
             raise ArgumentError("--inputs", repr(name), f"names of {', '.join(hard.FAMILIES)}")
     listed = gpu.shapes_of(shapes, None)[0] if shapes else list(worst.SHAPES)
@@ -131,7 +115,7 @@ def bench_worst(
     gpu.ready(figures)
     with terminal.progress("measuring", unit="cases", waiting="starting the GPU") as update:
         payload = worst.run(
-            listed, k, families=gpu.listed_of(inputs) or None, peer_names=gpu.peers_of(peers), rounds=rounds,
+            listed, k, families=checks.listed(inputs) or None, peer_names=gpu.peers_of(peers), rounds=rounds,
             torch_rounds=torch_rounds, seed=seed, progress=update, each=gpu.teller(),
         )  # fmt: skip
     results = payload["results"]
@@ -182,12 +166,9 @@ def bench_plot(
     from ksieve.lab.bench import record
     from ksieve.lab.report import benches
 
+    payloads = [record.read_json(path) for path in results]
     gpu.ready(folder)
-    for path in results:
-        try:
-            payload = record.read_json(path)
-        except ValueError as error:
-            raise ArgumentError("RESULT", str(path), f"a result file ({error})") from None
+    for path, payload in zip(results, payloads, strict=True):
         drawn = benches.draw(payload, folder, path.stem)
         if not drawn:
             terminal.note(f"{path}: nothing to draw in a result of bench {payload['bench']}")

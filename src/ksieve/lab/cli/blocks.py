@@ -11,7 +11,7 @@ from ksieve.cli.options import count
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.sizes import parse_shape
-from ksieve.lab.cli import gpu
+from ksieve.lab.cli import checks, gpu
 from ksieve.lab.cli.gpu import Figures, Out, Rounds, Seed
 
 
@@ -33,7 +33,13 @@ def bench_blocks(
     device: Annotated[str, typer.Option("--device", metavar="KIND", help="cuda or cpu.")] = "cuda",
     rounds: Rounds = 7,
     verified: Annotated[
-        int, count("--verify-rows", "INT", "Rows of every model's options and of others to select and verify besides.")
+        int,
+        count(
+            "--verify-rows",
+            "INT",
+            "Rows of every model's options and of others to select and verify besides.",
+            minimum=0,
+        ),
     ] = 0,
     seed: Seed = 0,
     out: Out = None,
@@ -47,13 +53,13 @@ def bench_blocks(
     """
     from ksieve.lab.bench import blocks
 
-    asked = gpu.listed_of(dtypes)
+    asked = checks.listed(dtypes)
     if not asked or set(asked) - set(SCORE_DTYPES):
         raise ArgumentError("--dtypes", repr(dtypes), f"some of {', '.join(SCORE_DTYPES)}")
     if device not in ("cpu", "cuda"):
         raise ArgumentError("--device", repr(device), "'cuda' or 'cpu'")
     names = [name.strip() for name in only.split(";") if name.strip()]
-    asked_shapes = [] if shapes == "none" else [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)]
+    asked_shapes = [] if shapes == "none" else [parse_shape("--shapes", text) for text in checks.listed(shapes)]
     listed = [] if shapes == "none" else blocks.cases(names, asked_shapes, asked)
     path = gpu.target(out, f"blocks-{device}")
     gpu.ready(figures)

@@ -7,21 +7,28 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, terminal
-from ksieve.lab.cli import gpu
-from ksieve.lab.cli.gpu import Figures, K, Out, Peers, Rounds, Seed
+from ksieve.cli.options import checked, count
+from ksieve.lab.cli import checks, gpu
+from ksieve.lab.cli.gpu import Figures, K, Out, Peers, Requests, Rounds, Seed
 
 
 def bench_chain(
-    requests: Annotated[
-        str,
-        typer.Option("--requests", metavar="LIST", help="245K, 430K or prompt tokens, separated by commas."),
-    ] = "245K,430K",
+    requests: Requests = "245K,430K",
     k: K = 2048,
-    heads: Annotated[int, typer.Option("--heads", metavar="INT", help="Heads of the indexer.")] = 64,
-    dim: Annotated[int, typer.Option("--dim", metavar="INT", help="Dimensions per head.")] = 128,
+    heads: Annotated[
+        int, count("--heads", "INT", "Heads of the indexer.", callback=checked("--heads", checks.power_of_two))
+    ] = 64,
+    dim: Annotated[
+        int, count("--dim", "INT", "Dimensions per head.", callback=checked("--dim", checks.power_of_two))
+    ] = 128,
     producer: Annotated[
         str,
-        typer.Option("--producer", metavar="NAME", help="triton (ksieve's own), or deep_gemm if it is installed."),
+        typer.Option(
+            "--producer",
+            metavar="NAME",
+            callback=checked("--producer", checks.producer),
+            help="triton (ksieve's own), or deep_gemm if it is installed.",
+        ),
     ] = "triton",
     peers: Peers = "all",
     rounds: Rounds = 7,
@@ -37,7 +44,7 @@ def bench_chain(
     """
     from ksieve.lab.bench import chain
 
-    wanted = gpu.listed_of(requests)
+    wanted = checks.listed(requests)
     path = gpu.target(out, "gpu-chain")
     gpu.ready(figures)
     with terminal.progress("measuring", len(wanted), unit="requests", waiting="starting the GPU") as update:

@@ -10,7 +10,7 @@ from ksieve.cli import exits, terminal
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.sizes import parse_shape
-from ksieve.lab.cli import gpu
+from ksieve.lab.cli import checks, gpu
 from ksieve.lab.cli.gpu import K, Out, Rounds, Scores, Seed
 
 PARTS = ("operators", "first")
@@ -63,16 +63,16 @@ def bench_engines(
     from ksieve.lab.bench import engines as bench
     from ksieve.lab.bench import gpu as shared
 
-    asked = gpu.listed_of(dtypes)
+    asked = checks.listed(dtypes)
     if not asked or set(asked) - set(SCORE_DTYPES):
         raise ArgumentError("--dtypes", repr(dtypes), f"some of {', '.join(SCORE_DTYPES)}")
-    names = gpu.listed_of(engines) or list(engine_switch.ENGINES)
+    names = checks.listed(engines) or list(engine_switch.ENGINES)
     if set(names) - set(engine_switch.ENGINES):
         raise ArgumentError("--engines", repr(engines), f"some of {', '.join(engine_switch.ENGINES)}")
-    chosen = gpu.listed_of(parts)
+    chosen = checks.listed(parts)
     if not chosen or set(chosen) - set(PARTS):
         raise ArgumentError("--parts", repr(parts), f"some of {', '.join(PARTS)}")
-    listed = [parse_shape("--shapes", text) for text in gpu.listed_of(shapes)] or list(bench.SHAPES)
+    listed = [parse_shape("--shapes", text) for text in checks.listed(shapes)] or list(bench.SHAPES)
     # First calls alone have a file beside that of the operators, which they would replace.
     path = gpu.target(out, "gpu-engines" if "operators" in chosen else "gpu-engines-first", scores)
     shared.require_device()
@@ -85,7 +85,7 @@ def bench_engines(
             with terminal.progress("measuring", len(every), unit="cases", waiting="loading the kernels") as update:
                 payload = bench.run(
                     operators, every, absent=absent, versions=versions, k=k, source=scores, rounds=rounds, seed=seed,
-                    last=(*engine_cases.LAST, *gpu.listed_of(last)), progress=update, each=_teller(),
+                    last=(*engine_cases.LAST, *checks.listed(last)), progress=update, each=_teller(),
                 )  # fmt: skip
     results = payload["results"]
     if "first" in chosen:

@@ -9,7 +9,7 @@ import typer
 from ksieve.cli import exits, terminal
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.lab.cli import gpu
+from ksieve.lab.cli import checks, gpu
 from ksieve.lab.cli.gpu import Out, Rounds, Scores, Seed
 
 
@@ -31,7 +31,7 @@ def bench_general(
     """
     from ksieve.lab.bench import general
 
-    asked = gpu.listed_of(dtypes)
+    asked = checks.listed(dtypes)
     if not asked or set(asked) - set(SCORE_DTYPES):
         raise ArgumentError("--dtypes", repr(dtypes), f"some of {', '.join(SCORE_DTYPES)}")
     listed = [case for case in general.cases(dtypes=asked) if only in f"{case[0]}x{case[1]}"]

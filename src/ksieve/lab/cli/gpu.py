@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, files, terminal
-from ksieve.cli.options import Dtype, choice, count, output
+from ksieve.cli.options import Dtype, checked, choice, count, output
 from ksieve.core.errors import ArgumentError
+from ksieve.core.paths import read_utf8
+from ksieve.core.problem import check_k
 from ksieve.core.sizes import parse_shape
-from ksieve.core.text import read_utf8
+from ksieve.lab.cli import checks
 
 Shapes = Annotated[
     str,
@@ -24,12 +26,13 @@ Shapes = Annotated[
     ),
 ]  # fmt: skip
 Only = Annotated[str | None, typer.Option("--only", metavar="TEXT", help="Only the shapes whose MxN contains TEXT.")]
-K = Annotated[int, count("--k", "K", "Slots per row.")]
+K = Annotated[int, count("--k", "K", "Slots per row.", callback=checked("--k", check_k))]
 Lengths = Annotated[
     str | None,
     typer.Option(
         "--lengths",
         metavar="NAME",
+        callback=checked("--lengths", checks.lengths),
         help="causal, ragged, full, uniform, or one length for all rows. Default: depends on the list of shapes.",
     ),
 ]
@@ -37,15 +40,28 @@ Element = Annotated[Dtype, choice("--dtype", Dtype, "Score dtype.")]
 Scores = Annotated[
     str,
     typer.Option(
-        "--scores", metavar="SOURCE", help="endpoint (top scores near both ends of a row), normal, or factors:PATH "
+        "--scores", metavar="SOURCE", callback=checked("--scores", checks.scores),
+        help="endpoint (top scores near both ends of a row), normal, or factors:PATH "
         "for the scores of an indexer whose factors a capture holds."
     ),
 ]  # fmt: skip
 Families = Annotated[
-    str, typer.Option("--families", metavar="LIST", help="Also time these kernel families, separated by commas.")
+    str,
+    typer.Option(
+        "--families",
+        metavar="LIST",
+        callback=checked("--families", checks.families),
+        help="Also time these kernel families, separated by commas.",
+    ),
 ]
 Policies = Annotated[
-    str, typer.Option("--policies", metavar="LIST", help="Also time these sampling policies, separated by commas.")
+    str,
+    typer.Option(
+        "--policies",
+        metavar="LIST",
+        callback=checked("--policies", checks.policies),
+        help="Also time these sampling policies, separated by commas.",
+    ),
 ]
 Variants = Annotated[
     str | None,
@@ -59,13 +75,25 @@ Variants = Annotated[
 Peers = Annotated[
     str,
     typer.Option(
-        "--peers", metavar="LIST", help="Other libraries to time: all that are installed, none, or names such as "
+        "--peers", metavar="LIST", callback=checked("--peers", checks.peers),
+        help="Other libraries to time: all that are installed, none, or names such as "
         "sglang, flashinfer."
     ),
 ]  # fmt: skip
-Rounds = Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds; medians are reported.")]
+Requests = Annotated[
+    str,
+    typer.Option(
+        "--requests",
+        metavar="LIST",
+        callback=checked("--requests", checks.requests),
+        help="245K, 430K or prompt tokens, separated by commas.",
+    ),
+]
+StepTokens = Annotated[int, count("--step-tokens", "INT", "Query tokens of a scheduler step.", minimum=1)]
+BudgetBytes = Annotated[int, count("--budget-bytes", "INT", "Largest score matrix of one call, in bytes.", minimum=1)]
+Rounds = Annotated[int, count("--rounds", "INT", "Timed rounds; medians are reported.", minimum=1)]
 TorchRounds = Annotated[
-    int, typer.Option("--torch-rounds", metavar="INT", help="Timed rounds of torch.topk, which is slow; 0: none.")
+    int, count("--torch-rounds", "INT", "Timed rounds of torch.topk, which is slow; 0: none.", minimum=0)
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the scores.")]
 Out = Annotated[str | None, output("JSON file to write.")]
@@ -182,7 +210,7 @@ def _measure(
         except ValueError as error:
             raise ArgumentError("--variants", variants, f"a JSON list of objects, or a file of one ({error})") from None
     listed, kind = shapes_of(shapes, only)
-    extra = variants_of(listed_of(families), listed_of(policies), text)
+    extra = variants_of(checks.listed(families), checks.listed(policies), text)
     tail = (shapes if shapes.isalnum() else "shapes") + (f"-{scores.partition(':')[0]}" if scores != "endpoint" else "")
     path = target(out, f"gpu-{tail}-k{k}", scores)
     ready(figures)
@@ -266,7 +294,7 @@ def shapes_of(text: str, only: str | None) -> tuple[list[tuple[int, int]], str]:
 
     listed: list[tuple[int, int]] = []
     kind = "causal"
-    for part in listed_of(text):
+    for part in checks.listed(text):
         if part in SHAPES:
             some, kind = SHAPES[part]
             listed += some
@@ -281,7 +309,7 @@ def shapes_of(text: str, only: str | None) -> tuple[list[tuple[int, int]], str]:
 
 def peers_of(text: str) -> list[str] | None:
     """Names of a ``--peers`` list; None for all."""
-    return None if text == "all" else [] if text == "none" else listed_of(text)
+    return None if text == "all" else [] if text == "none" else checks.listed(text)
 
 
 def teller() -> Callable[[dict[str, Any]], None] | None:
@@ -302,11 +330,6 @@ def teller() -> Callable[[dict[str, Any]], None] | None:
         terminal.note(f"{name}: {', '.join(times)}")
 
     return tell
-
-
-def listed_of(text: str) -> list[str]:
-    """Split a list separated by commas."""
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def target(out: str | Path | None, stem: str, scores: str | None = None) -> Path | None:

@@ -15,6 +15,7 @@ from ksieve.cli.exits import Exit
 from ksieve.cli.options import CaptureK, count, flag, output
 from ksieve.cli.selection import print_stats, routes, suggested_k
 from ksieve.core.sizes import parse_shape
+from ksieve.lab.cli.gpu import Rounds
 
 BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
 
@@ -123,7 +124,7 @@ def bench_cpu(
         ),
     ] = None,
     k: Annotated[int, count("--k", "K", "Slots per row.")] = 2048,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds; medians are reported.")] = 9,
+    rounds: Rounds = 9,
     no_adversarial: Annotated[bool, flag("--no-adversarial", "Leave out the adversarial families.")] = False,
     no_starts: Annotated[
         bool, flag("--no-starts", "Leave out the times of import and first call, and memory.")

@@ -11,7 +11,7 @@ from ksieve.cli.options import count
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.sizes import parse_shape
-from ksieve.lab.cli import gpu
+from ksieve.lab.cli import checks, gpu
 from ksieve.lab.cli.gpu import K, Out, Rounds, Seed
 
 MERGED = ("gathered", "pairs", "planned")
@@ -40,10 +40,11 @@ def bench_ranks(
     ] = "float32",
     rounds: Rounds = 9,
     verified: Annotated[
-        int, count("--verify-rows", "INT", "Rows of many shapes and layouts to select and verify besides.")
+        int, count("--verify-rows", "INT", "Rows of many shapes and layouts to select and verify besides.", minimum=0)
     ] = 0,
     replays: Annotated[
-        int, count("--replays", "INT", "Replays of CUDA graphs to verify, with other scores and lengths each.")
+        int,
+        count("--replays", "INT", "Replays of CUDA graphs to verify, with other scores and lengths each.", minimum=0),
     ] = 0,
     predicted: Annotated[
         str | None,
@@ -66,7 +67,7 @@ def bench_ranks(
         return
     from ksieve.lab.bench import ranks
 
-    asked = gpu.listed_of(dtypes)
+    asked = checks.listed(dtypes)
     if not asked or set(asked) - set(SCORE_DTYPES):
         raise ArgumentError("--dtypes", repr(dtypes), f"some of {', '.join(SCORE_DTYPES)}")
     if device not in ("cpu", "cuda"):
@@ -119,14 +120,14 @@ def bench_ranks(
 
 
 def _shapes(name: str, text: str) -> list[tuple[int, int]]:
-    return [] if text == "none" else [parse_shape(name, shape) for shape in gpu.listed_of(text)]
+    return [] if text == "none" else [parse_shape(name, shape) for shape in checks.listed(text)]
 
 
 def _predict(worlds: str, out: str | None) -> None:
     """Write, or print, what more GPUs are predicted to take."""
     from ksieve.lab.bench import rank_model, record
 
-    listed = gpu.listed_of(worlds)
+    listed = checks.listed(worlds)
     if not listed or not all(text.isascii() and text.isdigit() and int(text) for text in listed):
         raise ArgumentError("--predict", repr(worlds), "numbers of GPUs, separated by commas")
     path = gpu.target(out, "predicted-ranks")

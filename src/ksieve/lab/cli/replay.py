@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, files, terminal
-from ksieve.cli.options import Backend, BackendName, PolicyName, count, flag, output
+from ksieve.cli.options import Backend, BackendName, PolicyName, checked, count, flag, output
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
-from ksieve.lab.cli import gpu
-from ksieve.lab.cli.gpu import Figures, Out, Peers, Seed
+from ksieve.lab.cli import checks, gpu
+from ksieve.lab.cli.gpu import Figures, Out, Peers, Rounds, Seed
 
 MOST_LINES = 40
 """Calls that are listed one by one; longer traces are listed by step."""
@@ -33,17 +33,17 @@ def replay(
     ] = None,
     step_tokens: Annotated[
         int,
-        count("--step-tokens", "INT", "With --prompt: query tokens of a scheduler step."),
+        count("--step-tokens", "INT", "With --prompt: query tokens of a scheduler step.", minimum=1),
     ] = 65_536,
     budget_bytes: Annotated[
         int,
-        count("--budget-bytes", "INT", "With --prompt: largest score matrix of one call, in bytes."),
+        count("--budget-bytes", "INT", "With --prompt: largest score matrix of one call, in bytes.", minimum=1),
     ] = 6_300_000_000,
     decode_steps: Annotated[
         int,
-        count("--decode-steps", "INT", "With --prompt: tokens decoded after the prompts."),
+        count("--decode-steps", "INT", "With --prompt: tokens decoded after the prompts.", minimum=0),
     ] = 0,
-    batch: Annotated[int, count("--batch", "INT", "With --prompt: requests.")] = 1,
+    batch: Annotated[int, count("--batch", "INT", "With --prompt: requests.", minimum=1)] = 1,
     save: Annotated[str | None, output("Also write the trace as JSON, to edit or share.", "--save")] = None,
     k: Annotated[int | None, count("--k", "K", "Slots per row. Default: the K of the trace.")] = None,
     scores: Annotated[
@@ -51,13 +51,14 @@ def replay(
         typer.Option(
             "--scores",
             metavar="SOURCE",
+            callback=checked("--scores", checks.scores_anywhere),
             help="endpoint, normal, another producer's name (ksieve synth --list), or a capture whose rows are used in "
             "turn. Default: endpoint, or a recording's own scores.",
         ),
     ] = None,
     backend: BackendName = Backend.auto,
     policy: PolicyName = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="INT", help="Timed rounds per call.")] = 3,
+    rounds: Rounds = 3,
     peers: Peers = "none",
     seed: Seed = 0,
     out: Out = None,

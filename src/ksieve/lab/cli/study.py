@@ -90,22 +90,24 @@ def study(
     from ksieve.lab.study import run, words
     from ksieve.lab.study.report import NO_FIGURES
 
-    if figures is not None:
-        drawing.require_matplotlib()
     files.check_folder("--out", out)
     files.check_folder("--figures", figures)
     result_target = _result_target(result, "study.json")
     planned = {str(path): path for path in run.targets(out, result=result_target, figures=figures)}
     files.keep_apart(planned, {f"CAPTURE {path}": path for path in captures})
     asked: dict[str, Any] = {"rows": rows or None, "device": device.value, "plan_for": plan_for}
-    with opened(captures) as sources, split.ranks() as (rank, world):
-        if rank:
-            run.study(sources, k, **asked, rank=rank, world=world)
-            return
-        if not drawing.can_draw():
-            terminal.note(NO_FIGURES)
-        with terminal.progress("ranking", waiting="opening the captures") as update:
-            payload = run.study(sources, k, **asked, progress=update, rank=rank, world=world)
+    with opened(captures) as sources:
+        run.check(sources, k, **asked)
+        if figures is not None:
+            drawing.require_matplotlib()
+        with split.ranks() as (rank, world):
+            if rank:
+                run.study(sources, k, **asked, rank=rank, world=world)
+                return
+            if not drawing.can_draw():
+                terminal.note(NO_FIGURES)
+            with terminal.progress("ranking", waiting="opening the captures") as update:
+                payload = run.study(sources, k, **asked, progress=update, rank=rank, world=world)
     assert payload is not None  # on the first rank
     written = run.write(payload, out, result=result_target, figures=figures)
     terminal.result(lambda: payload)

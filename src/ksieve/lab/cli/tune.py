@@ -12,9 +12,10 @@ import typer
 
 from ksieve._version import __version__
 from ksieve.cli import files, terminal
-from ksieve.cli.options import Dtype, choice, count, flag
+from ksieve.cli.options import Dtype, checked, choice, count, flag
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.cli.gpu import shapes_of
+from ksieve.core.problem import check_k
+from ksieve.lab.cli.gpu import Rounds, shapes_of
 
 if TYPE_CHECKING:
     from ksieve.lab.tune import Target
@@ -43,12 +44,15 @@ def tune(
             "--of", metavar="TRACE", help="The shapes and the K of a trace (JSON) or of a recording of ksieve.record."
         ),
     ] = None,
-    k: Annotated[int | None, count("--k", "K", "Slots per row. Default: that of the trace, or 2048.")] = None,
+    k: Annotated[
+        int | None,
+        count("--k", "K", "Slots per row. Default: that of the trace, or 2048.", callback=checked("--k", check_k)),
+    ] = None,
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; a file is of one.")] = Dtype.float32,
     minutes: Annotated[
         float | None, typer.Option("--minutes", metavar="M", help="Time to measure in. Default: 8, with --quick 2.")
     ] = None,
-    rounds: Annotated[int, count("--rounds", "N", "Timed rounds.")] = 5,
+    rounds: Rounds = 5,
     restart: Annotated[
         bool, flag("--restart", "Measure everything again, instead of going on where a run stopped.")
     ] = False,
@@ -143,7 +147,7 @@ def _state(path: Path, now: dict[str, Any]) -> dict[str, Any]:
         if found["settings"] != now["settings"] or found["environment"]["commit"] != now["environment"]["commit"]:
             return {}
         done: dict[str, Any] = dict(found["results"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return {}
     terminal.say(f"{len(done)} shapes are taken from {path}; --restart measures them again")
     return done

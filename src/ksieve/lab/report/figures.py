@@ -180,14 +180,13 @@ def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160, svg_text:
     target = Path(stem)
     if target.suffix in (".png", ".svg"):
         target = target.with_suffix("")
-    target.parent.mkdir(parents=True, exist_ok=True)
     png, svg = (target.with_name(target.name + suffix) for suffix in (".png", ".svg"))
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
         pixels = io.BytesIO()
         figure.savefig(pixels, format="png", dpi=dpi, metadata={"Software": None})
-    atomic.write_bytes(png, pixels.getvalue())
+    atomic.write_bytes(png, pixels.getvalue(), folders=True)
     atomic.write_text(svg, _themed(svg_text or svg_of(figure)))
     return [png, svg]
 

@@ -38,9 +38,10 @@ from ksieve.lab.study.predict import (
     shapes,
     try_row,
 )
-from ksieve.lab.study.ranked import RankedRow, rank_rows
+from ksieve.lab.study.ranked import RankedRow, rank_rows, require_cuda
 from ksieve.lab.study.rows import ROWS, eligible_rows, read_blocks
 from ksieve.lab.study.run import check_device, suggested_k
+from ksieve.lab.study.views import statistics_sizes
 from ksieve.lab.traffic import Traffic, check_traffic, expected_traffic
 from ksieve.planning.devices import DEVICES
 
@@ -157,14 +158,18 @@ def calibrate(
     check_device(device)
     model = find_cost(cost) if isinstance(cost, str) else cost
     parts = [split_rows(capture, slots, rows) for capture in captures]
+    shortest = min(int(capture.clamped()[part[0]].min()) for capture, part in zip(captures, parts, strict=True))
+    if not any(statistics_sizes(shortest, view).min() >= sample_ranks(view, slots)[0] for view in shapes()):
+        got = f"{slots} for a row of {shortest:,} scores"
+        raise ArgumentError("k", got, "a smaller k or longer rows: every view samples too few of these")
+    if device == "cuda":
+        require_cuda()
     total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
     count = _Counter(total, progress)
     default = default_policy(captures, slots, model)
     tried, sample = _measure(captures, parts, slots, model, default, device, max_bytes, count)
     best = [cheapest(entry, slots, model, sample) for entry in tried[: len(shapes())]]
     ranking = sorted((p for p in best if p is not None), key=lambda p: p.row_ns)
-    if not ranking:
-        raise ArgumentError("k", slots, "a smaller k: no view of these rows is large enough")
     alike = [p for p in ranking if p.row_ns <= (1 + SLACK) * ranking[0].row_ns]
     chosen = min(alike, key=lambda p: 2 * p.p_exact.high + p.p_band.high)
     chosen = replace(chosen, policy=replace(chosen.policy, name=f"calibrated-{chosen.policy.name}",

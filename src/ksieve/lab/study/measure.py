@@ -22,7 +22,7 @@ from ksieve.core.policy import POLICIES, SamplingPolicy
 from ksieve.core.text import printable
 from ksieve.lab.study import theory
 from ksieve.lab.study.ranked import RankedRow, rank_rows
-from ksieve.lab.study.rows import eligible_rows, read_blocks, valid_lengths
+from ksieve.lab.study.rows import LEAST_LENGTH, eligible_rows, read_blocks
 from ksieve.lab.study.tally import RankTally
 from ksieve.lab.study.verdict import Judged, plans_of, verdict
 from ksieve.lab.study.views import phases_of, realised_ranks, regular_view, statistics_sizes
@@ -234,10 +234,11 @@ def study_capture(
         If no row of the capture is long enough.
     """
     chosen = eligible_rows(capture, k, rows)
-    lengths = valid_lengths(capture)
+    lengths = capture.clamped()
+    eligible = int(np.count_nonzero(lengths >= LEAST_LENGTH * k))
     title = capture.metadata.get("title", "")
     found = CaptureStudy(
-        printable(capture.path.stem), title, capture.rows, int((lengths >= 4 * k).sum()), lengths[chosen].tolist(),
+        printable(capture.path.stem), title, capture.rows, eligible, lengths[chosen].tolist(),
         capture.width, capture.dtype, k, plans=[Judged.of(plan) for plan in plans_of(capture, k, plan_for)],
     )  # fmt: skip
     own = chosen[split.part(chosen.size, rank, world)]

@@ -8,6 +8,7 @@ boundary there would admit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,15 @@ class RankedRow:
             tied = self.ranks == order.size
             self.ranks[tied] = self._count_row(self.keys[-1:])[0]
 
+    @cached_property
+    def deeper(self) -> RankedRow:
+        """The row with eight times as many scores in order."""
+        return RankedRow(self.scores, _best(self._row_keys, 8 * max(self.order.size, 1)))
+
+    @cached_property
+    def _row_keys(self) -> U32:
+        return order_key(self.scores)
+
     @property
     def length(self) -> int:
         """Valid scores."""
@@ -78,8 +88,7 @@ class RankedRow:
         return self.count_keys(BIN_CUTOFF_KEY[bins[first]])[back]
 
     def _count_row(self, cutoffs: U32) -> I64:
-        keys = order_key(self.scores)
-        counts = [np.count_nonzero(keys <= cutoff) for cutoff in cutoffs]
+        counts = [np.count_nonzero(self._row_keys <= cutoff) for cutoff in cutoffs]
         return np.array(counts, dtype=np.int64)
 
 
@@ -103,13 +112,15 @@ def rank_rows(scores: Any, lengths: I64, keep: int, device: str = "cpu") -> Iter
         return
     for row, length in zip(matrix, lengths, strict=True):
         valid = row[:length]
-        keys = order_key(valid)
-        if keep < valid.size:
-            best = np.argpartition(keys, keep - 1)[:keep]
-            order = best[np.argsort(keys[best], kind="stable")]
-        else:
-            order = np.argsort(keys, kind="stable")
-        yield RankedRow(valid, order.astype(np.int64, copy=False))
+        yield RankedRow(valid, _best(order_key(valid), keep))
+
+
+def _best(keys: U32, keep: int) -> I64:
+    """Positions of the lowest keys, in order."""
+    if keep >= keys.size:
+        return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+    best = np.argpartition(keys, keep - 1)[:keep]
+    return best[np.argsort(keys[best], kind="stable")].astype(np.int64, copy=False)
 
 
 def _rank_on_cuda(matrix: F32, lengths: I64, keep: int) -> Iterator[RankedRow]:

@@ -28,11 +28,6 @@ class RowBlock(NamedTuple):
     lengths: I64
 
 
-def valid_lengths(capture: Capture) -> I64:
-    """Lengths as the contract reads them: clamped to [0, width]."""
-    return np.clip(capture.lengths.astype(np.int64), 0, capture.width)
-
-
 def eligible_rows(capture: Capture, k: int, most: int | None = ROWS) -> I64:
     """Numbers of the rows to study, ascending.
 
@@ -50,24 +45,30 @@ def eligible_rows(capture: Capture, k: int, most: int | None = ROWS) -> I64:
     """
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ArgumentError("rows", repr(most), "an int of at least 1")
-    lengths = valid_lengths(capture)
-    eligible = np.flatnonzero(lengths >= LEAST_LENGTH * k)
-    if not eligible.size:
-        longest = int(lengths.max()) if lengths.size else 0
+    counts = np.array(
+        [np.count_nonzero(lengths >= LEAST_LENGTH * k) for _, lengths in capture.iter_clamped()], np.int64
+    )
+    total = int(counts.sum())
+    if not total:
+        longest = capture.valid_scores()[1]
         takes = f"a k of at most {longest // LEAST_LENGTH}: only rows of {LEAST_LENGTH} k scores show an upper tail"
         raise ArgumentError("k", f"{k} for {capture.path.name}, whose longest row has {longest:,} scores", takes)
-    if most is None or eligible.size <= most:
-        return eligible
-    return eligible[np.round(np.linspace(0, eligible.size - 1, most)).astype(np.int64)]
+    wanted = np.arange(total) if most is None or total <= most else np.round(np.linspace(0, total - 1, most))
+    ends = np.cumsum(counts)
+    chosen = []
+    for (begin, lengths), before, end in zip(capture.iter_clamped(), ends - counts, ends, strict=True):
+        own = wanted[(wanted >= before) & (wanted < end)].astype(np.int64) - before
+        chosen.append(begin + np.flatnonzero(lengths >= LEAST_LENGTH * k)[own] if own.size else own)
+    return np.concatenate(chosen)
 
 
 def read_blocks(capture: Capture, rows: I64, max_bytes: int = BLOCK_BYTES) -> Iterator[RowBlock]:
     """Read chosen rows in blocks of at most `max_bytes` of scores, at least one row each."""
-    lengths = valid_lengths(capture)
+    lengths = capture.clamped()
     step = rows_per_block(capture.width, capture.dtype, max_bytes)
     for begin in range(0, rows.size, step):
         block = rows[begin : begin + step]
         first, last = int(block[0]), int(block[-1])
         whole = last - first + 1 == block.size
         scores = capture.rows_block(first, last + 1) if whole else capture.rows_at([int(r) for r in block])
-        yield RowBlock(block, scores, lengths[block])
+        yield RowBlock(block, scores, lengths[block].astype(np.int64))

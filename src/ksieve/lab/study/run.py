@@ -8,6 +8,7 @@ from typing import Any
 
 from ksieve.captures.format import BLOCK_BYTES, Capture
 from ksieve.core import atomic
+from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
 from ksieve.lab.bench import record
@@ -15,7 +16,7 @@ from ksieve.lab.study.compare import compare
 from ksieve.lab.study.measure import pooled_ranks, study_capture
 from ksieve.lab.study.ranked import DEVICES, require_cuda
 from ksieve.lab.study.rows import ROWS, eligible_rows
-from ksieve.lab.study.verdict import overall
+from ksieve.lab.study.verdict import least_length, overall
 from ksieve.planning.devices import resolve_device
 
 
@@ -36,13 +37,38 @@ def suggested_k(captures: Sequence[Capture], k: int | None) -> int:
     return check_k(suggested.pop())
 
 
-def check_device(device: str) -> str:
+def check_device(device: str) -> None:
     """Refuse a device that rows cannot be ranked on, before anything is read."""
     if device not in DEVICES:
         raise ArgumentError("device", repr(device), "'cpu' or 'cuda'")
+
+
+def check(
+    captures: Sequence[Capture], k: int | None, *, rows: int | None, device: str, plan_for: str | None
+) -> tuple[int, list[int], str | DeviceInfo]:
+    """Check the arguments of `study`; return k, the number of rows of each capture, and the device that is planned for.
+
+    Raises
+    ------
+    ArgumentError
+        Also for a capture whose rows are too short to be sampled, or to have an upper tail.
+    BackendError
+        If the device cannot be used here.
+    """
+    if not captures:
+        raise ArgumentError("captures", "none", "at least one capture")
+    slots = suggested_k(captures, k)
+    check_device(device)
+    numbers = [eligible_rows(capture, slots, rows).size for capture in captures]
+    for capture in captures:
+        longest = capture.valid_scores()[1]
+        if longest < (least := least_length(slots)):
+            got = f"{slots} for {capture.path.name}, whose longest row has {longest:,} scores"
+            raise ArgumentError("k", got, f"rows of at least {least:,} scores: no sampling policy reads shorter ones")
+    target = resolve_device(plan_for or device, "plan_for")
     if device == "cuda":
         require_cuda()
-    return device
+    return slots, numbers, target
 
 
 def study(
@@ -87,12 +113,7 @@ def study(
     ArgumentError
         Before anything is measured.
     """
-    if not captures:
-        raise ArgumentError("captures", "none", "at least one capture")
-    slots = suggested_k(captures, k)
-    check_device(device)
-    target = resolve_device(plan_for or device, "plan_for")
-    numbers = [eligible_rows(capture, slots, rows).size for capture in captures]
+    slots, numbers, target = check(captures, k, rows=rows, device=device, plan_for=plan_for)
     total, done = sum(numbers), 0
     studies = []
     for capture, number in zip(captures, numbers, strict=True):
@@ -173,7 +194,6 @@ def write(
 
     if figures is not None:
         drawing.require_matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
     page, facts, *_ = targets(folder, result=result, figures=figures)
     written = [record.write_json(facts.absolute(), payload)]
     results = payload["results"]
@@ -185,5 +205,5 @@ def write(
         figure = entry.draw(shown)
         drawn[entry.stem] = text = drawing.svg_of(figure)
         written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}", svg_text=text)
-    atomic.write_text(page, report(payload, drawn))
+    atomic.write_text(page, report(payload, drawn), folders=True)
     return [page, *written]

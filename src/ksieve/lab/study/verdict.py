@@ -6,6 +6,7 @@ for want of candidate storage, come from the model (`ksieve.model.reference`), w
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -35,6 +36,18 @@ _SUMS = ("phases", "band", "recovered", "direct", "scanned_twice", "rescans", "v
 
 _SEED = 0
 """Of the CPU backend's guesses (`ksieve.core.guess`): which one matters to one row in hundreds of thousands."""
+
+
+def least_length(k: int) -> int:
+    """Least length of a row that a named sampling policy reads by a sample; shorter ones are read directly."""
+
+    def sampled(length: int) -> bool:
+        return any(p.usable(int(statistics_sizes(length, p).max()), k) for p in POLICIES.values())
+
+    most = 1
+    while not sampled(most):
+        most *= 2
+    return bisect.bisect_left(range(most), True, key=sampled)
 
 
 def plans_of(capture: Capture, k: int, device: str | DeviceInfo = "cpu") -> list[Plan]:

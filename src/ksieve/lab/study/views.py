@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.lab.study.ranked import RankedRow
 
@@ -35,11 +34,6 @@ def phases_of(positions: I64, view: SamplingPolicy, row_id: int = 0) -> I64:
     """Phase of a view that samples each position; `row_id` decides the hash of a jittered one."""
     groups = positions // view.group
     return (groups - _turned(view, 0, row_id, groups // view.stride)) % view.stride
-
-
-def sampled_by_phase(view: SamplingPolicy, phase: int, length: int, row_id: int = 0) -> I64:
-    """Positions, ascending, that a phase of a view samples in a row of `length` scores."""
-    return view.positions(_turned(view, phase, row_id, np.arange(-(-length // (view.stride * view.group)))), length)
 
 
 def _turned(view: SamplingPolicy, phase: Any, row_id: int, periods: I64) -> I64:
@@ -87,9 +81,7 @@ def realised_ranks(
     if row.order.size == row.length:
         out[~found] = UNUSABLE
     elif beyond:
-        for phase in np.flatnonzero(~found.all(axis=1)):
-            missing = ~found[phase]
-            out[phase, missing] = _from_whole_row(row, view, int(phase), wanted[missing], row_id)
+        return out if found.all() else realised_ranks(row.deeper, view, sample_ranks, row_id=row_id)
     else:
         sizes = statistics_sizes(row.length, view, row_id)
         out[wanted > sizes[:, None]] = UNUSABLE
@@ -111,15 +103,3 @@ def _first_of_each(labels: I64) -> I64:
     _, first = np.unique(labels, return_index=True)
     first.sort()
     return first
-
-
-def _from_whole_row(row: RankedRow, view: SamplingPolicy, phase: int, wanted: I64, row_id: int) -> I64:
-    """One phase's boundaries, straight from the definition."""
-    sampled = row.scores[sampled_by_phase(view, phase, row.length, row_id)]
-    coarse = view.boundary == "coarse"
-    statistics: NDArray[Any] = np.sort(view.statistics(coarse_bin(sampled) if coarse else order_key(sampled)))
-    out = np.full(wanted.size, UNUSABLE, dtype=np.int64)
-    usable = wanted <= statistics.size
-    boundary = statistics[wanted[usable] - 1]
-    out[usable] = row.count_keys(BIN_CUTOFF_KEY[boundary] if coarse else boundary)
-    return out

@@ -23,6 +23,7 @@ from ksieve.captures.format import Capture, open_capture
 from ksieve.captures.recorder import CALLS_KEY
 from ksieve.core import atomic, problem
 from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.paths import as_path, read_utf8, unreadable
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
 from ksieve.lab.bench import record
@@ -108,18 +109,19 @@ def load(source: str | os.PathLike[str]) -> Trace:
     CaptureFormatError
         If a file is no trace; the message names the file and the fault.
     """
-    text = os.fspath(source)
-    if text.upper() in PAPER_REQUESTS and not Path(text).exists():
+    path = as_path(source, "source")
+    text, fault = str(path), unreadable(path)
+    if text.upper() in PAPER_REQUESTS and fault:
         name = text.upper()
         return Trace.of_requests(name, [{"prompt": PAPER_REQUESTS[name]}], k=2048)
-    path = Path(text)
-    if not path.is_file():
-        raise CaptureFormatError(f"{text}: no such trace: takes a JSON file, a recording, {', '.join(PAPER_REQUESTS)}")
+    if fault:
+        takes = f"a JSON file, a recording, {', '.join(PAPER_REQUESTS)}"
+        raise CaptureFormatError(f"{text}: no such trace ({fault}): takes {takes}")
     if path.suffix == ".safetensors":
         with open_capture(path) as capture:
             return _of_recording(path, capture)
     try:
-        facts = parse_json(path.read_text(encoding="utf-8"))
+        facts = parse_json(read_utf8(path))
     except ValueError as error:
         raise CaptureFormatError(f"{path}: not JSON ({error})") from None
     if not isinstance(facts, dict) or facts.get(FORMAT_KEY) != FORMAT_VERSION:
@@ -234,7 +236,7 @@ def run(
             del matrix
     if progress is not None:
         progress(len(trace.calls), len(trace.calls))
-    name = Path(scores).name if Path(scores).exists() else os.fspath(scores)
+    name = os.fspath(scores) if unreadable(Path(scores)) else Path(scores).name
     settings = {
         "trace": trace.name, "requests": list(trace.requests), "k": slots, "scores": name, "backend": machine.name,
         "policy": getattr(policy, "name", policy), "rounds": rounds, "seed": seed,
@@ -264,7 +266,7 @@ def _source(
     scores: str | os.PathLike[str], machine: Machine, k: int, seed: int, trace: Trace, stack: ExitStack
 ) -> Make:
     text = os.fspath(scores)
-    if Path(text).is_file():
+    if not unreadable(Path(text)):
         capture = stack.enter_context(open_capture(text))
         own = CALLS_KEY in capture.metadata and _of_recording(Path(text), capture).calls == trace.calls
         return _recorded(machine, trace, capture) if own else _joined(machine, capture)
@@ -298,8 +300,9 @@ def _recorded(machine: Machine, trace: Trace, capture: Capture) -> Make:
 
 def _joined(machine: Machine, capture: Capture) -> Make:
     """Rows of a capture in turn; their valid scores end to end where one is too short for a call."""
-    valid = np.clip(capture.lengths.astype(np.int64), 0, capture.width)
-    if not valid.any():
+    valid = capture.clamped()
+    rows = np.flatnonzero(valid)
+    if not rows.size:
         raise ArgumentError("scores", f"{capture.path.name}, without a valid score", "a capture with some")
     turn = 0
 
@@ -309,10 +312,8 @@ def _joined(machine: Machine, capture: Capture) -> Make:
         for r in range(call.rows):
             done = 0
             while done < call.width:
-                row = turn % capture.rows
+                row = int(rows[turn % rows.size])
                 turn += 1
-                if not valid[row]:
-                    continue
                 piece = capture.rows_block(row, row + 1)[0, : min(int(valid[row]), call.width - done)]
                 if matrix is None:
                     matrix = np.empty((call.rows, call.width), piece.dtype)

@@ -83,9 +83,7 @@ def run(
     BackendError
         If the backend cannot run here.
     """
-    for part in parts:
-        if part not in PARTS:
-            raise ArgumentError("parts", repr(part), f"some of {', '.join(PARTS)}")
+    check_parts(parts)
     if rounds < 1:
         raise ArgumentError("rounds", rounds, "an int of at least 1")
     step_parts = [part for part in STEP_PARTS if part in parts]
@@ -124,6 +122,13 @@ def run(
         "rounds": rounds, "seed": seed,
     }  # fmt: skip
     return record.payload("ablation", settings, results, gpu=machine.name == "cuda")
+
+
+def check_parts(parts: Sequence[str]) -> None:
+    """Refuse names that are not of `PARTS`."""
+    for part in parts:
+        if part not in PARTS:
+            raise ArgumentError("parts", repr(part), f"some of {', '.join(PARTS)}")
 
 
 def inexact(payload: dict[str, Any]) -> list[str]:

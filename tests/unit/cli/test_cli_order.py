@@ -1,0 +1,122 @@
+"""Arguments are checked before outputs, outputs before extras, and extras before any work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ksieve
+from ksieve.captures import CaptureWriter
+
+BARE = """
+import contextlib, io, json, sys
+hidden = {"matplotlib", "torch", "cuda", "triton"}
+class Finder:
+    def __init__(self, finder): self.finder = finder
+    def __getattr__(self, name): return getattr(self.finder, name)
+    def find_spec(self, name, *more):
+        return None if name.partition(".")[0] in hidden else self.finder.find_spec(name, *more)
+sys.meta_path[:] = map(Finder, sys.meta_path)
+from ksieve.__main__ import main
+for line in json.load(sys.stdin):
+    sys.argv = ["ksieve", *line.split()]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps([line, code, out.getvalue(), err.getvalue()]))
+"""
+"""Runs commands where only the base dependencies are installed."""
+
+FIGURES = ("bench trace", "bench worst", "bench gpu", "bench operator", "bench ablation", "bench chain", "bench blocks")
+GPU = (*FIGURES, "bench floor", "bench options", "bench general", "bench engines", "bench ranks", "tune")
+WRONG = {
+    "study absent.safetensors --figures f": "absent.safetensors: no such file",
+    "study s.safetensors --figures f --k 0": "--k: got 0",
+    "study s.safetensors --figures f --k 2000": "--k: got 2000 for s.safetensors, whose longest row has 4,000 scores",
+    "study s.safetensors --figures f --plan-for z": "--plan-for: got 'z'",
+    "study s.safetensors --device cuda --plan-for z": "--plan-for: got 'z'",
+    "study s.safetensors --figures file/f": "--figures: got file/f",
+    "study s.safetensors --plan-for z": "--plan-for: got 'z'",
+    "calibrate s.safetensors --device cuda --cost z": "--cost: got 'z'",
+    "calibrate s.safetensors --device cuda --k 3000": "--k: got 3000",
+    "replay --example --figures f --k 0": "--k: got 0",
+    "replay --example --figures f --policy z": "--policy: got 'z'",
+    "replay --example --figures f --scores z": "--scores: got 'z'",
+    "replay --example --figures f --peers z": "--peers: got 'z'",
+    "replay --example --figures f --rounds 0": "'--rounds': got '0'",
+    "replay --example --figures f --out none/x.json": "--out: got none/x.json",
+    "bench ablation --figures f --parts z": "--parts: got 'z'",
+    "bench ablation --figures f --backend z": "--backend: got 'z'",
+    "bench ablation --figures f --scores z": "--scores: got 'z'",
+    "bench ablation --figures f --requests z": "--requests: got 'z'",
+    "bench chain --figures f --requests z": "--requests: got 'z'",
+    "bench chain --figures f --producer z": "--producer: got 'z'",
+    "bench chain --figures f --heads 3": "--heads: got 3; takes a power of two",
+    "bench trace --figures f --prompts z": "--prompts: got 'z'",
+    "bench trace --figures f --step-tokens 0": "'--step-tokens': got '0'",
+    "bench gpu --figures f --lengths z": "--lengths: got 'z'",
+    "bench gpu --figures f --families z": "--families: got 'z'",
+    "bench gpu --figures f --policies z": "--policies: got 'z'",
+    "bench gpu --figures f --scores factors:absent": "--scores: got 'factors:absent' (no such file)",
+    "bench plot absent.json": "absent.json: no result file (no such file)",
+    "bench floor --lengths z": "--lengths: got 'z'",
+    "bench options --scores z": "--scores: got 'z'",
+    "bench general --scores z": "--scores: got 'z'",
+    "bench engines --scores z": "--scores: got 'z'",
+    "bench ranks --replays -1": "'--replays': got '-1'",
+    "build --for vllm --rows 3": "--rows: got [3]; takes nothing with --for",
+    "build --arch sm_90a --bundle none/x.zip": "--bundle: got none/x.zip",
+    "select s.safetensors --backend cuda --policy z": "--policy: got 'z'",
+    "select s.safetensors --backend cuda --k 0": "--k: got 0",
+    **{f"{command} --figures f --out none/x.json": "--out: got none/x.json" for command in FIGURES},
+    **{f"{command} --figures file/f": "--figures: got file/f" for command in FIGURES},
+    **{f"{command} --rounds 0": "'--rounds': got '0'" for command in GPU},
+    **{
+        f"{command} --k 0": "--k: got 0"
+        for command in GPU
+        if command not in ("bench floor", "bench general", "bench blocks")
+    },
+}
+EXTRAS = {
+    "study s.safetensors --figures f": "figures need matplotlib",
+    "study s.safetensors --device cuda": "--device cuda ranks rows with PyTorch",
+    "replay --example --figures f": "figures need matplotlib",
+    "bench plot r.json --figures f": "figures need matplotlib",
+    **{f"{command} --figures f": "figures need matplotlib" for command in FIGURES},
+}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    place = tmp_path_factory.mktemp("order")
+    (place / "file").touch()
+    (place / "r.json").write_text('{"schema": 1, "bench": "gpu"}')
+    with CaptureWriter(place / "s.safetensors", 64, 4000, k=8) as writer:
+        import numpy as np
+
+        writer.write(np.zeros((64, 4000), np.float32))
+    before = sorted(place.iterdir())
+    env = {**os.environ, "PYTHONPATH": str(Path(ksieve.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", BARE], cwd=place, env=env, input=json.dumps([*WRONG, *EXTRAS]), text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(place.iterdir()) == before
+    return {line: (code, out, err) for line, code, out, err in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("line", [*WRONG, *EXTRAS])
+def test_a_command_speaks_of_arguments_then_outputs_then_extras(ran: dict, line: str) -> None:
+    code, out, err = ran[line]
+    said = " ".join(err.split())
+    assert (code, out) == (2, "") and said.startswith("error: "), said
+    assert (WRONG | EXTRAS)[line] in said
