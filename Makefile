@@ -1,19 +1,20 @@
-# Two commands matter to a newcomer: `make demo` and `make test`. `make help` lists the rest.
+# Two commands matter to a newcomer: `make demo` and `make test`. `make help` lists the rest; `make test-all` is what a
+# change has to pass beyond them.
 
 PYTHON ?= python3
 VENV   ?= .venv
-# Extras that `make test` installs. `make test EXTRAS=test,plot,torch,cuda,jax` leaves nothing to skip but the GPU suite.
-EXTRAS ?= test
+# Extras that `make test-all` installs: nothing is left to skip but the GPU suite.
+EXTRAS ?= test,dev,docs,plot,torch,cuda,jax
 # Extra arguments of pytest, e.g. `make test PYTEST="-k keys -x"`.
 PYTEST ?= -n 2 --dist worksteal
 
 BIN  := $(VENV)/bin
 comma := ,
-TEST_STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 SOURCES := src tests examples $(wildcard scripts) docs/conf.py
 KERNELS := $(shell find src/ksieve examples -name '*.cu' -o -name '*.cuh') $(wildcard tests/support/emulator/*.h)
 
-.PHONY: help demo test test-floors test-gpu test-emulated cubins sanitize installed check format docs site bench-cpu clean
+.PHONY: help demo test test-all test-rest test-floors floors-ready test-gpu test-emulated cubins sanitize wheel check format \
+  docs site bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -22,15 +23,33 @@ help:  ## list the targets
 demo: $(VENV)/.installed  ## install with base dependencies, select from the bundled capture, verify
 	@$(BIN)/ksieve demo
 
-test: $(TEST_STAMP)  ## install the test dependencies, run the whole CPU suite
-	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
+test: $(VENV)/.with-test  ## install the test dependencies, test every package of the library (3 minutes on two cores)
+	$(BIN)/python -m pytest --part first $(PYTEST)
+
+# One run shows everything that is wrong. What takes one core or the network comes first, two at a time; the suite comes
+# last, so that its closing line is the last thing of a good run.
+test-all: $(VENV)/.with-$(EXTRAS)  ## the rest: extras, lint, site, wheel, lowest versions, machine code, emulated kernels
+	@failed=; step() { printf '\n=== make %s (%s)\n' "$$*" "$$(date +%T)"; \
+	  $(MAKE) --no-print-directory --keep-going "$$@" || failed="$$failed; make $$*"; }; \
+	step --jobs=2 --output-sync=target floors-ready check site wheel; \
+	step test-floors; rm -rf $(VENV)-floors; \
+	step cubins; step cubins CUDA=12 SAMPLE=1 ONLY=sm_90a; rm -rf $(VENV)-cuda12; \
+	step test-rest; \
+	if [ "$$failed" ]; then echo "failed$$failed" >&2; exit 1; fi
+
+test-rest: $(VENV)/.with-$(EXTRAS)  ## of test-all, the tests: those that `make test` leaves out or an extra may change
+	$(BIN)/python -m pytest --part rest $(PYTEST)
 
 # An environment of its own, 5 GB while it exists: the wheels of PyTorch's lowest version on PyPI bring CUDA along.
 test-floors: $(VENV)-floors/.installed  ## run a selection of tests with the lowest versions that pyproject.toml admits
 	$(VENV)-floors/bin/python -c 'import cuda.core, filelock, matplotlib, numba, platformdirs, rich, safetensors, torch, typer'
-	$(VENV)-floors/bin/python -m pytest -m "not gpu and not slow" $$($(VENV)-floors/bin/python scripts/floors.py tests) $(PYTEST)
+	$(VENV)-floors/bin/python -m pytest -m "not gpu and not extended" $$($(VENV)-floors/bin/python scripts/floors.py tests) $(PYTEST)
 	$(VENV)-floors/bin/python -c 'from cuda.bindings import nvrtc; nvrtc.nvrtcVersion(); import sys, pytest; sys.exit(pytest.main())' \
-	  -m "not gpu and not slow" $$($(VENV)-floors/bin/python scripts/floors.py cuda)
+	  -m "not gpu and not extended" $$($(VENV)-floors/bin/python scripts/floors.py cuda)
+
+# The demo compiles the CPU kernels with the lowest Numba: the workers of the tests would wait for the first of them.
+floors-ready: $(VENV)-floors/.dependencies
+	@PYTHONPATH=src $(VENV)-floors/bin/python -m ksieve demo >/dev/null
 
 # Uses the caller's Python as it is (it needs torch, numpy, cuda-core and pytest) and downloads nothing.
 test-gpu:  ## run the GPU suite with $(PYTHON)
@@ -39,7 +58,7 @@ test-gpu:  ## run the GPU suite with $(PYTHON)
 # No GPU: the kernels' PTX runs on the CPU (tests/support/emulator). `make test-emulated DEVICE=a100 PART="-k few_candidates"`
 DEVICE ?= h200
 PART   ?= -x -n 2
-test-emulated: $(TEST_STAMP)  ## run the GPU suite, or a PART of it, on the CPU as another DEVICE; needs the extras cuda, torch
+test-emulated: $(VENV)/.with-test $(VENV)/.with-cuda $(VENV)/.with-torch  ## run the GPU suite, or a PART of it, on the CPU as another DEVICE
 	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:tests:tests/support \
 	  $(BIN)/python -m pytest -m gpu tests/gpu $(PART)
 
@@ -57,7 +76,7 @@ ifeq ($(CUDA),12)
 cubins: $(VENV)-cuda12/.installed
 	@$(VENV)-cuda12/bin/python scripts/spills.py --only "$(ONLY)" $(if $(SAMPLE),--sample) $(if $(UPDATE),--update)
 else
-cubins: $(VENV)/.installed-cubins  ## compile changed kernels without a GPU, compare with tests/data/cubins.json
+cubins: $(VENV)/.with-dev $(VENV)/.with-cuda  ## compile changed kernels without a GPU, compare with tests/data/cubins.json
 	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update) $(if $(WHOLE),--whole) \
 	  $(if $(ADD),--add $(ADD))
 	@$(if $(UPDATE),$(BIN)/python scripts/resources.py $(if $(WHOLE),--whole))
@@ -66,9 +85,11 @@ endif
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
 
-installed: $(TEST_STAMP)  ## install the test dependencies
+wheel: $(VENV)/.installed  ## build a wheel in a folder that goes, and check its contents
+	@folder=$$(mktemp -d) && $(BIN)/python -m pip wheel . --no-deps --quiet --wheel-dir "$$folder" && \
+	  $(BIN)/python scripts/check_wheel.py "$$folder"/ksieve-*.whl; status=$$?; rm -rf "$$folder"; exit $$status
 
-check: $(TEST_STAMP)  ## lint, formatting, spelling, types
+check: $(VENV)/.with-dev  ## lint, formatting, spelling, types
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
@@ -77,17 +98,17 @@ ifneq ($(KERNELS),)
 	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
 endif
 
-format: $(TEST_STAMP)  ## apply the formatters
+format: $(VENV)/.with-dev  ## apply the formatters
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 ifneq ($(KERNELS),)
 	$(BIN)/clang-format -i $(KERNELS)
 endif
 
-docs: $(TEST_STAMP)  ## regenerate every measured number in README and docs/
+docs: $(VENV)/.with-plot  ## regenerate every measured number in README and docs/
 	$(BIN)/python scripts/generate_docs.py
 
-site: $(VENV)/.site-installed  ## build the documentation with search into docs/_build/html; warnings are errors
+site: $(VENV)/.with-docs  ## build the documentation with search into docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
 
 bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/results/ (minutes)
@@ -114,6 +135,12 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
+# One stamp for each extra, and one for all of them together.
+$(VENV)/.with-%: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing ksieve[$*] and its dependencies into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	@touch $(VENV)/.installed $(addprefix $(VENV)/.with-,$(subst $(comma), ,$*)) $@
+
 # Without the project, whose build two installations at a time would disturb: .ci/run makes this beside other steps.
 # What is imported of it is compiled then; pip would compile all.
 $(VENV)-floors/.dependencies: pyproject.toml scripts/floors.py
@@ -134,18 +161,4 @@ $(VENV)-cuda12/.installed: pyproject.toml
 	@$(MAKE) --no-print-directory VENV=$(VENV)-cuda12 $(VENV)-cuda12/bin/python
 	@echo "installing the extra cuda12 into $(VENV)-cuda12"
 	@$(VENV)-cuda12/bin/python -m pip install --quiet --no-compile --editable '.[cuda12]'
-	@touch $@
-
-$(VENV)/.site-installed: $(VENV)/.installed
-	@echo "installing what the site is built with into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	@touch $@
-
-$(VENV)/.installed-cubins: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,cuda]'
-	@touch $@
-
-$(TEST_STAMP): $(VENV)/.installed
-	@echo "installing the extras [$(EXTRAS)] into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["parts"]
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # PyTorch's and NumPy's threads wait by spinning, which takes the cores from the other workers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -61,15 +63,6 @@ def one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 def root() -> Path:
     """Return the repository root."""
     return ROOT
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """Return the folder of material shared beside the repository; skip without it."""
-    folder = ROOT.parent / "shared"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent")
-    return folder
 
 
 @pytest.fixture

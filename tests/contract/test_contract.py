@@ -26,6 +26,7 @@ from ksieve.core.policy import POLICIES as NAMED
 from ksieve.lab.traffic import check_traffic
 from ksieve.model import reference
 from oracle import assert_exact, assert_served, clamp, first_k, ranks, widen
+from parts import but_for
 
 CITED: dict[str, list[str]] = {}
 
@@ -377,7 +378,7 @@ def test_extreme_shapes(backend, rows, width, k):
 
 @cites("C19")
 @every_backend
-@pytest.mark.slow
+@pytest.mark.extended
 def test_largest_k_on_a_longer_row(backend):
     k = 1 << 20
     scores = scores_of("normal", 1, k + 100_001, k)
@@ -795,7 +796,7 @@ def test_slots_in_order(backend, order):
 @cites("C42")
 @every_backend
 @pytest.mark.parametrize("tie_break", ["low", "high"])
-@pytest.mark.parametrize("policy", ["direct", *NAMED])
+@pytest.mark.parametrize("policy", but_for(["direct", "lines-64"], ["direct", *NAMED]))
 def test_ties_go_to_one_end(backend, tie_break, policy):
     for family in ("all_equal", "relu_plateau", "few_values", "boundary_plateau", "all_nan"):
         for shape in ((3, 300, 40), (2, 120_000, 2048)):

@@ -41,7 +41,7 @@ def draw(rng):
     return scores, lengths.astype(np.int32), replace(plan, capacity=k + int(rng.choice([0, 1, 7, 100_000])))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_random_rows():
     rng = np.random.default_rng(SEED)
     done, batches, routes = 0, 0, Counter()

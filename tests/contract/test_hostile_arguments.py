@@ -57,7 +57,7 @@ def test_what_is_no_plan_is_refused(plan):
         ksieve.topk(np.zeros((2, 64), np.float32), k=4, plan=plan)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_policies_from_random_json_are_refused_or_answer_exactly(tmp_path):
     seed = 30
     print("seed", seed)

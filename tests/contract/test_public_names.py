@@ -101,9 +101,13 @@ def test_errors_form_one_tree():
     assert issubclass(ksieve.ArgumentError, ValueError) and issubclass(ksieve.WorkspaceError, ksieve.ArgumentError)
 
 
-def test_import_brings_no_heavy_module():
-    loaded = run("import json, sys, ksieve; print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))")
-    assert "numpy" in loaded and not set(loaded) & set(HEAVY)
+def test_import_brings_numpy_and_none_of_what_runs_a_call():
+    """What `import ksieve` costs is what it loads; `ksieve bench cpu` times it."""
+    loaded = set(run("import json, sys, ksieve; print(json.dumps(list(sys.modules)))"))
+    others = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"__main__", "ksieve", "numpy"}
+    # What Python loads for `.pth` files and editable installations has such names.
+    assert "numpy" in loaded and {name for name in others if not name.startswith("_")} == set()
+    assert not {f"ksieve.{name}" for name in ("adapters", "backends", "cli", "distributed", "lab", "model")} & loaded
 
 
 def test_planning_and_verifying_need_numpy_alone():
@@ -115,24 +119,3 @@ assert ksieve.verify(x, None, np.array([[3]] * 3))
 print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))
 """
     assert not set(run(code)) & set(HEAVY)
-
-
-def test_import_is_fast():
-    """Under 0.3 s with NumPy, in a fresh process; on a slower machine three times as long as NumPy alone.
-
-    Time on the processor, the best of a few: the machine is shared.
-    """
-    code = """
-import time
-start = time.thread_time(); import numpy
-numpy_alone = time.thread_time() - start; import ksieve
-print([time.thread_time() - start, numpy_alone])
-"""
-    found = []
-    for _ in range(6):
-        whole, numpy_alone = run(code)
-        found.append((whole, numpy_alone))
-        if whole < max(0.3, 3 * numpy_alone):
-            break
-    else:
-        pytest.fail(f"seconds, and of NumPy alone: {found}")

@@ -15,7 +15,7 @@ from ksieve.planning.devices import DEVICES
 pytest.importorskip("torch")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.extended,
     pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present"),
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from emulator import build
 from ksieve.tiles import include_path
 
-pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
+pytestmark = [pytest.mark.extended, pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")]
 
 PRODUCER = """
 #include "candidates.cuh"

@@ -10,7 +10,7 @@ import pytest
 from emulator import build
 from emulator.operands import UnknownInstructionError
 
-pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
+pytestmark = [pytest.mark.extended, pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")]
 
 HEAD = """
 using u32 = unsigned int; using u64 = unsigned long long;

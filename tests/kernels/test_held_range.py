@@ -122,6 +122,7 @@ def test_samples_of_any_distribution_hold_the_kth_between_them(warps, seen):
         assert to.lengthened or sum(chance[to.last + 1 :]) ** warps < 1e-5
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("threads", [256, 512, 1024])
 @pytest.mark.parametrize("drawn", ["standard_normal", "uniform", "standard_exponential"])
 @pytest.mark.parametrize("ratio", [1.05, 1.5, 1.95, 2.1, 3.2, 3.9, 6.5, 8, 12, 16, 24, 40, 100])
@@ -148,6 +149,7 @@ def test_rows_in_order_and_with_periods_too(name, shape):
     assert shape.outside(np.asarray(scores, np.float32), lengths, k) <= most
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "shape", [Shape(256, 8, 256), SHARED, Shape(512, 16, 256), Shape(512, 16, 512), ALONE], ids=str
 )

@@ -100,7 +100,7 @@ PARTS = {
 """A process each, that begins with a device: of a file of the suite, at least how many tests pass, and which."""
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_the_gpu_suite(name):
     files = [f"tests/gpu/test_{file}.py" for file in PARTS[name]]

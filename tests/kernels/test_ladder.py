@@ -21,7 +21,7 @@ from ksieve.backends.cuda.jit.spec import ARCHITECTURES
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.core.errors import ArgumentError, KsieveError
 
-pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
+pytestmark = [pytest.mark.extended, pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")]
 
 _spec = importlib.util.spec_from_file_location("ladder_run", ROOT / "examples" / "ladder" / "run.py")
 ladder = sys.modules["ladder_run"] = importlib.util.module_from_spec(_spec)

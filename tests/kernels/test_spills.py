@@ -17,6 +17,8 @@ from ksieve.backends.cuda.jit.spec import ARCHITECTURES, DTYPES, STEMS
 from ksieve.backends.cuda.runtime.driver import install
 from ksieve.core.errors import BackendError
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 def spills(monkeypatch):

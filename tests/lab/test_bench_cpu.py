@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 
 import numpy as np
 import pytest
@@ -70,6 +69,19 @@ def test_short_rows_of_every_dtype_are_set_beside_torch():
         assert case["times_faster_than"] == {cpu.TORCH: medians[cpu.TORCH] / medians["ksieve"]}
     ((_, _, lines),) = [t for t in cpu.tables(payload) if "short rows" in t[0]]
     assert [line[:2] for line in lines[1:3]] == [("30 x 70, top 4", "float16"), ("30 x 70, top 4", "bfloat16")]
+
+
+def test_calls_with_options_are_set_beside_the_plain_call(monkeypatch):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "2")
+    payload = measure(sources=(), optional=((3, 4000, 50),))
+    cases = payload["results"]["options"]
+    assert [(c["threads"], c["option"]) for c in cases] == [(t, o) for t in (1, 2) for o in ("plain", *cpu.OPTIONS)]
+    for threads, plain in ((1, cases[0]), (2, cases[4])):
+        own = [case for case in cases if case["threads"] == threads]
+        assert [c["times_plain"] for c in own] == [c["median_seconds"] / plain["median_seconds"] for c in own]
+    ((_, columns, lines),) = [t for t in cpu.tables(payload) if "options" in t[0]]
+    assert len(lines) == 8 and lines[0][:3] == ("3 x 4,000, top 50", "1", "plain") and lines[0][4] == "1.00x"
+    assert len(columns) == len(lines[0])
 
 
 def test_every_adversarial_family_is_set_beside_plain_rows():
@@ -178,10 +190,10 @@ def test_a_file_that_is_no_capture_is_refused_before_measuring(tmp_path):
 # ---- fresh processes -------------------------------------------------------------------------------------
 
 
-def test_import_is_timed_in_a_process_of_its_own():
-    begin = time.perf_counter()
-    seconds = startup.import_seconds(1)
-    assert 0 < seconds < time.perf_counter() - begin, "how quick it is: test_public_names"
+def test_import_is_timed_in_a_process_of_its_own(monkeypatch):
+    assert float(startup._fresh(startup._IMPORT)) > 0
+    monkeypatch.setattr(startup, "_IMPORT", "print(1.5)")
+    assert startup.import_seconds(3) == 1.5
 
 
 FIRST = """
@@ -193,6 +205,7 @@ print(len(double.stats.cache_misses))
 """
 
 
+@pytest.mark.extended
 def test_first_calls(monkeypatch):
     """A small function stands in for the kernels, whose compilation takes long."""
     assert float(startup._fresh(startup._FIRST_CALL)) > 0
@@ -200,6 +213,7 @@ def test_first_calls(monkeypatch):
     assert startup.first_call_seconds(1) == (1.0, 0.0)
 
 
+@pytest.mark.extended
 def test_memory_beside_the_arguments_is_bounded():
     extra = startup.extra_bytes(2, 2048, ["random_normal", "all_equal", "stride_hole", "nan_sprinkled"])
     if extra is None:

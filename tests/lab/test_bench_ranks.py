@@ -114,7 +114,7 @@ def test_the_page_draws_over_the_number_of_gpus(tmp_path):
     assert rank_report.draw_worlds(payloads, None, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_two_ranks_give_the_same_digest(tmp_path):
     command = ["ksieve", "bench", "ranks", "--shapes", "2x900", "--k", "9", "--rounds", "1", "--verify-rows", "8100",
                "--interleaved", "2x900", "--replays", "6"]  # fmt: skip

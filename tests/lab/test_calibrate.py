@@ -300,6 +300,7 @@ def test_errors_come_before_any_work(tmp_path):
             calibration.calibrate([])
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not REAL.exists(), reason="the real score factors are not on this machine")
 def test_real_rows_meet_the_prediction():
     with open_capture(REAL) as capture:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
@@ -105,6 +106,9 @@ def on_the_host(monkeypatch):
     monkeypatch.setattr(floor, "available", lambda device: [])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
     monkeypatch.setattr(producers, "load", lambda name: statement)
+    # A PyTorch for CUDA brings Triton, and kernels that keep no matrix need a device.
+    absent = replace(producers.PRODUCERS["triton"], module="absent_library")
+    monkeypatch.setitem(producers.PRODUCERS, "triton", absent)
 
 
 def run_small(**options):
@@ -168,7 +172,7 @@ def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, t
     assert CliRunner().invoke(app, ["bench", "chain"]).exit_code == 1
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_triton_kernel_computes_the_formula_in_its_interpreter():
     """Under Triton's interpreter: needs the package alone, and with NumPy 2.4 Triton 3.9."""
     if importlib.util.find_spec("triton") is None:

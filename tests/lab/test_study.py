@@ -72,6 +72,7 @@ def test_a_descending_row_by_hand(tmp_path):
     assert even[64, 1] == pytest.approx(np.square(counts - 64 * share).sum() / expected)
 
 
+@pytest.mark.extended
 def test_policies_are_measured_as_the_model_runs_them(tmp_path):
     from ksieve.core.policy import POLICIES
     from ksieve.model import reference
@@ -114,6 +115,7 @@ def test_results_do_not_depend_on_the_blocks(tmp_path):
     np.testing.assert_equal(pieces, whole)
 
 
+@pytest.mark.extended
 def test_memory_is_bounded_by_the_block(tmp_path):
     path, k = tmp_path / "a.safetensors", 256
     write_synthetic(path, "random_normal", 48, 65_536, k=k)  # 12.6 MB of scores
@@ -336,6 +338,7 @@ def test_a_study_without_matplotlib_is_written_without_figures(tmp_path, monkeyp
     assert links and set(links) == set(re.findall(r' id="([^"]+)"', page))
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not REAL.exists(), reason="the real score factors are not on this machine")
 def test_real_scores_show_what_their_description_says():
     """Figures of the data set's own description, 64 rows, K = 2048; its keys were quantised since: hence ranges."""

@@ -49,6 +49,7 @@ def test_interval_identity_by_exact_counting(stride):
             assert set(counted) <= {size // stride, math.ceil(size / stride)}
 
 
+@pytest.mark.extended
 def test_tail_quantiles_are_those_of_exponential_spacings():
     rng = np.random.default_rng(1)
     k, eps, rows = 100, 50.0, 40_000

@@ -264,7 +264,7 @@ def test_calibrate_says_first_whether_its_prediction_came_true(tmp_path):
     assert lines["overflow"] == 0, "scores that tie are counted, not stored"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_every_hostile_family_gets_a_verdict_in_numbers(tmp_path):
     """Families made to hurt selections, at a k of few scores and one of many: no crash, and no number that is none."""
     from ksieve.captures.format import open_capture

@@ -42,6 +42,7 @@ def nothing_is_remembered(monkeypatch, tmp_path):
     tuned._shapes_of.cache_clear()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in NAMES), ("h100", "bfloat16")])
 def test_questions_and_candidates_fit_the_device(name, dtype):
     target = tune.Target(DEVICES[name], dtype)
@@ -73,6 +74,7 @@ def test_questions_and_candidates_fit_the_device(name, dtype):
     assert answers <= 7000, "0.033 s each on an H100: under four minutes"
 
 
+@pytest.mark.extended
 def test_every_kind_of_question_is_answered_by_its_own_candidates():
     target = tune.Target(H100)
 
@@ -198,6 +200,7 @@ def test_the_command_writes_a_file_that_the_planner_then_uses(measured, tmp_path
     assert about["device"] == tuned.described(H100) and about["k"] == 2048 and about["date"]
 
 
+@pytest.mark.extended
 def test_quick_writes_nothing_and_says_what_it_would_gain(measured, tmp_path):
     done = invoke_app("tune", "--quick", "--shapes", ",".join(SHAPES))
     assert done.exit_code == 0, done.output
@@ -205,6 +208,7 @@ def test_quick_writes_nothing_and_says_what_it_would_gain(measured, tmp_path):
     assert "3 have a launch shape that is over 3 % faster" in " ".join(done.stdout.split())
 
 
+@pytest.mark.extended
 def test_a_run_goes_on_where_it_stopped(measured, monkeypatch, tmp_path):
     names = SHAPES
     complete = tune.run
@@ -293,6 +297,7 @@ STREAMED = {
 }  # fmt: skip
 
 
+@pytest.mark.extended
 def test_shapes_splits_and_strides_of_streamed_rows():
     found = tune_table.table(STREAMED, TARGET)
     assert found == {
@@ -400,6 +405,7 @@ def test_a_shape_whose_kernel_for_options_spills_is_for_calls_without(monkeypatc
     assert found.parts == {"resident": {"resident_block": [entry | {"plain": True}, narrow]}} and len(rounds) == 2
 
 
+@pytest.mark.extended
 def test_every_shipped_entry_decides_a_plan():
     for model, name in (("H100", "h100"), ("H200", "h200")):
         device = DEVICES[name]
@@ -435,6 +441,7 @@ def test_the_shapes_of_a_trace_are_tuned(measured, tmp_path):
         invoke_app("tune", "--of", str(trace), "--shapes", "1x4096")
 
 
+@pytest.mark.extended
 def test_a_dtype_has_a_file_of_its_own(measured, monkeypatch):
     done = invoke_app("tune", "--dtype", "bfloat16", "--shapes", "132x1048576,528x1048576")
     assert done.exit_code == 0, done.output

@@ -104,7 +104,7 @@ CASES = [
     ("all", "h200", 512, "bfloat16", 100, 5000, 15),
     ("sglang", "h100", 1024, "float32", 700, 20_000, 30),
     ("aiter", "h200", 64, "float32", 40, 3000, 8),
-    pytest.param("vllm", "h200", 2048, "float32", 4096, 131_072, 800, marks=pytest.mark.slow),
+    pytest.param("vllm", "h200", 2048, "float32", 4096, 131_072, 800, marks=pytest.mark.extended),
 ]
 
 

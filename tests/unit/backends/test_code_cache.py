@@ -383,7 +383,7 @@ def test_a_lock_that_cannot_be_had_does_not_matter(tmp_path):
 
 
 @posix
-@pytest.mark.slow
+@pytest.mark.extended
 def test_fuzz_of_damaged_caches(tmp_path):
     """Whatever happens to files and directories, what is obtained is what was compiled, and lists can be made."""
     from ksieve.backends import code_cache

@@ -78,6 +78,7 @@ def test_table(case):
         check(inputs.scores, inputs.lengths, inputs.k, policy, capacity, held)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", WIDE_CASES, ids=str)
 def test_wide_table(case):
     inputs = build(case)
@@ -120,7 +121,7 @@ def test_property(problem):
     check(*problem)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_hundred_thousand_random_rows():
     """Every row judged by the sorting oracle, a sample of them compared with the model in every column."""
     rng = np.random.default_rng(9)

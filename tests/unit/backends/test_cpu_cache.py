@@ -184,7 +184,7 @@ def installed(tmp_path):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_kernels_themselves_survive_one_flipped_byte(installed, tmp_path):
     """A process loads what another compiled, one whose file is damaged compiles, the next loads; each is exact."""
     from ksieve.backends.code_cache import Store
@@ -208,6 +208,7 @@ def test_the_kernels_themselves_survive_one_flipped_byte(installed, tmp_path):
     assert installed(CALL) == (f"1 0 {origin}", "")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["backends/cpu/ranking.py", "backends/cpu/kernels.py", "core/keys.py"])
 def test_kernels_of_a_changed_source_have_another_entry(installed, name):
     """By what decides the entry's name: `test_what_a_function_closes_over_decides` is about the entry itself."""
@@ -219,7 +220,7 @@ def test_kernels_of_a_changed_source_have_another_entry(installed, name):
     assert installed(code)[0] != first
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @posix
 def test_fuzz_of_damaged_machine_code(folder):
     seed = 31

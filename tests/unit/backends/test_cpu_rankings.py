@@ -106,6 +106,7 @@ def check_values(scores, indices, values, ranking):
     np.testing.assert_array_equal(values.view(bits), expected)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name if p else "direct")
 @pytest.mark.parametrize("ranking", ["smallest", "nan_first"])
 def test_every_route_and_little_storage(ranking, policy):

@@ -21,7 +21,7 @@ MOST = 6
 SHAPES = [*aimed.SHAPES, (32_768, 100), (8192, 100), (4096, 2048)]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize(("width", "k"), SHAPES)
 @pytest.mark.parametrize("policy", [None, "direct"])
 def test_no_row_that_a_search_finds_costs_more(width: int, k: int, policy: str | None) -> None:
@@ -122,7 +122,7 @@ for name, row in rows.items():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_scans_are_the_reads_that_are_made() -> None:
     """The scores read are counted by another piece of code than the statistics, in kernels compiled for it."""
     done = subprocess.run(

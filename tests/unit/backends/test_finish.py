@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -114,25 +111,3 @@ def test_no_row_is_finished_in_python(monkeypatch, number):
     assert not finished
     for one, other in zip(*((a if isinstance(a, tuple) else (a,)) for a in (want, found)), strict=True):
         assert np.array_equal(np.sort(one, axis=1), np.sort(other, axis=1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("options", [{"sorted": True}, {"return_values": True}, {"deterministic": True}])
-def test_options_cost_less_than_the_selection(threads, options):
-    """At most half of it: of 32 rows of 50,257, k = 50. In Python, with two threads, they took twice as long as it."""
-    scores = np.random.default_rng(1).standard_normal((32, 50_257), np.float32)
-    names = {"sorted": {"order": "value"}, "return_values": {"values": True},
-             "deterministic": {"order": "index", "tie_break": "low"}}  # fmt: skip
-    plain, finished = (
-        replace(ksieve.plan(rows=32, width=50_257, k=50, options=Options(**asked)), threads=threads)
-        for asked in ({}, names[next(iter(options))])
-    )
-    seconds = {True: [], False: []}
-    for round_ in range(60):
-        for plan in (plain, finished):
-            start = time.perf_counter()
-            ksieve.topk(scores, plan=plan)
-            if round_ > 5:
-                seconds[plan is plain].append(time.perf_counter() - start)
-    assert np.median(seconds[False]) < 1.5 * np.median(seconds[True])

@@ -85,6 +85,7 @@ def test_a_hostile_capture_is_a_typed_error(tmp_path, name):
     assert message.startswith(f"{path}: ") and len(message) < len(str(path)) + 400
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_capture_takes_bounded_memory(tmp_path, name):
     header, size = HOSTILE[name]
@@ -198,7 +199,7 @@ def mutate_header(header: dict, pick: random.Random) -> None:
             node[key] = random_value(pick)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["scores", "factors"])
 def test_mutated_captures_are_refused_or_exact(tmp_path, name):
     seed = 30

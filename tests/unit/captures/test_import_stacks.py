@@ -255,7 +255,7 @@ def test_archives_under_other_names(tmp_path):
         import_scores(tmp_path / "a.npy", tmp_path / "out.safetensors")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @SAVERS
 def test_mutated_sources_are_refused_or_read(tmp_path, save):
     seed = 14

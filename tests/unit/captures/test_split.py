@@ -103,7 +103,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
         assert split.launched() == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_select_under_torchrun_writes_the_file_of_one_process(tmp_path):
     made = source(40)
     with CaptureWriter(tmp_path / "scores.safetensors", 40, WIDTH) as writer:

@@ -250,6 +250,7 @@ def test_a_disk_without_room_leaves_the_old_file(small_disk, name):
     assert names(small_disk) == sorted(["filling", name])
 
 
+@pytest.mark.extended
 def test_sigterm_leaves_no_draft(tmp_path):
     rows = ("--rows", "10000", "--width", "100000", "--k", "64")  # far more than is written until the signal
     command = [sys.executable, "-m", "ksieve", "synth", "random_normal", str(tmp_path / "s.safetensors"), *rows]

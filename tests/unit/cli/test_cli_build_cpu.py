@@ -49,6 +49,7 @@ def test_every_compiled_function_is_built():
     assert names == ahead._cpu_calls().keys()
 
 
+@pytest.mark.extended
 def test_afterwards_calls_of_every_kind_compile_nothing():
     """With the cache of the other tests, where the kernels mostly are already."""
 

@@ -83,6 +83,7 @@ def is_one_message(err: str) -> bool:
 # ---- the answers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_verdicts_and_damaged_files_have_codes_of_their_own(folder: Path) -> None:
     for answer, code in (("i.npy", 0), ("i.npz", 0), ("wrong.npy", 1)):
         assert ran(folder, "verify", "s.safetensors", answer)[0] == code, answer
@@ -94,6 +95,7 @@ def test_verdicts_and_damaged_files_have_codes_of_their_own(folder: Path) -> Non
         assert answer in err
 
 
+@pytest.mark.extended
 def test_a_reader_that_leaves_is_neither_a_verdict_nor_a_message(folder: Path) -> None:
     for words in (("verify", "s.safetensors", "i.npy"), ("verify", "s.safetensors", "wrong.npy"), ("--help",),
                   ("select", "--help"), ("--version",), ("plan", "--rows", "1", "--width", "9", "--k", "1"),
@@ -105,6 +107,7 @@ def test_a_reader_that_leaves_is_neither_a_verdict_nor_a_message(folder: Path) -
         assert (code, err) == (141, ""), words
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_output_that_cannot_be_written(folder: Path) -> None:
     with Path("/dev/full").open("w") as full:
@@ -113,6 +116,7 @@ def test_output_that_cannot_be_written(folder: Path) -> None:
         assert ran(folder, "info", "absent", stderr=full)[0] == 2
 
 
+@pytest.mark.extended
 def test_closed_streams_change_no_code(folder: Path) -> None:
     for command, code in (
         ("verify s.safetensors i.npy >&-", 0),
@@ -125,6 +129,7 @@ def test_closed_streams_change_no_code(folder: Path) -> None:
         assert done.returncode == code, command
 
 
+@pytest.mark.extended
 def test_any_name_can_be_printed_under_any_locale(folder: Path, tmp_path: Path) -> None:
     paths = [str(folder / f"{name}.safetensors") for name in (r"a$\frac{$", "é中", "[red]x[bold]")]
     for path in paths:
@@ -137,6 +142,7 @@ def test_any_name_can_be_printed_under_any_locale(folder: Path, tmp_path: Path) 
     assert code == 0, err
 
 
+@pytest.mark.extended
 def test_arguments_that_are_no_numbers(folder: Path) -> None:
     shape = ("plan", "--rows", "4", "--width", "9", "--k", "4")
     for words in ((*shape, "--device", "cuda:²"), (*shape, "--rows", "²"), (*shape, "--device", "cuda:" + "9" * 5000),
@@ -155,6 +161,7 @@ def test_a_choice_that_is_none_is_reported_in_plain_words(folder: Path) -> None:
     assert code == 2 and "'--backend': 'gpu' is not one of 'auto', 'cpu', 'reference', 'cuda'" in err
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero")
 def test_files_without_an_end_are_not_read(folder: Path) -> None:
     for words in (("bench", "plot", "/dev/zero"), ("bench", "gpu", "--variants", "/dev/zero"), ("replay", "/dev/zero"),
@@ -204,6 +211,7 @@ def test_whatever_is_raised_has_a_code_and_one_message(
     assert (text.err == "") == (said == "")
 
 
+@pytest.mark.extended
 def test_signals_unwind_the_command(tmp_path: Path) -> None:
     """SIGTERM and SIGHUP while a capture is written: the draft goes, and the code says which signal it was."""
     for number, code in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)):
@@ -240,6 +248,7 @@ main()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "words",
     [("import", "m.npy", "out.safetensors"), ("select", "s.safetensors", "--out", "out.npy"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ksieve.core.errors import BackendError
 from ksieve.lab import demo
 from ksieve.lab.cli.app import app, main
 
-SEED, SECONDS = 30, 15
+SEED, LINES = 30, 500
 VALUES = (
     "", "0", "1", "2", "3", "-1", "7", "1k", "2**4", "²", "٣", "nan", "inf", "1e3", "9" * 30, "9" * 5000, "2**63", "-",
     "--", "-x", "\x1b[31m", "[red]", "[/]", "a$\\frac{$", "é", "\udcff", "cpu", "cuda", "cuda:0", "cuda:²", "h200",
@@ -51,7 +50,7 @@ def words_of(rng: random.Random, command: Any) -> list[str]:
     return words
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_no_command_line_ends_with_1_or_in_an_internal_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,8 +80,8 @@ def test_no_command_line_ends_with_1_or_in_an_internal_error(
     monkeypatch.setattr("ksieve.backends.cuda.jit.build.needed", refuse)
 
     rng, listed = random.Random(SEED), commands(typer.main.get_command(app))
-    start, lines, codes = time.monotonic(), 0, set()
-    while time.monotonic() - start < SECONDS:
+    codes = set()
+    for _ in range(LINES):
         path, command = rng.choice(listed)
         words = [*path, *words_of(rng, command)]
         monkeypatch.setattr(sys, "argv", ["ksieve", *words])
@@ -96,7 +95,5 @@ def test_no_command_line_ends_with_1_or_in_an_internal_error(
         assert "Traceback" not in text.err and "\x1b[31m" not in text.out + text.err, (SEED, words)
         assert code == 0 or path == ("verify",) or text.err.startswith(("error: ", " ", "\n", "Usage", "warning")), (
             words, text.err)  # fmt: skip
-        lines += 1
         codes.add(int(code))
-    print(f"{lines} command lines of seed {SEED}: codes {sorted(codes)}")
-    assert lines > 100 and {0, 2} <= codes  # four times as many on an idle machine
+    assert {0, 2} <= codes

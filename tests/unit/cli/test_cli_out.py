@@ -108,6 +108,7 @@ def test_commands_refuse_such_an_output_before_any_work(
     assert list((there / "ro").iterdir()) == []
 
 
+@pytest.mark.extended
 def test_a_saved_trace_is_the_one_that_was_replayed(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = ("--prompt", "60", "--step-tokens", "30", "--decode-steps", "1")
     for source in (request, ("--example",)):
@@ -118,6 +119,7 @@ def test_a_saved_trace_is_the_one_that_was_replayed(there: Path, monkeypatch: py
     assert replay.load("t.json").k == 2048
 
 
+@pytest.mark.extended
 def test_every_command_follows_the_rule(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.random.default_rng(5).standard_normal((40, 4000), dtype=np.float32)
     with CaptureWriter("s.safetensors", 40, 4000, k=8) as writer:
@@ -140,6 +142,7 @@ def test_every_command_follows_the_rule(there: Path, monkeypatch: pytest.MonkeyP
     assert [p.suffix for folder in ("h", "i") for p in Path(folder).iterdir()] == [".json", ".json"]
 
 
+@pytest.mark.extended
 def test_completion() -> None:
     def complete(line: str) -> list[str]:
         env = ENV | {"_KSIEVE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}

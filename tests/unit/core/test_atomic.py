@@ -84,6 +84,7 @@ def test_the_end_of_the_process_removes_drafts_and_a_fork_does_not(tmp_path):
     assert names(tmp_path) == []
 
 
+@pytest.mark.extended
 def test_pipes_and_descriptors_are_written_in_place(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     got: list[str] = []
@@ -120,7 +121,7 @@ def test_a_dangling_link_gets_its_file(tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "later").read_text() == "y"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_interrupts_at_random_times_leave_the_old_file_or_the_new(tmp_path):
     class Interrupted(BaseException):
         pass

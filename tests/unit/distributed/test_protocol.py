@@ -78,6 +78,7 @@ def test_neighbouring_float16_scores_differ(schedule):
     check_simulated(found, expected(scores, 500), lambda p: int(p >= -(-scores.size // 2)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("layout", [Contiguous(), Interleaved(2)], ids=str)
 @pytest.mark.parametrize("schedule", [Pairs(), Samples(4), Digits(8)], ids=str)
 def test_a_thousand_ranks(schedule, layout):

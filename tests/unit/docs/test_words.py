@@ -16,6 +16,8 @@ import pytest
 
 from conftest import ROOT
 
+pytestmark = pytest.mark.extended
+
 BANNED = {
     "nobody": "say which thread, CTA or user does not",
     "whoever": "name the reader or the receiver",

@@ -72,7 +72,7 @@ def test_numbers_that_the_planner_does_not_come_to_are_refused(name):
                 torch_ops.decode_plan(changed(text, (field,), value))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("name", PLANS)
 def test_a_damaged_text_is_refused_or_a_plan_that_the_planner_makes(name):
     text = torch_ops.encode_plan(ksieve.plan(**PLANS[name]))

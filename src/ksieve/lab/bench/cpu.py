@@ -1,8 +1,9 @@
 """The CPU backend and other libraries: the same rows, one process, rotated rounds, every answer verified.
 
-Five parts: `_compare` times the contenders on ordinary rows, and `_short` ksieve and torch on many short ones;
+Six parts: `_compare` times the contenders on ordinary rows, and `_short` ksieve and torch on many short ones;
 `_adversarial` compares adversarial families with plain random rows of the same shape, and `_aimed` does the same with
-rows that a search finds (`ksieve.lab.bench.aimed`); `ksieve.lab.bench.startup` measures the costs outside a call.
+rows that a search finds (`ksieve.lab.bench.aimed`); `_options` compares calls with options with the plain call;
+`ksieve.lab.bench.startup` measures the costs outside a call.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ksieve.backends import cpu
 from ksieve.captures.format import open_capture
 from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
+from ksieve.core.options import Options
 from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
@@ -37,6 +39,16 @@ Progress = Callable[[int, int], None]
 SHAPES = ((64, 131_072), (16, 1_048_576))
 """Rows and width of the default measurement."""
 
+OPTIONS = {
+    "sorted": Options(order="value"),
+    "values": Options(values=True),
+    "deterministic": Options(order="index", tie_break="low"),
+}
+"""What a selected row is finished with, on one thread and on all of them."""
+
+OPTION_SHAPES = ((32, 50_257, 50),)
+"""Rows, width and k of calls with `OPTIONS`: a step of sampling from a vocabulary."""
+
 ENDPOINT = "endpoint"
 """Source name: the endpoint-structured producer."""
 
@@ -51,6 +63,7 @@ def run(
     rounds: int = 9,
     *,
     short: Sequence[tuple[int, int, int]] = (),
+    optional: Sequence[tuple[int, int, int]] = (),
     adversarial: bool = True,
     searched: Sequence[tuple[int, int]] = aimed.SHAPES,
     starts: bool = True,
@@ -70,6 +83,8 @@ def run(
         Timed rounds; medians are reported.
     short : sequence of (rows, width, k)
         Many short rows, of every dtype, beside torch; left out without torch.
+    optional : sequence of (rows, width, k)
+        Calls with each of `OPTIONS`, beside the plain call.
     adversarial : bool
         Also time every adversarial family against plain random rows, and the rows of `searched`.
     searched : sequence of (width, k)
@@ -101,7 +116,8 @@ def run(
     families = [p.name for p in ADVERSARIAL] if adversarial else []
     searches = list(searched) if adversarial else []
     kinds = [(*shape, dtype) for shape in short for dtype in SCORE_DTYPES] if contenders.has_torch() else []
-    total = len(shapes) * (len(sources) + len(families)) + len(kinds) + len(searches) + 3 * starts
+    asked = [(*shape, threads) for shape in optional for threads in sorted({1, cpu.thread_count()})]
+    total = len(shapes) * (len(sources) + len(families)) + len(kinds) + len(asked) + len(searches) + 3 * starts
     steps = _Steps(total, progress)
     loaded = {os.fspath(source): _check_source(source) for source in sources}
     compared, hurt = [], []
@@ -123,11 +139,17 @@ def run(
     for kind in kinds:
         brief.append(_short(*kind, rounds, seed))
         steps.advance()
+    finished = []
+    for one in asked:
+        finished += _options(*one, rounds, seed)
+        steps.advance()
     found = []
     for width, ranks in searches:
         found.append({"width": width, "k": ranks} | _aimed(width, ranks, rounds, seed))
         steps.advance()
-    results: dict[str, Any] = {"compared": compared, "short": brief, "adversarial": hurt, "aimed": found}
+    results: dict[str, Any] = {
+        "compared": compared, "short": brief, "options": finished, "adversarial": hurt, "aimed": found
+    }  # fmt: skip
     if starts:
         results["start"] = {"import_seconds": startup.import_seconds()}
         steps.advance()
@@ -234,6 +256,23 @@ def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) ->
         "exact": exact,
         "times_faster_than": {TORCH: medians[TORCH] / medians["ksieve"]},
     }
+
+
+def _options(rows: int, width: int, k: int, threads: int, rounds: int, seed: int) -> list[dict[str, Any]]:
+    """Time the plain call and one with each option in turns."""
+    scores = find_producer(BASELINE)(rows, width, seed=seed, k=k)
+    asked = {"plain": Options()} | OPTIONS
+    plans = {
+        name: replace(api.plan(rows=rows, width=width, k=k, options=o), threads=threads) for name, o in asked.items()
+    }
+    calls = [contenders.ksieve_topk(scores, plan, name) for name, plan in plans.items()]
+    seconds, _ = contenders.rotate(calls, scores, plans["plain"], rounds)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    shape = {"rows": rows, "width": width, "k": k, "threads": threads}
+    return [
+        {"option": name, **shape, "median_seconds": medians[name], "times_plain": medians[name] / medians["plain"]}
+        for name in medians
+    ]
 
 
 def _adversarial(scores: F32, plain: F32, plan: Plan, rounds: int) -> dict[str, Any]:
@@ -343,6 +382,18 @@ def tables(payload: dict[str, Any]) -> Iterator[TableOfTexts]:
             for case in results["short"]
         ]
         yield "Many short rows: times faster than torch.topk", ("rows", "dtype", "ksieve", "torch.topk"), lines
+    if results["options"]:
+        asked = [
+            (
+                f"{case['rows']:,} x {case['width']:,}, top {case['k']:,}",
+                str(case["threads"]),
+                case["option"],
+                _milliseconds(case["median_seconds"]),
+                f"{case['times_plain']:.2f}x",
+            )
+            for case in results["options"]
+        ]
+        yield "Calls with options", ("rows", "threads", "option", "ksieve", "of a plain call"), asked
     if results["aimed"]:
         searched = [
             (

@@ -148,6 +148,7 @@ def bench_cpu(
             k,
             rounds,
             short=() if shapes else MANY_SHORT,
+            optional=() if shapes else cpu.OPTION_SHAPES,
             adversarial=not no_adversarial,
             starts=not no_starts,
             seed=seed,
