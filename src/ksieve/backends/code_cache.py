@@ -300,7 +300,7 @@ class Store:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                _log.warning("another process compiles the same kernels; waiting for it")
+                say_once("another process compiles the same kernels; waiting for it")
                 lock.acquire(timeout=PATIENCE)
         except Timeout:
             _log.warning("it has taken more than %d seconds; compiling without waiting for it", PATIENCE)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ksieve.cli import files, terminal
 from ksieve.core.device import DeviceInfo
@@ -16,6 +16,7 @@ from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
+    from ksieve.backends.cpu.compiled import Kernel
     from ksieve.backends.cuda.jit.compile import Cubin
     from ksieve.backends.cuda.jit.spec import KernelSpec
 
@@ -99,51 +100,34 @@ def cpu() -> None:
         If the cache cannot be written, or a kernel was not stored.
     """
     from ksieve.backends.code_cache import Store, cache_dir
+    from ksieve.backends.cpu.compiled import prepare
 
     store = Store("cpu")
     if not store.writable():
         raise BackendError(f"{cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
-    start, calls = time.perf_counter(), _cpu_calls()
-    # Read before the first call: one may compile the functions of others too.
-    before = {name: len(function.stats.cache_misses) for name, (function, _) in calls.items()}
-    with terminal.progress("compiling", len(calls), unit="kernels") as update:
-        for done, (_, call) in enumerate(calls.values(), 1):
-            call()
-            update(done)
-    lines = [
-        [name, "compiled" if len(function.stats.cache_misses) > before[name] else "cached"]
-        for name, (function, _) in calls.items()
-    ]
+    start, kernels = time.perf_counter(), _cpu_kernels()
+    with terminal.status("loading the CPU kernels"):
+        prepare(*kernels)
+    lines = [[each.name, "compiled" if each.function.stats.cache_misses else "cached"] for each in kernels]
     kept = {entry.facts["kernel"] for entry in store.entries() if entry.facts is not None}
-    if missing := calls.keys() - kept:
+    if missing := {each.name for each in kernels} - kept:
         raise BackendError(f"compiled CPU kernels were not kept in {cache_dir()}: {', '.join(sorted(missing))}")
     compiled, took = sum(state == "compiled" for _, state in lines), time.perf_counter() - start
     terminal.table(["kernel", ""], lines)
     terminal.say(
         f"{len(lines)} CPU kernels in {cache_dir()}, {compiled} of them compiled now in {terminal.seconds_text(took)}"
     )
-    kernels = [{"kernel": name, "state": state} for name, state in lines]
-    terminal.result(lambda: {"path": str(cache_dir()), "compiled": compiled, "kernels": kernels})
+    found = [{"kernel": name, "state": state} for name, state in lines]
+    terminal.result(lambda: {"path": str(cache_dir()), "compiled": compiled, "kernels": found})
 
 
-def _cpu_calls() -> dict[str, tuple[Any, Callable[[], object]]]:
-    """The compiled functions of the CPU backend, each with a call that needs it."""
-    import numpy as np
+def _cpu_kernels() -> list[Kernel]:
+    """Every kernel of the CPU backend, each after those that it calls."""
+    from ksieve.backends.cpu import accounting, converting, entries, finishing, gathering, keeping, kernels, ties
 
-    from ksieve.api import topk
-    from ksieve.backends.cpu.entries import arrange_rows, pool_rows
-    from ksieve.backends.cpu.finishing import finish_rows
-    from ksieve.backends.cpu.gathering import gather_rows
-    from ksieve.backends.cpu.keeping import keep_rows
-    from ksieve.backends.cpu.kernels import select_rows
-    from ksieve.tiles import Running
-
-    scores, positions = np.zeros((1, 8), np.float32), np.arange(8, dtype=np.int32)[None]
-    return {
-        "select_rows": (select_rows, lambda: topk(scores, k=2, backend="cpu")),
-        "finish_rows": (finish_rows, lambda: topk(scores, k=2, sorted=True, backend="cpu")),
-        "gather_rows": (gather_rows, lambda: topk(scores, k=2, positions=positions, backend="cpu")),
-        "pool_rows": (pool_rows, lambda: topk(scores, k=2, block_size=2, backend="cpu")),
-        "keep_rows": (keep_rows, lambda: Running(1, 2, 8).push(scores, 0)),
-        "arrange_rows": (arrange_rows, lambda: topk(scores, k=2, force_first=1, backend="cpu")),
-    }
+    called = [
+        kernels.select_rows, accounting.account, ties.emit_last, finishing.order_rows, finishing.take_values,
+        finishing.write_rows, gathering.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows,
+        *converting.converters(),
+    ]  # fmt: skip
+    return list(dict.fromkeys(each for one in called for each in one.needed))

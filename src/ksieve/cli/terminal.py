@@ -107,23 +107,30 @@ def note(text: object) -> None:
     console.print(Text("\n".join(lines), style="dim"))
 
 
+_line: list[Callable[[str], None]] = []
+"""Functions that replace the text of the progress bars and status lines on the terminal, the innermost last."""
+
+
 class _Notes(logging.Handler):
-    """Prints the package's log records as notes; on a terminal above a progress bar."""
+    """Prints the package's log records as notes; on a terminal above a progress bar, in which live ones are shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            note(record.getMessage())
+            if _line and getattr(record, "live", False):
+                _line[-1](record.getMessage())
+            elif record.levelno >= logging.INFO:
+                note(record.getMessage())
         except (OSError, ValueError):
             self.handleError(record)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Show the package's warnings, and how long the CPU kernels took to compile."""
+    """Show the package's warnings, and how far the CPU kernels are, and how long they took to compile."""
     handler, cpu = _Notes(), logging.getLogger("ksieve.backends.cpu")
     level = cpu.level
     logging.getLogger("ksieve").addHandler(handler)
-    cpu.setLevel(logging.INFO)
+    cpu.setLevel(logging.DEBUG)
     try:
         yield
     finally:
@@ -277,7 +284,8 @@ def progress(
         def update(done: int, of: int | None = total) -> None:
             bar.update(task, description=safe(description), completed=done, total=of)
 
-        yield update
+        with _shown(lambda text: bar.update(task, description=safe(text), refresh=True)):
+            yield update
 
 
 @contextmanager
@@ -288,7 +296,21 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     with console.status(escape(safe(text))) as shown:
-        yield lambda new: shown.update(escape(safe(new)))
+
+        def say(new: str) -> None:
+            shown.update(escape(safe(new)))
+
+        with _shown(say):
+            yield say
+
+
+@contextmanager
+def _shown(say: Callable[[str], None]) -> Iterator[None]:
+    _line.append(say)
+    try:
+        yield
+    finally:
+        _line.pop()
 
 
 def seconds_text(seconds: float) -> str:

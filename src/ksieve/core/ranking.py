@@ -9,7 +9,7 @@ Kernels apply it where they load a score to compare it; values are written from 
 * ``"smallest"``: the negated score. NaN stays NaN, and last.
 * ``"nan_first"``: NaN becomes +inf, and every number the next lower one, so that -inf becomes NaN.
 
-The CUDA mirror is ``kernels/common/ranking.cuh``, that of the CPU kernels `ksieve.backends.cpu.simd.ranked_bits`.
+The CUDA mirror is ``kernels/common/ranking.cuh``, that of the CPU kernels `ksieve.backends.cpu.converting`.
 """
 
 from __future__ import annotations

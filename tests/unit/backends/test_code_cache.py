@@ -333,6 +333,9 @@ def watching(text):
 
 
 def test_of_two_that_need_an_entry_one_compiles_and_the_other_waits(tmp_path, compiles, monkeypatch):
+    from ksieve.backends import code_cache
+
+    monkeypatch.setattr(code_cache, "_said", set())  # said once in a process
     began, go = threading.Event(), threading.Event()
     compile_kernel = compiler.compile_kernel
 

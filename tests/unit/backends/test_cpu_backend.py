@@ -478,35 +478,52 @@ def test_scratch_is_bounded(k):
         assert cpu.scratch_bytes(plan) <= 256 * 1024
 
 
-def test_scratch_bytes_count_what_is_allocated():
-    from ksieve.backends.cpu import ranking, scratch
-    from ksieve.backends.cpu.simd import TILE
+def test_parts_of_the_scratch_memory_do_not_overlap():
+    """Each part begins where the one before it ends, at its own alignment; the last one ends with the memory."""
+    from ksieve.backends.cpu import kernels, scratch
+    from ksieve.backends.cpu.jit import numba
+    from ksieve.backends.cpu.simd import HIST_BINS, TILE
     from ksieve.core.guess import BLOCK
 
-    size = 1000
-    arrays = [np.empty(size + BLOCK, np.int32), *(np.empty(size + BLOCK, np.uint32) for _ in range(2))]
-    arrays += [np.empty(ranking.HIST_BINS, np.int32), np.empty(TILE, np.uint32)]
-    arrays += [np.empty(scratch.BATCH + scratch.GROUPS_AHEAD, np.int64), np.empty(1, np.int64)]
-    assert len(arrays) + 1 == len(scratch.Scratch._fields)
-    for group, batch in ((4, scratch.BATCH), (4096, 4096)):
-        assert scratch.bytes_needed(size, group) == sum(a.nbytes for a in arrays) + 4 * batch
+    room = 1000
+
+    @numba.njit
+    def parts(memory, room):
+        return scratch.key_of(memory, room), scratch.spare_of(memory, room), scratch.batch_of(memory, room)
+
+    key, spare, batch = parts(0, room)
+    begins_and_bytes = [
+        (scratch.HISTOGRAM, 4 * HIST_BINS), (scratch.WIDE, 4 * TILE),
+        (scratch.PLACES, 8 * (scratch.BATCH + scratch.GROUPS_AHEAD)), (scratch.FOUND, 16), (scratch.WORK, 8),
+        (scratch.TAUS, 16), (scratch.APART, 16), (scratch.COUNTS, 8 * scratch.THRESHOLDS),
+        (scratch.LIMITS, 8 * scratch.THRESHOLDS), (scratch.STATS, 64), (scratch.INDEX, 4 * (room + BLOCK)),
+        (key, 4 * (room + BLOCK)), (spare, 4 * (room + BLOCK)),
+    ]  # fmt: skip
+    at = 0
+    for begin, size in begins_and_bytes:
+        assert begin == at and begin % 8 == 0
+        at += size
+    assert at == batch
+    for group, samples in ((4, scratch.BATCH), (4096, 4096)):
+        assert kernels.bytes_needed(room, SamplingPolicy("groups", 2, group=group)) == batch + 6 * samples
 
 
 # ---- integer building blocks against keys.py -------------------------------------------------------------
 
 
 def test_integer_keys_equal_the_specification():
-    from ksieve.backends.cpu.simd import jit, raw_key, raw_limit
+    from ksieve.backends.cpu.jit import numba
     from ksieve.backends.cpu.simd import order_key as compiled
+    from ksieve.backends.cpu.simd import raw_key, raw_limit
 
-    @jit
+    @numba.njit
     def both(bits, keys, raws, limits):
         for i in range(bits.size):
             keys[i] = compiled(bits[i])
             raws[i] = raw_key(bits[i])
             limits[i] = raw_limit(keys[i])
 
-    @jit
+    @numba.njit
     def one_limit(key, limit):
         limit[0] = raw_limit(key)
 

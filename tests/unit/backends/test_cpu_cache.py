@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -55,17 +57,16 @@ def test_code_is_kept_once_and_loaded_by_the_next(folder):
 
 
 def test_what_a_function_closes_over_decides(folder):
-    def entry(source):
+    def entry(number):
         def same(x, y, total):
-            assert source
             for i in range(x.size):
                 total += x[i] * y
-            return total
+            return total + number - number
 
         return same
 
-    assert call(entry("one")) and call(entry("two"))
-    assert not call(entry("one")) and not call(entry("two"))
+    assert call(entry(1)) and call(entry(2))
+    assert not call(entry(1)) and not call(entry(2))
 
 
 @pytest.mark.parametrize(
@@ -141,17 +142,95 @@ def test_an_interrupted_compilation_leaves_no_lock(folder, monkeypatch):
     assert not call()
 
 
-def test_a_compilation_is_announced_where_everybody_sees_it(folder, caplog):
-    with caplog.at_level(logging.INFO, logger="ksieve"):
-        call()
-        first, last = caplog.records
-        caplog.clear()
-        call()
-    assert first.levelno == logging.WARNING and first.getMessage().startswith("compiling the CPU kernels")
-    assert last.levelno == logging.INFO and last.getMessage().startswith("compiled the CPU kernels")
-    assert first.name.startswith("ksieve.") and last.name.startswith("ksieve.")
-    assert not caplog.records
+# ---- kernels that call each other
+
+
+def plus_one(x: int) -> int:
+    return x + 1
+
+
+def plus_two(x: int) -> int:
+    return plus_one(plus_one(x))
+
+
+@pytest.fixture
+def pair(folder, monkeypatch):
+    """Kernels of both functions that are not loaded yet."""
+    from ksieve.backends.cpu import compiled
+
+    # Numba takes the value of a global name when it compiles.
+    one = compiled.kernel(plus_one)
+    monkeypatch.setitem(globals(), "plus_one", one)
+    return one, compiled.kernel(plus_two)
+
+
+def test_a_kernel_calls_another_and_holds_no_copy_of_it(pair):
+    one, two = pair
+    assert two(40) == 42
+    assert [each.name for each in two.needed] == ["plus_one", "plus_two"]
+    (text,) = two.function.inspect_llvm().values()
+    assert f"declare i64 @{one._symbol}(" in text and not re.search(r"define.*plus_one", text)
+
+
+def test_progress_says_what_is_compiled_and_how_many_are_ready(pair, caplog, monkeypatch):
+    from ksieve.backends.cpu import compiled
+
+    with caplog.at_level(logging.DEBUG, logger="ksieve.backends.cpu"):
+        compiled.prepare(pair[1])
+        said = [(record.levelname, re.sub(r"[0-9.]+ s\b", "T", record.getMessage())) for record in caplog.records]
+    start = "compiling the CPU kernels, once per machine and version: "
+    assert said == [
+        ("WARNING", start + "0 of 2 are ready; next is plus_one"),
+        ("DEBUG", start + "1 of 2 are ready after T; next is plus_two"),
+        ("INFO", "compiled 2 CPU kernels in T"),
+    ]
+    assert all(record.name.startswith("ksieve.") for record in caplog.records)
     assert not logging.getLogger("ksieve").handlers, "a handler would hide the message from scripts"
+
+
+def test_progress_warns_again_after_a_while_and_says_nothing_of_what_is_loaded(pair, caplog, monkeypatch):
+    from ksieve.backends.cpu import compiled
+
+    monkeypatch.setattr(compiled.Progress, "SECONDS", 0.0)
+    compiled.prepare(pair[1])
+    assert len(caplog.records) == 2
+    caplog.clear()
+    compiled.prepare(*pair)
+    for function in (plus_one.function.py_func, plus_two):
+        compiled.prepare(compiled.kernel(function))  # from the disk
+    assert caplog.records == []
+
+
+def test_threads_that_need_a_kernel_at_once_compile_it_once(pair):
+    one, two = pair
+    begin, found = threading.Barrier(4), []
+
+    def run():
+        begin.wait()
+        found.append(two(1))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [3] * 4
+    assert [len(each.function.stats.cache_misses) for each in (one, two)] == [1, 1]
+
+
+def test_an_interrupted_compilation_can_be_repeated(pair, monkeypatch):
+    one, two = pair
+    compile_function = two.function._compiler.compile
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(two.function._compiler, "compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        two(1)
+    assert one.address and not two.address
+    monkeypatch.setattr(two.function._compiler, "compile", compile_function)
+    assert two(1) == 3
 
 
 CALL = """
@@ -159,7 +238,8 @@ import numpy as np, ksieve
 from ksieve.backends.cpu.kernels import select_rows
 x = np.arange(5000, dtype=np.float32)[None]
 assert sorted(ksieve.topk(x, k=3)[0]) == [4997, 4998, 4999]
-print(len(select_rows.stats.cache_hits), len(select_rows.stats.cache_misses), ksieve.__file__)
+stats = [each.function.stats for each in select_rows.needed]
+print(sum(len(s.cache_hits) for s in stats), sum(len(s.cache_misses) for s in stats), ksieve.__file__)
 """
 
 
@@ -193,26 +273,31 @@ def test_the_kernels_themselves_survive_one_flipped_byte(installed, tmp_path):
     origin = installed.package / "__init__.py"
     ksieve.topk(np.arange(5000, dtype=np.float32)[None], k=3)  # this process, or one before it
     shutil.copytree(Store("cpu").folder, installed.cache)
+    static = [each.function._cache._static for each in select_rows.needed]
     for entry in Store("cpu", installed.cache.parent).entries():
-        if entry.facts is None or not select_rows._cache._static.items() <= entry.facts.items():
+        if entry.facts is None or not any(facts.items() <= entry.facts.items() for facts in static):
             entry.path.unlink()
-    assert installed(CALL) == (f"1 0 {origin}", "")
-    (entry,) = [path for path in installed.cache.rglob("*") if path.is_file()]
-    content = bytearray(entry.read_bytes())
-    content[len(content) // 2] ^= 16
-    entry.write_bytes(content)
+    files = sorted(path for path in installed.cache.rglob("*") if path.is_file())
+    assert len(files) == len(static)
+    assert installed(CALL) == (f"{len(files)} 0 {origin}", "")
+    for path in files[::4]:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 16
+        path.write_bytes(content)
     answer, said = installed(CALL)
-    assert answer == f"0 1 {origin}" and said.count("is damaged") == 1 and said.count("compiling the CPU kernels") == 1
-    assert [path for path in installed.cache.rglob("*") if path.is_file()] == [entry]
+    damaged = len(files[::4])
+    assert answer == f"{len(files) - damaged} {damaged} {origin}"
+    assert said.count("is damaged") == damaged and said.count("compiling the CPU kernels") == 1
+    assert sorted(path for path in installed.cache.rglob("*") if path.is_file()) == files
     assert not list(tmp_path.rglob("*.nb[ci]")), "pip uninstall would leave them"
-    assert installed(CALL) == (f"1 0 {origin}", "")
+    assert installed(CALL) == (f"{len(files)} 0 {origin}", "")
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", ["backends/cpu/ranking.py", "backends/cpu/kernels.py", "core/keys.py"])
 def test_kernels_of_a_changed_source_have_another_entry(installed, name):
     """By what decides the entry's name: `test_what_a_function_closes_over_decides` is about the entry itself."""
-    code = "from ksieve.backends.cpu.kernels import select_rows; print(select_rows._cache._static)"
+    code = "from ksieve.backends.cpu.kernels import select_rows; print(select_rows.function._cache._static)"
     first, _ = installed(code)
     assert installed(code)[0] == first and "closure" in first
     with (installed.package / name).open("a") as source:

@@ -10,7 +10,7 @@ import pytest
 import ksieve
 from cases import DTYPES, POLICIES, scores_of
 from ksieve import Options
-from ksieve.backends.cpu.simd import RANKED, score_bits, tile_of
+from ksieve.backends.cpu.converting import converter
 from ksieve.core.keys import widen
 from ksieve.core.ranking import RANKINGS, ranked
 
@@ -31,25 +31,21 @@ def every_pattern(dtype):
 
 @pytest.mark.parametrize("number", range(len(RANKINGS)), ids=RANKINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_rank_every_score_as_the_model_does(dtype, number):
+def test_converters_rank_every_score_as_the_model_does(dtype, number):
     scores = every_pattern(dtype)
     expected = widen(ranked(scores, RANKINGS[number])).view(np.uint32)
     is_nan = np.isnan(expected.view(np.float32))
-    kind = DTYPES.index(dtype) + RANKED * number
     address = scores.__array_interface__["data"][0]
-    wide = np.zeros(4096, np.uint32)
-    for first in range(0, scores.size, 4096):
-        last = min(first + 4096, scores.size)
-        at = tile_of(address, first, last, kind, wide)
-        tile = scores[first:last].view(np.uint32) if at != wide.ctypes.data else wide[: last - first]
-        assert number == 0 or at == wide.ctypes.data
+    for first in range(0, scores.size, 4095):
+        last = min(first + 4095, scores.size)
+        wide = np.zeros(4096, np.uint32)
+        converter(DTYPES.index(dtype), number)(address + scores.itemsize * first, last - first, wide.ctypes.data)
+        tile, after = wide[: last - first], wide[last - first :]
+        assert not after.any()
         np.testing.assert_array_equal(np.isnan(tile.view(np.float32)), is_nan[first:last])
         np.testing.assert_array_equal(
             np.where(is_nan[first:last], 0, tile), np.where(is_nan[first:last], 0, expected[first:last])
         )
-    for position in range(0, scores.size, 97):
-        one = np.uint32(score_bits(address, position, kind))
-        assert one == expected[position] or (is_nan[position] and np.isnan(one.view(np.float32)))
 
 
 def calls():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.backends.cpu import simd
-from ksieve.backends.cpu.ranking import drop_ties, emit, keep_best, kth
+from ksieve.backends.cpu import kernels, scratch
+from ksieve.backends.cpu.sieve import tighten
 from ksieve.backends.cpu.ties import emit_last_of_row
+from ksieve.core.guess import BLOCK
 from ksieve.core.keys import order_key
 
 pytestmark = pytest.mark.extended
@@ -23,33 +24,33 @@ def test_ties_that_are_gone_leave_the_slots_as_they_were() -> None:
     row = np.full(200, -1, np.float32)
     row[150] = 1
     out = np.arange(10, dtype=np.int32)
-    wide = np.empty(simd.TILE, np.uint32)
-    emit_last_of_row(row.ctypes.data, 200, simd.FLOAT32, out.ctypes.data, 10, 5, order_key([1.0])[0], wide)
+    memory = np.empty(scratch.INDEX, np.uint8)
+    emit_last_of_row(row.ctypes.data, 200, 4, 0, out.ctypes.data, 10, 5, int(order_key([1.0])[0]), memory.ctypes.data)
     assert out.tolist() == [0, 1, 2, 3, 4, 150, 6, 7, 8, 9]
 
 
 def test_more_ties_than_before_stay_within_their_slots() -> None:
     row = np.ones(200, np.float32)
     out = np.full(12, -7, np.int32)
-    wide = np.empty(simd.TILE, np.uint32)
-    emit_last_of_row(row.ctypes.data, 200, simd.FLOAT32, out.ctypes.data, 10, 5, order_key([1.0])[0], wide)
+    memory = np.empty(scratch.INDEX, np.uint8)
+    emit_last_of_row(row.ctypes.data, 200, 4, 0, out.ctypes.data, 10, 5, int(order_key([1.0])[0]), memory.ctypes.data)
     assert out.tolist() == [-7] * 5 + [199, 198, 197, 196, 195] + [-7, -7]
 
 
 def test_keys_that_passed_a_cutoff_and_are_worse_now_lose_nothing() -> None:
     """Of a store that looked full of good scores, few are: enough must stay for a selection."""
-    work, histogram, spare = np.zeros(1, np.int64), np.empty(2048, np.int32), np.empty(100, np.uint32)
+    room, k = 60, 10
+    memory = np.empty(kernels.bytes_needed(room, None), np.uint8)
+    index = memory[scratch.INDEX :][: 4 * (room + BLOCK)].view(np.int32)
+    key = memory[scratch.INDEX + index.nbytes :][: index.nbytes].view(np.uint32)
     for good in (0, 3, 9):
-        key = np.full(100, 5000, np.uint32)
+        key[:100] = 5000
         key[:good] = 10
-        index = np.arange(100, dtype=np.int32)
-        assert drop_ties(index, key, 100, 10, np.uint32(100), work) == 100
-        stay, _ = keep_best(index, key, 100, 10, 50, spare, histogram, work)
-        assert 10 <= stay <= 50
-        out = np.full(10, RUBBISH, np.int32)
-        worst, ties, _ = kth(key, stay, 10, spare, histogram, work)
-        emit(out.ctypes.data, 10, index, key, stay, worst, ties)
-        assert sorted(out) == list(range(10))
+        index[:100] = np.arange(100)
+        stay = tighten(0, 0, 0, 4, 0, 100, k, 100, -1, memory.ctypes.data, room)
+        assert k <= stay <= room // 2
+        assert sorted(index[:stay].tolist())[:k] == list(range(k))
+        assert (key[:good] == 10).all() and (key[good:stay] == 5000).all()
 
 
 CALLS = [

@@ -38,7 +38,7 @@ def test_bisection_finds_the_best_and_the_first_ties(fill, length):
         memory[1:] = row = FILLS[fill](rng, length)
         slots = np.full(k + 2, -7, np.int32)
         key = np.empty(simd.TILE, np.uint32)
-        select_short(memory[1:].ctypes.data, length, simd.FLOAT32, slots[1:].ctypes.data, k, key)
+        select_short(memory[1:].ctypes.data, length, 0, slots[1:].ctypes.data, k, key.ctypes.data)
         assert (slots[0], slots[-1]) == (-7, -7)
         assert sorted(slots[1:-1].tolist()) == expected(row, k)
 

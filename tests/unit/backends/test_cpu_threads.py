@@ -84,7 +84,7 @@ class Gated:
     """Stands for `select_rows`: the caller waits until a helper is inside, then raises; the helper leaves later."""
 
     def __init__(self, error):
-        self.caller, self.error, self.real = _thread.get_ident(), error, kernels.select_rows
+        self.caller, self.error, self.real = _thread.get_ident(), error, kernels.select_rows._call
         self.inside, self.go, self.left = threading.Event(), threading.Event(), threading.Event()
 
     def __call__(self, *args):
@@ -104,7 +104,7 @@ def test_an_error_waits_for_helpers_that_have_begun(monkeypatch, error, options)
     scores, plan, want = inputs(order="value" if options else "any")
     assert exact(ksieve.topk(scores, plan=plan), want)
     gated = Gated(error())
-    monkeypatch.setattr(kernels, "select_rows", gated)
+    monkeypatch.setattr(kernels.select_rows, "_call", gated)
     with pytest.raises(error):
         ksieve.topk(scores, plan=plan, **options)
     assert gated.left.is_set()
@@ -115,10 +115,10 @@ def test_an_error_waits_for_helpers_that_have_begun(monkeypatch, error, options)
 def test_an_error_of_one_helper_stops_the_others(monkeypatch):
     scores, plan, want = inputs(rows=640, threads=3)
     assert exact(ksieve.topk(scores, plan=plan), want)
-    caller, real, raised, portions = _thread.get_ident(), kernels.select_rows, threading.Event(), []
+    caller, real, raised, portions = _thread.get_ident(), kernels.select_rows._call, threading.Event(), []
 
     def select_rows(*args):
-        portions.append(args[4])
+        portions.append(args[5])
         if _thread.get_ident() != caller:
             raised.set()
             raise MemoryError("in a helper")
@@ -127,7 +127,7 @@ def test_an_error_of_one_helper_stops_the_others(monkeypatch):
         time.sleep(0.02)
         real(*args)
 
-    monkeypatch.setattr(kernels, "select_rows", select_rows)
+    monkeypatch.setattr(kernels.select_rows, "_call", select_rows)
     with pytest.raises(MemoryError, match="in a helper"):
         ksieve.topk(scores, plan=plan)
     assert len(portions) < 8, portions
@@ -322,7 +322,7 @@ def test_a_thousand_interrupts_at_random_times(monkeypatch):
     )
     table = np.arange(96 * 64, dtype=np.int32).reshape(96, 64) % 64
     monkeypatch.setenv("NUMBA_NUM_THREADS", "3")
-    caller, real, inside = _thread.get_ident(), kernels.select_rows, []
+    caller, real, inside = _thread.get_ident(), kernels.select_rows._call, []
 
     def select_rows(*args):
         if _thread.get_ident() == caller:
@@ -333,7 +333,7 @@ def test_a_thousand_interrupts_at_random_times(monkeypatch):
         finally:
             inside.pop()
 
-    monkeypatch.setattr(kernels, "select_rows", select_rows)
+    monkeypatch.setattr(kernels.select_rows, "_call", select_rows)
     # An interrupt within a finaliser is reported here, where another one may come; pytest's own hook fails then.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     left = 0

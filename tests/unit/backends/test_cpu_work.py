@@ -84,9 +84,9 @@ counter = np.zeros(1, np.int32)
 address, plain = counter.ctypes.data, simd.tile_of
 
 @simd.jit
-def tile_of(row, first, last, dtype, wide):
+def tile_of(row, first, last, size, convert, wide):
     simd_store(address, np.int32(simd_load(address) + np.uint32(last - first)))
-    return plain(row, first, last, dtype, wide)
+    return plain(row, first, last, size, convert, wide)
 
 simd_store, simd_load = simd.store_i32, simd.load_u32
 simd.tile_of = tile_of

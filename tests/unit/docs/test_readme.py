@@ -36,8 +36,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
     program.chmod(0o755)
     path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"}
-    # The first command of a machine compiles the CPU kernels, and says so on stderr, as it says that another does.
-    subprocess.run([program, "doctor"], cwd=folder, env=environment, capture_output=True, check=True)
+    # Commands that compile CPU kernels say so on stderr, as they say that another process does.
+    subprocess.run([program, "build", "--cpu"], cwd=folder, env=environment, capture_output=True, check=True)
     return folder, environment
 
 

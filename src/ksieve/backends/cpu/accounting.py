@@ -11,16 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from ksieve.backends.cpu.compiled import kernel
+from ksieve.backends.cpu.scratch import APART, COUNTS, LIMITS, TAUS, THRESHOLDS, WIDE, key_of
 from ksieve.backends.cpu.simd import (
     INF_KEY,
     TILE,
     Int,
-    Word,
     bit_count,
     block_mask,
+    i32s,
+    i64s,
     jit,
+    larger,
     raw_limit,
+    smaller,
     tile_of,
+    u32s,
     valid_mask,
 )
 from ksieve.core.guess import BLOCK
@@ -35,78 +41,101 @@ ROUTE, TAU, ADMITTED, FRONTIER, COMMITTED, FILLED, SCANS, SAMPLED = (
     for name in ("route", "tau0", "admitted0", "frontier0", "committed0", "filled", "scans", "sampled")
 )
 STATS_WIDTH = len(STATS_COLUMNS)
-THRESHOLDS = 12
+SHIFT_1, SHIFT_2, SHIFT_3 = map(int, DIGIT_SHIFTS)
 
 
 @jit
-def count_row(row: Int, length: Int, dtype: Int, thresholds: Any, counts: Any, wide: Any) -> None:
-    """Count the scores of the row whose ordered key is at most each threshold."""
-    counts[:] = 0
-    for first in range(0, length, TILE):
-        last = min(first + TILE, length)
-        tile = tile_of(row, first, last, dtype, wide)
-        for t in range(thresholds.size):
-            if thresholds[t] >= np.uint32(INF_KEY):
-                limit, found = raw_limit(thresholds[t]), np.int64(0)
-                for begin in range(first, last, BLOCK):
-                    mask = block_mask(tile + 4 * (begin - first), limit)
-                    found += bit_count(mask & valid_mask(last - begin))
-                counts[t] += found
+def bin_of(cutoffs: Int, key: Int) -> Int:
+    """Coarse bin of a key: the first of `ksieve.core.keys.BIN_CUTOFF_KEY` that is not smaller."""
+    cutoff, low, high = u32s(cutoffs), 0, 2047
+    while low < high:
+        middle = (low + high) >> 1
+        if cutoff[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @jit
-def count_stored(key: Any, stored: Int, thresholds: Any, counts: Any) -> None:
-    """The same over stored keys."""
-    for t in range(thresholds.size):
-        found = np.int64(0)
-        for i in range(stored):
-            found += key[i] <= thresholds[t]
-        counts[t] = found
-
-
-@jit
-def set_thresholds(thresholds: Any, taus: Any, worst: Word, bin_cutoffs: Any) -> None:
+def _set_limits(limits: Any, taus: Any, worst: Int, bin_cutoffs: Int) -> None:
     """Ordered keys whose counts determine every set of the model, given the k-th key `worst`.
 
     0, 1: both boundaries. 2, 3: one key better than each. 4, 5: before and through the coarse bin of `worst`.
     6 + 2j, 7 + 2j: before and through the keys that share the leading j + 1 digits of `worst`.
     """
-    one = np.uint32(1)
-    thresholds[0], thresholds[1] = taus[0], taus[1]
-    thresholds[2], thresholds[3] = np.uint32(taus[0] - one), np.uint32(taus[1] - one)
-    coarse = np.searchsorted(bin_cutoffs, worst)
-    thresholds[4] = bin_cutoffs[coarse - 1] if coarse > 0 else np.uint32(0)
-    thresholds[5] = bin_cutoffs[coarse]
+    limits[0], limits[1], limits[2], limits[3] = taus[0], taus[1], taus[0] - 1, taus[1] - 1
+    coarse, cutoff = bin_of(bin_cutoffs, worst), u32s(bin_cutoffs)
+    limits[4] = np.int64(cutoff[coarse - 1]) if coarse > 0 else 0
+    limits[5] = cutoff[coarse]
     for j in range(3):
-        tail = np.uint32(np.uint32(one << np.uint32(DIGIT_SHIFTS[j])) - one)
-        thresholds[6 + 2 * j] = np.uint32(np.uint32(worst & ~tail) - one)
-        thresholds[7 + 2 * j] = np.uint32(worst | tail)
+        tail = (1 << (SHIFT_1 if j == 0 else SHIFT_2 if j == 1 else SHIFT_3)) - 1
+        limits[6 + 2 * j] = (worst & ~tail) - 1
+        limits[7 + 2 * j] = worst | tail
+
+
+@kernel
+def account(
+    row: Int,
+    length: Int,
+    size: Int,
+    convert: Int,
+    k: Int,
+    worst: Int,
+    stored: Int,
+    complete: Int,
+    bin_cutoffs: Int,
+    statistics: Int,
+    memory: Int,
+    room: Int,
+) -> None:
+    """Fill the model's numbers of a row whose k-th key is `worst`, but for those that are counted as it is selected.
+
+    If the stored keys are `complete`, they are counted, otherwise the row.
+    """
+    limits, counts, key = i64s(memory + LIMITS), i64s(memory + COUNTS), u32s(key_of(memory, room))
+    apart, stats = i64s(memory + APART), i32s(statistics)
+    _set_limits(limits, i64s(memory + TAUS), worst, bin_cutoffs)
+    for t in range(THRESHOLDS):
+        found, limit = 0, np.uint32(larger(limits[t], 0))
+        for i in range(stored if complete else 0):
+            found += key[i] <= limit
+        counts[t] = found
+    for first in range(0, 0 if complete else length, TILE):
+        last = smaller(first + TILE, length)
+        tile = tile_of(row, first, last, size, convert, memory + WIDE)
+        for t in range(THRESHOLDS):
+            if limits[t] >= INF_KEY:
+                limit, found = raw_limit(limits[t]), 0
+                for begin in range(first, last, BLOCK):
+                    found += bit_count(block_mask(tile + 4 * (begin - first), limit) & valid_mask(last - begin))
+                counts[t] += found
+    _fill(stats, k, apart, counts)
 
 
 @jit
-def fill_row(stats: Any, k: Int, apart: Any, c: Any) -> None:
-    """Fill the model's numbers of a row from the counts `c` of keys at most each of `set_thresholds`.
+def _fill(stats: Any, k: Int, apart: Any, c: Any) -> None:
+    """Fill a row's numbers from the counts `c` of keys at most each of the limits.
 
-    `scans` and `sampled` are counted during the selection. `apart` states for each boundary whether scores equal to it
-    form a separate set.
+    `apart` states for each boundary whether scores equal to it form a separate set.
     """
     route = stats[ROUTE]
     low, high = c[4], c[5]
-    if route in (CERTIFIED, RESCUED):
-        attempt = np.int64(route == RESCUED)
-        better = c[2 + attempt] if apart[attempt] else np.int64(0)
-        low = np.int64(0) if better >= k else better
+    attempt = 1 if route == RESCUED else 0
+    if attempt or route == CERTIFIED:
+        better = c[2 + attempt] if apart[attempt] != 0 else 0
+        low = 0 if better >= k else better
         high = better if better >= k else c[attempt]
     if route != DIRECT:
         stats[ADMITTED] = c[0]
-    if route in (RESCUED, RECOVERED_AFTER_BAND):
+    if attempt or route == RECOVERED_AFTER_BAND:
         stats[ADMITTED + 1] = c[1]
     stats[COMMITTED], stats[FRONTIER] = low, high - low
     quota = k - low
     for j in range(3):
         if high - low == quota:
             break
-        inner, high = max(low, c[6 + 2 * j]), min(high, c[7 + 2 * j])
+        inner, high = larger(low, c[6 + 2 * j]), smaller(high, c[7 + 2 * j])
         stats[COMMITTED + j + 1], stats[FRONTIER + j + 1] = inner - low, high - inner
         quota -= inner - low
         low = inner

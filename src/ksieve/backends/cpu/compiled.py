@@ -8,6 +8,8 @@ compiles a signature, and `save_overload` afterwards.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import hashlib
 import logging
 import pickle
@@ -15,19 +17,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ksieve._version import __version__
 from ksieve.backends.code_cache import Code, Store, say_once
-from ksieve.backends.cpu.jit import numba
+from ksieve.backends.cpu.jit import OPTIONS, numba
+from ksieve.core import guess, keys, policy, stats
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
 
+types = numba.types
+
 try:
-    import llvmlite
+    import llvmlite.binding
     from numba.core import caching, compiler, serialize
 
     _Base: Any = caching._Cache
@@ -37,13 +43,139 @@ except (ImportError, AttributeError) as error:  # these names are not public in 
     _Base, _unfit = object, str(error)
 
 
-def cached_jit(function: _F) -> _F:
+class Kernel:
+    """A function of 64-bit integers, compiled alone.
+
+    Kernels call each other through symbols of their machine code: none holds, optimises or emits another one again.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.name = function.__name__
+        result = types.void if function.__annotations__["return"] == "None" else types.int64
+        self.signature = result(*[types.int64] * function.__code__.co_argcount)
+        self._symbol = f"ksieve_{self.name}_{source_digest()[:16]}"
+        self._numba_type_ = types.ExternalFunction(self._symbol, self.signature)
+        self.function = cached_jit(function, **options)
+        self.address = 0
+        """Of the machine code, once `prepare` has loaded it."""
+        self._call: Callable[..., Any] = self._first_call
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it from Python, without the GIL."""
+        return self._call(*arguments)
+
+    def _first_call(self, *arguments: Any) -> Any:
+        prepare(self)
+        return self._call(*arguments)
+
+    @functools.cached_property
+    def needed(self) -> dict[Kernel, None]:
+        """The kernels that it calls, and itself last."""
+        return _called(self.function.py_func, {}) | {self: None}
+
+    def load(self) -> None:
+        """Load the machine code, or compile it; that of the kernels that it calls must be loaded."""
+        self.function.compile(self.signature)
+        self.function.disable_compile()
+        (compiled,) = self.function.overloads.values()
+        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+        llvmlite.binding.add_symbol(self._symbol, address)
+        self._call = self.function
+        if self.function.targetoptions.get("no_cpython_wrapper"):
+            result, *words = (ctypes.c_int64,) * (1 + len(self.signature.args))
+            self._call = ctypes.CFUNCTYPE(None if self.signature.return_type == types.void else result, *words)(address)
+        self.address = address
+
+
+def _called(function: Any, found: dict[Kernel, None]) -> dict[Kernel, None]:
+    """Add the kernels that a function needs to `found`, each after those that it needs itself."""
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, Kernel):
+            found |= value.needed
+        elif hasattr(value, "py_func"):
+            _called(value.py_func, found)
+    return found
+
+
+def kernel(function: Callable[..., Any]) -> Kernel:
+    """Make a `Kernel`."""
+    return Kernel(function, no_cpython_wrapper=True)
+
+
+def entry(function: Callable[..., Any]) -> Kernel:
+    """Make a `Kernel` that Python calls."""
+    return Kernel(function)
+
+
+_preparing = threading.RLock()  # of one thread: Numba's own lock would let two compile different kernels in turn
+_progress: Progress | None = None
+
+
+def prepare(*kernels: Kernel) -> None:
+    """Load or compile kernels, and those that they call, so that the calls after it compile nothing."""
+    global _progress
+    if all(one.address for one in kernels):
+        return
+    with _preparing:
+        wanted = dict.fromkeys(each for one in kernels for each in one.needed if not each.address)
+        before, _progress = _progress, Progress(len(wanted))
+        try:
+            for each in wanted:
+                if not each.address:  # a signal handler's call may have loaded it
+                    each.load()
+                _progress.done += 1
+            _progress.end()
+        finally:
+            _progress = before
+
+
+class Progress:
+    """Says how far the kernels of a call are, from the first one that has to be compiled.
+
+    At the start, and then every `SECONDS`, a warning, which Python prints where no logging is set up. Between them
+    debug messages, with the attribute `live`, for a line that is rewritten.
+    """
+
+    SECONDS = 3.0
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.compiled = total, 0, 0
+        self._began = self._said = time.perf_counter()
+
+    def compiling(self, name: str) -> None:
+        """Note that the kernel of that name is compiled next."""
+        now = time.perf_counter()
+        text = f"compiling the CPU kernels, once per machine and version: {self.done} of {self.total} are ready"
+        if self.compiled:
+            text += f" after {now - self._began:.1f} s"
+        due = not self.compiled or now - self._said >= self.SECONDS
+        _log.log(logging.WARNING if due else logging.DEBUG, "%s; next is %s", text, name, extra={"live": True})
+        self._said = now if due else self._said
+        self.compiled += 1
+
+    def end(self) -> None:
+        """Note that all are ready."""
+        if self.compiled:
+            _log.info("compiled %d CPU kernels in %.1f s", self.compiled, time.perf_counter() - self._began)
+
+
+@functools.cache
+def source_digest() -> str:
+    """Digest of all sources that are compiled into a kernel."""
+    files = [
+        *sorted(Path(__file__).parent.glob("*.py")),
+        *(Path(str(m.__file__)) for m in (guess, keys, policy, stats)),
+    ]
+    return _digest(*(file.read_bytes() for file in files))
+
+
+def cached_jit(function: _F, **options: Any) -> Any:
     """Compile without the GIL when first called, and keep the machine code of each signature on disk.
 
-    The cache key covers the function's bytecode and the values that it closes over. Code that it depends on beyond
-    these, such as the functions that it calls, must enter as a closed-over digest of their source texts.
+    The cache key covers the function's bytecode, the values that it closes over, and all sources.
     """
-    dispatcher = numba.njit(nogil=True)(function)
+    dispatcher = numba.njit(**OPTIONS | options)(function)
     if _unfit is None and hasattr(dispatcher, "_cache") and hasattr(dispatcher, "compile"):
         cache = _KernelCache(function)
         compile_signature = dispatcher.compile
@@ -60,7 +192,7 @@ def cached_jit(function: _F) -> _F:
             f"compiled CPU kernels cannot be cached with Numba {numba.__version__} ({_unfit or 'other dispatcher'}); "
             "each process compiles them again"
         )
-    return cast(_F, dispatcher)
+    return dispatcher
 
 
 class _KernelCache(_Base):  # type: ignore[misc]
@@ -75,6 +207,7 @@ class _KernelCache(_Base):  # type: ignore[misc]
             "module": function.__module__,
             "bytecode": _digest(code.co_code, repr(code.co_consts if not cells else ()).encode()),
             "closure": _digest(_dumps(cells)),
+            "sources": source_digest(),
             "compiler": f"numba {numba.__version__}",
             "llvmlite": llvmlite.__version__,
             "numpy": np.__version__,
@@ -103,18 +236,17 @@ class _KernelCache(_Base):  # type: ignore[misc]
         stack.enter_context(store.alone(facts))
         found = self._load(store, facts, target_context)
         if found is None:
-            _log.warning("compiling the CPU kernels (%s), once per machine and version: 10 to 20 seconds", self._name)
+            (_progress or Progress(1)).compiling(self._name)
             self._pending.began = time.perf_counter()
         return found
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Store the compiled code."""
-        took = time.perf_counter() - getattr(self._pending, "began", time.perf_counter())
-        _log.info("compiled the CPU kernels (%s) in %.1f s", self._name, took)
         if result.lifted or result.library.has_dynamic_globals:  # addresses of this process are compiled in
             return
         try:
-            code = Code(_dumps(_reduce(result)), f"compiled in {took:.1f} s")
+            took = time.perf_counter() - self._pending.began
+            code = Code(_dumps(_reduce(result)), f"compiled in {took:.2f} s")
         except Exception as error:
             say_once(f"compiled CPU kernels cannot be kept ({type(error).__name__}: {error})")
             return

@@ -6,34 +6,168 @@ compared as integers, so that the result does not depend on the thread's flush-t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ksieve.backends.cpu.compiled import cached_jit
-from ksieve.backends.cpu.kernels import source_digest
+from ksieve.backends.cpu.compiled import entry, kernel, prepare
 from ksieve.backends.cpu.simd import (
-    BFLOAT16,
-    FLOAT32,
-    RANKED,
-    SMALLEST,
     Int,
-    Word,
-    item_size,
+    call,
+    i64s,
     jit,
     load_u16,
     load_u32,
     order_key,
-    score_bits,
+    smaller,
     store_i32,
     store_u16,
+    u32s,
+    u64s,
 )
 
-ANY_ORDER, BY_VALUE, BY_INDEX = 0, 1, 2
 AS_INDEX, BY_PAGES, BY_OFFSETS = 0, 1, 2
 
-_DIGITS = 256
-_LAST_INDEX = 0x7FFFFFFF
+DIGITS = 256
+LAST_INDEX = 0x7FFFFFFF
+
+
+@kernel
+def sort_by_bytes(words: Int, spare: Int, digits: Int, count: Int, first: Int, last: Int, differing: Int) -> Int:
+    """Sort uint64 words by their bytes [first, last), stably; return the one of the two addresses where they lie then.
+
+    A pass over each byte in which some words differ. `digits` is the address of int64 (DIGITS,).
+    """
+    counts = i64s(digits)
+    for byte in range(first, last):
+        shift = np.uint64(8 * byte)
+        if (np.uint64(differing) >> shift) & np.uint64(DIGITS - 1) == np.uint64(0):
+            continue
+        source, target = u64s(words), u64s(spare)
+        for value in range(DIGITS):
+            counts[value] = 0
+        for i in range(count):
+            counts[np.int64((source[i] >> shift) & np.uint64(DIGITS - 1))] += 1
+        at = 0
+        for value in range(DIGITS):
+            found = counts[value]
+            counts[value] = at
+            at += found
+        for i in range(count):
+            word = source[i]
+            digit = np.int64((word >> shift) & np.uint64(DIGITS - 1))
+            target[counts[digit]] = word
+            counts[digit] += 1
+        words, spare = spare, words
+    return words
+
+
+def bytes_needed(k: int) -> int:
+    """Bytes of the memory in which a row is put in order."""
+    return 8 * (2 * k + DIGITS)
+
+
+@entry
+def order_rows(
+    begin: Int,
+    end: Int,
+    k: Int,
+    slots: Int,
+    slots_pitch: Int,
+    begins: Int,
+    scores: Int,
+    pitch: Int,
+    width: Int,
+    size: Int,
+    convert: Int,
+    by_value: Int,
+    flip: Int,
+    memory: Int,
+) -> None:
+    """Put the positions of rows [begin, end) in order, in place, unused slots last.
+
+    Parameters
+    ----------
+    slots, scores
+        Addresses of row 0; a ``..._pitch`` counts bytes. `slots` is int32 (rows, k): positions within the windows, -1
+        in unused slots.
+    begins
+        Address of int64 (rows,): the first position of every row's window.
+    width, size, convert
+        Of the scores: columns, bytes of each, and as of `kernels.select_rows`.
+    by_value, flip
+        Whether the best score comes first, and LAST_INDEX if then the highest of equal ones does, else 0.
+    memory
+        Address of `bytes_needed`.
+    """
+    bits, narrow = u32s(memory + 8 * k), memory + 12 * k
+    for r in range(begin, end):
+        words, own, used, first = u64s(memory), slots + r * slots_pitch, 0, i64s(begins)[r]
+        for i in range(k):
+            # Candidates come mostly by ascending position: read them backwards where the highest position is first.
+            position = np.int64(np.int32(load_u32(own + 4 * (k - 1 - i if flip else i))))
+            if position >= 0:
+                words[used] = position ^ flip
+                score = scores + r * pitch + size * smaller(first + position, width - 1)
+                if by_value and size == 4:
+                    bits[used] = load_u32(score)
+                elif by_value:
+                    store_u16(narrow + 2 * used, load_u16(score))
+                used += 1
+        if by_value and convert != 0:
+            call(convert, (memory + 8 * k if size == 4 else narrow, used, memory + 8 * k))
+        differing = np.uint64(0)
+        for i in range(used):
+            if by_value:
+                words[i] |= np.uint64(order_key(bits[i])) << np.uint64(32)
+            differing |= words[i] ^ words[0]
+        here, there, begin_byte, end_byte = memory, memory + 8 * k, 4 if by_value else 0, 8 if by_value else 4
+        while True:
+            ordered = sort_by_bytes(here, there, memory + 16 * k, used, begin_byte, end_byte, np.int64(differing))
+            words, wrong = u64s(ordered), 0
+            for i in range(1, used):
+                wrong += words[i] < words[i - 1]
+            if wrong == 0:
+                break
+            here, there, begin_byte = ordered, here + there - ordered, 0
+        for i in range(used):
+            store_i32(own + 4 * i, np.int32(np.int64(words[i] & np.uint64(0xFFFFFFFF)) ^ flip))
+        for i in range(used, k):
+            store_i32(own + 4 * i, np.int32(-1))
+
+
+@entry
+def take_values(
+    begin: Int,
+    end: Int,
+    k: Int,
+    slots: Int,
+    slots_pitch: Int,
+    begins: Int,
+    scores: Int,
+    pitch: Int,
+    width: Int,
+    size: Int,
+    least: Int,
+    values: Int,
+    values_pitch: Int,
+) -> None:
+    """Write the scores of the positions of rows [begin, end); arguments as of `order_rows`.
+
+    `least` are the bits of the value of an unused slot.
+    """
+    for r in range(begin, end):
+        own, target, row, first = (
+            slots + r * slots_pitch,
+            values + r * values_pitch,
+            scores + r * pitch,
+            i64s(begins)[r],
+        )
+        for i in range(k):
+            position = np.int64(np.int32(load_u32(own + 4 * i)))
+            score = row + size * smaller(first + position, width - 1)
+            if size == 4:
+                store_i32(target + 4 * i, np.int32(load_u32(score) if position >= 0 else least))
+            else:
+                store_u16(target + 2 * i, np.uint16(load_u16(score) if position >= 0 else least))
 
 
 @jit
@@ -46,198 +180,78 @@ def _store_index(address: Int, slot: Int, wide: Int, value: Int) -> None:
         store_i32(address + 4 * slot, np.int32(value))
 
 
-@jit
-def sort_by_bytes(words: Any, spare: Any, count: Int, first: Int, last: Int, differing: Word, counts: Any) -> Int:
-    """Sort words by their bytes [first, last), stably; return whether the result lies in `spare`.
-
-    A pass over each byte in which some words differ.
-    """
-    source, target, moved = words, spare, 0
-    for byte in range(first, last):
-        shift = np.uint64(8 * byte)
-        if (differing >> shift) & np.uint64(_DIGITS - 1) == np.uint64(0):
-            continue
-        counts[:] = 0
-        for i in range(count):
-            counts[np.int64((source[i] >> shift) & np.uint64(_DIGITS - 1))] += 1
-        at = 0
-        for value in range(_DIGITS):
-            found = counts[value]
-            counts[value] = at
-            at += found
-        for i in range(count):
-            word = source[i]
-            digit = np.int64((word >> shift) & np.uint64(_DIGITS - 1))
-            target[counts[digit]] = word
-            counts[digit] += 1
-        source, target, moved = target, source, 1 - moved
-    return moved
-
-
-@jit
-def _order(
-    row: Int,
-    dtype: Int,
-    limit: Int,
-    local: Any,
+@entry
+def write_rows(
+    begin: Int,
+    end: Int,
     k: Int,
-    by_value: bool,
-    flip: Word,
-    words: Any,
-    spare: Any,
-    counts: Any,
+    slots: Int,
+    slots_pitch: Int,
+    begins: Int,
+    from_row: Int,
+    out: Int,
+    out_pitch: Int,
+    raw: Int,
+    raw_pitch: Int,
+    wide: Int,
+    transform: Int,
+    table: Int,
+    table_pitch: Int,
+    requests: Int,
+    pages: Int,
+    page_size: Int,
+    row_to_request: Int,
+    next_n: Int,
+    offsets: Int,
+    places: Int,
+    places_pitch: Int,
+    filled: Int,
 ) -> None:
-    """Put a row's positions in order, in place, unused slots last; `row` is the address of its window."""
-    used, differing = 0, np.uint64(0)
-    for i in range(k):
-        # Candidates come mostly by ascending position: read them backwards where the highest position is first.
-        position = local[k - 1 - i] if flip else local[i]
-        if position >= 0:
-            word = np.uint64(position) ^ np.uint64(flip)
-            if by_value:
-                score = score_bits(row, min(np.int64(position), limit), dtype)
-                word |= np.uint64(order_key(score)) << np.uint64(32)
-            words[used] = word
-            differing |= word ^ words[0]
-            used += 1
-    moved = 0
-    if by_value:
-        moved = sort_by_bytes(words, spare, used, 4, 8, differing, counts)
-        ordered, other = (spare, words) if moved else (words, spare)
-        wrong = 0
-        for i in range(1, used):
-            wrong += ordered[i] < ordered[i - 1]
-        if wrong:
-            again = sort_by_bytes(ordered, other, used, 0, 8, differing, counts)
-            moved = moved ^ again
-    else:
-        moved = sort_by_bytes(words, spare, used, 0, 4, differing, counts)
-    ordered = spare if moved else words
-    for i in range(used):
-        local[i] = np.int32(np.uint64(ordered[i] & np.uint64(0xFFFFFFFF)) ^ np.uint64(flip))
-    for i in range(used, k):
-        local[i] = -1
+    """Write the indices of rows [begin, end) from their positions within the windows.
+
+    Parameters
+    ----------
+    slots, begins
+        As of `order_rows`.
+    out, raw, table, row_to_request, offsets, places, filled
+        Addresses of row 0, 0 where absent; a ``..._pitch`` counts bytes.
+    from_row, wide
+        Whether an index counts from the start of the row, and whether it takes 64 bits.
+    transform
+        AS_INDEX, BY_PAGES or BY_OFFSETS.
+    requests, pages, page_size, next_n
+        Of the page table.
+    """
+    for r in range(begin, end):
+        own, base, used = slots + r * slots_pitch, i64s(begins)[r] if from_row else 0, 0
+        offset, request = np.int64(0), r // next_n
+        if transform == BY_OFFSETS:
+            offset = np.int64(np.int32(load_u32(offsets + 4 * r)))
+        elif transform == BY_PAGES and row_to_request != 0:
+            request = np.int64(np.int32(load_u32(row_to_request + 4 * r)))
+        known = 0 <= request < requests
+        for i in range(k):
+            index = np.int64(np.int32(load_u32(own + 4 * i)))
+            if index >= 0:
+                used += 1
+                if places != 0:  # of the window, whose first position is 0
+                    index = np.int64(np.int32(load_u32(places + r * places_pitch + 4 * index)))
+                index += base
+            if raw != 0:
+                _store_index(raw + r * raw_pitch, i, wide, index)
+            if index >= 0 and transform == BY_PAGES:
+                page, within = index // page_size, index % page_size
+                index = np.int64(-1)
+                if known and page < pages:
+                    number = np.int64(np.int32(load_u32(table + request * table_pitch + 4 * page)))
+                    index = number * page_size + within if number >= 0 else np.int64(-1)
+            elif index >= 0:
+                index += offset
+            _store_index(out + r * out_pitch, i, wide, index)
+        if filled != 0:
+            store_i32(filled + 4 * r, np.int32(used))
 
 
-def _entry(source: str) -> Any:
-    """Make `finish_rows`. The disk cache keys on the values a function closes over, so on `source` too."""
-
-    @cached_jit
-    def finish_rows(
-        begin: Int,
-        end: Int,
-        local: Any,
-        begins: Any,
-        scores: Int,
-        pitch: Int,
-        width: Int,
-        dtype: Int,
-        order: Int,
-        highest: Int,
-        from_row: Int,
-        out: Int,
-        out_pitch: Int,
-        raw: Int,
-        raw_pitch: Int,
-        wide: Int,
-        values: Int,
-        values_pitch: Int,
-        transform: Int,
-        table: Int,
-        table_pitch: Int,
-        requests: Int,
-        pages: Int,
-        page_size: Int,
-        row_to_request: Int,
-        next_n: Int,
-        offsets: Int,
-        places: Int,
-        places_pitch: Int,
-        filled: Int,
-    ) -> None:
-        """Write rows [begin, end) from their positions within the windows, which may be reordered.
-
-        Parameters
-        ----------
-        local : array of int32, shape (at least end - begin, k)
-            Row ``begin`` first; -1 in unused slots.
-        begins : array of int64
-            First position of every row's window.
-        scores, out, raw, values, table, row_to_request, offsets, places, filled : int
-            Addresses of row 0, 0 where absent; a ``..._pitch`` counts bytes.
-        dtype, width
-            Of the scores; the dtype has a ranking (`simd.RANKED`), which orders them.
-        order : int
-            ANY_ORDER, BY_VALUE or BY_INDEX.
-        highest, from_row, wide : int
-            Whether the highest of equal scores comes first, whether an index counts from the start of the row, and
-            whether it takes 64 bits.
-        transform : int
-            AS_INDEX, BY_PAGES or BY_OFFSETS.
-        requests, pages, page_size, next_n : int
-            Of the page table.
-        """
-        assert source  # closes over it
-        k = local.shape[1]
-        kind, itemsize = dtype % RANKED, item_size(dtype)
-        size = 0 if order == ANY_ORDER else k
-        words, spare = np.empty(size, np.uint64), np.empty(size, np.uint64)
-        counts = np.empty(_DIGITS if size else 0, np.int64)
-        flip = np.uint32(_LAST_INDEX if highest and order == BY_VALUE else 0)
-        least = np.int64(0xFF800000) if kind == FLOAT32 else np.int64(0xFF80 if kind == BFLOAT16 else 0xFC00)
-        if dtype // RANKED == SMALLEST:
-            least ^= np.int64(0x80000000 if kind == FLOAT32 else 0x8000)
-        for r in range(begin, end):
-            slots, first = local[r - begin], begins[r]
-            window, limit = scores + r * pitch + first * itemsize, width - 1 - first
-            if order != ANY_ORDER:
-                _order(window, dtype, limit, slots, k, order == BY_VALUE, flip, words, spare, counts)
-            if values:
-                target = values + r * values_pitch
-                for i in range(k):
-                    at = min(np.int64(slots[i]), limit)
-                    if kind == FLOAT32:
-                        bits = np.int64(load_u32(window + 4 * at)) if at >= 0 else least
-                        store_i32(target + 4 * i, np.int32(bits))
-                    else:
-                        bits = np.int64(load_u16(window + 2 * at)) if at >= 0 else least
-                        store_u16(target + 2 * i, np.uint16(bits))
-            if filled:
-                used = 0
-                for i in range(k):
-                    used += slots[i] >= 0
-                store_i32(filled + 4 * r, np.int32(used))
-            if places:  # of the window, whose first position is 0
-                for i in range(k):
-                    if slots[i] >= 0:
-                        slots[i] = np.int32(load_u32(places + r * places_pitch + 4 * np.int64(slots[i])))
-            base = first if from_row else np.int64(0)
-            if raw:
-                target = raw + r * raw_pitch
-                for i in range(k):
-                    position = np.int64(slots[i])
-                    _store_index(target, i, wide, position + base if position >= 0 else np.int64(-1))
-            target = out + r * out_pitch
-            offset = np.int64(np.int32(load_u32(offsets + 4 * r))) if transform == BY_OFFSETS else np.int64(0)
-            request = np.int64(0)
-            if transform == BY_PAGES:
-                request = np.int64(np.int32(load_u32(row_to_request + 4 * r))) if row_to_request else r // next_n
-            known = 0 <= request < requests
-            for i in range(k):
-                position = np.int64(slots[i])
-                index = position + base
-                if position < 0:
-                    index = np.int64(-1)
-                elif transform == BY_PAGES:
-                    page, entry = index // page_size, np.int64(-1)
-                    if known and page < pages:
-                        entry = np.int64(np.int32(load_u32(table + request * table_pitch + 4 * page)))
-                    index = entry * page_size + index % page_size if entry >= 0 else np.int64(-1)
-                else:
-                    index += offset
-                _store_index(target, i, wide, index)
-
-    return finish_rows
-
-
-finish_rows = _entry(source_digest())
+def ready(ordered: bool, valued: int, written: bool) -> None:
+    """Prepare what a call needs."""
+    prepare(*(order_rows,) * ordered, *(take_values,) * (valued != 0), *(write_rows,) * written)

@@ -6,7 +6,10 @@ import os
 
 from ksieve.core.errors import BackendError, shown
 
-__all__ = ["numba"]
+__all__ = ["OPTIONS", "numba"]
+
+OPTIONS = {"nogil": True, "error_model": "numpy", "no_rewrites": True}
+"""Of every compiled function: it runs without the GIL, and no division of it is checked."""
 
 _INSTEAD = "; or use backend='reference', the NumPy model"
 

@@ -7,88 +7,93 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.backends.cpu.compiled import cached_jit
-from ksieve.backends.cpu.kernels import source_digest
-from ksieve.backends.cpu.runner import INLINE_SCORES, PORTION_SCORES, _dtype_number, _placed, thread_count
+from ksieve.backends.cpu.compiled import entry, prepare
+from ksieve.backends.cpu.runner import (
+    INLINE_SCORES,
+    PORTION_SCORES,
+    _address,
+    _placed,
+    _reading,
+    _scratch,
+    thread_count,
+)
 from ksieve.backends.cpu.sharing import share
 from ksieve.backends.cpu.simd import (
-    FLOAT32,
     INF_KEY,
     TILE,
     Int,
     block_mask,
-    item_size,
+    i64s,
     load_u16,
     load_u32,
     lowest_bit,
     prefetch_block,
     raw_limit,
+    smaller,
     store_i32,
     store_u16,
     tile_of,
+    u32s,
     valid_mask,
 )
 from ksieve.core.guess import BLOCK
 from ksieve.core.ranking import Ranking
 
 
-def _entry(source: str) -> Any:
-    """Make `keep_rows`. The disk cache keys on the values a function closes over, so on `source` too."""
+@entry
+def keep_rows(
+    begin: Int,
+    end: Int,
+    scores: Int,
+    pitch: Int,
+    size: Int,
+    convert: Int,
+    begins: Int,
+    lengths: Int,
+    first: Int,
+    bounds: Int,
+    values: Int,
+    values_pitch: Int,
+    places: Int,
+    places_pitch: Int,
+    counts: Int,
+    most: Int,
+    capacity: Int,
+    memory: Int,
+) -> None:
+    """Keep scores of rows [begin, end).
 
-    @cached_jit
-    def keep_rows(
-        begin: Int,
-        end: Int,
-        scores: Int,
-        pitch: Int,
-        dtype: Int,
-        begins: Any,
-        lengths: Any,
-        first: Int,
-        bounds: Any,
-        values: Int,
-        values_pitch: Int,
-        places: Int,
-        places_pitch: Int,
-        counts: Any,
-        most: Int,
-        capacity: Int,
-    ) -> None:
-        """Keep scores of rows [begin, end); arguments as of `keep`, matrices by address and pitch in bytes."""
-        assert source  # closes over it
-        size, wide = item_size(dtype), np.empty(TILE, np.uint32)
-        for r in range(begin, end):
-            if bounds[r] < np.uint32(INF_KEY):
-                continue
-            limit, held, room = raw_limit(bounds[r]), counts[r], min(capacity, counts[r] + most)
-            row = scores + r * pitch + begins[r] * size
-            own_values, own_places = values + r * values_pitch, places + r * places_pitch
-            for at in range(0, lengths[r], TILE):
-                if held > room:
-                    break
-                last = min(at + TILE, lengths[r])
-                tile = tile_of(row, at, last, dtype, wide)
-                for block in range(at, last, BLOCK):
-                    address = tile + 4 * (block - at)
-                    if dtype == FLOAT32:
-                        prefetch_block(address, 4)
-                    mask = block_mask(address, limit) & valid_mask(last - block)
-                    while mask != np.uint64(0):
-                        i = block + lowest_bit(mask)
-                        mask &= mask - np.uint64(1)
-                        if held < room:
-                            if size == 4:
-                                store_i32(own_values + 4 * held, np.int32(load_u32(row + 4 * i)))
-                            else:
-                                store_u16(own_values + 2 * held, load_u16(row + 2 * i))
-                            store_i32(own_places + 4 * held, np.int32(first + begins[r] + i))
-                        held += 1
-            counts[r] = held
-
-    return keep_rows
-
-
-keep_rows = _entry(source_digest())
+    Arguments as of `keep`; matrices by address and pitch in bytes, other arrays by address; `memory` is the address of
+    uint32 (TILE,).
+    """
+    for r in range(begin, end):
+        if u32s(bounds)[r] < INF_KEY:
+            continue
+        limit, held = raw_limit(np.int64(u32s(bounds)[r])), i64s(counts)[r]
+        room, at_first, length = smaller(capacity, held + most), i64s(begins)[r], i64s(lengths)[r]
+        row = scores + r * pitch + at_first * size
+        own_values, own_places = values + r * values_pitch, places + r * places_pitch
+        for at in range(0, length, TILE):
+            if held > room:
+                break
+            last = smaller(at + TILE, length)
+            tile = tile_of(row, at, last, size, convert, memory)
+            for block in range(at, last, BLOCK):
+                address = tile + 4 * (block - at)
+                if convert == 0:
+                    prefetch_block(address, 4)
+                mask = block_mask(address, limit) & valid_mask(last - block)
+                while mask != np.uint64(0):
+                    i = block + lowest_bit(mask)
+                    mask &= mask - np.uint64(1)
+                    if held < room:
+                        if size == 4:
+                            store_i32(own_values + 4 * held, np.int32(load_u32(row + 4 * i)))
+                        else:
+                            store_u16(own_values + 2 * held, load_u16(row + 2 * i))
+                        store_i32(own_places + 4 * held, np.int32(first + at_first + i))
+                    held += 1
+        i64s(counts)[r] = held
 
 
 def keep(
@@ -125,16 +130,18 @@ def keep(
     ranking : Ranking
     """
     rows, width = scores.shape
-    dtype, capacity = _dtype_number(scores, ranking), values.shape[1]
+    capacity, reading = values.shape[1], _reading(scores, ranking)
     matrix, kept, own = map(_placed, (scores, values, places))
+    windows = [_address(array) for array in (begins, lengths)]
+    limits, held = _address(bounds), _address(counts)
+    prepare(keep_rows)
 
     def work(begin: int, end: int) -> None:
+        memory = _scratch(4 * TILE)
         keep_rows(
-            begin, end, matrix.address, matrix.pitch, dtype, begins, lengths, first, bounds, kept.address, kept.pitch,
-            own.address, own.pitch, counts, most, capacity,
+            begin, end, matrix.address, matrix.pitch, *reading, *windows, first, limits, kept.address, kept.pitch,
+            own.address, own.pitch, held, most, capacity, memory.address,
         )  # fmt: skip
 
     threads = 1 if rows * width <= INLINE_SCORES else min(thread_count(), rows)
-    if not keep_rows.signatures:
-        work(0, 0)  # compile on the calling thread
     share(work, rows, threads, -(-PORTION_SCORES // max(width, 1)))

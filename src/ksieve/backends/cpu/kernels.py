@@ -13,6 +13,10 @@ seed (`ksieve.core.guess`). If that does not make enough room, the best candidat
 from then on. No frontier is therefore scanned again. `Stats.scans` counts the reads of a row as they happen, and the
 model counts the same reads (`ksieve.model.reference`).
 
+What only some calls need is compiled alone, and called through an address that is 0 in all others: `convert`, which
+ranks and widens scores (`ksieve.backends.cpu.simd.converter`), `account`, which fills the statistics, and `emit_last`,
+which HIGHEST_TIES ends with.
+
 A row of at most `TILE` scores is bisected instead (`ksieve.backends.cpu.short`), into the same slots, except in calls
 with statistics, which describe these steps, or with HIGHEST_TIES.
 
@@ -21,10 +25,6 @@ may depend on a second read: every selection works on keys that are stored once,
 """
 
 from __future__ import annotations
-
-import hashlib
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,33 +39,20 @@ from ksieve.backends.cpu.accounting import (
     SCANS,
     STATS_WIDTH,
     TAU,
-    THRESHOLDS,
-    count_row,
-    count_stored,
-    fill_row,
-    set_thresholds,
+    account,
+    bin_of,
 )
-from ksieve.backends.cpu.compiled import cached_jit
-from ksieve.backends.cpu.ranking import HIST_BINS, emit, kth
-from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, Scratch
+from ksieve.backends.cpu.compiled import entry, kernel, prepare
+from ksieve.backends.cpu.ranking import emit, kth
+from ksieve.backends.cpu.scratch import APART, BATCH, FOUND, INDEX, STATS, TAUS, WIDE, WORK, key_of, spare_of
 from ksieve.backends.cpu.short import select_short
 from ksieve.backends.cpu.sieve import sieve
-from ksieve.backends.cpu.simd import (
-    HIGHEST_TIES,
-    TILE,
-    Int,
-    Word,
-    item_size,
-    jit,
-    load_u32,
-    store_i32,
-)
-from ksieve.backends.cpu.ties import emit_last_of_row, emit_last_stored
+from ksieve.backends.cpu.simd import TILE, Int, call, i32s, i64s, jit, larger, smaller, store_i32, u32s
+from ksieve.backends.cpu.ties import emit_last
 from ksieve.backends.cpu.views import guess_cutoff, offset, sample_keys, view_size
-from ksieve.core import guess, keys
-from ksieve.core import policy as policies
 from ksieve.core.guess import BLOCK, MOST_GUESSES
 from ksieve.core.keys import NAN_KEY
+from ksieve.core.policy import SamplingPolicy
 
 
 @jit
@@ -73,84 +60,89 @@ def _propose(
     row: Int,
     row_id: Int,
     length: Int,
-    dtype: Int,
-    policy: Any,
-    bin_cutoffs: Any,
-    taus: Any,
-    apart: Any,
-    stats: Any,
-    scratch: Any,
+    size: Int,
+    convert: Int,
+    policy: Int,
+    bin_cutoffs: Int,
+    statistics: Int,
+    memory: Int,
+    room: Int,
 ) -> Int:
-    """Step 1: put the inclusive ordered-key cutoffs into `taus`; return how many there are.
+    """Step 1: put the inclusive ordered-key cutoffs into TAUS; return how many there are.
 
     There are 0 if the sample is not usable (`SamplingPolicy.usable`).
 
-    `apart` states for each whether scores equal to it are counted separately: an exact cutoff that occurs more than
-    once in the sample, or NaN.
+    APART states for each whether scores equal to it are counted separately: an exact cutoff that occurs more than once
+    in the sample, or NaN.
     """
-    stride, group, multiplier, primary, rescue, exact, share, jitter = policy
+    numbers, stats, taus, apart = i64s(policy), i32s(statistics), i64s(memory + TAUS), i64s(memory + APART)
+    taus[0] = taus[1] = 0
+    stride, group, multiplier, primary = numbers[0], numbers[1], numbers[2], numbers[3]
+    rescue, exact, share, jitter = numbers[4], numbers[5], numbers[6], numbers[7]
     if primary == 0:
         return 0
     period = stride * group
     first = 0 if jitter > 1 else (row_id * multiplier) % stride * group
     last = first + offset(row_id, length // period, jitter) * group
     sampled = view_size(length, last, group, period)
-    most = max(primary, rescue)
+    most = larger(primary, rescue)
     if 2 * ((sampled + share - 1) // share) < 3 * most:
         return 0
     stats[SAMPLED] = sampled
-    key, spare = scratch.key, scratch.spare
+    keys, spare = key_of(memory, room), spare_of(memory, room)
     # One more than the largest rank, so that a second sample equal to a boundary is kept.
     count = sample_keys(
-        row, length, dtype, first, group, period, row_id, np.uint64(0), jitter, share, most + 1, key, spare, scratch
-    )
-    proposals = 2 if rescue else 1
+        row, length, size, convert, first, group, period, row_id, 0, jitter, share, most + 1, keys, room + BLOCK,
+        spare, memory, room,
+    )  # fmt: skip
+    key, proposals = u32s(keys), 2 if rescue else 1
     for attempt in range(proposals):
-        rank = rescue if attempt else primary
-        tau, _, _ = kth(key, count, rank, spare, scratch.histogram, scratch.work)
-        stats[TAU + attempt] = np.int32(tau)
+        tau = kth(keys, count, rescue if attempt else primary, spare, memory)
+        stats[TAU + attempt] = tau
         apart[attempt] = 0
         if exact:
             seen = 0
             for i in range(count):
                 seen += key[i] == tau
-            apart[attempt] = seen > 1 or tau == np.uint32(NAN_KEY)
-        if not exact:
-            coarse = np.searchsorted(bin_cutoffs, tau)
+            apart[attempt] = seen > 1 or tau == NAN_KEY
+        else:
+            coarse = bin_of(bin_cutoffs, tau)
             stats[TAU + attempt] = coarse
-            tau = bin_cutoffs[coarse]
+            tau = np.int64(u32s(bin_cutoffs)[coarse])
         taus[attempt] = tau
     return proposals
 
 
-@jit
-def _guessed(
+@kernel
+def guessed(
     row: Int,
     row_id: Int,
     length: Int,
-    dtype: Int,
+    size: Int,
+    convert: Int,
     k: Int,
-    bound: Word,
+    bound: Int,
     attempt: Int,
     seed: Int,
-    stats: Any,
-    scratch: Any,
-) -> tuple[Int, Word]:
+    statistics: Int,
+    memory: Int,
+    room: Int,
+) -> Int:
     """Read the row up to a guess; after each guess that admits too few, up to a safer one; finally up to `bound`.
 
     Returns the result of `sieve`.
     """
-    while attempt < MOST_GUESSES:
-        tighter = guess_cutoff(row, row_id, length, dtype, k, attempt, seed, scratch)
-        if tighter >= bound:
-            break
+    stats, cutoff = i32s(statistics), 0
+    while cutoff < bound:
+        cutoff = bound
+        if attempt < MOST_GUESSES:
+            cutoff = smaller(bound, guess_cutoff(row, row_id, length, size, convert, k, attempt, seed, memory, room))
         stats[SCANS] += 1
-        stored, cutoff = sieve(row, row_id, length, dtype, tighter, k, -1, scratch)
+        stored = sieve(row, row_id, length, size, convert, cutoff, k, -1, memory, room)
         if stored >= k:
-            return stored, cutoff
+            break
         attempt += 1
-    stats[SCANS] += 1
-    return sieve(row, row_id, length, dtype, bound, k, -1, scratch)
+    return stored
 
 
 @jit
@@ -158,186 +150,146 @@ def _certify(
     row: Int,
     row_id: Int,
     length: Int,
-    dtype: Int,
+    size: Int,
+    convert: Int,
     k: Int,
-    taus: Any,
     proposals: Int,
     seed: Int,
-    stats: Any,
-    scratch: Any,
-) -> tuple[Int, Word, Word]:
+    statistics: Int,
+    memory: Int,
+    room: Int,
+) -> Int:
     """Step 2: store at least the k best scores by the cheapest route that has them.
 
-    Returns the result of `sieve`, and the boundary: if the cutoff equals it, all scores up to it are stored.
+    Returns the result of `sieve`, and after its cutoff in FOUND the boundary: if they are equal, all scores up to it
+    are stored.
     """
+    stats, found, taus, tau, stored = i32s(statistics), i64s(memory + FOUND), i64s(memory + TAUS), NAN_KEY, 0
     stats[ROUTE] = DIRECT if proposals == 0 else RECOVERED + proposals - 1
-    for attempt in range(proposals):
-        if attempt == 1 and taus[1] == taus[0]:
+    for attempt in range(proposals + 1):
+        bound = taus[attempt] if attempt < proposals else NAN_KEY
+        if attempt == 1 and bound == tau:
             continue  # the rescue band is empty: the same boundary would underfill again
-        tau = taus[attempt]
-        stats[SCANS] += 1
-        stored, cutoff = sieve(row, row_id, length, dtype, tau, k, seed, scratch)
-        if stored < k and cutoff != tau:
-            stored, cutoff = _guessed(row, row_id, length, dtype, k, tau, 1, seed, stats, scratch)
-        if stored >= k:
-            stats[ROUTE] = CERTIFIED + attempt
-            return stored, cutoff, tau
-    every = np.uint32(NAN_KEY)
-    stored, cutoff = _guessed(row, row_id, length, dtype, k, every, 0, seed, stats, scratch)
-    return stored, cutoff, every
-
-
-@jit
-def _emit(
-    row: Int,
-    length: Int,
-    dtype: Int,
-    slots: Int,
-    k: Int,
-    tie_break: Int,
-    worst: Word,
-    ties: Int,
-    equal: Int,
-    stored: Int,
-    cutoff: Word,
-    stats: Any,
-    scratch: Any,
-) -> None:
-    """Step 3: write the k best stored candidates; of the scores equal to the k-th key, the first or the last ones.
-
-    The last ones may have been dropped, but only if the scores better than or equal to the k-th key fill more than half
-    of the storage. In that case the row is always read from its end, so that the number of reads does not depend on the
-    guesses.
-    """
-    emit(slots, k, scratch.index, scratch.key, stored, worst, ties)
-    scratch.work[0] += 2 * stored
-    if tie_break == HIGHEST_TIES:
-        room = scratch.key.size - BLOCK
-        all_stored = worst <= cutoff
-        if length > room and (not all_stored or k - ties + equal > max(k, room // 2)):
+        tau, guesses = bound, 0
+        if attempt < proposals:
             stats[SCANS] += 1
-            emit_last_of_row(row, length, dtype, slots, k, ties, worst, scratch.wide)
-        elif equal > ties:
-            emit_last_stored(slots, k, ties, scratch.index, scratch.key, stored, worst)
-            scratch.work[0] += stored
+            stored = sieve(row, row_id, length, size, convert, tau, k, seed, memory, room)
+            guesses = 1
+        if guesses == 0 or (stored < k and found[0] != tau):
+            stored = guessed(row, row_id, length, size, convert, k, tau, guesses, seed, statistics, memory, room)
+        if stored >= k:
+            if attempt < proposals:
+                stats[ROUTE] = CERTIFIED + attempt
+            break
+    found[1] = tau
+    return stored
 
 
-def _entry(source: str) -> Any:
-    """Make `select_rows`. The disk cache keys on the values a function closes over, so on `source` too."""
+@entry
+def select_rows(
+    scores: Int,
+    pitch: Int,
+    size: Int,
+    convert: Int,
+    lengths: Int,
+    begin: Int,
+    end: Int,
+    k: Int,
+    out: Int,
+    out_pitch: Int,
+    starts: Int,
+    ks: Int,
+    policy: Int,
+    bin_cutoffs: Int,
+    room: Int,
+    seed: Int,
+    raw: Int,
+    accounting: Int,
+    ending: Int,
+    work: Int,
+    memory: Int,
+) -> None:
+    """Select rows [begin, end).
 
-    @cached_jit
-    def select_rows(
-        scores: Int,
-        pitch: Int,
-        dtype: Int,
-        lengths: Any,
-        begin: Int,
-        end: Int,
-        k: Int,
-        out: Int,
-        out_pitch: Int,
-        starts: Int,
-        ks: Int,
-        tie_break: Int,
-        policy: tuple[int, ...],
-        bin_cutoffs: Any,
-        size: Int,
-        seed: Int,
-        raw: Any,
-        work: Any,
-    ) -> None:
-        """Select rows [begin, end); the only compiled function that Python calls.
-
-        Parameters
-        ----------
-        scores, out : int
-            Addresses of row 0; `pitch` and `out_pitch` count bytes.
-        dtype : int
-            FLOAT32, FLOAT16 or BFLOAT16, with a ranking (`simd.RANKED`).
-        lengths : array of int32
-            Already clamped: those of the rows' windows.
-        starts : int
-            Address of the int32 first positions of the windows, from which indices count; 0 if all of them are 0.
-        ks : int
-            Address of each row's own int32 k, clamped to [0, k]; 0 if every row has k slots.
-        tie_break : int
-            ANY_TIES, LOWEST_TIES or HIGHEST_TIES.
-        policy : tuple of int
-            stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact boundary,
-            sampled scores per statistic, groups that a jittered view chooses from (1: none).
-        bin_cutoffs : array of uint32, shape (2048,)
-            `ksieve.core.keys.BIN_CUTOFF_KEY`.
-        size : int
-            Candidates stored per worker: the largest length, or at least 2 k and twice the largest sample rank.
-        seed : int
-            Seed of the guesses (`ksieve.core.guess`), not negative; no answer depends on it.
-        raw : array of int32, shape (rows, 16)
-            Receives the statistics; shape (0, 16) for none.
-        work : array of int64, shape (rows,)
-            Receives the number of scores sampled, stored, and compared again in later passes; shape (0,) for none.
-        """
-        assert source  # closes over it
-        scratch = Scratch(
-            np.empty(size + BLOCK, np.int32),
-            np.empty(size + BLOCK, np.uint32),
-            np.empty(size + BLOCK, np.uint32),
-            np.empty(HIST_BINS, np.int32),
-            np.empty(TILE, np.uint32),
-            np.empty(max(BATCH, policy[1]), np.uint32),
-            np.empty(BATCH + GROUPS_AHEAD, np.int64),
-            np.zeros(1, np.int64),
-        )
-        taus, apart = np.zeros(2, np.uint32), np.zeros(2, np.int64)
-        thresholds, counts = np.zeros(THRESHOLDS, np.uint32), np.zeros(THRESHOLDS, np.int64)
-        unused = np.zeros(STATS_WIDTH, np.int32)
-        wanted = raw.shape[0] > 0
-        bisects = not wanted and work.size == 0 and tie_break != HIGHEST_TIES
-        itemsize = item_size(dtype)
-        for r in range(begin, end):
-            length = np.int64(lengths[r])
-            row, slots = scores + r * pitch, out + r * out_pitch
-            if starts != 0:
-                row += np.int64(load_u32(starts + 4 * r)) * itemsize
-            most = np.int64(load_u32(ks + 4 * r)) if ks != 0 else k
-            stats = raw[r] if wanted else unused
-            stats[:] = 0
-            stats[TAU : TAU + 2] = -1
-            stats[ADMITTED : ADMITTED + 2] = -1
-            used = min(length, most)
-            for i in range(used, k):
-                store_i32(slots + 4 * i, np.int32(-1))
-            if length <= most or most == 0:
-                stats[COMMITTED] = used
-                if work.size > 0:
-                    work[r] = 0
-                for i in range(used):
-                    store_i32(slots + 4 * i, np.int32(i))
-                continue
-            if bisects and length <= TILE:
-                select_short(row, length, dtype, slots, most, scratch.wide)
-                continue
-            scratch.work[0] = 0
-            proposals = _propose(row, r, length, dtype, policy, bin_cutoffs, taus, apart, stats, scratch)
-            stored, cutoff, bound = _certify(row, r, length, dtype, most, taus, proposals, seed, stats, scratch)
-            worst, ties, equal = kth(scratch.key, stored, most, scratch.spare, scratch.histogram, scratch.work)
-            _emit(row, length, dtype, slots, most, tie_break, worst, ties, equal, stored, cutoff, stats, scratch)
-            if work.size > 0:
-                work[r] = scratch.work[0]
-            if wanted:
-                set_thresholds(thresholds, taus, worst, bin_cutoffs)
-                if cutoff == bound:
-                    count_stored(scratch.key, stored, thresholds, counts)
-                else:
-                    count_row(row, length, dtype, thresholds, counts, scratch.wide)
-                fill_row(stats, most, apart, counts)
-
-    return select_rows
+    Parameters
+    ----------
+    scores, out
+        Addresses of row 0; `pitch` and `out_pitch` count bytes.
+    size
+        Bytes of a score.
+    convert
+        Address of the scores' converter (`simd.converter`); 0 for float32, the largest first.
+    lengths
+        Address of int32 (rows,), already clamped: those of the rows' windows.
+    starts
+        Address of the int32 first positions of the windows, from which indices count; 0 if all of them are 0.
+    ks
+        Address of each row's own int32 k, clamped to [0, k]; 0 if every row has k slots.
+    policy
+        Address of int64 (8,): stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact
+        boundary, sampled scores per statistic, groups that a jittered view chooses from (1: none).
+    bin_cutoffs
+        Address of `ksieve.core.keys.BIN_CUTOFF_KEY`.
+    room
+        Candidates stored per worker: the largest length, or at least 2 k and twice the largest sample rank.
+    seed
+        Seed of the guesses (`ksieve.core.guess`), not negative; no answer depends on it.
+    raw
+        Address of int32 (rows, 16), which receives the statistics; 0 for none.
+    accounting, ending
+        Addresses of the kernels `account` and `emit_last`; 0 without statistics, and with other ties than HIGHEST_TIES.
+    work
+        Address of int64 (rows,), which receives the number of scores sampled, stored, and compared again in later
+        passes; 0 for none.
+    memory
+        Address of the thread's scratch memory.
+    """
+    found, counter, keys = i64s(memory + FOUND), i64s(memory + WORK), key_of(memory, room)
+    for r in range(begin, end):
+        length = np.int64(i32s(lengths)[r])
+        row, slots = scores + r * pitch, out + r * out_pitch
+        if starts != 0:
+            row += np.int64(i32s(starts)[r]) * size
+        most = np.int64(i32s(ks)[r]) if ks != 0 else k
+        statistics = raw + 4 * STATS_WIDTH * r if raw != 0 else memory + STATS
+        stats, used = i32s(statistics), smaller(length, most)
+        for i in range(STATS_WIDTH):
+            stats[i] = -1 if TAU <= i < ADMITTED + 2 else 0
+        for i in range(used, k):
+            store_i32(slots + 4 * i, np.int32(-1))
+        counter[0] = 0
+        if length <= most or most == 0:
+            stats[COMMITTED] = used
+            for i in range(used):
+                store_i32(slots + 4 * i, np.int32(i))
+        elif raw == 0 and work == 0 and ending == 0 and length <= TILE:
+            select_short(row, length, convert, slots, most, memory + WIDE)
+        else:
+            proposals = _propose(row, r, length, size, convert, policy, bin_cutoffs, statistics, memory, room)
+            stored = _certify(row, r, length, size, convert, most, proposals, seed, statistics, memory, room)
+            cutoff, bound = found[0], found[1]
+            worst = kth(keys, stored, most, spare_of(memory, room), memory)
+            ties, equal = found[0], found[1]
+            emit(slots, most, i32s(memory + INDEX), u32s(keys), stored, worst, ties)
+            counter[0] += 2 * stored
+            rest = row, length, size, convert
+            if ending != 0:
+                call(ending, (*rest, slots, most, ties, equal, worst, stored, cutoff, statistics, memory, room))
+            if accounting != 0:
+                complete = cutoff == bound
+                call(accounting, (*rest, most, worst, stored, complete, bin_cutoffs, statistics, memory, room))
+        if work != 0:
+            i64s(work)[r] = counter[0]
 
 
-def source_digest() -> str:
-    """Digest of all sources that are compiled into an entry; Numba's cache key covers only the entry's own bytecode."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), *(Path(str(m.__file__)) for m in (guess, keys, policies))]
-    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+def bytes_needed(room: int, policy: SamplingPolicy | None) -> int:
+    """Bytes of scratch memory for `room` candidates and the groups of a policy's samples."""
+    return INDEX + 12 * (room + BLOCK) + 6 * max(BATCH, policy.group if policy else 1)
 
 
-select_rows = _entry(source_digest())
+def ready(statistics: bool, highest: bool) -> tuple[int, int]:
+    """Prepare `select_rows`; return the addresses of `account` and `emit_last`, 0 where they are not needed."""
+    if select_rows.address and not (statistics or highest):
+        return 0, 0
+    prepare(select_rows, *(account,) * statistics, *(emit_last,) * highest)
+    return account.address if statistics else 0, emit_last.address if highest else 0

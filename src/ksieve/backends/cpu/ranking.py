@@ -6,145 +6,106 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.backends.cpu.simd import Int, Word, jit, store_i32
+from ksieve.backends.cpu.compiled import kernel
+from ksieve.backends.cpu.scratch import FOUND, HISTOGRAM, WORK
+from ksieve.backends.cpu.simd import HIST_BINS, Int, i32s, i64s, jit, order_key, store_i32, u32s
 
-HIST_BINS = 2048
+
+@kernel
+def make_keys(keys: Int, begin: Int, end: Int) -> None:
+    """Turn stored score bits into ordered keys; many at a time, because short loops do not vectorise."""
+    key = u32s(keys)
+    for j in range(begin, end):
+        key[j] = order_key(key[j])
 
 
-@jit
-def kth(keys: Any, count: Int, rank: Int, spare: Any, histogram: Any, work: Any) -> tuple[Word, Int, Int]:
-    """Return the rank-th smallest of ``keys[:count]``, its rank among the keys equal to it, and their number.
+@kernel
+def kth(keys: Int, count: Int, rank: Int, spare: Int, memory: Int) -> Int:
+    """Return the rank-th smallest of ``keys[:count]``; put its rank among the keys equal to it, and their number, into
+    the scratch memory's FOUND.
 
     Ranks count from 1, and `rank` is at most `count`. Each round maps a range of keys to the histogram's bins and
     continues with one bin, whose keys are copied to `spare` if they are at most half of the current ones; `keys` is not
     changed. Keys of 32 bits take at most three rounds.
     """
-    source, outside, low, span = keys, False, np.uint32(0), np.uint32(0)
+    histogram, found, work = i32s(memory + HISTOGRAM), i64s(memory + FOUND), i64s(memory + WORK)
+    source, kept, outside = u32s(keys), u32s(spare), False
+    low: Int = np.int64(0)
+    span: Int = np.int64(0)
     while True:
         if not outside:
-            low, high = np.uint32(0xFFFFFFFF), np.uint32(0)
+            least, most = np.uint32(0xFFFFFFFF), np.uint32(0)
             for i in range(count):
-                low = min(low, source[i])
-                high = max(high, source[i])
+                key = source[i]
+                least = key if key < least else least
+                most = key if key > most else most
             work[0] += count
-            if low == high:
-                return low, rank, count
-            span = np.uint32(high - low)
-        shift = np.uint32(0)
-        while np.uint32(span >> shift) >= np.uint32(HIST_BINS):
-            shift = np.uint32(shift + np.uint32(1))
-        histogram[: np.int64(np.uint32(span >> shift)) + 1] = 0
+            low, span = np.int64(least), np.int64(most) - np.int64(least)
+            if span == 0:
+                found[0], found[1] = rank, count
+                return low
+        shift = 0
+        while span >> shift >= HIST_BINS:
+            shift += 1
+        for i in range((span >> shift) + 1):
+            histogram[i] = 0
+        start = np.uint32(low)
         if outside:
             for i in range(count):
-                above = np.uint32(source[i] - low)
+                above = np.uint32(source[i] - start)
                 if above <= span:
-                    histogram[np.int64(np.uint32(above >> shift))] += 1
+                    histogram[above >> shift] += 1
         else:
             for i in range(count):
-                histogram[np.int64(np.uint32(source[i] - low) >> shift)] += 1
+                histogram[np.uint32(source[i] - start) >> shift] += 1
         work[0] += count
         boundary = 0
         while histogram[boundary] < rank:
-            rank -= np.int64(histogram[boundary])
+            rank -= histogram[boundary]
             boundary += 1
-        low = np.uint32(low + np.uint32(np.uint32(boundary) << shift))
+        low += boundary << shift
         inside = np.int64(histogram[boundary])
-        if shift == np.uint32(0):
-            return low, rank, inside
-        span = np.uint32(np.uint32(np.uint32(1) << shift) - np.uint32(1))
+        if shift == 0:
+            found[0], found[1] = rank, inside
+            return low
+        span = (1 << shift) - 1
         outside = 2 * inside > count
         if not outside:
-            kept: Int = 0
+            at: Int = 0
+            start, width = np.uint32(low), np.uint32(span)
             for i in range(count):
                 key = source[i]
-                spare[kept] = key
-                kept += np.uint32(key - low) <= span
+                kept[at] = key
+                at += int(np.uint32(key - start) <= width)
             work[0] += count
-            source, count = spare, kept
+            source, count = kept, at
 
 
 @jit
-def keep_best_keys(key: Any, size: Int, most: Int, spare: Any, histogram: Any, work: Any) -> Word:
-    """Reduce `key` to its `most` best, in place; return the worst of them."""
-    worst, _, _ = kth(key, size, most, spare, histogram, work)
-    kept = 0
-    for i in range(size):
-        this = key[i]
-        key[kept] = this
-        kept += this < worst
-    work[0] += size
-    key[kept:most] = worst
-    return worst
-
-
-@jit
-def keep_best(
-    index: Any, key: Any, count: Int, k: Int, most: Int, spare: Any, histogram: Any, work: Any
-) -> tuple[Int, Word]:
-    """Reduce the stored candidates, in place, to the k best and all that equal the worst of them, if at most `most`.
-
-    Otherwise reduce to k candidates, keeping the first of the equal ones. Returns the number that stay, and the worst
-    key that can still be selected: the cutoff of scores that are read later.
-    """
-    worst, ties, equal = kth(key, count, k, spare, histogram, work)
-    cutoff = np.uint32(worst - np.uint32(1))
-    if k - ties + equal <= most:
-        ties, cutoff = equal, worst
-    kept = 0
+def keep(index: Any, key: Any, count: Int, limit: Int, ties: Int) -> Int:
+    """Keep, in place, the candidates better than `limit` and the first `ties` that equal it; return their number."""
+    kept, bound = 0, np.uint32(limit)
     for i in range(count):
         this = key[i]
         index[kept] = index[i]
         key[kept] = this
-        tie = np.int64(this == worst) & np.int64(ties > 0)
+        tie = np.int64(this == bound) & np.int64(ties > 0)
         ties -= tie
-        kept += tie + (this < worst)
-    work[0] += count
-    return kept, cutoff
-
-
-@jit
-def drop_ties(index: Any, key: Any, count: Int, k: Int, cutoff: Word, work: Any) -> Int:
-    """Reduce the stored candidates to those better than the cutoff and the first that equal it, k in total.
-
-    If fewer than k are at or above the cutoff, all stay: a score that is rewritten during the call can be worse than
-    when it passed the cutoff.
-    """
-    better, equal = 0, 0
-    for i in range(count):
-        better += key[i] < cutoff
-        equal += key[i] == cutoff
-    if better + equal < k:
-        return count
-    ties, kept = k - better, 0
-    for i in range(count):
-        this = key[i]
-        index[kept] = index[i]
-        key[kept] = this
-        tie = np.int64(this == cutoff) & np.int64(ties > 0)
-        ties -= tie
-        kept += tie + (this < cutoff)
-    work[0] += 2 * count
+        kept += tie + (this < bound)
     return kept
 
 
 @jit
-def emit(out: Int, k: Int, index: Any, key: Any, count: Int, worst: Word, ties: Int) -> None:
+def emit(out: Int, k: Int, index: Any, key: Any, count: Int, worst: Int, ties: Int) -> None:
     """Write the indices of the k best candidates: all better than the k-th key, then the first `ties` equal to it."""
-    emit_better(out, index, key, count, worst)
-    tied = k - ties
-    for i in range(count):
-        if tied == k:
-            break
-        if key[i] == worst:
-            store_i32(out + 4 * tied, index[i])
-            tied += 1
-
-
-@jit
-def emit_better(out: Int, index: Any, key: Any, count: Int, worst: Word) -> None:
-    """Write the indices of the candidates better than `worst`, of which there are fewer than k."""
-    better = 0
+    better, tied, bound = 0, k - ties, np.uint32(worst)
     for i in range(count):
         # `better` never exceeds k - ties < k, so the store without a branch stays inside the row.
         store_i32(out + 4 * better, index[i])
-        better += key[i] < worst
+        better += key[i] < bound
+    for i in range(count):
+        if tied == k:
+            break
+        if key[i] == bound:
+            store_i32(out + 4 * tied, index[i])
+            tied += 1

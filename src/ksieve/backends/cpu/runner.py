@@ -7,8 +7,10 @@ kept on disk by `ksieve.backends.code_cache`.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +25,10 @@ from ksieve.core.guess import fresh_seed
 from ksieve.core.keys import BIN_CUTOFF_KEY
 from ksieve.core.options import Options
 from ksieve.core.policy import PEAK, SamplingPolicy
-from ksieve.core.ranking import RANKINGS, Ranking
+from ksieve.core.ranking import Ranking
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.model import reference
-from ksieve.model.epilogue import Finish
+from ksieve.model.epilogue import Finish, filled
 from ksieve.planning.cpu import least_capacity
 from ksieve.planning.plan import Plan
 
@@ -39,9 +41,9 @@ PORTION_SCORES = 1 << 18
 SLOTS_AT_A_TIME = 1 << 14
 """Slots that one epilogue call processes: they fit a core's cache."""
 
-_TIE_BREAKS = {"any": 0, "low": 1, "high": 2}
-_DTYPES = {"float32": 0, "float16": 1, "uint16": 2, "bfloat16": 2}
-_ORDERS = {"any": 0, "value": 1, "index": 2}
+KEPT_BYTES = 1 << 20
+"""Most scratch memory that a thread keeps between calls."""
+
 _TRANSFORMS = {"none": 0, "pages": 1, "offsets": 2}
 
 
@@ -83,9 +85,9 @@ def model_arguments(plan: Plan, width: int) -> dict[str, Any]:
 
 def scratch_bytes(plan: Plan) -> int:
     """Memory that one thread needs besides the arguments: fixed by the plan, never by the data."""
-    from ksieve.backends.cpu import scratch
+    from ksieve.backends.cpu import kernels
 
-    return scratch.bytes_needed(stored_candidates(plan, plan.problem.width), _policy_numbers(plan.policy, 1)[1])
+    return kernels.bytes_needed(stored_candidates(plan, plan.problem.width), plan.policy)
 
 
 def run(
@@ -116,7 +118,7 @@ def run(
     valid = np.ascontiguousarray(np.clip(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
     slots = _placed(out)
-    _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, "plain")
+    _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width)
     return Stats(raw) if return_stats else None
 
 
@@ -168,8 +170,8 @@ def run_finished(
     rows, width = scores.shape
     starts = begins.astype(np.int32)
     select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, starts, ks)
-    work = _finishing(select, plan.problem.k, np.ascontiguousarray(begins), finish)
-    _share(work, plan, rows, width, "finished")
+    work = _finishing(select, plan.problem.k, begins, finish)
+    _share(work, plan, rows, width)
     return Stats(raw) if return_stats else None
 
 
@@ -182,37 +184,46 @@ def run_gathering(
     by_position: bool,
 ) -> Gathered:
     """Gather the scores that have a position: `ksieve.core.gathering.gather`, compiled and spread over threads."""
+    from ksieve.backends.cpu.compiled import prepare
+    from ksieve.backends.cpu.finishing import bytes_needed
     from ksieve.backends.cpu.gathering import gather_rows
 
     rows, width = scores.shape
     found = gathering.empty(scores)
-    narrow, wide = _by_size(found.scores)
-    matrix, own = _placed(scores), _placed(positions)
-    begins, lengths = np.ascontiguousarray(begins), np.ascontiguousarray(lengths)
+    matrix, own, target, places, counts = map(_placed, (scores, positions, found.scores, found.places, found.lengths))
+    first, valid, room = _flat(begins), _flat(lengths), bytes_needed(width if by_position else 0)
+    prepare(gather_rows)
 
     def work(begin: int, end: int) -> None:
+        memory = _scratch(room)
         gather_rows(
-            begin, end, matrix.address, matrix.pitch, scores.itemsize, own.address, own.pitch, begins, lengths,
-            int(by_position), narrow, wide, found.places, found.lengths,
+            begin, end, width, matrix.address, matrix.pitch, scores.itemsize, own.address, own.pitch, first.address,
+            valid.address, int(by_position), target.address, places.address, counts.address, memory.address,
         )  # fmt: skip
 
-    _share(work, plan, rows, width, "gathering")
+    _share(work, plan, rows, width)
     return found
 
 
 def run_pooling(plan: Plan, scores: NDArray[Any], blocks: Blocks, ranking: Ranking) -> NDArray[Any]:
     """Return the best score of each block: `ksieve.core.entries.pool`, compiled and spread over threads."""
-    from ksieve.backends.cpu.entries import pool_rows
+    from ksieve.backends.cpu.compiled import prepare
+    from ksieve.backends.cpu.entries import POOLING_BYTES, pool_rows
 
     rows, width = scores.shape
     found = np.empty((rows, -(-width // blocks.size)), scores.dtype)
-    narrow, wide = _by_size(found)
-    matrix, dtype = _placed(scores), _dtype_number(scores, ranking)
+    matrix, target, reading, size, *lists = _placed(scores), _placed(found), _reading(scores, ranking), *blocks
+    parts = [_flat(each) for each in lists]
+    prepare(pool_rows)
 
     def work(begin: int, end: int) -> None:
-        pool_rows(begin, end, matrix.address, matrix.pitch, dtype, *blocks, narrow, wide)
+        memory = _scratch(POOLING_BYTES)
+        pool_rows(
+            begin, end, matrix.address, matrix.pitch, *reading, size, *(part.address for part in parts),
+            target.address, target.pitch, memory.address,
+        )  # fmt: skip
 
-    _share(work, plan, rows, width, "pooling")
+    _share(work, plan, rows, width)
     return found
 
 
@@ -231,85 +242,98 @@ def run_arranging(
     options : Options
         Of the call.
     """
+    from ksieve.backends.cpu.compiled import prepare
     from ksieve.backends.cpu.entries import arrange_rows
 
-    rows, columns = chosen.shape[0], finish.out.shape[1]
-    ranges, facts = (
-        np.stack(forced[:5]),
-        np.stack([entries.begin, entries.number, entries.low, entries.high, entries.tail]),
+    (rows, k), columns = chosen.shape, finish.out.shape[1]
+    ranges = _flat(np.stack(forced[:5]))
+    facts = _flat(np.stack([entries.begin, entries.number, entries.low, entries.high, entries.tail]))
+    places, scores, values, picked = map(
+        _placed, (entries.places, entries.scores, finish.values, np.ascontiguousarray(chosen))
     )
-    places, scores, values = _placed(entries.places), _placed(entries.scores), _placed(finish.values)
     by_value, highest = int(options.order == "value"), int(options.tie_break == "high")
-    dtype = _dtype_number(entries.scores, options.ranking)
+    size, least = entries.scores.itemsize, _least(entries.scores, options)
+    prepare(arrange_rows)
 
     def arrange(begin: int, end: int, out: int, pitch: int) -> None:
         arrange_rows(
-            begin, end, out, pitch, columns, chosen, ranges, facts, places.address, places.pitch, by_value, highest,
-            options.expand, int(options.tail), scores.address, scores.pitch, dtype, values.address, values.pitch,
+            begin, end, k, out, pitch, columns, picked.address, ranges.address, facts.address, rows, places.address,
+            places.pitch, by_value, highest, options.expand, int(options.tail), scores.address, scores.pitch, size,
+            least, values.address, values.pitch,
         )  # fmt: skip
 
     work = _finishing(arrange, columns, entries.begin, replace(finish, values=None))
-    _share(work, plan, rows, columns, "arranging")
-
-
-def _by_size(array: NDArray[Any]) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
-    """An array of scores as the one of two arrays of bits that has its item size; the other one is empty."""
-    bits = array.view(f"u{array.itemsize}")
-    unused = np.empty((0, 0), np.uint16), np.empty((0, 0), np.uint32)
-    return (bits, unused[1]) if array.itemsize == 2 else (unused[0], bits)
+    _share(work, plan, rows, columns)
 
 
 def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finish) -> Work:
-    """Return a function that selects rows and runs their epilogue, a few rows at a time."""
-    from ksieve.backends.cpu.finishing import finish_rows
+    """Return a function that selects rows and runs their epilogue, a few rows at a time.
 
-    options = finish.options
-    scores, out, raw, values, table = map(
-        _placed, (finish.scores, finish.out, finish.raw, finish.values, finish.page_table)
-    )
+    Positions that are the indices are selected into the output, and put in order there.
+    """
+    from ksieve.backends.cpu import finishing
+
+    options, first = finish.options, _flat(begins)
+    scores, out, raw, values, table, row_to_request, offsets, places, counts = map(
+        _placed,
+        (
+            finish.scores, finish.out, finish.raw, finish.values, finish.page_table, finish.row_to_request,
+            finish.offsets, finish.places, finish.counts,
+        ),
+    )  # fmt: skip
     requests, pages = (0, 0) if finish.page_table is None else finish.page_table.shape
-    row_to_request, offsets = _placed(finish.row_to_request), _placed(finish.offsets)
-    places, counts = _placed(finish.places), _placed(finish.counts)
-    width, dtype = finish.scores.shape[1], _dtype_number(finish.scores, options.ranking)
-    order, highest = _ORDERS[options.order], int(options.tie_break == "high")
-    from_row, wide = int(options.index_base == "row"), int(options.index_dtype == "int64")
-    transform, step = _TRANSFORMS[options.transform], max(1, SLOTS_AT_A_TIME // max(k, 1))
+    from_row = int(options.index_base == "row" and options.windows != "none")
+    wide, transform = int(options.index_dtype == "int64"), _TRANSFORMS[options.transform]
+    written = bool(from_row or wide or transform or raw.address or places.address or counts.address)
+    by_value = int(options.order == "value")
+    flip = finishing.LAST_INDEX if by_value and options.tie_break == "high" else 0
+    size, convert = _reading(finish.scores, options.ranking)
+    least = _least(finish.scores, options) if values.address else 0
+    matrix, ordered = (
+        (first.address, scores.address, scores.pitch, finish.scores.shape[1], size),
+        options.order != "any",
+    )
+    room, step = finishing.bytes_needed(k), max(1, SLOTS_AT_A_TIME // max(k, 1))
+    finishing.ready(ordered, values.address, written)
 
     def work(begin: int, end: int) -> None:
-        local = np.empty((min(step, end - begin), k), np.int32)
-        address, pitch = _address(local), local.strides[0]
-        for first in range(begin, max(end, begin + 1), step):  # once even for no rows, to compile
-            last = min(first + step, end)
-            select(first, last, address - first * pitch, pitch)
-            finish_rows(
-                first, last, local, begins, scores.address, scores.pitch, width, dtype, order, highest, from_row,
-                out.address, out.pitch, raw.address, raw.pitch, wide, values.address, values.pitch, transform,
-                table.address, table.pitch, requests, pages, options.page_size, row_to_request.address,
-                options.next_n, offsets.address, places.address, places.pitch, counts.address,
-            )  # fmt: skip
+        local = _placed(np.empty((min(step, end - begin), k), np.int32)) if written else out
+        for at in range(begin, end, step):
+            last = min(at + step, end)
+            slots = local.address - at * local.pitch * written, local.pitch
+            select(at, last, *slots)
+            part = at, last, k, *slots, *matrix
+            if ordered:
+                memory = _scratch(room)
+                finishing.order_rows(*part, convert, by_value, flip, memory.address)
+            if values.address:
+                finishing.take_values(*part, least, values.address, values.pitch)
+            if written:
+                finishing.write_rows(
+                    at, last, k, *slots, first.address, from_row, out.address, out.pitch, raw.address, raw.pitch, wide,
+                    transform, table.address, table.pitch, requests, pages, options.page_size, row_to_request.address,
+                    options.next_n, offsets.address, places.address, places.pitch, counts.address,
+                )  # fmt: skip
 
     return work
 
 
-def _share(work: Work, plan: Plan, rows: int, width: int, kind: str) -> None:
-    """Call `share`; the first time, compile on the calling thread before. If a helper compiled, an interrupted call
-    would have to wait for the compiler.
-    """
-    if kind not in _compiled:
-        work(0, 0)
-        _compiled.add(kind)
+def _share(work: Work, plan: Plan, rows: int, width: int) -> None:
     share(work, rows, _threads(plan, rows, width), -(-PORTION_SCORES // max(width, 1)))
 
 
-_compiled: set[str] = set()
-"""Kinds of work whose kernels are compiled: plain calls, calls with an epilogue, and steps of positions or entries."""
+def _reading(scores: NDArray[Any], ranking: Ranking) -> tuple[int, int]:
+    """The size of a score and the address of its converter, 0 where scores are compared in place."""
+    if ranking == "largest" and scores.dtype == _FLOAT32:
+        return 4, 0
+    from ksieve.backends.cpu.converting import address
+
+    return scores.itemsize, address(dtype_name(scores.dtype), ranking)
 
 
-def _dtype_number(scores: NDArray[Any], ranking: Ranking) -> int:
-    """The kernels' number of a dtype and ranking."""
-    from ksieve.backends.cpu.simd import RANKED
-
-    return _DTYPES[dtype_name(scores.dtype)] + RANKED * RANKINGS.index(ranking)
+def _least(scores: NDArray[Any], options: Options) -> int:
+    """The bits of an unused slot's value."""
+    return int(filled(scores.dtype, options.fill).view(f"u{scores.itemsize}"))
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -317,7 +341,37 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _placed(array: NDArray[Any] | None) -> _Placed:
-    return _Placed(None, 0, 0) if array is None else _Placed(array, _address(array), array.strides[0])
+    return _ABSENT if array is None else _Placed(array, _address(array), array.strides[0])
+
+
+_ABSENT = _Placed(None, 0, 0)
+
+
+class _Own(threading.local):
+    memory = _ABSENT
+
+
+_own = _Own()
+
+
+def _scratch(size: int) -> _Placed:
+    """Memory from the start of a cache line, for one kernel at a time; of usual sizes the thread keeps it."""
+    memory = _own.memory
+    if memory.pitch < size:
+        array = np.empty(size + 63, np.uint8)
+        memory = _Placed(array, (_address(array) + 63) // 64 * 64, size)
+        if size <= KEPT_BYTES:
+            _own.memory = memory
+    return memory
+
+
+_FLOAT32 = np.dtype(np.float32)
+_CUTOFFS = _address(BIN_CUTOFF_KEY)
+
+
+def _flat(array: NDArray[Any]) -> _Placed:
+    """Int64 without gaps."""
+    return _placed(np.ascontiguousarray(array, np.int64))
 
 
 def _threads(plan: Plan, rows: int, width: int) -> int:
@@ -337,25 +391,40 @@ def _selector(
     """Return the kernel call with all arguments bound except its rows and the address and byte pitch of their slots,
     and the statistics array that it fills.
     """
-    from ksieve.backends.cpu.kernels import select_rows
+    from ksieve.backends.cpu import kernels
 
-    rows, width = scores.shape
-    k = plan.problem.k
+    (rows, width), k, options = scores.shape, plan.problem.k, plan.problem.options
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
-    policy = _policy_numbers(plan.policy, k)
-    size, drawn = stored_candidates(plan, width), fresh_seed() if seed is None else seed
-    counted = np.zeros(0, np.int64) if work is None else work
-    matrix, starts, own = map(_placed, (scores, begins, ks))
-    dtype = _dtype_number(scores, plan.problem.options.ranking)
-    tie_break = _TIE_BREAKS[plan.problem.options.tie_break]
+    policy, room = _policy_numbers(plan.policy, k), stored_candidates(plan, width)
+    drawn = fresh_seed() if seed is None else seed
+    matrix, valid, starts, own, counted = map(_placed, (scores, lengths, begins, ks, work))
+    statistics, reading = _placed(raw if return_stats else None), _reading(scores, options.ranking)
+    after = kernels.ready(return_stats, options.tie_break == "high")
+    needed = kernels.bytes_needed(room, plan.policy)
 
     def select(begin: int, end: int, out: int, out_pitch: int) -> None:
-        select_rows(
-            matrix.address, matrix.pitch, dtype, lengths, begin, end, k, out, out_pitch, starts.address, own.address,
-            tie_break, policy, BIN_CUTOFF_KEY, size, drawn, raw, counted,
+        memory = _scratch(needed)
+        kernels.select_rows(
+            matrix.address, matrix.pitch, *reading, valid.address, begin, end, k, out, out_pitch, starts.address,
+            own.address, policy.address, _CUTOFFS, room, drawn, statistics.address, *after, counted.address,
+            memory.address,
         )  # fmt: skip
 
     return select, raw
+
+
+@lru_cache
+def _policy_numbers(policy: SamplingPolicy | None, k: int) -> _Placed:
+    """Policy as the kernels take it: stride, group, phase multiplier, ranks (0: none), exact boundary,
+    sampled scores per statistic, groups that a jittered view chooses from (1: none).
+    """
+    numbers = (1, 1, 1, 0, 0, 0, 1, 1)
+    if policy is not None:
+        numbers = (
+            policy.stride, policy.group, policy.phase_multiplier, policy.primary_rank(k), policy.rescue_rank(k) or 0,
+            int(policy.boundary == "exact"), PEAK if policy.peaks else 1, policy.stride if policy.jitter else 1,
+        )  # fmt: skip
+    return _placed(np.array(numbers))
 
 
 def run_reference(
@@ -369,21 +438,3 @@ def run_reference(
     indices, stats = reference.select(scores, lengths, plan.problem.k, **model_arguments(plan, scores.shape[1]))
     out[...] = indices
     return stats if return_stats else None
-
-
-def _policy_numbers(policy: SamplingPolicy | None, k: int) -> tuple[int, ...]:
-    """Policy as the kernels take it: stride, group, phase multiplier, ranks (0: none), exact boundary,
-    sampled scores per statistic, groups that a jittered view chooses from (1: none).
-    """
-    if policy is None:
-        return 1, 1, 1, 0, 0, 0, 1, 1
-    return (
-        policy.stride,
-        policy.group,
-        policy.phase_multiplier,
-        policy.primary_rank(k),
-        policy.rescue_rank(k) or 0,
-        int(policy.boundary == "exact"),
-        PEAK if policy.peaks else 1,
-        policy.stride if policy.jitter else 1,
-    )

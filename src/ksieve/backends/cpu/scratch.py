@@ -1,43 +1,59 @@
-"""Scratch memory of one thread: bounded, allocated once per call, reused for every row."""
+"""Scratch memory of one thread: one piece, bounded, allocated once per call, reused for every row.
+
+Kernels take its address. Its parts lie at these distances from there, in bytes.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from ksieve.backends.cpu.ranking import HIST_BINS
-from ksieve.backends.cpu.simd import TILE
+from ksieve.backends.cpu.simd import HIST_BINS, TILE, Int, jit
 from ksieve.core.guess import BLOCK
-
-
-class Scratch(NamedTuple):
-    """Scratch arrays of one thread."""
-
-    index: Any
-    """int32 (size,): positions of the stored candidates."""
-    key: Any
-    """uint32 (size,): their ordered keys."""
-    spare: Any
-    """uint32 (size,): keys that a selection narrows down."""
-    histogram: Any
-    """int32 (HIST_BINS,)."""
-    wide: Any
-    """uint32 (TILE,): float32 bits of a tile that cannot be read in place."""
-    batch: Any
-    """uint32 (at least BATCH,): sampled scores, before they are ranked; holds one group at the least."""
-    places: Any
-    """int64 (BATCH + GROUPS_AHEAD,): where the groups of a batch begin, and some of the next one."""
-    work: Any
-    """int64 (1,): scores sampled, stored, and compared again, so far of this row."""
-
+from ksieve.core.stats import STATS_COLUMNS
 
 BATCH = 512
 """Samples fetched at a time."""
 
-
 GROUPS_AHEAD = 16
 """Sampled groups prefetched ahead: about the number of cache misses that a core keeps in flight."""
 
+THRESHOLDS = 12
 
-def bytes_needed(size: int, group: int) -> int:
-    """Bytes of the `Scratch` that `select_rows` makes."""
-    return 12 * (size + BLOCK) + 4 * (HIST_BINS + TILE + max(BATCH, group)) + 8 * (BATCH + GROUPS_AHEAD + 1)
+HISTOGRAM = 0
+"""int32 (HIST_BINS,)."""
+WIDE = HISTOGRAM + 4 * HIST_BINS
+"""uint32 (TILE,): float32 bits of a tile that cannot be read in place."""
+PLACES = WIDE + 4 * TILE
+"""int64 (BATCH + GROUPS_AHEAD,): where the groups of a batch begin, and some of the next one."""
+FOUND = PLACES + 8 * (BATCH + GROUPS_AHEAD)
+"""int64 (2,): what a kernel returns besides its result."""
+WORK = FOUND + 8 * 2
+"""int64 (1,): scores sampled, stored, and compared again, so far of this row."""
+TAUS = WORK + 8
+"""int64 (2,): the proposed boundaries."""
+APART = TAUS + 8 * 2
+"""int64 (2,): whether scores equal to a boundary form a set of their own."""
+COUNTS = APART + 8 * 2
+"""int64 (THRESHOLDS,): keys at most each threshold."""
+LIMITS = COUNTS + 8 * THRESHOLDS
+"""int64 (THRESHOLDS,): the thresholds."""
+STATS = LIMITS + 8 * THRESHOLDS
+"""int32 (16,): statistics of a row whose call asks for none."""
+INDEX = STATS + 4 * len(STATS_COLUMNS)
+"""int32 (room + BLOCK,): positions of the stored candidates. The next three parts follow."""
+
+
+@jit
+def key_of(memory: Int, room: Int) -> Int:
+    """Address of uint32 (room + BLOCK,): ordered keys of the stored candidates."""
+    return memory + INDEX + 4 * (room + BLOCK)
+
+
+@jit
+def spare_of(memory: Int, room: Int) -> Int:
+    """Address of uint32 (room + BLOCK,): keys that a selection narrows down."""
+    return memory + INDEX + 8 * (room + BLOCK)
+
+
+@jit
+def batch_of(memory: Int, room: Int) -> Int:
+    """Address of uint32 and uint16 (at least BATCH,): sampled scores, and what they are widened from."""
+    return memory + INDEX + 12 * (room + BLOCK)

@@ -6,23 +6,22 @@ so that the keys do not change while another thread rewrites them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ksieve.backends.cpu.compiled import kernel
+from ksieve.backends.cpu.ranking import make_keys
 from ksieve.backends.cpu.simd import (
-    FLOAT32,
     INF_KEY,
     Int,
     Word,
     bit_count,
+    call,
     copy,
     jit,
     key_mask,
     lowest_bit,
-    make_keys,
     store_i32,
-    tile_of,
+    u32s,
 )
 from ksieve.core.guess import BLOCK
 from ksieve.core.keys import NAN_KEY
@@ -38,38 +37,40 @@ def _store_bits(slot: Int, end: Int, position: Int, mask: Word) -> Int:
     return slot
 
 
-@jit
-def select_short(row: Int, length: Int, dtype: Int, slots: Int, k: Int, key: Any) -> None:
+@kernel
+def select_short(row: Int, length: Int, convert: Int, slots: Int, k: Int, keys: Int) -> None:
     """Write the positions of the k best of `length` > k scores: the better ones, then the first equal to the k-th.
 
-    `key`, an array of uint32 of shape (TILE,), receives the keys.
+    `keys`, the address of uint32 (TILE,), receives the keys.
     """
-    at = np.int64(key.ctypes.data)
-    if dtype == FLOAT32:
-        copy(row, at, 4 * length)
+    key, filled = u32s(keys), (length + BLOCK - 1) // BLOCK * BLOCK
+    if convert == 0:
+        copy(row, keys, 4 * length)
     else:
-        tile_of(row, 0, length, dtype, key)
-    make_keys(0, length, key)
-    filled = (length + BLOCK - 1) // BLOCK * BLOCK
-    key[length:filled] = NAN_KEY  # never counted, and never stored: ties are stored in order, and end before
+        call(convert, (row, length, keys))
+    make_keys(keys, 0, length)
+    for i in range(length, filled):
+        key[i] = NAN_KEY  # never counted, and never stored: ties are stored in order, and end before
     # At most `high` are k keys or more, below `low` fewer than k. With exactly k the search is over.
     low, high, count = INF_KEY, NAN_KEY, length
     while low < high and count != k:
         middle = (low + high) // 2
         found = 0
         for i in range(0, filled, BLOCK):
-            found += bit_count(key_mask(at + 4 * i, np.uint32(middle)))
+            found += bit_count(key_mask(keys + 4 * i, np.uint32(middle)))
         if found < k:
             low = middle + 1
         else:
             high, count = middle, found
-    worst, limit = np.uint32(0), np.uint32(high)
+    limit, least = np.uint32(high), np.uint32(NAN_KEY)
     for i in range(length):
-        worst = max(worst, key[i] if key[i] <= limit else np.uint32(0))
+        gap = np.uint32(limit - key[i])  # of a worse key it wraps, and is larger than that of any other
+        least = gap if gap < least else least
+    worst = np.uint32(limit - least)
     better, end = np.uint32(worst - np.uint32(1)), slots + 4 * k
     for i in range(0, filled, BLOCK):
-        slots = _store_bits(slots, end, i, key_mask(at + 4 * i, better))
+        slots = _store_bits(slots, end, i, key_mask(keys + 4 * i, better))
     for i in range(0, filled, BLOCK):
         if slots == end:
             break
-        slots = _store_bits(slots, end, i, key_mask(at + 4 * i, worst) & ~key_mask(at + 4 * i, better))
+        slots = _store_bits(slots, end, i, key_mask(keys + 4 * i, worst) & ~key_mask(keys + 4 * i, better))

@@ -6,56 +6,81 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.backends.cpu.ranking import drop_ties, keep_best
+from ksieve.backends.cpu.compiled import kernel
+from ksieve.backends.cpu.ranking import keep, kth, make_keys
+from ksieve.backends.cpu.scratch import FOUND, INDEX, WIDE, WORK, key_of, spare_of
 from ksieve.backends.cpu.simd import (
-    FLOAT32,
     INF_KEY,
     TILE,
     Int,
     Word,
     bit_count,
     block_mask,
+    i32s,
+    i64s,
     jit,
     load_u32,
     lowest_bit,
-    make_keys,
     prefetch_block,
     raw_limit,
+    smaller,
     store_i32,
     tile_of,
+    u32s,
     valid_mask,
 )
 from ksieve.backends.cpu.views import guess_cutoff
 from ksieve.core.guess import BLOCK
 
 
-@jit
-def _tighten(
-    row: Int, row_id: Int, length: Int, dtype: Int, cutoff: Word, k: Int, count: Int, seed: Int, scratch: Any
-) -> tuple[Int, Word]:
-    """Drop some of `count` stored candidates; return how many stay and the new, better cutoff.
+@kernel
+def tighten(
+    row: Int,
+    row_id: Int,
+    length: Int,
+    size: Int,
+    convert: Int,
+    cutoff: Int,
+    k: Int,
+    count: Int,
+    seed: Int,
+    memory: Int,
+    room: Int,
+) -> Int:
+    """Drop some of `count` stored candidates; return how many stay, and in FOUND the new, better cutoff.
 
     With `seed` -1 no cutoff is guessed.
     """
-    index, key, half = scratch.index, scratch.key, (scratch.key.size - BLOCK) // 2
+    index, keys, half = i32s(memory + INDEX), key_of(memory, room), room // 2
+    key, found, work = u32s(keys), i64s(memory + FOUND), i64s(memory + WORK)
     if seed >= 0:
-        tighter = guess_cutoff(row, row_id, length, dtype, k, 0, seed, scratch)
+        tighter = guess_cutoff(row, row_id, length, size, convert, k, 0, seed, memory, room)
         if tighter < cutoff:
             cutoff = tighter
-            kept = 0
-            for i in range(count):
-                this = key[i]
-                index[kept] = index[i]
-                key[kept] = this
-                kept += this <= tighter
-            scratch.work[0] += count
-            count = kept
+            work[0] += count
+            count = keep(index, key, count, cutoff, count)
     if count > half:
-        # Few scores are better than a guess. If they fill more than half of the storage, most equal the cutoff.
-        count, cutoff = drop_ties(index, key, count, k, cutoff, scratch.work), np.uint32(cutoff - np.uint32(1))
+        # Few scores are better than a guess. If they fill more than half of the storage, most equal the cutoff. Those
+        # better and the first equal ones stay, k in total. If fewer are at or above the cutoff, all stay: a score that
+        # is rewritten during the call can be worse than when it passed the cutoff.
+        better, equal = 0, 0
+        for i in range(count):
+            better += key[i] < cutoff
+            equal += key[i] == cutoff
+        if better + equal >= k:
+            work[0] += 2 * count
+            count = keep(index, key, count, cutoff, k - better)
+        cutoff -= 1
     if count > half:
-        count, cutoff = keep_best(index, key, count, k, half, scratch.spare, scratch.histogram, scratch.work)
-    return count, cutoff
+        # The k best and all that equal the worst of them, if at most half; otherwise k, with the first of the equal.
+        worst = kth(keys, count, k, spare_of(memory, room), memory)
+        ties, equal, cutoff = found[0], found[1], worst - 1
+        if k - ties + equal <= half:
+            ties, cutoff = equal, worst
+        work[0] += count
+        count = keep(index, key, count, worst, ties)
+    found[0] = cutoff
+    return count
 
 
 @jit
@@ -82,44 +107,56 @@ def _look_up(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) 
         key[j] = load_u32(tile + 4 * (np.int64(index[j]) - first))
 
 
-@jit
+@kernel
 def sieve(
-    row: Int, row_id: Int, length: Int, dtype: Int, cutoff: Word, k: Int, seed: Int, scratch: Any
-) -> tuple[Int, Word]:
+    row: Int,
+    row_id: Int,
+    length: Int,
+    size: Int,
+    convert: Int,
+    cutoff: Int,
+    k: Int,
+    seed: Int,
+    memory: Int,
+    room: Int,
+) -> Int:
     """Read the row once and store its scores whose key is at most `cutoff`.
 
-    Returns the number of stored candidates, and the final cutoff. All scores up to the final cutoff are stored. If it
-    differs from `cutoff` and at least k candidates are stored, the k best scores of the row are among them.
+    Returns the number of stored candidates, and in FOUND the final cutoff. All scores up to the final cutoff are
+    stored. If it differs from `cutoff` and at least k candidates are stored, the k best scores of the row are among
+    them.
     """
-    index, key = scratch.index, scratch.key
-    slots = np.int64(index.ctypes.data)
-    count, keyed = 0, 0
-    room = index.size - BLOCK
+    slots, found, work = memory + INDEX, i64s(memory + FOUND), i64s(memory + WORK)
+    index, keys = i32s(slots), key_of(memory, room)
+    key = u32s(keys)
+    count, keyed = np.int64(0), np.int64(0)
     limit = raw_limit(cutoff)
     for first in range(0, length, TILE):
-        last = min(first + TILE, length)
-        tile = tile_of(row, first, last, dtype, scratch.wide)
+        last = smaller(first + TILE, length)
+        tile = tile_of(row, first, last, size, convert, memory + WIDE)
         looked_up = count
         for begin in range(first, last, BLOCK):
             block = tile + 4 * (begin - first)
-            if dtype == FLOAT32:
+            if convert == 0:
                 prefetch_block(block, 4)
             valid = valid_mask(last - begin)
             mask = block_mask(block, limit) & valid
             if count > room:
                 _look_up(tile, first, looked_up, count, index, key)
-                make_keys(keyed, count, key)
-                scratch.work[0] += count - keyed
-                count, cutoff = _tighten(row, row_id, length, dtype, cutoff, k, count, seed, scratch)
+                make_keys(keys, keyed, count)
+                work[0] += count - keyed
+                count = tighten(row, row_id, length, size, convert, cutoff, k, count, seed, memory, room)
+                cutoff = found[0]
                 looked_up, keyed, seed = count, count, -1
-                if cutoff < np.uint32(INF_KEY):
-                    return count, cutoff  # k infinities are stored: no score is better
+                if cutoff < INF_KEY:
+                    return count  # k infinities are stored: no score is better
                 limit = raw_limit(cutoff)
                 mask = block_mask(block, limit) & valid
             hits = bit_count(mask)
             _append(slots + 4 * count, begin, mask, hits)
             count += hits
         _look_up(tile, first, looked_up, count, index, key)
-    make_keys(keyed, count, key)
-    scratch.work[0] += count - keyed
-    return count, cutoff
+    make_keys(keys, keyed, count)
+    work[0] += count - keyed
+    found[0] = cutoff
+    return count

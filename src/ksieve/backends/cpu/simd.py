@@ -14,21 +14,16 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from llvmlite import ir
 
-from ksieve.backends.cpu.jit import numba
+from ksieve.backends.cpu.jit import OPTIONS, numba
 from ksieve.core.guess import BLOCK  # one bit each of a 64-bit mask
 from ksieve.core.keys import NAN_KEY
-from ksieve.core.ranking import RANKINGS
 
 extending, types = numba.extending, numba.types
 
-FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
+DTYPES = ("float32", "float16", "bfloat16")
+FLOAT32, FLOAT16, BFLOAT16 = range(3)
 
-RANKED = 4
-"""A kernel's `dtype` is one of these plus this times the ranking's number in `ksieve.core.ranking.RANKINGS`."""
-
-SMALLEST, NAN_FIRST = RANKINGS.index("smallest"), RANKINGS.index("nan_first")
-
-ANY_TIES, LOWEST_TIES, HIGHEST_TIES = 0, 1, 2
+HIST_BINS = 2048
 
 TILE = 4096
 """Scores widened or copied at a time where they cannot be compared in place (16 KiB of L1 cache).
@@ -59,18 +54,19 @@ Word = Any
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_intrinsic = cast("Callable[[Callable[..., Any]], Callable[..., Any]]", extending.intrinsic)
+intrinsic = cast("Callable[[Callable[..., Any]], Callable[..., Any]]", extending.intrinsic)
 
 
 def jit(function: _F) -> _F:
-    """Compile without the GIL, when first called."""
-    return cast(_F, numba.njit(nogil=True)(function))
+    """Compile into each kernel that calls it."""
+    return cast(_F, numba.njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
 # ---- LLVM building blocks --------------------------------------------------------------------------------
 
 
-def _lanes(builder: Any, address: Any, lane_type: Any, count: Int) -> Any:
+def lanes(builder: Any, address: Any, lane_type: Any, count: Int) -> Any:
+    """Load a vector from any address."""
     pointer = builder.inttoptr(address, ir.VectorType(lane_type, count).as_pointer())
     return builder.load(pointer, align=1)
 
@@ -86,7 +82,7 @@ def _at_most(builder: Any, lanes: Any, limit: Any) -> Any:
     return builder.bitcast(builder.icmp_unsigned("<=", lanes, limits), ir.IntType(64))
 
 
-@_intrinsic
+@intrinsic
 def block_mask(typing: Any, address: Any, limit: Word) -> Any:
     """Bit i of the result: whether score i of the 64 float32 at `address` has a raw key of at most `limit`.
 
@@ -95,7 +91,7 @@ def block_mask(typing: Any, address: Any, limit: Word) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         i32 = ir.IntType(32)
-        bits = _lanes(builder, args[0], i32, BLOCK)
+        bits = lanes(builder, args[0], i32, BLOCK)
         sign = builder.ashr(bits, _splat(31, BLOCK))
         flip = builder.and_(builder.xor(sign, _splat(0xFFFFFFFF, BLOCK)), _splat(0x7FFFFFFF, BLOCK))
         raw = builder.sub(builder.xor(bits, flip), _splat(INF_KEY, BLOCK))
@@ -104,17 +100,63 @@ def block_mask(typing: Any, address: Any, limit: Word) -> Any:
     return types.uint64(types.int64, types.uint32), codegen
 
 
-@_intrinsic
+@intrinsic
 def key_mask(typing: Any, address: Any, limit: Word) -> Any:
     """Bit i of the result: whether word i of the 64 uint32 at `address` is at most `limit`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _at_most(builder, _lanes(builder, args[0], ir.IntType(32), BLOCK), args[1])
+        return _at_most(builder, lanes(builder, args[0], ir.IntType(32), BLOCK), args[1])
 
     return types.uint64(types.int64, types.uint32), codegen
 
 
-@_intrinsic
+def _chosen(sign: str) -> Any:
+    @intrinsic
+    def choose(typing: Any, first: Any, second: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.select(builder.icmp_signed(sign, *args), *args)
+
+        return types.int64(types.int64, types.int64), codegen
+
+    return choose
+
+
+smaller, larger = _chosen("<"), _chosen(">")
+"""One of two integers. Numba compiles its `min` and `max` anew for each kernel."""
+
+
+def _view(item: Any) -> Any:
+    @intrinsic
+    def view(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(item)(types.int64), codegen
+
+    return view
+
+
+i32s, u32s, i64s, u64s = _view(types.int32), _view(types.uint32), _view(types.int64), _view(types.uint64)
+"""Views of aligned memory at an address: ``i32s(address)[i]``. Arrays would take Numba ten times as long to compile."""
+
+
+@intrinsic
+def call(typing: Any, address: Any, arguments: Any) -> Any:
+    """Call the kernel at an address, with a tuple of integers."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        i64, kinds = ir.IntType(64), signature.args[1].types
+        words = [
+            context.cast(builder, builder.extract_value(args[1], i), kind, types.int64) for i, kind in enumerate(kinds)
+        ]
+        function = ir.FunctionType(ir.VoidType(), [i64] * len(words)).as_pointer()
+        builder.call(builder.inttoptr(args[0], function), words)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), codegen
+
+
+@intrinsic
 def load_u32(typing: Any, address: Any) -> Any:
     """Load 32 bits from any address."""
 
@@ -124,7 +166,7 @@ def load_u32(typing: Any, address: Any) -> Any:
     return types.uint32(types.int64), codegen
 
 
-@_intrinsic
+@intrinsic
 def load_u16(typing: Any, address: Any) -> Any:
     """Load 16 bits from any address."""
 
@@ -134,7 +176,7 @@ def load_u16(typing: Any, address: Any) -> Any:
     return types.uint16(types.int64), codegen
 
 
-@_intrinsic
+@intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
     """Prefetch a cache line; the address need not be mapped."""
 
@@ -149,7 +191,7 @@ def prefetch(typing: Any, address: Any) -> Any:
     return types.void(types.int64), codegen
 
 
-@_intrinsic
+@intrinsic
 def copy(typing: Any, source: Any, target: Any, count: Any) -> Any:
     """Copy bytes to another, separate place."""
 
@@ -163,20 +205,7 @@ def copy(typing: Any, source: Any, target: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
-@_intrinsic
-def _spread_block(typing: Any, source: Any, target: Any) -> Any:
-    """Store 64 16-bit words from one address as 32-bit words at another."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        i32 = ir.VectorType(ir.IntType(32), BLOCK)
-        words = builder.zext(_lanes(builder, args[0], ir.IntType(16), BLOCK), i32)
-        builder.store(words, builder.inttoptr(args[1], i32.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@_intrinsic
+@intrinsic
 def store_i32(typing: Any, address: Any, value: Any) -> Any:
     """Store 32 bits to any address."""
 
@@ -187,7 +216,7 @@ def store_i32(typing: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int32), codegen
 
 
-@_intrinsic
+@intrinsic
 def store_u16(typing: Any, address: Any, value: Any) -> Any:
     """Store 16 bits to any address."""
 
@@ -198,7 +227,7 @@ def store_u16(typing: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.uint16), codegen
 
 
-@_intrinsic
+@intrinsic
 def lowest_bit(typing: Any, mask: Word) -> Any:
     """Position of the lowest set bit; 64 for an empty mask."""
 
@@ -208,7 +237,7 @@ def lowest_bit(typing: Any, mask: Word) -> Any:
     return types.int64(types.uint64), codegen
 
 
-@_intrinsic
+@intrinsic
 def bit_count(typing: Any, mask: Word) -> Any:
     """Number of set bits."""
 
@@ -222,50 +251,6 @@ def bit_count(typing: Any, mask: Word) -> Any:
 
 
 @jit
-def _widen(narrow: Word, dtype: Int) -> Word:
-    """Float32 bits of a 16-bit float of an unranked dtype, by steps that do not depend on the flush-to-zero mode."""
-    if dtype == BFLOAT16:
-        return np.uint32(narrow << np.uint32(16))
-    sign = np.uint32((narrow & np.uint32(0x8000)) << np.uint32(16))
-    magnitude = narrow & np.uint32(0x7FFF)
-    normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + np.uint32(112 << 23))
-    subnormal = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24)).view(np.uint32)
-    special = np.uint32(np.uint32(magnitude << np.uint32(13)) | np.uint32(0x7F800000))
-    wide = subnormal if magnitude < np.uint32(0x400) else normal
-    wide = special if magnitude >= np.uint32(0x7C00) else wide
-    return np.uint32(sign | wide)
-
-
-@jit
-def item_size(dtype: Int) -> Int:
-    """Bytes of a score."""
-    return 4 if dtype % RANKED == FLOAT32 else 2
-
-
-@jit
-def ranked_bits(bits: Word, dtype: Int) -> Word:
-    """Bits of a score's ranked score (`ksieve.core.ranking.ranked`), both of the score's own size."""
-    if dtype < RANKED:
-        return bits
-    sign = np.uint32(0x80000000 if dtype % RANKED == FLOAT32 else 0x8000)
-    if dtype // RANKED == SMALLEST:
-        return np.uint32(bits ^ sign)
-    infinity = np.uint32(0x7F800000 if dtype % RANKED == FLOAT32 else 0x7C00 if dtype % RANKED == FLOAT16 else 0x7F80)
-    size = np.uint32(bits & np.uint32(sign - np.uint32(1)))
-    lower = np.uint32(bits + np.uint32(1)) if bits & sign else np.uint32(bits - np.uint32(1))
-    lower = np.uint32(sign | np.uint32(1)) if size == np.uint32(0) else lower
-    return infinity if size > infinity else lower
-
-
-@jit
-def score_bits(row: Int, position: Int, dtype: Int) -> Word:
-    """Float32 bits of the ranked score of one score of the row at address `row`."""
-    if dtype % RANKED == FLOAT32:
-        return ranked_bits(load_u32(row + 4 * position), dtype)
-    return _widen(ranked_bits(np.uint32(load_u16(row + 2 * position)), dtype), dtype % RANKED)
-
-
-@jit
 def prefetch_block(address: Int, itemsize: Int) -> None:
     """Prefetch the block of scores `AHEAD` bytes past an address."""
     for line in range(0, BLOCK * itemsize, LINE):
@@ -273,73 +258,20 @@ def prefetch_block(address: Int, itemsize: Int) -> None:
 
 
 @jit
-def _copy_narrow(source: Int, count: Int, wide: Any) -> None:
-    """Copy 16-bit words at an address to the first `count` words of `wide`."""
-    target, whole = np.int64(wide.ctypes.data), count // BLOCK * BLOCK
-    for i in range(0, whole, BLOCK):
-        prefetch_block(source + 2 * i, 2)
-        _spread_block(source + 2 * i, target + 4 * i)
-    for i in range(whole, count):
-        wide[i] = load_u16(source + 2 * i)
-
-
-@jit
-def _copy_ranked(row: Int, first: Int, count: Int, dtype: Int, wide: Any) -> None:
-    """Put the ranked scores of `count` scores into `wide`, as float32 bits.
-
-    Each combination has a loop of its own, with constants, which the loop vectoriser takes.
-    """
-    if dtype % RANKED == FLOAT32:
-        source = row + 4 * first
-        for i in range(0, count // BLOCK * BLOCK, BLOCK):
-            prefetch_block(source + 4 * i, 4)
-        copy(source, np.int64(wide.ctypes.data), 4 * count)
-        if dtype // RANKED == SMALLEST:
-            for i in range(count):
-                wide[i] = ranked_bits(wide[i], FLOAT32 + RANKED * SMALLEST)
-        else:
-            for i in range(count):
-                wide[i] = ranked_bits(wide[i], FLOAT32 + RANKED * NAN_FIRST)
-        return
-    _copy_narrow(row + 2 * first, count, wide)
-    if dtype == BFLOAT16 + RANKED * SMALLEST:
-        for i in range(count):
-            wide[i] = _widen(ranked_bits(wide[i], BFLOAT16 + RANKED * SMALLEST), BFLOAT16)
-    elif dtype == BFLOAT16 + RANKED * NAN_FIRST:
-        for i in range(count):
-            wide[i] = _widen(ranked_bits(wide[i], BFLOAT16 + RANKED * NAN_FIRST), BFLOAT16)
-    elif dtype == FLOAT16 + RANKED * SMALLEST:
-        for i in range(count):
-            wide[i] = _widen(ranked_bits(wide[i], FLOAT16 + RANKED * SMALLEST), FLOAT16)
-    else:
-        for i in range(count):
-            wide[i] = _widen(ranked_bits(wide[i], FLOAT16 + RANKED * NAN_FIRST), FLOAT16)
-
-
-@jit
-def tile_of(row: Int, first: Int, last: Int, dtype: Int, wide: Any) -> Int:
+def tile_of(row: Int, first: Int, last: Int, size: Int, convert: Int, wide: Int) -> Int:
     """Address of the ranked scores of scores [first, last) as float32, readable in whole blocks.
 
-    `wide` receives a copy of tiles that must be ranked or widened, and of the last tile, past which the caller's memory
-    may end.
+    Memory at `wide` receives a copy of tiles that must be ranked or widened, and of the last tile, past which the
+    caller's memory may end.
     """
-    count, target = last - first, np.int64(wide.ctypes.data)
-    if dtype == FLOAT32:
-        if count % BLOCK == 0:
-            return row + 4 * first
-        copy(row + 4 * first, target, 4 * count)
-        return target
-    if dtype >= RANKED:
-        _copy_ranked(row, first, count, dtype, wide)
-        return target
-    _copy_narrow(row + 2 * first, count, wide)
-    if dtype == BFLOAT16:
-        for i in range(count):
-            wide[i] = _widen(wide[i], BFLOAT16)
+    source, count = row + size * first, last - first
+    if convert != 0:
+        call(convert, (source, count, wide))
+    elif count % BLOCK == 0:
+        return source
     else:
-        for i in range(count):
-            wide[i] = _widen(wide[i], FLOAT16)
-    return target
+        copy(source, wide, 4 * count)
+    return wide
 
 
 @jit
@@ -352,7 +284,7 @@ def raw_key(bits: Word) -> Any:
 @jit
 def valid_mask(count: Int) -> Any:
     """Mask of the first `count` scores of a block."""
-    return np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(max(0, BLOCK - count))
+    return np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(larger(0, BLOCK - count))
 
 
 @jit
@@ -365,18 +297,10 @@ def order_key(bits: Word) -> Any:
 
 
 @jit
-def raw_limit(key: Any) -> Any:
+def raw_limit(key: Int) -> Any:
     """Largest raw key of the scores whose ordered key is at most `key` (at least +inf's)."""
-    if key == np.uint32(NAN_KEY):
+    if key == NAN_KEY:
         return np.uint32(NAN_KEY)
-    # Both zeros share an ordered key but are neighbours as raw keys.
-    below_zero = np.uint32(1) if key == np.uint32(ZERO_KEY) else np.uint32(0)
-    # No score has an ordered key between -inf's and the NaNs', but the NaNs' raw keys lie there.
-    return min(np.uint32(np.uint32(key - np.uint32(INF_KEY)) + below_zero), np.uint32(_WORST_RAW))
-
-
-@jit
-def make_keys(begin: Int, end: Int, key: Any) -> None:
-    """Turn stored score bits into ordered keys; many at a time, because short loops do not vectorise."""
-    for j in range(begin, end):
-        key[j] = order_key(key[j])
+    # Both zeros share an ordered key but are neighbours as raw keys. No score has an ordered key between -inf's and
+    # the NaNs', but the NaNs' raw keys lie there.
+    return np.uint32(smaller(key - INF_KEY + (1 if key == ZERO_KEY else 0), _WORST_RAW))

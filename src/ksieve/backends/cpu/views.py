@@ -6,11 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.backends.cpu.ranking import keep_best_keys, kth
-from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD
-from ksieve.backends.cpu.simd import Int, Word, item_size, jit, make_keys, prefetch, score_bits
+from ksieve.backends.cpu.compiled import kernel
+from ksieve.backends.cpu.ranking import kth, make_keys
+from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, PLACES, WORK, batch_of, spare_of
+from ksieve.backends.cpu.simd import (
+    Int,
+    Word,
+    call,
+    i64s,
+    jit,
+    larger,
+    load_u16,
+    load_u32,
+    prefetch,
+    smaller,
+    store_u16,
+    u32s,
+)
 from ksieve.core import guess
-from ksieve.core.guess import MOST_GUESSES
+from ksieve.core.guess import BLOCK, MOST_GUESSES
 from ksieve.core.keys import NAN_KEY
 from ksieve.core.policy import JITTER_MIX, JITTER_PERIOD, JITTER_ROW, JITTER_SHIFT
 
@@ -52,7 +66,7 @@ def _group_of(row_id: Int, state: Word, number: Int, jitter: Int) -> Int:
 @jit
 def view_size(length: Int, last: Int, group: Int, period: Int) -> Int:
     """Number of samples with one group per period; `last`: start of the group in the last, incomplete period."""
-    return length // period * group + min(max(length % period - last, 0), group)
+    return length // period * group + smaller(larger(length % period - last, 0), group)
 
 
 @jit
@@ -61,79 +75,106 @@ def _best_of_each(key: Any, count: Int, share: Int) -> Int:
     left = (count + share - 1) // share
     for j in range(left):
         best = key[j * share]
-        for i in range(j * share + 1, min(j * share + share, count)):
-            best = min(best, key[i])
+        for i in range(j * share + 1, smaller(j * share + share, count)):
+            best = key[i] if key[i] < best else best
         key[j] = best
     return left
 
 
-@jit
+@kernel
 def sample_keys(
     row: Int,
     length: Int,
-    dtype: Int,
+    size: Int,
+    convert: Int,
     first: Int,
     group: Int,
     period: Int,
     row_id: Int,
-    state: Word,
+    state: Int,
     jitter: Int,
     share: Int,
     most: Int,
-    key: Any,
-    spare: Any,
-    scratch: Any,
+    keys: Int,
+    fits: Int,
+    spare: Int,
+    memory: Int,
+    room: Int,
 ) -> Int:
     """Store the keys of the samples, of many only the `most` best and some more; return the number stored.
 
     In each period the sampled group begins at `first`, or up to `jitter` - 1 groups later, by a guess's `state` or, if
     that is 0, by the hash of `row_id`. Of each `share` adjacent samples only the best is stored. Scores are fetched in
-    batches, in a loop of loads alone, so that many cache misses are in flight.
+    batches, in a loop of loads alone, so that many cache misses are in flight. `fits` keys fit the memory at `keys`.
     """
-    batch, places, itemsize = scratch.batch, scratch.places, item_size(dtype)
-    count, size = 0, min(key.size, max(4 * most, 256))
-    bound = np.uint32(NAN_KEY)
+    address, places, work = batch_of(memory, room), i64s(memory + PLACES), i64s(memory + WORK)
+    key, batch, raw = u32s(keys), u32s(address), address + 4 * larger(BATCH, group)
+    count, fits, bound = 0, smaller(fits, larger(4 * most, 256)), np.uint32(NAN_KEY)
     groups = (length - first + period - 1) // period
-    step = max(BATCH // group, 1)
+    step = larger(BATCH // group, 1)
     for begin in range(0, groups, step):
-        fetched, taken = 0, min(step, groups - begin)
+        fetched, taken = np.int64(0), smaller(step, groups - begin)
         for j in range(taken + GROUPS_AHEAD):
             number = begin + j
-            places[j] = first + number * period + _group_of(row_id, state, number, jitter) * group
+            places[j] = first + number * period + _group_of(row_id, np.uint64(state), number, jitter) * group
         for j in range(taken):
             start = places[j]
-            prefetch(row + itemsize * places[j + GROUPS_AHEAD])
-            for position in range(start, min(start + group, length)):
-                batch[fetched] = score_bits(row, position, dtype)
+            prefetch(row + size * places[j + GROUPS_AHEAD])
+            for position in range(start, smaller(start + group, length)):
+                if size == 4:
+                    batch[fetched] = load_u32(row + 4 * position)
+                else:
+                    store_u16(raw + 2 * fetched, load_u16(row + 2 * position))
                 fetched += 1
-        make_keys(0, fetched, batch)
-        scratch.work[0] += fetched
+        if convert != 0:
+            call(convert, (address if size == 4 else raw, fetched, address))
+        make_keys(address, 0, fetched)
+        work[0] += fetched
         if share > 1:
             fetched = _best_of_each(batch, fetched, share)
         for i in range(fetched):
-            if count == size:
-                best = keep_best_keys(key, size, most, spare, scratch.histogram, scratch.work)
-                bound = np.uint32(best - np.uint32(1))
+            if count == fits:
+                worst = kth(keys, count, most, spare, memory)
+                bound, kept = np.uint32(worst - 1), 0
+                for j in range(count):
+                    this = key[j]
+                    key[kept] = this
+                    kept += this <= bound
+                for j in range(kept, most):
+                    key[j] = np.uint32(worst)
+                work[0] += count
                 count = most
             key[count] = batch[i]
             count += batch[i] <= bound
     return count
 
 
-@jit
-def guess_cutoff(row: Int, row_id: Int, length: Int, dtype: Int, k: Int, attempt: Int, seed: Int, scratch: Any) -> Word:
+@kernel
+def guess_cutoff(
+    row: Int,
+    row_id: Int,
+    length: Int,
+    size: Int,
+    convert: Int,
+    k: Int,
+    attempt: Int,
+    seed: Int,
+    memory: Int,
+    room: Int,
+) -> Int:
     """`ksieve.core.guess.cutoff` of one attempt; `NAN_KEY` where every score is admitted.
 
-    The samples fit half of `spare`: with a stride of 2 or more, the rank is below k + 32. A storage of fewer than 2 k
-    candidates holds the whole row, and the rank is at most three eighths of the row's length.
+    The samples fit half of the spare keys: with a stride of 2 or more, the rank is below k + 32. A storage of fewer
+    than 2 k candidates holds the whole row, and the rank is at most three eighths of the row's length.
     """
     stride = _stride_of(length)
     rank = _rank_of(length, k, stride, attempt)
-    half = scratch.spare.size // 2
+    half = (room + BLOCK) // 2
     if rank == 0 or rank >= half:
-        return np.uint32(NAN_KEY)
-    keys, rest = scratch.spare[:half], scratch.spare[half:]
-    state = state_of(seed, row_id, attempt)
-    count = sample_keys(row, length, dtype, 0, 1, stride, row_id, state, stride, 1, rank, keys, rest, scratch)
-    cutoff, _, _ = kth(keys, count, rank, rest, scratch.histogram, scratch.work)
-    return cutoff
+        return NAN_KEY
+    keys, state = spare_of(memory, room), np.int64(state_of(seed, row_id, attempt))
+    rest = keys + 4 * half
+    count = sample_keys(
+        row, length, size, convert, 0, 1, stride, row_id, state, stride, 1, rank, keys, half, rest, memory, room
+    )
+    return kth(keys, count, rank, rest, memory)
