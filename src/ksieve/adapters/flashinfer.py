@@ -15,6 +15,7 @@ from ksieve.adapters._engine import Engine
 from ksieve.adapters._rows import compressed, refuse_early
 from ksieve.adapters._select import require, select, tie_break_of
 from ksieve.core.errors import ArgumentError
+from ksieve.distributed.holding import paged
 
 __all__ = [
     "install",
@@ -170,7 +171,8 @@ def top_k_page_table_transform(
         options |= {"starts": row_starts, "index_base": "start"}
     raw = select(_NAMES, input, lengths, k, out=out_raw_indices, **options)
     entries_start = row_starts if page_table_row_starts is None else page_table_row_starts
-    found = _look_up(raw, src_page_table, entries_start, row_to_batch, page_size)
+    rows = torch.arange(raw.shape[0], device=raw.device) if row_to_batch is None else row_to_batch.long()
+    found = paged(torch, raw.long(), src_page_table, page_size, rows, entries_start)
     if out is None:
         return found
     require(
@@ -180,18 +182,6 @@ def top_k_page_table_transform(
         f"torch.int32 of shape {tuple(found.shape)}",
     )
     return out.copy_(found)
-
-
-def _look_up(raw: Any, table: Any, entries_start: Any, row_to_batch: Any, page_size: int) -> Any:
-    """Page table entries of positions, -1 where there is none; never reads outside the table."""
-    batch, entries = table.shape
-    row = torch.arange(raw.shape[0], device=raw.device) if row_to_batch is None else row_to_batch.long()
-    if not batch or not entries:
-        return torch.full_like(raw, -1)
-    entry = (raw // page_size).long() + entries_start.long()[:, None]
-    present = (raw >= 0) & (entry >= 0) & (entry < entries) & ((row >= 0) & (row < batch))[:, None]
-    pages = table[row.clamp(0, batch - 1)[:, None], entry.clamp_(0, entries - 1)]
-    return torch.where(present, pages * page_size + raw % page_size, -1)
 
 
 def top_k_ragged_transform(

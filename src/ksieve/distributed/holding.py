@@ -95,14 +95,18 @@ def request_of(row: Any, row_to_request: Any, next_n: int) -> Any:
     return row // next_n if row_to_request is None else row_to_request.long()
 
 
-def paged(torch: Any, local: Any, table: Any, size: int, request: Any) -> Any:
-    """Entries of the page table at positions of the shard, as int32; -1 where there is none."""
+def paged(torch: Any, local: Any, table: Any, size: int, request: Any, first: Any = None) -> Any:
+    """Entries of the page table at positions, as int32; -1 where there is none, or a negative one.
+
+    `first` has each row's entry of position 0.
+    """
     requests, pages = table.shape
     if not requests or not pages:
         return torch.full_like(local, -1).int()
-    page, known = local // size, ((request >= 0) & (request < requests))[:, None]
+    page = local // size + (0 if first is None else first.long()[:, None])
+    known = (local >= 0) & (page >= 0) & (page < pages) & ((request >= 0) & (request < requests))[:, None]
     entry = table[request.clamp(0, requests - 1)[:, None], page.clamp(0, pages - 1)].long()
-    return torch.where(known & (local >= 0) & (page < pages), entry * size + local % size, -1).int()
+    return torch.where(known & (entry >= 0), entry * size + local % size, -1).int()
 
 
 def check_pages(rows_of: problem.ArrayInfo, table: Any, size: Any, requests: Any) -> None:

@@ -77,6 +77,9 @@ class flashinfer_tie_breaks:  # noqa: N801
 def _table_inputs(page_size, requests):
     def inputs(rng, width, k, dtype):
         entries = -(-width // page_size)
+        table = table_of(rng, requests, entries)
+        if page_size > 1:
+            table[:, ::5] = rng.choice([-1, -(2**31)])  # no page
         return {
             "input": scores_of(rng, ROWS, width, dtype),
             "lengths": lengths_of(rng, ROWS, width, k),
@@ -84,7 +87,7 @@ def _table_inputs(page_size, requests):
             # Starts so late that some lookups fall outside the table.
             "table_starts": rng.integers(0, entries // 2, ROWS).astype(np.int32),
             "row_to_batch": rng.integers(-1, requests + 1, ROWS).astype(np.int32),
-            "table": table_of(rng, requests, entries),
+            "table": table,
             "out": buffer(ROWS, k),
             "raw": buffer(ROWS, k),
         }
@@ -93,12 +96,12 @@ def _table_inputs(page_size, requests):
 
 
 def _lookup(a, r, batch, first_entry, found, page_size):
-    """FlashInfer's formula; where it would read outside the table, -1."""
+    """FlashInfer's formula; where it would read outside the table, or an entry is negative, -1."""
     table = a["table"]
     out = []
     for i in found:
         entry = first_entry + i // page_size
-        inside = 0 <= batch < table.shape[0] and entry < table.shape[1]
+        inside = 0 <= batch < table.shape[0] and entry < table.shape[1] and table[batch, entry] >= 0
         out.append(int(table[batch, entry]) * page_size + i % page_size if inside else -1)
     return out
 
