@@ -9,7 +9,7 @@ import typer
 from ksieve.cli import exits, terminal
 from ksieve.cli.options import checked
 from ksieve.lab.cli import checks, gpu
-from ksieve.lab.cli.gpu import BudgetBytes, Figures, K, Out, Peers, Requests, Rounds, Seed, StepTokens
+from ksieve.lab.cli.options import BudgetBytes, Figures, K, Out, Peers, Requests, Rounds, Seed, StepTokens
 
 
 def bench_ablation(

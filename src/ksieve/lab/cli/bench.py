@@ -11,7 +11,7 @@ from ksieve.cli import exits, terminal
 from ksieve.cli.options import checked, count
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.cli import checks, gpu
-from ksieve.lab.cli.gpu import BudgetBytes, Figures, K, Out, Peers, Rounds, Scores, Seed, StepTokens, TorchRounds
+from ksieve.lab.cli.options import BudgetBytes, Figures, K, Out, Peers, Rounds, Scores, Seed, StepTokens, TorchRounds
 
 
 def bench_trace(

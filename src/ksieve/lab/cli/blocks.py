@@ -12,7 +12,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.sizes import parse_shape
 from ksieve.lab.cli import checks, gpu
-from ksieve.lab.cli.gpu import Figures, Out, Rounds, Seed
+from ksieve.lab.cli.options import Figures, Out, Rounds, Seed
 
 
 def bench_blocks(

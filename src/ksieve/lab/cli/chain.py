@@ -9,7 +9,7 @@ import typer
 from ksieve.cli import exits, terminal
 from ksieve.cli.options import checked, count
 from ksieve.lab.cli import checks, gpu
-from ksieve.lab.cli.gpu import Figures, K, Out, Peers, Requests, Rounds, Seed
+from ksieve.lab.cli.options import Figures, K, Out, Peers, Requests, Rounds, Seed
 
 
 def bench_chain(

@@ -10,7 +10,7 @@ from ksieve.cli import exits, terminal
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.lab.cli import checks, gpu
-from ksieve.lab.cli.gpu import Out, Rounds, Scores, Seed
+from ksieve.lab.cli.options import Out, Rounds, Scores, Seed
 
 
 def bench_general(

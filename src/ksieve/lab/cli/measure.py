@@ -15,7 +15,7 @@ from ksieve.cli.exits import Exit
 from ksieve.cli.options import CaptureK, count, flag, output
 from ksieve.cli.selection import print_stats, routes, suggested_k
 from ksieve.core.sizes import parse_shape
-from ksieve.lab.cli.gpu import Rounds
+from ksieve.lab.cli.options import Rounds
 
 BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
 

@@ -12,7 +12,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.sizes import parse_shape
 from ksieve.lab.cli import checks, gpu
-from ksieve.lab.cli.gpu import K, Out, Rounds, Seed
+from ksieve.lab.cli.options import K, Out, Rounds, Seed
 
 MERGED = ("gathered", "pairs", "planned")
 """Selectors of whole rows."""

@@ -12,7 +12,7 @@ from ksieve.cli.options import Backend, BackendName, PolicyName, checked, count,
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
 from ksieve.lab.cli import checks, gpu
-from ksieve.lab.cli.gpu import Figures, Out, Peers, Rounds, Seed
+from ksieve.lab.cli.options import Figures, Out, Peers, Rounds, Seed
 
 MOST_LINES = 40
 """Calls that are listed one by one; longer traces are listed by step."""

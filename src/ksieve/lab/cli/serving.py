@@ -9,7 +9,7 @@ import typer
 from ksieve.cli import exits, terminal
 from ksieve.cli.options import Dtype
 from ksieve.lab.cli import gpu
-from ksieve.lab.cli.gpu import Element, K, Lengths, Out, Rounds, Scores, Seed
+from ksieve.lab.cli.options import Element, K, Lengths, Out, Rounds, Scores, Seed
 
 
 def bench_options(

@@ -15,7 +15,8 @@ from ksieve.cli import files, terminal
 from ksieve.cli.options import Dtype, checked, choice, count, flag
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
-from ksieve.lab.cli.gpu import Rounds, shapes_of
+from ksieve.lab.cli.gpu import shapes_of
+from ksieve.lab.cli.options import Rounds
 
 if TYPE_CHECKING:
     from ksieve.lab.tune import Target
