@@ -155,12 +155,8 @@ def take_values(
     `least` are the bits of the value of an unused slot.
     """
     for r in range(begin, end):
-        own, target, row, first = (
-            slots + r * slots_pitch,
-            values + r * values_pitch,
-            scores + r * pitch,
-            i64s(begins)[r],
-        )
+        own, target = slots + r * slots_pitch, values + r * values_pitch
+        row, first = scores + r * pitch, i64s(begins)[r]
         for i in range(k):
             position = np.int64(np.int32(load_u32(own + 4 * i)))
             score = row + size * smaller(first + position, width - 1)
@@ -244,7 +240,8 @@ def write_rows(
                 index = np.int64(-1)
                 if known and page < pages:
                     number = np.int64(np.int32(load_u32(table + request * table_pitch + 4 * page)))
-                    index = number * page_size + within if number >= 0 else np.int64(-1)
+                    if number >= 0:
+                        index = number * page_size + within
             elif index >= 0:
                 index += offset
             _store_index(out + r * out_pitch, i, wide, index)

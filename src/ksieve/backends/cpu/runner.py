@@ -289,10 +289,8 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     flip = finishing.LAST_INDEX if by_value and options.tie_break == "high" else 0
     size, convert = _reading(finish.scores, options.ranking)
     least = _least(finish.scores, options) if values.address else 0
-    matrix, ordered = (
-        (first.address, scores.address, scores.pitch, finish.scores.shape[1], size),
-        options.order != "any",
-    )
+    matrix = first.address, scores.address, scores.pitch, finish.scores.shape[1], size
+    ordered = options.order != "any"
     room, step = finishing.bytes_needed(k), max(1, SLOTS_AT_A_TIME // max(k, 1))
     finishing.ready(ordered, values.address, written)
 
@@ -300,9 +298,10 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
         local = _placed(np.empty((min(step, end - begin), k), np.int32)) if written else out
         for at in range(begin, end, step):
             last = min(at + step, end)
-            slots = local.address - at * local.pitch * written, local.pitch
-            select(at, last, *slots)
-            part = at, last, k, *slots, *matrix
+            # Kernels count slots from row 0; local ones begin with row `at`.
+            slots = local.address - at * local.pitch if written else local.address
+            select(at, last, slots, local.pitch)
+            part = at, last, k, slots, local.pitch, *matrix
             if ordered:
                 memory = _scratch(room)
                 finishing.order_rows(*part, convert, by_value, flip, memory.address)
@@ -310,9 +309,10 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
                 finishing.take_values(*part, least, values.address, values.pitch)
             if written:
                 finishing.write_rows(
-                    at, last, k, *slots, first.address, from_row, out.address, out.pitch, raw.address, raw.pitch, wide,
-                    transform, table.address, table.pitch, requests, pages, options.page_size, row_to_request.address,
-                    options.next_n, offsets.address, places.address, places.pitch, counts.address,
+                    at, last, k, slots, local.pitch, first.address, from_row, out.address, out.pitch, raw.address,
+                    raw.pitch, wide, transform, table.address, table.pitch, requests, pages, options.page_size,
+                    row_to_request.address, options.next_n, offsets.address, places.address, places.pitch,
+                    counts.address,
                 )  # fmt: skip
 
     return work
