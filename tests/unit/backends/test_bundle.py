@@ -10,7 +10,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from dataclasses import replace
 from hashlib import sha256
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
+from disk import folder_of_all_users
 from ksieve.backends import code_cache
 from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.backends.cuda.jit import compile as compiler
@@ -322,8 +322,7 @@ def test_without_the_bundle_the_same_process_fails(tmp_path):
 @posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
 def test_what_root_made_serves_another_user(named):
-    with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)
+    with folder_of_all_users() as place:
         path = Path(shutil.copy(named, place))
         child = os.fork()
         if child == 0:

@@ -10,7 +10,6 @@ import random
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from dataclasses import replace
 from hashlib import sha256
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from disk import file_sizes
+from disk import file_sizes, folder_of_all_users
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
@@ -127,9 +126,8 @@ def test_what_belongs_to_another_user_is_not_taken(tmp_path, caplog, monkeypatch
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs another user")
 def test_a_cache_of_root_serves_other_users(compiles):
     """As in an image: root fills it and lets others read; who runs there takes what is in it, and writes nothing."""
-    with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)
-        folder = Path(place, "c")
+    with folder_of_all_users() as place:
+        folder = place / "c"
         assert obtain(folder)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
