@@ -56,7 +56,8 @@ def fast_kpool_topk_transform_fused(
     Returns
     -------
     Tensor of int32, shape (rows, topk), or with `seq_lens` (rows, topk + kpool - 1)
-        Positions of the selected pools, side by side, the tail, then -1. An entry outside the page table gives -1.
+        Positions of the selected pools, side by side, the tail, then -1. A negative entry of the page table,
+        or one outside it, gives -1.
 
     Raises
     ------

@@ -140,7 +140,8 @@ def top_k_page_table_transform(
     Returns
     -------
     Tensor of int32, shape (rows, k)
-        `out`, or a new tensor; in no particular order, then -1. An entry outside the page table gives -1.
+        `out`, or a new tensor; in no particular order, then -1. A negative entry of the page table, or
+        one outside it, gives -1.
 
     Raises
     ------

@@ -94,7 +94,7 @@ def topk(
     page_table : Tensor of int32, shape (requests, max_pages), optional
         This rank's own, with output "owned": in place of position i of the shard,
         ``table[request, i // page_size] * page_size + i % page_size`` is written, or -1 where that entry lies outside
-        the table. The order is still that of positions.
+        the table or is negative. The order is still that of positions.
     page_size : int
         A power of two.
     row_to_request : Tensor of int32, shape (rows,), optional
