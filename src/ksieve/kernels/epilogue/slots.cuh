@@ -92,12 +92,12 @@ struct SlotWriter {
   int base;
   SlotFacts facts;
   const int* table; // with kNoBranches: page numbers of the row's request
-  u32 pages;        // of the table, none for a request without one
+  u32 pages;        // of the table, none for a request without one; 1 without a table (0 makes two kernels spill)
   KeptScores kept;
 
   __device__ __forceinline__ SlotWriter(const Params& p, const Score* scores, int id, int base, SlotFacts facts,
                                         KeptScores kept = {})
-      : p(p), scores(scores), id(id), base(base), facts(facts), table(nullptr), pages(0), kept(kept) {
+      : p(p), scores(scores), id(id), base(base), facts(facts), table(nullptr), pages(1), kept(kept) {
     const auto& o = p.options;
     if constexpr (kNoBranches) {
       table = o.page_table + facts.request * o.page_pitch;
