@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import ksieve
 from ksieve.core.errors import ArgumentError
@@ -23,7 +24,7 @@ SCORES = {
     "all one row": np.broadcast_to(BUFFER[0, 0], (T, H, WIDTH + 3)),
     "backwards": BUFFER[0, ::-1],
     "backwards twice": BUFFER[::-1, ::-2],
-    "sliding": np.lib.stride_tricks.sliding_window_view(LINE, 300),
+    "sliding": sliding_window_view(LINE, 300),
     "three that merge": BUFFER.reshape(H, 2, T // 2, WIDTH + 3).transpose(1, 2, 0, 3),
     "no rows": BUFFER.transpose(1, 0, 2)[:0],
     "few groups": RNG.standard_normal((900, 2, 300)).astype(np.float32)[:, :1].transpose(1, 0, 2),
@@ -158,15 +159,15 @@ REFUSED = {
         "out: .*merge to at most two, each with one stride$",
     ),
     "one row for all": (
-        lambda: ksieve.topk(BUFFER, None, 5, out=np.lib.stride_tricks.as_strided(np.zeros(99, "i4"), (H, T, 5), (4 * 20, 0, 4))),
+        lambda: ksieve.topk(BUFFER, None, 5, out=as_strided(np.zeros(99, "i4"), (H, T, 5), (4 * 20, 0, 4))),
         "out: .*contiguous rows that do not overlap",
     ),
     "groups that overlap": (
-        lambda: ksieve.topk(BUFFER, None, 5, out=np.lib.stride_tricks.as_strided(np.zeros(999, "i4"), (H, T, 5), (4 * 8, 4 * 10, 4))),
+        lambda: ksieve.topk(BUFFER, None, 5, out=as_strided(np.zeros(999, "i4"), (H, T, 5), (4 * 8, 4 * 10, 4))),
         "out: .*contiguous rows that do not overlap",
     ),
     "one count for all": (
-        lambda: ksieve.topk(BUFFER, None, 5, counts_out=np.lib.stride_tricks.as_strided(np.zeros(99, "i4"), (H, T), (4, 0))),
+        lambda: ksieve.topk(BUFFER, None, 5, counts_out=as_strided(np.zeros(99, "i4"), (H, T), (4, 0))),
         "counts_out: .*does not overlap itself",
     ),
     "no whole elements": (lambda: ksieve.topk(BUFFER[0], ODD, 5), "lengths: .*no multiple of 4 bytes.*whole elements"),

@@ -374,7 +374,8 @@ CLUSTER_FORCED = (("KSIEVE_STATS", 0), ("KSIEVE_TIES", 1))
 
 
 NOT_RUN = tuple(
-    f"KSIEVE_{name}" for name in ("BLOCK_SIZE", "SOURCE_", "FORCE_", "COUNTS", "EXPAND", "TAIL", "POSITIONS", "ROW_K")
+    f"KSIEVE_{name}"
+    for name in ("BLOCK_SIZE", "SOURCE_", "FORCE_", "COUNTS", "EXPAND", "TAIL", "POSITIONS", "ROW_K", "LEADING")
 )
 """Defines of kernels that no GPU has run: the list holds machine code to what has, and their problems wait for it."""
 

@@ -101,7 +101,10 @@ def test_cuda_array_interface_description():
 
 
 def test_cuda_interface_with_a_stride_between_elements_is_refused():
-    with pytest.raises(ArgumentError, match=r"scores: got shape .* with strides that are no multiple of 4 bytes; takes strides of whole elements"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"scores: got shape .* with strides that are no multiple of 4 bytes; takes strides of whole elements",
+    ):
         parse(FakeCuda((3, 8), "<f4", strides=(50, 4)), None, 2)
 
 
