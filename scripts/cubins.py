@@ -88,7 +88,8 @@ def kernel_of(record: Record) -> tuple[KernelSpec, Plan]:
     made = build.needed(
         build.device_of_arch(record["arch"]),
         rows=[record["rows"]], widths=[record["width"]], ranks=[record["k"]], dtypes=[record.get("dtype", "float32")],
-        families=[record.get("family")], policy=record.get("policy"), stats=record.get("stats", False), leading=record.get("leading", False),
+        families=[record.get("family")], policy=record.get("policy"), stats=record.get("stats", False),
+        leading=record.get("leading", False),
         options=Options(**record.get("options", {})),
     )  # fmt: skip
     return list(made.items())[record.get("launch", 0)]

@@ -56,8 +56,12 @@ class ArrayInfo:
         """First byte and one past the last byte that indexing can touch."""
         if 0 in self.shape:
             return self.pointer, self.pointer
-        reaches = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
-        first, last = sum(min(r, 0) for r in reaches), sum(max(r, 0) for r in reaches)
+        first = last = 0
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            if stride < 0:
+                first += (n - 1) * stride
+            else:
+                last += (n - 1) * stride
         return self.pointer + first * self.itemsize, self.pointer + (last + 1) * self.itemsize
 
 

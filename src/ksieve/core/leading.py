@@ -65,11 +65,13 @@ def of_rows(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
     ArgumentError
         If there are no dimensions, or more than two leading strides.
     """
+    if len(info.shape) == 2:
+        (rows, width), pitch = info.shape, info.strides[0]
+        if pitch >= width or pitch == 0 or rows < 2:
+            return info
     if not info.shape:
         raise ArgumentError(name, "shape ()", "an array of at least one dimension, the last of which is a row")
     *leading, width = info.shape
-    if len(leading) == 1 and (leading[0] < 2 or not width or info.strides[0] >= width or info.strides[0] == 0):
-        return info
     steps = _merged(info, name, len(leading), filled) or [(math.prod(leading), width)]
     unit = info.strides[-1]
     if len(steps) == 1 and (steps[0][1] >= width or steps[0][1] == 0):

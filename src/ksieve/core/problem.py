@@ -217,7 +217,7 @@ def check_scores(info: ArrayInfo, name: str = "scores", *, strided: bool = False
 
 def _check_last_stride(info: ArrayInfo, name: str) -> None:
     # The strides of an array without elements are arbitrary (NumPy: zeros).
-    if 0 not in info.shape and info.shape[-1] > 1 and info.strides[-1] != 1:
+    if info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape:
         stride = "of no whole element" if info.strides[-1] == UNEVEN else info.strides[-1]
         raise ArgumentError(name, f"last stride {stride}", f"last stride 1 (rows contiguous): {contiguous(info, name)}")
 
@@ -358,7 +358,9 @@ def check_output(
         raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}")
     _check_device(info, name, others["scores"].device)
     info = of_rows(info, name, filled=True)
-    if 0 not in info.shape and ((info.shape[-1] > 1 and info.strides[-1] != 1) or overlaps_itself(info)):
+    matrix = len(info.shape) == 2
+    apart = info.shape[0] < 2 or info.strides[0] >= info.shape[1] if matrix else not overlaps_itself(info)
+    if not apart or (info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape):
         raise ArgumentError(name, f"strides {info.strides}", "contiguous rows that do not overlap")
     _check_aligned(info, name)
     _check_apart(array, info, name, others)

@@ -59,12 +59,14 @@ def _given(call: Call, model: bool) -> tuple[dict[str, Any], dict[str, NDArray[A
     given: dict[str, Any] = {name: call.host(name) for name in call.arrays}
     strided: dict[str, NDArray[Any]] = {}
     for name, array in given.items():
-        if name in NUMBERS and array.ndim == 2:
-            given[name] = np.array(array).reshape(-1)
-        elif array.ndim == 3:
+        if array.ndim == 3:
             in_place = name in ("scores", "positions") and not model
             given[name] = Rows(array) if in_place else np.array(array).reshape(-1, array.shape[2])
-        if given[name] is not array and name in OUTPUTS:
+        elif array.ndim == 2 and name in NUMBERS:
+            given[name] = np.array(array).reshape(-1)
+        else:
+            continue
+        if name in OUTPUTS:
             strided[name] = array
     return given, strided
 

@@ -27,7 +27,7 @@ class Rows:
 
 def by_group(work: Callable[[int, int], None], arrays: Iterable[Any]) -> Callable[[int, int], None]:
     """Return a function like `work`, which is called with rows [begin, end) of one group of each of the arrays."""
-    sizes = [array.array.shape[1] for array in arrays if isinstance(array, Rows)]
+    sizes = [array.array.shape[1] for array in arrays if type(array) is Rows]
     if not sizes:
         return work
 

@@ -74,8 +74,8 @@ def needed(
     """Return the distinct specialisations that the plans of all these shapes need, each with one of its plans.
 
     Shapes share most of their kernels, because rows, width and k are run-time parameters. For a few shapes, calls
-    without a plan use other kernels (`kept` of `ksieve.planning.choose.choose`): with `unplanned` those are needed too. With `leading` they are
-    those of arrays with leading strides.
+    without a plan use other kernels (`kept` of `ksieve.planning.choose.choose`): with `unplanned` those are needed too.
+    With `leading` they are those of arrays with leading strides.
 
     Raises
     ------
