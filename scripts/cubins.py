@@ -50,7 +50,7 @@ from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
 LIST = Path(__file__).parent.parent / "tests" / "data" / "cubins.json"
-PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "family", "policy", "stats", "launch")
+PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "family", "policy", "stats", "leading", "launch")
 """Fields of a record that say which kernel is meant; those from ``dtype`` on are left out where they are plain.
 ``launch`` counts the kernels of a problem that takes several."""
 FACTS = ("registers", "spills", "shared", "bytes")
@@ -71,7 +71,7 @@ def title(record: Record) -> str:
     words = [f"{record['arch']} {record['rows']}x{record['width']} k={record['k']}", record.get("dtype", "float32")]
     words += [f"{name}={value}" for name, value in record.get("options", {}).items()]
     words += [record[name] for name in ("family", "policy") if name in record]
-    words += ["stats"] if record.get("stats") else []
+    words += [name for name in ("stats", "leading") if record.get(name)]
     return " ".join([*words, f"launch {record['launch']}"] if "launch" in record else words)
 
 
@@ -89,6 +89,7 @@ def kernel_of(record: Record) -> tuple[KernelSpec, Plan]:
         build.device_of_arch(record["arch"]),
         rows=[record["rows"]], widths=[record["width"]], ranks=[record["k"]], dtypes=[record.get("dtype", "float32")],
         families=[record.get("family")], policy=record.get("policy"), stats=record.get("stats", False),
+        leading=record.get("leading", False),
         options=Options(**record.get("options", {})),
     )  # fmt: skip
     return list(made.items())[record.get("launch", 0)]

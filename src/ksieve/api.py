@@ -142,9 +142,8 @@ def topk(
     ----------
     scores : array, shape (..., width)
         float32, float16 or bfloat16; NumPy, PyTorch, CuPy or JAX, on CPU or CUDA. Rows run along the last dimension,
-        whose stride is 1. The *leading shape* is that of all others, which must be one row pitch apart: at least
-        width, or 0 for rows that are all the same one. Any base alignment. A NumPy uint16 array is read as bfloat16
-        bits.
+        whose stride is 1. The *leading shape* is that of all others, of any strides (at most two, when those that lie
+        one behind another are merged), 0 included. Any base alignment. A NumPy uint16 array is read as bfloat16 bits.
     lengths : array of int32 or int64, of the leading shape, optional
         Number of valid scores at the start of each row, on the scores' device, clamped to [0, width] there. On CUDA
         it is never copied to the host. Default: `width` for every row.

@@ -72,6 +72,7 @@ PARTS = {
         "entries": (7, "options and warp or without_slots or decide_ties or not_used and warp"),
     },
     # windows and candidates of rows on chip
+    "h200 leading strides": {"strides": (22, "(plain or float16 or offsets or binned or one_cta) and not cooperative")},
     "h200 windows": {"windows": (9, "beside"), "entries": (10, "candidates_that_are_there and row or rows_on_chip")},
     # architectures that kernels are compiled for and that have never been at hand
     "a100": {

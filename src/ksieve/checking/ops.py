@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.core import problem
+from ksieve.core.arrays import ArrayInfo
 from ksieve.core.errors import BackendError
 from ksieve.core.keys import NAN_LEVEL, level, widen
 
@@ -37,6 +38,11 @@ class NumpyOps:
     def matrix(self, array: Any, rows: int, columns: int) -> Any:
         """View an array of any library as a matrix; an array on a device is copied to the host."""
         return on_host(array).reshape(rows, columns)
+
+    def groups(self, array: Any, info: ArrayInfo) -> Any:
+        """View an array whose rows have two leading strides, as `info` describes it, as matrices one after another."""
+        strides = [stride * info.itemsize for stride in info.strides]
+        return np.lib.stride_tricks.as_strided(on_host(array), info.shape, strides)
 
     def elements(self, block_bytes: int) -> int:
         """Elements of working memory that keep temporaries below `block_bytes`."""
@@ -107,6 +113,11 @@ class TorchOps:
         if tensor.dtype is self.xp.uint16:
             tensor = tensor.view(self.xp.bfloat16)
         return tensor.reshape(rows, columns)
+
+    def groups(self, array: Any, info: ArrayInfo) -> Any:
+        """As `NumpyOps.groups`."""
+        tensor = as_torch(array)
+        return self.matrix(tensor.as_strided(info.shape, info.strides), -1, info.shape[2]).reshape(info.shape)
 
     def integers(self, indices: Any) -> Any:
         """Indices that can be compared with vectors and gathered by."""

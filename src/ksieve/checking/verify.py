@@ -18,6 +18,7 @@ from ksieve.core import arguments, problem
 from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
 from ksieve.core.gathering import positions_of
+from ksieve.core.leading import of_rows
 from ksieve.core.options import INTEGERS, Force, IndexBase, Nan, Options, TieBreak
 from ksieve.core.problem import Shape
 
@@ -161,9 +162,9 @@ def verify(
             takes = f"dtype {', '.join(problem.SCORE_DTYPES)} (are scores and indices swapped?)"
             raise ArgumentError("scores", f"dtype {info.dtype}", takes)
         leading = info.shape[:-1]
-        flat = problem.as_matrix(info, "scores")
-        problem.check_scores(flat)
-        rows, width = flat.shape
+        flat = of_rows(info, "scores")
+        problem.check_scores(flat, strided=True)
+        rows, width = problem.rows_of(flat), flat.shape[-1]
         on_cuda = info.device.kind == "cuda"
     ks = k if is_array(k, least=min(len(leading), 1)) else None
     keywords = {
@@ -203,7 +204,12 @@ def verify(
         for begin, block in _source_blocks(scores, asked.live, width, int(block_bytes)):
             judge.judge(begin, ops.matrix(block, *block.shape), progress)
     else:
-        judge.judge(0, ops.matrix(scores, rows, width)[: asked.live], progress)
+        # No array library has a view of all rows with two leading strides as one matrix.
+        groups = [ops.matrix(scores, rows, width)] if len(flat.shape) == 2 else ops.groups(scores, flat)
+        begin = 0
+        for group in groups:
+            judge.judge(begin, group[: max(asked.live - begin, 0)], progress)
+            begin += group.shape[0]
     # Later rows are judged without their scores.
     unread = np.zeros((rows - asked.live, 0), np.float32)
     judge.judge(asked.live, ops.matrix(unread, *unread.shape), progress)

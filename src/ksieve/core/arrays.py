@@ -18,6 +18,9 @@ from ksieve.core.errors import ArgumentError, KsieveError, kind_of, shown
 
 TAKES = "a NumPy, PyTorch, CuPy or JAX array"
 
+UNEVEN = -(1 << 62)
+"""Stride of a dimension whose byte stride is no multiple of the element's size."""
+
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST = 1, 2, 3
 
 
@@ -50,11 +53,16 @@ class ArrayInfo:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte and one past the last byte that indexing can touch (non-negative strides)."""
+        """First byte and one past the last byte that indexing can touch."""
         if 0 in self.shape:
             return self.pointer, self.pointer
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        return self.pointer, self.pointer + (last + 1) * self.itemsize
+        first = last = 0
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            if stride < 0:
+                first += (n - 1) * stride
+            else:
+                last += (n - 1) * stride
+        return self.pointer + first * self.itemsize, self.pointer + (last + 1) * self.itemsize
 
 
 def library_of(array: Any) -> str:
@@ -239,8 +247,7 @@ def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
 
 
 def _in_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...]:
-    # A byte stride that is no multiple of the item size has no element stride; -1 makes the checks refuse it.
-    return tuple(int(s) // itemsize if itemsize and s % itemsize == 0 else -1 for s in byte_strides)
+    return tuple(int(s) // itemsize if itemsize and s % itemsize == 0 else UNEVEN for s in byte_strides)
 
 
 def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from ksieve.core import arguments
 from ksieve.core.arrays import ArrayInfo, as_numpy, inspect, is_array, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.leading import of_rows
 from ksieve.core.options import INTEGERS
 from ksieve.core.problem import (
     MAX_K,
     Problem,
     Shape,
-    as_matrix,
     check_counts,
     check_entries,
     check_k,
@@ -34,10 +34,14 @@ from ksieve.core.problem import (
     live_rows,
     request_shapes,
     row_pitch,
+    rows_of,
 )
 
 _VECTORS = ("starts", "row_to_request", "offsets")
 _OUTPUTS = ("values_out", "raw_out")
+NUMBERS = ("lengths", "tail", "k", *_VECTORS, "counts_out")
+"""Arrays of one number for each row, or request."""
+OUTPUTS = ("out", *_OUTPUTS, "counts_out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,9 @@ class Call:
         `num_rows` where it is an int, clamped to [0, rows]; else all rows.
     described : mapping of str to ArrayInfo
         Description of each array that was given, by the name of its argument; all are on the scores' device. Scores
-        and outputs are described as the matrix of their rows, and arrays of one number a row as vectors. "ends" is
-        stored as "lengths" (`Options.windows` states which of the two it is). "k" is present for an array k.
+        and outputs are described as the matrix of their rows, and arrays of one number a row as vectors; each with one
+        dimension more where it has two leading strides (`ksieve.core.leading`). "ends" is stored as "lengths"
+        (`Options.windows` states which of the two it is). "k" is present for an array k.
     arrays : mapping of str to array
         The arrays themselves, by the same names.
     """
@@ -74,6 +79,11 @@ class Call:
     def shape(self) -> Shape:
         """Shape of the result."""
         return (*self.leading, self.problem.columns)
+
+    @property
+    def strided(self) -> bool:
+        """Whether any array has leading strides that kernels take only in a specialisation of their own."""
+        return any(len(info.shape) > (1 if name in NUMBERS else 2) for name, info in self.described.items())
 
     def host(self, name: str) -> NDArray[Any]:
         """View an array on the host as it is described."""
@@ -125,9 +135,9 @@ def parse(
     keywords = keywords or {}
     ks = k if is_array(k, least=0 if len(whole.shape) == 1 else 1) else None  # of one row its shape is ()
     slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
-    info, leading = as_matrix(whole, "scores"), whole.shape[:-1]
-    dtype = check_scores(info)
-    rows, width = info.shape
+    info, leading = of_rows(whole, "scores"), whole.shape[:-1]
+    dtype = check_scores(info, strided=True)
+    rows, width = rows_of(info), info.shape[-1]
     out_info = None if out is None else inspect(out, "out")
     bounds, its_name = (lengths, "lengths") if lengths is not None else (keywords.get("ends"), "ends")
     bounds_info = None if bounds is None else inspect(bounds, its_name)
@@ -151,12 +161,12 @@ def parse(
     def vector(name: str, array: Any, *shapes: Shape) -> None:
         if array is not None:
             dtypes = INTEGERS if name == "starts" else ("int32",)
-            take(name, array, check_vector(inspect(array, name), name, shapes, scores_device, dtypes))
+            take(name, array, check_vector(inspect(array, name), name, shapes, scores_device, dtypes, strided=True))
 
     scores_device = info.device
     if bounds_info is not None:
         valid = request_shapes(leading, rows, options.next_n)
-        take("lengths", bounds, check_vector(bounds_info, its_name, valid, scores_device, INTEGERS))
+        take("lengths", bounds, check_vector(bounds_info, its_name, valid, scores_device, INTEGERS, strided=True))
     if (tail := keywords.get("tail")) is not None:
         vector("tail", tail, *request_shapes(leading, rows, options.next_n))
     live = live_rows(num_rows, rows)

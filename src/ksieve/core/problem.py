@@ -5,15 +5,15 @@ Every fault of an argument is found here, before any kernel is launched or any o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from ksieve.core.arrays import ArrayInfo, Device, as_numpy, inspect, is_writable, library_of, plain_tensor
+from ksieve.core.arrays import UNEVEN, ArrayInfo, Device, as_numpy, inspect, is_writable, library_of, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.leading import contiguous, of_numbers, of_rows, overlaps_itself
 from ksieve.core.options import PLAIN, Options
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "ArrayInfo",
     "Device",
     "Problem",
-    "as_matrix",
     "as_numpy",
     "check_k",
     "check_options",
@@ -149,7 +148,12 @@ def check_pitch(pitch: Any, width: int) -> int:
 
 
 def row_pitch(info: ArrayInfo) -> int:
-    """Scores from one row of a matrix to the next; at least the width, or 0 where all rows are the same one."""
+    """Scores from one row of a matrix to the next; at least the width, or 0 where all rows are the same one.
+
+    Of rows with two leading strides it is the width, that of a contiguous copy.
+    """
+    if len(info.shape) == 3:
+        return info.shape[2]
     rows, width = info.shape
     # The stride of a single row, and those of an array without elements, are arbitrary.
     return info.strides[0] if rows > 1 and width else width
@@ -182,8 +186,11 @@ def check_entries(options: Options, k: int, width: int) -> None:
         raise ArgumentError("expand", f"{options.expand} for a width of {width}", takes)
 
 
-def check_scores(info: ArrayInfo, name: str = "scores") -> str:
-    """Check a score matrix and return its canonical dtype name (uint16 reads as bfloat16)."""
+def check_scores(info: ArrayInfo, name: str = "scores", *, strided: bool = False) -> str:
+    """Check a score matrix and return its canonical dtype name (uint16 reads as bfloat16).
+
+    With `strided` it is described by `ksieve.core.leading.of_rows`, which may find two leading strides.
+    """
     dtype = canonical(info.dtype)
     if dtype not in SCORE_DTYPES:
         takes = f"dtype {', '.join(SCORE_DTYPES)}"
@@ -192,14 +199,10 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
         elif native := {">f4": "float32", ">f2": "float16"}.get(info.dtype.partition(" (")[0]):
             takes += f": {converted(info, name, native)}"
         raise ArgumentError(name, f"dtype {info.dtype}", takes)
-    if len(info.shape) != 2:
+    if len(info.shape) != 2 and not (strided and len(info.shape) == 3):
         raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (rows, width)")
-    rows, width = info.shape
-    # The strides of an array without elements are arbitrary (NumPy: zeros).
-    if rows and width > 1 and info.strides[1] != 1:
-        raise ArgumentError(
-            name, f"last stride {info.strides[1]}", f"last stride 1 (rows contiguous): {contiguous(info, name)}"
-        )
+    rows, width = rows_of(info), info.shape[-1]
+    _check_last_stride(info, name)
     pitch = row_pitch(info)
     if pitch < width and pitch != 0:
         takes = f"row pitch of at least width, or 0: {contiguous(info, name)}"
@@ -212,6 +215,18 @@ def check_scores(info: ArrayInfo, name: str = "scores") -> str:
     return dtype
 
 
+def _check_last_stride(info: ArrayInfo, name: str) -> None:
+    # The strides of an array without elements are arbitrary (NumPy: zeros).
+    if info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape:
+        stride = "of no whole element" if info.strides[-1] == UNEVEN else info.strides[-1]
+        raise ArgumentError(name, f"last stride {stride}", f"last stride 1 (rows contiguous): {contiguous(info, name)}")
+
+
+def rows_of(info: ArrayInfo) -> int:
+    """Number of rows of what `ksieve.core.leading.of_rows` describes."""
+    return info.shape[0] if len(info.shape) == 2 else info.shape[0] * info.shape[1]
+
+
 def canonical(dtype: str) -> str:
     return "bfloat16" if dtype == "uint16" else dtype
 
@@ -222,40 +237,6 @@ def converted(info: ArrayInfo, name: str, dtype: str) -> str:
         return f"{name}.to(torch.{dtype})"
     module = {"cupy": "cupy", "jax": "jax.numpy"}.get(info.library, "np")
     return f"{name}.astype({module}.{dtype})"
-
-
-def contiguous(info: ArrayInfo, name: str) -> str:
-    """Expression that makes a contiguous copy of an array in its own library, for error messages."""
-    if info.library == "torch":
-        return f"{name}.contiguous()"
-    return f"{'cupy' if info.library == 'cupy' else 'np'}.ascontiguousarray({name})"
-
-
-def as_matrix(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
-    """Describe an array of any rank as the matrix of its rows, which run along the last dimension, without a copy.
-
-    `filled` is true of an output, of which a copy is no remedy.
-
-    Raises
-    ------
-    ArgumentError
-        If the rows of all leading dimensions are not one pitch apart.
-    """
-    if not info.shape:
-        raise ArgumentError(name, "shape ()", "an array of at least one dimension, the last of which is a row")
-    if len(info.shape) == 2:
-        return info
-    rows, width = math.prod(info.shape[:-1]), info.shape[-1]
-    # The strides of dimensions of one entry, and of arrays without elements, are arbitrary.
-    outer = [(n, s) for n, s in zip(info.shape[:-1], info.strides[:-1], strict=True) if n > 1 and rows and width]
-    pitch = outer[-1][1] if outer else width
-    reach = pitch
-    for n, stride in reversed(outer):
-        if stride != reach:
-            takes = "leading dimensions one row pitch apart" + ("" if filled else f": {contiguous(info, name)}")
-            raise ArgumentError(name, f"shape {info.shape} with strides {info.strides}", takes)
-        reach = n * stride
-    return replace(info, shape=(rows, width), strides=(pitch, info.strides[-1]))
 
 
 def request_shapes(leading: Shape, rows: int, next_n: int) -> tuple[Shape, ...]:
@@ -296,38 +277,36 @@ def check_vector(
     shapes: tuple[Shape, ...],
     device: Device,
     dtypes: tuple[str, ...] = ("int32",),
+    *,
+    strided: bool = False,
+    filled: bool = False,
 ) -> ArrayInfo:
-    """Check an array of one integer for each row, or request, and describe it as a vector."""
+    """Check an array of one integer for each row, or request, and describe it as a vector.
+
+    With `strided` it may have any strides (`ksieve.core.leading.of_numbers`). `filled` is true of an output.
+    """
     _check_integers(info, name, dtypes)
     if info.shape not in shapes:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
-    size = 1
-    for n, stride in zip(reversed(info.shape), reversed(info.strides), strict=True):
-        if n > 1 and stride != size and 0 not in info.shape:
-            vector = len(info.shape) == 1
-            got = f"stride {stride}" if vector else f"shape {info.shape} with strides {info.strides}"
-            takes = "a contiguous vector (stride 1)" if vector else "a contiguous array"
-            raise ArgumentError(name, got, f"{takes}: {contiguous(info, name)}")
-        size *= n
+    found = of_numbers(info, name, filled=filled)
+    if not strided and len(found.shape) > 1:
+        vector = len(info.shape) == 1
+        got = f"stride {info.strides[0]}" if vector else f"shape {info.shape} with strides {info.strides}"
+        takes = "a contiguous vector (stride 1)" if vector else "a contiguous array"
+        raise ArgumentError(name, got, f"{takes}: {contiguous(info, name)}")
     _check_device(info, name, device)
     _check_aligned(info, name)
-    return info if len(info.shape) == 1 else replace(info, shape=(size,), strides=(1,))
+    return found
 
 
 def check_positions(info: ArrayInfo, name: str, scores: ArrayInfo, leading: Shape) -> ArrayInfo:
     """Check `positions` or a `block_table`, and describe it as the matrix of its rows."""
     _check_integers(info, name)
-    check_positions_shape(info.shape, name, (*leading, scores.shape[1]))
+    check_positions_shape(info.shape, name, (*leading, scores.shape[-1]))
     _check_device(info, name, scores.device)
     _check_aligned(info, name)
-    info = as_matrix(info, name)
-    rows, width = info.shape
-    if rows and width > 1 and info.strides[1] != 1:
-        raise ArgumentError(
-            name, f"last stride {info.strides[1]}", f"last stride 1 (rows contiguous): {contiguous(info, name)}"
-        )
-    if rows > 1 and info.strides[0] < 0:
-        raise ArgumentError(name, f"row pitch {info.strides[0]}", "a row pitch of at least 0")
+    info = of_rows(info, name)
+    _check_last_stride(info, name)
     return info
 
 
@@ -345,7 +324,9 @@ def check_positions_shape(got: Shape, name: str, shape: Shape) -> None:
 def check_counts(array: Any, info: ArrayInfo, leading: Shape, others: Mapping[str, ArrayInfo]) -> ArrayInfo:
     """Check an output of one int32 for each row, and describe it as a vector."""
     name = "counts_out"
-    info = check_vector(info, name, (leading,), others["scores"].device)
+    info = check_vector(info, name, (leading,), others["scores"].device, strided=True, filled=True)
+    if overlaps_itself(info):
+        raise ArgumentError(name, f"strides {info.strides}", "an array that does not overlap itself")
     _check_apart(array, info, name, others)
     return info
 
@@ -356,10 +337,7 @@ def check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
     if len(info.shape) != 2:
         raise ArgumentError(name, f"shape {info.shape}", "a matrix of shape (requests, max_pages)")
     requests, pages = info.shape
-    if requests and pages > 1 and info.strides[1] != 1:
-        raise ArgumentError(
-            name, f"last stride {info.strides[1]}", f"last stride 1 (rows contiguous): {contiguous(info, name)}"
-        )
+    _check_last_stride(info, name)
     if requests > 1 and info.strides[0] < 0:
         raise ArgumentError(name, f"row pitch {info.strides[0]}", "a row pitch of at least 0")
     for what, size in (("requests", requests), ("pages a request", pages)):
@@ -373,15 +351,16 @@ def check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
 def check_output(
     name: str, array: Any, info: ArrayInfo, dtype: str, shape: Shape, others: Mapping[str, ArrayInfo]
 ) -> ArrayInfo:
-    """Check an output of the scores' leading shape and k, and describe it as a matrix."""
+    """Check an output of the scores' leading shape and k, and describe it by its rows."""
     if canonical(info.dtype) != canonical(dtype):
         raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {dtype}")
     if info.shape != shape:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}")
     _check_device(info, name, others["scores"].device)
-    info = as_matrix(info, name, filled=True)
-    (rows, k), (pitch, unit) = info.shape, info.strides
-    if (rows and k > 1 and unit != 1) or (rows > 1 and pitch < k):
+    info = of_rows(info, name, filled=True)
+    matrix = len(info.shape) == 2
+    apart = info.shape[0] < 2 or info.strides[0] >= info.shape[1] if matrix else not overlaps_itself(info)
+    if not apart or (info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape):
         raise ArgumentError(name, f"strides {info.strides}", "contiguous rows that do not overlap")
     _check_aligned(info, name)
     _check_apart(array, info, name, others)

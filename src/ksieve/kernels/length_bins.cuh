@@ -62,7 +62,7 @@ __device__ __forceinline__ void fetch_row(const Params& p, int number) {
     copy_int_ahead(s.next_id, &listed->id);
     copy_int_ahead(s.next_length, &listed->length);
   } else if (kFetchesLength && p.lengths) {
-    copy_int_ahead(s.next_length, p.lengths + number);
+    copy_int_ahead(s.next_length, p.lengths + KSIEVE_INDEX_AT(p, kLengths, number));
   }
 }
 

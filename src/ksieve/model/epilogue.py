@@ -69,7 +69,14 @@ class Finish:
 
     def clear(self, first: int, last: int) -> None:
         """Fill rows [first, last) like rows without valid scores."""
-        self.write(first, last, np.broadcast_to(np.int32(-1), (last - first, self.out.shape[1])))
+        rows = slice(first, last)
+        self.out[rows] = -1
+        if self.raw is not None:
+            self.raw[rows] = -1
+        if self.values is not None:
+            self.values[rows] = filled(self.scores.dtype, self.options.fill)
+        if self.counts is not None:
+            self.counts[rows] = 0
 
     def _write(self, rows: slice, local: I64) -> None:
         begin = self.begin[rows, None]

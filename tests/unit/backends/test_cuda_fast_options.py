@@ -171,7 +171,7 @@ DOUBTFUL = {
 }  # fmt: skip
 
 
-TAKEN = ("a table without pages", "scores that require grad", "starts of int64")
+TAKEN = ("a table without pages", "scores that require grad", "starts of int64", "starts with gaps")
 """By the general path."""
 
 

@@ -101,7 +101,10 @@ def test_cuda_array_interface_description():
 
 
 def test_cuda_interface_with_a_stride_between_elements_is_refused():
-    with pytest.raises(ArgumentError, match=r"scores: got row pitch -1"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"scores: got shape .* with strides that are no multiple of 4 bytes; takes strides of whole elements",
+    ):
         parse(FakeCuda((3, 8), "<f4", strides=(50, 4)), None, 2)
 
 
@@ -231,14 +234,6 @@ def test_scores_without_a_row():
         (scores()[:, ::2], f"scores: got last stride 2; takes last stride 1 (rows contiguous){COPY}"),
         (scores()[:, ::-1], f"scores: got last stride -1; takes last stride 1 (rows contiguous){COPY}"),
         (scores().T, f"scores: got last stride {WIDTH}; takes last stride 1 (rows contiguous){COPY}"),
-        (
-            scores()[::-1],
-            f"scores: got row pitch -{WIDTH} for width {WIDTH}; takes row pitch of at least width, or 0{COPY}",
-        ),
-        (
-            np.lib.stride_tricks.sliding_window_view(scores()[0], 20),
-            f"scores: got row pitch 1 for width 20; takes row pitch of at least width, or 0{COPY}",
-        ),
         ([[1.0, 2.0]], "scores: got list; takes a NumPy, PyTorch, CuPy or JAX array: np.array(scores) first"),
         (None, "scores: got NoneType; takes a NumPy, PyTorch, CuPy or JAX array"),
         (
@@ -308,10 +303,6 @@ def test_largest_k():
         (lengths()[:3], "lengths: got shape (3,); takes shape (4,)"),
         (lengths()[:, None], "lengths: got shape (4, 1); takes shape (4,)"),
         (np.array(5, np.int32), "lengths: got shape (); takes shape (4,)"),
-        (
-            np.zeros(8, np.int32)[::2],
-            "lengths: got stride 2; takes a contiguous vector (stride 1): np.ascontiguousarray(lengths)",
-        ),
         ([50, 3, 0, 20], "lengths: got list; takes a NumPy, PyTorch, CuPy or JAX array: np.array(lengths) first"),
         (FakeCuda((4,), "<i4"), "lengths: got device cuda:0; takes the scores' device, cpu"),
     ],

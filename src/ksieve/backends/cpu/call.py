@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.backends.cpu.rows import Rows
 from ksieve.backends.cpu.runner import (
     model_arguments,
     run_arranging,
@@ -20,7 +21,7 @@ from ksieve.backends.cpu.runner import (
 from ksieve.backends.cpu.runner import run as run_rows
 from ksieve.core import entries, problem
 from ksieve.core.arrays import check_jax_int64
-from ksieve.core.call import Call
+from ksieve.core.call import NUMBERS, OUTPUTS, Call
 from ksieve.core.entries import I64
 from ksieve.core.gathering import gather, positions_of
 from ksieve.core.stats import Stats
@@ -38,13 +39,36 @@ def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = F
     -------
     indices, or a tuple that begins with them : see `ksieve.topk`
     """
-    given = {name: call.host(name) for name in call.arrays}
+    given, strided = _given(call, model)
     asked = call.problem
     if "block_table" in given:
         given["positions"] = positions_of(given["block_table"], asked.width)
     live = int(np.clip(given["num_rows"][0], 0, asked.rows)) if "num_rows" in given else call.live
     serve = _with_entries if asked.options.entries else _plain if asked.options.plain and asked.k else _with_options
-    return serve(plan, call, given, live, return_stats, model)
+    answer = serve(plan, call, given, live, return_stats, model)
+    for name, target in strided.items():
+        target[...] = given[name].reshape(target.shape)
+    return answer
+
+
+def _given(call: Call, model: bool) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The arrays of a call as matrices and vectors, and the outputs among them that are compact copies.
+
+    Scores and positions are never copied for compiled code.
+    """
+    given: dict[str, Any] = {name: call.host(name) for name in call.arrays}
+    strided: dict[str, NDArray[Any]] = {}
+    for name, array in given.items():
+        if array.ndim == 3:
+            in_place = name in ("scores", "positions") and not model
+            given[name] = Rows(array) if in_place else np.array(array).reshape(-1, array.shape[2])
+        elif array.ndim == 2 and name in NUMBERS:
+            given[name] = np.array(array).reshape(-1)
+        else:
+            continue
+        if name in OUTPUTS:
+            strided[name] = array
+    return given, strided
 
 
 def _plain(plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.backends.cpu.rows import Rows, by_group
 from ksieve.backends.cpu.sharing import Work, share
 from ksieve.core import gathering
 from ksieve.core.arrays import dtype_name
@@ -54,6 +55,14 @@ class _Placed(NamedTuple):
     address: int
     pitch: int
     """Bytes from one row to the next."""
+    group: int = 0
+    """Rows that are a pitch apart, where not all are; 0 otherwise."""
+    skip: int = 0
+    """Bytes added between groups."""
+
+    def of(self, row: int) -> int:
+        """Address of row 0 by which kernels find the rows of a row's group."""
+        return self.address + row // self.group * self.skip if self.group else self.address
 
 
 _Select = Callable[[int, int, int, int], None]
@@ -118,7 +127,7 @@ def run(
     valid = np.ascontiguousarray(np.clip(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
     slots = _placed(out)
-    _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width)
+    _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, scores)
     return Stats(raw) if return_stats else None
 
 
@@ -171,7 +180,7 @@ def run_finished(
     starts = begins.astype(np.int32)
     select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, starts, ks)
     work = _finishing(select, plan.problem.k, begins, finish)
-    _share(work, plan, rows, width)
+    _share(work, plan, rows, width, scores)
     return Stats(raw) if return_stats else None
 
 
@@ -197,11 +206,12 @@ def run_gathering(
     def work(begin: int, end: int) -> None:
         memory = _scratch(room)
         gather_rows(
-            begin, end, width, matrix.address, matrix.pitch, scores.itemsize, own.address, own.pitch, first.address,
-            valid.address, int(by_position), target.address, places.address, counts.address, memory.address,
+            begin, end, width, matrix.of(begin), matrix.pitch, scores.itemsize, own.of(begin), own.pitch,
+            first.address, valid.address, int(by_position), target.address, places.address, counts.address,
+            memory.address,
         )  # fmt: skip
 
-    _share(work, plan, rows, width)
+    _share(work, plan, rows, width, scores, positions)
     return found
 
 
@@ -219,11 +229,11 @@ def run_pooling(plan: Plan, scores: NDArray[Any], blocks: Blocks, ranking: Ranki
     def work(begin: int, end: int) -> None:
         memory = _scratch(POOLING_BYTES)
         pool_rows(
-            begin, end, matrix.address, matrix.pitch, *reading, size, *(part.address for part in parts),
+            begin, end, matrix.of(begin), matrix.pitch, *reading, size, *(part.address for part in parts),
             target.address, target.pitch, memory.address,
         )  # fmt: skip
 
-    _share(work, plan, rows, width)
+    _share(work, plan, rows, width, scores)
     return found
 
 
@@ -258,12 +268,12 @@ def run_arranging(
     def arrange(begin: int, end: int, out: int, pitch: int) -> None:
         arrange_rows(
             begin, end, k, out, pitch, columns, picked.address, ranges.address, facts.address, rows, places.address,
-            places.pitch, by_value, highest, options.expand, int(options.tail), scores.address, scores.pitch, size,
+            places.pitch, by_value, highest, options.expand, int(options.tail), scores.of(begin), scores.pitch, size,
             least, values.address, values.pitch,
         )  # fmt: skip
 
     work = _finishing(arrange, columns, entries.begin, replace(finish, values=None))
-    _share(work, plan, rows, columns)
+    _share(work, plan, rows, columns, entries.scores)
 
 
 def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finish) -> Work:
@@ -289,7 +299,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     flip = finishing.LAST_INDEX if by_value and options.tie_break == "high" else 0
     size, convert = _reading(finish.scores, options.ranking)
     least = _least(finish.scores, options) if values.address else 0
-    matrix = first.address, scores.address, scores.pitch, finish.scores.shape[1], size
+    shape = scores.pitch, finish.scores.shape[1], size
     ordered = options.order != "any"
     room, step = finishing.bytes_needed(k), max(1, SLOTS_AT_A_TIME // max(k, 1))
     finishing.ready(ordered, values.address, written)
@@ -301,7 +311,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
             # Kernels count slots from row 0; local ones begin with row `at`.
             slots = local.address - at * local.pitch if written else local.address
             select(at, last, slots, local.pitch)
-            part = at, last, k, slots, local.pitch, *matrix
+            part = at, last, k, slots, local.pitch, first.address, scores.of(at), *shape
             if ordered:
                 memory = _scratch(room)
                 finishing.order_rows(*part, convert, by_value, flip, memory.address)
@@ -318,8 +328,9 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     return work
 
 
-def _share(work: Work, plan: Plan, rows: int, width: int) -> None:
-    share(work, rows, _threads(plan, rows, width), -(-PORTION_SCORES // max(width, 1)))
+def _share(work: Work, plan: Plan, rows: int, width: int, *arrays: Any) -> None:
+    """Spread the work over threads; `arrays` are those whose rows may lie in groups."""
+    share(by_group(work, arrays), rows, _threads(plan, rows, width), -(-PORTION_SCORES // max(width, 1)))
 
 
 def _reading(scores: NDArray[Any], ranking: Ranking) -> tuple[int, int]:
@@ -340,7 +351,10 @@ def _address(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _placed(array: NDArray[Any] | None) -> _Placed:
+def _placed(array: NDArray[Any] | Rows | None) -> _Placed:
+    if isinstance(array, Rows):
+        (far, near, _), group = array.array.strides, array.array.shape[1]
+        return _Placed(array.array, _address(array.array), near, group, far - group * near)
     return _ABSENT if array is None else _Placed(array, _address(array), array.strides[0])
 
 
@@ -405,7 +419,7 @@ def _selector(
     def select(begin: int, end: int, out: int, out_pitch: int) -> None:
         memory = _scratch(needed)
         kernels.select_rows(
-            matrix.address, matrix.pitch, *reading, valid.address, begin, end, k, out, out_pitch, starts.address,
+            matrix.of(begin), matrix.pitch, *reading, valid.address, begin, end, k, out, out_pitch, starts.address,
             own.address, policy.address, _CUTOFFS, room, drawn, statistics.address, *after, counted.address,
             memory.address,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.backends.cuda import arrays
-from ksieve.backends.cuda.option_args import outputs, packed
+from ksieve.backends.cuda.option_args import leading, outputs, packed
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime import workspace as workspaces
@@ -17,6 +17,7 @@ from ksieve.backends.cuda.runtime.workspace import Workspace
 from ksieve.core import problem
 from ksieve.core.call import Call
 from ksieve.core.errors import BackendError
+from ksieve.core.leading import of_rows
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.planning import length_bins
 from ksieve.planning.plan import Plan
@@ -52,7 +53,7 @@ def run(
         If the kernel cannot be compiled or loaded; during a stream capture also if it is not loaded yet.
     """
     info, scores, out = call.scores, call.arrays["scores"], call.arrays.get("out")
-    rows, index = info.shape[0], plan.problem.device.index
+    rows, index = call.problem.rows, plan.problem.device.index
     driver = cuda_driver.get()
     if isinstance(workspace, Workspace):
         workspace.check(plan)
@@ -70,7 +71,7 @@ def run(
     if call.live < rows:
         counted = arrays.number(info.library, call.live, index, "num_rows")
         live_at = problem.inspect(counted, "num_rows").pointer
-    launcher = launch.launcher_of(plan, stats=return_stats, stream=stream)
+    launcher = launch.launcher_of(plan, stats=return_stats, stream=stream, leading=call.strided)
     stats_memory = None
     with driver.activated(launcher.context):
         capturing = driver.is_capturing(stream)
@@ -109,9 +110,11 @@ def launched(
     workspace: int = 0,
 ) -> launch.Arguments:
     """Arguments of the launch of a call with rows and slots."""
-    target = call.described.get("out") or problem.as_matrix(problem.inspect(result, "out"), "out")
-    (rows, width), pitches = call.scores.shape, (call.problem.pitch, problem.row_pitch(target))
+    target = call.described.get("out") or of_rows(problem.inspect(result, "out"), "out")
+    (rows, width), pitches = (call.problem.rows, call.problem.width), (call.problem.pitch, problem.row_pitch(target))
     options = packed(plan, call, more, launcher.with_slots) if launcher.extended else ()
+    if launcher.leading:
+        options += leading(call, target, more)
     at = (call.scores.pointer, call.address("lengths"), live, target.pointer, stats, workspace)
     return launch.Arguments(*at, *pitches, rows, width, options, None if call.problem.k else 0)
 
@@ -121,7 +124,12 @@ def _clear_counts(driver: Any, call: Call, index: int) -> None:
     if (counts := call.described.get("counts_out")) is not None and call.problem.rows:
         stream = arrays.current_stream(call.scores.library, call.arrays["scores"], index)
         with driver.activated(driver.context(index)):
-            driver.fill_zero(counts.pointer, 4 * call.problem.rows, stream)
+            if len(counts.shape) == 1:
+                driver.fill_zero(counts.pointer, 4 * call.problem.rows, stream)
+                return
+            (outer, inner), (far, near) = counts.shape, counts.strides
+            for at in (i * far + j * near for i in range(outer) for j in range(inner)):
+                driver.fill_zero(counts.pointer + 4 * at, 4, stream)
 
 
 def _no_stats(driver: Any, call: Call, index: int) -> Stats:

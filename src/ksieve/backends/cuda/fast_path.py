@@ -60,7 +60,7 @@ def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence
     raw, bound = "workspace" in at, type(given[place]) is Workspace
     raw_place, streams = list(at).index("workspace") if raw else 0, implicit_workspaces.by_stream(plan)
 
-    launcher = launch.launcher_of(plan, stats=False, stream=0)
+    launcher = launch.launcher_of(plan, stats=False, stream=0, leading=call.strided)
     more = {name.removesuffix("_out"): made for name, made in results.items() if name != "out"}
     asked = launched(launcher, plan, call, results["out"], more, call.address("num_rows"))
     words = ["lengths" if name == "ends" else name for name in (*at, *new)]

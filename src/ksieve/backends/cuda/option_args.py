@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ksieve.backends.cuda import arrays
+from ksieve.backends.cuda.runtime.launch import ARRAYS
 from ksieve.core import problem
-from ksieve.core.call import Call
+from ksieve.core.arrays import ArrayInfo
+from ksieve.core.call import NUMBERS, Call
+from ksieve.core.leading import numbers, of_rows
 from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
@@ -40,7 +43,7 @@ def packed(plan: Plan, call: Call, filled: dict[str, Any], with_slots: bool) -> 
     for name in ("values", "raw"):
         info = call.described.get(f"{name}_out")
         if info is None and name in filled:
-            info = problem.as_matrix(problem.inspect(filled[name], f"{name}_out"), f"{name}_out")
+            info = of_rows(problem.inspect(filled[name], f"{name}_out"), f"{name}_out")
         addresses.append(info.pointer if info is not None else 0)
         pitches.append(problem.row_pitch(info) if info is not None else 0)
     requests, pages, table_pitch = 0, 0, 0
@@ -66,10 +69,19 @@ def constants(options: Options) -> tuple[int, int, int]:
     return options.next_n, options.page_size.bit_length() - 1, flags
 
 
+def leading(call: Call, target: ArrayInfo, filled: dict[str, Any]) -> tuple[int, ...]:
+    """Fields of `launch.LEADING`; `target` describes the indices, `filled` is as `outputs` returns it."""
+    made = {f"{name}_out": of_rows(problem.inspect(array, name), name) for name, array in filled.items()}
+    found: dict[str, ArrayInfo] = {**made, "out": target, **call.described}
+    if "block_table" in found:
+        found["positions"] = found["block_table"]
+    return tuple(number for name in ARRAYS for number in numbers(found.get(name), name in NUMBERS))
+
+
 def _slots(call: Call) -> tuple[int, ...]:
     """Fields of `launch.SLOTS`."""
     at, pitch, block = 0, 0, 0
     if positions := call.described.get("positions") or call.described.get("block_table"):
-        at, pitch, width = positions.pointer, problem.row_pitch(positions), positions.shape[1]
+        at, pitch, width = positions.pointer, problem.row_pitch(positions), positions.shape[-1]
         block = call.problem.width // width if "block_table" in call.described and width else 0
     return call.address("counts_out"), call.address("tail"), at, pitch, call.problem.options.expand, block

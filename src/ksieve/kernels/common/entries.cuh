@@ -35,7 +35,8 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
   const bool ends = p.lengths == nullptr || o.flags & kEnds;
   int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
   const int most = p.k + kForcedInside;
-  const int own = (o.row_k ? min(max(o.row_k[id], 0), most) : most) + (kForced - kForcedInside);
+  const int own =
+      (o.row_k ? min(max(o.row_k[KSIEVE_INDEX_AT(p, kRowK, id)], 0), most) : most) + (kForced - kForcedInside);
   const int base = o.flags & kAbsolute ? start : 0;
   Entries<AnyRow> all = {};
   all.row.id = id;
@@ -46,14 +47,15 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
     if (kTail) length = min(length, max(tail_length(p, id) - base, 0));
     all.row.base = base / kBlockSize;
     all.row.length = !length ? 0 : kTail ? (cut + length) / kBlockSize : (cut + length - 1) / kBlockSize + 1;
-    all.row.from = static_cast<const unsigned char*>(p.scores) + (id * p.pitch + start - cut) * kBytes;
+    all.row.from =
+        static_cast<const unsigned char*>(p.scores) + (KSIEVE_ROW_AT(p, kScores, id, p.pitch) + start - cut) * kBytes;
     all.row.low = cut;
     all.row.high = cut + length;
   } else {
     if (kTail && !kPositions) length = min(length, max(tail_length(p, id) / o.expand - base, 0));
     all.row.base = base;
     all.row.length = length;
-    all.row.scores = static_cast<const Score*>(p.scores) + id * p.pitch + start;
+    all.row.scores = static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch) + start;
   }
   if (id >= live || own == 0) all.row.length = 0;
   all.before = min(kForceFirst, all.row.length);

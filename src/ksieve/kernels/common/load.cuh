@@ -51,7 +51,8 @@ __device__ __forceinline__ Row present_part(Row row) {
 __device__ __forceinline__ int window_start(const Params& p, int id) {
   const auto& o = p.options;
   if (!o.starts) return 0;
-  const i64 start = o.flags & kWideStarts ? reinterpret_cast<const i64*>(o.starts)[id] : o.starts[id];
+  const i64 start = o.flags & kWideStarts ? reinterpret_cast<const i64*>(o.starts)[KSIEVE_INDEX_AT(p, kStarts, id)]
+                                          : o.starts[KSIEVE_INDEX_AT(p, kStarts, id)];
   return static_cast<int>(min(max(start, i64{0}), static_cast<i64>(p.width)));
 }
 
@@ -60,9 +61,10 @@ __device__ __forceinline__ int live_rows(const Params& p) { return p.num_rows ? 
 
 // Returns an entry of the lengths. One of 64 bits is clamped to what 32 bits hold.
 __device__ __forceinline__ int length_entry(const Params& p, int entry) {
-  if constexpr (!kLongLengths) return p.lengths[entry];
+  if constexpr (!kLongLengths) return p.lengths[KSIEVE_INDEX_AT(p, kLengths, entry)];
   constexpr i64 kMost = 0x7fffffff;
-  return static_cast<int>(min(max(reinterpret_cast<const i64*>(p.lengths)[entry], -kMost), kMost));
+  return static_cast<int>(
+      min(max(reinterpret_cast<const i64*>(p.lengths)[KSIEVE_INDEX_AT(p, kLengths, entry)], -kMost), kMost));
 }
 __device__ __forceinline__ int length_of(const Params& p, int id) { return p.lengths ? length_entry(p, id) : p.width; }
 
@@ -74,13 +76,14 @@ __device__ __forceinline__ int hidden_of(const Params& p, int id) {
 // Returns the length of a row in positions, at least 0; of rows that are live.
 __device__ __forceinline__ int tail_length(const Params& p, int id) {
   const int hidden = hidden_of(p, id);
-  return max(p.options.tails[id / p.options.next_n], hidden) - hidden;
+  return max(p.options.tails[KSIEVE_INDEX_AT(p, kTails, id / p.options.next_n)], hidden) - hidden;
 }
 
 // Returns a row from its length and the live row count, both as the caller gives them: they are clamped here.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
   const bool alive = id < min(max(live, 0), p.rows);
-  return {static_cast<const Score*>(p.scores) + id * p.pitch, id, alive ? min(max(length, 0), p.width) : 0};
+  return {static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch), id,
+          alive ? min(max(length, 0), p.width) : 0};
 }
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
   return row_of(p, id, length, live_rows(p));
@@ -99,7 +102,7 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
 
 // Returns a row at its full width, for loads before its length is known. Not for windows.
 __device__ __forceinline__ Row widest_row(const Params& p, int id) {
-  Row row = {static_cast<const Score*>(p.scores) + id * p.pitch, id, p.width};
+  Row row = {static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch), id, p.width};
   return row;
 }
 

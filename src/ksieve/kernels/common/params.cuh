@@ -15,6 +15,7 @@ template <class First, class Second> struct Choose<false, First, Second> {
 };
 
 #include "common/codegen.cuh"
+#include "common/leading.cuh"
 #include "common/options.cuh"
 
 // Members that locate a row come first: a kernel's first access waits for 64 bytes of constants, which have all of
@@ -40,8 +41,11 @@ struct Params {
 #else
   static constexpr NoOptions options = {};
 #endif
+#if KSIEVE_LEADING
+  Leading leading[kArrays];
+#endif
 };
-static_assert(sizeof(Params) == 96 + kOptionBytes, "the host packs 96 bytes, and those of the options");
+static_assert(sizeof(Params) == 96 + kOptionBytes + kLeadingBytes, "the host packs 96 bytes, and what follows them");
 
 constexpr bool kBulkCopies = __CUDA_ARCH__ >= 900; // resident rows are copied by bulk asynchronous copies
 

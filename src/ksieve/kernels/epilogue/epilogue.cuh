@@ -152,7 +152,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) sync_owners<kOwners>();
     if constexpr (kWritesValues) {
-      Value* values = static_cast<Value*>(o.values) + row.id * o.values_pitch;
+      Value* values = static_cast<Value*>(o.values) + KSIEVE_ROW_AT(p, kValues, row.id, o.values_pitch);
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
         int slot = first + b * kOwners;
@@ -164,8 +164,8 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
       int slot = first + b * kOwners;
       if (slot >= end()) continue;
       int shown = index[b] < 0 ? -1 : kPositions ? PositionedRow::of_row().position_of(index[b]) : index[b] + base;
-      if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, shown);
-      write_index(p.indices, row.id * p.out_pitch + slot, wide, facts.transformed(p, shown));
+      if (o.raw) write_index(o.raw, KSIEVE_ROW_AT(p, kRaw, row.id, o.raw_pitch) + slot, wide, shown);
+      write_index(p.indices, KSIEVE_ROW_AT(p, kIndices, row.id, p.out_pitch) + slot, wide, facts.transformed(p, shown));
     }
   }
 }
@@ -190,14 +190,15 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
   auto score_at = [&](int i) -> u32& { return number_at(kRoom / 2 + i); }; // with values
   constexpr int kChunk = kWritesValues ? kRoom / 2 : kRoom;
   auto write = [&](int slot, int position, u32 score) {
-    if (kWritesValues) write_bits(o.values, row.id * o.values_pitch + slot, score);
-    if (o.raw) write_index(o.raw, row.id * o.raw_pitch + slot, wide, position);
-    write_index(p.indices, row.id * p.out_pitch + slot, wide, facts.transformed(p, position));
+    if (kWritesValues) write_bits(o.values, KSIEVE_ROW_AT(p, kValues, row.id, o.values_pitch) + slot, score);
+    if (o.raw) write_index(o.raw, KSIEVE_ROW_AT(p, kRaw, row.id, o.raw_pitch) + slot, wide, position);
+    write_index(p.indices, KSIEVE_ROW_AT(p, kIndices, row.id, p.out_pitch) + slot, wide,
+                facts.transformed(p, position));
   };
   auto other = [&](int at) { return position_at(p, row, at, selected, area); };
   const Cuts<Row> cuts(p, slots.row);
   cuts.forget(owner);
-  int* out = p.indices + row.id * p.out_pitch;
+  int* out = p.indices + KSIEVE_ROW_AT(p, kIndices, row.id, p.out_pitch);
   // Slots that are written together are those of one entry.
   const bool plain = o.expand % 4 == 0 && !(kWritesValues || wide || o.raw || o.flags & kPaged) && whole_fours(out, 4);
   const int together = plain ? 4 : 1;

@@ -35,7 +35,7 @@ __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 i
 
 // Writes the number of used slots of a row. Call by all of its threads.
 template <int kOwners = kThreads> __device__ __forceinline__ void write_count(const Params& p, int id, int used) {
-  if (kCounts && threadIdx.x % kOwners == 0) p.options.counts[id] = used;
+  if (kCounts && threadIdx.x % kOwners == 0) p.options.counts[KSIEVE_INDEX_AT(p, kCounts, id)] = used;
 }
 
 // Whether CTAs of a cluster, and those that have a row in registers, write slots as they are to be: without an order
@@ -53,8 +53,9 @@ struct SlotFacts {
   __device__ __forceinline__ static SlotFacts of(const Params& p, int id) {
     const auto& o = p.options;
     SlotFacts facts;
-    if (o.flags & kPaged) facts.request = o.request_of ? o.request_of[id] : id / o.next_n;
-    if (o.offsets) facts.offset = o.offsets[id];
+    if (o.flags & kPaged)
+      facts.request = o.request_of ? o.request_of[KSIEVE_INDEX_AT(p, kRequestOf, id)] : id / o.next_n;
+    if (o.offsets) facts.offset = o.offsets[KSIEVE_INDEX_AT(p, kOffsets, id)];
     return facts;
   }
 
@@ -141,7 +142,7 @@ struct SlotWriter {
   __device__ __forceinline__ u32 read_bits(int position) const {
     const u32 at = static_cast<u32>(position - kept.begin);
     if (at < kept.count) return bits_of(kept.scores[at]);
-    const Score* end = static_cast<const Score*>(p.scores) + id * p.pitch + p.width;
+    const Score* end = static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch) + p.width;
     return scores + position < end ? bits_of(scores[position]) : kUnusedBits;
   }
 
@@ -170,11 +171,13 @@ struct SlotWriter {
         const int slot = first + b * writers;
         if (slot >= end) continue;
         if constexpr (kAlone) {
-          p.indices[id * p.out_pitch + slot] = static_cast<int>(moved_by<u32>(entry[b], shown[b]));
+          p.indices[KSIEVE_ROW_AT(p, kIndices, id, p.out_pitch) + slot] =
+              static_cast<int>(moved_by<u32>(entry[b], shown[b]));
         } else {
           const bool wide = o.flags & kWide;
-          if (o.raw) write_index(o.raw, id * o.raw_pitch + slot, wide, shown[b]);
-          write_index(p.indices, id * p.out_pitch + slot, wide, moved_by<i64>(entry[b], shown[b]));
+          if (o.raw) write_index(o.raw, KSIEVE_ROW_AT(p, kRaw, id, o.raw_pitch) + slot, wide, shown[b]);
+          write_index(p.indices, KSIEVE_ROW_AT(p, kIndices, id, p.out_pitch) + slot, wide,
+                      moved_by<i64>(entry[b], shown[b]));
         }
       }
     }
@@ -209,7 +212,8 @@ struct SlotWriter {
       }
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b)
-        if (first + b * writers < end) write_bits(o.values, id * o.values_pitch + first + b * writers, bits[b]);
+        if (first + b * writers < end)
+          write_bits(o.values, KSIEVE_ROW_AT(p, kValues, id, o.values_pitch) + first + b * writers, bits[b]);
     }
   }
 

@@ -9,7 +9,7 @@
 template <class NumberOf, class Rest>
 __device__ __forceinline__ void write_fours(const SlotWriter& slots, u32 expand, int begin, int end, int used,
                                             NumberOf number_of, Rest rest, int writers, int writer) {
-  int* out = slots.p.indices + slots.id * slots.p.out_pitch;
+  int* out = slots.p.indices + KSIEVE_ROW_AT(slots.p, kIndices, slots.id, slots.p.out_pitch);
   const int before = static_cast<int>(reinterpret_cast<u64>(out + begin) / sizeof(int) % 4);
 #pragma unroll 1
   for (int first = begin - before + 4 * writer; first < end; first += 4 * writers) {

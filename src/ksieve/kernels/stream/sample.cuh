@@ -233,7 +233,7 @@ __device__ __forceinline__ void prefetch(const Score* scores) { prefetch_to_l2<k
 // Prefetches another row's view from its `from`-th score on, assuming that the row is about as long as this one: this
 // row's remaining work hides the latency.
 __device__ __forceinline__ void prefetch_view(const Params& p, int id, int length, int from = 0) {
-  const Score* scores = static_cast<const Score*>(p.scores) + id * p.pitch;
+  const Score* scores = static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch);
   if constexpr (kWindows) {
     int start = window_start(p, id);
     scores += start;

@@ -66,7 +66,8 @@ __device__ __forceinline__ void describe_positions(const Params& p, const Row& r
   constexpr u32 kLimit = 1u << 31;
   u32 limit = kLimit / o.expand; // int32 holds all positions of an entry
   if constexpr (kTail) limit = min(limit, static_cast<u32>(tail_length(p, row.id) / o.expand));
-  PositionedRow::of_row() = {o.positions + row.id * o.positions_pitch, row.base, o.block, limit, 0, 0, 0, 0, 0, limit};
+  const int* positions = o.positions + KSIEVE_ROW_AT(p, kPositions, row.id, o.positions_pitch);
+  PositionedRow::of_row() = {positions, row.base, o.block, limit, 0, 0, 0, 0, 0, limit};
 }
 
 // Finds the scores of a row that have a position, if they have any of their own. Call by all threads, when none works

@@ -69,11 +69,13 @@ def needed(
     stats: bool = False,
     options: Options = PLAIN,
     unplanned: bool = False,
+    leading: bool = False,
 ) -> dict[KernelSpec, Plan]:
     """Return the distinct specialisations that the plans of all these shapes need, each with one of its plans.
 
     Shapes share most of their kernels, because rows, width and k are run-time parameters. For a few shapes, calls
     without a plan use other kernels (`kept` of `ksieve.planning.choose.choose`): with `unplanned` those are needed too.
+    With `leading` they are those of arrays with leading strides.
 
     Raises
     ------
@@ -86,7 +88,7 @@ def needed(
         for kept in (True, False) if unplanned else (True,):
             plan = planner.choose(asked, device, family=family, policy=policy, kept=kept)
             for part in (plan,) if stats else length_bins.launches(plan):
-                found.setdefault(kernel_spec(part, stats=stats), part)
+                found.setdefault(kernel_spec(part, stats=stats, leading=leading), part)
     return found
 
 

@@ -73,8 +73,10 @@ def architecture(capability: tuple[int, int]) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> KernelSpec:
+def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None, leading: bool = False) -> KernelSpec:
     """Specialisation that runs a plan's own launch; with statistics it is the only one.
+
+    With `leading` it takes arrays with leading strides (`ksieve.core.leading`).
 
     Raises
     ------
@@ -114,6 +116,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None) -> 
         **({"KSIEVE_REGISTERS": 1} if plan.family in IN_REGISTERS else {}),
         **({"KSIEVE_MAILBOX_BYTES": memory.mailbox_bytes(plan.splits)} if cooperative(plan) else {}),
         **({"KSIEVE_BINNED": 1, "KSIEVE_LENGTH_BIN": plan.bin} if plan.bin is not None else {}),
+        **({"KSIEVE_LEADING": 1} if leading else {}),
     }
     return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
 

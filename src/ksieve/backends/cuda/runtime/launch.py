@@ -42,6 +42,14 @@ SLOTS = struct.Struct("=3Qq2i")
 """What follows in `Options` where slots hold more than one index each, or positions in place of indices: counts, tails,
 positions (addresses); positions_pitch (elements); expand, block."""
 
+ARRAYS = ("scores", "lengths", "out", "starts", "k", "row_to_request", "offsets", "values_out", "raw_out", "counts_out",
+          "tail", "positions")  # fmt: skip
+"""`Array` of kernels/common/leading.cuh, by the names of arguments."""
+
+LEADING = struct.Struct("=" + "2q2i" * len(ARRAYS))
+"""`Leading` of each, last of all where a kernel takes leading strides: outer, inner (elements); size of the inner
+dimension, and a reserved zero."""
+
 WORDS = {
     "scores": 0, "lengths": 1, "num_rows": 2, "out": 6, "workspace": 9, "starts": 12, "k": 13, "page_table": 14,
     "row_to_request": 15, "offsets": 16, "values_out": 17, "raw_out": 18, "counts_out": 25, "tail": 26,
@@ -216,7 +224,7 @@ class Arguments(NamedTuple):
     ----------
     options : tuple of int
         Fields of `OPTIONS`, if the plan's kernel takes them (`extended`), and behind them those of `SLOTS`
-        (`with_slots`).
+        (`with_slots`); last those of `LEADING`, if it takes leading strides.
     k : int, optional
         That of the plan when omitted, or 0.
     """
@@ -238,7 +246,9 @@ class Arguments(NamedTuple):
 class Launcher(Kernel):
     """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
 
-    def __init__(self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None) -> None:
+    def __init__(
+        self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None, leading: bool = False
+    ) -> None:
         self.plan = plan = length_bins.stats_plan(plan) if stats else plan
         driver = driver or cuda_driver.get()
         _check_device(plan, driver.device_info(plan.problem.device.index))
@@ -247,7 +257,9 @@ class Launcher(Kernel):
         self._splits = plan.splits
         self._lists = plan.lists_at
         self._most = max(plan.ctas, 1)
-        self._before = tuple(Launcher(other, stats, stream, driver) for other in length_bins.launches(plan)[:-1])
+        self._before = tuple(
+            Launcher(other, stats, stream, driver, leading) for other in length_bins.launches(plan)[:-1]
+        )
         attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "resident_cluster" else []
         if cooperative(plan):
             attributes.append((_COOPERATIVE, 1, 0, 0))
@@ -255,8 +267,11 @@ class Launcher(Kernel):
             attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
         self.extended, self.with_slots = extended(plan), with_slots(plan)
         self._patch = _PATCH_SLOTS if self.with_slots else _PATCH_OPTIONS if self.extended else _PATCH
+        self.leading = leading
+        if leading:
+            self._patch = struct.Struct(self._patch.format[:-1] + LEADING.format[1:] + "I")
         size = self._patch.size - 4
-        spec = kernel_spec(plan, stats=stats)
+        spec = kernel_spec(plan, stats=stats, leading=leading)
         super().__init__(spec, plan.problem.device.index, plan.threads, size, driver, stream, attributes)
         self.name = plan.family
 
@@ -354,20 +369,23 @@ def kernel_of(spec: KernelSpec, index: int, threads: int, params_bytes: int, str
 
 
 _launchers: dict[tuple[Plan, bool], Launcher] = {}
+_leading_launchers: dict[tuple[Plan, bool], Launcher] = {}
 
 
-def launcher_of(plan: Plan, *, stats: bool, stream: int) -> Launcher:
+def launcher_of(plan: Plan, *, stats: bool, stream: int, leading: bool = False) -> Launcher:
     """Return the launcher of a plan, made on first use; equal plans share one."""
-    launcher = _launchers.get((plan, stats))
+    held = _leading_launchers if leading else _launchers
+    launcher = held.get((plan, stats))
     if launcher is None:
-        if len(_launchers) >= 4096:
-            _launchers.clear()
-        launcher = _launchers[plan, stats] = Launcher(plan, stats, stream)
+        if len(held) >= 4096:
+            held.clear()
+        launcher = held[plan, stats] = Launcher(plan, stats, stream, leading=leading)
     return launcher
 
 
 def forget() -> None:
     """Drop every launcher and loaded function, as in a new process; for tests."""
     _launchers.clear()
+    _leading_launchers.clear()
     _kernels.clear()
     _functions.clear()

@@ -1,0 +1,112 @@
+"""Leading strides: how the rows of an array, or its numbers of one for each row, lie in memory.
+
+Leading dimensions count in C order. Those that lie one behind another are merged. What remains is one stride, as of a
+matrix or a vector, or two, which kernels take in a specialisation of their own: then an array is described with an
+outer and an inner leading dimension. More than two are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ksieve.core.arrays import UNEVEN, ArrayInfo
+from ksieve.core.errors import ArgumentError
+
+Steps = list[tuple[int, int]]
+"""Size and stride of each leading dimension."""
+
+
+def contiguous(info: ArrayInfo, name: str) -> str:
+    """Expression that makes a contiguous copy of an array in its own library, for error messages."""
+    if info.library == "torch":
+        return f"{name}.contiguous()"
+    return f"{'cupy' if info.library == 'cupy' else 'np'}.ascontiguousarray({name})"
+
+
+def _merged(info: ArrayInfo, name: str, leading: int, filled: bool) -> Steps:
+    """Sizes and strides of the leading dimensions, merged: at most two; those of an empty array are arbitrary."""
+    steps: Steps = []
+    if 0 in info.shape:
+        return steps
+    for n, stride in zip(reversed(info.shape[:leading]), reversed(info.strides[:leading]), strict=True):
+        if n > 1:
+            if steps and stride == steps[0][0] * steps[0][1]:
+                steps[0] = (n * steps[0][0], steps[0][1])
+            else:
+                steps.insert(0, (n, stride))
+    got = f"shape {info.shape} with strides {info.strides}"
+    if any(stride == UNEVEN for _, stride in steps):
+        got = f"shape {info.shape} with strides that are no multiple of {info.itemsize} bytes"
+        raise ArgumentError(name, got, "strides of whole elements" + _remedy(info, name, filled))
+    if len(steps) > 2:
+        takes = "leading dimensions that merge to at most two, each with one stride"
+        raise ArgumentError(name, got, takes + _remedy(info, name, filled))
+    return steps
+
+
+def _remedy(info: ArrayInfo, name: str, filled: bool) -> str:
+    return "" if filled else f": {contiguous(info, name)}"
+
+
+def of_rows(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
+    """Describe an array by its rows, along its last dimension, without a copy.
+
+    `filled` is true of an output, of which a copy is no remedy.
+
+    Returns
+    -------
+    ArrayInfo
+        Of shape (rows, width), where rows are one pitch of at least the width apart, or all the same one; else of shape
+        (outer, inner, width).
+
+    Raises
+    ------
+    ArgumentError
+        If there are no dimensions, or more than two leading strides.
+    """
+    if len(info.shape) == 2:
+        (rows, width), pitch = info.shape, info.strides[0]
+        if pitch >= width or pitch == 0 or rows < 2:
+            return info
+    if not info.shape:
+        raise ArgumentError(name, "shape ()", "an array of at least one dimension, the last of which is a row")
+    *leading, width = info.shape
+    steps = _merged(info, name, len(leading), filled) or [(math.prod(leading), width)]
+    unit = info.strides[-1]
+    if len(steps) == 1 and (steps[0][1] >= width or steps[0][1] == 0):
+        return replace(info, shape=(steps[0][0], width), strides=(steps[0][1], unit))
+    (outer, far), (inner, near) = steps if len(steps) == 2 else ((1, 0), steps[0])
+    return replace(info, shape=(outer, inner, width), strides=(far, near, unit))
+
+
+def of_numbers(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
+    """Describe an array of one number for each row: of shape (rows,) and stride 1, or of shape (outer, inner)."""
+    if len(info.shape) == 1 and (info.strides[0] == 1 or info.shape[0] < 2):
+        return info
+    size = math.prod(info.shape)
+    steps = _merged(info, name, len(info.shape), filled) or [(size, 1)]
+    if steps == [(size, 1)]:
+        return replace(info, shape=(size,), strides=(1,))
+    (outer, far), (inner, near) = steps if len(steps) == 2 else ((1, 0), steps[0])
+    return replace(info, shape=(outer, inner), strides=(far, near))
+
+
+def overlaps_itself(info: ArrayInfo) -> bool:
+    """Whether two elements may share memory: whether a stride is shorter than what lies within it."""
+    reach = 1
+    for stride, n in sorted((abs(s), n) for n, s in zip(info.shape, info.strides, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach = stride * (n - 1) + reach
+    return False
+
+
+def numbers(info: ArrayInfo | None, vector: bool) -> tuple[int, int, int, int]:
+    """What a kernel takes of an array (`Leading` of kernels/common/leading.cuh); of None and an array without elements
+    any.
+    """
+    if info is None or 0 in info.shape:
+        return 0, 0, 1, 0
+    shape, strides = (info.shape, info.strides) if vector else (info.shape[:-1], info.strides[:-1])
+    return (0 if len(shape) == 1 else strides[0], strides[-1], max(shape[-1], 1), 0)
