@@ -367,7 +367,7 @@ def test_continuous_integration_has_the_compiler_of_the_list(scripts):
     """Another one would compare nothing, and pass."""
     version = json.loads(scripts[1].LIST.read_text())["nvrtc"]
     assert f"\nnvidia-cuda-nvrtc=={version}\n" in (ROOT / "constraints.txt").read_text()
-    assert "\n\t  step cubins;" in (ROOT / "Makefile").read_text()
+    assert "\n\tstep cubins;" in (ROOT / "Makefile").read_text()
     assert "make --no-print-directory test-all" in (ROOT / ".ci" / "run").read_text()
 
 
