@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.backends.cpu.compiled import entry, prepare
+from ksieve.backends.cpu.rows import address_of, placed
 from ksieve.backends.cpu.runner import (
     INLINE_SCORES,
     PORTION_SCORES,
-    _address,
-    _placed,
     _reading,
     _scratch,
     thread_count,
@@ -131,9 +130,9 @@ def keep(
     """
     rows, width = scores.shape
     capacity, reading = values.shape[1], _reading(scores, ranking)
-    matrix, kept, own = map(_placed, (scores, values, places))
-    windows = [_address(array) for array in (begins, lengths)]
-    limits, held = _address(bounds), _address(counts)
+    matrix, kept, own = map(placed, (scores, values, places))
+    windows = [address_of(array) for array in (begins, lengths)]
+    limits, held = address_of(bounds), address_of(counts)
     prepare(keep_rows)
 
     def work(begin: int, end: int) -> None:

@@ -1,9 +1,9 @@
-"""Rows that lie two leading strides apart, on the host: the runner addresses them in place."""
+"""Where rows lie on the host: addresses for kernels, and rows two leading strides apart, which are read in place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -38,3 +38,34 @@ def by_group(work: Callable[[int, int], None], arrays: Iterable[Any]) -> Callabl
             begin = last
 
     return divided
+
+
+class Placed(NamedTuple):
+    """An array with its address; keeping both together keeps the array alive."""
+
+    array: NDArray[Any] | None
+    address: int
+    pitch: int
+    """Bytes from one row to the next."""
+    group: int = 0
+    """Rows that are a pitch apart, where not all are; 0 otherwise."""
+    skip: int = 0
+    """Bytes added between groups."""
+
+    def of(self, row: int) -> int:
+        """Address of row 0 by which kernels find the rows of a row's group."""
+        return self.address + row // self.group * self.skip if self.group else self.address
+
+
+ABSENT = Placed(None, 0, 0)
+
+
+def address_of(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def placed(array: NDArray[Any] | Rows | None) -> Placed:
+    if isinstance(array, Rows):
+        (far, near, _), group = array.array.strides, array.array.shape[1]
+        return Placed(array.array, address_of(array.array), near, group, far - group * near)
+    return ABSENT if array is None else Placed(array, address_of(array), array.strides[0])

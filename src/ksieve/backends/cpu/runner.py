@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.backends.cpu.rows import Rows, by_group
+from ksieve.backends.cpu.rows import ABSENT, Placed, address_of, by_group, placed
 from ksieve.backends.cpu.sharing import Work, share
 from ksieve.core import gathering
 from ksieve.core.arrays import dtype_name
@@ -46,23 +46,6 @@ KEPT_BYTES = 1 << 20
 """Most scratch memory that a thread keeps between calls."""
 
 _TRANSFORMS = {"none": 0, "pages": 1, "offsets": 2}
-
-
-class _Placed(NamedTuple):
-    """An array with its address; keeping both together keeps the array alive."""
-
-    array: NDArray[Any] | None
-    address: int
-    pitch: int
-    """Bytes from one row to the next."""
-    group: int = 0
-    """Rows that are a pitch apart, where not all are; 0 otherwise."""
-    skip: int = 0
-    """Bytes added between groups."""
-
-    def of(self, row: int) -> int:
-        """Address of row 0 by which kernels find the rows of a row's group."""
-        return self.address + row // self.group * self.skip if self.group else self.address
 
 
 _Select = Callable[[int, int, int, int], None]
@@ -126,7 +109,7 @@ def run(
     rows, width = scores.shape
     valid = np.ascontiguousarray(np.clip(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
-    slots = _placed(out)
+    slots = placed(out)
     _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, scores)
     return Stats(raw) if return_stats else None
 
@@ -150,7 +133,7 @@ def row_work(plan: Plan, scores: NDArray[Any], seed: int | None = None) -> NDArr
     rows, width = scores.shape
     work, out = np.zeros(rows, np.int64), np.empty((rows, plan.problem.k), np.int32)
     select, _ = _selector(plan, scores, np.full(rows, width, np.int32), False, work=work, seed=seed)
-    select(0, rows, _address(out), out.strides[0])
+    select(0, rows, address_of(out), out.strides[0])
     return work
 
 
@@ -199,7 +182,7 @@ def run_gathering(
 
     rows, width = scores.shape
     found = gathering.empty(scores)
-    matrix, own, target, places, counts = map(_placed, (scores, positions, found.scores, found.places, found.lengths))
+    matrix, own, target, places, counts = map(placed, (scores, positions, found.scores, found.places, found.lengths))
     first, valid, room = _flat(begins), _flat(lengths), bytes_needed(width if by_position else 0)
     prepare(gather_rows)
 
@@ -222,7 +205,7 @@ def run_pooling(plan: Plan, scores: NDArray[Any], blocks: Blocks, ranking: Ranki
 
     rows, width = scores.shape
     found = np.empty((rows, -(-width // blocks.size)), scores.dtype)
-    matrix, target, reading, size, *lists = _placed(scores), _placed(found), _reading(scores, ranking), *blocks
+    matrix, target, reading, size, *lists = placed(scores), placed(found), _reading(scores, ranking), *blocks
     parts = [_flat(each) for each in lists]
     prepare(pool_rows)
 
@@ -259,7 +242,7 @@ def run_arranging(
     ranges = _flat(np.stack(forced[:5]))
     facts = _flat(np.stack([entries.begin, entries.number, entries.low, entries.high, entries.tail]))
     places, scores, values, picked = map(
-        _placed, (entries.places, entries.scores, finish.values, np.ascontiguousarray(chosen))
+        placed, (entries.places, entries.scores, finish.values, np.ascontiguousarray(chosen))
     )
     by_value, highest = int(options.order == "value"), int(options.tie_break == "high")
     size, least = entries.scores.itemsize, _least(entries.scores, options)
@@ -285,7 +268,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
 
     options, first = finish.options, _flat(begins)
     scores, out, raw, values, table, row_to_request, offsets, places, counts = map(
-        _placed,
+        placed,
         (
             finish.scores, finish.out, finish.raw, finish.values, finish.page_table, finish.row_to_request,
             finish.offsets, finish.places, finish.counts,
@@ -305,7 +288,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     finishing.ready(ordered, values.address, written)
 
     def work(begin: int, end: int) -> None:
-        local = _placed(np.empty((min(step, end - begin), k), np.int32)) if written else out
+        local = placed(np.empty((min(step, end - begin), k), np.int32)) if written else out
         for at in range(begin, end, step):
             last = min(at + step, end)
             # Kernels count slots from row 0; local ones begin with row `at`.
@@ -347,45 +330,31 @@ def _least(scores: NDArray[Any], options: Options) -> int:
     return int(filled(scores.dtype, options.fill).view(f"u{scores.itemsize}"))
 
 
-def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _placed(array: NDArray[Any] | Rows | None) -> _Placed:
-    if isinstance(array, Rows):
-        (far, near, _), group = array.array.strides, array.array.shape[1]
-        return _Placed(array.array, _address(array.array), near, group, far - group * near)
-    return _ABSENT if array is None else _Placed(array, _address(array), array.strides[0])
-
-
-_ABSENT = _Placed(None, 0, 0)
-
-
 class _Own(threading.local):
-    memory = _ABSENT
+    memory = ABSENT
 
 
 _own = _Own()
 
 
-def _scratch(size: int) -> _Placed:
+def _scratch(size: int) -> Placed:
     """Memory from the start of a cache line, for one kernel at a time; of usual sizes the thread keeps it."""
     memory = _own.memory
     if memory.pitch < size:
         array = np.empty(size + 63, np.uint8)
-        memory = _Placed(array, (_address(array) + 63) // 64 * 64, size)
+        memory = Placed(array, (address_of(array) + 63) // 64 * 64, size)
         if size <= KEPT_BYTES:
             _own.memory = memory
     return memory
 
 
 _FLOAT32 = np.dtype(np.float32)
-_CUTOFFS = _address(BIN_CUTOFF_KEY)
+_CUTOFFS = address_of(BIN_CUTOFF_KEY)
 
 
-def _flat(array: NDArray[Any]) -> _Placed:
+def _flat(array: NDArray[Any]) -> Placed:
     """Int64 without gaps."""
-    return _placed(np.ascontiguousarray(array, np.int64))
+    return placed(np.ascontiguousarray(array, np.int64))
 
 
 def _threads(plan: Plan, rows: int, width: int) -> int:
@@ -411,8 +380,8 @@ def _selector(
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     policy, room = _policy_numbers(plan.policy, k), stored_candidates(plan, width)
     drawn = fresh_seed() if seed is None else seed
-    matrix, valid, starts, own, counted = map(_placed, (scores, lengths, begins, ks, work))
-    statistics, reading = _placed(raw if return_stats else None), _reading(scores, options.ranking)
+    matrix, valid, starts, own, counted = map(placed, (scores, lengths, begins, ks, work))
+    statistics, reading = placed(raw if return_stats else None), _reading(scores, options.ranking)
     after = kernels.ready(return_stats, options.tie_break == "high")
     needed = kernels.bytes_needed(room, plan.policy)
 
@@ -428,7 +397,7 @@ def _selector(
 
 
 @lru_cache
-def _policy_numbers(policy: SamplingPolicy | None, k: int) -> _Placed:
+def _policy_numbers(policy: SamplingPolicy | None, k: int) -> Placed:
     """Policy as the kernels take it: stride, group, phase multiplier, ranks (0: none), exact boundary,
     sampled scores per statistic, groups that a jittered view chooses from (1: none).
     """
@@ -438,7 +407,7 @@ def _policy_numbers(policy: SamplingPolicy | None, k: int) -> _Placed:
             policy.stride, policy.group, policy.phase_multiplier, policy.primary_rank(k), policy.rescue_rank(k) or 0,
             int(policy.boundary == "exact"), PEAK if policy.peaks else 1, policy.stride if policy.jitter else 1,
         )  # fmt: skip
-    return _placed(np.array(numbers))
+    return placed(np.array(numbers))
 
 
 def run_reference(
