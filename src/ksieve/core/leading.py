@@ -94,6 +94,8 @@ def of_numbers(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo
 
 def overlaps_itself(info: ArrayInfo) -> bool:
     """Whether two elements may share memory: whether a stride is shorter than what lies within it."""
+    if 0 in info.shape:  # strides are arbitrary
+        return False
     reach = 1
     for stride, n in sorted((abs(s), n) for n, s in zip(info.shape, info.strides, strict=True) if n > 1):
         if stride < reach:
@@ -103,9 +105,7 @@ def overlaps_itself(info: ArrayInfo) -> bool:
 
 
 def numbers(info: ArrayInfo | None, vector: bool) -> tuple[int, int, int, int]:
-    """What a kernel takes of an array (`Leading` of kernels/common/leading.cuh); of None and an array without elements
-    any.
-    """
+    """Fields of `Leading` in kernels/common/leading.cuh; zeros for an array that is absent or has no elements."""
     if info is None or 0 in info.shape:
         return 0, 0, 1, 0
     shape, strides = (info.shape, info.strides) if vector else (info.shape[:-1], info.strides[:-1])

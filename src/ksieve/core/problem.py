@@ -215,9 +215,13 @@ def check_scores(info: ArrayInfo, name: str = "scores", *, strided: bool = False
     return dtype
 
 
-def _check_last_stride(info: ArrayInfo, name: str) -> None:
+def _is_contiguous_in_rows(info: ArrayInfo) -> bool:
     # The strides of an array without elements are arbitrary (NumPy: zeros).
-    if info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape:
+    return info.strides[-1] == 1 or info.shape[-1] < 2 or 0 in info.shape
+
+
+def _check_last_stride(info: ArrayInfo, name: str) -> None:
+    if not _is_contiguous_in_rows(info):
         stride = "of no whole element" if info.strides[-1] == UNEVEN else info.strides[-1]
         raise ArgumentError(name, f"last stride {stride}", f"last stride 1 (rows contiguous): {contiguous(info, name)}")
 
@@ -339,7 +343,8 @@ def check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
     requests, pages = info.shape
     _check_last_stride(info, name)
     if requests > 1 and info.strides[0] < 0:
-        raise ArgumentError(name, f"row pitch {info.strides[0]}", "a row pitch of at least 0")
+        pitch = "of no whole element" if info.strides[0] == UNEVEN else info.strides[0]
+        raise ArgumentError(name, f"row pitch {pitch}", "a row pitch of at least 0")
     for what, size in (("requests", requests), ("pages a request", pages)):
         if size > MAX_SIZE:
             raise ArgumentError(name, f"{size} {what}", f"at most {MAX_SIZE}, which kernels count in int32")
@@ -358,9 +363,7 @@ def check_output(
         raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}")
     _check_device(info, name, others["scores"].device)
     info = of_rows(info, name, filled=True)
-    matrix = len(info.shape) == 2
-    apart = info.shape[0] < 2 or info.strides[0] >= info.shape[1] if matrix else not overlaps_itself(info)
-    if not apart or (info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape):
+    if overlaps_itself(info) or not _is_contiguous_in_rows(info):
         raise ArgumentError(name, f"strides {info.strides}", "contiguous rows that do not overlap")
     _check_aligned(info, name)
     _check_apart(array, info, name, others)

@@ -61,10 +61,12 @@ ABSENT = Placed(None, 0, 0)
 
 
 def address_of(array: NDArray[Any]) -> int:
+    """Address of the first element."""
     return int(array.__array_interface__["data"][0])
 
 
 def placed(array: NDArray[Any] | Rows | None) -> Placed:
+    """Where the rows of an array lie; `ABSENT` for None."""
     if isinstance(array, Rows):
         (far, near, _), group = array.array.strides, array.array.shape[1]
         return Placed(array.array, address_of(array.array), near, group, far - group * near)
