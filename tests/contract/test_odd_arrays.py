@@ -79,9 +79,11 @@ def test_an_odd_array_gives_the_exact_answer_or_is_named(name, library):
         except Exception as error:
             wrong.append((odd, type(error).__name__, str(error)))
         else:
-            given, wanted = call(name, GOOD[name].copy(), library)
+            # Strides may change which numbers an array holds: the answer is that of its contiguous copy.
+            whole = np.ascontiguousarray(plain(value)) if odd in STRIDED and takes(name, odd) else GOOD[name].copy()
+            given, wanted = call(name, whole, library)
             ksieve.topk(**given, **wanted)
-            same = odd in STRIDED - {"wide"} or all(np.array_equal(plain(beside[o]), plain(wanted[o])) for o in beside)
+            same = all(np.array_equal(plain(beside[o]), plain(wanted[o])) for o in beside)
             if not takes(name, odd) or not same:
                 wrong.append((odd, "taken", same))
     assert not wrong
