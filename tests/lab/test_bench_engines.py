@@ -138,7 +138,7 @@ def test_without_a_gpu():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--engines", "aiter"), ("--parts", "second"), ("--dtypes", "int8"), ("--shapes", "x")]
+    ("option", "value"), [("--engines", "other"), ("--parts", "second"), ("--dtypes", "int8"), ("--shapes", "x")]
 )
 def test_options_are_checked_before_anything_runs(option, value):
     done = invoke("engines", option, value)

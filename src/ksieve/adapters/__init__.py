@@ -1,6 +1,6 @@
 """Call signatures of serving frameworks over `ksieve.topk`, and a switch that puts them into a running engine.
 
-`ksieve.adapters.vllm`, `.sglang`, `.flashinfer`, `.tensorrt_llm` and `.aiter` hold functions with the names, keywords,
+`ksieve.adapters.vllm`, `.sglang`, `.flashinfer` and `.tensorrt_llm` hold functions with the names, keywords,
 in-place outputs and results of the framework's own, and `install` and `uninstall`, which replace the framework's
 operators by them. ``KSIEVE_VLLM=1`` and ``KSIEVE_SGLANG=1`` do that in every process of the engine.
 They take PyTorch tensors, on CUDA or on the CPU. docs/guide/integrations.md says what changes in which framework.

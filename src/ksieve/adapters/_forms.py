@@ -137,28 +137,17 @@ def _tensorrt_llm() -> Iterator[Form]:
         }  # fmt: skip
 
 
-def _aiter() -> Iterator[Form]:
-    for stable in (False, True):
-        both = {"indices": _out(), "numRows": _ROWS, "stride0": _WIDTH, "stride1": 1, "k": _K, "stable": stable}
-        for values in (None, torch.zeros(_ROWS, _K)):
-            windows = {"rowStarts": _vector(), "rowEnds": _vector()}
-            yield "top_k_per_row_prefill", {**windows, "values": values, **both}
-        for next_n in (1, 2):
-            yield "top_k_per_row_decode", {"next_n": next_n, "seqLens": _vector(_ROWS // next_n), **both}
-
-
 FORMS: dict[str, Callable[[], Iterator[Form]]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "flashinfer": _flashinfer,
     "tensorrt_llm": _tensorrt_llm,
-    "aiter": _aiter,
 }
 
 
 def options_of(engine: str) -> tuple[Options, ...]:
-    """Return the distinct options for which an engine's calls take kernels; with "all" of those that run on CUDA."""
-    engines = tuple(name for name in FORMS if name != "aiter") if engine == "all" else (engine,)
+    """Return the distinct options for which an engine's calls take kernels; with "all" those of every engine."""
+    engines = tuple(FORMS) if engine == "all" else (engine,)
     asked = [seen(name, *form).options for name in engines for form in FORMS[name]()]
     return tuple(dict.fromkeys(options for options in asked if on_cuda(options)))
 

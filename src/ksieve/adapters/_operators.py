@@ -252,23 +252,11 @@ TENSORRT_LLM = tuple(
     )
 )
 
-_STRIDES = "numRows, stride0, stride1, k=2048"
-
-AITER = tuple(
-    Operator("aiter.ops.topk:", name, f"aiter.{name}", (f"{text}, {_STRIDES}, stable=False", f"{text}, {_STRIDES}"),
-             writes, "indices")
-    for name, text, writes in (
-        ("top_k_per_row_prefill", "logits, rowStarts, rowEnds, indices, values", ("indices", "values")),
-        ("top_k_per_row_decode", "logits, next_n, seqLens, indices", ("indices",)),
-    )
-)  # fmt: skip
-
 OPERATORS: dict[str, tuple[Operator, ...]] = {
     "vllm": VLLM + FLASHINFER,
     "sglang": SGLANG + FLASHINFER,
     "flashinfer": FLASHINFER,
     "tensorrt_llm": TENSORRT_LLM,
-    "aiter": AITER,
 }
 """The operators that each engine calls. SGLang's ``plan_topk_v2`` stays: kernels that are not here read its plan."""
 
@@ -277,7 +265,6 @@ HOMES = {
     "sglang": ("sglang", "sgl_kernel"),
     "flashinfer": ("flashinfer",),
     "tensorrt_llm": ("tensorrt_llm",),
-    "aiter": ("aiter",),
 }
 """Top-level packages of each engine. Any of their modules may hold a replaced function under another name."""
 
@@ -286,7 +273,6 @@ DISTRIBUTIONS = {
     "sglang": ("sglang", "sglang-kernel", "flashinfer-python"),
     "flashinfer": ("flashinfer-python",),
     "tensorrt_llm": ("tensorrt-llm",),
-    "aiter": ("amd-aiter",),
 }
 """Distributions whose versions are named where the signatures of an engine are."""
 

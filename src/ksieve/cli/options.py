@@ -41,7 +41,6 @@ class Engine(StrEnum):
     sglang = "sglang"
     flashinfer = "flashinfer"
     tensorrt_llm = "tensorrt_llm"
-    aiter = "aiter"
     all = "all"
 
 

@@ -1,11 +1,11 @@
 """Calls as frameworks make them, and what each framework documents of the result, in plain NumPy."""
 
-from adapter_calls import aiter, deepselect, flashinfer, sglang, sglang_pools, tensorrt_llm, vllm  # noqa: A004
+from adapter_calls import deepselect, flashinfer, sglang, sglang_pools, tensorrt_llm, vllm
 from adapter_calls.base import CASES, ROWS, Case, best, make, refill, same, to_arrays, to_tensors
 
 __all__ = [
-    "CASES", "ROWS", "Case", "aiter", "best", "deepselect", "flashinfer", "make", "refill", "same", "sglang",
-    "sglang_pools", "tensorrt_llm", "to_arrays", "to_tensors", "vllm", "warm",
+    "CASES", "ROWS", "Case", "best", "deepselect", "flashinfer", "make", "refill", "same", "sglang", "sglang_pools",
+    "tensorrt_llm", "to_arrays", "to_tensors", "vllm", "warm",
 ]  # fmt: skip
 
 

@@ -15,11 +15,11 @@ torch = pytest.importorskip("torch")
 
 import adapter_calls as cases  # noqa: E402
 from conftest import ROOT  # noqa: E402
-from ksieve.adapters import _rows, aiter, flashinfer, sglang, tensorrt_llm, vllm  # noqa: A004, E402
+from ksieve.adapters import _rows, flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 
 SWITCH = {"install", "uninstall", "warm_up"}
-MODULES = (vllm, sglang, flashinfer, tensorrt_llm, aiter)
+MODULES = (vllm, sglang, flashinfer, tensorrt_llm)
 GRID = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in cases.CASES for dtype in case.dtypes]
 
 
@@ -104,9 +104,6 @@ SIGNATURES = {
     tensorrt_llm.indexer_topk_prefill: "logits, row_starts, row_ends, indices, index_topk=2048",
     tensorrt_llm.indexer_topk_decode: "logits, seq_lens, indices, next_n, index_topk=2048, pre_idx=None, "
     "heuristic_scratch=None, compress_ratio=1, radix_aux_indices=None, radix_aux_logits=None",
-    aiter.top_k_per_row_prefill: "logits, rowStarts, rowEnds, indices, values, numRows, stride0, stride1, k=2048, "
-    "stable=False",
-    aiter.top_k_per_row_decode: "logits, next_n, seqLens, indices, numRows, stride0, stride1, k=2048, stable=False",
 }
 
 
@@ -138,14 +135,13 @@ import sys
 class Blocked:
     def find_spec(self, module, path=None, target=None):
         if module.partition(".")[0] in (
-            "vllm", "sglang", "sgl_kernel", "flashinfer", "deep_select", "tensorrt_llm", "aiter",
+            "vllm", "sglang", "sgl_kernel", "flashinfer", "deep_select", "tensorrt_llm",
         ):
             raise ImportError(module)
 sys.meta_path.insert(0, Blocked())
 import ksieve
 assert "torch" not in sys.modules
-import ksieve.adapters.vllm, ksieve.adapters.sglang, ksieve.adapters.flashinfer
-import ksieve.adapters.tensorrt_llm, ksieve.adapters.aiter
+import ksieve.adapters.vllm, ksieve.adapters.sglang, ksieve.adapters.flashinfer, ksieve.adapters.tensorrt_llm
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -225,8 +221,6 @@ X, N, OUT = operands()
         (lambda: sglang.topk_transform_kpool_ragged_v2(X, N, OUT, 4, token_seq_lens=N), r"out: got 8 columns; takes"),
         (lambda: tensorrt_llm.indexer_topk_decode(X, N, OUT, 2, 8), r"seq_lens: got 4 entries; takes 4 rows of logits"),
         (lambda: tensorrt_llm.indexer_topk_prefill(X, N, N[:2], OUT, 8), r"row_ends: got shape \(2,\)"),
-        (lambda: aiter.top_k_per_row_prefill(X, N, N, OUT, OUT, 4, 100, 1, 8), r"values: got dtype int32"),
-        (lambda: aiter.top_k_per_row_decode(X, 3, N, OUT, 4, 100, 1, 8), r"next_n: got 3; takes a divisor of numRows"),
     ],
 )  # fmt: skip
 def test_errors_name_the_framework_s_argument(call, message):
@@ -257,8 +251,6 @@ def test_some_engines_select_nan_first():
         lambda out: vllm.persistent_topk(x, lengths, out, None, 12, 100),
         lambda out: tensorrt_llm.indexer_topk_prefill(x, torch.zeros_like(ends), ends, out, 12),
         lambda out: tensorrt_llm.indexer_topk_decode(x, lengths[:3], out, 2, 12),
-        lambda out: aiter.top_k_per_row_prefill(x, torch.zeros_like(ends), ends, out, None, 6, *strides, k=12),
-        lambda out: aiter.top_k_per_row_decode(x, 1, lengths, out, 6, *strides, 12),
     ):
         out = torch.zeros(6, 12, dtype=torch.int32)
         call(out)
@@ -329,7 +321,7 @@ def test_no_rows():
 def test_the_pages_of_integrations():
     """Their Python runs, their links lead somewhere, and they name every function and argument of the adapters."""
     text = ""
-    for name in ("integrations", "vllm", "sglang", "flashinfer", "tensorrt-llm", "aiter"):
+    for name in ("integrations", "vllm", "sglang", "flashinfer", "tensorrt-llm"):
         page = ROOT / "docs" / "guide" / f"{name}.md"
         text += (content := page.read_text(encoding="utf-8"))
         for block in re.findall(r"^```python\n(.*?)^```", content, flags=re.MULTILINE | re.DOTALL):

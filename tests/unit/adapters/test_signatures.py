@@ -15,14 +15,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from conftest import ROOT  # noqa: E402
-from ksieve.adapters import aiter, flashinfer, sglang, tensorrt_llm, vllm  # noqa: A004, E402
+from ksieve.adapters import flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.adapters._operators import OPERATORS, SWITCHES  # noqa: E402
 from ksieve.adapters._signatures import names_of, signature_of  # noqa: E402
 
 ENGINES = str(ROOT / "tests" / "support" / "fake_engines")
-ADAPTERS = {
-    "vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm, "aiter": aiter,
-}  # fmt: skip
+ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm}
 EVERY = {operator.name: operator for operators in OPERATORS.values() for operator in operators}
 
 
@@ -50,9 +48,8 @@ def test_an_engine_that_does_not():
     code, out, _ = doctor("--for", "all", "--json", FAKE_VLLM="newer", KSIEVE_VLLM="1")
     assert code == 2
     engines = {report["engine"]: report for report in json.loads(out)["engines"]}
-    assert {name: report["fits"] for name, report in engines.items()} == {
-        "vllm": False, "sglang": True, "flashinfer": True, "tensorrt_llm": True, "aiter": True,
-    }  # fmt: skip
+    fits = {name: report["fits"] for name, report in engines.items()}
+    assert fits == {"vllm": False, "sglang": True, "flashinfer": True, "tensorrt_llm": True}
     (wrong,) = [operator for operator in engines["vllm"]["operators"] if not operator["fits"]]
     assert wrong["operator"] == "torch.ops._C.top_k_per_row_decode"
     assert wrong["found"] == f"{wrong['takes'][0]}, bool sampled"

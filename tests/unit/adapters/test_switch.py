@@ -22,7 +22,6 @@ from ksieve.adapters import (  # noqa: E402
     _select,
     _signatures,
     _verify,
-    aiter,  # noqa: A004
     flashinfer,
     sglang,
     tensorrt_llm,
@@ -34,9 +33,7 @@ from ksieve.backends.cuda.runtime import driver  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 
 ENGINES = Path(cases.__file__).parent.parent / "fake_engines"
-ADAPTERS = {
-    "vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm, "aiter": aiter,
-}  # fmt: skip
+ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm}
 TOP = ("selection", *(package for packages in HOMES.values() for package in packages))
 
 
@@ -89,9 +86,7 @@ SGLANG = (
     "flashinfer",
     "flashinfer.msa_ops",
 )
-LOADED = {
-    "vllm": VLLM, "sglang": SGLANG, "flashinfer": SGLANG[-2:], "tensorrt_llm": ("tensorrt_llm",), "aiter": ("aiter",),
-}  # fmt: skip
+LOADED = {"vllm": VLLM, "sglang": SGLANG, "flashinfer": SGLANG[-2:], "tensorrt_llm": ("tensorrt_llm",)}
 
 
 @pytest.mark.parametrize(("engine", "modules"), LOADED.items())
@@ -177,13 +172,13 @@ def test_an_engine_that_is_not_installed(engines, monkeypatch):
 
 
 def test_without_a_known_signature_nothing_is_replaced(engines, monkeypatch):
-    (kernels,) = load("aiter")
-    for name in ("top_k_per_row_prefill", "top_k_per_row_decode"):
-        monkeypatch.setattr(kernels.ops.topk, name, lambda logits, more: None)
+    load(*LOADED["flashinfer"])
+    for operator in OPERATORS["flashinfer"]:
+        monkeypatch.setattr(sys.modules[operator.source], operator.attribute, lambda logits, more: None)
     before, path = contents(), list(sys.meta_path)
-    refused = r"leaves operators of aiter alone.*: aiter.ops.topk.top_k_per_row_prefill\(logits, more\), for which it"
+    refused = r"leaves operators of flashinfer alone.*: flashinfer.topk.top_k\(logits, more\), for which it"
     with pytest.raises(BackendError, match=refused):
-        aiter.install()
+        flashinfer.install()
     assert contents() == before
     assert (sys.meta_path, _select.observer) == (path, None)
 
@@ -313,10 +308,10 @@ def test_a_caller_that_holds_the_functions_reaches_ksieve(engines, dtype, v2):
 
 
 def test_pytorch_for_rocm(engines, monkeypatch):
-    load("aiter")
+    load("flashinfer")
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    with pytest.raises(BackendError, match=r"^PyTorch is built for ROCm, .*: aiter stays as it is"):
-        aiter.install()
+    with pytest.raises(BackendError, match=r"^PyTorch is built for ROCm, .*: flashinfer stays as it is"):
+        flashinfer.install()
 
 
 def test_calls_that_ksieve_refuses_reach_the_engine(engines, caplog):
@@ -456,7 +451,7 @@ def all_calls():
     (v2,) = load("sglang.kernels.ops.attention.dsv4.topk")
     pools = torch.zeros(rows, k * 2 + 1, dtype=torch.int32)
     blocks = scores.view(3, 2, width).permute(1, 2, 0).contiguous()
-    _, one = load("tensorrt_llm", "aiter")
+    load("tensorrt_llm")
     trt = torch.ops.trtllm
     workspace, strides = torch.empty(4), scores.stride()
     return [
@@ -489,8 +484,6 @@ def all_calls():
         lambda: deep.topk_page_transform(scores, k, page_table=table, page_size=1, end=lengths),
         lambda: trt.indexer_topk_prefill(scores, starts, lengths, out, k),
         lambda: trt.indexer_topk_decode(scores, lengths[:3] * 4, out, 2, k, compress_ratio=4),
-        lambda: one.top_k_per_row_prefill(scores, starts, lengths, out, None, rows, *strides, k=k),
-        lambda: one.top_k_per_row_decode(scores, 2, lengths[:3], out, rows, *strides, k=k, stable=True),
     ]  # fmt: skip
 
 
@@ -512,7 +505,7 @@ def test_answers_are_compared_with_the_engine_s_own(engines):
     )
 
 
-@pytest.mark.parametrize("number", range(29))
+@pytest.mark.parametrize("number", range(27))
 def test_a_wrong_answer_of_the_engine_is_noticed(engines, number, caplog):
     call = all_calls()[number]
     for adapter in ADAPTERS.values():

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from cuda_fakes import fake_backend  # noqa: E402
 from ksieve import dispatch  # noqa: E402
-from ksieve.adapters import _forms, _select, _warm_up, aiter, flashinfer, sglang, tensorrt_llm, vllm  # noqa: A004, E402
+from ksieve.adapters import _forms, _select, _warm_up, flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.backends.cuda.jit import build, bundle, cache  # noqa: E402
 from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources  # noqa: E402
 from ksieve.backends.cuda.jit.spec import compiled_options, kernel_spec  # noqa: E402
@@ -26,9 +26,7 @@ from ksieve.core.problem import Device, Problem  # noqa: E402
 from ksieve.planning import length_bins  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 
-ADAPTERS = {
-    "vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm, "aiter": aiter,
-}  # fmt: skip
+ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm}
 
 
 @pytest.mark.parametrize("engine", ADAPTERS)
@@ -103,7 +101,6 @@ CASES = [
     ("all", "a100", 2048, "float32", 4096, 131_072, 150),
     ("all", "h200", 512, "bfloat16", 100, 5000, 15),
     ("sglang", "h100", 1024, "float32", 700, 20_000, 30),
-    ("aiter", "h200", 64, "float32", 40, 3000, 8),
     pytest.param("vllm", "h200", 2048, "float32", 4096, 131_072, 800, marks=pytest.mark.extended),
 ]
 

@@ -201,8 +201,6 @@ NOT_TIMED = {
     "vllm._sparse_indexer_topk": "it calls one of vLLM's other operators, by an option",
     "sglang.amax_topk_blocks": "it selects blocks, which `ksieve bench blocks` times",
     "flashinfer.msa_topk_select": "it selects a few blocks of each head, with scores of another layout",
-    "aiter.top_k_per_row_prefill": "it runs on AMD GPUs alone",
-    "aiter.top_k_per_row_decode": "it runs on AMD GPUs alone",
 }
 """Why operators have no call here."""
 

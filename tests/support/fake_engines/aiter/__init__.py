@@ -1,3 +1,0 @@
-"""AITER's functions under the package's name."""
-
-from .ops.topk import *  # noqa: F403
