@@ -55,9 +55,7 @@ def test_a_link_that_leads_nowhere_is_noticed() -> None:
     assert anchors(text) == {"one-two-three"}
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if ROOT / "docs" in p.parents and p.parent.name != "notebook"], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if ROOT / "docs" in p.parents], ids=lambda page: page.stem)
 def test_the_paper_is_cited_where_it_is_first_named(page: Path) -> None:
     text = without_code(page.read_text(encoding="utf-8"))
     named = re.search(r"\bthe paper\b", text, flags=re.IGNORECASE)

@@ -1,7 +1,7 @@
 """Pages and Python texts use the field's terms, without the words that were private to this project.
 
-The notebook keeps the words of its day, and generated tables those of their result files. In Python, comments,
-docstrings and messages are checked. A string of one or two words is a name and may be stored in result files.
+Generated tables keep the words of their result files. In Python, comments, docstrings and messages are checked. A
+string of one or two words is a name and may be stored in result files.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PAGES = [
     *sorted(
         path
         for path in (ROOT / "docs").rglob("*.md")
-        if not {"notebook", "_build", "generated"} & set(path.parts) and path.name != "kernels.md"
+        if not {"_build", "generated"} & set(path.parts) and path.name != "kernels.md"
     ),
 ]
 

@@ -63,7 +63,6 @@ def test_every_number_names_its_source(name):
 def test_a_source_that_proves_nothing_is_noticed():
     for source in (
         "docs/tuning.md#8",
-        "docs/notebook/08-more-ctas-per-row.md",
         "docs/decisions/9999-none.md",
         "docs/decisions/index.md",
         "benchmarks/results/none.json",
@@ -91,18 +90,6 @@ def test_a_decision_record_fits_a_page_and_says_what_was_refused(path):
     refused = lines[lines.index("## Refused") :]
     assert sum(line.startswith("| ") for line in refused) >= 4, "a table of a heading, a rule and two alternatives"
     assert any(line.startswith(("Revisit when", "Revisit with")) for line in refused)
-
-
-def test_no_code_points_into_the_notebook():
-    found = [
-        f"{path.relative_to(ROOT)}:{n}"
-        for folder in ("src", "scripts")
-        for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in {".py", ".cu", ".cuh", ".md", ".sh"}
-        for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if re.search(r"docs/notebook|tuning\.md", line)
-    ]
-    assert found == []
 
 
 def test_thresholds_are_numbers_that_know_more():
