@@ -39,7 +39,7 @@ def test_one_rank(tmp_path):
         assert set(case["selectors"]) == {"local", "gathered", "pairs", "planned"}
         for name in ("gathered", "pairs", "planned"):
             facts = case["selectors"][name]
-            assert facts["exact"] is True and facts["median_us"] > 0 and len(facts["rounds_us"]) == 2
+            assert facts["exact"] is True and facts["median_us"] > 0 and facts["min_us"] <= facts["median_us"]
     found = results["verified"]
     assert found["rows"] == 5000 == sum(found["layouts"].values()) and found["failed"] == 0
     assert "5,000 rows: 0 failed" in done.output and "7 replays, 112 rows: 0 failed" in done.output

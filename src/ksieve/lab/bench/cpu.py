@@ -227,8 +227,8 @@ def _compare(scores: F32, plan: Plan, rounds: int) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     own = medians["ksieve"]
     return {
-        "seconds": seconds,
         "median_seconds": medians,
+        "spread": {name: record.spread(values) for name, values in seconds.items()},
         "exact": exact,
         "times_faster_than": {name: medians[name] / own for name in (TORCH, ARGPARTITION) if name in medians},
         "rate_of_max": medians[FLOOR] / own,
@@ -251,8 +251,8 @@ def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) ->
         "width": width,
         "k": k,
         "dtype": dtype,
-        "seconds": seconds,
         "median_seconds": medians,
+        "spread": {name: record.spread(values) for name, values in seconds.items()},
         "exact": exact,
         "times_faster_than": {TORCH: medians[TORCH] / medians["ksieve"]},
     }

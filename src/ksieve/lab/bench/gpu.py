@@ -118,7 +118,11 @@ def run(
     fill = scores.source_of(source)
     loaded, skipped = peers.available(peer_names)
     ask = Ask(k, dtype, [PLANNED, *variants], loaded, rounds, torch_rounds)
-    results = over(shapes, lambda shape: measure_shape(shape, lengths, fill, seed, ask, device), progress, each)
+
+    def reduced(shape: tuple[int, int]) -> dict[str, Any]:
+        return compact(measure_shape(shape, lengths, fill, seed, ask, device))
+
+    results = over(shapes, reduced, progress, each)
     settings = {
         "shapes": list(shapes), "k": k, "lengths": lengths, "dtype": dtype, "scores": source_name(source),
         "rounds": rounds, "seed": seed,
@@ -297,7 +301,7 @@ def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
             "floor_us": least.median,
             "floor_kernel": least.name,
             "floor_terabytes_per_second": read_bytes / least.median / 1e6,
-            "reads": {t.name: _without_rounds(t.facts()) for t in times[:reads]},
+            "reads": {t.name: t.facts() for t in times[:reads]},
         }
     selectors = {
         t.name: t.facts() | ({"of_floor": least.median / t.median} if ask.reads else {}) for t in times[reads:]
@@ -312,12 +316,8 @@ def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
     return facts | {"selectors": selectors, "fastest": fastest(selectors)}
 
 
-def _without_rounds(facts: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in facts.items() if key not in ("rounds_us", "exact")}
-
-
 def compact(facts: dict[str, Any]) -> dict[str, Any]:
-    """Remove details of a case from a large result file: single rounds, every plain read, full plans."""
+    """Keep of a case what a result file has: no plain read but the fastest, and of a plan the choice."""
     kept = (
         "median_us",
         "min_us",
@@ -326,6 +326,7 @@ def compact(facts: dict[str, Any]) -> dict[str, Any]:
         "error",
         "unsupported",
         "of_floor",
+        "of_plain",
         "peer",
         "family",
         "policy",
@@ -352,10 +353,9 @@ def fastest(
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
-    """Fields of a plan that explain its time."""
-    names = ("family", "capacity", "shared_capacity", "splits", "ctas", "threads", "ctas_per_sm", "workspace_bytes")
+    """Choice of a plan."""
     policy = plan.policy.name if plan.policy else "direct"
-    return {name: getattr(plan, name) for name in names} | {"policy": policy, "reason": plan.reason}
+    return {"family": plan.family, "splits": plan.splits, "policy": policy}
 
 
 def _selector(variant: Variant, plan: Plan, task: Task, ask: Ask) -> Contender:

@@ -232,7 +232,7 @@ def _shape(
         found |= gpu.plan_facts(plans[name])
         if plain and "median_us" in found:
             found |= {"of_plain": found["median_us"] / plain, "of_floor": least.median / found["median_us"]}
-    return facts | {"floor_us": least.median, "floor_kernel": least.name, "selectors": selectors}
+    return gpu.compact(facts | {"floor_us": least.median, "floor_kernel": least.name, "selectors": selectors})
 
 
 def _contender(name: str, plan: Plan, matrices: Sequence[Any], keywords: Keywords) -> Contender:

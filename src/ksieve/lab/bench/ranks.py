@@ -6,7 +6,6 @@ Every rank runs this code, under ``torchrun`` or alone. Verified rows and replay
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -248,8 +247,7 @@ def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, sp
             if number >= _WARM_UPS:
                 times[name].append(us)
     for name, each in times.items():
-        slowest = _slowest(each, world, kind)
-        found["selectors"][name] |= {"median_us": statistics.median(slowest), "rounds_us": slowest}
+        found["selectors"][name] |= record.times(_slowest(each, world, kind))
     local_us = found["selectors"]["local"]["median_us"]
     for name in ("gathered", *plans):
         found["selectors"][name]["added_us"] = found["selectors"][name]["median_us"] - local_us

@@ -11,9 +11,10 @@ import os
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -61,8 +62,18 @@ def payload(bench: str, settings: Mapping[str, Any], results: Any, *, gpu: bool 
     }
 
 
+def times(rounds: Sequence[float]) -> dict[str, float]:
+    """Keep what a result file has of the microseconds of all rounds: median, least, and `spread`."""
+    return {"median_us": statistics.median(rounds), "min_us": min(rounds), "spread": spread(rounds)}
+
+
+def spread(rounds: Sequence[float]) -> float:
+    """Return the greatest over the least of the times of all rounds, minus one."""
+    return max(rounds) / min(rounds) - 1
+
+
 def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Path:
-    """Write a payload, whole or not at all; folders are made as needed.
+    """Write a payload, whole or not at all; folders are made as needed. A list or object of mere values is one line.
 
     Parameters
     ----------
@@ -86,9 +97,20 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Path
     target = as_path(path)
     if target.parent == Path():
         target = RESULTS / target
-    text = json.dumps(plain(payload), indent=1, allow_nan=False) + "\n"
-    atomic.write_text(target, text, folders=True)
+    atomic.write_text(target, _text(plain(payload), "\n") + "\n", folders=True)
     return target
+
+
+def _text(value: Any, line: str) -> str:
+    """Return JSON; `line` begins a line where the value stands."""
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not any(isinstance(each, (dict, list)) and each for each in held):
+        return json.dumps(value, allow_nan=False)
+    deeper = line + " "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_text(each, deeper)}" for name, each in value.items()]
+        return f"{{{deeper}{f',{deeper}'.join(parts)}{line}}}"
+    return f"[{deeper}{f',{deeper}'.join(_text(each, deeper) for each in value)}{line}]"
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:

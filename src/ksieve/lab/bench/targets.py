@@ -20,6 +20,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
+from ksieve.lab.bench import record
 from ksieve.lab.bench.peers import POISON
 from ksieve.planning.plan import Plan
 
@@ -106,11 +107,10 @@ class Cpu:
                 else:
                     exact[name] = verify(scores, lengths, out).ok
         floor = statistics.median(reads) * 1e6
-        medians = {name: statistics.median(values) for name, values in spent.items()}
-        selectors = {
-            name: {"median_us": us, "rounds_us": spent[name], "exact": exact[name], "of_floor": floor / us}
-            for name, us in medians.items()
-        }
+        selectors: dict[str, dict[str, Any]] = {}
+        for name, values in spent.items():
+            known = record.times(values)
+            selectors[name] = known | {"exact": exact[name], "of_floor": floor / known["median_us"]}
         return {"floor_us": floor, "selectors": selectors}
 
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:

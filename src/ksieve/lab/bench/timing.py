@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ksieve.lab.bench import record
+
 COLD_FACTOR = 2.5
 """Bytes that lie between two uses of an input, in units of the L2 size."""
 
@@ -62,16 +64,9 @@ class Timing:
         return statistics.median(self.rounds) if self.rounds else math.nan
 
     def facts(self) -> dict[str, Any]:
-        """For a result file: median, least, spread (greatest over least, minus one) and every round."""
-        if not self.rounds:
-            return {"error": self.error, "exact": self.exact}
-        return {
-            "median_us": self.median,
-            "min_us": min(self.rounds),
-            "spread": max(self.rounds) / min(self.rounds) - 1,
-            "rounds_us": self.rounds,
-            "exact": self.exact,
-        }
+        """For a result file: times and verdict, or the error."""
+        known = record.times(self.rounds) if self.rounds else {"error": self.error}
+        return known | {"exact": self.exact}
 
 
 def input_sets(bytes_per_set: int, l2_bytes: int, budget: int, read: int | None = None) -> int:
