@@ -1,6 +1,5 @@
 """Exact Top-K selection over long, ragged score rows, at the speed of one read."""
 
-from ksieve import _aliases
 from ksieve._version import __version__
 from ksieve.api import plan, topk
 from ksieve.captures.recorder import record
@@ -44,5 +43,3 @@ __all__ = [
     "topk",
     "verify",
 ]
-
-_aliases.install()

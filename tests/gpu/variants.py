@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
+import functools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
+from ksieve.planning.cuda import one_cta
 from ksieve.planning.length_bins import launches
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
@@ -30,8 +31,8 @@ PEAKS = SamplingPolicy("peaks-32x4", 32, group=4, peaks=True, boundary="exact")
 PEAKS_COARSE = SamplingPolicy("peaks-64x4-rescue", 64, rescue_margin=1.75, group=4, peaks=True)
 
 
-EITHER = "row_exact"
-"""The former name of both families of one CTA: the planner chooses between them."""
+EITHER = "one CTA"
+"""Stands for both families of one CTA: the planner chooses between them."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,21 @@ class Variant:
         **changes: Any,
     ) -> Plan:
         """Force a plan; `changes` are fields of it to replace, such as a smaller shared capacity."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "family 'row_exact'", DeprecationWarning)  # of EITHER
-            plan = ksieve.plan(
-                rows=max(rows, self.many),
-                width=width,
-                k=k,
-                pitch=pitch,
-                dtype=dtype,
-                device=device,
-                family=self.family,
-                policy=self.policy,
-                splits=self.splits,
-                options=options,
-            )
+        make = functools.partial(
+            ksieve.plan,
+            rows=max(rows, self.many),
+            width=width,
+            k=k,
+            pitch=pitch,
+            dtype=dtype,
+            device=device,
+            options=options,
+        )
+        family = self.family
+        if family == EITHER:
+            chosen = make()
+            family = one_cta(chosen.problem, chosen.device)
+        plan = make(family=family, policy=self.policy, splits=self.splits)
         if rows < self.many:
             changes = {"problem": replace(plan.problem, rows=rows), "ctas": min(rows, plan.ctas)} | changes
         return with_workspace(replace(plan, **changes)) if changes else plan

@@ -289,15 +289,3 @@ def test_without_a_gpu_the_remedy_is_named(monkeypatch):
         pytest.skip("there is one")
     with pytest.raises(BackendError, match=r"driver|GPU|ksieve\[cuda\]"):
         gpu.run([(1, 1)])
-
-
-def test_former_names_in_variants_warn():
-    text = '[{"family":"row_exact","threads":512,"ctas_per_sm":1,"held":16384}]'
-    with pytest.warns(DeprecationWarning) as seen:
-        (variant,) = variants_of([], [], text)
-    assert {str(w.message).partition(";")[0] for w in seen} == {
-        "family 'row_exact' is now 'resident_block'",
-        "Plan 'held' is now 'resident_width'",
-    }
-    plan = variant.plan(8, 16_000, 512, "float32", H200)
-    assert (plan.family, plan.threads, plan.ctas_per_sm, plan.resident_width) == ("resident_block", 512, 1, 16_384)

@@ -14,7 +14,7 @@ from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
 from ksieve.planning import blocks, huge_rows, shapes, tuned
-from ksieve.planning.families import BY_POSITION, FORMER, IN_REGISTERS, ONE_CTA, SAMPLED, SHARED_ROWS, warn_former
+from ksieve.planning.families import BY_POSITION, IN_REGISTERS, ONE_CTA, SAMPLED, SHARED_ROWS
 from ksieve.planning.memory import (
     CANDIDATE_BYTES,
     ITEM_BYTES,
@@ -75,10 +75,6 @@ def choose(
     kept: bool = True,
 ) -> Plan:
     """Choose a CUDA plan; see `planner.choose`."""
-    if isinstance(family, str) and family in FORMER:
-        now = FORMER[family] if family != "row_exact" else _one_cta(problem, device)
-        warn_former("family", family, now)
-        family = now
     if family is not None and (not isinstance(family, str) or family not in shapes.families()):
         raise ArgumentError("family", shown(family), f"one of {list(shapes.families())} on a CUDA device")
     if problem.options.positions and family is not None and family not in BY_POSITION:
@@ -192,7 +188,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         ctas = _geometry(problem, device, "resident_cluster", None).ctas_per_row
         return "resident_cluster", f"{rows} rows of {width} scores: a cluster of {ctas} CTAs keeps a row on chip"
     if _resident(problem, device):
-        return _one_cta(problem, device), f"rows of {width} scores stay on chip and are read once"
+        return one_cta(problem, device), f"rows of {width} scores stay on chip and are read once"
     clusters = "resident_cluster" in _known(problem, device).usual
     if clusters and rows * CLUSTER <= device.sm_count and width > problem.k and _cluster_stores(problem, device):
         return "resident_cluster", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
@@ -206,7 +202,7 @@ def _resident(problem: Problem, device: DeviceInfo) -> bool:
     return problem.width <= _geometry(problem, device, "resident_block", None).resident_width
 
 
-def _one_cta(problem: Problem, device: DeviceInfo) -> str:
+def one_cta(problem: Problem, device: DeviceInfo) -> str:
     """Of the families whose CTAs keep a row each, the one with the better shape."""
     if "register_block" not in _known(problem, device).resident:
         return "resident_block"
@@ -367,7 +363,7 @@ def _binned(plan: Plan) -> Plan:
     bins: list[Plan] = []
     for limit in (BIN_WIDTH * (i + 1) for i in range(MOST_BINS)):
         asked = replace(problem, width=limit)
-        family = _one_cta(asked, device)
+        family = one_cta(asked, device)
         if limit >= problem.width or _geometry(asked, device, family, None).resident_width != limit:
             break
         launch = _plan(asked, device, family, None, None, f"rows of up to {limit} scores stay on chip")

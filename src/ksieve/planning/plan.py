@@ -14,7 +14,6 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
 from ksieve.core.stats import html_table
-from ksieve.planning import families
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +86,6 @@ class Plan:
     bins: tuple[Plan, ...] = field(default=(), hash=False)  # unhashed for fast lookups; == compares it
     bin: int | None = None
     reason: str = ""
-
-    def __getattr__(self, name: str) -> Any:
-        """Look up a field by its former name, with a `DeprecationWarning`."""
-        if name == "registers":
-            families.warn_former("Plan", name, "family == 'register_block'")
-            return self.family == "register_block"
-        now = families.FORMER_FIELDS.get(name)
-        if now is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        families.warn_former("Plan", name, now)
-        return getattr(self, now)
 
     @property
     def spill_capacity(self) -> int:

@@ -15,7 +15,6 @@ from ksieve.core.options import Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
-from ksieve.planning import families
 from ksieve.planning.plan import Plan
 
 _TAKES = "the text of a plan of this version of ksieve: export the program again"
@@ -56,10 +55,6 @@ def decode_plan(text: str) -> Plan:
 
 
 def _plan_of(fields: dict[str, Any]) -> Plan:
-    former = {name: fields.pop(name) for name in (*families.FORMER_FIELDS, "registers") if name in fields}
-    fields |= {families.FORMER_FIELDS[name]: value for name, value in former.items() if name != "registers"}
-    one_cta = "register_block" if former.get("registers") else "resident_block"
-    fields["family"] = one_cta if fields["family"] == "row_exact" else families.current(fields["family"])
     asked = fields.pop("problem")
     asked["device"], asked["options"] = Device(**asked["device"]), Options(**asked["options"])
     device = fields.pop("device")

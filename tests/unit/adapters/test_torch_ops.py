@@ -154,7 +154,7 @@ def test_an_exported_program_is_saved_and_loaded(rows, tmp_path):
                     shared_per_sm=233_472, shared_per_block=232_448)),
         ksieve.plan(rows=20_000, width=50_000, k=512, device=DEVICES["h200"]),
     ],
-    ids=lambda plan: f"{plan.family} {len(plan.bands)}",
+    ids=lambda plan: f"{plan.family} {len(plan.bins)}",
 )  # fmt: skip
 def test_plans_survive_their_text_form(plan):
     text = torch_ops.encode_plan(plan)

@@ -8,7 +8,6 @@ import pytest
 
 import ksieve
 from ksieve.core.errors import ArgumentError
-from ksieve.planning import families
 from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
@@ -89,62 +88,6 @@ def test_a_damaged_text_is_refused_or_a_plan_that_the_planner_makes(name):
             asked = plan.problem
             assert isinstance(asked.rows, int) and (asked.pitch >= asked.width or asked.pitch == 0)
     assert taken <= {"problem", "device", "policy", "reason", "bins"}
-
-
-FORMER = {
-    "row_exact": {"rows": 512, "width": 16_384, "k": 512},
-    "row_exact in registers": {"rows": 64, "width": 8192, "k": 512},
-    "persistent_sampled": {"rows": 4096, "width": 131_072, "k": 512},
-    "persistent_exact": {"rows": 300, "width": 90_000, "k": 512, "family": "stream_unsampled"},
-    "split_sampled": {"rows": 16, "width": 1_048_576, "k": 512},
-    "cluster_exact": {"rows": 8, "width": 65_536, "k": 512},
-    "cooperative_exact": {"rows": 1, "width": 1_048_576, "k": 512},
-    "row_exact of several launches": {"rows": 20_000, "width": 50_000, "k": 2048},
-}
-
-
-@pytest.mark.parametrize("name", FORMER)
-def test_a_text_with_former_names_is_read(name):
-    """An exported program holds the text of its plans."""
-    plan = ksieve.plan(**FORMER[name], device=DEVICES["h200"])
-    renamed = {"resident_width": "held", "overflow_vectors": "beside", "bins": "bands", "bin": "band"}
-
-    def former(fields):
-        old = {renamed.get(key, key): value for key, value in fields.items()}
-        was = {now: was for was, now in families.FORMER.items()} | {"register_block": "row_exact"}
-        old |= {"family": was[fields["family"]], "registers": fields["family"] == "register_block"}
-        return old | {"bands": [former(inner) for inner in fields["bins"]]}
-
-    text = former(json.loads(torch_ops.encode_plan(plan)))
-    assert text["family"] == name.split()[0]
-    assert torch_ops.decode_plan(json.dumps(text)) == plan
-
-
-@pytest.mark.parametrize(("former", "now"), families.FORMER.items())
-def test_a_former_family_is_forced_with_a_warning(former, now):
-    asked = {"rows": 8, "width": 65_536, "k": 512, "device": DEVICES["h200"]}
-    with pytest.warns(DeprecationWarning, match=f"family '{former}' is now '{now}'.*removed in") as seen:
-        assert ksieve.plan(**asked, family=former) == ksieve.plan(**asked, family=now)
-    assert seen[0].filename == __file__
-
-
-def test_the_former_family_of_one_cta_stands_for_two():
-    asked = {"rows": 64, "k": 512, "device": DEVICES["h200"], "family": "row_exact"}
-    for width, now in ((8192, "register_block"), (32_768, "resident_block")):
-        with pytest.warns(DeprecationWarning, match=f"family 'row_exact' is now '{now}'"):
-            assert ksieve.plan(width=width, **asked).family == now
-
-
-def test_former_fields_of_a_plan_warn():
-    plan = ksieve.plan(rows=20_000, width=50_000, k=2048, device=DEVICES["h200"])
-    for former, now in families.FORMER_FIELDS.items():
-        with pytest.warns(DeprecationWarning, match=f"Plan '{former}' is now '{now}'") as seen:
-            assert getattr(plan, former) == getattr(plan, now)
-        assert seen[0].filename == __file__
-    with pytest.warns(DeprecationWarning, match="Plan 'registers' is now"):
-        assert ksieve.plan(rows=64, width=8192, k=512, device=DEVICES["h200"]).registers is True
-    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'nothing'"):
-        plan.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "{}", "null", "[" * 10**5, '{"problem": ' + "9" * 5000 + "}", "5"])

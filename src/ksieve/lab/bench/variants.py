@@ -15,7 +15,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
-from ksieve.planning import families, shapes, tuned
+from ksieve.planning import shapes, tuned
 from ksieve.planning.length_bins import launches
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
@@ -140,10 +140,6 @@ def variants_of(families: Sequence[str | None], policies: Sequence[str | None], 
 def _variant(item: dict[str, Any]) -> Variant:
     shown = json.dumps(item, separators=(",", ":")).replace('"', "")
     name, family, policy = item.pop("name", shown), item.pop("family", None), item.pop("policy", None)
-    for former, now in families.FORMER_FIELDS.items():
-        if former in item:
-            families.warn_former("Plan", former, now)
-            item[now] = item.pop(former)
     if isinstance(policy, dict):
         try:
             named: dict[str, Any] = {"name": "forced"} | policy
@@ -151,9 +147,6 @@ def _variant(item: dict[str, Any]) -> Variant:
         except TypeError as error:
             raise ArgumentError("--variants", f"policy {policy}", f"fields of SamplingPolicy ({error})") from None
     geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "resident_width") if key in item}
-    if geometry and family in families.FORMER:
-        families.warn_former("family", family, families.FORMER[family])
-        family = families.FORMER[family]
     if geometry and family not in shapes.families():
         raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(shapes.families())}")
     shapes_file = item.pop("tuned", "")

@@ -49,11 +49,10 @@ def peers(names: str) -> None:
 
 def families(names: str) -> None:
     """Names of kernel families."""
-    from ksieve.planning.families import current
     from ksieve.planning.shapes import families as known
 
     for name in listed(names):
-        if current(name) not in known():
+        if name not in known():
             raise ArgumentError("families", repr(name), f"one of {list(known())}")
 
 
