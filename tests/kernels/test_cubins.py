@@ -81,63 +81,12 @@ $L__BB0_1:
 
 }
 """
-RENAMES = {
-    "_Z5outerI5ShapeEiT_": "_Z3runI7RowPlanEiT_",
-    "_Z5innerv": "_Z9wait_longv",
-    "ksieve_row": "ksieve_resident_block",
-    "kTable": "kSteps",
-    "kUnused": "kNeverRead",
-    "shared_bytes": "shared_memory",
-    "$L__BB0_": "$L__BB7_",
-    "__local_depot0": "__local_depot7",
-    "again": "retry",
-    "done": "arrived",
-    "callseq 0": "callseq 12",
-}
 
 
 @pytest.fixture
 def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     return importlib.import_module("canonical_ptx"), importlib.import_module("cubins")
-
-
-def functions_swapped(ptx):
-    """The same module with its two functions in the other order."""
-    inner, outer = ptx.index(".func _Z5innerv"), ptx.rindex(".func  (.param .b32 func_retval0) _Z5outer")
-    entry = ptx.index(".visible .entry")
-    return ptx[:inner] + ptx[outer:entry] + ptx[inner:outer] + ptx[entry:]
-
-
-def test_names_and_order_do_not_matter(scripts):
-    canonical = scripts[0].canonical
-    expected = canonical(PTX)
-    renamed = PTX
-    for old, new in RENAMES.items():
-        assert old in renamed
-        renamed = renamed.replace(old, new)
-        assert canonical(renamed) == expected, f"{new} for {old} counts as a change"
-    swapped = functions_swapped(PTX)
-    assert swapped != PTX and swapped.count(".func") == PTX.count(".func")
-    assert canonical(swapped) == expected
-    assert canonical(PTX.replace(".loc\t1 5 3", ".loc\t2 9 1").replace("NVVM", "another")) == expected
-    assert "kUnused" not in expected.text and not re.search(r"_Z\w|\bksieve_|BB0", expected.text)
-    assert expected.launch == ".maxntid 256 , 1 , 1 .minnctapersm 2"
-    assert expected.data == (
-        ".extern .shared .align 16 .b8 @ [ ] ;",
-        ".global .align 4 .b8 @ [ 8 ] = { 1 , 2 , 3 , 4 , 5 , 6 , 7 , 8 } ;",
-    )
-
-
-def test_numbers_of_registers_do_not_matter_but_their_use_does(scripts):
-    canonical = scripts[0].canonical
-    text = PTX.replace("shared_bytes+4], %r1;", "shared_bytes+4], %r1; add.u32 %r2, %r1, %r3; st.u32 [%r3], %r2;")
-    text = text.replace("\t.reg .pred \t%p<2>;", "\t.reg .pred \t%p<2>;\n\t.reg .b32 \t%r<4>;")
-    exchanged = text.replace("%r1", "%r_").replace("%r2", "%r1").replace("%r_", "%r2")
-    assert exchanged != text and canonical(exchanged) == canonical(text)
-    assert canonical(text.replace("[%r3], %r2", "[%r3], %r1")) != canonical(text)
-    special = [canonical(text.replace("%r1, %r3;", f"%r1, {name};")) for name in ("%envreg3", "%envreg4")]
-    assert special[0] != special[1]  # no virtual registers
 
 
 @pytest.mark.parametrize(
@@ -160,27 +109,6 @@ def test_numbers_of_registers_do_not_matter_but_their_use_does(scripts):
 def test_any_other_difference_is_one(scripts, old, new):
     assert old in PTX
     assert scripts[0].canonical(PTX.replace(old, new)) != scripts[0].canonical(PTX)
-
-
-def test_a_module_has_one_kernel(scripts):
-    entry = PTX.index(".visible .entry")
-    for text in (PTX[:entry], PTX + PTX[entry:].replace("ksieve_row", "ksieve_other")):
-        with pytest.raises(ValueError, match=r"PTX with [02] kernels, where one is expected"):
-            scripts[0].canonical(text)
-
-
-def test_either_hash_makes_a_kernel_equal(scripts):
-    cubins = scripts[1]
-    record = {"code": "a", "ptx": "b", "inputs": "c", "registers": 64, "spills": 0, "shared": 1024, "bytes": 4096}
-    assert cubins.verdict(record, record) == cubins.SAME
-    assert cubins.verdict(record, record | {"ptx": "other"}) == cubins.SAME
-    assert cubins.verdict(record, record | {"code": "other"}) == cubins.ORDER
-    assert cubins.verdict(record, record | {"compiled": False}) == cubins.INPUTS
-    assert cubins.verdict(record, record | {"compiled": False, "inputs": "other"}) == cubins.PTX
-    moved = record | {"code": "other", "ptx": "other", "registers": 66}
-    assert cubins.verdict(record, moved) == cubins.CHANGED
-    assert cubins.changes(record, moved) == "registers 64 -> 66"
-    assert "same size" in cubins.changes(record, moved | {"registers": 64})
 
 
 def test_a_changed_kernel_fails_and_an_update_writes_it(scripts, tmp_path, monkeypatch, capsys):
@@ -229,65 +157,6 @@ def test_a_changed_kernel_fails_and_an_update_writes_it(scripts, tmp_path, monke
     assert "wrong: sm_90a 1x8192 k=512 float32: served, and not in the list" in out
 
 
-def test_problems_that_wait_are_taken_in(scripts, tmp_path, monkeypatch, capsys):
-    cubins = scripts[1]
-    path, more = tmp_path / "cubins.json", tmp_path / "not_run.json"
-    path.write_text('{"nvrtc": "1.2.3", "kernels": []}')
-    problem = {"arch": "sm_90a", "rows": 64, "width": 16384, "k": 512, "options": {"counts": True}}
-    forced = problem | {"family": "resident_cluster"}
-    more.write_text(json.dumps([problem, forced]))
-    code = {"registers": 64, "spills": 0, "shared": 1024, "bytes": 4096, "code": "a", "ptx": "b", "inputs": "c"}
-    monkeypatch.setattr(cubins, "serving", dict)
-    monkeypatch.setattr(cubins, "ProcessPoolExecutor", Serial)
-    monkeypatch.setattr(cubins.kernel_inputs, "release", lambda: "1.2.3")
-    monkeypatch.setattr(cubins, "measured", lambda spec, plan: code | {"faults": []})
-    with pytest.raises(SystemExit):
-        cubins.main(["--list", str(path), "--add", str(more)])
-    assert cubins.main(["--list", str(path), "--update", "--add", str(more)]) == 0
-    assert json.loads(path.read_text())["kernels"] == [problem | code, forced | code] and not more.exists()
-    assert "sm_90a 64x16384 k=512 float32 counts=True resident_cluster: new\n" in capsys.readouterr().out
-
-
-def test_machine_code_is_made_of_a_sample_and_of_what_is_not_listed(scripts, monkeypatch):
-    """One kernel of each source and architecture; if one has other code and the same PTX or inputs, of all."""
-    cubins = scripts[1]
-    kernels, _ = cubins.resolve(json.loads(cubins.LIST.read_text())["kernels"])
-    first = cubins.sample(kernels)
-    assert {(s.stem, s.arch) for s in first} == {(s.stem, s.arch) for s in kernels} and len(first) < len(kernels) / 6
-    whole, light = [], []
-    monkeypatch.setattr(cubins, "ProcessPoolExecutor", Serial)
-
-    def measured(spec, plan, **changed):
-        whole.append(spec)
-        return kernels[spec][0] | {"faults": []} | changed
-
-    def ptx_of(spec, sources):
-        light.append(spec)
-        return ""
-
-    monkeypatch.setattr(cubins, "measured", measured)
-    monkeypatch.setattr(cubins, "ptx_of", ptx_of)
-    found = cubins.compiled(kernels, 1, whole=False)
-    assert whole == list(first) and not light and set(found) == set(kernels)
-    verdicts = {spec: cubins.verdict(record, found[spec]) for spec, (record, _) in kernels.items()}
-    assert verdicts == {spec: cubins.SAME if spec in first else cubins.INPUTS for spec in kernels}
-    renamed = next(spec for spec in kernels if spec not in first)
-    inputs_of = cubins.inputs_of
-    monkeypatch.setattr(cubins, "inputs_of", lambda spec, of: "another" if spec == renamed else inputs_of(spec, of))
-    whole.clear()
-    cubins.compiled(kernels, 1, whole=False)
-    assert light == [renamed] and whole == [*first, renamed]
-    monkeypatch.setattr(cubins, "measured", lambda spec, plan: measured(spec, plan, code="other"))
-    for asked in (False, True):
-        whole.clear()
-        assert set(cubins.compiled(kernels, 1, whole=asked)) == set(kernels)
-        assert len(whole) == len(kernels) and light == [renamed]
-    whole.clear()
-    monkeypatch.setattr(cubins, "measured", lambda spec, plan: measured(spec, plan, code="o", ptx="o", inputs="o"))
-    assert set(cubins.compiled(kernels, 1, whole=False)) == set(kernels)
-    assert whole == [*first, renamed], "a change of the sources is no other compiler"
-
-
 def test_inputs_are_what_the_compiler_reads(scripts, tmp_path):
     inputs_of = scripts[1].inputs_of
     files = {
@@ -310,30 +179,6 @@ def test_inputs_are_what_the_compiler_reads(scripts, tmp_path):
     assert not same("a.cu", files["a.cu"], KernelSpec("a", "sm_80", (("N", 1),)))
     with pytest.raises(BackendError, match=r"d\.cuh is missing"):
         same("a.cu", '#include "d.cuh"\n')
-
-
-def test_resources_are_compiled_where_the_list_has_none(scripts, monkeypatch, tmp_path):
-    resources = importlib.import_module("resources")
-    kernel = KernelSpec("length_bins", "sm_90a", ())
-    made = compiler.Resources(96, 0, 4, 4, 16)
-    monkeypatch.setattr(compiler, "compile_kernel", lambda spec, sources: compiler.Cubin(b"", made))
-    monkeypatch.setattr(compiler.Cubin, "resources", property(lambda cubin: cubin.log))
-    monkeypatch.setattr(resources, "LIST", tmp_path / "list.json")
-    monkeypatch.setattr(resources, "ProcessPoolExecutor", Serial)
-    monkeypatch.setattr(resources.kernel_inputs, "release", lambda: "1.2.3")
-    resources.listed.cache_clear()
-    assert resources.resources_of(kernel) == made
-    resources.write({kernel: "bins"})
-    monkeypatch.delattr(compiler, "compile_kernel")
-    with pytest.raises(AttributeError):
-        resources.resources_of(kernel)  # of the list as it was read first
-    resources.listed.cache_clear()
-    assert resources.resources_of(kernel) == compiler.Resources(96, 0, 8, 8, 16)
-    monkeypatch.setattr(resources.kernel_inputs, "release", lambda: "9.9.9")
-    resources.listed.cache_clear()
-    with pytest.raises(AttributeError):
-        resources.resources_of(kernel)  # of another compiler
-    resources.listed.cache_clear()
 
 
 class Serial:
@@ -461,35 +306,3 @@ def test_renamed_kernels_are_equal_and_changed_ones_are_not(tiny, tmp_path, monk
     for old, new in (("* 3", "* 5"), ("beta(s, p);", "alpha(s, p);"), ("(256)", "(128)")):
         assert cubins.verdict(first, made(TINY.replace(old, new, 2))) == cubins.CHANGED, new
     assert cubins.verdict(first, made(TINY, shared=1024)) == cubins.CHANGED
-
-
-def test_the_same_is_not_compiled_again_and_the_same_ptx_not_further(tiny, tmp_path, monkeypatch):
-    cubins, plan, defines = tiny
-    kernel = KernelSpec("tiny", "sm_90a", defines)
-
-    def written(text):
-        (tmp_path / "tiny.cu").write_text(text)
-        monkeypatch.setattr(compiler, "shipped_sources", lambda: compiler.Sources.read(tmp_path))
-
-    written(TINY)
-    record = cubins.measured(kernel, plan)
-    same = cubins.compared(kernel, plan, record)
-    assert cubins.verdict(record, same) == cubins.INPUTS and same == record | {"compiled": False}
-    written(TINY.replace("alpha(s, p);", "alpha(s, p); // first"))
-    assert cubins.verdict(record, cubins.compared(kernel, plan, record)) == cubins.INPUTS
-    written(TINY.replace("width / 7", "width / (6 + 1)"))
-    assert cubins.verdict(record, cubins.compared(kernel, plan, record)) == cubins.PTX
-    spilling = cubins.compared(kernel, plan, record | {"spills": 8})
-    assert "spills 8 bytes" in spilling["faults"][0], "what a record says of resources is held to the plan"
-    larger = KernelSpec("tiny", "sm_90a", (("KSIEVE_SHARED_BYTES", 1024), defines[1]))
-    assert cubins.verdict(record, cubins.compared(larger, plan, record)) == cubins.CHANGED
-    written(TINY.replace("* 3", "* 5"))
-    assert cubins.verdict(record, cubins.compared(kernel, plan, record)) == cubins.CHANGED
-    written(TINY.replace("Shape s{width};", "__shared__ int n; n = width; Shape s{*(volatile int *)&n};"))
-    inside = cubins.measured(kernel, plan)
-    assert inside["shared"] == 4 and cubins.compared(kernel, plan, inside | {"inputs": "others"}) == inside, (
-        "the plan does not count it"
-    )
-    written("no kernel")
-    with pytest.raises(BackendError, match="tiny"):
-        cubins.compared(kernel, plan, record)

@@ -283,9 +283,3 @@ def test_a_rung_compiles_for_gpus_and_fits_them_all(rung, arch):
     assert used.spill_stores == used.spill_loads == 0
     assert used.static_shared <= 48 << 10
     assert used.static_shared + rung.shared(rung.widest or 0) + 1024 <= 99 << 10, "what a CTA may have on any GPU"
-
-
-def test_the_readme_names_every_rung():
-    text = (ladder.LADDER / "README.md").read_text(encoding="utf-8")
-    assert [name for name in RUNGS if f"[{name}.cu](./{name}.cu)" not in text] == []
-    assert len(text.splitlines()) <= 60

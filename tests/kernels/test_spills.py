@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import re
 import sys
 import tomllib
@@ -15,7 +14,6 @@ from conftest import ROOT
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.spec import ARCHITECTURES, DTYPES, STEMS
 from ksieve.backends.cuda.runtime.driver import install
-from ksieve.core.errors import BackendError
 
 pytestmark = pytest.mark.extended
 
@@ -61,30 +59,6 @@ def test_what_is_not_listed_fails_and_what_is_listed_passes(compiled, capsys):
     assert "NEW" not in capsys.readouterr().out.rpartition("wrote")[2]
     compiled.faults["stream/block"] = ["does not compile: no"]
     assert compiled() == 1
-
-
-def test_the_list_is_of_the_version_at_hand_alone(compiled, monkeypatch, tmp_path):
-    compiled.faults["stream/block"] = ["spills"]
-    assert compiled("--update") == 0
-    monkeypatch.setattr(compiler, "compiler_version", lambda: "nvrtc 12.9")
-    assert compiled() == 1
-    assert compiled("--update") == 0
-    assert [*json.loads((tmp_path / "list.json").read_text())] == ["12.8", "12.9"]
-
-
-def test_a_part_never_rewrites_the_list(compiled):
-    for words in (("--sample",), ("--only", "sm_80")):
-        with pytest.raises(SystemExit):
-            compiled("--update", *words)
-
-
-def test_a_kernel_that_does_not_compile_is_a_fault(spills, monkeypatch):
-    def compile_kernel(*_):
-        raise BackendError("nvrtc 12.8 cannot compile for sm_130a")
-
-    monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
-    spec, (_, plan) = next(iter(spills.sample().items()))
-    assert spills.faults_of(spec, plan) == ["does not compile: nvrtc 12.8 cannot compile for sm_130a"]
 
 
 def test_the_extras_exclude_each_other_and_share_cuda_core():

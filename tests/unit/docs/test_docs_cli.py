@@ -137,24 +137,3 @@ def test_every_result_file_is_on_the_benchmarks_page() -> None:
     page = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         assert f"(../../benchmarks/results/{path.name})" in page, path.name
-
-
-def test_stale_text_is_noticed(generator: Any) -> None:
-    text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
-    assert generator.between_markers(text, "x", "new") == "a\n<!-- x:begin -->\nnew\n<!-- x:end -->\nb"
-    assert generator.between_markers(text, "x", "old") == text
-    with pytest.raises(SystemExit):
-        generator.between_markers("no markers", "x", "new")
-
-
-def test_long_prose_is_folded_and_nothing_else(generator: Any) -> None:
-    words = "word " * 40
-    table, code, heading = f"| {words}|", f"```text\n{words}\n\n{words}\n```", f"## {words}"
-    for text in (table, code, heading, "short\n\nlines", ""):
-        assert generator.wrapped(text) == text
-    found = generator.wrapped(f"{words}\n\n* {words}\n\n{code}\n\n{words}")
-    assert found.split() == f"{words} * {words} {code} {words}".split()
-    assert found.count(code) == 1
-    outside = found.replace(code, "")
-    assert max(map(len, outside.splitlines())) <= 120
-    assert re.search(r"^\* word.*\n  word", outside, flags=re.MULTILINE)
