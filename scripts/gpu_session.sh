@@ -46,7 +46,7 @@ quick() {
   return $rc
 }
 
-# suite [PART FILES...]: the files of a part, or all.
+# suite [PART ARGUMENTS...]: a part of the suite, or all of it.
 suite() {
   local part=${1:-} log=$OUT/suite${1:+-$1}.log
   shift
@@ -55,45 +55,42 @@ suite() {
     2>&1 | tee "$log"
   return "${PIPESTATUS[0]}"
 }
-row_files='tests/gpu/test_exact.py'
-held_files='tests/gpu/test_held.py'
-half_files='tests/gpu/test_half.py'
-ranking_files='tests/gpu/test_rankings.py'
-caller_files='tests/gpu/test_callers.py'
-kernel_files=$(printf 'tests/gpu/test_%s.py ' bands graphs layout narrow paths stats volume)
-suite-rows() { suite rows $row_files; }
-aimed='nearly_all or subnormals or aimed or how_often'
-suite-held() { suite held $held_files -k registers_hold; }
-suite-held-aimed() { suite held-aimed $held_files -k "$aimed"; }
-suite-held-others() { suite held-others $held_files -k "not (registers_hold or $aimed)"; }
-suite-half() { suite half $half_files; }
-suite-rankings() { suite rankings $ranking_files; }
-suite-callers() { suite callers $caller_files; }
-suite-ranks() { suite ranks tests/gpu/test_ranks.py; }
-suite-kernels() { suite kernels $kernel_files; }
-# A file of tests/gpu goes with it: what they have in common writes the result.
-suite-contract() { suite contract tests/gpu/test_imports.py tests/contract/test_contract.py tests/contract/test_options.py; }
-host_files='tests/gpu/test_host_cost.py'
-suite-host() { suite host $host_files; }
-pairs='every_pair or narrow_scores'
-suite-pairs() { suite pairs tests/gpu/test_options.py -k "$pairs"; }
-suite-options() { suite options tests/gpu/test_options.py -k "not ($pairs)"; }
-block_files='tests/gpu/test_blocks.py'
-suite-blocks() { suite blocks $block_files -k every_size; }
-suite-blocks-options() { suite blocks-options $block_files -k "not every_size"; }
-entry_files='tests/gpu/test_entries.py'
+# Each part's files of tests/gpu, and which tests of them. A file of tests/gpu goes with those of tests/contract: what
+# they have in common writes the result. `serving` takes the files that no other part names.
+aimed='nearly_all or subnormals or aimed or how_often' pairs='every_pair or narrow_scores'
 streamed='every_pair and (persistent or split)'
-suite-entries() { suite entries $entry_files -k "$streamed"; }
-suite-entries-others() { suite entries-others $entry_files -k "not ($streamed)"; }
-adapter_files='tests/gpu/test_adapters.py tests/gpu/test_frameworks.py'
-suite-adapters() { suite adapters $adapter_files; }
-slot_files='tests/gpu/test_values.py tests/gpu/test_windows.py'
-suite-slots() { suite slots $slot_files; }
-tile_files='tests/gpu/test_tiles.py tests/gpu/test_torch_topk.py'
-suite-tiles() { suite tiles $tile_files; }
-suite-serving() {
-  local elsewhere="tests/gpu/test_ranks.py $block_files $entry_files $slot_files $tile_files $adapter_files $row_files $held_files $half_files $ranking_files $caller_files $kernel_files $host_files tests/gpu/test_options.py"
-  suite serving tests/gpu $(printf -- '--ignore=%s ' $elsewhere)
+parts="rows:exact
+held:held:registers_hold
+held-aimed:held:$aimed
+held-others:held:not (registers_hold or $aimed)
+half:half
+rankings:rankings
+callers:callers
+ranks:ranks
+kernels:bands graphs layout narrow paths stats volume
+contract:imports
+host:host_cost
+pairs:options:$pairs
+options:options:not ($pairs)
+blocks:blocks:every_size
+blocks-options:blocks:not every_size
+entries:entries:$streamed
+entries-others:entries:not ($streamed)
+adapters:adapters frameworks
+slots:values windows
+tiles:tiles torch_topk
+serving:"
+suite_part() {
+  local name=$1 files chosen arguments=()
+  IFS=: read -r _ files chosen <<<"$(grep "^$name:" <<<"$parts")"
+  for file in $files; do arguments+=("tests/gpu/test_$file.py"); done
+  [ "$name" = contract ] && arguments+=(tests/contract/test_contract.py tests/contract/test_options.py)
+  if [ "$name" = serving ]; then
+    arguments=(tests/gpu)
+    for file in $(grep -v "^contract:" <<<"$parts" | cut -d: -f2); do arguments+=("--ignore=tests/gpu/test_$file.py"); done
+  fi
+  [ -n "$chosen" ] && arguments+=(-k "$chosen")
+  suite "$name" "${arguments[@]}"
 }
 
 options() {
@@ -125,9 +122,6 @@ sanitized() {
     $PYTHON -m gpu.sanitize_grid 2>&1 | tee -a "$log" | tail -25
   return "${PIPESTATUS[0]}"
 }
-sanitize-memcheck() { sanitized memcheck; }
-sanitize-racecheck() { sanitized racecheck; }
-sanitize-synccheck() { sanitized synccheck; }
 sanitize-record() {
   for tool in $tools; do cat "$OUT/sanitize-$tool.log"; done >"$OUT/sanitize.log" &&
     $PYTHON -m gpu.sanitize_grid --record "$OUT/sanitize.log" "$OUT"
@@ -146,16 +140,6 @@ result() {
     2>&1 | tee "$OUT/$1.log"
   return "${PIPESTATUS[0]}"
 }
-operator() { result operator; }
-decode() { result decode; }
-short() { result short; }
-general() { result general; }
-blocks() { result blocks; }
-engines() { result engines; }
-trace() { result trace; }
-worst() { result worst; }
-ablation() { result ablation; }
-chain() { result chain; }
 replay() {
   timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve replay ${ARGS:-430K} --backend cuda --out "$OUT" 2>&1 | tee "$OUT/replay.log"
   return "${PIPESTATUS[0]}"
@@ -167,10 +151,9 @@ quick_bench() {
 }
 
 [ $# -gt 0 ] || { sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2; }
-steps="quick suite suite-kernels suite-rows suite-held suite-held-aimed suite-held-others suite-half suite-rankings
-  suite-callers suite-serving suite-tiles suite-adapters suite-options suite-pairs suite-blocks suite-blocks-options
-  suite-entries suite-entries-others suite-slots suite-contract suite-host suite-ranks options compile
-  sanitize sanitize-memcheck sanitize-racecheck sanitize-synccheck sanitize-record bench operator decode short general blocks engines trace worst ablation chain replay"
+results="operator decode short general blocks engines trace worst ablation chain"
+steps="quick suite $(cut -d: -f1 <<<"$parts" | sed 's/^/suite-/') options compile sanitize sanitize-memcheck
+  sanitize-racecheck sanitize-synccheck sanitize-record bench replay $results"
 everything="sanitize-racecheck sanitize-memcheck sanitize-synccheck suite-serving suite-kernels suite-held-aimed
   suite-adapters suite-options suite-half suite-entries suite-tiles suite-pairs suite-contract suite-callers suite-rankings
   suite-entries-others suite-slots suite-rows suite-held suite-held-others suite-blocks-options suite-blocks"
@@ -195,7 +178,11 @@ fi
 for step in "$@"; do
   begin=$SECONDS
   echo "==== $step"
-  $step || failed+=("$step")
+  case $step in
+    suite-*) suite_part "${step#suite-}" ;;
+    sanitize-*check) sanitized "${step#sanitize-}" ;;
+    *) if grep -qw -- "$step" <<<"$results"; then result "$step"; else $step; fi ;;
+  esac || failed+=("$step")
   if [ "$step" = quick ]; then quick_bench || failed+=("quick timings"); fi
   echo "==== $step: $((SECONDS - begin)) s"
 done
