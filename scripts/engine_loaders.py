@@ -1,27 +1,32 @@
 """Install an engine's newest wheel, and see its own plugin loader put ksieve in the place of its operators.
 
-Needs a network, pip, a C compiler and `nm`, and no GPU. The engine's wheel is installed without its dependencies; then
-PyTorch, in the version and with the CUDA libraries that the wheel asks for, so that the engine's compiled extensions
-are loaded and register their own schemas; then what imports of the loader and of the operators' modules need. Where
-there is no driver, a library `libcuda.so.1` takes its place, in which every function that the extensions refer to says
-that there is no device; and a platform plugin makes vLLM choose CUDA. No kernel of the engine runs, and ksieve
-serves from the CPU. Exit code 1: a check failed; the table says which.
+    python scripts/engine_loaders.py [vllm] [sglang]
+
+Needs numpy, pip, a network, a C compiler and `nm`, 10 GB for each engine in out/engines, and no GPU. Prints a table,
+writes out/engine-loaders-ENGINE.json, and exits 1 where a check failed. The engine's wheel is installed without its
+dependencies; then PyTorch with the CUDA libraries that the wheel asks for, so that compiled extensions register their
+own schemas; then what the imports need. Where there is no driver, a library `libcuda.so.1` stands in whose functions
+all say that there is no device; and a platform plugin makes vLLM choose CUDA. ksieve serves from the CPU.
+
+With ``--probe CASE`` this is a process of the engine's environment, with the installed ksieve: ``on``, the loader
+first and the engine's modules then, as in a server; ``late``, the other order, and off again. Its last line is one JSON
+object. An operator is ksieve's if the code behind its name lies in ksieve; nothing is asked of the switch itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from ksieve.lab.bench import engine_pages, record
 
 TREE = Path(__file__).resolve().parents[1]
 
@@ -33,6 +38,7 @@ class Engine:
     """What is installed of an engine: each name with the requirement of the engine's own wheel, if it has one."""
 
     variable: str
+    loader: str
     bare: tuple[str, ...]
     """Wheels without their dependencies, the engine first."""
     needs: tuple[str, ...]
@@ -42,6 +48,7 @@ class Engine:
 ENGINES = {
     "vllm": Engine(
         "KSIEVE_VLLM",
+        "vllm.plugins:load_general_plugins",
         ("vllm", "flashinfer-python"),
         (
             "aiohttp", "apache-tvm-ffi", "cachetools", "cbor2", "cloudpickle", "einops", "fastapi", "llguidance",
@@ -51,6 +58,7 @@ ENGINES = {
     ),
     "sglang": Engine(
         "KSIEVE_SGLANG",
+        "sglang.srt.plugins:load_plugins",
         ("sglang", "sglang-kernel", "flashinfer-python"),
         (
             "aiohttp", "apache-tvm-ffi", "ipython", "msgspec", "numpy", "nvidia-ml-py", "orjson", "pillow", "psutil",
@@ -67,14 +75,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=Path("out/engines"), help="folder of the virtual environments")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of engine-loaders-ENGINE.json")
     parser.add_argument("--wheel", type=Path, help="wheel of ksieve; default: built from this tree")
+    parser.add_argument("--probe", choices=CASES, help="run a case for one engine in this process")
     args = parser.parse_args(arguments)
     if unknown := set(args.engines) - set(ENGINES):
         parser.error(f"no engine {', '.join(sorted(unknown))}: {', '.join(ENGINES)}")
+    if args.probe:
+        print(json.dumps(CASES[args.probe](args.engines[0])))
+        return 0
+    sys.path.insert(0, str(TREE / "src"))
+    from ksieve.lab.bench import engine_pages, record
+
     work = args.work.resolve()
     wheel = args.wheel or build(work)
     results = [run(name, work, wheel) for name in args.engines or ENGINES]
     for result in results:
         name = result["engine"]
+        print(engine_pages.printed(result), flush=True)
         payload = record.payload("engine-loaders", {"engine": name}, result)
         record.write_json(args.out.resolve() / f"engine-loaders-{name}.json", payload)
     return 0 if all(check["good"] for result in results for check in result["checks"]) else 1
@@ -93,24 +109,14 @@ def build(work: Path) -> Path:
 def run(name: str, work: Path, wheel: Path) -> dict[str, Any]:
     """Install an engine and examine it; what cannot be installed is a failed check."""
     python = work / name / "bin" / "python"
-    result: dict[str, Any] = {
-        "engine": name,
-        "versions": {},
-        "driver": None,
-        "log": {},
-        "uninstalled": {},
-        "checks": [],
-    }
+    result: dict[str, Any] = {"engine": name, "versions": {}, "driver": None, "log": {}, "uninstalled": {}}
     try:
         install(name, python, wheel)
         result["driver"], environment = stand_ins(name, work)
-        found = examine(name, python, environment)
+        return result | examine(name, python, environment)
     except subprocess.CalledProcessError as error:
         last = (error.stderr or "").strip().splitlines()[-1:] or [str(error)]
-        found = {"checks": [check("installed", False, last[0])]}
-    result |= found
-    print(engine_pages.printed(result), flush=True)
-    return result
+        return result | {"checks": [check("installed", False, last[0])]}
 
 
 # ---- the virtual environment -----------------------------------------------------------------------------------
@@ -183,17 +189,17 @@ def examine(name: str, python: Path, environment: dict[str, str]) -> dict[str, A
     """Run the probe's cases and `ksieve doctor`; each gives checks."""
     variable = ENGINES[name].variable
     cases, log, checks = {}, {}, []
-    for case, value in (("off", ""), ("on", "1"), ("late", "1"), ("worker", "1")):
+    for case in CASES:
         done = subprocess.run(
-            [str(python), str(TREE / "scripts" / "engine_probe.py"), name, case], capture_output=True, text=True,
-            check=False, env=clean() | environment | {variable: value},
+            [str(python), __file__, name, "--probe", case], capture_output=True, text=True, check=False,
+            env=clean() | environment | {variable: "1"},
         )  # fmt: skip
         log[case] = [line for line in done.stderr.splitlines() if "ksieve" in line and not line.startswith(" ")]
         if done.returncode:
             checks.append(check(f"{case}: runs", False, done.stderr.strip().splitlines()[-1]))
             continue
         cases[case] = json.loads(done.stdout.splitlines()[-1])
-        checks += CHECKS[case](cases[case], log[case])
+        checks += checks_of(case, cases[case])
     doctor = subprocess.run(
         [str(python.with_name("ksieve")), "doctor", "--for", name, "--json"], capture_output=True, text=True,
         check=False, env=clean() | environment | {variable: "1"},
@@ -204,7 +210,7 @@ def examine(name: str, python: Path, environment: dict[str, str]) -> dict[str, A
     detail = f"{len(fitting)} signatures fit" + (f"; not in this version: {', '.join(absent)}" if absent else "")
     checks.append(check("doctor --for: every signature is known", doctor.returncode == 0 and said["on"], detail))
     versions = said["versions"] | {"torch": output(python, "-c", "import torch; print(torch.__version__)").strip()}
-    found = {"versions": versions, "log": log, "operators": operators(cases), "checks": checks}
+    found = {"versions": versions, "log": log, "operators": together(cases), "checks": checks}
     return found | {"uninstalled": cases.get("late", {}).get("after", {})}
 
 
@@ -222,61 +228,178 @@ def _all(found: dict[str, str], who: str) -> bool:
     return bool(present) and all(value == who for value in present)
 
 
-def _off(found: dict[str, Any], log: list[str]) -> list[dict[str, Any]]:
-    good = _all(found["operators"], "engine") and not found["imported"] and not log
-    said = f"{_count(found['operators'], 'engine')} operators are the engine's; nothing is logged"
-    return [check("without the variable: nothing is replaced", good, said)]
-
-
-def _on(found: dict[str, Any], log: list[str]) -> list[dict[str, Any]]:
-    owners, served = found["operators"], found["served"]
-    named = [name for name, who in owners.items() if who == "ksieve" and any(name in line for line in log)]
+def checks_of(case: str, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Say what a case shows."""
+    owners = found["operators"]
+    replaced = _all(owners, "ksieve")
+    if case == "late":
+        restored = not found["not_restored"] and found["after"] == found["before"]
+        left = f"left: {', '.join(found['not_restored'])}" if found["not_restored"] else "the same objects as before"
+        names = f"{len(found['replaced'])} names in its modules"
+        lines = [check("imports, then loader: replaced", replaced, names)]
+        return [*lines, check("uninstall puts everything back", restored, left)]
+    served = found["served"]
     ran = [name for name, each in served.items() if each["served_by_ksieve"]]
     traced = [name for name, each in served.items() if each["compiled"] == "same answer"]
     faults = "; ".join(f"{name}: {each['compiled']}" for name, each in served.items() if name not in traced)
-    lines = [
-        check("loader, then imports: replaced", _all(owners, "ksieve"), f"{_count(owners, 'ksieve')} operators"),
-        check("the log names them", len(named) == list(owners.values()).count("ksieve"), f"{len(named)} operators"),
-        check("calls reach ksieve", ran == list(served), f"{len(ran)} of {len(served)} operators, on the CPU"),
-        check(
-            "torch.compile, full graph", traced == list(served), f"{len(traced)} of {len(served)} operators {faults}"
-        ),
-    ]
-    if found["custom_op"]:
-        traces = not re.match(r"\w+(Error|Exception)\b", found["custom_op"])
-        lines.append(check("the engine's operator, fake tensors", traces, found["custom_op"]))
-    return lines
-
-
-def _late(found: dict[str, Any], log: list[str]) -> list[dict[str, Any]]:
-    del log
-    names = len(found["replaced"])
-    restored = not found["not_restored"] and found["after"] == found["before"]
-    left = f"left: {', '.join(found['not_restored'])}" if found["not_restored"] else "each the same object as before"
+    of = f"of {len(served)} operators"
     return [
-        check("imports, then loader: replaced", _all(found["operators"], "ksieve"), f"{names} names in its modules"),
-        check("uninstall puts everything back", restored, left),
+        check("loader, then imports: replaced", replaced, f"{_count(owners, 'ksieve')} operators"),
+        check("calls reach ksieve", ran == list(served), f"{len(ran)} {of}, on the CPU"),
+        check("torch.compile, full graph", traced == list(served), f"{len(traced)} {of} {faults}"),
     ]
 
 
-def _worker(found: dict[str, Any], log: list[str]) -> list[dict[str, Any]]:
-    del log
-    said = f"{_count(found['operators'], 'ksieve')} operators"
-    return [check("a spawned process, its own loader: replaced", _all(found["operators"], "ksieve"), said)]
-
-
-CHECKS = {"off": _off, "on": _on, "late": _late, "worker": _worker}
-
-
-def operators(cases: dict[str, Any]) -> list[dict[str, Any]]:
+def together(cases: dict[str, Any]) -> list[dict[str, Any]]:
     """Put together what the cases say of each operator."""
-    names = cases.get("on", {}).get("operators", {})
-    served = cases.get("on", {}).get("served", {})
-    by_case = {case: found["operators"] for case, found in cases.items()}
+    on, late = (cases.get(case, {}) for case in ("on", "late"))
+    served, before, last = on.get("served", {}), late.get("before", {}), late.get("operators", {})
     return [
-        {"operator": name, **{case: found.get(name) for case, found in by_case.items()}, **served.get(name, {})}
-        for name in names
+        {"operator": name, "off": before.get(name), "on": who, "late": last.get(name), **served.get(name, {})}
+        for name, who in on.get("operators", {}).items()
     ]
+
+
+# ---- in a process of the engine ---------------------------------------------------------------------------------
+
+
+def load_plugins(engine: str) -> None:
+    """Call the engine's own loader of plugins."""
+    module, _, name = ENGINES[engine].loader.partition(":")
+    getattr(importlib.import_module(module), name)()
+
+
+def operators(engine: str) -> Any:
+    """Return ksieve's list of the engine's operators, as data."""
+    return importlib.import_module("ksieve.adapters._operators").OPERATORS[engine]
+
+
+def look(operator: Any) -> Any:
+    """Return what the engine has under an operator's name; None if nothing. The module is imported."""
+    importlib.import_module(operator.source)
+    module, _, path = operator.owner.partition(":")
+    found = importlib.import_module(module)
+    for name in path.split(".") if path else ():
+        found = getattr(found, name)
+    return getattr(found, operator.attribute, None)
+
+
+def owner(function: Any) -> str:
+    """Say whose code is behind a name."""
+    if function is None:
+        return "absent"
+    code = getattr(function, "__code__", None)
+    return "ksieve" if code is not None and "/ksieve/adapters/" in code.co_filename else "engine"
+
+
+def owners(engine: str) -> dict[str, str]:
+    """Import the module of every operator and say whose it is."""
+    return {operator.name: owner(look(operator)) for operator in operators(engine)}
+
+
+def contents(engine: str) -> dict[str, int]:
+    """Return the identity of everything that the engine's modules and its operators' owners have as attributes."""
+    import torch
+
+    homes = importlib.import_module("ksieve.adapters._operators").HOMES
+    packages = {package for names in homes.values() for package in names}
+    found = {f"torch.ops._C.{name}": id(value) for name, value in vars(torch.ops._C).items()}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in packages and isinstance(module, types.ModuleType):
+            found |= {f"{name}.{key}": id(value) for key, value in list(vars(module).items())}
+    for operator in operators(engine):
+        module, _, path = operator.owner.partition(":")
+        if path and module != "torch":
+            holder = getattr(importlib.import_module(module), path)
+            found |= {f"{module}.{path}.{key}": id(value) for key, value in vars(holder).items()}
+    return found
+
+
+def calls(engine: str) -> dict[str, Any]:
+    """Return arguments of a call of each operator: scores, and the others by name. Methods get a stand-in for self."""
+    import torch
+
+    forms = importlib.import_module("ksieve.adapters._forms").FORMS
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(4, 8, generator=generator)
+    made: dict[str, Any] = {}
+    for adapter in (engine, "flashinfer"):
+        for form in forms[adapter]():
+            made.setdefault(f"{adapter}.{form[0]}", (form[2] if len(form) > 2 else scores, form[1]))
+    step = {"seq_lens": torch.full((4,), 8, dtype=torch.int32), "next_n": 1, "topk_tokens": 2, "max_seq_len": 8}
+    made["vllm._sparse_indexer_topk"] = (
+        types.SimpleNamespace(_backend="auto"),
+        {"logits": scores, "topk_indices": torch.zeros(4, 2, dtype=torch.int32), **step},
+    )
+    return made
+
+
+def fresh(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Copy tensors that a call may write to."""
+    return {name: value.clone() if hasattr(value, "clone") else value for name, value in arguments.items()}
+
+
+def answer(operator: Any, arguments: dict[str, Any], returned: Any) -> Any:
+    """Return the indices of a call."""
+    if isinstance(operator.answer, str):
+        return arguments[operator.answer]
+    return returned if operator.answer is None or not isinstance(returned, tuple) else returned[operator.answer]
+
+
+def serve(engine: str) -> dict[str, dict[str, Any]]:
+    """Call every operator of the engine by its name, in eager mode and through torch.compile, on the CPU."""
+    import torch
+
+    from ksieve import adapters
+
+    found: dict[str, dict[str, Any]] = {}
+    made = calls(engine)
+    for operator in operators(engine):
+        function = look(operator)
+        if function is None or operator.adapter not in made:
+            continue
+        first, given = made[operator.adapter]
+        arguments = fresh(given)
+        before = {c.operator: c.count for c in adapters.report().calls}
+        eager = answer(operator, arguments, function(first, **arguments))
+        after = {c.operator: c.count for c in adapters.report().calls}
+        served = after.get(operator.name, 0) == before.get(operator.name, 0) + 1
+        arguments = fresh(given)
+        # Fake tensors trace the call: full graph, and AOTAutograd behind it. The code generator is not at issue.
+        torch.compiler.reset()
+        try:
+            compiled = torch.compile(lambda *a, f=function, **k: f(*a, **k), backend="aot_eager", fullgraph=True)
+            same = torch.equal(answer(operator, arguments, compiled(first, **arguments)).sort(1).values,
+                               eager.sort(1).values)  # fmt: skip
+            said = "same answer" if same else "ANOTHER answer"
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        found[operator.name] = {"served_by_ksieve": served, "compiled": said}
+    return found
+
+
+def case_on(engine: str) -> dict[str, Any]:
+    """Load plugins first, as a server does, and import the modules of the operators then."""
+    load_plugins(engine)
+    return {"operators": owners(engine), "served": serve(engine)}
+
+
+def case_late(engine: str) -> dict[str, Any]:
+    """Import everything first; then on, and off again. What the loader itself keeps is not compared."""
+    first = owners(engine)
+    adapter = importlib.import_module(f"ksieve.adapters.{engine}")
+    before = contents(engine)
+    load_plugins(engine)
+    on, during = owners(engine), contents(engine)
+    adapter.uninstall()
+    after = contents(engine)
+    loader = ENGINES[engine].loader.partition(":")[0]
+    changed = [name for name in before if not name.startswith(loader) and during.get(name) != before[name]]
+    left = [name for name in changed if after.get(name) != before[name]]
+    return {"before": first, "operators": on, "after": owners(engine), "replaced": changed, "not_restored": left}
+
+
+CASES = {"on": case_on, "late": case_late}
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ def _run(path: Path, payload: dict[str, Any]) -> str:
     name = result["engine"]
     return "\n\n".join(
         [
-            f"`scripts/engine_loaders.sh {name}` installs {TITLES[name]} and calls its own plugin loader: {good} of "
+            f"`scripts/engine_loaders.py {name}` installs {TITLES[name]} and calls its own plugin loader: {good} of "
             f"{len(result['checks'])} checks passed with {versions} ({facts['date'][:10]}, Python {facts['python']}). "
             "The engine's compiled extensions were loaded; none of its kernels ran, and ksieve served on the CPU. "
             f"[{file}](../../{file}) has the run, which printed:",
