@@ -69,7 +69,7 @@ ONLY   ?=
 ADD    ?=
 UPDATE ?=
 WHOLE  ?=
-# CUDA=12 compiles with the NVRTC of the extra cuda12 and lists spills; SAMPLE=1: one kernel of each family, dtype and GPU.
+# CUDA=12 compiles with the NVRTC of the extra cuda12 and lists spills; SAMPLE=1: one kernel of each source, dtype and GPU.
 CUDA   ?=
 SAMPLE ?=
 ifeq ($(CUDA),12)

@@ -320,11 +320,12 @@ def compiled(kernels: Kernels, jobs: int, *, whole: bool) -> dict[KernelSpec, Re
             raise
 
 
-def sample(kernels: Kernels) -> Kernels:
-    """Of every source on every architecture the smallest kernel of a list."""
-    first: dict[tuple[str, str], KernelSpec] = {}
+def sample(kernels: Kernels, *, dtypes: bool = False) -> Kernels:
+    """Of every source on every architecture the smallest kernel of a list; with `dtypes` one of each."""
+    first: dict[tuple[str, str, str], KernelSpec] = {}
     for spec in sorted(kernels, key=lambda spec: kernels[spec][0].get("bytes", math.inf)):
-        first.setdefault((spec.stem, spec.arch), spec)
+        dtype = kernels[spec][0].get("dtype", "float32") if dtypes else ""
+        first.setdefault((spec.stem, spec.arch, dtype), spec)
     return {spec: kernels[spec] for spec in first.values()}
 
 

@@ -2,14 +2,13 @@
 
 Machine code is compared with a committed list for one NVRTC alone (`scripts/cubins.py`). Others only have to compile
 every kernel of that list, within the registers and the shared memory of its plan. What they cannot is listed by version
-in tests/data/spills.json, and anything else fails. ``--sample`` takes one kernel of each family, dtype and
+in tests/data/spills.json, and anything else fails. ``--sample`` takes the smallest kernel of each source, dtype and
 architecture; ``--update`` rewrites the version's part of the list.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import sys
@@ -23,45 +22,12 @@ import cubins
 
 from ksieve.backends.cuda.jit import build
 from ksieve.backends.cuda.jit import compile as compiler
-from ksieve.backends.cuda.jit.spec import ARCHITECTURES, DTYPES, STEMS, KernelSpec
+from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.core import atomic
 from ksieve.core.errors import KsieveError
 from ksieve.planning.plan import Plan
 
 LIST = cubins.LIST.with_name("spills.json")
-
-
-SHAPES = {
-    "stream": (4096, 131_072, 2048),
-    "stream_unsampled": (64, 20_000, 512),
-    "stream_split": (2, 2_097_152, 2048),
-    "register_warp": (65_536, 256, 8),
-    "register_block": (16, 3072, 512),
-    "resident_block": (256, 16_384, 512),
-    "resident_cluster": (4, 65_536, 2048),
-    "resident_grid": (1, 1_048_576, 2048),
-    "length_bins": (16_384, 16_384, 512),
-}
-"""Rows, width and k that each family is compiled for; the last one's launches are of several families."""
-
-
-def sample() -> cubins.Kernels:
-    """One kernel of every family, dtype and architecture where a plan can have it."""
-    found: cubins.Kernels = {}
-    for arch, dtype, (family, (rows, width, k)) in itertools.product(ARCHITECTURES, DTYPES, SHAPES.items()):
-        forced = None if family == "length_bins" else family
-        try:
-            made = build.needed(
-                build.device_of_arch(arch), rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[forced]
-            )
-        except KsieveError:  # no such family on the device
-            continue
-        for spec, plan in made.items():
-            if forced is None and spec.stem != STEMS["length_bins"]:
-                continue
-            options = {"family": family}
-            found[spec] = {"arch": arch, "rows": rows, "width": width, "k": k, "dtype": dtype, "options": options}, plan
-    return found
 
 
 def faults_of(spec: KernelSpec, plan: Plan) -> list[str]:
@@ -76,7 +42,7 @@ def faults_of(spec: KernelSpec, plan: Plan) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile, list, and compare with the list of what is known."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sample", action="store_true", help="one kernel of each family, dtype and architecture")
+    parser.add_argument("--sample", action="store_true", help="one kernel of each source, dtype and architecture")
     parser.add_argument("--update", action="store_true", help="rewrite the list of this NVRTC")
     parser.add_argument("--list", type=Path, default=LIST, help="the list (default: tests/data/spills.json)")
     parser.add_argument("--only", default="", help="only kernels whose line contains this, e.g. 'sm_90a 1x'")
@@ -89,10 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KsieveError as error:
         print(f"spills: {error}", file=sys.stderr)
         return 1
-    if asked.sample:
-        kernels, wrong = sample(), list[str]()
-    else:
-        kernels, wrong = cubins.resolve(json.loads(cubins.LIST.read_text(encoding="utf-8"))["kernels"])
+    kernels, wrong = cubins.resolve(json.loads(cubins.LIST.read_text(encoding="utf-8"))["kernels"])
+    kernels = cubins.sample(kernels, dtypes=True) if asked.sample else kernels
     kernels = {spec: made for spec, made in kernels.items() if asked.only in cubins.title(made[0])}
     if not kernels:
         parser.error(f"no kernel's line contains {asked.only!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import re
 import sys
 import tomllib
@@ -12,7 +11,6 @@ import pytest
 
 from conftest import ROOT
 from ksieve.backends.cuda.jit import compile as compiler
-from ksieve.backends.cuda.jit.spec import ARCHITECTURES, DTYPES, STEMS
 from ksieve.backends.cuda.runtime.driver import install
 
 pytestmark = pytest.mark.extended
@@ -40,21 +38,12 @@ def compiled(spills, monkeypatch, tmp_path):
     return run
 
 
-def test_the_sample_has_every_family_dtype_and_architecture(spills):
-    made = spills.sample()
-    found = {(record["options"]["family"], record["dtype"], record["arch"]) for record, _ in made.values()}
-    everywhere = {"stream", "stream_unsampled", "stream_split", "register_warp", "resident_block"}
-    assert found >= set(itertools.product(everywhere, DTYPES, ARCHITECTURES))
-    assert found >= set(itertools.product(STEMS, DTYPES, [a for a in ARCHITECTURES if a.endswith("a")]))
-    assert len(made) < 120, "it is compiled in CI"
-
-
 def test_what_is_not_listed_fails_and_what_is_listed_passes(compiled, capsys):
     assert compiled("--sample") == 0
     compiled.faults["stream/block"] = ["spills 8 bytes to and 8 from local memory"]
     assert compiled("--sample") == 1
     said = capsys.readouterr().out
-    assert "family=stream: spills 8 bytes to and 8 from local memory  NEW" in said
+    assert re.search(r"  sm_90a .* bfloat16.*: spills 8 bytes to and 8 from local memory  NEW\n", said)
     assert compiled("--update") == 0 and compiled() == 0
     assert "NEW" not in capsys.readouterr().out.rpartition("wrote")[2]
     compiled.faults["stream/block"] = ["does not compile: no"]
