@@ -31,6 +31,7 @@ import numpy as np
 NAMES = (
     "ksieve ksieve.torch ksieve.tiles ksieve.distributed ksieve.captures ksieve.captures.recorder ksieve.lab.workloads "
     "ksieve.adapters ksieve.adapters.vllm ksieve.adapters.sglang ksieve.adapters.flashinfer "
+    "ksieve.adapters.tensorrt_llm ksieve.adapters.plugins"
 )
 MODULES = {name: name for name in NAMES.split()}
 """Name of a public module in the frozen file -> its name today, to be changed when the module moves."""
