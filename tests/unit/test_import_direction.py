@@ -9,8 +9,8 @@ import ksieve
 PACKAGE = Path(ksieve.__file__).parent
 WINGS = (
     "_version", "core", "model", "checking", "planning", "backends", "dispatch", "torch_select",
-    "torch_ops", "jax_ffi", "jax_ops", "api", "torch", "distributed", "tiles", "captures", "", "adapters", "self_test",
-    "doctor", "cli", "lab", "__main__",
+    "torch_ops", "jax_ffi", "jax_ops", "api", "torch", "distributed", "tiles", "captures", "files", "", "adapters",
+    "self_test", "doctor", "cli", "lab", "__main__",
 )  # fmt: skip
 FILES = {
     ".".join(["ksieve", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path

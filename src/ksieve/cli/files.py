@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.captures import format as capture
-from ksieve.captures.columns import JoinedColumns
 from ksieve.captures.format import Capture
 from ksieve.captures.importers import load_array as load_imported
 from ksieve.captures.sources import FOREIGN_SUFFIXES
-from ksieve.captures.stream import BLOCK_BYTES
 from ksieve.captures.tensorfile import TensorInfo, write_header
 from ksieve.core.atomic import replacing
 from ksieve.core.errors import ArgumentError, CaptureFormatError
 from ksieve.core.paths import look, reason, same_file, unreadable
 from ksieve.core.problem import check_k
 from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.files.columns import JoinedColumns
+from ksieve.files.stream import BLOCK_BYTES
 
 INDEX_SUFFIXES = (".npy", ".safetensors")
 

@@ -11,10 +11,7 @@ import typer
 from numpy.typing import NDArray
 
 from ksieve import api
-from ksieve.captures import split
-from ksieve.captures.columns import JoinedColumns
 from ksieve.captures.format import Capture
-from ksieve.captures.stream import BLOCK_BYTES
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
 from ksieve.cli.options import (
@@ -33,6 +30,9 @@ from ksieve.cli.options import (
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import MAX_K, check_k
 from ksieve.core.stats import Stats
+from ksieve.files import split
+from ksieve.files.columns import JoinedColumns
+from ksieve.files.stream import BLOCK_BYTES
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.explain import considered
 from ksieve.planning.plan import facts_of

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ksieve import verify
-from ksieve.captures import stream
 from ksieve.captures.format import open_capture
 from ksieve.captures.writer import CaptureWriter, write_factors
 from ksieve.core.errors import CaptureFormatError, KsieveError
+from ksieve.files import stream
 
 BIG = 1 << 62
 

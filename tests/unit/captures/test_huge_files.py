@@ -76,8 +76,8 @@ def sparse(path, rows):
 
 
 def test_lengths_that_nobody_gave_take_no_memory(tmp_path):
-    from ksieve.captures.columns import JoinedColumns
     from ksieve.cli.captures import facts_of
+    from ksieve.files.columns import JoinedColumns
     from ksieve.lab.study.rows import eligible_rows
 
     rows = 1_000_000_000

@@ -18,12 +18,12 @@ import typer
 from safetensors.numpy import load_file, save_file
 
 import ksieve
-from ksieve.captures import stream
 from ksieve.captures.format import open_capture
 from ksieve.captures.writer import CaptureWriter
 from ksieve.cli.options import as_written, written_names
 from ksieve.core.errors import ArgumentError, WorkspaceError
 from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.files import stream
 from ksieve.lab import demo
 from ksieve.lab.bench.record import read_json
 from ksieve.lab.cli import app as cli

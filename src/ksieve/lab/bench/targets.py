@@ -247,7 +247,7 @@ def _copies(scores: Any) -> list[Any]:
 
 def stem_of(backend: str, *words: str) -> str:
     """Name of a result file: "gpu-" and the words on CUDA, else the words and the backend."""
-    from ksieve.captures.stream import choose_backend
+    from ksieve.files.stream import choose_backend
 
     chosen = choose_backend() if backend == "auto" else backend
     named = [word.replace(" ", "") for word in words]
@@ -267,7 +267,7 @@ def machine_of(backend: str) -> Machine:
     ------
     ArgumentError, BackendError
     """
-    from ksieve.captures.stream import choose_backend
+    from ksieve.files.stream import choose_backend
 
     check_backend(backend)
     chosen = choose_backend() if backend == "auto" else backend

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve.captures import split
 from ksieve.captures.format import Capture
 from ksieve.cli import files, terminal
 from ksieve.cli.options import choice, count, output
+from ksieve.files import split
 from ksieve.lab.study.costs import DEVICE_COSTS
 from ksieve.lab.study.tally import MOST, rank_text
 from ksieve.lab.study.words import percent

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.captures import split
 from ksieve.captures.format import BLOCK_BYTES, Capture
 from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import POLICIES, SamplingPolicy
 from ksieve.core.text import printable
+from ksieve.files import split
 from ksieve.lab.study import theory
 from ksieve.lab.study.ranked import RankedRow, rank_rows
 from ksieve.lab.study.rows import LEAST_LENGTH, eligible_rows, read_blocks
@@ -221,7 +221,7 @@ def study_capture(
     progress : callable, optional
         Called with the number of rows done.
     rank, world : int
-        Of the processes that share the rows (`ksieve.captures.split`).
+        Of the processes that share the rows (`ksieve.files.split`).
 
     Returns
     -------

@@ -101,7 +101,7 @@ def study(
     progress : callable, optional
         Called as ``progress(rows done, rows in all)``.
     rank, world : int
-        Of the processes that share the rows of every capture (`ksieve.captures.split`).
+        Of the processes that share the rows of every capture (`ksieve.files.split`).
 
     Returns
     -------

@@ -98,7 +98,7 @@ def select(
     block_bytes: int,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Plan, float, float]:
-    """`ksieve.captures.stream.select` of a source with `tiles`; returns a tile's plan and seconds of both kinds."""
+    """`ksieve.files.stream.select` of a source with `tiles`; returns a tile's plan and seconds of both kinds."""
     to_device, to_host = movers
     most = max(1, min(int(source.width), max(k, block_bytes // (4 * MOST_ROWS))))
     rows, device = int(source.rows), "cuda" if chosen == "cuda" else "cpu"

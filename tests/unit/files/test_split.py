@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 
 import torch.multiprocessing as mp  # noqa: E402
 
-from ksieve.captures import split, stream  # noqa: E402
 from ksieve.captures.format import open_capture  # noqa: E402
 from ksieve.captures.writer import CaptureWriter  # noqa: E402
+from ksieve.files import split, stream  # noqa: E402
 from ksieve.lab.bench import record  # noqa: E402
 from ksieve.lab.study import run  # noqa: E402
 from ksieve.lab.workloads import write_synthetic  # noqa: E402

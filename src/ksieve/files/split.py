@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.captures import stream
-from ksieve.captures.stream import BLOCK_BYTES, Sink, StreamResult
 from ksieve.core.errors import BackendError
 from ksieve.core.stats import Stats
 from ksieve.distributed.agreement import distributed, gather
+from ksieve.files import stream
+from ksieve.files.stream import BLOCK_BYTES, Sink, StreamResult
 
 
 def launched() -> int:
@@ -138,12 +138,12 @@ def select(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> StreamResult | None:
-    """`ksieve.captures.stream.select` by all ranks; every rank must call it.
+    """`ksieve.files.stream.select` by all ranks; every rank must call it.
 
     Parameters
     ----------
     source, k, sink, return_stats, block_bytes, progress, options
-        As of `ksieve.captures.stream.select`. `sink` and `progress` are called on the first rank alone.
+        As of `ksieve.files.stream.select`. `sink` and `progress` are called on the first rank alone.
     rank, world : int
 
     Returns

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api
-from ksieve.captures import columns
 from ksieve.core import call as calls
 from ksieve.core.arguments import Backend
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.files import columns
 from ksieve.planning.plan import Plan
 
 BLOCK_BYTES = 256 << 20
@@ -78,7 +78,7 @@ def select(
     ----------
     source : object
         A capture, or another object with ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``, whose blocks
-        are host arrays; or one with ``tiles``, as `ksieve.captures.columns.JoinedColumns`, which is read by tiles of
+        are host arrays; or one with ``tiles``, as `ksieve.files.columns.JoinedColumns`, which is read by tiles of
         columns, without a policy and without statistics.
     k : int
     sink : callable
