@@ -9,7 +9,7 @@ import ksieve
 PACKAGE = Path(ksieve.__file__).parent
 WINGS = (
     "_version", "core", "model", "checking", "planning", "backends", "dispatch", "torch_select",
-    "torch_ops", "jax_ffi", "jax_ops", "api", "torch", "distributed", "tiles", "captures", "files", "", "adapters",
+    "torch_ops", "jax_ffi", "jax_ops", "api", "torch", "distributed", "tiles", "files", "captures", "", "adapters",
     "self_test", "doctor", "cli", "lab", "__main__",
 )  # fmt: skip
 FILES = {

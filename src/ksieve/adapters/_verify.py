@@ -15,10 +15,10 @@ from ksieve import api
 from ksieve.adapters._operators import Operator
 from ksieve.adapters._signatures import names_of
 from ksieve.adapters._tally import TALLY
-from ksieve.captures.writer import CaptureWriter
 from ksieve.checking.verify import verify
 from ksieve.core.options import Options
 from ksieve.core.windows import windows
+from ksieve.files.save import save_scores
 
 _WINDOW = ("starts", "ends", "index_base", "next_n")
 _ENTRIES = ("block_size", "force_first", "force_last", "expand", "tail")
@@ -121,7 +121,7 @@ def _compare(
     for who, mask in (("ksieve", wrong), ("the engine", engine & ~wrong)):
         if mask.any() and who not in _said:
             row = int(mask.nonzero()[0, 0])
-            path = _capture(operator, asked, row)
+            path = _keep(operator, asked, row)
             found, expected = set(ours[row].tolist()), set(theirs[row].tolist())
             only = f"only ksieve: {sorted(found - expected)[:8]}, only the engine: {sorted(expected - found)[:8]}"
             _once(
@@ -164,8 +164,8 @@ def _tied(asked: tuple[Any, Any, int, dict[str, Any]], positions: Any, rows: Any
     return tied
 
 
-def _capture(operator: Operator, asked: tuple[Any, Any, int, dict[str, Any]], row: int) -> Path:
-    """Write the window of a row to a capture in a folder of its own."""
+def _keep(operator: Operator, asked: tuple[Any, Any, int, dict[str, Any]], row: int) -> Path:
+    """Write the window of a row to a file in a folder of its own, for ``ksieve select``."""
     scores, lengths, k, options = asked
     bounds = options.get("ends", lengths)
     kind: Any = "ends" if "ends" in options else "lengths"
@@ -173,13 +173,11 @@ def _capture(operator: Operator, asked: tuple[Any, Any, int, dict[str, Any]], ro
         Options(windows=kind, next_n=options.get("next_n", 1)), scores.shape[0], scores.shape[1],
         lengths=_host(bounds), starts=_host(options.get("starts")),
     )  # fmt: skip
-    valid = scores[row, int(begin[row]) : int(begin[row] + length[row])].float().cpu().numpy()
+    valid = scores[row, int(begin[row]) : int(begin[row] + length[row])].cpu()
+    padded = valid if len(valid) else valid.new_zeros(1)
+    lengths = torch.tensor([len(valid)], dtype=torch.int32)
     path = Path(tempfile.mkdtemp(prefix="ksieve-"), "difference.safetensors")
-    with CaptureWriter(
-        path, 1, max(valid.size, 1), dtype="float32", k=k, metadata={"operator": operator.name}
-    ) as writer:
-        padded = valid if valid.size else np.zeros(1, np.float32)
-        writer.write(padded[None], np.array([valid.size], np.int32))
+    save_scores(path, {"scores": padded[None].contiguous(), "lengths": lengths}, k, operator=operator.name)
     return path
 
 

@@ -25,8 +25,8 @@ SETTINGS: dict[str, Any] = {
 
 app = typer.Typer(
     name="ksieve",
-    help="Exact Top-K selection over long, ragged score rows, at the speed of one read. Scores are read from captures: "
-    ".safetensors files that ksieve import, ksieve synth and ksieve.record write.",
+    help="Exact Top-K selection over long, ragged score rows, at the speed of one read. Scores are read from "
+    ".npy and .safetensors files.",
     epilog="Exit codes: 0 done (verify: exact), 1 an answer is not exact, 2 the command could not run, 70 a bug in "
     "ksieve; 128 + n: ended by signal n.",
     **SETTINGS,
@@ -110,20 +110,22 @@ add(
     app,
     "select",
     selection.select,
-    "ksieve select scores.safetensors --k 2048 --out indices.npy",
+    "ksieve select scores.npy --k 2048 --out indices.npy",
+    "ksieve select scores.npy --k 2048 --lengths lengths.npy --out indices.npy",
     "ksieve select scores.safetensors --k 512 --stats",
     "ksieve select first.safetensors --next second.safetensors --k 2048 --out indices.npy",
     "ksieve select scores.safetensors --k 2048 --policy direct --out indices.safetensors --stats-out stats.csv",
-    "torchrun --nproc-per-node 2 -m ksieve select scores.safetensors --k 2048 --out indices.npy",
+    "torchrun --nproc-per-node 2 -m ksieve select scores.npy --k 2048 --out indices.npy",
 )
 add(
     app,
     "verify",
     selection.verify,
-    "ksieve verify scores.safetensors indices.npy",
+    "ksieve verify scores.npy indices.npy",
+    "ksieve verify scores.npy indices.npy --lengths lengths.npy",
     "ksieve verify first.safetensors indices.npy --next second.safetensors",
     "ksieve verify scores.safetensors other_library.npy --sentinel 2147483647",
-    "ksieve verify scores.safetensors indices.npy && echo exact",
+    "ksieve verify scores.npy indices.npy && echo exact",
 )
 add(
     app,

@@ -7,13 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
+from ksieve.captures import format as capture_format
 from ksieve.captures.format import Capture
 from ksieve.captures.importers import CAUSAL, import_scores
-from ksieve.captures.sources import SUFFIXES
+from ksieve.captures.sources import FOREIGN_SUFFIXES, SUFFIXES
 from ksieve.cli import files, terminal
-from ksieve.cli.options import OUT_RULE, CapturePath, Dtype, choice, count, flag
-from ksieve.core.errors import ArgumentError
+from ksieve.cli.options import OUT_RULE, Dtype, choice, count, flag
+from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.paths import unreadable
 
+CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
 Target = Annotated[str, typer.Argument(metavar="OUT", help=f"Capture to write (.safetensors). {OUT_RULE}")]
 SuggestedK = Annotated[
     int | None,
@@ -21,9 +24,17 @@ SuggestedK = Annotated[
 ]
 
 
+def open_capture(path: Path) -> Capture:
+    """Open a capture; the error for a file that must be imported first names the command."""
+    if path.suffix in FOREIGN_SUFFIXES and unreadable(path) is None:
+        remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
+        raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
+    return capture_format.open_capture(path)
+
+
 def describe(path: Path) -> None:
     """Print the facts of a capture."""
-    with files.open_capture(path) as source:
+    with open_capture(path) as source:
         terminal.result(lambda: facts_of(source))
         terminal.facts(source.describe())
 

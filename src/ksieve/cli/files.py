@@ -1,4 +1,4 @@
-"""Files that commands read and write, other than captures."""
+"""Files that commands read and write."""
 
 from __future__ import annotations
 
@@ -13,38 +13,29 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.captures import format as capture
-from ksieve.captures.format import Capture
-from ksieve.captures.importers import load_array as load_imported
-from ksieve.captures.sources import FOREIGN_SUFFIXES
-from ksieve.captures.tensorfile import TensorInfo, write_header
 from ksieve.core.atomic import replacing
 from ksieve.core.errors import ArgumentError, CaptureFormatError
-from ksieve.core.paths import look, reason, same_file, unreadable
+from ksieve.core.paths import look, reason, same_file
 from ksieve.core.problem import check_k
 from ksieve.core.stats import STATS_COLUMNS, Stats
-from ksieve.files.columns import JoinedColumns
-from ksieve.files.stream import BLOCK_BYTES
+from ksieve.files.arrays import load_array
+from ksieve.files.columns import share_lengths
+from ksieve.files.save import write_header
+from ksieve.files.scores import Scores, open_scores
 
 INDEX_SUFFIXES = (".npy", ".safetensors")
 
 Write = Callable[[int, NDArray[np.int32]], None]
 
 
-def open_capture(path: Path) -> Capture:
-    """Open a capture; the error for a file that must be imported first names the command."""
-    if path.suffix in FOREIGN_SUFFIXES and unreadable(path) is None:
-        remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
-        raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
-    return capture.open_capture(path)
-
-
 @contextmanager
-def open_columns(paths: Sequence[Path]) -> Iterator[Capture | JoinedColumns]:
-    """Open captures that hold columns of the same rows; one alone is itself, unless a row is larger than a block."""
+def open_parts(paths: Sequence[Path], tensor: str | None, lengths: Path | None) -> Iterator[list[Scores]]:
+    """Open files that hold the columns of the same rows; `lengths` is a file of the valid scores of whole rows."""
     with ExitStack() as opened:
-        captures = [opened.enter_context(open_capture(path)) for path in paths]
-        yield captures[0] if len(captures) == 1 and 4 * captures[0].width <= BLOCK_BYTES else JoinedColumns(captures)
+        parts = [opened.enter_context(open_scores(path, tensor)) for path in paths]
+        if lengths is not None:
+            share_lengths(parts, load_array(lengths, prefer="lengths"))
+        yield parts
 
 
 def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) -> Path:
@@ -149,7 +140,10 @@ def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
         yield lambda begin, indices: None
         return
     with replacing(path, size=4 * rows * k) as file:
-        (_npy_header if path.suffix == ".npy" else _safetensors_header)(file, rows, k)
+        if path.suffix == ".npy":
+            _npy_header(file, rows, k)
+        else:
+            write_header(file, "indices", "I32", (rows, k), 4 * rows * k, {"k": str(k), "sentinel": "-1"})
 
         def write(begin: int, indices: NDArray[np.int32]) -> None:
             file.write(np.ascontiguousarray(indices, dtype="<i4").data)
@@ -157,8 +151,8 @@ def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
         yield write
 
 
-def load_array(path: Path, name: str | None, *, prefer: str) -> Any:
-    """Open an index array of any importable file type; `.npy` stays on disk, memory-mapped.
+def load_indices(path: Path, name: str | None) -> Any:
+    """Open an index array; `.npy` and `.safetensors` stay on disk, memory-mapped.
 
     Raises
     ------
@@ -166,34 +160,30 @@ def load_array(path: Path, name: str | None, *, prefer: str) -> Any:
         The file is unreadable or holds no indices, or `name` does not select one of its arrays.
     """
     if name is None and _holds_scores(path):
-        raise CaptureFormatError(f"{path}: a capture of scores, not indices; {_SWAPPED}")
-    array = load_imported(path, name, prefer=prefer)
+        raise CaptureFormatError(f"{path}: a file of scores, not indices; {_SWAPPED}")
+    array = load_array(path, name, prefer="indices")
     if array.dtype not in (np.int32, np.int64):
         more = f"; {_SWAPPED}" if np.issubdtype(array.dtype, np.floating) else ""
         raise CaptureFormatError(f"{path}: an array of dtype {array.dtype}; takes dtype int32 or int64{more}")
     return array
 
 
-_SWAPPED = "are the two files swapped? The capture comes first"
+_SWAPPED = "are the two files swapped? The scores come first"
 
 
 def _holds_scores(path: Path) -> bool:
-    """Whether a file is a capture of scores."""
+    """Whether a safetensors file holds scores."""
     if path.suffix != ".safetensors":
         return False
     try:
-        with capture.open_capture(path):
+        with open_scores(path):
             return True
-    except CaptureFormatError:
+    except (ArgumentError, CaptureFormatError):
         return False
 
 
 def _npy_header(file: BinaryIO, rows: int, columns: int) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (rows, columns)})
-
-
-def _safetensors_header(file: BinaryIO, rows: int, k: int) -> None:
-    write_header(file, [TensorInfo("indices", "I32", (rows, k))], {"k": str(k), "sentinel": "-1"}, align="indices")
 
 
 def write_stats(path: Path, stats: Stats) -> None:

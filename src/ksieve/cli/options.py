@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
@@ -128,10 +127,9 @@ def as_written(error: ArgumentError | CaptureFormatError, names: Mapping[str, st
     return type(error)(names.get(error.argument, error.argument), got, _CALLED.sub(option, error.takes))
 
 
-CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
-CaptureK = Annotated[
+StoredK = Annotated[
     int | None,
-    count("--k", "K", "Slots per row, 1 to 1048576. Default: the K stored in the capture."),
+    count("--k", "K", "Slots per row, 1 to 1048576. Default: the K stored in the file."),
 ]
 PolicyName = Annotated[
     str | None,

@@ -11,16 +11,14 @@ import typer
 from numpy.typing import NDArray
 
 from ksieve import api
-from ksieve.captures.format import Capture
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
 from ksieve.cli.options import (
     Backend,
     BackendName,
-    CaptureK,
-    CapturePath,
     Dtype,
     PolicyName,
+    StoredK,
     choice,
     count,
     flag,
@@ -32,22 +30,44 @@ from ksieve.core.problem import MAX_K, check_k
 from ksieve.core.stats import Stats
 from ksieve.files import split
 from ksieve.files.columns import JoinedColumns
+from ksieve.files.scores import Scores
 from ksieve.files.stream import BLOCK_BYTES
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.explain import considered
 from ksieve.planning.plan import facts_of
 
+ScorePath = Annotated[
+    Path, typer.Argument(metavar="SCORES", help="Matrix of scores (rows, width): .npy, or .safetensors.")
+]
 Further = Annotated[
     list[Path] | None,
     typer.Option(
-        "--next", metavar="CAPTURE", help="Another capture, with the next columns of the same rows; again for more."
+        "--next", metavar="FILE", help="Another file, with the next columns of the same rows; again for more."
+    ),
+]
+Lengths = Annotated[
+    Path | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE",
+        help='Valid scores of each row: integers (rows,). Default: the tensor "lengths" of SCORES, or full rows.',
+    ),
+]
+TensorName = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor",
+        metavar="NAME",
+        help='Tensor of scores, if SCORES holds several. Default: "scores", or the only matrix.',
     ),
 ]
 
 
 def select(
-    capture: CapturePath,
-    k: CaptureK = None,
+    scores: ScorePath,
+    k: StoredK = None,
+    lengths: Lengths = None,
+    tensor: TensorName = None,
     further: Further = None,
     out: Annotated[str | None, output("File for the indices, .npy or .safetensors. Default: none is written.")] = None,
     stats: Annotated[bool, flag("--stats", "Print the routes of the rows, and the scores read.")] = False,
@@ -57,30 +77,33 @@ def select(
     backend: BackendName = Backend.auto,
     policy: PolicyName = None,
 ) -> None:
-    """Select the K largest scores of every row of a capture, exactly.
+    """Select the K largest scores of every row of a file, exactly.
 
-    The capture is read in blocks of rows, and wide rows in tiles of columns, so it may be larger than memory. Indices
-    are int32 of shape (rows, K), in no particular order within a row; unused slots of a row shorter than K hold -1.
+    The file is mapped and read in blocks of rows, and wide rows in tiles of columns, so it may be larger than memory.
+    Scores are float32, float16 or bfloat16. Indices are int32 of shape (rows, K), in no particular order within a row;
+    unused slots of a row shorter than K hold -1.
 
-    Rows may lie in several captures: with --next, positions count through all of them, one after another.
+    Rows may lie in several files: with --next, positions count through all of them, one after another.
 
-    Under torchrun the processes share the blocks, on one machine or several that see the capture. The first one prints,
+    Under torchrun the processes share the blocks, on one machine or several that see the file. The first one prints,
     and writes the file that one process writes.
     """
-    target = files.optional_target("--out", out, f"{capture.stem}-indices.npy", files.INDEX_SUFFIXES)
-    stats_target = files.optional_target("--stats-out", stats_out, f"{capture.stem}-stats.csv", (".csv", ".npy"))
+    target = files.optional_target("--out", out, f"{scores.stem}-indices.npy", files.INDEX_SUFFIXES)
+    stats_target = files.optional_target("--stats-out", stats_out, f"{scores.stem}-stats.csv", (".csv", ".npy"))
     outputs = {"--out": target, "--stats-out": stats_target}
-    parts = [capture, *(further or ())]
-    names = ("CAPTURE", *(f"--next {path}" for path in parts[1:]))
-    files.keep_apart(outputs, dict(zip(names, parts, strict=True)) | {"--policy": policy})
+    paths = [scores, *(further or ())]
+    names = ("SCORES", *(f"--next {path}" for path in paths[1:]))
+    files.keep_apart(outputs, dict(zip(names, paths, strict=True)) | {"--lengths": lengths, "--policy": policy})
     wanted: dict[str, Any] = {
         "backend": backend.value,
         "policy": policy,
         "return_stats": stats or stats_target is not None,
     }
-    with files.open_columns(parts) as source, split.ranks() as (rank, world):
+    with files.open_parts(paths, tensor, lengths) as parts, split.ranks() as (rank, world):
+        in_rows = len(parts) == 1 and 4 * parts[0].width <= BLOCK_BYTES
+        source = parts[0] if in_rows else JoinedColumns(parts)
         slots = suggested_k(source, k)
-        if isinstance(source, JoinedColumns):
+        if not in_rows:
             _refuse_in_tiles(stats=stats, stats_out=stats_out, policy=policy, backend=backend)
         if rank:
             split.select(source, slots, lambda begin, indices: None, rank=rank, world=world, **wanted)
@@ -109,8 +132,8 @@ def select(
             terminal.say(f"statistics: {stats_target}")
     terminal.result(
         lambda: {
-            "capture": str(capture),
-            "next": [str(path) for path in parts[1:]],
+            "scores": str(scores),
+            "next": [str(path) for path in paths[1:]],
             **shape,
             "plan": asdict(result.plan),
             "select_seconds": result.select_seconds,
@@ -136,8 +159,8 @@ def _refuse_in_tiles(*, stats: bool, stats_out: str | None, policy: str | None, 
             raise ArgumentError(name, value, takes)
 
 
-def suggested_k(source: Capture | JoinedColumns, k: int | None) -> int:
-    """Return k, or if it is None the K that the capture is meant for."""
+def suggested_k(source: Scores | JoinedColumns, k: int | None) -> int:
+    """Return k, or if it is None the K that the scores are meant for."""
     if k is None and source.k is None:
         raise ArgumentError("--k", "nothing", f"an int from 1 to {MAX_K}: {source.path} stores none")
     return check_k(source.k if k is None else k)
@@ -165,7 +188,7 @@ def print_stats(stats: Stats, valid: NDArray[np.int64]) -> None:
 
 
 def verify(
-    capture: CapturePath,
+    scores: ScorePath,
     indices: Annotated[
         Path,
         typer.Argument(
@@ -174,31 +197,36 @@ def verify(
         ),
     ],
     k: Annotated[int | None, count("--k", "K", "Required columns of INDICES. Default: as many as it has.")] = None,
+    lengths: Lengths = None,
+    tensor: TensorName = None,
     further: Further = None,
     sentinel: Annotated[int, typer.Option("--sentinel", metavar="INT", help="Value of unused slots.")] = -1,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Array to read if INDICES holds several.")
     ] = None,
 ) -> None:
-    """Check that an index array, from any library, is an exact Top-K answer for a capture.
+    """Check that an index array, from any library, is an exact Top-K answer for a file of scores.
 
     Every row is checked, for the k of --k, else for as many slots as INDICES has columns. Exit code 0: exact. 1: not
     exact, and the first wrong row is explained.
 
-    For an answer of ksieve select --next pass the same captures in the same order. Where a row ends inside of one and
+    For an answer of ksieve select --next pass the same files in the same order. Where a row ends inside of one and
     goes on in the next, a wrong row is explained with positions among its valid scores alone.
     """
     from ksieve.checking.verify import verify as check
 
-    answer = files.load_array(indices, name, prefer="indices")
+    answer = files.load_indices(indices, name)
     if answer.ndim == 2 and not answer.shape[1]:
         raise ArgumentError("INDICES", f"{indices}: shape {answer.shape}", "an array with a column for each slot")
-    opened = files.open_columns([capture, *further]) if further else files.open_capture(capture)
-    with opened as source, terminal.progress("verifying", source.rows) as update:
+    with (
+        files.open_parts([scores, *(further or ())], tensor, lengths) as parts,
+        terminal.progress("verifying", parts[0].rows) as update,
+    ):
+        source = JoinedColumns(parts) if further else parts[0]
         if isinstance(source, JoinedColumns) and answer.ndim == 2 and len(answer) == source.rows:
             answer = source.packed(answer)
         verdict = check(source, None, answer, k=k, sentinel=sentinel, progress=update)
-    terminal.result(lambda: verdict.as_dict() | {"k_from": "columns" if k is None else "--k", "capture_k": source.k})
+    terminal.result(lambda: verdict.as_dict() | {"k_from": "columns" if k is None else "--k", "file_k": source.k})
     terminal.say(str(verdict))
     origin = f"from the columns of {indices}" if k is None else "as --k requires"
     meant = "" if source.k in (None, verdict.k) else f"; {source.path} is meant for k={source.k}"

@@ -1,4 +1,4 @@
-"""Selection from rows that are read by tiles of columns: rows wider than memory, and rows that lie in several captures.
+"""Selection from rows that are read by tiles of columns: rows wider than memory, and rows that lie in several files.
 
 The tiles of a block of rows go through `ksieve.Running`; the answer is that of the whole rows.
 """
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api
-from ksieve.captures.format import Capture
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError
+from ksieve.files.scores import Scores, as_lengths
 from ksieve.planning.plan import Plan
 from ksieve.tiles.running import Running
 
@@ -24,16 +24,16 @@ MOST_ROWS = 32
 
 
 class JoinedColumns:
-    """Captures that hold the columns of the same rows, one after another.
+    """Files that hold the columns of the same rows, one after another.
 
     Attributes
     ----------
     rows, width : int
-        `width` is the sum of the captures' widths; positions count through all of them.
+        `width` is the sum of the files' widths; positions count through all of them.
     lengths : ndarray of int32, shape (rows,)
-        Valid scores of each row, in all captures.
+        Valid scores of each row, in all files.
     dtype, k, path
-        Of the first capture.
+        Of the first file.
 
     Raises
     ------
@@ -41,15 +41,15 @@ class JoinedColumns:
         Rows or dtypes differ, or the width does not fit int32.
     """
 
-    def __init__(self, captures: Sequence[Capture]) -> None:
-        first = captures[0]
+    def __init__(self, files: Sequence[Scores]) -> None:
+        first = files[0]
         self.rows, self.dtype, self.k, self.path = first.rows, first.dtype, first.k, first.path
-        for other in captures[1:]:
+        for other in files[1:]:
             if (other.rows, other.dtype) != (self.rows, self.dtype):
                 got = f"{other.path}: {other.rows} rows of {other.dtype}"
-                raise ArgumentError("--next", got, f"captures of {self.rows} rows of {self.dtype}, as {first.path} is")
-        self.width = problem.check_size(sum(capture.width for capture in captures), "width")
-        self._captures, self._valid = captures, [capture.clamped() for capture in captures]
+                raise ArgumentError("--next", got, f"files of {self.rows} rows of {self.dtype}, as {first.path} is")
+        self.width = problem.check_size(sum(file.width for file in files), "width")
+        self._files, self._valid = files, [_clamped(file) for file in files]
         self.lengths: NDArray[np.int32] = np.broadcast_to(np.int32(self.width), self.rows)
         if any(valid.strides != (0,) for valid in self._valid):
             self.lengths = np.sum(self._valid, axis=0, dtype=np.int32)
@@ -57,16 +57,16 @@ class JoinedColumns:
     def tiles(self, begin: int, end: int, most: int) -> Iterator[tuple[int, Any, NDArray[np.int32]]]:
         """Tiles of at most `most` columns: first column, scores, and where valid ones end, of rows `begin` to `end`."""
         before = 0
-        for capture in self._captures:
-            valid = capture.clamped(begin, end) + np.int32(before)
-            for first in range(0, capture.width, most):
-                last = min(first + most, capture.width)
-                yield before + first, capture.tile(begin, end, first, last), valid
-            before += capture.width
+        for file, valid in zip(self._files, self._valid, strict=True):
+            ends = valid[begin:end] + np.int32(before)
+            for first in range(0, file.width, most):
+                last = min(first + most, file.width)
+                yield before + first, file.tile(begin, end, first, last), ends
+            before += file.width
 
     def rows_block(self, begin: int, end: int) -> Any:
-        """Rows `begin` to `end` for `ksieve.verify`: valid scores of all captures come first. See `packed`."""
-        blocks = [capture.rows_block(begin, end) for capture in self._captures]
+        """Rows `begin` to `end` for `ksieve.verify`: valid scores of all files come first. See `packed`."""
+        blocks = [file.rows_block(begin, end) for file in self._files]
         found = np.concatenate(blocks, axis=1)
         for row in range(end - begin):
             parts = [block[row, : valid[begin + row]] for block, valid in zip(blocks, self._valid, strict=True)]
@@ -74,18 +74,31 @@ class JoinedColumns:
         return found
 
     def packed(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Turn positions in all captures into those in rows of `rows_block`; what is no position stays.
+        """Turn positions in all files into those in rows of `rows_block`; what is no position stays.
 
-        Both are the same in a row that is full in all captures before the last one that has scores of it.
+        Both are the same in a row that is full in all files before the last one that has scores of it.
         """
         given, total = indices.astype(np.int64), self.lengths[:, None].astype(np.int64)
         found, before, used = given, 0, np.zeros_like(total)
-        for capture, lengths in zip(self._captures, self._valid, strict=True):
+        for file, lengths in zip(self._files, self._valid, strict=True):
             valid, offset = lengths[:, None].astype(np.int64), given - before
             there = np.where(offset < valid, used + offset, total + before - used + offset - valid)
-            found = np.where((offset >= 0) & (offset < capture.width), there, found)
-            before, used = before + capture.width, used + valid
+            found = np.where((offset >= 0) & (offset < file.width), there, found)
+            before, used = before + file.width, used + valid
         return found
+
+
+def share_lengths(files: Sequence[Scores], lengths: NDArray[Any]) -> None:
+    """Set the lengths of files of the same rows: `lengths` are those of whole rows, in place of the files' own."""
+    whole, before = as_lengths(lengths, files[0].rows).astype(np.int64), 0
+    for file in files:
+        file.lengths = np.clip(whole - before, 0, file.width).astype(np.int32)
+        before += file.width
+
+
+def _clamped(file: Scores) -> NDArray[np.int32]:
+    """Lengths within [0, width]; those of full rows, one number in memory, stay as they are."""
+    return file.lengths if file.lengths.strides == (0,) else np.clip(file.lengths, 0, file.width)
 
 
 def select(

@@ -1,4 +1,4 @@
-"""Work on a capture that the processes of ``torchrun`` share by rows, on one machine or several.
+"""Work on a file of scores that the processes of ``torchrun`` share by rows, on one machine or several.
 
 `select` is a streamed selection. Block b belongs to rank b % world. In each turn every rank selects one block, and the
 first rank receives them all and passes them on in order: its sink gets what it gets from one process. Every rank reads

@@ -77,9 +77,9 @@ def select(
     Parameters
     ----------
     source : object
-        A capture, or another object with ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``, whose blocks
-        are host arrays; or one with ``tiles``, as `ksieve.files.columns.JoinedColumns`, which is read by tiles of
-        columns, without a policy and without statistics.
+        A score file, or another object with ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``, whose
+        blocks are host arrays; or one with ``tiles``, as `ksieve.files.columns.JoinedColumns`, which is read by tiles
+        of columns, without a policy and without statistics.
     k : int
     sink : callable
         Called as ``sink(first_row, indices)`` with int32 indices of shape (block rows, k).
@@ -171,13 +171,13 @@ def _movers(backend: str) -> tuple[Callable[[Any], Any], Callable[[Any], NDArray
         import torch
     except ImportError:
         raise BackendError(
-            "the cuda backend moves captures to the GPU with PyTorch: pip install 'ksieve[torch]'"
+            "the cuda backend moves scores to the GPU with PyTorch: pip install 'ksieve[torch]'"
         ) from None
     if not torch.cuda.is_available():
         raise BackendError("the cuda backend needs a CUDA GPU, and PyTorch sees none; use the cpu backend")
 
     def to_device(array: Any) -> Any:
-        host = torch.from_numpy(np.ascontiguousarray(array))
+        host = torch.from_numpy(np.require(array, requirements=["C", "W"]))  # PyTorch warns of maps that are read-only
         return (host.view(torch.bfloat16) if host.dtype is torch.uint16 else host).cuda()
 
     return to_device, lambda indices: np.asarray(indices.cpu())

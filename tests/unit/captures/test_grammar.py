@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from ksieve import verify
-from ksieve.captures import import_scores, open_capture, stream
+from ksieve.captures import import_scores, open_capture
 from ksieve.captures.importers import load_array
 from ksieve.cli.app import app
 from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.files import stream
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,

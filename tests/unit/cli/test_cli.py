@@ -239,7 +239,7 @@ def test_verify_asks_which_array_is_meant(run: Run, capture: Path, tmp_path: Pat
     for name in ("two.safetensors", "two.npz"):
         ran = run("verify", capture, tmp_path / name)
         assert ran.code == 2
-        assert "takes one of ['a', 'b']" in ran.err
+        assert "--name: got nothing; takes an array of " in ran.err and "'a'" in ran.err and "'b'" in ran.err
     assert run("verify", capture, tmp_path / "two.safetensors", "--name", "a").code == 1
 
 
@@ -261,7 +261,7 @@ def test_verify_says_which_k_it_judged_and_where_it_comes_from(
     ran = run("verify", capture, answer, "--k", 16)
     assert (ran.code, ran.out.splitlines()[-1]) == (0, f"k=16: as --k requires; {capture} is meant for k={K}")
     found = json.loads(run("verify", capture, answer, "--k", 16, "--json").out)
-    assert (found["k"], found["k_from"], found["capture_k"]) == (16, "--k", K)
+    assert (found["k"], found["k_from"], found["file_k"]) == (16, "--k", K)
     np.save(answer, ksieve.topk(matrix, LENGTHS, k=K))
     assert run("verify", capture, answer).out.splitlines()[-1] == f"k={K}: from the columns of {answer}"
 
@@ -443,7 +443,7 @@ def test_messages_name_options_in_place_of_arguments(run: Run, tmp_path: Path, c
     assert run("import", source, out).err.strip().endswith("or float64 rounded on request: --dtype float32")
     np.savez(tmp_path / "two.npz", a=np.zeros((3, 4), np.int32), b=np.zeros((3, 4), np.int32))
     answer = tmp_path / "two.npz"
-    assert run("verify", capture, answer).err.startswith("error: --name: got nothing; takes one of ['a', 'b'], the")
+    assert run("verify", capture, answer).err.startswith("error: --name: got nothing; takes an array of ")
     assert run("study", capture, "--plan-for", "z").err.startswith("error: --plan-for: got 'z'; takes cpu, cuda")
     assert run("replay", "--prompt", "0").err == "error: --prompt: got 0; takes an int of at least 1, or 0 with " + (
         "--decode-steps\n"
@@ -520,13 +520,37 @@ def test_select_refuses(run: Run, capture: Path, option: str, value: object, mes
     assert ran.err.startswith(f"error: {message}")
 
 
-def test_a_matrix_that_is_no_capture_is_met_with_the_command_that_makes_one(
-    run: Run, tmp_path: Path, matrix: np.ndarray
-) -> None:
-    np.save(tmp_path / "s.npy", matrix[:1])
-    ran = run("select", tmp_path / "s.npy", "--k", 3)
-    assert ran.code == 2
-    assert f"ksieve import {tmp_path / 's.npy'} {tmp_path / 's.safetensors'}" in ran.err
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_a_matrix_as_people_have_it(run: Run, tmp_path: Path, matrix: np.ndarray, suffix: str) -> None:
+    path, out = tmp_path / f"s{suffix}", tmp_path / "i.npy"
+    if suffix == ".npy":
+        np.save(path, matrix)
+    else:
+        save_file({"other": matrix[:, :9].copy(), "logits": matrix}, path)
+    lengths = tmp_path / "lengths.npy"
+    np.save(lengths, LENGTHS.astype(np.int64))
+    given = ("--lengths", lengths, *(() if suffix == ".npy" else ("--tensor", "logits")))
+    ran = run("select", path, "--k", K, "--out", out, *given)
+    assert (ran.code, ran.err) == (0, "")
+    assert ksieve.verify(matrix, LENGTHS, np.load(out)).ok
+    assert run("verify", path, out, *given).code == 0
+    assert run("verify", path, out, *given[2:]).code == 1, "without its lengths"
+    wrong = run("select", path, "--k", 3, "--lengths", out, *given[2:])
+    assert "--lengths: got dtype int32, shape (8, 64); takes integers" in wrong.err
+    ran = run("select", path, *given[:2], "--k", 3, "--tensor", "x")
+    assert (ran.code, ran.err.startswith("error: --tensor: got 'x'; takes ")) == (2, True)
+    # Files of the same rows: lengths are those of both.
+    further = ("--next", path, *given)
+    assert run("select", path, "--k", K, "--out", out, *further).code == 0
+    assert run("verify", path, out, *further).code == 0
+    assert ksieve.verify(np.hstack([matrix, matrix]), LENGTHS, np.load(out)).ok
+
+
+def test_an_output_is_not_the_file_of_lengths(run: Run, tmp_path: Path, matrix: np.ndarray) -> None:
+    np.save(tmp_path / "s.npy", matrix)
+    np.save(tmp_path / "n.npy", LENGTHS)
+    ran = run("select", tmp_path / "s.npy", "--k", 3, "--lengths", tmp_path / "n.npy", "--out", tmp_path / "n.npy")
+    assert (ran.code, "takes another file than --lengths" in ran.err) == (2, True)
 
 
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(

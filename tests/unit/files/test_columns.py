@@ -123,7 +123,7 @@ def test_select_next(tmp_path, monkeypatch, capsys):
     with CaptureWriter(few, 2, 9, k=K) as writer:
         writer.write(np.zeros((2, 9), np.float32), np.full(2, 9, np.int32))
     code, _, err = select("--next", few)
-    assert (code, "few.safetensors: 2 rows of float32; takes captures of 40 rows of float32" in err) == (2, True)
+    assert (code, "few.safetensors: 2 rows of float32; takes files of 40 rows of float32" in err) == (2, True)
     code, _, err = select("--next", few, "--out", tmp_path / "few.safetensors")
     assert (code, "another file than --next" in err) == (2, True)
 

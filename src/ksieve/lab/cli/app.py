@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from ksieve.captures.reader import reader
 from ksieve.cli.app import SETTINGS, add, app, main
+from ksieve.files.scores import READERS
 from ksieve.lab.cli import (
     ablation,
     bench,
@@ -28,6 +30,9 @@ _ORDER = (
     "demo", "doctor", "select", "verify", "plan", "synth", "info", "import", "study", "calibrate", "build", "cache",
     "tune", "replay",
 )  # fmt: skip
+
+# From a source tree no entry points are known.
+READERS.append(reader)
 
 bench_app = typer.Typer(help="Time a backend and other libraries on the same rows.", **SETTINGS)
 

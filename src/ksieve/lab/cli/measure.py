@@ -11,8 +11,9 @@ import typer
 
 from ksieve import __version__
 from ksieve.cli import files, terminal
+from ksieve.cli.captures import open_capture
 from ksieve.cli.exits import Exit
-from ksieve.cli.options import CaptureK, count, flag, output
+from ksieve.cli.options import StoredK, count, flag, output
 from ksieve.cli.selection import print_stats, routes, suggested_k
 from ksieve.core.sizes import parse_shape
 from ksieve.lab.cli.options import Rounds
@@ -28,7 +29,7 @@ def demo(
             help="Score capture. Default: the bundled one in the repository's folder, synthetic scores elsewhere.",
         ),
     ] = None,
-    k: CaptureK = None,
+    k: StoredK = None,
 ) -> None:
     """Select from a capture on this machine, verify, and compare with other libraries on the same rows.
 
@@ -41,7 +42,7 @@ def demo(
     name = str(given) if given else "none: synthetic scores"
     with (
         synthetic_capture() if given is None else nullcontext(given) as path,
-        files.open_capture(path) as source,
+        open_capture(path) as source,
         terminal.progress("running", unit="steps", waiting="reading the capture, loading the kernels") as update,
     ):
         result = demonstrate(source, suggested_k(source, k), progress=update)

@@ -12,6 +12,7 @@ import typer
 
 from ksieve.captures.format import Capture
 from ksieve.cli import files, terminal
+from ksieve.cli.captures import open_capture
 from ksieve.cli.options import choice, count, output
 from ksieve.files import split
 from ksieve.lab.study.costs import DEVICE_COSTS
@@ -45,7 +46,7 @@ RankDevice = Annotated[
 def opened(paths: Sequence[Path]) -> Iterator[list[Capture]]:
     """Open several captures."""
     with ExitStack() as stack:
-        yield [stack.enter_context(files.open_capture(path)) for path in paths]
+        yield [stack.enter_context(open_capture(path)) for path in paths]
 
 
 def _result_target(result: str | None, name: str) -> Path | None:

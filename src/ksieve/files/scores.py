@@ -1,0 +1,223 @@
+"""Score files: a matrix in a `.npy` or `.safetensors` file, read as blocks of rows, so it may be larger than memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.paths import as_path
+from ksieve.files.arrays import Array, Tensor, is_npy, map_npy, pick, read_header
+
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Score dtype of each safetensors dtype that scores may have."""
+
+MAX_SIZE = (1 << 31) - 1
+"""Largest number of rows or of scores a row: indices and lengths are int32."""
+
+FREE_ROWS = 1 << 20
+"""Largest number of rows without data; each further one takes a byte of the file, which bounds what is allocated."""
+
+GROUP = "ksieve.files"
+"""Entry points of readers for safetensors files that hold no matrix of scores."""
+
+VERSION_KEY, KIND_KEY, K_KEY = "ksieve_capture", "kind", "topk"
+"""Metadata of ksieve's own files: format version, what the tensors are, and the K that the scores are meant for."""
+
+
+class Scores(Protocol):
+    """What `open_scores` returns: a source for `ksieve.verify` and for selection by blocks or by tiles of columns.
+
+    `lengths` are those of the file, not clamped. Blocks are host arrays of `dtype`, bfloat16 as uint16 bits.
+    """
+
+    path: Path
+    rows: int
+    width: int
+    dtype: str
+    k: int | None
+    lengths: NDArray[np.int32]
+
+    def rows_block(self, begin: int, end: int) -> Array:
+        """Scores of rows `begin` to `end`."""
+
+    def tile(self, begin: int, end: int, first: int, last: int) -> Array:
+        """Columns `first` to `last` of rows `begin` to `end`."""
+
+    def __enter__(self) -> Self:
+        """Return the source."""
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+
+
+Reader = Callable[[Path], Scores | None]
+"""Opens a safetensors file of its own kind; None for any other."""
+
+READERS: list[Reader] = []
+"""Readers besides those of `GROUP`, for programs that run without installed metadata."""
+
+
+class ScoreFile:
+    """Scores in a file, mapped into memory; made by `open_scores`.
+
+    Attributes
+    ----------
+    path : Path
+    rows, width : int
+        Shape of the matrix.
+    dtype : {"float32", "float16", "bfloat16"}
+        Of the blocks; bfloat16 is represented as uint16 bits.
+    lengths : ndarray of int32, shape (rows,)
+        As stored, not clamped. Without any in the file, rows are full, and the array is one number in memory.
+    k : int or None
+        The K that the scores are meant for, where the file says it.
+    """
+
+    def __init__(self, path: Path, matrix: Array, dtype: str, lengths: Array | None, k: int | None) -> None:
+        where = f"{path}: an array of shape {matrix.shape}"
+        if matrix.ndim != 2:
+            raise CaptureFormatError(f"{where}; takes a matrix (rows, width): reshape it before it is saved")
+        if max(matrix.shape) > MAX_SIZE:
+            raise CaptureFormatError(f"{where}; takes sizes up to {MAX_SIZE}, so that indices fit int32")
+        self.path, self.dtype, self.k = path, dtype, k
+        self.rows, self.width = matrix.shape
+        self._matrix = matrix
+        self._map = _mmap_of(matrix)
+        self._bytes = self._map.size()
+        if max(matrix.shape) > max(FREE_ROWS, self._bytes):
+            raise CaptureFormatError(f"{where} in a file of {self._bytes:,} bytes; takes at most {FREE_ROWS:,} rows")
+        self.lengths: NDArray[np.int32] = np.broadcast_to(np.int32(self.width), self.rows)
+        if lengths is not None:
+            try:
+                self.lengths = as_lengths(lengths, self.rows)
+            except ArgumentError as error:
+                raise CaptureFormatError(f"{path}: {error}") from None
+
+    def rows_block(self, begin: int, end: int) -> Array:
+        """Return rows `begin` to `end`, as a slice does; a view of the file where it is row-major and little-endian.
+
+        Raises
+        ------
+        CaptureFormatError
+            If the file was cut short after it was opened.
+        """
+        return self.tile(begin, end, 0, self.width)
+
+    def tile(self, begin: int, end: int, first: int, last: int) -> Array:
+        """Return columns `first` to `last` of rows `begin` to `end`; otherwise as `rows_block`."""
+        # Reading a page of a map behind the end of its file ends the process.
+        if self._map.size() < self._bytes:
+            raise CaptureFormatError(f"{self.path}: it was cut after it was opened")
+        block = self._matrix[begin:end, first:last]
+        return np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("="))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the use of the file; it is closed when the last block of it is gone."""
+
+    def __repr__(self) -> str:
+        return f"<ScoreFile {str(self.path)!r}: {self.rows} x {self.width} {self.dtype}>"
+
+
+def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scores:
+    """Open a file of scores without reading them.
+
+    Parameters
+    ----------
+    path : path
+        A ``.npy`` file of a matrix (rows, width), or a ``.safetensors`` file with a tensor "scores", else with one
+        matrix, and with or without a tensor "lengths" of integers (rows,). float32, float16 or bfloat16; NumPy's
+        uint16 is read as bfloat16 bits. Other safetensors files are for the readers of installed packages.
+    tensor : str, optional
+        Name of the tensor of scores.
+
+    Returns
+    -------
+    ScoreFile
+        Or what the reader of another package returns, with the same attributes and methods.
+
+    Raises
+    ------
+    CaptureFormatError
+        The file is absent or damaged, or its array is no matrix of scores.
+    ArgumentError
+        `tensor` is none of the file's, or is needed.
+    """
+    path = as_path(path)
+    if is_npy(path):
+        if tensor is not None:
+            raise ArgumentError("tensor", repr(tensor), f"nothing: {path} holds a single array")
+        matrix = map_npy(path)
+        dtype = "bfloat16" if matrix.dtype.kind == "u" and matrix.dtype.itemsize == 2 else matrix.dtype.name
+        return ScoreFile(path, matrix, _score_dtype(path, dtype), None, None)
+    if path.suffix in (".npz", ".pt", ".pth"):
+        raise CaptureFormatError(f"{path}: takes a .npy or .safetensors file: save the scores alone, with numpy.save")
+    tensors, metadata = read_header(path)
+    ours = VERSION_KEY in metadata
+    name = tensor or _scores_in(tensors)
+    plain = not ours or (metadata[VERSION_KEY], metadata.get(KIND_KEY, "scores")) == ("1", "scores")
+    if tensor is None and not (plain and name):
+        for reader in (*READERS, *(entry.load() for entry in entry_points(group=GROUP))):
+            found: Scores | None = reader(path)
+            if found is not None:
+                return found
+        if ours:
+            raise CaptureFormatError(
+                f"{path}: a capture of ksieve's laboratory, which is not installed: pip install ./lab in a clone"
+            )
+    matrices = {other: each for other, each in tensors.items() if len(each.shape) == 2}
+    chosen = tensors[pick(path, tensors if name else matrices or tensors, name, "scores", "tensor")]
+    dtype = _score_dtype(path, FLOATS.get(chosen.dtype, chosen.dtype))
+    lengths = tensors["lengths"].map() if "lengths" in tensors else None
+    return ScoreFile(path, chosen.map(), dtype, lengths, _stored_k(path, metadata) if ours else None)
+
+
+def as_lengths(lengths: Array, rows: int) -> NDArray[np.int32]:
+    """Check the lengths of `rows` rows; numbers beyond int32 become its ends, which mean the same."""
+    if lengths.dtype.kind not in "iu" or lengths.shape != (rows,):
+        got = f"dtype {lengths.dtype}, shape {lengths.shape}"
+        raise ArgumentError("lengths", got, f"integers of shape ({rows},), one for each row")
+    if lengths.dtype.itemsize >= 4:
+        lengths = np.clip(lengths, -MAX_SIZE if lengths.dtype.kind == "i" else 0, MAX_SIZE)
+    return lengths.astype(np.int32)
+
+
+def _scores_in(tensors: dict[str, Tensor]) -> str | None:
+    """Name of the tensor of scores, if it needs no choice."""
+    matrices = [name for name, each in tensors.items() if len(each.shape) == 2]
+    return "scores" if "scores" in tensors else matrices[0] if len(matrices) == 1 else None
+
+
+def _score_dtype(path: Path, dtype: str) -> str:
+    if dtype not in problem.SCORE_DTYPES:
+        takes = "float32, float16, or bfloat16, which is uint16 in NumPy: convert them before they are saved"
+        raise CaptureFormatError(f"{path}: scores of dtype {dtype}; takes {takes}")
+    return dtype
+
+
+def _stored_k(path: Path, metadata: dict[str, str]) -> int | None:
+    text = metadata.get(K_KEY)
+    # Every K has at most seven digits; int() of thousands of digits would raise or be slow.
+    if text is None or (re.fullmatch("[0-9]{1,7}", text) and 1 <= int(text) <= problem.MAX_K):
+        return None if text is None else int(text)
+    raise CaptureFormatError(f"{path}: metadata {K_KEY!r} is {text[:40]!r}; takes an int from 1 to {problem.MAX_K}")
+
+
+def _mmap_of(array: Array) -> mmap.mmap:
+    """Return the map of the file that an array is a view of."""
+    base: Any = array
+    while not isinstance(base, mmap.mmap):
+        base = base.base
+    return base
