@@ -84,8 +84,8 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     from safetensors import safe_open
 
     with readable(path, ".safetensors"):
-        # The library checks names, dtypes, shapes and ranges of bytes, but does not tell the ranges. Its slices cannot
-        # give bfloat16 to NumPy.
+        # The library checks names, dtypes, shapes and ranges of bytes, but does not return the ranges. Its slices
+        # cannot give bfloat16 to NumPy.
         with safe_open(path, framework="np"):
             pass
         with path.open("rb") as file:

@@ -2,8 +2,7 @@
 
 `select` is a streamed selection. Block b belongs to rank b % world. In each turn every rank selects one block, and the
 first rank receives them all and passes them on in order: its sink gets what it gets from one process. Every rank reads
-its own blocks of the file. Work whose results are small takes a `part` of the rows for each rank, and the first rank
-will `collect` them.
+its own blocks of the file.
 """
 
 from __future__ import annotations
@@ -58,11 +57,6 @@ def ranks() -> Iterator[tuple[int, int]]:
     finally:
         if ours:
             dist.destroy_process_group()
-
-
-def part(count: int, rank: int, world: int) -> slice:
-    """A rank's share of `count` rows: those that follow the share of the rank before, at most one more or fewer."""
-    return slice(count * rank // world, count * (rank + 1) // world)
 
 
 def collect(own: Any, rank: int, world: int) -> list[Any]:

@@ -241,7 +241,7 @@ def study_capture(
         printable(capture.path.stem), title, capture.rows, eligible, lengths[chosen].tolist(),
         capture.width, capture.dtype, k, plans=[Judged.of(plan) for plan in plans_of(capture, k, plan_for)],
     )  # fmt: skip
-    own = chosen[split.part(chosen.size, rank, world)]
+    own = chosen[chosen.size * rank // world : chosen.size * (rank + 1) // world]
     for block in read_blocks(capture, own, max_bytes):
         for number, row in zip(block.rows, rank_rows(block.scores, block.lengths, KEPT * k, device), strict=True):
             study_row(row, found, int(number))
